@@ -26,8 +26,8 @@ TTL = 5
 """Seconds after which the scheduler gives a silent worker up; Dask takes no less."""
 ENVIRONMENT = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": f"{TTL}s"}
 SETTINGS = {
-    "dpdist.runtime.work.LOST_SECONDS": 4,
-    "dpdist.runtime.engine._LOOK_SECONDS": 1,
+    "dpdist.runtime.sums.LOST_SECONDS": 4,
+    "dpdist.runtime.sums._LOOK_SECONDS": 1,
     "dpdist.ledger.sqlite.WAIT_SECONDS": TTL,
     "dpdist.ledger.postgresql.WAIT_SECONDS": TTL,
     "dpdist.release.transaction._WINNER_SECONDS": TTL,

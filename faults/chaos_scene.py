@@ -5,7 +5,7 @@ The five invariants of every fault:
 1. at most one noisy matrix of an id can ever be observed, and one stage where it chooses something first;
 2. the ledger charges it exactly once, and never less than what was observed;
 3. it is the exact sum plus one draw: no row lost or counted twice (:func:`sentinel.law_broken`);
-4. no un-noised value is in a file, a log, a message, or the memory of scheduler and client;
+4. no un-noised value is in a file, a log or a message, or in the memory of a client beside a trusted worker;
 5. every command ends, with a result or with an error that says what to do.
 """
 
@@ -250,7 +250,7 @@ class Scene:
         self.seen.add(hashlib.sha256(content).hexdigest())
 
     def search(self, client: Child | None = None) -> None:
-        """Search files for the sentinel; and, while a client still holds what it held, the cluster's logs and memory.
+        """Search files for the sentinel; and, while a client holds what it held, the cluster's logs, and the client.
 
         Raises
         ------
@@ -271,11 +271,10 @@ class Scene:
         if not self.search_memory:
             return
         # a driver that is itself the trusted node holds the sums, as it must
-        for who in (self.cluster.children["scheduler"], *([client] if self.trusted == "worker" else [])):
-            if sentinel.may_read_memory(who.pid):
-                if sentinel.in_memory(who.pid):
-                    raise ViolationError(f"I4: the sentinel is in the memory of {who.words.stem}")
-                self.searched.append(f"memory of {who.words.stem.split('-')[0]}")
+        if self.trusted == "worker" and sentinel.may_read_memory(client.pid):
+            if sentinel.in_memory(client.pid):
+                raise ViolationError(f"I4: the sentinel is in the memory of {client.words.stem}")
+            self.searched.append(f"memory of {client.words.stem.split('-')[0]}")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
@@ -51,7 +51,6 @@ from faults.crash_points import points
 
 if TYPE_CHECKING:
     from dpdist.ledger.address import LedgerAddress
-    from dpdist.runtime.here import Here
 
 PATIENCE = 300.0
 AT_THE_END = "at the end"
@@ -116,14 +115,6 @@ def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> N
     patch(release, "layout_of", cut)
 
 
-@contextmanager
-def inline(*_: Any, **__: Any) -> Iterator[Here]:
-    """Stand in for :func:`dpdist.runtime.connection.connected`: whoever names workers is served here all the same."""
-    from dpdist.runtime.here import Here
-
-    yield Here()
-
-
 # --- faults --------------------------------------------------------------------------------------------------------
 
 
@@ -156,7 +147,7 @@ def run(arguments: Sequence[str]) -> None:
     """Run the command line with a fault in it."""
     from dpdist import cli
     from dpdist._util import interruption
-    from dpdist.runtime import connection
+    from dpdist.runtime.cluster import Cluster
 
     action, point, marker, cluster, *rest = arguments
     # a test run in the background of a shell ignores interrupts, and so would this process
@@ -166,7 +157,7 @@ def run(arguments: Sequence[str]) -> None:
         strikes = iter([True])  # once: a point may be passed again, by an attempt that begins anew
         points()[point].patch(functools.partial(_act, action, Path(marker)), lambda: next(strikes, False))
     if cluster != "processes":
-        connection.connected = inline  # type: ignore[assignment]
+        Cluster.named = False  # type: ignore[assignment,method-assign] # whoever names workers is served here
     if cluster == "bands":
         in_bands(2)
     sys.argv[1:] = rest

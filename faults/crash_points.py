@@ -65,8 +65,8 @@ def _continues(_: Any, band: Any, *__: Any, **___: Any) -> bool:
     return bool(band.start > 0)
 
 
-def _summed(started: Any, **_: Any) -> bool:
-    return bool(started.summed)
+def _sums(_: Any, futures: list[Any], **__: Any) -> bool:
+    return any(name in str(each.key) for each in futures for name in ("dpdist-add", "dpdist-noise"))
 
 
 def _at(end: str) -> Callable[..., bool]:
@@ -96,11 +96,11 @@ def points() -> dict[str, Point]:
     from dpdist.ledger.sqlite import FolderStorage
     from dpdist.ledger.state_folder import StateFile
     from dpdist.mechanisms.counts import CalibratedHistogram
-    from dpdist.moment import total
+    from dpdist.moment import keys
     from dpdist.pipeline import release
     from dpdist.release import archive, drawing, stages, trusted
     from dpdist.rows.chunks import ChunkReader
-    from dpdist.runtime import passes
+    from dpdist.runtime import sums
     from dpdist.storage import atomic
     from dpdist.storage.objects import ObjectStore
 
@@ -112,10 +112,10 @@ def points() -> dict[str, Point]:
         "inside the reservation": Point(Transaction, "append", after=True, which=_appends("reserved")),
         "after the reservation": Point(trusted.MomentTransaction, "reserve", after=True),
         "before reading": Point(ChunkReader, "read", after=False),
-        "with the cluster at work": Point(passes.Pass, "give", after=True),
-        "after the sum": Point(release, "partition_moment", after=True),
-        "after a partial": Point(total, "partition_moment", after=True),
-        "before the sums are fetched": Point(passes.Pass, "collect", after=False, which=_summed),
+        "with the cluster at work": Point(sums.OnDask, "_submitted", after=True),
+        "after the sum": Point(release, "partition_of_own_key", after=True),
+        "after a partial": Point(keys, "partition_moment", after=True),
+        "before the sums are fetched": Point(sums.OnDask, "_fetched", after=False, which=_sums),
         "before the attempt": Point(Ledger, "begin", after=False),
         "inside the beginning": Point(Transaction, "append", after=True, which=_appends("begun")),
         "after the beginning": Point(Ledger, "begin", after=True),

@@ -52,15 +52,13 @@ import threadpoolctl  # noqa: E402
 from dpdist import RowBound, open_rows  # noqa: E402
 from dpdist.moment import total  # noqa: E402
 from dpdist.moment.gram import Arithmetic, GramSum, available, fastest, integer_rows  # noqa: E402
-from dpdist.moment.layout import PROCESS_BYTES, Layout, layout_of  # noqa: E402
+from dpdist.moment.layout import layout_of  # noqa: E402
 from dpdist.moment.total import add_partials, complete, moment_task, partition_moment  # noqa: E402
 from dpdist.rows import dither  # noqa: E402
 from dpdist.rows.bounding import DITHERED  # noqa: E402
 from dpdist.rows.chunks import ChunkReader  # noqa: E402
 from dpdist.rows.dataset import RowsTable, created, partitions  # noqa: E402
-from dpdist.runtime.connection import connected  # noqa: E402
-from dpdist.runtime.engine import Engine  # noqa: E402
-from dpdist.runtime.work import Work  # noqa: E402
+from dpdist.runtime.local import Engine, Here, Secret, Work  # noqa: E402
 from dpdist.triangle import Band  # noqa: E402
 
 Rows = npt.NDArray[Any]
@@ -189,10 +187,10 @@ def read(task: total.MomentTask) -> None:
 
 
 def moment(found: Engine, table: RowsTable, bound: RowBound) -> int:
-    """Sum the table on the workers and fetch the total; return the number of units."""
-    layout = layout_of(table, bound, len(found.workers), found.memory, divisible=False)
+    """Sum the table in threads; return the number of units."""
+    layout = layout_of(table, bound, len(found.workers), found.memory, divisible=False, threads=found.threads)
     (units,), (task,) = layout.units, layout.tasks(table)
-    work = Work("sum", partition_moment, task, units, add_partials, secret=lambda: KEY)
+    work = Work("sum", partition_moment, task, units, add_partials, key=Secret(KEY))
     found.reduce(work, partial(complete, table), label=None)
     return len(units)
 
@@ -253,13 +251,6 @@ def peak_mib(process: int | str = "self") -> float:
     return int(Path(f"/proc/{process}/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 
 
-def loaded(bound: RowBound, dtype: str) -> float:
-    """Load libraries and compiled code, and return the peak memory."""
-    dithers = dither.Dithers(dither.DitherKey(KEY), 0)
-    bound.apply(np.zeros((2, bound.columns), dtype=dtype), np.empty((2, bound.width)), dithers)
-    return peak_mib()
-
-
 def summary(seconds: list[float]) -> dict[str, Any]:
     """Return minimum, median and all."""
     return {"min": min(seconds), "median": median(seconds), "all": [round(s, 4) for s in seconds]}
@@ -298,26 +289,23 @@ def measured(case: Case, folder: Path, *, repeats: int, rivals: list[str], pytho
     table = write_rows(case, folder / "rows.zarr")
     bound = RowBound(case.columns, case.clip, case.grid_bits, rule=DITHERED)
     rows = in_memory(table)
-    with connected(workers=CORES) as found:
-        base = found._client.run(loaded, bound, case.dtype)  # noqa: SLF001 - memory is looked at from outside, once
-        tasks = moment(found, table, bound)
-        work: dict[str, Callable[[], object]] = {
-            "floor_threads": partial(floor, rows),
-            "floor_blas": partial(threaded_floor, rows),
-            "moment": partial(moment, found, table, bound),
-        }
-        if integers(bound) is not None:
-            work["floor_int16"] = partial(integer_floor, bound, case.rows)
-        times: dict[str, list[float]] = {name: [] for name in work}
-        for _ in range(repeats):
-            for name, each in work.items():
-                times[name].append(seconds_of(each))
-        peaks = found._client.run(peak_mib)  # noqa: SLF001
+    found = Here()
+    tasks = moment(found, table, bound)
+    work: dict[str, Callable[[], object]] = {
+        "floor_threads": partial(floor, rows),
+        "floor_blas": partial(threaded_floor, rows),
+        "moment": partial(moment, found, table, bound),
+    }
+    if integers(bound) is not None:
+        work["floor_int16"] = partial(integer_floor, bound, case.rows)
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(repeats):
+        for name, each in work.items():
+            times[name].append(seconds_of(each))
     processor = processor_seconds(table, bound, rows, repeats)
     del rows
     record: dict[str, Any] = {name: summary(each) for name, each in times.items()}
     best = min(("floor_threads", "floor_blas"), key=lambda name: record[name]["median"])
-    layout = Layout(table, bound, CORES, (Band.whole(bound.width),))
     record |= {
         "rows": case.rows, "columns": case.columns, "dtype": case.dtype, "compressed": case.compress,
         "bounded_by": "NumPy" if dither.compiled_kernel() is None else "numba", "target": case.target,
@@ -326,8 +314,6 @@ def measured(case: Case, folder: Path, *, repeats: int, rivals: list[str], pytho
         "ratio_median": record["moment"]["median"] / record[best]["median"],
         "ratio_min": record["moment"]["min"] / min(record[name]["min"] for name in ("floor_threads", "floor_blas")),
         "ratio_int16": None if integers(bound) is None else record["floor_int16"]["median"] / record[best]["median"],
-        "worker_mib_added": max(peaks[address] - base[address] for address in peaks),
-        "worker_mib_computed": (layout.worker_bytes - PROCESS_BYTES) / 2**20,
         "processor": processor,
         "rivals": {name: rival(name, table, case, pythons) for name in rivals},
     }  # fmt: skip
@@ -387,7 +373,7 @@ def main() -> None:
             f"{name}: floor {found['floor_threads']['median']:.3f} / {found['floor_blas']['median']:.3f} s, moment "
             f"{found['moment']['median']:.3f} s, ratio {found['ratio_median']:.3f} (min {found['ratio_min']:.3f}), "
             f"by {found['multiplied_by']}, one core {found['processor']['moment_ratio']:.3f}, "
-            f"memory {found['worker_mib_added']:.0f} of {found['worker_mib_computed']:.0f} MiB, {found['tasks']} tasks",
+            f"{found['tasks']} units",
             flush=True,
         )
     results["start_up"] = {"machine": machine(), "commands": start_up.costs(start_up.ROOT, repeats)}

@@ -27,9 +27,8 @@ from dpdist.moment.total import add_partials, complete, moment_task, partition_m
 from dpdist.pca.components import captured_variance
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, partitions
-from dpdist.runtime.connection import connected
-from dpdist.runtime.engine import Engine
-from dpdist.runtime.work import Work
+from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.local import Engine, Work
 from papers.common.answers import NOTICE, PublicMoment, private_components, request_for
 
 ITERATIONS = 4
@@ -124,7 +123,7 @@ def main() -> None:
     chosen = parser.parse_args()
     print(NOTICE, file=sys.stderr)
     table = open_rows(chosen.rows)
-    with connected(chosen.scheduler, chosen.workers) as found:
+    with Cluster(chosen.scheduler, chosen.workers).connected() as found:
         results = evaluate(found, table, chosen)
     text = table_of(results, chosen, table)
     Path(f"{chosen.output}.md").write_text(text, encoding="utf-8")

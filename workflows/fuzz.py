@@ -16,7 +16,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from dpdist.runtime import connection
+from dpdist.runtime import connecting
 from faults.fuzzing import KINDS, LARGEST, MEMORY, SECONDS, Tally, fuzz, make, preload
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="Leave the last case there, to look at.")
     parser.add_argument("--out", type=Path, help="Where results go, without suffix.")
     given = parser.parse_args()
-    connection.CONNECT_SECONDS = 1  # for a scheduler that is not there
+    connecting.CONNECT_SECONDS = 1  # for a scheduler that is not there
     with tempfile.TemporaryDirectory() as name:
         scratch = given.keep or Path(name)
         made = scratch / "made"

@@ -1,4 +1,4 @@
-"""Releases whose workers are lost, come, hang or are too many: one release, one charge, and always the same sum.
+"""Releases whose workers are lost, come or are too many: one release, one charge, and always the same sum.
 
 Of rows in a folder and of rows in an S3 server on this machine. Each release has a scheduler and workers of its own, a
 process each, and an id of its own; after each the same call is made again. Workers sleep a little in every unit: there
@@ -32,20 +32,20 @@ from dpdist.moment import layout
 from dpdist.moment.total import complete
 from dpdist.release import trusted
 from dpdist.rows import dataset
-from dpdist.runtime.engine import Engine
-from workflows.passes import Event, cluster, freeze, freeze_scheduler, happening, join, kill, replace
+from dpdist.runtime.sums import OnDask
+from workflows.passes import Event, Told, cluster, happening, join, kill, replace
 
 CHUNKS, CHUNK_ROWS, COLUMNS = 100, 200, 200
 UNITS = 100
 SLEEPING = """
 import time
-from dpdist.moment import total
-if not hasattr(total, "dpdist_slept"):  # Dask runs this twice
-    total.dpdist_slept = original = total.partition_moment
+from dpdist.moment import keys
+if not hasattr(keys, "dpdist_slept"):  # Dask runs this twice
+    keys.dpdist_slept = original = keys.partition_moment
     def partition_moment(task):
         time.sleep(0.5)
         return original(task)
-    total.partition_moment = partition_moment
+    keys.partition_moment = partition_moment
 """
 """A worker looks the function up by its name, and finds this one."""
 BUDGET = dpdist.PrivacyLoss.parse(100, "1e-6")
@@ -56,16 +56,14 @@ def nothing(*_: Any) -> bool:
     return True
 
 
-EVENTS: dict[str, tuple[int, float, Callable[[Engine, Callable[[], None]], Event]]] = {
-    "nothing": (4, 0.1, lambda *_: nothing),
-    "one of 4 killed at 10 %": (4, 0.1, lambda *_: kill),
-    "one of 4 killed at 50 %": (4, 0.5, lambda *_: kill),
-    "one of 4 killed at 90 %": (4, 0.9, lambda *_: kill),
-    "7 workers join 1": (1, 0.05, lambda _, one_more: partial(join, one_more)),
-    "each of 4 replaced": (4, 0.1, lambda _, one_more: partial(replace, one_more, set())),
-    "one of 4 frozen": (4, 0.5, lambda *_: freeze),
-    "scheduler frozen for 60 s": (4, 0.5, lambda engine, _: partial(freeze_scheduler, engine, 60.0)),
-    "24 workers on all cores": (24, 0.5, lambda *_: kill),
+EVENTS: dict[str, tuple[int, float, Callable[[Callable[[], None]], Event]]] = {
+    "nothing": (4, 0.1, lambda _: nothing),
+    "one of 4 killed at 10 %": (4, 0.1, lambda _: kill),
+    "one of 4 killed at 50 %": (4, 0.5, lambda _: kill),
+    "one of 4 killed at 90 %": (4, 0.9, lambda _: kill),
+    "7 workers join 1": (1, 0.05, lambda one_more: partial(join, one_more)),
+    "each of 4 replaced": (4, 0.1, lambda one_more: partial(replace, one_more, set())),
+    "24 workers on all cores": (24, 0.5, lambda _: kill),
 }
 """Workers at first, the share of units after which it happens, and what."""
 
@@ -90,7 +88,7 @@ def s3_server() -> Iterator[str]:
         server.stop()
 
 
-def released(engine: Engine, rows: str, target: str, ledger: Path, name: str) -> npt.NDArray[np.int64]:
+def released(engine: OnDask, rows: str, target: str, ledger: Path, name: str, told: Told) -> npt.NDArray[np.int64]:
     """Publish a release; return the exact sum, as the trusted node, which is this process, was given it."""
     sums: list[npt.NDArray[np.int64]] = []
     finalise = trusted.finalise
@@ -103,7 +101,7 @@ def released(engine: Engine, rows: str, target: str, ledger: Path, name: str) ->
     request = dpdist.ReleaseRequest("gaussian", loss, clip_norm=5.0 * COLUMNS, name=name)
     trusted.finalise = seen  # type: ignore[assignment]
     try:
-        where = dpdist.Cluster(client=engine._client)  # noqa: SLF001
+        where = dpdist.Cluster(client=engine._client, progress=told)  # noqa: SLF001
         assert dpdist.release_rows(rows, target, request, ledger=ledger, cluster=where).fresh  # noqa: S101
         assert not dpdist.release_rows(rows, target, request, ledger=ledger, cluster=where).fresh  # noqa: S101
     finally:
@@ -125,7 +123,7 @@ def played(folder: Path, place: str, kind: str, only: str) -> Iterator[dict[str,
         before, target = len(Ledger(ledger).records), f"{place}/release-{number}.zarr"
         with cluster(folder / f"{kind}-{number}", workers, SLEEPING) as (engine, one_more):
             run = partial(released, engine, rows, target, ledger, f"r{number}")
-            told = happening(engine, UNITS, share, event_of(engine, one_more), run)
+            told = happening(engine._client, UNITS, share, event_of(one_more), run)  # noqa: SLF001
         dpdist.open_release(target)
         records = Ledger(ledger).records
         told |= {
@@ -162,12 +160,12 @@ def table(found: list[dict[str, Any]]) -> str:
     lines = [
         f"{len({each['fingerprint'] for each in found})} different sums in {len(found)} releases.",
         "",
-        "| rows in | event | happened | workers seen | units summed twice | releases | charges so far |",
-        "|---|---|---|---|---|---|---|",
+        "| rows in | event | happened | units summed twice | releases | charges so far |",
+        "|---|---|---|---|---|---|",
     ]
     for each in found:
         cells = (
-            each["store"], each["event"], "yes" if each["happened"] else "NO", each["lives"],
+            each["store"], each["event"], "yes" if each["happened"] else "NO",
             f"{100 * each['share_summed_twice']:.0f} %", each["releases"], each["balance"],
         )  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")

@@ -19,9 +19,8 @@ from pathlib import Path
 from dpdist import RowBound
 from dpdist.moment.layout import layout_of
 from dpdist.rows.table import Shape
-from dpdist.runtime.connection import connected
-from dpdist.runtime.engine import Engine
-from dpdist.runtime.work import Work
+from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.local import Engine, Work
 
 COLUMNS = 100
 CHUNK_ROWS = 100
@@ -80,7 +79,7 @@ def main() -> None:
         "chunks": [planned(chunks, 16) for chunks in (10**3, 10**5, 10**7)],
         "workers": [],
     }
-    with connected(workers=2) as engine:
+    with Cluster(workers=2).connected() as engine:
         for workers in chosen.workers:
             found["workers"].append(reduced(engine, workers))
             print(found["workers"][-1], flush=True)

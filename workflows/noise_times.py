@@ -1,9 +1,6 @@
-"""How long the noise of a wide moment takes one process, and several, and Wishart noise one thread and one per core.
+"""How long the noise of a wide moment takes one thread, and one per core: Gaussian noise, and Wishart noise.
 
-The first is Gaussian noise: drawn, added and nothing else.
-
-Both are timed in turns in one run, so that what else the machine does strikes both. Wall time says little where others
-use the cores: the CPU seconds of the busiest process are what the draw takes where each has a core of its own::
+Both are timed in turns in one run, so that what else the machine does strikes both::
 
     python -m workflows.noise_times --output workflows/results/noise_times
 """
@@ -31,18 +28,11 @@ from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.products import rounded_wishart
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import drawing
-from dpdist.runtime.pool import Pool
 from dpdist.triangle import Band
 
 
-def seconds_of(process: int) -> float:
-    """Return the CPU seconds that another process used."""
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def drawn(columns: int, beside: int) -> dict[str, float]:
-    """Draw the noise of a moment of zeros once, the start of the processes included, and say what it took."""
+def drawn(columns: int, threads: int) -> dict[str, float]:
+    """Draw the noise of a moment of zeros once, and say what it took."""
     query = LatticeQuery(columns, 4**16, Neighbours.REPLACE_ONE)
     fixed = calibrated("gaussian", query, PrivacyLoss.parse("1", "1e-6"), {})
     if not isinstance(fixed, IndependentEntries):
@@ -50,21 +40,13 @@ def drawn(columns: int, beside: int) -> dict[str, float]:
     band = Band.whole(columns)
     exact = np.zeros(band.entries, dtype=np.int64)
     exact[:] = 1  # its pages are there
+    drawing.available_cores = lambda: threads  # type: ignore[attr-defined]
     begun, own = time.perf_counter(), time.process_time()
-    with Pool[Band](beside) as pool:
-        noisy = drawing.noisy(fixed, band, exact, SYSTEM, pool)
-        wall, own = time.perf_counter() - begun, time.process_time() - own
-        others = [seconds_of(process) for process in pool.processes]
-        most = [Path(f"/proc/{each}/status").read_text(encoding="ascii") for each in pool.processes]
-    if not noisy.all() or len(others) != beside:
-        raise SystemExit("an entry has no noise, or a process was lost")
-    peaks = [int(text.split("VmHWM:")[1].split()[0]) >> 10 for text in most]
-    return {
-        "wall": wall,
-        "busiest_cpu": max([own, *others]),
-        "all_cpu": own + sum(others),
-        "mib_beside": max(peaks, default=0),
-    }
+    noisy = drawing.noisy(fixed, band, exact, SYSTEM)
+    wall, own = time.perf_counter() - begun, time.process_time() - own
+    if not noisy.all():
+        raise SystemExit("an entry has no noise")
+    return {"wall": wall, "cpu": own}
 
 
 def wishart(columns: int, threads: int) -> dict[str, float]:
@@ -73,6 +55,14 @@ def wishart(columns: int, threads: int) -> dict[str, float]:
     with threadpoolctl.threadpool_limits(1):
         rounded_wishart(columns, columns + 1, 2**24, SYSTEM, threads=threads)
     return {"wall": time.perf_counter() - begun, "cpu": time.process_time() - own}
+
+
+def of_threads(turns: list[tuple[dict[str, float], dict[str, float]]], cores: int) -> dict[str, Any]:
+    """Return the medians of one thread, and of one per core."""
+    return {
+        f"threads={threads}": {name: round(statistics.median(run[name] for run in each), 2) for name in each[0]}
+        for threads, each in zip((1, cores), zip(*turns, strict=True), strict=True)
+    }
 
 
 def main() -> None:
@@ -84,29 +74,15 @@ def main() -> None:
     parser.add_argument("--output", required=True)
     chosen = parser.parse_args()
     record: dict[str, Any] = {"cores": os.cpu_count(), "machine": platform.machine()}
-    record["columns_from_which_a_release_starts_processes"] = next(
-        d for d in range(1, 100_000) if Band.whole(d).entries >= drawing.WORTH_A_PROCESS
-    )
     record["load_before"] = round(os.getloadavg()[0], 1)
-    for columns in chosen.columns:
-        runs: dict[int, list[dict[str, float]]] = {0: [], 1: []}
-        for _ in range(chosen.repeats):
-            for beside, found in runs.items():
-                found.append(drawn(columns, beside))
-        one, two = (
-            {name: round(statistics.median(run[name] for run in found), 2) for name in found[0]}
-            for found in runs.values()
-        )
-        ratios = {name: round(one[name] / two[name], 2) for name in ("wall", "busiest_cpu")}
-        record[f"d={columns}"] = {"one_process": one, "two_processes": two, "one_over_two": ratios}
-        print(columns, record[f"d={columns}"], flush=True)
     cores = available_cores()
+    for columns in chosen.columns:
+        turns = [(drawn(columns, 1), drawn(columns, cores)) for _ in range(chosen.repeats)]
+        record[f"d={columns}"] = of_threads(turns, cores)
+        print(columns, record[f"d={columns}"], flush=True)
     for columns in chosen.wishart:
         turns = [(wishart(columns, 1), wishart(columns, cores)) for _ in range(chosen.repeats)]
-        record[f"wishart d={columns}"] = {
-            f"threads={threads}": {name: round(statistics.median(run[name] for run in each), 2) for name in each[0]}
-            for threads, each in zip((1, cores), zip(*turns, strict=True), strict=True)
-        }
+        record[f"wishart d={columns}"] = of_threads(turns, cores)
         print(columns, record[f"wishart d={columns}"], flush=True)
     record["load_after"] = round(os.getloadavg()[0], 1)
     record["parent_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

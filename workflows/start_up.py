@@ -47,7 +47,7 @@ SECTIONS = {
     "imports, wherever they happen": ("<frozen importlib._bootstrap>", "_find_and_load"),
     "rows opened": ("ingest/opening.py", "open_rows"),
     "charged": ("release/transaction.py", "charge"),
-    "workers": ("runtime/connection.py", "connected"),
+    "workers": ("runtime/cluster.py", "connected"),
     "rows summed": ("moment/total.py", "partition_moment"),
     "noise drawn and committed": ("release/transaction.py", "commit_once"),
     "published": ("release/trusted.py", "publish"),

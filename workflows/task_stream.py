@@ -46,7 +46,6 @@ if not hasattr(ChunkReader, "slept"):  # Dask runs this twice
         return original(self, *arguments)
     ChunkReader.read = read
 """
-NOT_SPILLED = {f"DASK_DISTRIBUTED__WORKER__MEMORY__{name}": "False" for name in ("TARGET", "SPILL")}
 Task = tuple[str, str, float, float]
 """Worker, name, start and end in seconds."""
 
@@ -67,7 +66,7 @@ def streamed(folder: Path) -> list[Task]:
         def start(*command: str) -> subprocess.Popen[bytes]:
             process = subprocess.Popen(  # noqa: S603 - our own
                 [sys.executable, "-m", "distributed.cli." + command[0], *command[1:], *here],
-                env={**os.environ, **NOT_SPILLED}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             stack.callback(process.wait)
             stack.callback(process.kill)

@@ -35,7 +35,7 @@ TESTS = (
     "rows/test_bounding.py", "rows/test_dataset.py", "ledger/test_ledger.py", "ledger/test_ledger_versions.py",
     "release/test_stored.py", "release/test_artefact.py", "release/test_trusted_release.py",
     "ingest/test_readers.py", "ingest/test_bombs.py", "pca/test_projection.py", "pca/test_spectrum.py",
-    "cli/test_cli_steps.py",
+    "cli/test_cli_steps.py", "runtime/test_sums.py", "cluster/test_user_clusters.py",
 )  # fmt: skip
 SHOWN = (
     "numpy", "scipy", "dask", "distributed", "zarr", "numba", "pyarrow", "scikit-learn", "pandas", "anndata", "xarray",

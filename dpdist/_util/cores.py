@@ -3,44 +3,59 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from pathlib import Path
 from typing import Any, TypeVar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Each = Callable[[Callable[[Task], Result], Iterable[Task]], Iterator[Result]]
 """Yields what a function returns for each task, in their order."""
+_AHEAD = 2
+"""Results for each thread that may wait to be taken."""
+_CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
+"""Where the kernel says how much processor time the group of this process has: a quota, and its period."""
 
 
 def available_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Return how many cores this process may use: of its affinity, and of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # there is none, or it is "max"
+        quota, period = map(int, Path(_CPU_LIMIT).read_text(encoding="ascii").split())
+        cores = min(cores, round(quota / period))
+    return max(1, cores)
 
 
 @contextmanager
 def threaded(threads: int) -> Iterator[Each[Any, Any]]:
     """Give what computes tasks in so many threads until the block ends; in this one if it is one.
 
-    Each thread has one of BLAS. Whoever leaves the block early, by an error or an interruption, waits for the tasks
-    that were begun and for no other.
+    Each thread has one of BLAS. A task begins when few results wait to be taken. Whoever leaves the block early, by an
+    error or an interruption, waits for the tasks that were begun and for no other.
     """
-    if threads == 1:
-        yield map
-        return
     from threadpoolctl import threadpool_limits  # noqa: PLC0415 - most commands need none
 
-    pool = ThreadPoolExecutor(threads)
+    with threadpool_limits(limits=1, user_api="blas"):
+        if threads == 1:
+            yield map
+            return
+        pool = ThreadPoolExecutor(threads)
 
-    def each(function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
-        # errors name parameters as this thread does
-        under_way = [pool.submit(copy_context().run, function, task) for task in tasks]
-        return (future.result() for future in under_way)
+        def each(function: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result]:
+            waiting: deque[Future[Result]] = deque()
+            for task in tasks:
+                # errors name parameters as this thread does
+                waiting.append(pool.submit(copy_context().run, function, task))
+                if len(waiting) > _AHEAD * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
 
-    try:
-        with threadpool_limits(limits=1, user_api="blas"):
+        try:
             yield each
-    finally:
-        pool.shutdown(cancel_futures=True)
+        finally:
+            pool.shutdown(cancel_futures=True)

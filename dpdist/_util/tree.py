@@ -1,23 +1,40 @@
-"""The shape of a reduction: pure arithmetic, so that what the engine builds is what a forecast counts."""
+"""The shape of a reduction: pure arithmetic, so that what workers do is what a forecast counts."""
 
 from __future__ import annotations
 
-FAN_IN = 4
-"""Inputs of one addition: an explicit tree of this width peaks lowest (four partials in memory at once)."""
+_SMALL = 16 << 20
+"""Bytes of a sum up to which many are added at once: their memory is nothing beside that of a worker."""
+_MOST_FETCHED = 1 << 30
+"""Bytes of sums that come to the trusted node, about: more are added on the workers first."""
 
 
-def levels(count: int) -> list[list[range]]:
-    """Return, level by level, which sums of the level before each sum adds, until at most :data:`FAN_IN` are left.
+def fan_in(nbytes: int) -> int:
+    """Return how many sums of so many bytes are added at once."""
+    return 8 if nbytes <= _SMALL else 2
+
+
+def levels(count: int, nbytes: int = 0, most: int | None = None) -> list[list[range]]:
+    """Return, level by level, which sums of the level before each addition adds; neighbours.
+
+    Parameters
+    ----------
+    count, nbytes
+        Number of sums, and the bytes of each.
+    most
+        How many are left at the end, at most. None: as many as the trusted node fetches, after one level at least.
 
     Examples
     --------
-    >>> levels(9)
-    [[range(0, 4), range(4, 8), range(8, 9)]]
-    >>> levels(4)
+    >>> levels(17)
+    [[range(0, 8), range(8, 16), range(16, 17)]]
+    >>> levels(3, 1 << 30)
+    [[range(0, 2), range(2, 3)], [range(0, 2)]]
+    >>> levels(1)
     []
     """
     found: list[list[range]] = []
-    while count > FAN_IN:
-        found.append([range(i, min(i + FAN_IN, count)) for i in range(0, count, FAN_IN)])
+    width = fan_in(nbytes)
+    while count > 1 and (not found or count * nbytes > _MOST_FETCHED if most is None else count > most):
+        found.append([range(i, min(i + width, count)) for i in range(0, count, width)])
         count = len(found[-1])
     return found

@@ -116,9 +116,7 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options about where to compute; the command gets a ``cluster``."""
 
     @click.option("--scheduler", help="Address of an existing Dask scheduler.")
-    @click.option(
-        "--workers", type=int, help="Local worker processes [default: one per core, and none for a small table]."
-    )
+    @click.option("--workers", type=int, help="Local worker processes [default: none, but threads of this process].")
     @tls_options
     @functools.wraps(command)
     def collected(

@@ -49,8 +49,8 @@ from dpdist.release.request import ROWS_AT_MOST, Centring, ReleaseRequest
 from dpdist.release.scaling import blindly_scaled_words
 from dpdist.release.stages import require_seen
 from dpdist.release.worth import choice_refused
+from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.process import forbid_core_dumps
 from dpdist.storage.store import AnyStore, Store, store_at
 from dpdist.triangle import Band, packed
 

@@ -1,7 +1,6 @@
 """The exact sum over rows in memory, block by block: by one key the same integers as a pass over a rows.zarr has.
 
-No two attempts have the same key. Rows of a Dask array stand in no order that is known: there each block has a key of
-its own (:class:`BlockSum`).
+Every part of the rows that one thread or one task sums is dithered by a key of its own (:mod:`dpdist.moment.keys`).
 
 A block is a NumPy array, or a sparse matrix that is made dense piece by piece. With the integer moment comes what the
 caller must know before noise is drawn: whether all values are finite, fingerprints to recognise rows, and sums to
@@ -10,7 +9,6 @@ detect a parameter that was taken from the data. All of it is private.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,30 +214,27 @@ class BlockCount:
         return counts
 
 
-def add_counts(counts: Sequence[Counts]) -> Counts:
-    """Add counts over disjoint rows into new ones."""
-    total = counts[0].copy()
-    for each in counts[1:]:
-        total += each
+def add_counts(total: Counts, more: Counts) -> Counts:
+    """Add counts over other rows to a total, in its own memory."""
+    total += more
     return total
 
 
-def add_sums(sums: Sequence[ArraySum]) -> ArraySum:
-    """Add sums over disjoint rows into a new one."""
-    total = sums[0].values.copy()
-    for each in sums[1:]:
-        total += each.values
+def add_sums(total: ArraySum, more: ArraySum) -> ArraySum:
+    """Add a sum over other rows to a total, in its own memory: only the result may be used afterwards."""
+    values = total.values if total.values.flags.writeable else total.values.copy()  # as it came from another process
+    values += more.values
     with np.errstate(all="ignore"):  # as in one sum
-        columns = np.sum([[each.sums, each.squares] for each in sums], axis=0)
+        sums, squares = total.sums + more.sums, total.squares + more.squares
     return ArraySum(
-        values=total,
-        rows=sum(each.rows for each in sums),
-        fingerprints=Fingerprints.union([each.fingerprints for each in sums]),
-        finite=all(each.finite for each in sums),
-        reaching=sum(each.reaching for each in sums),
-        beyond=sum(each.beyond for each in sums),
-        sums=columns[0],
-        squares=columns[1],
+        values=values,
+        rows=total.rows + more.rows,
+        fingerprints=Fingerprints.union([total.fingerprints, more.fingerprints]),
+        finite=total.finite and more.finite,
+        reaching=total.reaching + more.reaching,
+        beyond=total.beyond + more.beyond,
+        sums=sums,
+        squares=squares,
     )
 
 

@@ -24,6 +24,7 @@ import zarr
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
+from dpdist._util.cores import available_cores, threaded
 from dpdist.errors import DataError
 from dpdist.estimators.in_memory import ArraySum, BlockCount, BlockSum, RowSum, add_counts, add_sums, dense
 from dpdist.ingest.collection import whole_rows
@@ -34,13 +35,15 @@ from dpdist.moment.histogram import Counting, Counts
 from dpdist.moment.keys import key_here
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import DTYPES, FORMAT
-from dpdist.runtime import blocks
+from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.storage.arrays import Array
 from dpdist.storage.store import Store, store_at
 
 Values = npt.NDArray[np.generic]
 _PIECE_BYTES = 8 << 20
 """float64 bytes of the rows that are read from a disk at once."""
+_WORTH_A_THREAD = 1 << 20
+"""Values for which a further thread is worth its start."""
 
 
 MISSING_CURE = (
@@ -92,21 +95,27 @@ class Rows:
         """Names of the columns; numbers, where they have none."""
         return self.names or numbered(self.columns)
 
-    def _pieces(self) -> Iterator[tuple[slice, npt.NDArray[np.generic]]]:
+    def _pieces(self, rows: range | None = None) -> Iterator[tuple[slice, npt.NDArray[np.generic]]]:
+        rows = range(self.data.shape[0]) if rows is None else rows
         chunk = getattr(self.data, "chunks", None)
         step = max(1, _PIECE_BYTES // (8 * self.columns))
         if chunk:  # whole chunks of a Zarr array or of an HDF5 file, so that none is read twice
             step = max(1, step // chunk[0]) * chunk[0]
-        for start in range(0, self.data.shape[0], step):
-            piece = slice(start, min(start + step, self.data.shape[0]))
+        for start in range(rows.start, rows.stop, step):
+            piece = slice(start, min(start + step, rows.stop))
             yield piece, dense(self.data[piece])
 
     def total(self, bound: RowBound, key: bytes) -> ArraySum:
         """Return the exact sum over all rows, in one pass; of a Dask array no block comes to this process."""
         if self.lazy:
-            return blocks.reduce_blocks(whole_rows(self.data), BlockSum(bound, key), add_sums)
+            found: ArraySum = _reduced(whole_rows(self.data), BlockSum(bound, key), add_sums)
+        else:
+            found = reduce(add_sums, self._each(partial(self._summed, bound, key)))
+        return found
+
+    def _summed(self, bound: RowBound, key: bytes, rows: range) -> ArraySum:
         found = RowSum(bound, key, key_here(bound))
-        for _, piece in self._pieces():
+        for _, piece in self._pieces(rows):
             found.add(piece)
         return found.total()
 
@@ -114,8 +123,22 @@ class Rows:
         """Return how many of all rows fall into each bin, in one pass."""
         count = BlockCount(counting)
         if self.lazy:
-            return blocks.reduce_blocks(whole_rows(self.data), count, add_counts)
-        return reduce(np.add, (count(piece) for _, piece in self._pieces()))
+            found: Counts = _reduced(whole_rows(self.data), count, add_counts)
+        else:
+            found = reduce(
+                add_counts,
+                self._each(lambda rows: reduce(add_counts, (count(piece) for _, piece in self._pieces(rows)))),
+            )
+        return found
+
+    def _each(self, function: Callable[[range], Any]) -> list[Any]:
+        """Apply a function to runs of rows, one for each thread; one run if there are few rows."""
+        forbid_core_dumps()
+        rows, (step,) = self.data.shape[0], (getattr(self.data, "chunks", None) or (1,))[:1]
+        threads = max(1, min(available_cores(), rows * self.columns // _WORTH_A_THREAD, rows // step))
+        cuts = [step * (rows // step * i // threads) for i in range(threads)] + [rows]
+        with threaded(threads) as each:
+            return list(each(function, map(range, cuts, cuts[1:])))
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -152,6 +175,12 @@ class Rows:
             for place, piece in self._pieces():
                 found[place] = function(piece)
         return found if self.labelled is None else _labelled(self.labelled, found, names, dim)
+
+
+def _reduced(array: Any, function: Callable[[Any], Any], add: Callable[[Any, Any], Any]) -> Any:
+    from dpdist.runtime.collections import reduce_blocks  # noqa: PLC0415 - whoever holds such an array has Dask
+
+    return reduce_blocks(array, function, add)
 
 
 def of_rows(block: Any, function: Callable[[npt.NDArray[np.generic]], Values]) -> Values:
@@ -281,7 +310,7 @@ def _described(given: Any) -> Rows:
             raise RowsError(str(error)) from None
         return Rows(laid.rows(), laid.names, laid.parts[0].array)
     if is_a(given, "dask", "DataFrame") or is_a(given, "dask_expr", "DataFrame"):
-        raise RowsError("X is a Dask DataFrame: pass X.to_dask_array(lengths=True).")
+        return Rows(given.to_dask_array(), tuple(map(str, given.columns)))
     return Rows(given)
 
 

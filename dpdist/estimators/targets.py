@@ -15,7 +15,6 @@ from dpdist.estimators.in_memory import dense
 from dpdist.estimators.inputs import Rows, RowsError
 from dpdist.ingest.collection import whole_rows
 from dpdist.ingest.labelled import is_a
-from dpdist.runtime.blocks import cut_alike
 
 Values = npt.NDArray[np.float64]
 
@@ -56,6 +55,8 @@ class Targets:
         names = (*rows.column_names, *self.names)
         if rows.lazy:
             try:
+                from dpdist.runtime.collections import cut_alike  # noqa: PLC0415 - whoever holds such an array has Dask
+
                 cut = cut_alike(self.data, whole_rows(rows.data))
             except DataError as error:
                 raise RowsError(str(error)) from None

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpdist._util.ids import random_token
-from dpdist._util.progress import Progress, steps
+from dpdist._util.progress import Progress
 from dpdist._version import __version__
 from dpdist.errors import DataError
 from dpdist.ingest.collection import CURE, Collection, Layout, pieces_of
@@ -33,11 +33,10 @@ from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Shape
 from dpdist.rows.writing import RowsWriter
-from dpdist.runtime.asker import Asker
-from dpdist.runtime.blocks import computing, each_block
+from dpdist.runtime.checks import Asker, guarded
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.engine import Engine
-from dpdist.runtime.guarded import guarded
+from dpdist.runtime.collections import computing, each_block
+from dpdist.runtime.sums import OnDask
 from dpdist.storage.store import Store
 
 _PROCESS = random_token()
@@ -129,7 +128,7 @@ class _Blocks:
     found: Collection
     keep: Places
     aside: Store
-    engine: Engine | None
+    engine: OnDask | None
     progress: Progress | None
 
     @cached_property
@@ -141,8 +140,8 @@ class _Blocks:
         """Compute units of a step."""
         blocks = [None] * (max(units) + 1) if isinstance(step, Join) else self.blocks
         if self.found.lazy:
-            told = steps(self.progress, step.label)
-            each_block(self.engine, partial(_do, step), [(unit, blocks[unit]) for unit in units], told)
+            numbered = [(unit, blocks[unit]) for unit in units]
+            each_block(self.engine, partial(_do, step), numbered, self.progress, step.label)
             return
         for unit in units:
             guarded(Asker.here(), _do, step, unit, blocks[unit])

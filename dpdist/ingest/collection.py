@@ -73,7 +73,7 @@ class Collection:
         Dask draws it at random where it cannot tell what a graph computes. It is kept with the rows, and private as
         they are.
         """
-        from dpdist.runtime.blocks import token_of  # noqa: PLC0415 - files are ingested without Dask
+        from dpdist.runtime.collections import token_of  # noqa: PLC0415 - files are ingested without Dask
 
         if self.lazy or not (self.framed or isinstance(self.data, np.ndarray)):
             return token_of(self.given)

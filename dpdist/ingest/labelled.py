@@ -128,7 +128,7 @@ class Laid:
             return tables[0]
         if not any(hasattr(table, "numblocks") for table in tables):
             return np.concatenate([np.asarray(table) for table in tables], axis=1)
-        from dpdist.runtime.blocks import side_by_side  # noqa: PLC0415 - whoever holds such an array has Dask
+        from dpdist.runtime.collections import side_by_side  # noqa: PLC0415 - whoever holds such an array has Dask
 
         return side_by_side(tables)
 

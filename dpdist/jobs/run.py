@@ -129,6 +129,11 @@ def run(
     job = replace(job, cluster=replace(job.cluster, progress=progress))
     if job.periodic:
         return periodic.run(job, say=say)
+    with job.cluster.kept() as cluster:
+        return _run(replace(job, cluster=cluster), say)
+
+
+def _run(job: Job, say: Callable[[str], None]) -> JobOutcome:
     if job.source is not None:
         make_once(store_at(job.rows).exists, partial(_register if job.in_place else _ingest, job, job.source, say))
     require_same_rows(job, open_rows(job.rows))

@@ -271,7 +271,7 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None, _key("Address of an existing Dask scheduler, such as tls://10.0.0.1:8786.", "an address in quotes")
     ] = None
     workers: Annotated[
-        int | None, _key("Local worker processes [default: one per core, and none for a small table].", _WHOLE)
+        int | None, _key("Local worker processes [default: none, but threads of this process].", _WHOLE)
     ] = None
     trusted: Annotated[
         Literal["driver", "worker"],

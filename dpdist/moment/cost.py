@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dpdist._util.tree import FAN_IN, levels
+from dpdist._util.tree import fan_in
 from dpdist.errors import UsageError
 from dpdist.moment.gram import GramSum
 from dpdist.moment.layout import Layout, layout_of
@@ -28,8 +28,6 @@ from dpdist.noise.lattice import rounded_normal
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import chunk_rows_for
 from dpdist.rows.table import Shape
-from dpdist.runtime.checkpoints import lost_seconds
-from dpdist.runtime.work import PATIENCE
 from dpdist.triangle import Band
 
 LINK = 1e9
@@ -139,15 +137,15 @@ class ClusterCost:
 
     @property
     def lost_worker_seconds(self) -> float:
-        """Seconds that a release takes longer at most if a worker is lost: until that is known, and to sum again."""
+        """Seconds that a release takes longer, about, if a worker is lost: its units are summed again by the others."""
         layout, size = self.layout, self.table.stored_bytes
         others = max(1, layout.sharing - 1)
         longest = 0.0
         for band, units in zip(layout.bands, layout.counts, strict=True):
             work = self._work(layout.bound.columns, layout.entries_per_row_of(band), size)
-            lost = lost_seconds(units, work / units, 8 * band.entries / LINK, layout.sharing)
+            lost = min(work / layout.sharing, (fan_in(8 * band.entries) + 1) * work / units)
             longest = max(longest, lost / others, lost / work * size / self.bandwidth)
-        return PATIENCE + longest
+        return longest
 
     def _work(self, bounded: int, entries: int, read: int) -> float:
         """Return the seconds of one worker that reads all rows, bounds so many values of each, and adds it."""
@@ -163,8 +161,9 @@ class ClusterCost:
         )
         # an addition receives the sums of others one after the other
         joined = sum(
-            8 * band.entries * (FAN_IN - 1) * len(levels(layout.sums(units)))
-            for band, units in zip(layout.bands, layout.counts, strict=True)
+            8 * band.entries * (len(level[0]) - 1)
+            for band, tree in zip(layout.bands, layout.trees, strict=True)
+            for level in tree
         )
         summed += joined / LINK / layout.under_way
         entries = sum(band.entries for band in layout.bands)

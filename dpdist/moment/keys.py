@@ -1,22 +1,23 @@
-"""By which key the rows of one attempt at a release are dithered, and who knows it.
+"""By which keys the rows of one attempt at a release are dithered, and who knows them.
 
-The key is secret, and new for each attempt; :mod:`dpdist.rows.dither` has the argument. It is drawn at the trusted node
-when summing begins. All units, bands and rounds of the attempt have the same one, and no other attempt has it: a sum
-under one key is added to no sum under another (:mod:`dpdist.moment.total`), and none is kept when the attempt ends. It
-is sent to whoever adds rows, like a sum, and is part of no task, result, file, message or log
-(:mod:`dpdist.runtime.entrusting`). What is kept of it is a fingerprint, in un-noised sums only.
+Every key is secret, new for each attempt, and drawn from the kernel; :mod:`dpdist.rows.dither` has the argument. Where
+each row is summed once, each unit draws a key of its own in the process that sums it, and nobody else ever has it.
+Where a row is summed several times, in bands of the moment or in rounds of products, all units of the attempt need the
+same dithers: there one key is drawn in this process, and is an argument of the tasks that no repr and no log shows. A
+sum under it carries its fingerprint, and is added to no sum under another key (:mod:`dpdist.moment.total`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
+
+from dpdist.moment.total import MomentTask, Partial, partition_moment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.dither import DitherKey
-
-Secret = Callable[[], bytes]
-"""Returns what the trusted node sends to whoever adds rows."""
+from dpdist.runtime.local import Secret
 
 
 def drawn() -> bytes:
@@ -24,23 +25,22 @@ def drawn() -> bytes:
     return SYSTEM.words(4).tobytes()
 
 
-def secret_of_attempt(bound: RowBound, *, trusted_worker: bool) -> Secret | None:
-    """Return the key of a new attempt; None where rows are not dithered.
+def partition_of_own_key(task: MomentTask) -> Partial[np.int64]:
+    """Sum one partition, whose rows are in no other sum of the attempt, dithered by a key that nobody else has.
 
-    Parameters
-    ----------
-    bound
-        How rows are bounded.
-    trusted_worker
-        Whether the trusted node is a worker: then it draws the key, and this process never has it. Otherwise the key is
-        drawn now, and the same each time.
+    Raises
+    ------
+    DataError
+        If a chunk is missing, short or altered.
     """
-    if bound.rule != DITHERED:
-        return None
-    if trusted_worker:
-        return drawn
-    key = DitherKey(drawn())  # not its bytes: what holds a secret key cannot be pickled
-    return lambda: key.key
+    if task.bound.rule != DITHERED:
+        return partition_moment(task)
+    return replace(partition_moment(task.keyed(drawn())), key="")
+
+
+def common_key(bound: RowBound) -> Secret | None:
+    """Return a new key for all sums of one attempt in which a row occurs; None where rows are not dithered."""
+    return Secret(drawn()) if bound.rule == DITHERED else None
 
 
 def key_here(bound: RowBound) -> DitherKey | None:

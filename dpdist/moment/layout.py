@@ -10,13 +10,13 @@ The release follows this layout and ``dpdist forecast --cluster`` counts it: the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 
 from dpdist import triangle
-from dpdist._util.tree import FAN_IN, levels
+from dpdist._util.tree import fan_in, levels
 from dpdist.errors import UsageError
 from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, unit_count
 from dpdist.moment.total import MomentTask, block_rows, moment_task, piece_rows
@@ -32,12 +32,8 @@ _BOUNDING = 8
 """Copies of a piece of rows, as 64-bit numbers, that are in memory while it is bounded, all rows of it clipped."""
 _PANELS = 192
 """Rows of 64-bit numbers that take no less than the panels of 16-bit ones, if rows are multiplied as such."""
-_DRAWING = 16 << 20
-"""What a sampler needs beside the band: the candidates of a batch, and the piece that it has drawn."""
-_BESIDE = 160 << 20
-"""What a process takes that draws noise beside the trusted node: its interpreter, a piece, and the same piece there."""
-_SUMS = 3
-"""Sums in a worker's memory beside those that are computed: the running one, one that waits, and one that arrives."""
+_DRAWING = 64 << 20
+"""What the samplers of a few threads need beside the band: candidates of a batch, and pieces that they have drawn."""
 _SHARE = 2
 """A process is planned to use at most one part in so many of its memory; the rest is for what nobody counts."""
 
@@ -56,8 +52,6 @@ class Layout:
         Bands in the order of their rows, together the whole triangle.
     threads
         Units that a worker sums at the same time.
-    beside
-        Processes that may draw noise beside the trusted node, if it has cores for them, by its memory.
     """
 
     table: Sizes
@@ -65,7 +59,6 @@ class Layout:
     workers: int
     bands: tuple[Band, ...]
     threads: int = 1
-    beside: int = 0
 
     @property
     def sharing(self) -> int:
@@ -104,14 +97,15 @@ class Layout:
         """Tasks that read rows."""
         return sum(self.counts)
 
-    def sums(self, units: int) -> int:
-        """Return how many running sums a pass of so many units has."""
-        return min(self.sharing, units)
+    @property
+    def trees(self) -> list[list[list[range]]]:
+        """The additions of the pass of each band, level by level."""
+        return [levels(count, 8 * band.entries) for band, count in zip(self.bands, self.counts, strict=True)]
 
     @property
     def additions(self) -> int:
-        """Tasks that add running sums of several workers."""
-        return sum(len(part) > 1 for units in self.counts for level in levels(self.sums(units)) for part in level)
+        """Tasks that add sums."""
+        return sum(len(level) for tree in self.trees for level in tree)
 
     def entries_per_row_of(self, band: Band) -> int:
         """Entries of a band that a row is added to, those computed twice in its first columns included."""
@@ -131,19 +125,19 @@ class Layout:
 
     @property
     def bytes_between_workers(self) -> int:
-        """Bytes of sums that workers send one another: all inputs of an addition but the one that is there."""
+        """Bytes of sums that workers send one another, at most: all inputs of an addition but the one that is there."""
         return sum(
             8 * band.entries * (len(part) - 1)
-            for band, units in zip(self.bands, self.counts, strict=True)
-            for level in levels(self.sums(units))
+            for band, tree in zip(self.bands, self.trees, strict=True)
+            for level in tree
             for part in level
         )
 
     @property
     def bytes_to_trusted(self) -> int:
-        """Bytes of sums that the trusted node receives, but for checkpoints; these take a small part of the time."""
+        """Bytes of sums that the trusted node receives."""
         return sum(
-            8 * band.entries * _last(self.sums(units)) for band, units in zip(self.bands, self.counts, strict=True)
+            8 * band.entries * (len(tree[-1]) if tree else 1) for band, tree in zip(self.bands, self.trees, strict=True)
         )
 
     @property
@@ -158,15 +152,6 @@ class Layout:
     def trusted_bytes(self) -> int:
         """Most memory of the trusted node, if noise of independent entries is added band by band."""
         return max(map(_trusted_bytes, self.bands))
-
-    @property
-    def drawing_bytes(self) -> int:
-        """Most memory of all processes beside the trusted node that draw noise, and of what it holds for them."""
-        return self.beside * _BESIDE
-
-    def within(self, memory: int) -> Layout:
-        """Let as many processes draw noise as take half of what the trusted node leaves of so many bytes."""
-        return replace(self, beside=max(0, memory - self.trusted_bytes) // 2 // _BESIDE)
 
 
 def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divisible: bool, threads: int = 1) -> Layout:
@@ -193,7 +178,7 @@ def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divis
     size = bound.width
     whole = Layout(table, bound, workers, (Band.whole(size),), threads)
     if max(whole.worker_bytes, whole.trusted_bytes) <= memory // _SHARE:
-        return whole.within(memory)
+        return whole
     fewer = partial(layout_of, table, bound, workers, memory, divisible=divisible, threads=threads - 1)
     if not divisible:
         least = max(whole.worker_bytes, whole.trusted_bytes)
@@ -228,7 +213,7 @@ def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divis
             f"each may use {_gib(memory)}. Start fewer workers per machine, give them more memory, or take "
             f"{parameter('mechanism', 'power')} {parameter('options.route', 'products')}, which never forms the moment."
         )
-    return layout.within(memory)
+    return layout
 
 
 def _fits(table: Sizes, bound: RowBound, band: Band, threads: int, memory: int) -> bool:
@@ -241,7 +226,8 @@ def _worker_bytes(table: Sizes, bound: RowBound, band: Band, threads: int, *, se
     # and the sum of what was added before, where rows are added unequally often
     triangles = 3 if table.weights else 2
     at_work = 8 * ((2 if several else 1) * band.height * band.width + triangles * band.entries)
-    waiting = 8 * band.entries * _SUMS
+    # an addition has a copy of its first input; and a sum may wait to be added
+    waiting = 8 * band.entries * (fan_in(8 * band.entries) + 2)
     piece = min(piece_rows(bound.width), table.chunk_rows)
     reading = table.buffer_bytes(piece)
     reading += 8 * bound.width * (max(block_rows(table.rows, bound), _PANELS) + _BOUNDING * piece)
@@ -252,12 +238,6 @@ def _trusted_bytes(band: Band) -> int:
     """Return the memory of the trusted node: the sum of a band, one that arrives, the noise, and a few tiles."""
     sums = 2 * 8 * band.entries
     return PROCESS_BYTES + _DRAWING + sums + 8 * band.entries + 8 * 8 * triangle.TILE * triangle.TILE
-
-
-def _last(groups: int) -> int:
-    """Count the sums that are left for the trusted node."""
-    tree = levels(groups)
-    return len(tree[-1]) if tree else min(groups, FAN_IN)
 
 
 def _gib(count: int) -> str:

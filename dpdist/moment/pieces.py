@@ -7,6 +7,7 @@ from the sizes, for a core of today; a wrong estimate makes more units or fewer,
 
 from __future__ import annotations
 
+from dpdist._util.tree import fan_in
 from dpdist.rows.dataset import partitions
 from dpdist.rows.table import Sizes
 
@@ -27,7 +28,7 @@ _EACH = 50
 _EXPECTED = 8
 """Workers for which there are enough units even if fewer are there at first."""
 _FEWEST = 4
-"""Units for each worker, however short."""
+"""Units for each worker, however short, where sums are small."""
 TASK_SECONDS = 3e-3
 """Of driver and scheduler for a unit (`workflows/many_partitions.py`)."""
 _IDLE = 2
@@ -40,7 +41,9 @@ def unit_count(table: Sizes, *, row_seconds: float, entries: int, workers: int) 
     shortest = max(_SHORTEST, _FOLDS * _FOLD_SECONDS * entries)
     handed_out = seconds / (workers * _IDLE * TASK_SECONDS)
     enough = min(_EACH * max(workers, _EXPECTED), seconds / shortest, handed_out)
-    wanted = max(seconds / _LONGEST, enough, _FEWEST * workers)
+    # one for each worker where sums are large: to add them would take as long as what is computed
+    fewest = workers if fan_in(8 * entries) == 2 else _FEWEST * workers
+    wanted = max(seconds / _LONGEST, enough, fewest)
     return max(1, min(table.chunks, round(wanted)))
 
 

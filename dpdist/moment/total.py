@@ -56,7 +56,7 @@ class Partial(Generic[Value]):
     fingerprint
         Sum over the chunks of a hash of index and checksum: two passes that read the same have the same. Private.
     key
-        Fingerprint of the key by which rows were dithered; empty if they were not.
+        Fingerprint of the key by which rows were dithered, where other sums of the same rows have the same; else empty.
     """
 
     values: npt.NDArray[Value]
@@ -73,10 +73,7 @@ class Partial(Generic[Value]):
 
 @dataclass(frozen=True)
 class MomentTask:
-    """Some chunks of one table, and the band they are summed for: what a worker needs to know, all of it public.
-
-    But for the key by which rows are dithered: it is added where they are summed (:mod:`dpdist.moment.keys`).
-    """
+    """Some chunks of one table, and the band they are summed for: all of it public but the key, which is added last."""
 
     table: Table
     bound: RowBound

@@ -22,7 +22,7 @@ from dpdist.privacy import audit
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.rows.bounding import RowBound
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.work import Work
+from dpdist.runtime.local import Work
 
 _TASKS = 16
 _LARGEST_EPSILON = 100
@@ -155,7 +155,7 @@ def audit_mechanism(
     options : mapping of str, default None
         The mechanism's own parameters, by name. None: their defaults.
     cluster : Cluster, default None
-        Where to draw. None: on one worker process per core of this machine.
+        Where to draw. None: threads of this process.
 
     Returns
     -------
@@ -182,7 +182,7 @@ def audit_mechanism(
 
     Examples
     --------
-    It starts worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+    Here it is not run.
 
     >>> import dpdist
     >>> found = dpdist.audit_mechanism("two-sided-wishart", dpdist.PrivacyLoss.parse(1))  # doctest: +SKIP

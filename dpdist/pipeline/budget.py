@@ -162,10 +162,10 @@ def ingest_rows(
     say : callable, default None
         Called with sentences (str) about how a file was understood. None: nobody is told.
     cluster : Cluster, default None
-        Where to read files. None, or one that names neither a scheduler nor a number of workers: in this process; of a
-        source of 256 MiB or more, on one worker process per core of this machine. Every worker must see source and
-        rows under the same name. A table of Dask is computed on a cluster that is named, else
-        where its owner does: on that of the current client, or in this process.
+        Where to read files. None, or one that names neither a scheduler nor a number of workers: in this process, in
+        threads where the source has 256 MiB or more. Every worker must see source and rows under the same name. A table
+        of Dask is computed on a cluster that is named, else where its owner does: on that of the current client, or in
+        this process.
 
     Returns
     -------

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 
+from dpdist._util.cores import available_cores, threaded
 from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.table import Table
-from dpdist.runtime.pool import usable_cores
 
 _PIECE_BYTES = 512 << 10
 """Rows that are read and checked at once: half of a core's second-level cache."""
@@ -70,14 +68,10 @@ def found_wrong(
         Told how many are checked.
     """
     count = Count(progress, "Checking chunks", len(chunks))
-    pool = ThreadPoolExecutor(max(1, min(usable_cores(), _BUFFERS // max(1, buffer_bytes))))
     wrong = []
-    try:
-        # errors name parameters as this thread does
-        for said in [pool.submit(copy_context().run, check, index) for index in chunks]:
-            if (sentence := said.result()) is not None:
+    with threaded(max(1, min(available_cores(), _BUFFERS // max(1, buffer_bytes)))) as each:
+        for sentence in each(check, chunks):
+            if sentence is not None:
                 wrong.append(sentence)
             count.one()
-    finally:
-        pool.shutdown(cancel_futures=True)
     return tuple(wrong)

@@ -19,7 +19,6 @@ from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quantile
-from dpdist.moment.pieces import BOUND_SECONDS, seconds_of
 from dpdist.naming import parameter
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.histograms import draw_histogram
@@ -244,8 +243,7 @@ def choose_clip_norm(
         Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``; of rows at an address, the
         one that this machine remembers.
     cluster : Cluster, default None
-        Where to compute. None: on this machine, a small table in this process, another on one
-        worker process per core.
+        Where to compute. None: threads of this process.
     budget_delta : bool, default False
         Whether a request without a delta takes that of the budget, where it has one. If this very histogram was
         released with either before, that one is given again.
@@ -282,7 +280,7 @@ def choose_clip_norm(
 
     Examples
     --------
-    It may start worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+    Here it is not run.
 
     >>> import dpdist
     >>> request = dpdist.NormsRequest(dpdist.PrivacyLoss.parse(0.1))
@@ -302,8 +300,7 @@ def choose_clip_norm(
             transaction.reserve()  # refuses a ledger that is not of these rows
             return _choice(transaction, norm_histogram.published(transaction), asked, fresh=False)
         _foretell(transaction, asked, state, left, say)
-    seconds = seconds_of(table, row_seconds=BOUND_SECONDS * table.columns, entries=0)
-    with where.computing(seconds, trusted_worker=where.trusted_worker) as engine:
+    with where.connected() as engine:
         engine.require_visible(table.probe, ROOT)
         if where.trusted_worker:
             transaction, state, left = engine.trusted(_looked_up, transaction, budget_delta)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dpdist._util.text import listed
 from dpdist.answers.captured import holding
@@ -19,15 +18,10 @@ from dpdist.pca.components import Components, components
 from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.release.artefact import Release, open_release
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.process import memory_here
-from dpdist.runtime.work import Work
+from dpdist.runtime.local import Engine, Work
 from dpdist.storage.arrays import ROOT, attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
-
-if TYPE_CHECKING:
-    from dpdist.runtime.engine import Engine
-    from dpdist.runtime.here import Here
 
 
 class FittedModel(NamedTuple):
@@ -156,29 +150,24 @@ def components_of(
 def _components_of(opened: Release, release: Store, count: float | None, cluster: Cluster | None) -> Components:
     if count is not None and not isinstance(count, int):
         return holding(opened, count)
-    where = chosen(cluster)
-    with ExitStack() as stack:
-        product = None
-        if not opened.in_memory:
-            nodes = stack.enter_context(where.connected()) if where.named else None
-            product = _release_product(release.absolute(), opened.bound.columns, nodes)
+    if opened.in_memory:
+        return counted_components(opened) if count is None else components(opened, count)
+    with chosen(cluster).connected() as engine:
+        product = _release_product(release.absolute(), opened.bound.columns, engine)
         return counted_components(opened, product) if count is None else components(opened, count, product)
 
 
-def _release_product(release: Store, size: int, nodes: Engine | Here | None) -> Callable[[Matrix], Matrix]:
-    """Return the function that multiplies a released second moment, here or on the workers."""
-    memory, workers = (memory_here(), 1) if nodes is None else (nodes.memory, len(nodes.workers))
-    runs = eigen.tile_rows(size, workers)
-    keep = max(len(run) for run in runs) * size * 8 <= memory // 2
-    if nodes is not None:
-        nodes.require_visible(release, ROOT)
+def _release_product(release: Store, size: int, engine: Engine) -> Callable[[Matrix], Matrix]:
+    """Return the function that multiplies a released second moment."""
+    runs = eigen.tile_rows(size, engine.threads * len(engine.workers))
+    keep = size * size * 8 <= engine.memory // 2  # any process may get any rows
+    engine.require_visible(release, ROOT)
 
     def product(vectors: Matrix) -> Matrix:
-        task = eigen.ProductTask(release, range(size), vectors, keep)
-        if nodes is None:
-            return eigen.stacked(eigen.rows_product(task))
-        work = Work("components", eigen.rows_product, task, runs, eigen.joined, sticky=True)
-        return nodes.reduce(work, eigen.stacked, label=None)
+        work = Work(
+            "multiply", eigen.rows_product, eigen.ProductTask(release, range(size), vectors, keep), runs, eigen.joined
+        )
+        return engine.reduce(work, eigen.stacked, label=None)
 
     return product
 

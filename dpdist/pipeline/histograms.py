@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpdist.errors import DataError, RefusedError
 from dpdist.ledger.state import Part, State
 from dpdist.moment.histogram import HistogramTask, partition_histogram
-from dpdist.moment.pieces import seconds_of, units_of
+from dpdist.moment.pieces import units_of
 from dpdist.moment.total import add_partials
 from dpdist.naming import parameter
 from dpdist.release import histogram, stages, worth
@@ -15,15 +15,11 @@ from dpdist.release.histogram import HistogramTransaction
 from dpdist.release.request import Choice
 from dpdist.release.trusted import MomentTransaction
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.work import Work
+from dpdist.runtime.local import Engine, Work
 from dpdist.storage.arrays import ROOT
 
-if TYPE_CHECKING:
-    from dpdist.runtime.engine import Engine
-    from dpdist.runtime.here import Here
 
-
-def draw_histogram(engine: Engine | Here, transaction: HistogramTransaction[Any], label: str) -> None:
+def draw_histogram(engine: Engine, transaction: HistogramTransaction[Any], label: str) -> None:
     """Count the rows, and commit a noisy histogram of them; what was reserved is refunded if rows fail.
 
     Raises
@@ -37,7 +33,7 @@ def draw_histogram(engine: Engine | Here, transaction: HistogramTransaction[Any]
         table, row_seconds=counting.value_seconds * table.columns, entries=counting.bins,
         workers=threads * len(engine.workers),
     )  # fmt: skip
-    work = Work("count", partition_histogram, task, units, add_partials, threads)
+    work = Work("sum", partition_histogram, task, units, add_partials, nbytes=8 * counting.bins)
     try:
         engine.reduce(work, histogram.finalise, transaction, label=label)
     except DataError:
@@ -57,9 +53,8 @@ def draw_alone(transaction: HistogramTransaction[Any], cluster: Cluster, label: 
     ResumableError
         If the cluster was lost half-way.
     """
-    table, counting = transaction.table, transaction.counting()
-    seconds = seconds_of(table, row_seconds=counting.value_seconds * table.columns, entries=counting.bins)
-    with cluster.computing(seconds) as engine:
+    table = transaction.table
+    with cluster.connected() as engine:
         engine.require_visible(table.probe, ROOT)
         fresh = engine.trusted(transaction.reserve) is State.RESERVED
         if fresh:
@@ -67,7 +62,7 @@ def draw_alone(transaction: HistogramTransaction[Any], cluster: Cluster, label: 
     return fresh
 
 
-def draw_stages(engine: Engine | Here, transaction: MomentTransaction) -> None:
+def draw_stages(engine: Engine, transaction: MomentTransaction) -> None:
     """Draw the stages of a release that are not committed yet, one after the other, as :func:`draw_histogram` does."""
     labels: dict[Choice, str] = {"scale": "Counting columns", "clip norm": "Counting norms"}
     for choice, part in zip(transaction.request.chooses, (Part.STAGE, Part.SECOND), strict=False):

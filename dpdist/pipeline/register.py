@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from functools import partial
 
-import numpy as np
-
 from dpdist._util.paths import AnyPath
 from dpdist.errors import DataError
 from dpdist.ingest.register import asked_of, register_chunks, registering, survey
@@ -19,7 +17,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import SOURCES
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.work import Each, Work
+from dpdist.runtime.local import Each, Work
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -65,8 +63,7 @@ def register_rows(
     variable : str, default None
         The array of rows, where a Zarr group holds several.
     cluster : Cluster, default None
-        Where to read. None: on this machine, a small source in this process, another on one
-        worker process per core.
+        Where to read. None: in threads of this process.
 
     Returns
     -------
@@ -95,7 +92,7 @@ def register_rows(
 
     Examples
     --------
-    It may start worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+    Here it is not run.
 
     >>> import dpdist
     >>> dpdist.register_rows("table.parquet", "rows.zarr")  # doctest: +SKIP
@@ -129,10 +126,8 @@ def _register(source: SourceLocation, target: Store, asked: Asked, budget: Priva
     target.require_new("rows")
     found = survey(source, target, asked)
     identify = partial(registered.identity_of, place=str(target.absolute()))
-    values = int(found.records["rows"].sum(dtype=np.uint64)) * len(found.names)
-    with where.computing(_READ_SECONDS * values) as engine:
-        tasks = _PER_WORKER * max(1, len(engine.workers))
+    with where.connected() as engine:
+        tasks = _PER_WORKER * engine.threads * len(engine.workers)
         with registering(found, target, asked, budget, identify, tasks) as work:
             engine.require_visible(work[0].aside, SOURCES)
-            each = Work("register", register_chunks, Each(), work, threads=engine.threads)
-            engine.map(each, "Registering rows")
+            engine.map(Work("register", register_chunks, Each(), work), "Registering rows")

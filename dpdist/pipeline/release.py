@@ -5,13 +5,11 @@ Every step may be repeated. What exists already and is the same is left alone; w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,11 +23,19 @@ from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.moment.first_time import compiles_first
-from dpdist.moment.keys import Secret, secret_of_attempt
+from dpdist.moment.keys import common_key, partition_of_own_key
 from dpdist.moment.layout import Layout, layout_of
 from dpdist.moment.operator import Digits, Matrix, MomentBands, MomentProducts, ProductTask, partition_product
-from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, seconds_of, units_of
-from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment, require_summable
+from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
+from dpdist.moment.total import (
+    MomentTask,
+    Partial,
+    add_partials,
+    complete,
+    moment_task,
+    partition_moment,
+    require_summable,
+)
 from dpdist.naming import parameter
 from dpdist.pca.rounding import warning as rounding_warning
 from dpdist.pca.shortened import shortened
@@ -44,14 +50,9 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.release.scaling import blindly_scaled_words
 from dpdist.rows.table import Table
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.work import Work
+from dpdist.runtime.local import Engine, Secret, Work
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, store_at
-from dpdist.triangle import Band
-
-if TYPE_CHECKING:
-    from dpdist.runtime.engine import Engine
-    from dpdist.runtime.here import Here
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,7 @@ def release_rows(
         Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``; of rows at an address, the
         one that this machine remembers.
     cluster : Cluster, default None
-        Where to compute. None: on this machine, a small table in this process, another on one
-        worker process per core.
+        Where to compute. None: threads of this process.
     say : callable, default None
         Called with what should be known (str) before a clip norm is paid for that the schema gives for nothing. None:
         nobody is told.
@@ -197,7 +197,7 @@ def release_rows(
 
     Examples
     --------
-    It may start worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+    Here it is not run.
 
     >>> import dpdist
     >>> request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, 1e-6), clip_norm=100)
@@ -245,7 +245,7 @@ def release_table(
         _tell_free_norm(transaction, say)
     if where.trusted_worker or transaction.state() in {None, State.ABORTED}:
         _require_centre(transaction, say)
-    with where.computing(_seconds(sized), trusted_worker=where.trusted_worker) as cluster_engine:
+    with where.connected() as cluster_engine:
         cluster_engine.require_visible(table.probe, ROOT)
         if elsewhere:
             transaction = cluster_engine.trusted(trusted.as_charged, *asked)
@@ -296,23 +296,14 @@ def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: 
     require_undeclared(transaction.table)
     there = trusted.require_place(transaction)
     if not there:
-        with where.computing(_seconds(transaction), trusted_worker=where.trusted_worker) as cluster_engine:
+        with where.connected() as cluster_engine:
             cluster_engine.require_visible(transaction.table.probe, ROOT)
             cluster_engine.trusted(admit, transaction.table)  # before a row is read
             _compute(cluster_engine, transaction, where, _layout(cluster_engine, transaction, where))
     return Outcome(open_release(transaction.target), transaction.target.address(), fresh=not there)
 
 
-def _seconds(transaction: trusted.MomentTransaction) -> float:
-    """Return what one process takes to sum the rows once; infinite where they are multiplied again and again."""
-    request, table = transaction.request, transaction.table
-    if request.by_products:
-        return math.inf
-    entries = Band.whole(request.bound(table.columns).width).entries
-    return seconds_of(table, row_seconds=BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * entries, entries=entries)
-
-
-def _layout(cluster_engine: Engine | Here, transaction: trusted.MomentTransaction, where: Cluster) -> Layout | None:
+def _layout(cluster_engine: Engine, transaction: trusted.MomentTransaction, where: Cluster) -> Layout | None:
     """Return how the moment is laid out over bands and workers; None where it is never formed.
 
     Raises
@@ -337,27 +328,26 @@ def _layout(cluster_engine: Engine | Here, transaction: trusted.MomentTransactio
 
 
 def _compute(
-    cluster_engine: Engine | Here, transaction: trusted.MomentTransaction, where: Cluster, layout: Layout | None
+    cluster_engine: Engine, transaction: trusted.MomentTransaction, where: Cluster, layout: Layout | None
 ) -> None:
     """Sum the rows on the workers and conclude the release at the trusted node; each attempt dithers rows anew.
 
     Rows are bounded as the release says, whose clip norm may have been chosen since they were laid out.
     """
     bound = transaction.request.bound(transaction.table.columns)
-    secret = secret_of_attempt(bound, trusted_worker=where.trusted_worker)
     if layout is None:
-        trusted.conclude(transaction, MomentProducts(_product(cluster_engine, transaction, secret)))
+        trusted.conclude(transaction, MomentProducts(_product(cluster_engine, transaction, common_key(bound))))
         return
     layout = replace(layout, bound=bound)
     try:
         if len(layout.bands) > 1:
-            moment = MomentBands(partial(_bands, cluster_engine, transaction.table, layout, secret))
-            trusted.conclude(transaction, moment, beside=layout.beside)
+            moment = MomentBands(partial(_bands, cluster_engine, transaction.table, layout, common_key(bound)))
+            trusted.conclude(transaction, moment)
             return
-        finalise: Callable[..., None] = partial(trusted.finalise, beside=layout.beside)
+        finalise: Callable[..., None] = trusted.finalise
         if not where.trusted_worker:
             finalise = partial(finalise, progress=steps(where.progress, "Drawing noise"))
-        (work,) = _works(transaction.table, layout, secret)
+        (work,) = _works(transaction.table, layout, partition_of_own_key)
         cluster_engine.reduce(work, finalise, transaction, label=_label(transaction.table, where))
     except DataError:
         if not transaction.request.for_reproduction:
@@ -371,11 +361,9 @@ def _label(table: Table, where: Cluster) -> str:
     return "Summing rows (compiling first, once)" if here and compiles_first(table) else "Summing rows"
 
 
-def _bands(
-    cluster_engine: Engine | Here, table: Table, layout: Layout, secret: Secret | None
-) -> Iterator[Partial[np.int64]]:
+def _bands(cluster_engine: Engine, table: Table, layout: Layout, key: Secret | None) -> Iterator[Partial[np.int64]]:
     """Sum the bands of the moment on the workers, and bring them here one after the other."""
-    works = _works(table, layout, secret)
+    works = _works(table, layout, partition_moment, key)
     sums = cluster_engine.reduce_each(works, "Summing rows in bands", under_way=layout.under_way)
     with closing(sums):
         for total in sums:
@@ -383,16 +371,18 @@ def _bands(
             del total
 
 
-def _works(table: Table, layout: Layout, secret: Secret | None) -> list[Work]:
+def _works(
+    table: Table, layout: Layout, function: Callable[[MomentTask], Partial[np.int64]], key: Secret | None = None
+) -> list[Work]:
     """Return the pass of each band."""
     return [
-        Work("sum", partition_moment, task, units, add_partials, layout.threads, secret=secret)
+        Work("sum", function, task, units, add_partials, nbytes=8 * task.band.entries, threads=layout.threads, key=key)
         for task, units in zip(layout.tasks(table), layout.units, strict=True)
     ]
 
 
 def _product(
-    cluster_engine: Engine | Here, transaction: trusted.MomentTransaction, secret: Secret | None
+    cluster_engine: Engine, transaction: trusted.MomentTransaction, key: Secret | None
 ) -> Callable[[Matrix], Matrix]:
     """Return the function that multiplies the moment on the workers; what they are sent is already noisy.
 
@@ -408,7 +398,7 @@ def _product(
         workers = threads * len(cluster_engine.workers)
         units = units_of(table, row_seconds=row_seconds, entries=entries, workers=workers)
         values = ProductTask(task, vectors)
-        work = Work("multiply", partition_product, values, units, add_partials, threads, secret=secret)
+        work = Work("sum", partition_product, values, units, add_partials, nbytes=8 * entries, key=key)
         return digits.joined(cluster_engine.reduce(work, partial(complete, table), label="Multiplying rows").values)
 
     return product

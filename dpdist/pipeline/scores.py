@@ -6,13 +6,13 @@ from functools import partial
 from typing import NamedTuple
 
 from dpdist.ingest.opening import open_rows
-from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, seconds_of, units_of
+from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
 from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.pipeline.components import made_from
 from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.work import Work
+from dpdist.runtime.local import Work
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -54,8 +54,7 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
         The folder to write, or its address: (n, k) float64, or float32 of float32 rows. They are as private as the
         rows.
     cluster : Cluster, default None
-        Where to compute. None: on this machine, a small table in this process, another on one
-        worker process per core.
+        Where to compute. None: threads of this process.
 
     Returns
     -------
@@ -76,7 +75,7 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
 
     Examples
     --------
-    It may start worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+    Here it is not run.
 
     >>> import dpdist
     >>> dpdist.project_rows("rows.zarr", "model.zarr", "scores.zarr")  # doctest: +SKIP
@@ -103,11 +102,10 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
 def _project(table: RowsTable, found: models.Model, model: Store, target: Store, where: Cluster) -> None:
     target.require_new("scores")  # before there is any work
     row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * found.components.components.size
-    with where.computing(seconds_of(table, row_seconds=row_seconds, entries=0)) as cluster_engine:
-        threads = cluster_engine.threads
-        units = units_of(table, row_seconds=row_seconds, entries=0, workers=threads * len(cluster_engine.workers))
+    with where.connected() as cluster_engine:
+        workers = cluster_engine.threads * len(cluster_engine.workers)
+        units = units_of(table, row_seconds=row_seconds, entries=0, workers=workers)
         with projection.scores_of(table, found, model, target) as task:
             for store in (table.probe, task.scores):
                 cluster_engine.require_visible(store, ROOT)
-            work = Work("project", projection.project_chunks, task, units, threads=threads)
-            cluster_engine.map(work, "Projecting rows")
+            cluster_engine.map(Work("project", projection.project_chunks, task, units), "Projecting rows")

@@ -2,11 +2,10 @@
 
 Every function here may run any number of times; the ledger decides which draw counts
 (:mod:`dpdist.release.transaction`). The un-noised total is a local variable of :func:`finalise`: it is never a file, a
-log line or part of an exception. The running sums are in the memory of the workers until then, and the bank's, the
-total itself at last, in this process's; none is a result that Dask knows of. Whoever can connect to a worker can ask
-for its sum. What leaves is only what was read back from the ledger after the commit. A crash leaves no core dump: the
-engine forbids them before it connects, and again in every task, because sums are in this process's memory before this
-module is called.
+log line or part of an exception. Partial sums are in the memory of the workers until then, and on no disk
+(:mod:`dpdist.runtime.sums`). Whoever can connect to the cluster can ask for them. What leaves is only what was read
+back from the ledger after the commit. A crash leaves no core dump: they are forbidden before a cluster is connected to,
+and again in every task, because sums are in this process's memory before this module is called.
 
 A release that chooses its clip norm, or a scale, has a stage of each (:mod:`dpdist.release.stages`). What follows from
 them is read from the committed bytes alone.
@@ -47,7 +46,6 @@ from dpdist.rows.bounding import TRUNCATED
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Table
 from dpdist.rows.units import Unit
-from dpdist.runtime.pool import Pool
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import AnyStore, Store
 from dpdist.triangle import Band, Triangle, unpacked
@@ -223,7 +221,6 @@ def finalise(
     transaction: MomentTransaction,
     total: Partial[np.int64] | None = None,
     progress: Steps | None = None,
-    beside: int = 0,
 ) -> None:
     """Check the total and conclude the release.
 
@@ -236,20 +233,16 @@ def finalise(
     """
     total = complete(transaction.table, total)
     width = transaction.request.bound(transaction.table.columns).width
-    conclude(transaction, MomentMatrix(total.values, width), progress, beside)
+    conclude(transaction, MomentMatrix(total.values, width), progress)
 
 
-def conclude(
-    transaction: MomentTransaction, moment: BandedMoment, progress: Steps | None = None, beside: int = 0
-) -> None:
+def conclude(transaction: MomentTransaction, moment: BandedMoment, progress: Steps | None = None) -> None:
     """Draw the noise and commit: idempotent, and once whoever else runs it.
 
     A reproduction is written right away, to a folder that nobody but its owner can enter, and only of rows that never
     had a budget.
 
-    How fast a slow draw proceeds may depend on the data: progress is for the trusted node's own terminal. Noise of
-    independent entries is drawn by as many processes beside this one as there is memory for, at most ``beside``, and
-    cores; where there is little to draw, and by default, by this one alone.
+    How fast a slow draw proceeds may depend on the data: progress is for the trusted node's own terminal.
 
     An attempt that was fenced out discards its draw and waits for the winner; only when the winner died does it
     begin again, with a new draw.
@@ -263,30 +256,18 @@ def conclude(
     """
     if transaction.request.for_reproduction:
         admit(transaction.table)
-        with _drawers(transaction, beside) as pool, TemporaryFile() as file:
-            written(file, _drawn(transaction, moment, pool, progress))
+        with TemporaryFile() as file:
+            written(file, _drawn(transaction, moment, progress))
             archive.publish(file, transaction.target, private=True)
         return
     ledger = Ledger(transaction.ledger)
     condition = ledger.condition
-    with _drawers(transaction, beside) as pool:
-        transaction.commit(
-            lambda head: _drawn(transaction, moment, pool, progress, ledger_head=head, condition=condition)
-        )
-
-
-def _drawers(transaction: MomentTransaction, beside: int) -> Pool[Band]:
-    """Return the processes that draw noise beside this one: they start while the first band is still summed."""
-    request, table = transaction.request, transaction.table
-    if not isinstance(request.calibrated(table.columns, table.changed_rows), IndependentEntries):
-        return Pool(0)
-    return Pool(drawing.processes_for(request.bound(table.columns).width, beside))
+    transaction.commit(lambda head: _drawn(transaction, moment, progress, ledger_head=head, condition=condition))
 
 
 def _drawn(
     transaction: MomentTransaction,
     moment: BandedMoment,
-    pool: Pool[Band],
     progress: Steps | None = None,
     *,
     ledger_head: str | None = None,
@@ -310,7 +291,7 @@ def _drawn(
     )
     if transaction.staged is not None:
         heading = transaction.staged.told(heading)
-    return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, pool, progress))
+    return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, progress))
 
 
 def _heading(
@@ -394,7 +375,7 @@ def draw_unrecorded(
     )
     if staged is not None:
         heading = staged.told(heading)
-    answer = _noisy(calibrated, heading.bound.width, moment, Pool(0), None)
+    answer = _noisy(calibrated, heading.bound.width, moment, None)
     known = {each.name: getattr(heading, each.name) for each in fields(heading)}
     if isinstance(answer, np.ndarray):
         return Release(answer=answer, **known)
@@ -405,23 +386,21 @@ def draw_unrecorded(
 
 
 def _noisy(
-    calibrated: Calibrated, width: int, moment: BandedMoment, pool: Pool[Band], progress: Steps | None
+    calibrated: Calibrated, width: int, moment: BandedMoment, progress: Steps | None
 ) -> Matrix | Iterator[tuple[Band, Triangle]]:
     """Return a noisy subspace, or the noisy bands of the moment, each drawn when it is asked for."""
     if isinstance(calibrated, IndependentEntries):
-        return _noisy_bands(calibrated, moment, pool)
+        return _noisy_bands(calibrated, moment)
     answer = released(calibrated, moment, SYSTEM, progress)
     if answer.ndim == 1:
         return iter([(Band.whole(width), answer.astype(np.int64, copy=False))])
     return answer.astype(np.float64, copy=False)
 
 
-def _noisy_bands(
-    calibrated: IndependentEntries, moment: BandedMoment, pool: Pool[Band]
-) -> Iterator[tuple[Band, Triangle]]:
+def _noisy_bands(calibrated: IndependentEntries, moment: BandedMoment) -> Iterator[tuple[Band, Triangle]]:
     """Yield band after band with its noise, and hold none when the next one comes."""
     for band, exact in moment.bands():
-        noisy = drawing.noisy(calibrated, band, exact, SYSTEM, pool)
+        noisy = drawing.noisy(calibrated, band, exact, SYSTEM)
         del exact
         yield band, noisy
         del noisy

@@ -40,20 +40,27 @@ stands in a row: equal rows would get equal dithers, whose errors would add up l
 *Why 8 rounds.* No published attack on 8 rounds of ChaCha (Bernstein 2008) with 256 bits of key is faster than a search
 of all keys; 7 rounds can be attacked, with far more work and known words than anybody has. Aumasson (2019, "Too Much
 Crypto", eprint 2019/1492) recommends 8. Nor is a word of it ever seen: who attacks gets one sum over all rows, behind
-noise that is, on the grid taken by default, at least 20 times what rounding does to the spectrum, and under a new key
+noise that is, on the grid taken by default, at least 20 times what rounding does to the spectrum, and under new keys
 with every attempt. To learn anything from the dithers he would have to tell ChaCha8 from random numbers through that
 noise. The noise itself never comes from here.
 
 **Privacy.** Whatever the dithers are, a row becomes an integer vector of squared norm at most ``4^b`` alone, and that
-is verified. The key is secret and new for every attempt at a release, under every neighbouring relation. ChaCha8 under
-a secret key is taken for independent uniforms, as the noise takes the kernel's generator. These have the same law in
-every place, so the law of a table's sum does not depend on the order of its rows. Let each row that both neighbours
-have carry its dithers along, wherever it stands: that changes the law of neither sum. So coupled, every such row has
-the same integers in both, and given the dithers the two sums differ as those of any map of single rows do. The
-divergences between mixtures with the same weights are at most the largest between their parts (joint convexity), and
-the dithers have the law of the weights in both. So the guarantee for each assignment of dithers is that of the release.
+is verified. Keys are secret and new for every attempt at a release, under every neighbouring relation: one for each
+unit of work where every row is summed once, or one in common where rows are summed several times
+(:mod:`dpdist.moment.keys`). ChaCha8 under secret keys is taken for independent uniforms, as the noise takes the
+kernel's generator, whatever unit a row is in. These have the same law in every place, so the law of a table's sum does
+not depend on the order of its rows. Let each row that both neighbours have carry its dithers along, wherever it stands:
+that changes the law of neither sum. So coupled, every such row has the same integers in both, and given the dithers the
+two sums differ as those of any map of single rows do. The divergences between mixtures with the same weights are at
+most the largest between their parts (joint convexity), and the dithers have the law of the weights in both. So the
+guarantee for each assignment of dithers is that of the release.
 
-* It needs that nobody sees a dither: sums under two keys of the same rows, or a key beside a sum, are outside it.
+* It needs that nobody sees a dither: sums under two keys of the same rows, or a key beside a sum, are outside it. A
+  unit may be computed twice, under two keys, and one of its sums is added. Which one depends on the time that it took,
+  which does not depend on dithers, and the other one is seen by nobody.
+* How many units there are, and where they are cut, follows from n. Where n is private it differs between neighbours,
+  and the law of the dithers is the same for every cut. Rows that are added several times are summed once, and
+  multiplied.
 * Where n is private, what is subtracted from the diagonal must follow from what is released.
 * Where one row is exchanged in its place, no other row moves. There the bound holds for each fixed key besides, and
   nothing is assumed of the generator. A public key would rest on that alone. Of a table that was sorted, or from which
@@ -99,7 +106,7 @@ _LANES = 16
 
 @dataclass(frozen=True)
 class DitherKey:
-    """The key of all dithers of one attempt at a release; every unit and every band of it has the same.
+    """The key of all dithers of one unit of work, or of all units and bands of one attempt at a release.
 
     Parameters
     ----------

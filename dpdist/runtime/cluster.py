@@ -1,38 +1,52 @@
-"""Where to compute: on an existing cluster, or on workers of this machine."""
+"""Where to compute: in threads of this process, on worker processes of this machine, or on a cluster that is there."""
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dpdist._util.cores import available_cores
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
-from dpdist.runtime.here import START_SECONDS, Here
-from dpdist.runtime.process import forbid_core_dumps
-from dpdist.runtime.tls import Certificates, require_safe
-from dpdist.storage.atomic import scratch
+from dpdist.runtime.checks import forbid_core_dumps
+from dpdist.runtime.connecting import CURE_OF_GIVEN, connection, cure_of, known, require_given, silent, start_tracker
+from dpdist.runtime.local import Engine, Here
+from dpdist.runtime.tls import Certificates, require_safe, require_safe_cluster
 
 if TYPE_CHECKING:
-    from dpdist.runtime.engine import Engine
+    from distributed import Client, LocalCluster
+
+WORKER_ENVIRONMENT = {
+    # one BLAS thread per worker process: the processes are the parallelism
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # glibc hands chunk-sized blocks back to the kernel and page-faults them in again unless told to keep them
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+}
+"""Environment of worker processes of this machine."""
+_DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+"""What worker processes of this machine run first: Ctrl-C at a terminal is for the command, which ends them."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where to compute: on an existing Dask cluster, or on worker processes of this machine.
+    """Where to compute: in threads of this process, on worker processes of this machine, or on a Dask cluster.
 
     Parameters
     ----------
     scheduler : str, default None
-        Address of an existing Dask scheduler, such as ``tls://10.0.0.1:8786``. None: worker processes on this machine,
-        which listen on the loopback interface only.
+        Address of an existing Dask scheduler, such as ``tls://10.0.0.1:8786``. None: this machine.
     workers : int, default None
-        Number of local worker processes. None: one per core; and none at all for a table so small that this process has
-        summed it before they have started.
+        Number of worker processes on this machine, which listen on the loopback interface only. None: threads of this
+        process, one per core.
     trusted_worker : bool, default False
         Whether ledger and noise live on the worker that offers the resource ``trusted`` instead of in this process.
     certificates : Certificates, default None
@@ -104,8 +118,6 @@ class Cluster:
                 raise UsageError(
                     "A client knows its scheduler, workers and certificates: give either client, or the others."
                 )
-            from dpdist.runtime.clients import require_given  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
-
             require_given(self.client)
         if self.workers is not None and self.workers < 1:
             raise UsageError("At least one worker is needed.", parameter="workers")
@@ -125,8 +137,8 @@ class Cluster:
 
     @property
     def named(self) -> bool:
-        """Whether a cluster or a number of workers was named, for what this process could do as well."""
-        return self.scheduler is not None or self.workers is not None or self.client is not None
+        """Whether there are workers, and not only threads of this process."""
+        return self.scheduler is not None or self.workers is not None or self.client is not None or self.trusted_worker
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields, for another process.
@@ -147,48 +159,89 @@ class Cluster:
         """Return this very one: it cannot change, and scikit-learn's clone copies what a client cannot stand."""
         return self
 
-    def spared(self, seconds: float) -> bool:
-        """Whether no worker is needed: nobody named one, and this process is done before one would have started."""
-        return not self.named and not self.trusted_worker and seconds < START_SECONDS
-
     @contextmanager
-    def computing(self, seconds: float, *, trusted_worker: bool = False) -> Iterator[Engine | Here]:
-        """Compute here or on workers, for the time of a block: here if no worker is needed (:meth:`spared`).
+    def connected(self) -> Iterator[Engine]:
+        """Give what computes, for the time of a block: threads of this process, or workers if any were asked for.
 
-        Parameters
-        ----------
-        seconds
-            What the work takes one process; infinite where nobody knows.
-        trusted_worker
-            Whether one of the workers must be the trusted one.
+        Raises
+        ------
+        UsageError
+            If the user's client or cluster object is asynchronous, and waiting here would stop its loop.
+        RefusedError
+            If scheduler or worker is on the network and not encrypted, unless told to be insecure.
+        DataError
+            If the certificates cannot be used, no scheduler or worker is there in time, or none is the trusted one.
         """
-        if self.spared(seconds):
-            forbid_core_dumps()
+        forbid_core_dumps()
+        if not self.named:
             yield Here(self.progress)
-        else:
-            with self.connected(trusted_worker=trusted_worker) as engine:
-                yield engine
+            return
+        from dpdist.runtime.sums import OnDask  # noqa: PLC0415 - Dask takes its time, and threads need none of it
+
+        with self._client() as client:
+            engine = OnDask(
+                client, trusted_worker=self.trusted_worker, insecure=self.insecure, progress=self.progress
+            )  # fmt: skip
+            engine.await_worker()
+            yield engine
 
     @contextmanager
-    def connected(self, *, trusted_worker: bool = False) -> Iterator[Engine]:
-        """Connect for the time of a block; with ``trusted_worker`` one of the workers must be the trusted one."""
-        from dpdist.runtime import connection  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
+    def _client(self) -> Iterator[Client]:
+        """Connect by a client of our own: nothing closes or changes the user's, and nothing stays with it."""
+        with ExitStack() as stack:
+            if self.client is not None:
+                address, security = known(self.client)
+                if not self.insecure:
+                    require_safe_cluster(address, (), foreign=False)
+                cure = CURE_OF_GIVEN
+            elif self.scheduler is not None:
+                address, security = self.scheduler, self.certificates and self.certificates.security()
+                cure = cure_of(self.certificates)
+                if address.startswith("gateway://"):
+                    with suppress(ImportError):  # without it Dask knows no such address, as is said below
+                        import_module("dask_gateway")
+            else:
+                address, security, cure = stack.enter_context(self._local()), None, ""
+            if self.client is None:
+                stack.enter_context(silent())
+            yield stack.enter_context(connection(address, security, cure))
+
+    @contextmanager
+    def _local(self) -> Iterator[LocalCluster]:
+        """Start worker processes of this machine, for the time of a block."""
+        import dask  # noqa: PLC0415 - threads of this process need none of it
+        from distributed import LocalCluster  # noqa: PLC0415 - as above
+        from distributed.security import Security  # noqa: PLC0415 - as above
 
         with ExitStack() as stack:
-            existing = self.scheduler is not None or self.client is not None
-            folder = None if existing else _folder_of_workers(stack)
-            yield stack.enter_context(
-                connection.connected(
-                    self.scheduler,
-                    self.workers,
-                    client=self.client,
-                    trusted_worker=trusted_worker,
-                    certificates=self.certificates,
-                    insecure=self.insecure,
-                    folder=folder,
-                    progress=self.progress,
+            try:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dpdist-workers-"))
+                start_tracker()
+                settings = {"distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT, "temporary-directory": folder}
+                stack.enter_context(dask.config.set(settings))
+                made = LocalCluster(
+                    n_workers=self.workers or available_cores(),
+                    threads_per_worker=1,
+                    host="127.0.0.1",
+                    dashboard_address="127.0.0.1:0",
+                    # other users of this machine can reach its loopback interface
+                    protocol="tls://",
+                    security=Security.temporary(),
+                    resources={"trusted": 1} if self.trusted_worker else None,
+                    preload=[_DEAF],
+                    silence_logs=logging.CRITICAL,  # failures reach the user through us, once
                 )
-            )
+                yield stack.enter_context(made)
+            except OSError as error:
+                raise DataError(
+                    f"The worker processes did not start: {error.strerror}. Leave {parameter('workers')} out to "
+                    "compute in threads of this process."
+                ) from None
+            except RuntimeError:
+                raise DataError(
+                    "The worker processes did not start. A Python script that starts some must do so below "
+                    'if __name__ == "__main__": because every worker process imports it.'
+                ) from None
 
     @contextmanager
     def kept(self) -> Iterator[Cluster]:
@@ -216,17 +269,6 @@ def chosen(given: Cluster | None) -> Cluster:
     return given
 
 
-def _folder_of_workers(stack: ExitStack) -> Path:
-    """Make a folder for what local workers leave, in TMPDIR; removed when the stack is closed."""
-    parent = Path(tempfile.gettempdir())
-    try:
-        return stack.enter_context(scratch(parent, "dpdist-workers"))
-    except OSError as error:
-        raise DataError(
-            f"The workers' files cannot be put in {parent}: {error.strerror}. Set TMPDIR to a folder on a local disk."
-        ) from None
-
-
 @dataclass(frozen=True)
 class _KeptCluster(Cluster):
     """A cluster that is connected to once."""
@@ -234,13 +276,9 @@ class _KeptCluster(Cluster):
     stack: ExitStack = field(default_factory=ExitStack)
     engines: list[Engine] = field(default_factory=list)
 
-    def spared(self, seconds: float) -> bool:
-        """Whether no worker is needed, and none is there."""
-        return not self.engines and super().spared(seconds)
-
     @contextmanager
-    def connected(self, *, trusted_worker: bool = False) -> Iterator[Engine]:  # noqa: ARG002
+    def connected(self) -> Iterator[Engine]:
         """Give the one connection."""
         if not self.engines:
-            self.engines.append(self.stack.enter_context(super().connected(trusted_worker=self.trusted_worker)))
+            self.engines.append(self.stack.enter_context(super().connected()))
         yield self.engines[0]

@@ -7,12 +7,13 @@ one cluster per trust domain.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from dpdist._util.paths import AnyPath, local, read_plain
 from dpdist.errors import DataError, RefusedError, UsageError
@@ -149,9 +150,7 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
     UsageError
         If the address and the certificates do not go together.
     """
-    from distributed.comm import parse_address  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
-
-    protocol, place = parse_address(scheduler)
+    protocol, host, _ = parts_of(scheduler)
     if protocol in _ENCRYPTED:
         if certificates is None:
             raise UsageError(
@@ -164,7 +163,7 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
             f"Certificates are of no use at {scheduler}, which is not encrypted: pass an address that begins with "
             f"tls://, or leave {parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')} out."
         )
-    if not insecure and not (protocol == "tcp" and _on_this_machine(place)):
+    if not insecure and not (protocol == "tcp" and _is_loopback(host)):
         raise RefusedError(
             f"The scheduler {scheduler} is on the network and not encrypted. Whoever listens there can read un-noised "
             "sums; whoever connects can read the rows. Start the cluster with TLS (cluster/README.md) and pass a "
@@ -173,13 +172,13 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
         )
 
 
-def require_safe_workers(scheduler: str, workers: Iterable[str], *, foreign: bool) -> None:
-    """Refuse a cluster that others could listen to: a scheduler on loopback may have workers elsewhere.
+def require_safe_cluster(scheduler: str, workers: Iterable[str], *, foreign: bool) -> None:
+    """Refuse a cluster that others could listen to: a scheduler that is reached on loopback may have workers elsewhere.
 
     Parameters
     ----------
     scheduler, workers
-        The addresses that it has now.
+        The addresses by which they call themselves.
     foreign
         Whether the user's own client connected to it. Nobody was asked then whether the network itself is safe, so
         there is no way round.
@@ -189,9 +188,8 @@ def require_safe_workers(scheduler: str, workers: Iterable[str], *, foreign: boo
     RefusedError
         If one is neither encrypted nor on this machine's loopback interface.
     """
-    for address in (scheduler, *workers):
+    for what, address in (("scheduler", scheduler), *(("worker", each) for each in workers)):
         if not _is_safe(address):
-            what = "scheduler" if address == scheduler else "worker"
             cure = (
                 f"Where the network itself is safe, pass {parameter('insecure')}."
                 if not foreign
@@ -199,61 +197,35 @@ def require_safe_workers(scheduler: str, workers: Iterable[str], *, foreign: boo
             )
             raise RefusedError(
                 f"The {what} {address} is on the network and not encrypted: whoever listens there can read un-noised "
-                "sums. Start workers of an unencrypted cluster on 127.0.0.1 (--host), or start the cluster with TLS "
-                f"(cluster/README.md). {cure}"
+                "sums. Start scheduler and workers of an unencrypted cluster on 127.0.0.1 (--host), or start the "
+                f"cluster with TLS (cluster/README.md). {cure}"
             )
-
-
-def require_safe_listeners(listeners: Mapping[str, Iterable[str]], *, foreign: bool) -> None:
-    """Refuse a cluster that others could connect to: who is reached on loopback may listen everywhere.
-
-    Parameters
-    ----------
-    listeners
-        On which addresses each listens, by the address at which it is reached.
-    foreign
-        As of :func:`require_safe_workers`.
-
-    Raises
-    ------
-    RefusedError
-        If one listens neither encrypted nor on this machine's loopback interface.
-    """
-    for address, places in listeners.items():
-        for place in places:
-            if not _is_safe(place):
-                cure = "" if foreign else f" Where the network itself is safe, pass {parameter('insecure')}."
-                raise RefusedError(
-                    f"{address} listens on {place}, unencrypted: whoever reaches this machine can read un-noised sums "
-                    "there, and run code. Start it with --host 127.0.0.1, or the cluster with TLS "
-                    f"(cluster/README.md).{cure}"
-                )
 
 
 def on_this_machine(address: str) -> bool:
     """Say whether a worker is known to be on this machine, and to take of its memory."""
-    from distributed.comm import parse_address  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
-
-    protocol, place = parse_address(address)
-    return protocol == "inproc" or _on_this_machine(place)
+    protocol, host, _ = parts_of(address)
+    return protocol == "inproc" or _is_loopback(host)
 
 
 def _is_safe(address: str) -> bool:
-    from distributed.comm import parse_address  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
-
-    protocol, place = parse_address(address)
+    protocol, host, _ = parts_of(address)
     # inproc: threads of this process, which nothing outside can speak to
-    return protocol in {*_ENCRYPTED, "inproc"} or (protocol == "tcp" and _on_this_machine(place))
+    return protocol in {*_ENCRYPTED, "inproc"} or (protocol == "tcp" and _is_loopback(host))
 
 
-def _on_this_machine(place: str) -> bool:
-    from distributed.comm import parse_host_port  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
-
+def parts_of(address: str) -> tuple[str, str, int | None]:
+    """Return the protocol of an address, tcp where none is named, its host, and its port if it names one."""
+    protocol, found, place = address.rpartition("://")
     try:
-        host, _ = parse_host_port(place, 0)
+        parts = urlsplit(f"//{place}")
+        return (protocol.lower() if found else "tcp"), parts.hostname or "", parts.port
     except ValueError:
-        return True  # not an address: nothing can be sent to it, as the attempt to connect will say
+        return protocol, "", None
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        return host == "localhost" or ip_address(host).is_loopback
+        return host in {"localhost", ""} or ip_address(host).is_loopback  # nothing can be sent to no host
     except ValueError:
         return False

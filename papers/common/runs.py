@@ -24,7 +24,7 @@ import numpy as np
 
 from dpdist import DataError, UsageError
 from dpdist.errors import DrownedError
-from dpdist.runtime.engine import Engine
+from dpdist.runtime.local import Engine
 from dpdist.storage.atomic import replace_file
 
 Json = dict[str, Any]

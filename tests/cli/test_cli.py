@@ -72,7 +72,7 @@ def broken(task):
     raise RuntimeError("sentinel-73519")
 
 if __name__ == "__main__":
-    release_steps.partition_moment = broken
+    release_steps.partition_of_own_key = broken
     sys.argv[0] = "dpdist"
     cli.main()
 """

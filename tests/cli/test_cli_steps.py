@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import distributed
 import numpy as np
 import pytest
 import zarr
@@ -20,7 +21,7 @@ from dpdist.ingest.opening import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
-from dpdist.runtime import connection
+from dpdist.runtime import connecting
 
 # Ingest
 
@@ -336,7 +337,7 @@ def test_scores_that_cannot_be_had_are_refused_and_leave_nothing(
     elif what == "a lost chunk":
         CHUNK.unlink()
     else:
-        monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.5)
+        monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
         places["at"] = "tcp://127.0.0.1:1"
     before = tree(released)
     said = call("project", places["rows"], places["model"], places["scores"], "--scheduler", places["at"])
@@ -344,3 +345,36 @@ def test_scores_that_cannot_be_had_are_refused_and_leave_nothing(
     assert said.message
     assert tree(released) == before
     assert not (released / "scores.zarr").exists()
+
+
+ONCE = """
+[rows]
+path = "rows.zarr"
+[release]
+path = "release.zarr"
+epsilon = 1
+delta = 1e-6
+clip = 300
+[pca]
+path = "model.zarr"
+components = 2
+[project]
+path = "scores.zarr"
+[cluster]
+workers = 1
+"""
+
+
+def test_a_job_starts_its_workers_once(here: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    begin = distributed.LocalCluster.__init__
+
+    def counted(self: Any, **options: Any) -> None:
+        started.append(options["n_workers"])
+        begin(self, **options)
+
+    monkeypatch.setattr(distributed.LocalCluster, "__init__", counted)
+    (here / "job.toml").write_text(ONCE)
+    assert call("run", "job.toml").code == 0
+    assert (here / "scores.zarr").exists()
+    assert started == [1]

@@ -9,15 +9,14 @@ import pytest
 from support.cli_scene import LOSS, Call, tree
 
 from dpdist.ledger.ledger import Ledger
-from dpdist.runtime import connection
-from faults import crash_driver
+from dpdist.runtime.cluster import Cluster
 
 RELEASE = ("release", "rows.zarr", "release.zarr", *LOSS)
 
 
 @pytest.fixture(autouse=True)
 def _computing_inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.jobs import job_file, run, status
 from dpdist.pipeline import budget
 from dpdist.report import html
-from dpdist.runtime import connection
-from faults import crash_driver
+from dpdist.runtime.cluster import Cluster
 
 REQUEST = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, 1e-6), 8.0)
 
@@ -65,7 +64,7 @@ def _everything(folder: Path, form: Callable[[Path], AnyPath]) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_public_function_takes_a_path_in_any_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     found = []
     for form in (Path, str, Named):
         folder = tmp_path / form.__name__
@@ -140,7 +139,7 @@ WRONG = [{"rows": "no/rows.zarr"}, {"release": "no/r.zarr"}, {"release": "t.npy"
 def test_a_dry_run_refuses_the_paths_that_the_run_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, str], *, again: bool
 ) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     monkeypatch.chdir(tmp_path)
     np.save("t.npy", np.random.default_rng(1).normal(size=(30, 3)))
     job = Path("job.toml")
@@ -159,7 +158,7 @@ def test_a_dry_run_refuses_the_paths_that_the_run_refuses(
 
 
 def test_a_dry_run_refuses_more_components_than_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     monkeypatch.chdir(tmp_path)
     np.save("t.npy", np.random.default_rng(1).normal(size=(30, 3)))
     job = Path("job.toml")

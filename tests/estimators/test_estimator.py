@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import anndata
-import dask
 import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
 import zarr
-from distributed import Client, LocalCluster
+from distributed import Client
 from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
@@ -253,17 +252,6 @@ def test_a_dask_array_is_summed_by_the_current_client() -> None:
     asked = PrivatePCA(2, **FINE, budget_epsilon=100)
     here = asked.fit(rows).release_.lattice
     assert same(asked.fit(da.from_array(rows, chunks=(13, 3))).release_.lattice, here)
-
-
-def test_workers_that_may_spill_sums_to_their_disk_are_refused(register: Register) -> None:
-    with (
-        dask.config.set({"distributed.worker.memory.spill": 0.7}),
-        LocalCluster(1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster),
-        pytest.raises(DataError, match="may spill"),
-    ):
-        PrivatePCA(2, **LOSS).fit(da.from_array(table(), chunks=(50, 3)))
-    assert not register._fits
 
 
 def test_pandas_names_its_columns_and_gets_them_back() -> None:

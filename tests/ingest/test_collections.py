@@ -25,7 +25,7 @@ from dpdist.errors import DataError, ResumableError, UsageError
 from dpdist.ingest import blocks
 from dpdist.ingest.table import ingest
 from dpdist.rows import dataset
-from dpdist.runtime.blocks import each_block
+from dpdist.runtime.collections import each_block
 
 NAMES = ["a", "b", "c"]
 N = 23
@@ -324,8 +324,8 @@ def test_what_a_lost_cluster_had_written_is_not_computed_again_by_the_same_proce
     rows = table(rows=N)
     given = da.from_array(rows, chunks=(5, 3)).map_blocks(seen, meta=np.empty((0, 0)))
 
-    def lost(engine: Any, function: Any, units: Any, progress: Any) -> None:
-        each_block(engine, function, units[:3], progress)
+    def lost(engine: Any, function: Any, units: Any, progress: Any, label: str) -> None:
+        each_block(engine, function, units[:3], progress, label)
         raise ResumableError("The scheduler is gone.")
 
     with monkeypatch.context() as patch:

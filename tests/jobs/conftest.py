@@ -9,14 +9,13 @@ import pytest
 from support.nightly_scene import Place
 
 from dpdist.rows.chunks import ChunkReader
-from dpdist.runtime import connection
-from faults import crash_driver
+from dpdist.runtime.cluster import Cluster
 from faults.nightly import JOB
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     (tmp_path / "incoming").mkdir()
     (tmp_path / "job.toml").write_text(JOB)
     return Place(tmp_path)

@@ -10,8 +10,7 @@ from dpdist import RefusedError, Schema, UsageError, open_release
 from dpdist.errors import DpdistError
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
-from dpdist.runtime import connection
-from faults import crash_driver
+from dpdist.runtime.cluster import Cluster
 
 SCHEMA = """\
 scale = "range"
@@ -41,7 +40,7 @@ clip = 1.5
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     (tmp_path / "schema.toml").write_text(SCHEMA)
     (tmp_path / "table.csv").write_text("who,age,sex\na,41,m\nb,30,f\na,22,f\n")
     return tmp_path

@@ -21,8 +21,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.jobs.job_file import read_job
 from dpdist.jobs.sections import JOB_FILE, SCHEMA, schema, sections_of
 from dpdist.naming import naming, parameter, step
-from dpdist.runtime import connection
-from faults import crash_driver
+from dpdist.runtime.cluster import Cluster
 
 SMALL = '[rows]\npath = "r"\n[release]\npath = "x"\nepsilon = 1\nclip = 2\n'
 WRONG = """
@@ -105,7 +104,7 @@ def test_messages_of_a_job_name_its_keys() -> None:
 
 
 def test_a_job_that_is_run_is_refused_in_the_words_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     np.save(tmp_path / "table.npy", np.eye(3))
     job = tmp_path / "job.toml"
     job.write_text(

@@ -21,9 +21,8 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.pca import model as models
 from dpdist.pipeline import budget, release
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.runtime import connection
+from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import FolderStore
-from faults import crash_driver
 from faults.nightly import events
 
 PLAIN = """
@@ -49,7 +48,7 @@ PERIODS = PLAIN.replace('"table.npy"', '"incoming"\nperiods = true').partition("
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     rows = np.random.default_rng(0).normal(size=(30, 3))
     np.save(tmp_path / "table.npy", rows)
     (tmp_path / "incoming").mkdir()

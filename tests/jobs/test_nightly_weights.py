@@ -35,9 +35,8 @@ from dpdist.release.toeplitz import Toeplitz, square_root
 from dpdist.report.status import preview_words, status_words
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.chunks import ChunkReader
-from dpdist.runtime import connection
+from dpdist.runtime.cluster import Cluster
 from dpdist.triangle import Band
-from faults import crash_driver
 from faults.nightly import JOB
 
 ROOT = JOB + 'factorisation = "square-root"\ncontinual = 3\n'
@@ -61,7 +60,7 @@ def year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, list
         return original(self, part, index, digest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "connected", crash_driver.inline)
+        patch.setattr(Cluster, "named", False)
         patch.setattr(ChunkReader, "_checked", noted)
         patch.setattr(totals, "open_release", noted_release)
         (folder / "incoming").mkdir()

@@ -20,8 +20,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.pipeline import budget
 from dpdist.report.status import preview_words, status_words
-from dpdist.runtime import connection
-from faults import crash_driver
+from dpdist.runtime.cluster import Cluster
 from faults.nightly import JOB
 
 PLAIN = """
@@ -40,7 +39,7 @@ PERIODS = JOB + "continual = 4\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path) -> Path:  # noqa: ARG001
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     (tmp_path / "incoming").mkdir()
     np.save(tmp_path / "table.npy", rows(0))
     return tmp_path

@@ -25,8 +25,7 @@ from dpdist.ledger.state_folder import StateFile
 from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import periods
-from dpdist.runtime import connection
-from faults import crash_driver
+from dpdist.runtime.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("state")
 BUDGET = PrivacyLoss.parse("2")
@@ -38,7 +37,7 @@ REPRODUCE = ("--epsilon", "1", "--clip", "20", "--mechanism", "none", "--for-rep
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder with a table, computing in this process."""
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     monkeypatch.chdir(tmp_path)
     np.save("table.npy", np.random.default_rng(1).normal(size=(60, 3)) * 8)
     return tmp_path

@@ -24,8 +24,8 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.postgresql import PostgresStorage
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.runtime import connection
-from faults import crash_driver, postgres_server
+from dpdist.runtime.cluster import Cluster
+from faults import postgres_server
 from faults.postgres_server import PASSWORD, Server
 
 MODULE = "dpdist.ledger.postgresql"
@@ -300,7 +300,7 @@ ledger = "{address}"
 
 
 def test_a_job_is_charged_to_a_database_once(address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     (tmp_path / "table.csv").write_text("a,b\n" + "1,2\n3,0\n" * 50)
     (tmp_path / "job.toml").write_text(JOB.format(address=address))
     for fresh in (True, False, False):
@@ -325,7 +325,7 @@ def test_a_job_is_charged_to_a_database_once(address: Address, tmp_path: Path, m
 def test_a_database_restored_from_an_older_copy_pays_for_no_second_draw(
     address: Address, tmp_path: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     (tmp_path / "table.csv").write_text("a,b\n" + "1,2\n3,0\n" * 50)
     (tmp_path / "job.toml").write_text(JOB.format(address=address))
     assert CliRunner().invoke(cli, ["run", str(tmp_path / "job.toml")]).exit_code == 0

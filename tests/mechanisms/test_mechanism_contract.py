@@ -37,7 +37,6 @@ from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import drawing
 from dpdist.release.request import ReleaseRequest
-from dpdist.runtime.pool import Pool
 from dpdist.triangle import Band, diagonal_positions, unpacked
 
 SIZE = 3
@@ -311,8 +310,7 @@ def test_bands_are_drawn_one_by_one_where_entries_are_independent_and_nowhere_el
     assert isinstance(fixed, IndependentEntries) is independent
     if isinstance(fixed, IndependentEntries):
         exact = np.arange(5, dtype=np.int64)
-        with Pool[Band](0) as pool:
-            noisy = drawing.noisy(fixed, Band(0, 2, SIZE), exact, Scripted(3), pool)
+        noisy = drawing.noisy(fixed, Band(0, 2, SIZE), exact, Scripted(3))
         assert np.array_equal(noisy, exact + fixed.draw_band(Band(0, 2, SIZE), Scripted(3)))
 
 

@@ -20,6 +20,7 @@ from support.parts import added, parts_of, whole_of
 from support.replays import Recording, Replaying
 
 from dpdist import triangle
+from dpdist._util.tree import fan_in
 from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.ledger import Ledger
@@ -40,7 +41,6 @@ from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.table import Shape
-from dpdist.runtime import connection
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import store_at
 from dpdist.triangle import Band, packed, unpacked
@@ -85,7 +85,7 @@ def table(tmp_path: Path) -> RowsTable:
 @pytest.fixture
 def in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute in this process, in bands of three rows."""
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     crash_driver.in_bands(3, monkeypatch.setattr)
 
 
@@ -366,7 +366,7 @@ def test_a_tile_that_contradicts_the_others_is_refused(table: RowsTable, place: 
 def test_components_from_products_are_those_of_the_matrix_whoever_multiplies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, centring: Centring
 ) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     crash_driver.in_bands(15, monkeypatch.setattr)
     table = table_at(tmp_path / "rows.zarr", 400, 40)
     create_ledger(default_ledger(table.path), table.path)
@@ -422,7 +422,9 @@ def test_a_worker_needs_what_its_layout_says(tmp_path: Path, compress: bool) -> 
     for band in (Band.whole(WIDE), Band(0, 200, WIDE)):
         task = moment_task(table, bound, band)
         peak = peak_of(lambda task=task: partition_moment(task))  # type: ignore[misc]
-        waiting = 8 * band.entries * layouts._SUMS  # sums of other units, which one alone does not have
+        waiting = (
+            8 * band.entries * (fan_in(8 * band.entries) + 2)
+        )  # sums of other units, which one alone does not have
         promised = Layout(table, bound, 1, (band,)).worker_bytes - PROCESS_BYTES - waiting
         assert 0.75 * promised < peak <= promised
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,7 @@ from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.table import Shape
-from dpdist.runtime import connection
-from dpdist.runtime.here import Here
+from dpdist.runtime import local
 from dpdist.triangle import unpacked
 
 Matrix = npt.NDArray[np.float64]
@@ -130,16 +127,8 @@ def test_rounding_alone_would_exceed_the_sensitivity() -> None:
 
 def released(rows: Path, count: int, monkeypatch: pytest.MonkeyPatch, request: ReleaseRequest) -> bytes:
     """Release with so many workers and the same random bits."""
-
-    class Several(Here):
-        workers = tuple(map(str, range(count)))  # type: ignore[assignment]
-
-    @contextmanager
-    def connected(*_: Any, **__: Any) -> Iterator[Here]:
-        yield Several()
-
     with monkeypatch.context() as patch:
-        patch.setattr(connection, "connected", connected)
+        patch.setattr(local, "available_cores", lambda: count)
         patch.setattr(trusted, "SYSTEM", Scripted(5))
         create_ledger(default_ledger(rows), rows)
         found = release_steps.release_rows(rows, rows.with_name("release.zarr"), request).release

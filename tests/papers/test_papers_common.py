@@ -17,8 +17,8 @@ from distributed import Client
 from support.folders import HOW_TO_FETCH, NO_GENOMES, ROOT, without_data
 
 from dpdist.errors import DataError, PrivacyLeakWarning, UsageError
-from dpdist.runtime.connection import connected
-from dpdist.runtime.engine import Engine
+from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.local import Here
 from faults.waiting import until
 from papers.common import answers, data, runs
 
@@ -35,10 +35,11 @@ def refusing(_: runs.Json, __: Any) -> runs.Json:
     raise UsageError("no")
 
 
-class Counting(Engine):
+class Counting(Here):
     """Runs cells here and stops after some, as a killed run would."""
 
     def __init__(self, until: int | None = None) -> None:
+        super().__init__()
         self.until, self.asked = until, 0
 
     def results(self, function: Any, tasks: Any, shared: Any, label: str) -> Iterator[tuple[int, Any]]:  # noqa: ARG002
@@ -125,7 +126,7 @@ def test_cells_reach_workers_that_have_dpdist_and_not_the_scripts(
     with pytest.warns(PrivacyLeakWarning, match="largest norm"):
         moment = answers.moment_of(data.in_unit_ball(RNG.normal(size=(5000, 3)) * [3, 1, 1]))
     cells = [{"k": 1, "run": run} for run in range(3)]
-    with connected(bare) as found, runs.opened(tmp_path / "a", SETTINGS) as store:
+    with Cluster(bare).connected() as found, runs.opened(tmp_path / "a", SETTINGS) as store:
         rows = runs.run(found, store, energy_there, cells, shared=moment)
         with pytest.raises(UsageError, match="no"):
             list(found.results(refusing, cells, None, "Refusing"))

@@ -51,9 +51,7 @@ from dpdist.rows.dataset import RowsTable, created, partitions
 from dpdist.rows.periods import create_periods
 from dpdist.rows.units import Unit
 from dpdist.rows.writing import chunk_key
-from dpdist.runtime import connection
 from dpdist.runtime.cluster import Cluster
-from faults import crash_driver
 from faults.forks import forking
 
 BUDGET = PrivacyLoss.parse("3")
@@ -85,7 +83,7 @@ def some_rows(count: int = 600) -> Rows:
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
     """Six hundred rows in several chunks; everything is computed in this process."""
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     rows = some_rows()
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", rows.nbytes // 7)
     return table_of(tmp_path / "rows.zarr", rows)
@@ -257,7 +255,7 @@ def test_the_scale_is_the_least_that_keeps_epsilon(
 
 
 def test_the_rows_of_one_unit_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     made = table_of(tmp_path / "rows.zarr", some_rows(), unit=Unit("person", 3))
     choice = clip_norm.choose_clip_norm(made.path, REQUEST, HALF)
     assert choice.histogram.noise == DiscreteLaplace(6)

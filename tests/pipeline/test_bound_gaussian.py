@@ -34,9 +34,7 @@ from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.units import Unit
 from dpdist.rows.writing import chunk_key
-from dpdist.runtime import connection
 from dpdist.runtime.cluster import Cluster
-from faults import crash_driver
 
 GRID = NormGrid.parse("1:64:2")
 PURE = NormsRequest(PrivacyLoss.parse("0.5"), GRID)
@@ -67,7 +65,7 @@ def table_of(path: Path, budget: PrivacyLoss, unit: Unit | None = None) -> RowsT
 @pytest.fixture(autouse=True)
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is computed in this process."""
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
 
 
 @pytest.fixture

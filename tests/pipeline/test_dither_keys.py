@@ -8,42 +8,42 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
+import dask
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
 import pytest
-from distributed import Client
-from support.near_workers import listening, trusted_worker, workers
+from distributed import Client, LocalCluster
 
 from dpdist.errors import DpdistError
 from dpdist.estimators.inputs import Rows
 from dpdist.ingest.opening import open_rows
 from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.moment import keys
-from dpdist.moment.keys import secret_of_attempt
+from dpdist.moment.keys import common_key
 from dpdist.moment.operator import MomentBands, ProductTask
-from dpdist.moment.total import Partial, moment_task, partition_moment
+from dpdist.moment.total import MomentTask, Partial, moment_task, partition_moment
 from dpdist.pca.rounding import rounding
 from dpdist.pipeline import release as release_steps
 from dpdist.pipeline.budget import create_ledger, default_ledger
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.rows import dataset, dither
+from dpdist.rows import dataset
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.rows.units import Unit
-from dpdist.runtime import connection
 from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.local import Work
 from dpdist.triangle import Band, packed
 from faults import crash_driver
 
 Lattice = npt.NDArray[np.int64]
-ROWS, COLUMNS = 90, 5
+ROWS, COLUMNS, CHUNK = 90, 5, 10
 LOSS = PrivacyLoss.parse("2", "1e-6")
 VALUES = np.random.default_rng(8).normal(size=(ROWS, COLUMNS)) * 2
 ADDED = Neighbours.ADD_REMOVE
@@ -67,7 +67,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
 
 
 def table_at(path: Path, monkeypatch: pytest.MonkeyPatch, unit: Unit | None = None) -> RowsTable:
-    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 8 * COLUMNS * 10)
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 8 * COLUMNS * CHUNK)
     names, budget = tuple("abcde"), PrivacyLoss.parse("20", "1e-4")
     with created(path, rows=ROWS, dtype="float64", names=names, budget=budget, unit=unit) as writer:
         writer.append(VALUES)
@@ -75,14 +75,22 @@ def table_at(path: Path, monkeypatch: pytest.MonkeyPatch, unit: Unit | None = No
     return open_rows(path)
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[DitherKey]:
-    """Every secret key that is drawn in this process, where the workers are, too."""
-    DRAWN.clear()
-    monkeypatch.setattr(keys, "drawn", noting)
-    return DRAWN
+class Noted(NamedTuple):
+    """Rows that were summed, and the key by which they were dithered."""
+
+    key: DitherKey
+    chunks: range
+
+    @property
+    def moment(self) -> Lattice:
+        """The exact moment of these rows, each dithered by its number."""
+        first, rows = CHUNK * self.chunks.start, VALUES[CHUNK * self.chunks.start : CHUNK * self.chunks.stop]
+        z = BOUND.apply(rows, np.empty(rows.shape), Dithers(self.key, first)).astype(np.int64)
+        found: Lattice = z.T @ z
+        return found
 
 
+SUMMED: list[Noted] = []
 DRAWN: list[DitherKey] = []
 _draw = keys.drawn
 
@@ -90,6 +98,22 @@ _draw = keys.drawn
 def noting() -> bytes:
     DRAWN.append(DitherKey(_draw()))
     return DRAWN[-1].key
+
+
+def noting_rows(task: MomentTask) -> Partial[np.int64]:
+    assert task.key is not None
+    SUMMED.append(Noted(task.key, task.chunks))
+    return partition_moment(task)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[DitherKey]:
+    """Every secret key that is drawn in this process, where the workers are, too."""
+    DRAWN.clear()
+    SUMMED.clear()
+    monkeypatch.setattr(keys, "drawn", noting)
+    monkeypatch.setattr(keys, "partition_moment", noting_rows)
+    return DRAWN
 
 
 @pytest.fixture
@@ -101,7 +125,11 @@ def summed(monkeypatch: pytest.MonkeyPatch) -> list[Lattice]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    with workers(1) as (made, _), trusted_worker(made):
+    """Start a worker that is a thread of this process, so that a test sees into it; it may be the trusted one."""
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, protocol="tcp://", host="127.0.0.1",
+        dashboard_address="127.0.0.1:0", resources={"trusted": 1},
+    ) as made:  # fmt: skip
         yield made.scheduler_address
 
 
@@ -113,24 +141,31 @@ def lattice(table: RowsTable, asked: ReleaseRequest, name: str, where: Cluster |
 @pytest.mark.usefixtures("summed")
 @pytest.mark.parametrize("unit", [None, Unit("who", 3)])
 @pytest.mark.parametrize("neighbours", Neighbours)
-def test_each_attempt_has_a_new_secret_key_wherever_it_is_summed_and_whatever_a_neighbour_is(
+def test_each_unit_has_a_new_secret_key_wherever_it_is_summed_and_whatever_a_neighbour_is(
     tmp_path: Path, neighbours: Neighbours, unit: Unit | None, drawn: list[DitherKey], cluster: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     table = table_at(tmp_path / "rows.zarr", monkeypatch, unit)
     places = {"here": None, "workers": Cluster(cluster), "trusted": Cluster(cluster, trusted_worker=True)}
-    found = [lattice(table, request(neighbours, name=name), f"{name}.zarr", where) for name, where in places.items()]
-    with monkeypatch.context() as patch:
-        patch.setattr(connection, "connected", crash_driver.inline)
-        crash_driver.in_bands(2, patch.setattr)
-        found.append(lattice(table, request(neighbours, name="bands"), "bands.zarr"))
-    assert len({key.key for key in drawn}) == len(drawn) == 4
-    for key, moment in zip(drawn, found, strict=True):
-        assert np.array_equal(moment, moment_under(key))
+    for name, where in places.items():
+        before = len(SUMMED)
+        found = lattice(table, request(neighbours, name=name), f"{name}.zarr", where)
+        units = SUMMED[before:]
+        assert len(units) > 1
+        assert np.array_equal(found, sum(each.moment for each in units))
+    assert len({key.key for key in drawn}) == len(drawn) == len(SUMMED)
 
 
 @pytest.mark.usefixtures("summed")
-def test_an_attempt_that_is_resumed_has_another_key(
+def test_all_bands_have_one_key(table: RowsTable, drawn: list[DitherKey], monkeypatch: pytest.MonkeyPatch) -> None:
+    crash_driver.in_bands(2, monkeypatch.setattr)
+    found = lattice(table, request(ADDED, name="bands"), "bands.zarr")
+    (key,) = drawn
+    assert np.array_equal(found, Noted(key, range(table.chunks)).moment)
+
+
+@pytest.mark.usefixtures("summed")
+def test_an_attempt_that_is_resumed_has_other_keys(
     table: RowsTable, drawn: list[DitherKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class DiedError(Exception):
@@ -143,9 +178,10 @@ def test_an_attempt_that_is_resumed_has_another_key(
         patch.setattr(trusted, "conclude", dying)
         with pytest.raises(DiedError):
             lattice(table, request(ADDED), "release.zarr")
+    before = len(SUMMED)
     moment = lattice(table, request(ADDED), "release.zarr")
-    assert len(drawn) == 2
-    assert np.array_equal(moment, moment_under(drawn[1]))
+    assert np.array_equal(moment, sum(each.moment for each in SUMMED[before:]))
+    assert len({key.key for key in drawn}) == len(drawn) == 2 * before
 
 
 def test_all_rounds_of_products_have_one_key(table: RowsTable, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +201,10 @@ def test_all_rounds_of_products_have_one_key(table: RowsTable, cluster: str, mon
     assert found[0] != ""
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("more", [-20, 0, 7])
 def test_the_diagonal_that_is_subtracted_follows_from_the_released_count(
-    table: RowsTable, drawn: list[DitherKey], monkeypatch: pytest.MonkeyPatch, more: int
+    table: RowsTable, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
     """All noise is taken away but that of the count, which is private: the exact n would be told otherwise."""
     constant = 2**11
@@ -181,19 +218,17 @@ def test_the_diagonal_that_is_subtracted_follows_from_the_released_count(
     asked = request(ADDED, centring=Centring.PRIVATE)
     found = release_steps.release_table(table, table.path.with_name("release.zarr"), asked).release
     assert (found.rows, found.row_count) == (None, ROWS + more)
-    steps = moment_under(drawn[0]) - (ROWS + more) / 4 * np.eye(COLUMNS)
+    steps = sum(each.moment for each in SUMMED) - (ROWS + more) / 4 * np.eye(COLUMNS)
     assert np.allclose(found.second_moment, steps * found.bound.unit**2, rtol=1e-12, atol=0)
     assert np.allclose(found.moment_diagonal, np.diag(found.second_moment), rtol=1e-12, atol=0)
 
 
-@pytest.mark.usefixtures("summed")
+@pytest.mark.usefixtures("summed", "drawn")
 @pytest.mark.parametrize("neighbours", Neighbours)
-def test_it_is_left_in_where_no_count_is_public_or_released(
-    table: RowsTable, drawn: list[DitherKey], neighbours: Neighbours
-) -> None:
+def test_it_is_left_in_where_no_count_is_public_or_released(table: RowsTable, neighbours: Neighbours) -> None:
     found = release_steps.release_table(table, table.path.with_name("release.zarr"), request(neighbours)).release
     left = 0 if neighbours is Neighbours.ADD_REMOVE else ROWS / 4
-    steps = moment_under(drawn[0]) - left * np.eye(COLUMNS)
+    steps = sum(each.moment for each in SUMMED) - left * np.eye(COLUMNS)
     assert np.allclose(found.second_moment, steps * found.bound.unit**2, rtol=1e-12, atol=0)
     told = rounding(found)
     assert told is not None
@@ -209,62 +244,59 @@ def test_bands_of_two_keys_are_no_moment(table: RowsTable) -> None:
         list(MomentBands(sums).bands())
 
 
-def test_nothing_that_holds_a_secret_key_can_be_part_of_a_task(
-    table: RowsTable, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    secret = secret_of_attempt(BOUND, trusted_worker=False)
-    assert secret is not None
-    key = DitherKey(secret())
+def test_a_key_is_shown_nowhere_and_only_a_common_one_can_be_part_of_a_task(table: RowsTable) -> None:
+    common = common_key(BOUND)
+    assert common is not None
+    key = DitherKey(common.content)
     task = moment_task(table, BOUND)
-    holders: list[Any] = [key, secret, task.keyed(key.key), ProductTask(task, VALUES).keyed(key.key), Dithers(key, 0)]
-    cloudpickle.register_pickle_by_value(dither)
-    try:
-        for each in holders:
-            with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
-                pickle.dumps(each)
-            with pytest.raises(TypeError, match="no part of a task"):
-                cloudpickle.dumps(each)
-            assert repr(key.key)[2:-1] not in repr(each)
-    finally:
-        cloudpickle.unregister_pickle_by_value(dither)
-    assert pickle.loads(pickle.dumps(task)) == task  # noqa: S301 - our own
-    # nor by mistake: a driver that knows the key does not tell it to a trusted worker by way of the scheduler
-    monkeypatch.setattr(release_steps, "secret_of_attempt", lambda *_, **__: secret)
-    with pytest.raises(TypeError, match="Could not serialize"):
-        lattice(table, request(ADDED), "release.zarr", Cluster(cluster, trusted_worker=True))
+    holders: list[Any] = [key, task.keyed(key.key), ProductTask(task, VALUES).keyed(key.key), Dithers(key, 0)]
+    for each in holders:
+        with pytest.raises(TypeError, match="no part of a task"):
+            cloudpickle.dumps(each)
+    work = Work("sum", partition_moment, task, (), key=common)
+    for each in (*holders, common, work):
+        assert repr(key.key)[2:-1] not in repr(each) + str(each)
+        assert key.key.hex() not in repr(each)
+    assert pickle.loads(pickle.dumps(common)).content == key.key  # noqa: S301 - our own
 
 
+@pytest.mark.parametrize("bands", [False, True])
 @pytest.mark.parametrize("trusted", [False, True])
-def test_neither_key_nor_fingerprint_is_in_a_file_a_log_or_what_the_scheduler_reads(
-    table: RowsTable, drawn: list[DitherKey], trusted: bool, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
+def test_neither_key_nor_fingerprint_is_in_a_file_or_a_log(
+    table: RowsTable, drawn: list[DitherKey], trusted: bool, bands: bool, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path,
 ) -> None:  # fmt: skip
     said: list[bytes] = []
 
-    class Noting(logging.Handler):  # Dask silences handlers that write to a stream while somebody is connected
+    class Noting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             said.append(record.getMessage().encode())
 
-    monkeypatch.setattr(logging.getLogger("distributed"), "handlers", [Noting()])
+    if bands:
+        if trusted:
+            pytest.skip("bands are noised by the driver")
+        crash_driver.in_bands(2, monkeypatch.setattr)
+    logger = logging.getLogger("distributed")
+    noting = Noting()
+    logger.addHandler(noting)
     caplog.set_level(logging.DEBUG, "distributed")
-    with workers(2) as (made, _), trusted_worker(made), listening(made.scheduler, monkeypatch) as (there, elsewhere):
-        where = Cluster(made.scheduler_address, trusted_worker=trusted)
-        lattice(table, request(ADDED), "release.zarr", where)
-    (key,) = drawn
-    fingerprint = key.fingerprint.encode()
+    spill = {"temporary-directory": str(tmp_path), "distributed.worker.memory.spill": 1e-6}
+    try:
+        with dask.config.set(spill), LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", host="127.0.0.1",
+            dashboard_address="127.0.0.1:0", resources={"trusted": 1},
+        ) as made:  # fmt: skip
+            lattice(table, request(ADDED), "release.zarr", Cluster(made.scheduler_address, trusted_worker=trusted))
+    finally:
+        logger.removeHandler(noting)
     written = [path.read_bytes() for path in table.path.parent.rglob("*") if path.is_file()]
     assert len(written) > 10
-    assert any(b"dpdist" in message for message in said)
     said.append("".join(capfd.readouterr()).encode())
-    for form in (key.key, key.key.hex().encode(), repr(key.key).encode()[2:-1], fingerprint):
-        assert not any(form in content for content in (*there, *written, *said))
-    assert any(key.key in content for content in elsewhere)  # so would they be seen
-    assert any(fingerprint in content for content in elsewhere)
-    assert key.fingerprint not in repr(partition_moment(moment_task(table, BOUND).keyed(key.key)))
-
-
-def test_the_driver_never_has_the_key_of_a_trusted_worker() -> None:
-    assert secret_of_attempt(BOUND, trusted_worker=True) is keys.drawn
+    assert drawn
+    for key in drawn:
+        fingerprint = key.fingerprint.encode()
+        for form in (key.key, key.key.hex().encode(), repr(key.key).encode()[2:-1], fingerprint):
+            assert not any(form in content for content in (*written, *said))
 
 
 # --- rows in memory
@@ -274,13 +306,21 @@ def total(rows: Any) -> Lattice:
     return Rows(rows).total(BOUND, b"register" * 4).values
 
 
-def test_rows_in_memory_are_dithered_in_their_order_whatever_they_come_in(drawn: list[DitherKey]) -> None:
-    added = [total(VALUES)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpdist.estimators.inputs._PIECE_BYTES", 8 * COLUMNS * 7)
-        added += [total(VALUES) for _ in range(2)]
-    assert len({key.key for key in drawn}) == 3
-    assert [each.tolist() for each in added] == [packed(moment_under(key)).tolist() for key in drawn]
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_in_memory_are_dithered_in_their_order_whatever_they_come_in(
+    drawn: list[DitherKey], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpdist.estimators.inputs._PIECE_BYTES", 8 * COLUMNS * 7)
+    monkeypatch.setattr("dpdist.estimators.inputs._WORTH_A_THREAD", 1)
+    monkeypatch.setattr("dpdist.estimators.inputs.available_cores", lambda: threads)
+    added = total(VALUES).tolist()
+    assert len({key.key for key in drawn}) == threads
+    parts = [VALUES[ROWS * i // threads : ROWS * (i + 1) // threads] for i in range(threads)]
+    sums = [
+        packed(np.sum([moment_under(key, rows) for key, rows in zip(order, parts, strict=True)], axis=0)).tolist()
+        for order in permutations(drawn)
+    ]
+    assert sums.count(added) == 1
 
 
 @pytest.mark.parametrize("client", [False, True])

@@ -23,9 +23,9 @@ from dpdist.rows import dataset
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.units import Unit
 from dpdist.rows.writing import chunk_key
-from dpdist.runtime import connection
+from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import CHECKSUM_BYTES
-from faults import crash_driver, sentinel
+from faults import sentinel
 
 BUDGET = PrivacyLoss.parse("2", "1e-5")
 NAMES = tuple(f"column-{i}" for i in range(sentinel.COLUMNS))
@@ -56,7 +56,7 @@ def told(*arguments: object) -> str:
 @pytest.fixture(params=[False, True], ids=["plain", "compressed"])
 def rows(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
     """Write a table with the sentinel in it, in eight chunks, and its ledger."""
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     values = sentinel.planted_table()
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", sentinel.CHUNK_ROWS * values[0].nbytes)
     path = tmp_path / "rows.zarr"
@@ -193,7 +193,7 @@ def test_a_release_for_reproduction_is_not_called_public(rows: RowsTable, tmp_pa
 def test_a_folder_of_periods_is_described_and_verified_against_its_seals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     folder = nightly_folder(tmp_path)
     code, words = inspected(folder)
     assert code == 0

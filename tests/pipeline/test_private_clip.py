@@ -211,7 +211,7 @@ def test_rows_that_fail_are_refunded_before_the_stage_is_drawn_and_never_afterwa
             release_rows(rows, target, GAUSSIAN)
     assert losses(ledger_of_rows(rows)) == []
     with monkeypatch.context() as patch:
-        patch.setattr(release, "partition_moment", unusable)
+        patch.setattr(release, "partition_of_own_key", unusable)
         with pytest.raises(DataError):
             release_rows(rows, target, GAUSSIAN)
     (record,) = ledger_of_rows(rows).records

@@ -34,7 +34,7 @@ from dpdist.release import trusted
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.bounding import RowBound
-from dpdist.runtime import connection
+from dpdist.runtime.cluster import Cluster
 from faults import crash_driver
 
 BUDGET = PrivacyLoss.parse("4", "1e-6")
@@ -46,7 +46,7 @@ ROWS = np.random.default_rng(3).integers(0, 9, (200, 4)).astype(np.float32)
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work beside a source, computing in this process, as somebody who has registered nothing."""
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     monkeypatch.setattr(register, "_PER_WORKER", 2)
     monkeypatch.chdir(tmp_path)
     assert not state.exists()

@@ -26,9 +26,8 @@ from dpdist.pipeline.release import Outcome
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
-from dpdist.runtime import connection
+from dpdist.runtime.cluster import Cluster
 from dpdist.triangle import unpacked
-from faults import crash_driver
 from papers.common.drawn import drawn
 
 pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
@@ -44,7 +43,7 @@ def call(*arguments: object) -> Result:
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a table of large values, as incomes are, and be where it is."""
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     monkeypatch.chdir(tmp_path)
     rows = np.random.default_rng(3).normal(size=(30000, 12)) * np.linspace(6000, 500, 12)
     names = ",".join(f"c{i}" for i in range(12))

@@ -27,8 +27,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.report.html import write
-from dpdist.runtime import connection
-from faults import crash_driver
+from dpdist.runtime.cluster import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
 
@@ -43,7 +42,7 @@ def call(*arguments: object) -> Result:
 
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     np.save(tmp_path / "table.npy", np.random.default_rng(1).normal(size=(ROWS, 3)))
     budget = PrivacyLoss.parse("100", "0.5")
     return ingest_rows(tmp_path / "table.npy", tmp_path / "rows.zarr", budget=budget).path
@@ -119,7 +118,7 @@ def test_what_is_said_and_what_is_not(
 
 
 def test_n_is_the_number_of_rows_of_whatever_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     people = np.arange(ROWS) // 5
     np.save(tmp_path / "table.npy", np.column_stack([people, np.random.default_rng(1).normal(size=(ROWS, 2))]))
     rows = tmp_path / "rows.zarr"
@@ -161,7 +160,7 @@ def test_a_job_file_accepts_it_by_a_key(rows: Path) -> None:
 
 
 def test_with_periods_n_is_that_of_all_periods_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     source = tmp_path / "incoming"
     source.mkdir()
     text = (

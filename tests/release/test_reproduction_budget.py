@@ -26,9 +26,8 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import reproduction, trusted
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import created
-from dpdist.runtime import connection
+from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import store_at
-from faults import crash_driver
 
 BUDGET = PrivacyLoss.parse("2", "1e-5")
 EXACT = ReleaseRequest("none", PrivacyLoss.parse("1"), 20.0, for_reproduction=True)
@@ -41,7 +40,7 @@ def call(*arguments: object) -> Result:
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     path = tmp_path / "table.npy"
     np.save(path, np.random.default_rng(1).normal(size=(60, 3)) * 8)
     return path

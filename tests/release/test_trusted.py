@@ -54,11 +54,9 @@ from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import chunks
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.writing import chunk_key
-from dpdist.runtime import connection
-from dpdist.runtime.pool import Pool
+from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import store_at
 from dpdist.triangle import unpacked
-from faults import crash_driver
 
 # --- the sum and the noise --------------------------------------------------------------------------------------------
 
@@ -78,7 +76,7 @@ def test_a_release_is_the_exact_moment_plus_one_draw_of_the_noise(
     )
     recording = Recording()
     monkeypatch.setattr(trusted, "SYSTEM", recording)
-    drawn = io.BytesIO(b"".join(trusted._drawn(transaction, moment_of(transaction), Pool(0), None)))
+    drawn = io.BytesIO(b"".join(trusted._drawn(transaction, moment_of(transaction), None)))
     archive.publish(drawn, target_of(transaction))
     release = open_release(target_of(transaction))
     replaying = Replaying(recording.drawn)
@@ -267,7 +265,7 @@ def test_a_release_for_reproduction_is_charged_to_no_ledger(transaction: MomentT
 
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
 
 
 def released(transaction: MomentTransaction, **changes: Any) -> Outcome:
@@ -331,7 +329,7 @@ def test_a_committed_release_is_published_without_a_cluster_or_a_row(
     def never(*_: Any, **__: Any) -> None:
         pytest.fail("the rows are not needed any more")
 
-    monkeypatch.setattr(connection, "connected", never)
+    monkeypatch.setattr(Cluster, "connected", never)
     monkeypatch.setattr(chunks.ChunkReader, "read", never)
     assert not released(transaction).fresh
     assert ledger_of(transaction).records[0].state is State.PUBLISHED

@@ -19,7 +19,6 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import transaction as releasing
 from dpdist.release import trusted
 from dpdist.release.trusted import MomentTransaction
-from dpdist.runtime.pool import Pool
 
 PATIENCE = 300.0
 
@@ -54,7 +53,7 @@ def test_an_attempt_that_was_fenced_out_returns_with_the_winners_bytes(
     transaction.reserve()
     monkeypatch.setattr(releasing, "_WINNER_SECONDS", PATIENCE)
     overtaking = Overtaking(monkeypatch, books(transaction), times=1)
-    theirs = b"".join(trusted._drawn(transaction, moment_of(transaction), Pool(0), None))
+    theirs = b"".join(trusted._drawn(transaction, moment_of(transaction), None))
 
     def win() -> None:
         assert overtaking.waiting.wait(PATIENCE)

@@ -33,8 +33,7 @@ from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import KeptRows, Unit, kept_rows, unit_from
-from dpdist.runtime import connection
-from faults import crash_driver
+from dpdist.runtime.cluster import Cluster
 
 Numbers = npt.NDArray[np.int64]
 BUDGET = PrivacyLoss.parse("2", "1e-5")
@@ -334,7 +333,7 @@ def test_units_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_release_says_whose_rows_it_protects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     rows = tmp_path / "rows.zarr"
     budget.ingest_rows(table(tmp_path, [1, 1, 1, 2]), rows, budget=BUDGET, privacy_unit="person", max_rows=2)
     request = ReleaseRequest(mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-6"), clip_norm=4.0)
@@ -352,7 +351,7 @@ def test_a_release_says_whose_rows_it_protects(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_job_file_may_name_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     table(tmp_path, [5, 5, 6])
     job = tmp_path / "job.toml"
     text = (
@@ -393,7 +392,7 @@ INGESTED = {
 def test_a_job_refuses_rows_that_were_ingested_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ingested: str, asked: str, match: str
 ) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     table(tmp_path, [5, 5, 6])
 
     def job(rows: str, release: str) -> job_file.Job:
@@ -416,7 +415,7 @@ def test_a_job_refuses_rows_that_were_ingested_otherwise(
 
 
 def test_what_a_job_says_tells_no_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     table(tmp_path, list(range(4321)))
     (tmp_path / "job.toml").write_text(
         f'[rows]\npath = "rows.zarr"\n{ROWS}columns = ["a", "b"]\n'

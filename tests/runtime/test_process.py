@@ -18,31 +18,28 @@ assert state() == ([[str(start // 2), str(start)]], 1), state()
 """
 FORBIDDEN = '([["0", "0"]], 0)'
 DIRECT = """
-from dpdist.runtime.process import forbid_core_dumps
+from dpdist.runtime.checks import forbid_core_dumps
 forbid_core_dumps()
 forbid_core_dumps()
 """
 CONNECTING = """
-from dpdist.runtime import connection
 from dpdist.errors import DataError
+from dpdist.runtime.cluster import Cluster
 try:
-    with connection.connected("tcp://127.0.0.1:port"):
+    with Cluster("tcp://127.0.0.1:port").connected():
         pass
 except DataError:
     pass
 """
 TASK = """
-from dpdist.runtime.asker import Asker
-from dpdist.runtime.guarded import guarded
+from dpdist.runtime.checks import Asker, guarded
 guarded(Asker.here(), int)
 """
 PROBE = """
 from pathlib import Path
-from types import SimpleNamespace
-from dpdist.runtime import workers
+from dpdist.runtime import checks
 from dpdist.storage.store import FolderStore
-worker = SimpleNamespace(listeners=[])
-workers._traits(FolderStore(Path.cwd()), "", worker)
+checks._traits(FolderStore(Path.cwd()), "")
 """
 
 

@@ -26,10 +26,11 @@ from dpdist import cli
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger
-from dpdist.runtime import connection
+from dpdist.runtime import connecting
 from dpdist.runtime import tls as tls_keys
-from dpdist.runtime.connection import connected
-from dpdist.runtime.tls import Certificates, require_safe, require_safe_workers
+from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.sums import OnDask
+from dpdist.runtime.tls import Certificates, require_safe, require_safe_cluster
 from faults import worker_environment
 from faults.waiting import until
 
@@ -200,9 +201,9 @@ def test_each_side_checks_the_other(address: str, folder: Path, wrong: str) -> N
         else Certificates(right.authority, other.certificate, other.key)
     )
     began = time.monotonic()
-    with pytest.raises(DataError, match="No Dask scheduler answers"), connected(address, certificates=mixed):
+    with pytest.raises(DataError, match="No Dask scheduler answers"), Cluster(address, certificates=mixed).connected():
         pass
-    assert time.monotonic() - began < 2 * connection.CONNECT_SECONDS
+    assert time.monotonic() - began < 2 * connecting.CONNECT_SECONDS
 
 
 def test_tls_itself_refuses_a_cluster_whose_certificates_expired(
@@ -212,7 +213,7 @@ def test_tls_itself_refuses_a_cluster_whose_certificates_expired(
     with (
         tls_scheduler(folder / "expired", tmp_path) as expired,
         pytest.raises(DataError, match="No Dask scheduler answers"),
-        connected(expired, certificates=certificates(folder / "expired")),
+        Cluster(expired, certificates=certificates(folder / "expired")).connected(),
     ):
         pass
 
@@ -325,13 +326,13 @@ def test_all_others_do(scheduler: str) -> None:
 def test_workers_must_be_encrypted_or_on_this_machine_too() -> None:
     here = "tcp://127.0.0.1:1"
     safe = ["tls://192.0.2.1:4711", "tcp://127.0.0.1:4711", "tcp://[::1]:4711", "inproc://192.0.2.1/7/1"]
-    require_safe_workers(here, safe, foreign=False)
+    require_safe_cluster(here, safe, foreign=False)
     for address in ("tcp://192.0.2.1:4711", "tcp://node7:4711", "ws://127.0.0.1:4711"):
         with pytest.raises(RefusedError, match="pass insecure"):
-            require_safe_workers(here, [here, address], foreign=False)
+            require_safe_cluster(here, [here, address], foreign=False)
         for scheduler, workers in ((address, []), (here, [address])):
             with pytest.raises(RefusedError, match="Nothing was sent"):
-                require_safe_workers(scheduler, workers, foreign=True)
+                require_safe_cluster(scheduler, workers, foreign=True)
 
 
 def test_address_and_certificates_must_go_together(folder: Path) -> None:
@@ -353,7 +354,8 @@ def test_every_socket_of_a_cluster_started_by_hand_is_on_loopback(address: str, 
         fields = [line.split() for table in tables for line in table]
         return sorted({field[1].split(":")[0] for field in fields if field[3] == "0A" and field[9] in sockets})
 
-    with connected(address, certificates=certificates(folder / "right")) as found:
+    with Cluster(address, certificates=certificates(folder / "right")).connected() as found:
+        assert isinstance(found, OnDask)
         places = [found._client.run_on_scheduler(listening), *found._client.run(listening).values()]
     assert places == [["0100007F"], ["0100007F"]]  # 127.0.0.1, as the kernel writes it
 

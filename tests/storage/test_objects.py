@@ -37,11 +37,10 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows import dataset
-from dpdist.runtime import connection
+from dpdist.runtime.cluster import Cluster
 from dpdist.storage import arrays, connections, objects
 from dpdist.storage.objects import ObjectStore
 from dpdist.storage.store import store_at
-from faults import crash_driver
 from faults.forks import Forks, forking
 from faults.store_proxy import DENIED, EXPIRED, GONE, Answer, Proxy, store_proxy
 
@@ -112,7 +111,7 @@ class Scene:
 def scene(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     """Give a place in a bucket; requests are not repeated, so that a fault is told at once."""
     monkeypatch.setattr(connections, "_RETRIES", {"max_retries": 0})
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", ROWS.nbytes // 5)
     np.save(tmp_path / "t.npy", ROWS)
     with store_proxy(server.environment["AWS_ENDPOINT_URL"]) as proxy:

@@ -33,10 +33,9 @@ from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.writing import chunk_key
-from dpdist.runtime import connection
+from dpdist.runtime.cluster import Cluster
 from dpdist.storage import store as stores
 from dpdist.storage.store import FolderStore, Store, store_at
-from faults import crash_driver
 
 STORES = ("folder", "memory", "s3")
 """The places that keep the contract."""
@@ -297,7 +296,7 @@ def test_a_damaged_chunk_is_an_error(bucket: Store, source: Path) -> None:
 
 
 def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(Cluster, "named", False)
     kinds = ("rows", "release", "model", "scores")
     rows, release, model, scores = places = [str(bucket.within(f"{name}.zarr")) for name in kinds]
     table, ledger = ingest(source, store_at(rows), budget=BUDGET), tmp_path / "rows.ledger"

@@ -1,0 +1,211 @@
+"""Dask collections: their blocks are the inputs of our tasks, in the graph of their owner, where he computes.
+
+That is the cluster of the current client, or else threads of this process, or whatever scheduler is configured. The
+blocks, and what is computed to have them, are the owner's; what is made of them obeys the same rules as everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any, TypeVar
+
+import dask
+import dask.array
+from dask.callbacks import Callback
+from distributed import Client
+
+from dpdist._util.ids import random_token
+from dpdist._util.progress import Count, Progress
+from dpdist._util.tree import levels
+from dpdist.errors import DataError, DpdistError, UsageError
+from dpdist.runtime.checks import Asker, forbid_core_dumps, guarded
+from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.sums import OnDask
+from dpdist.runtime.tasks import Private, added
+
+Result = TypeVar("Result")
+
+
+def _owners() -> OnDask | None:
+    """Return the cluster where the owner of a collection computes now; None: this process.
+
+    Raises
+    ------
+    UsageError
+        If its client is asynchronous: then nothing can be waited for here.
+    """
+    if dask.config.get("scheduler", None) not in {None, "distributed", "dask.distributed"}:
+        return None
+    try:
+        client = Client.current()
+    except ValueError:
+        return None
+    if client.asynchronous:
+        raise UsageError(
+            "The current Dask client is asynchronous, and dpdist waits for its results. Make a synchronous one with "
+            "Client(address), or call dpdist in a thread, such as `await asyncio.to_thread(estimator.fit, X)`."
+        )
+    return OnDask(client, foreign=True)
+
+
+@contextmanager
+def computing(cluster: Cluster | None) -> Iterator[OnDask | None]:
+    """Give the cluster where a collection is computed: one that is named, or that of its owner; None: this process."""
+    if cluster is None or not cluster.named:
+        yield _owners()
+        return
+    with cluster.connected() as engine:
+        yield engine if isinstance(engine, OnDask) else None
+
+
+def each_block(
+    engine: OnDask | None,
+    function: Callable[[int, Any], None],
+    blocks: Sequence[tuple[int, Any]],
+    progress: Progress | None,
+    label: str,
+) -> None:
+    """Apply a function to blocks, where they are computed. It writes what it finds: nothing is a result of a task.
+
+    Parameters
+    ----------
+    engine
+        From :func:`computing`.
+    function
+        Takes the number of a block, and the block.
+    blocks
+        Numbers, and what Dask makes a block of, or anything else.
+    progress, label
+        Told how many are done, and how many there are.
+
+    Raises
+    ------
+    DataError
+        If the owner's own tasks fail; of their errors only the type is told.
+    ResumableError
+        If the cluster is lost.
+    """
+    token, asker = random_token(), Asker.here()
+    tasks = [
+        dask.delayed(guarded, pure=False, traverse=False)(
+            asker, function, number, block, dask_key_name=f"dpdist-block-{token}-{number}"
+        )
+        for number, block in blocks
+    ]
+    _computed(engine, tasks, Count(progress, label, len(tasks)).one)
+
+
+def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[Result, Result], Result]) -> Result:
+    """Apply a function to every block of rows of a Dask array, and add up the results, where its owner computes.
+
+    Parameters
+    ----------
+    array
+        A Dask array of one chunk of columns.
+    function, add
+        Make a result of a block, and one of two results.
+
+    Raises
+    ------
+    UsageError
+        If the current client is asynchronous.
+    RefusedError
+        If the scheduler or a worker is on the network and not encrypted; before anything is submitted.
+    DataError
+        If a worker runs another version, or the owner's own tasks fail.
+    ResumableError
+        If the cluster is lost.
+    """
+    engine, token, asker = _owners(), random_token(), Asker.here()
+    if engine is not None:
+        engine.require_visible(os.sep)  # any path will do: it is about the network and versions
+    blocks = [block for row in array.to_delayed() for block in row]
+    sums = [
+        dask.delayed(_block, pure=False, traverse=False)(
+            asker, function, block, dask_key_name=f"dpdist-sum-{token}-{number}"
+        )
+        for number, block in enumerate(blocks)
+    ]
+    for number, level in enumerate(levels(len(sums))):
+        sums = [
+            dask.delayed(added, pure=False)(
+                asker, add, *sums[part.start : part.stop], dask_key_name=f"dpdist-add-{token}-{number}-{i}"
+            )
+            for i, part in enumerate(level)
+        ]
+    found: Result = reduce(add, _computed(engine, sums))
+    return found
+
+
+def _block(asker: Asker, function: Callable[[Any], Any], block: Any) -> Private:
+    return Private(guarded(asker, function, block))
+
+
+def _computed(engine: OnDask | None, tasks: Sequence[Any], told: Callable[[], None] | None = None) -> list[Any]:
+    forbid_core_dumps()
+    failed = ""
+    try:
+        if engine is not None:
+            return engine.compute(tasks, told)
+        with _Told({task.key for task in tasks}, told):
+            return [each.value if isinstance(each, Private) else each for each in dask.compute(*tasks)]
+    except DpdistError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the owner's tasks raise; it may quote rows
+        failed = type(error).__name__
+    raise DataError(
+        f"A task of the Dask graph failed with {failed}. Compute the collection without dpdist to see why, and mend it."
+    )
+
+
+class _Told(Callback):  # type: ignore[misc]
+    """Tells of some tasks when the scheduler of this process has done them."""
+
+    def __init__(self, keys: set[Any], told: Callable[[], None] | None) -> None:
+        self._keys, self._told = keys, told
+
+    def _posttask(self, key: Any, *_: Any) -> None:
+        if self._told is not None and key in self._keys:
+            self._told()
+
+
+def cut_alike(columns: Any, rows: Any) -> Any:
+    """Return columns, (n, k) of Dask or NumPy, as a Dask array whose blocks have the rows that those of another have.
+
+    Raises
+    ------
+    DataError
+        If they have another number of rows, or it is not known which rows the blocks have.
+    """
+    cuts = rows.chunks[0]
+    known = not any(math.isnan(each) for each in (*cuts, columns.shape[0]))
+    if known and sum(cuts) != columns.shape[0]:
+        raise DataError(f"y has {columns.shape[0]} rows, and X has {sum(cuts)}.")
+    if not dask.is_dask_collection(columns):
+        if not known:
+            raise DataError("The blocks of X have unknown lengths, so y must be a Dask array of the same blocks.")
+        return dask.array.from_array(columns, chunks=(cuts, columns.shape[1:]))
+    if known:
+        return columns.rechunk({0: cuts, 1: -1})
+    if columns.numblocks != (len(cuts), 1):
+        raise DataError("The blocks of X have unknown lengths, so y must have as many, of the same rows.")
+    return columns
+
+
+def token_of(collection: Any) -> str:
+    """Return by what Dask knows what a collection computes, or what else is given.
+
+    The tasks of its graph are looked at, too: a name of the owner's choice (``name="cohort"``) may stand for several.
+    """
+    graph = dict(collection.__dask_graph__() or {}) if dask.is_dask_collection(collection) else None
+    return str(dask.base.tokenize(collection, graph))
+
+
+def side_by_side(tables: Sequence[Any]) -> Any:
+    """Return tables of the same rows as one array of Dask, (n, all their columns), with blocks of whole rows."""
+    found = dask.array.concatenate([dask.array.asarray(table) for table in tables], axis=1)
+    return found.rechunk({1: -1})

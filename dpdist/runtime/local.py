@@ -1,0 +1,257 @@
+"""What a pass computes, how its sums are added, and the threads of this process, which compute it by default.
+
+Threads of this process and workers of Dask (:mod:`dpdist.runtime.sums`) differ in three calls: how a pass begins, how a
+place is checked, and where the trusted node is. The rest is here.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from dpdist._util.cores import available_cores, threaded
+from dpdist._util.progress import Count, Progress
+from dpdist.errors import DataError
+from dpdist.runtime.checks import Asker, forbid_core_dumps, guarded
+from dpdist.storage.store import AnyStore, store_at
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+_GROUP_LIMITS = (
+    "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.high",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.soft_limit_in_bytes",
+)  # fmt: skip
+"""Where the kernel says how much memory this process's group may use, in its newer and its older format."""
+
+
+class Cut(Protocol):
+    """What all units of a pass share, and what makes one unit of it."""
+
+    def cut(self, unit: Any) -> Any:
+        """Return what the function of the pass takes for a unit; with a key, what has a method ``keyed``."""
+        ...
+
+
+class Secret:
+    """Bytes that no log and no repr shows.
+
+    Parameters
+    ----------
+    content
+        The bytes.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a pass computes.
+
+    Parameters
+    ----------
+    step
+        What its tasks are called: ``dpdist-`` and this.
+    function, values
+        The function takes what the values make of a unit.
+    units
+        Small and public.
+    add
+        Adds the second of two results to the first, which it may change, and returns the sum. None: results are not
+        added, and hold nothing private.
+    nbytes
+        Of a sum, about.
+    threads
+        Units that one process computes at the same time, at most; None: as many as it has threads.
+    key
+        A key that all units have in common; None: there is none.
+    """
+
+    step: str
+    function: Callable[[Any], Any]
+    values: Cut
+    units: Sequence[Any]
+    add: Callable[[Any, Any], Any] | None = None
+    nbytes: int = 0
+    threads: int | None = None
+    key: Secret | None = None
+
+    def computed(self, unit: Any) -> Any:
+        """Compute a unit."""
+        found = self.values.cut(unit)
+        return self.function(found if self.key is None else found.keyed(self.key.content))
+
+
+class Each:
+    """The values of a pass whose units share nothing: each is all that the function takes."""
+
+    def cut(self, unit: Any) -> Any:
+        """Return the unit."""
+        return unit
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A function of two arguments, and the second one."""
+
+    function: Callable[[Any, Any], Any]
+    shared: Any
+
+    def cut(self, task: Any) -> Callable[[], Any]:
+        return partial(self.function, task, self.shared)
+
+
+def _called(function: Callable[[], Result]) -> Result:
+    return function()
+
+
+class Engine(ABC):
+    """Computes passes.
+
+    Parameters
+    ----------
+    progress
+        Told how many units of a pass are done.
+    """
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+
+    workers: Sequence[str]
+    """Processes that compute."""
+    threads: int
+    """Units that each computes at the same time, at most."""
+    memory: int
+    """Bytes that each may use, and this process."""
+    where: str
+    """Where it computes, as a progress bar says it."""
+
+    @abstractmethod
+    def require_visible(self, place: AnyStore, key: str = "") -> None:
+        """Check that every process that computes sees a place: a store, and an object in it.
+
+        Raises
+        ------
+        DataError
+            Naming the one that does not.
+        """
+
+    @abstractmethod
+    def begin(self, work: Work, told: Callable[[], None]) -> Generator[tuple[int, Any]]:
+        """Begin a pass, and yield its results as they end: with their number, or sums of some of them, with any number.
+
+        What is yielded is the caller's, who may change it.
+
+        Parameters
+        ----------
+        work
+            What to compute.
+        told
+            Called when a unit is done.
+        """
+
+    def trusted(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Run a function at the trusted node; it must be idempotent. That node is this process."""
+        return function(*arguments)
+
+    def map(self, work: Work, label: str) -> None:
+        """Compute every unit, at least once; results are dropped."""
+        deque(self.begin(work, self._count(label, [work])), maxlen=0)
+
+    def results(
+        self, function: Callable[[Task, Any], Result], tasks: Sequence[Task], shared: Any, label: str
+    ) -> Iterator[tuple[int, Result]]:
+        """Run a task per argument and yield its number and result as it ends: for results that are not private."""
+        work = Work("task", _called, _Shared(function, shared), tasks)
+        return self.begin(work, self._count(label, [work]))
+
+    def reduce(self, work: Work, function: Callable[..., Result], *arguments: Any, label: str | None) -> Result:
+        """Sum the units of a pass, and call a function with the sum as its last argument, at the trusted node.
+
+        Without units there is no such argument. The function must be idempotent: see :meth:`trusted`.
+        """
+        if not work.units:
+            return self.trusted(function, *arguments)
+        return function(*arguments, total(work, self.begin(work, self._count(label, [work]))))
+
+    def reduce_each(self, works: Sequence[Work], label: str, *, under_way: int) -> Generator[Any]:
+        """Sum one pass after the other and yield the sums in order, in this process, each when it is asked for.
+
+        So many are begun at the same time.
+        """
+        told, waiting = self._count(label, works), deque(works)
+        begun: deque[tuple[Work, Generator[tuple[int, Any]]]] = deque()
+        while waiting or begun:
+            while waiting and len(begun) < under_way:
+                begun.append((waiting[0], self.begin(waiting.popleft(), told)))
+            yield total(*begun.popleft())
+
+    def _count(self, label: str | None, works: Sequence[Work]) -> Callable[[], None]:
+        units = sum(len(work.units) for work in works)
+        return Count(self._progress if label else None, f"{label} {self.where}", units).one
+
+
+def total(work: Work, parts: Generator[tuple[int, Any]]) -> Any:
+    """Add the results of a pass.
+
+    Raises
+    ------
+    DpdistError
+        As the addition.
+    """
+    if work.add is None:
+        raise AssertionError("what is summed is added")
+    found = None
+    with closing(parts):
+        for number, (_, part) in enumerate(parts):
+            found = work.add(found, part) if number else part
+    return found
+
+
+class Here(Engine):
+    """Computes in threads of this process."""
+
+    where = "in this process"
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        super().__init__(progress)
+        forbid_core_dumps()
+        self.workers, self.threads = ["this process"], available_cores()
+
+    @property
+    def memory(self) -> int:  # type: ignore[override]
+        """Half of what this process may use: the other half is for what is made of the sum."""
+        return memory_here() // 2
+
+    def require_visible(self, place: AnyStore, key: str = "") -> None:
+        """Check that this process sees a place."""
+        store = store_at(place)
+        if not store.exists(key):
+            raise DataError(f"{store.address(key)} is missing, or cannot be read.")
+
+    def begin(self, work: Work, told: Callable[[], None]) -> Generator[tuple[int, Any]]:
+        """Compute the units in threads, and yield their results in order."""
+        threads = min(work.threads or self.threads, self.threads, max(1, len(work.units)))
+        with threaded(threads) as each:
+            for number, found in enumerate(each(partial(guarded, Asker.here(), work.computed), work.units)):
+                told()
+                yield number, found
+                del found
+
+
+def memory_here() -> int:
+    """Return the bytes of memory of this machine, or of the part of it that this process may use."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), resource.getrlimit(resource.RLIMIT_RSS)[1]]
+    for path in _GROUP_LIMITS:
+        with suppress(OSError, ValueError):  # there is none, or it is "max"
+            limits.append(int(Path(path).read_text(encoding="ascii")))
+    return min(limit for limit in limits if limit > 0)

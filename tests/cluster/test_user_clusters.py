@@ -1,0 +1,108 @@
+"""Clusters as people make them, at Dask's defaults: none is refused, by no face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, Worker
+from distributed.security import Security
+
+import dpdist
+from dpdist.storage.store import store_at
+
+QUIET: dict[str, Any] = {"dashboard_address": "127.0.0.1:0"}
+NAMES = ["a", "b", "c", "d"]
+ROWS = np.random.default_rng(3).normal(size=(4000, 4)) * [4, 2, 1, 1]
+LOSS = dpdist.PrivacyLoss.parse("1", "1e-6")
+
+
+def adaptive(stack: ExitStack) -> Any:
+    made = stack.enter_context(LocalCluster(n_workers=0, **QUIET))
+    made.adapt(minimum=0, maximum=2, interval="100ms")
+    return made
+
+
+def addressed(stack: ExitStack) -> Any:
+    made = stack.enter_context(LocalCluster(n_workers=1, **QUIET))
+    return stack.enter_context(Client(made.scheduler_address))
+
+
+def specified(kind: type[Any]) -> Callable[[ExitStack], Any]:
+    def made(stack: ExitStack) -> Any:
+        options = {"host": "127.0.0.1", **QUIET}
+        workers = {number: {"cls": kind, "options": {"nthreads": 1, **options}} for number in range(2)}
+        return stack.enter_context(SpecCluster(scheduler={"cls": Scheduler, "options": options}, workers=workers))
+
+    return made
+
+
+def encrypted(stack: ExitStack) -> Any:
+    security = Security.temporary()
+    return stack.enter_context(LocalCluster(n_workers=1, security=security, protocol="tls://", **QUIET))
+
+
+def local(**options: Any) -> Callable[[ExitStack], Any]:
+    return lambda stack: stack.enter_context(LocalCluster(**options, **QUIET))
+
+
+CLUSTERS: dict[str, Callable[[ExitStack], Any]] = {
+    "LocalCluster()": local(),
+    "one process of many threads": local(n_workers=1, threads_per_worker=4),
+    "processes=False": local(n_workers=1, processes=False),
+    "little memory": local(n_workers=2, threads_per_worker=1, memory_limit="700MiB"),
+    "no limit of memory": local(n_workers=1, memory_limit=0),
+    "adapt(minimum=0)": adaptive,
+    "Client(n_workers=2)": lambda stack: stack.enter_context(Client(n_workers=2, threads_per_worker=1, **QUIET)),
+    "Client(processes=False)": lambda stack: stack.enter_context(Client(processes=False, n_workers=1, **QUIET)),
+    "Client(address)": addressed,
+    "workers without a nanny": specified(Worker),
+    "workers with a nanny": specified(Nanny),
+    "TLS": encrypted,
+}
+
+
+@contextmanager
+def given(name: str) -> Iterator[Any]:
+    with ExitStack() as stack:
+        yield CLUSTERS[name](stack)
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(name: str, tmp_path: Path) -> None:
+    frame = dd.from_pandas(pd.DataFrame(ROWS, columns=NAMES), npartitions=5)
+    with given(name) as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 8 * 4 * 300)
+        where = dpdist.Cluster(client=made)
+        rows, release = tmp_path / "rows.zarr", tmp_path / "release.zarr"
+        dpdist.ingest_rows(frame, rows, budget=dpdist.PrivacyLoss.parse("9", "1e-5"), cluster=where)
+        request = dpdist.ReleaseRequest("gaussian", LOSS, "auto", scale="private", grid_bits=12)
+        found = dpdist.release_rows(rows, release, request, cluster=where).release
+        assert found.rows == len(ROWS)
+        dpdist.fit_components(release, tmp_path / "model.zarr", 2)
+        dpdist.project_rows(rows, tmp_path / "model.zarr", tmp_path / "scores.zarr", cluster=where)
+        assert da.from_zarr(str(tmp_path / "scores.zarr")).shape == (len(ROWS), 2)
+        with Client(made) if not isinstance(made, Client) else made.as_current():
+            budget = dpdist.Budget(epsilon=9, delta=1e-5)
+            array = da.from_array(ROWS, chunks=(700, 4))
+            fitted = dpdist.PrivatePCA(1, epsilon=1, delta=1e-6, clip=12, budget=budget).fit(array)
+            assert fitted.release_.rows == len(ROWS)
+            once = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=12, budget=budget).fit(frame)
+            assert once.covariance_.shape == (4, 4)
+
+
+def test_the_lengths_of_a_dataframe_are_computed_and_told(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    frame = dd.from_pandas(pd.DataFrame(ROWS, columns=NAMES), npartitions=5)
+    with LocalCluster(n_workers=1, **QUIET) as made:
+        where = dpdist.Cluster(client=made, progress=lambda *said: told.append(said))
+        dpdist.ingest_rows(frame, tmp_path / "rows.zarr", cluster=where)
+    assert ("Surveying blocks", 5, 5) in told
+    assert store_at(tmp_path / "rows.zarr").exists()

@@ -1,0 +1,465 @@
+"""Sums on real clusters: the right ones whoever dies, on no disk at Dask's defaults, and nothing of them in a log."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import numpy.typing as npt
+import pytest
+from distributed import LocalCluster, get_worker
+
+from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
+from dpdist.moment.total import Partial, add_partials
+from dpdist.runtime import checks, sums
+from dpdist.runtime.cluster import WORKER_ENVIRONMENT, Cluster
+from dpdist.runtime.local import Each, Engine, Here, Secret, Work
+from dpdist.runtime.sums import OnDask
+from dpdist.runtime.tasks import Pass, Private, shared_by, unit_of
+from faults.waiting import until
+
+SECRET = 7_312_519
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def cluster(count: int = 2, **options: Any) -> Iterator[OnDask]:
+    """Start a cluster as everybody does, at Dask's defaults, and connect to it."""
+    with (
+        LocalCluster(n_workers=count, dashboard_address="127.0.0.1:0", **{"threads_per_worker": 1, **options}) as made,
+        Cluster(client=made).connected() as engine,
+    ):
+        assert isinstance(engine, OnDask)
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[OnDask]:
+    with cluster() as started:
+        yield started
+
+
+def twice(value: int) -> int:
+    return 2 * value
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def part(number: int) -> Partial[np.int64]:
+    """Return a sum over one chunk."""
+    return Partial(np.full(1000, number), 1, ((number, number + 1),))
+
+
+ENGINES: dict[str, Callable[[], Any]] = {
+    "threads": Cluster().connected,
+    "processes": cluster,
+    "threads of a cluster": partial(cluster, processes=False),
+    "several threads": partial(cluster, 1, threads_per_worker=3),
+}
+
+
+@pytest.mark.parametrize("made", ENGINES.values(), ids=ENGINES)
+def test_every_engine_computes_the_same(made: Callable[[], Any]) -> None:
+    told: list[tuple[str, int, int]] = []
+    with made() as engine:
+        engine._progress = lambda *said: told.append(said)
+        assert isinstance(engine, Engine)
+        total = engine.reduce(Work("sum", part, Each(), range(20), add_partials), same, label="Adding")
+        assert total.covered == ((0, 20),)
+        assert (total.values == 190).all()
+        works = [Work("sum", twice, Each(), range(n), operator.add) for n in (3, 9, 1)]
+        assert list(engine.reduce_each(works, "Adding", under_way=2)) == [6, 72, 0]
+        assert dict(engine.results(operator.mul, [5, 6, 7], 10, "Multiplying")) == {0: 50, 1: 60, 2: 70}
+        engine.map(Work("test", twice, Each(), range(5)), "Mapping")
+        assert engine.trusted(operator.add, 1, 2) == 3
+        assert engine.reduce(Work("sum", twice, Each(), ()), int, label="Adding") == 0
+        assert engine.where in told[0][0]
+        until(lambda: told[-1][1:] == (5, 5))
+    assert {label.split()[0] for label, _, _ in told} == {"Adding", "Multiplying", "Mapping"}
+
+
+SEEN: dict[int, npt.NDArray[np.int64]] = {}
+
+
+def kept(number: int) -> Partial[np.int64]:
+    SEEN[number] = (found := part(number)).values
+    return found
+
+
+def test_a_result_of_a_task_is_changed_by_no_addition() -> None:
+    """With workers in this process the sums that are fetched are the very ones that Dask keeps, and may add again."""
+    with cluster(processes=False) as engine:
+        work = Work("sum", kept, Each(), range(1, 17), add_partials)
+        assert engine.reduce(work, same, label=None).values[0] == 136
+    assert {number: int(values[0]) for number, values in SEEN.items()} == {n: n for n in range(1, 17)}
+
+
+def test_tasks_have_names_that_the_dashboard_shows() -> None:
+    with cluster() as engine:
+        engine.reduce(Work("sum", part, Each(), range(20), add_partials), same, label=None)
+        engine.map(Work("project", twice, Each(), range(5)), "Mapping")
+        events = {dask.utils.key_split(key) for key in engine._client.run_on_scheduler(_keys)}
+    assert {"dpdist-table", "dpdist-sum", "dpdist-add", "dpdist-project"} <= events
+
+
+def _keys(dask_scheduler: Any) -> list[Any]:
+    return [each[0] for each in dask_scheduler.transition_log]
+
+
+# --- private values on no disk, and in no log -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Large:
+    """Sums that together take most of the memory of the workers."""
+
+    numbers: int
+    marked: bytes = field(default=b"")
+
+    def cut(self, unit: int) -> tuple[int, int]:
+        return unit, self.numbers
+
+
+def large(given: tuple[int, int]) -> npt.NDArray[np.int64]:
+    unit, numbers = given
+    time.sleep(0.05)  # longer than Dask looks at the memory
+    return np.full(numbers, SECRET + unit)
+
+
+def _folder(dask_worker: Any) -> str:
+    return str(dask_worker.local_directory)
+
+
+def _found_on_disk(folder: str) -> list[str]:
+    marks = [np.int64(SECRET + unit).tobytes() * 4 for unit in range(24)]
+    found = []
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            found += [path.name for mark in marks if mark in content]
+    return found
+
+
+def _held(dask_worker: Any) -> tuple[int, int]:
+    """Return how many of the worker's results are in memory, and how many on its disk."""
+    data = dask_worker.data
+    slow = getattr(data, "slow", None)
+    return len(data), 0 if slow is None else len(slow)
+
+
+def _plain(unit: int, numbers: int) -> npt.NDArray[np.int64]:
+    return large((unit, numbers))
+
+
+def test_a_sum_is_on_no_disk_when_workers_of_dask_s_defaults_run_short_of_memory(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The twin, plain results of the same size, is written there."""
+    numbers = (24 << 20) // 8
+    with caplog.at_level(logging.DEBUG), dask.config.set({"temporary-directory": str(tmp_path)}):
+        with cluster(1, memory_limit="800MiB", processes=True) as engine:
+            (folder,) = engine._client.run(_folder).values()
+            work = Work("sum", large, Large(numbers), range(14))
+            held = engine._client.map(unit_of, list(range(14)), asker=checks.Asker.here(), pure=False, shared=(
+                engine._client.submit(shared_by, _content(work, numbers), pure=False)
+            ))  # fmt: skip
+            assert [isinstance(each.status, str) for each in held]
+            until(lambda: sum(each.done() for each in held) == 14)
+            assert _found_on_disk(folder) == []
+            logs = [line for _, line in next(iter(engine._client.get_worker_logs().values()))]
+        with cluster(1, memory_limit="800MiB", processes=True) as engine:
+            (folder,) = engine._client.run(_folder).values()
+            plain = engine._client.map(_plain, list(range(24)), numbers=numbers, pure=False)
+            until(lambda: sum(each.done() for each in plain) == 24)
+            until(lambda: bool(_found_on_disk(folder)))
+    assert not [line for line in (*logs, caplog.text) if str(SECRET)[:4] in line]
+
+
+def _content(work: Work, numbers: int) -> bytes:
+    import cloudpickle
+
+    summed = Work(work.step, work.function, Large(numbers), work.units, operator.add)
+    return bytes(cloudpickle.dumps(Pass(summed, checks.Asker.here(), [])))
+
+
+@pytest.mark.parametrize("value", [Private(np.arange(3)), Secret(b"secret")], ids=["sum", "key"])
+def test_what_is_private_shows_nothing(value: Any) -> None:
+    assert not re.search(r"array|\d, \d|secret|b'", repr(value) + str(value))
+
+
+def test_private_values_are_sent_whole_and_not_pickled() -> None:
+    with cluster() as engine:
+        one = np.arange(20_000_000)  # is sent in several frames
+        sent = engine._client.submit(_private_of, one.size, workers=engine.workers[:1], pure=False)
+        there = engine._client.submit(_first_and_last, sent, workers=engine.workers[1:], pure=False)
+        assert there.result() == (0, one.size - 1)
+    with pytest.raises(TypeError, match="sent, and not stored"):
+        Private(1).__reduce__()
+
+
+def _private_of(size: int) -> Private:
+    return Private(np.arange(size))
+
+
+def _first_and_last(sent: Private) -> tuple[int, int]:
+    return int(sent.value[0]), int(sent.value[-1])
+
+
+# --- whoever dies -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Notes who computes what."""
+
+    folder: Path
+
+    def cut(self, unit: int) -> tuple[Path, int]:
+        return self.folder, unit
+
+
+def noted(given: tuple[Path, int]) -> Partial[np.int64]:
+    folder, unit = given
+    (folder / f"{unit}-{os.getpid()}-{time.monotonic_ns()}").touch()
+    time.sleep(0.05)
+    return part(unit)
+
+
+def test_a_killed_worker_costs_a_few_units_and_no_wrong_sum(tmp_path: Path) -> None:
+    with cluster(3) as engine:
+        pids = list(engine._client.run(os.getpid).values())
+
+        def kill() -> None:
+            until(lambda: len(list(tmp_path.iterdir())) > 50)
+            os.kill(pids[0], signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        total = engine.reduce(Work("sum", noted, Counted(tmp_path), range(100), add_partials), same, label="Adding")
+        killer.join()
+    assert total.covered == ((0, 100),)
+    assert (total.values == 4950).all()
+    assert 100 < len(list(tmp_path.iterdir())) < 140
+
+
+def dying(_: int) -> int:
+    if threading.current_thread() is not threading.main_thread():
+        os._exit(1)
+    return 0
+
+
+def test_a_unit_that_kills_every_worker_ends_the_pass() -> None:
+    few = {"distributed.scheduler.allowed-failures": 1}
+    with dask.config.set(few), cluster() as engine, pytest.raises(ResumableError, match="Workers died again and again"):
+        engine.reduce(Work("sum", dying, Each(), range(2), operator.add), int, label=None)
+
+
+def test_workers_that_are_gone_or_paused_end_the_pass_and_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "LOST_SECONDS", 1)
+    monkeypatch.setattr(sums, "_LOOK_SECONDS", 0.2)
+    work = Work("sum", time.sleep, Each(), [0.1] * 100, lambda *_: None)
+    with dask.config.set({"distributed.worker.memory.pause": 1e-6}), LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+    ) as made, Cluster(client=made).connected() as engine:  # fmt: skip
+        with pytest.raises(ResumableError, match="All workers have been paused for 1 seconds"):
+            engine.reduce(work, print, label=None)
+        made.scale(0)
+        with pytest.raises(ResumableError, match="All workers have been gone for 1 seconds"):
+            engine.reduce(work, print, label=None)
+
+
+def test_a_lost_scheduler_ends_the_pass() -> None:
+    made = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0")
+    try:
+        with Cluster(client=made).connected() as engine:
+            slow = Work("sum", time.sleep, Each(), [0.2] * 100, lambda *_: None)
+            threading.Timer(1, made.close).start()
+            with pytest.raises(ResumableError, match="The connection to the cluster was lost"):
+                engine.reduce(slow, print, label=None)
+    finally:
+        made.close()
+
+
+# --- the trusted worker -----------------------------------------------------------------------------------------------
+
+
+def where_it_runs(*arguments: Any) -> tuple[str, Any]:
+    return get_worker().address, arguments[-1] if arguments else None
+
+
+def test_total_and_noise_are_one_task_at_the_trusted_worker_and_another_one_is_a_standby() -> None:
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, resources={"trusted": 1}, dashboard_address="127.0.0.1:0"
+    ) as made, Cluster(client=made, trusted_worker=True).connected() as engine:  # fmt: skip
+        assert isinstance(engine, OnDask)
+        address, total = engine.reduce(Work("sum", part, Each(), range(99), add_partials), where_it_runs, label=None)
+        assert address in engine.workers
+        assert total.covered == ((0, 99),)
+        first, _ = engine.trusted(where_it_runs)
+        pids = engine._client.run(os.getpid)
+        os.kill(pids[first], signal.SIGKILL)
+        assert engine.trusted(where_it_runs)[0]
+        keys = {dask.utils.key_split(key) for key in engine._client.run_on_scheduler(_keys)}
+    assert "dpdist-noise" in keys
+
+
+def test_a_cluster_without_a_trusted_worker_is_refused(local: OnDask) -> None:
+    with (
+        pytest.raises(DataError, match="No worker offers the resource `trusted`"),
+        Cluster(client=local._client, trusted_worker=True).connected(),
+    ):
+        pass
+
+
+# --- errors, versions, places -----------------------------------------------------------------------------------------
+
+
+def quoting(_: int) -> int:
+    raise ValueError(f"cell {SECRET}")
+
+
+def refusing(_: int) -> int:
+    raise DataError("chunk 7 is damaged")
+
+
+def test_an_error_of_a_task_says_what_it_is_and_quotes_nothing(local: OnDask) -> None:
+    for engine in (local, Here()):
+        with pytest.raises(DataError, match="chunk 7 is damaged"):
+            engine.reduce(Work("sum", refusing, Each(), range(20), operator.add), int, label=None)
+        with pytest.raises(DpdistError, match=r"ValueError at test_sums\.py:\d+ in quoting") as caught:
+            engine.map(Work("test", quoting, Each(), range(2)), "Mapping")
+        assert str(SECRET) not in repr(caught.value) + repr(caught.value.__cause__) + repr(caught.value.__context__)
+
+
+def test_a_worker_of_another_version_is_refused(local: OnDask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "__version__", "0")
+    with pytest.raises(DataError, match=r"The worker tcp://127\.0\.0\.1:\d+ runs dpdist \S+, not 0: install the same"):
+        local.require_visible(ROOT)
+    with pytest.raises(DataError, match="install the same"):
+        local.map(Work("test", twice, Each(), range(2)), "Mapping")
+
+
+def test_every_worker_must_see_the_rows_also_one_that_comes_later(local: OnDask, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"The worker tcp://127\.0\.0\.1:\d+ does not see .*nowhere"):
+        local.require_visible(tmp_path / "nowhere")
+    (tmp_path / "there").mkdir()
+    local._places.clear()
+    local.require_visible(tmp_path / "there")
+    (tmp_path / "there").rmdir()
+    with pytest.raises(DataError, match="does not see"):
+        local.map(Work("test", twice, Each(), range(2)), "Mapping")
+    local._places.clear()
+    with pytest.raises(DataError, match="is missing, or cannot be read"):
+        Here().require_visible(tmp_path / "nowhere")
+
+
+def test_a_worker_that_can_be_listened_to_is_refused(local: OnDask, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = local._client.scheduler_info()
+    worker = next(iter(known["workers"].values()))
+    told = {**known, "workers": {"tcp://192.0.2.1:99": worker}}
+    monkeypatch.setattr(local._client, "scheduler_info", lambda **_: told)
+    with pytest.raises(RefusedError, match=r"worker tcp://192\.0\.2\.1:99 is on the network and not encrypted"):
+        local.require_visible(ROOT)
+
+
+# --- worker processes of this machine ---------------------------------------------------------------------------------
+
+
+def _environment() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}
+
+
+def listening() -> set[str]:
+    """Addresses on which this process listens, read from the kernel."""
+    inodes = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        target = str(descriptor.readlink()) if descriptor.is_symlink() else ""
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:  # 0A: LISTEN
+                found.add(fields[1].split(":")[0])
+    return found
+
+
+def test_worker_processes_of_this_machine_listen_on_loopback_encrypted_and_leave_no_file(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch, Cluster(workers=2).connected() as engine:
+        patch.setenv("TMPDIR", str(tmp_path))
+        assert isinstance(engine, OnDask)
+        assert all(address.startswith("tls://127.0.0.1:") for address in engine.workers)
+        for addresses in (listening(), *engine._client.run(listening).values()):
+            assert addresses == {"0100007F"}  # 127.0.0.1, as the kernel writes it
+        for environment in engine._client.run(_environment).values():
+            assert environment["OPENBLAS_NUM_THREADS"] == "1"  # Dask's own clusters of this process set others
+        (folder, *_) = {str(Path(each).parent) for each in engine._client.run(_folder).values()}
+    assert not Path(folder).exists()
+
+
+def test_a_cluster_that_is_kept_is_started_once() -> None:
+    with Cluster(workers=1).kept() as kept:
+        with kept.connected() as one:
+            pass
+        with kept.connected() as other:
+            assert one is other
+    with Cluster().kept() as kept, kept.connected() as one, kept.connected() as other:
+        assert one is other
+
+
+class Busy:
+    """How many units are computed at once."""
+
+    lock, now, most = threading.Lock(), 0, 0
+
+
+def busy(_: int) -> int:
+    with Busy.lock:
+        Busy.now += 1
+        Busy.most = max(Busy.most, Busy.now)
+    time.sleep(0.02)
+    with Busy.lock:
+        Busy.now -= 1
+    return 1
+
+
+def test_threads_are_as_many_as_cores_and_a_pass_may_have_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpdist.runtime.local.available_cores", lambda: 4)
+    here = Here()
+    for threads, expected in ((None, 4), (2, 2), (9, 4)):
+        Busy.most = 0
+        assert here.reduce(Work("sum", busy, Each(), range(30), operator.add, threads=threads), int, label=None) == 30
+        assert Busy.most == expected
+    with cluster(1, threads_per_worker=4, processes=False) as engine:
+        Busy.most = 0
+        assert engine.reduce(Work("sum", busy, Each(), range(30), operator.add, threads=2), int, label=None) == 30
+        assert Busy.most <= 2
+
+
+PRIVATE_NAME = re.compile(
+    r"(?:client|worker|scheduler|cluster|dask|distributed|future)\w*\._[a-z]|from (?:dask|distributed)\S*\._|"
+    r"from distributed\.(?!protocol import dask_deserialize, dask_serialize|security import Security)\S+ import"
+)
+
+
+def test_no_private_name_of_dask_is_used() -> None:
+    for path in (ROOT / "dpdist").rglob("*.py"):
+        for line in path.read_text().splitlines():
+            found = PRIVATE_NAME.search(line)
+            assert found is None or "self._" in line or "cluster_" in line, f"{path}: {line}"
