@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from contextlib import ExitStack
 from typing import Any
 
 import click
+
+_NARROWEST, _WIDEST = 4, 36
+_BESIDE = 22
+"""Columns of what stands beside a bar: the share, and the time that is left."""
 
 
 class Bars:
@@ -21,7 +26,9 @@ class Bars:
         if self._bar is None or label != self._label or done < self._bar.pos:
             self.end()
             self._label = label
-            self._bar = self._stack.enter_context(click.progressbar(length=total, label=label, file=sys.stderr))
+            width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns - len(label) - _BESIDE))
+            bar = click.progressbar(length=total, label=label, file=sys.stderr, width=width)
+            self._bar = self._stack.enter_context(bar)
         self._bar.length = total
         self._bar.update(done - self._bar.pos)
         if done >= total:

@@ -85,7 +85,6 @@ class OnDask(Engine):
         self._places: list[Place] = []
         """What every worker must see, also one that comes later."""
         self._kept: Future | None = None
-        self._last = 0.0  # when a unit was done
 
     def _known(self) -> dict[str, Any]:
         """Return what the scheduler knows of each worker; refuse a cluster that others could listen to."""
@@ -174,9 +173,10 @@ class OnDask(Engine):
 
     def begin(self, work: Work, told: Callable[[], None]) -> Generator[tuple[int, Any]]:
         """Submit the units and the additions, and fetch their results as they end."""
-        return _ours(self._fetched(self._submitted(work, told)))
+        units = _Units(len(work.units), told)
+        return _ours(self._fetched(self._submitted(work, units), units))
 
-    def _submitted(self, work: Work, told: Callable[[], None], most: int | None = None) -> list[Future]:
+    def _submitted(self, work: Work, units: _Units, most: int | None = None) -> list[Future]:
         """Submit a pass, and return what is to be fetched: results of units, or the last sums."""
         asker, token = Asker.here(), random_token()
         with translated(), warnings.catch_warnings():
@@ -185,8 +185,7 @@ class OnDask(Engine):
             shared = self._client.submit(shared_by, content, key=f"dpdist-table-{token}", pure=False)
             keys = [(f"dpdist-{work.step}-{token}", i) for i in range(len(work.units))]
             found = self._client.map(unit_of, list(work.units), key=keys, pure=False, asker=asker, shared=shared)
-            for each in found:
-                each.add_done_callback(partial(self._one_done, told))
+            units.watch(found)
             tree = [] if work.add is None else levels(len(found), work.nbytes, most)
             for number, level in enumerate(tree):
                 found = [
@@ -198,36 +197,36 @@ class OnDask(Engine):
                 ]  # fmt: skip
         return list(found)
 
-    def _one_done(self, told: Callable[[], None], future: Future) -> None:
-        self._last = time.monotonic()
-        if future.status == "finished":
-            told()
-
-    def _fetched(self, futures: list[Future], *, trusted: bool = False) -> Generator[tuple[int, Any]]:
+    def _fetched(self, futures: list[Future], units: _Units, *, trusted: bool = False) -> Generator[tuple[int, Any]]:
         """Yield results and their numbers as they end; each is forgotten by the workers then."""
-        ready: SimpleQueue[int] = SimpleQueue()
         waiting = dict(enumerate(futures))
         del futures
         for number, future in waiting.items():
-            future.add_done_callback(partial(_put, ready, number))
+            future.add_done_callback(partial(_put, units.ready, number))
         while waiting:
-            number = self._next(ready, trusted=trusted)
+            number = self._next(units, trusted=trusted)
             found = _result(waiting.pop(number))
             if isinstance(found, Private):  # of workers that are threads of this process it is their own
                 found = deepcopy(found.value) if self._client.scheduler.address.startswith("inproc:") else found.value
             yield number, found
             del found
+        units.end()
 
-    def _next(self, ready: SimpleQueue[int], *, trusted: bool) -> int:
+    def _next(self, units: _Units, *, trusted: bool) -> int:
         """Wait until something has ended; raise when nothing can end any more: of that the scheduler says nothing."""
-        self._last = time.monotonic()
+        last = time.monotonic()
         while True:
             with suppress(Empty):
-                return ready.get(timeout=_LOOK_SECONDS)
+                number = units.ready.get(timeout=_LOOK_SECONDS)
+                if number is not None:
+                    return number
+                units.one()
+                last = time.monotonic()
+                continue
             able = [each for each in self._known().values() if _is_trusted(each) or not trusted]
             if any(each.get("status", "running") == "running" for each in able):
-                self._last = time.monotonic()
-            elif time.monotonic() - self._last > LOST_SECONDS:
+                last = time.monotonic()
+            elif time.monotonic() - last > LOST_SECONDS:
                 raise _gone(paused=bool(able), trusted=trusted)
 
     def trusted(self, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -241,21 +240,24 @@ class OnDask(Engine):
         found: Result = self._at_trusted_worker(guarded, Asker.here(), function, *arguments)
         return found
 
-    def _at_trusted_worker(self, function: Callable[..., Any], *arguments: Any, step: str = "trusted") -> Any:
+    def _at_trusted_worker(
+        self, function: Callable[..., Any], *arguments: Any, step: str = "trusted", units: _Units | None = None
+    ) -> Any:
         with translated():
             future = self._client.submit(
                 function, *arguments, key=f"dpdist-{step}-{random_token()}", pure=False, resources={"trusted": 1}
             )
-        ((_, found),) = _ours(self._fetched([future], trusted=True))
+        ((_, found),) = _ours(self._fetched([future], units or _Units(), trusted=True))
         return found
 
     def reduce(self, work: Work, function: Callable[..., Result], *arguments: Any, label: str | None) -> Result:
         """Sum the units of a pass, and call a function with the sum as its last argument, at the trusted node."""
         if not self._trusted_worker or not work.units:
             return super().reduce(work, function, *arguments, label=label)
-        parts = self._submitted(work, self._count(label, [work]), fan_in(work.nbytes))
+        units = _Units(len(work.units), self._count(label, [work]))
+        parts = self._submitted(work, units, fan_in(work.nbytes))
         found: Result = self._at_trusted_worker(
-            concluded, Asker.here(), work.add, function, arguments, *parts, step="noise"
+            concluded, Asker.here(), work.add, function, arguments, *parts, step="noise", units=units
         )
         return found
 
@@ -269,10 +271,34 @@ class OnDask(Engine):
         """
         with translated():
             futures = self._client.compute(list(tasks))
+        units = _Units(0 if told is None else len(futures), told)
         if told is not None:
-            for each in futures:
-                each.add_done_callback(partial(self._one_done, told))
-        return [value for _, value in sorted(self._fetched(futures), key=itemgetter(0))]
+            units.watch(futures)
+        return [value for _, value in sorted(self._fetched(futures, units), key=itemgetter(0))]
+
+
+class _Units:
+    """What ends of a pass, put into a queue by Dask's threads: results to fetch by number, and units, without one."""
+
+    def __init__(self, left: int = 0, told: Callable[[], None] | None = None) -> None:
+        self.ready: SimpleQueue[int | None] = SimpleQueue()
+        self._left, self._told = left, told
+
+    def watch(self, futures: Sequence[Future]) -> None:
+        """Take note of units as they end."""
+        for each in futures:
+            each.add_done_callback(partial(_put, self.ready, None))
+
+    def one(self) -> None:
+        """Tell of a unit, in the thread of whoever waits for the pass."""
+        if self._left and self._told is not None:
+            self._left -= 1
+            self._told()
+
+    def end(self) -> None:
+        """Tell of the units of which nothing was heard before the pass was over."""
+        while self._left:
+            self.one()
 
 
 def _ours(results: Generator[tuple[int, Any]]) -> Generator[tuple[int, Any]]:
@@ -300,7 +326,7 @@ def _result(future: Future) -> Any:
     raise failed
 
 
-def _put(ready: SimpleQueue[int], number: int, _: Future) -> None:
+def _put(ready: SimpleQueue[int | None], number: int | None, _: Future) -> None:
     ready.put(number)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -98,3 +99,13 @@ def test_each_piece_of_work_has_a_bar_and_a_line_of_its_own(monkeypatch: pytest.
     assert "100%" in lines[0]
     assert "100%" in lines[1]
     assert "100%" not in lines[2]
+
+
+def test_a_bar_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "80")
+    bars = Bars()
+    for done in range(3):
+        bars("Summing rows on 128 workers at tls://10.0.0.111:38786", done, 2)
+    assert max(map(len, re.split(r"[\r\n]", re.sub(r"\x1b\[\S*?[a-z]", "", screen.getvalue())))) <= 80
