@@ -65,7 +65,7 @@ def _continues(_: Any, band: Any, *__: Any, **___: Any) -> bool:
     return bool(band.start > 0)
 
 
-def _sums(_: Any, futures: list[Any], **__: Any) -> bool:
+def _sums(_: Any, futures: list[Any], *__: Any, **___: Any) -> bool:
     return any(name in str(each.key) for each in futures for name in ("dpdist-add", "dpdist-noise"))
 
 

@@ -162,7 +162,7 @@ def computed(dask_scheduler: Any) -> Counter[Any]:
     """Return how often the scheduler saw each unit end."""
     return Counter(
         str(event[0]) for event in dask_scheduler.transition_log
-        if event[2] == "memory" and event[1] == "processing" and "dpdist-sum" in str(event[0])
+        if event[2] == "memory" and "dpdist-sum" in str(event[0])
     )  # fmt: skip
 
 

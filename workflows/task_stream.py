@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from dask.utils import key_split
 from distributed import Client
 from matplotlib.figure import Figure
 
@@ -114,7 +114,7 @@ def release(folder: Path, address: str, epsilon: str) -> None:
 
 def name_of(key: Any) -> str:
     """Return what a task is called, without what makes it one of many."""
-    return re.sub(r"-[0-9a-f]{8,}.*", "", str(key))
+    return str(key_split(key))
 
 
 def drawn(tasks: list[Task], title: str, target: str) -> None:
