@@ -223,7 +223,6 @@ def main() -> None:
         for share in (0.1, 0.5, 0.9):
             keep(f"one of 4 killed at {share:.0%}", happens(4, share, lambda _: kill))
         keep("7 join 1", happens(1, 0.1, lambda one_more: partial(join, one_more)))
-        keep("each of 4 replaced", happens(4, 0.1, lambda one_more: partial(replace, one_more, set())))
 
 
 if __name__ == "__main__":
