@@ -293,7 +293,9 @@ def _of_correlation(release: Release, exact: Floats) -> dict[str, float]:
     deviations = np.sqrt(np.diag(exact)[kept])
     values, vectors = np.linalg.eigh(exact[np.ix_(kept, kept)] / np.outer(deviations, deviations))
     shares = values[::-1][: len(told.shares)] / len(kept)
-    found = {} if told.intervals is None else {"shares R": float(_inside(told.intervals, shares).mean())}
+    found = {}
+    if told.intervals is not None and (made := np.isfinite(told.intervals[:, 0])).any():
+        found["shares R"] = float(_inside(told.intervals, shares)[made].mean())
     if told.alignment is None or told.alignment.loadings is None:
         return found
     of_kept = replace(told.alignment, loadings=told.alignment.loadings[:, kept])
