@@ -52,17 +52,6 @@ class Result:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """The values of a pass whose units are all alike."""
-
-    value: int
-
-    def cut(self, _: int) -> int:
-        """Return it."""
-        return self.value
-
-
 class Stage:
     """Where faults are played, one after the other; made by :func:`staging`."""
 

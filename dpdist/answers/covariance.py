@@ -45,7 +45,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.alignment import noise_reach
 from dpdist.pca.components import AboutMean, about_mean
-from dpdist.pca.correlation import ABOVE, drowned, evidence, require_centre
+from dpdist.pca.correlation import ABOVE, drowned, evidence_of, require_centre
 from dpdist.pca.noise_edge import law_of
 from dpdist.release.artefact import Release
 from dpdist.release.scaling import cure, weightless
@@ -165,8 +165,7 @@ def correlations(release: Release, most: int) -> Correlations:
     """
     require_centre(release)
     about = about_mean(release)
-    variances = release.moment_diagonal / about.divisor - about.mean**2 + about.diagonal
-    found = evidence(release, variances)
+    found = evidence_of(release)
     clear = int((found > ABOVE).sum())
     places = np.sort(np.argsort(-found, kind="stable")[: min(most, clear)])
     part = replace(about, mean=about.mean[places])

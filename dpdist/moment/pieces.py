@@ -47,21 +47,6 @@ def unit_count(table: Sizes, *, row_seconds: float, entries: int, workers: int) 
     return max(1, min(table.chunks, round(wanted)))
 
 
-def seconds_of(table: Sizes, *, row_seconds: float, entries: int) -> float:
-    """Return what one core takes for a pass over a table.
-
-    Parameters
-    ----------
-    table
-        The sizes of the rows.
-    row_seconds
-        What a row takes.
-    entries
-        Length of the sum.
-    """
-    return table.rows * row_seconds + _FOLD_SECONDS * entries
-
-
 def units_of(table: Sizes, *, row_seconds: float, entries: int, workers: int) -> list[range]:
     """Cut the chunks of a table into units; nothing is read.
 

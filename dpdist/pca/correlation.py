@@ -264,6 +264,12 @@ def evidence(release: Release, variances: Values) -> Values:
     return found
 
 
+def evidence_of(release: Release) -> Values:
+    """Return the same of a release whose matrix is not formed, (d,), by its diagonal."""
+    about = about_mean(release)
+    return evidence(release, release.moment_diagonal / about.divisor - about.mean**2 + about.diagonal)
+
+
 def drowned(release: Release) -> tuple[int, ...]:
     """Return the columns that do not stand above the noise, without those that weigh nothing; none where it has no law.
 
@@ -274,10 +280,9 @@ def drowned(release: Release) -> tuple[int, ...]:
     """
     if release.noise.variance_diagonal is None or release.noise.variance_off_diagonal is None:
         return ()
-    about = about_mean(release)
-    variances = release.moment_diagonal / about.divisor - about.mean**2 + about.diagonal
-    hidden = weightless(release, range(len(variances)))
-    return tuple(i for i in np.flatnonzero(evidence(release, variances) <= ABOVE).tolist() if i not in hidden)
+    found = evidence_of(release)
+    hidden = weightless(release, range(len(found)))
+    return tuple(i for i in np.flatnonzero(found <= ABOVE).tolist() if i not in hidden)
 
 
 def require_centre(release: Release) -> None:

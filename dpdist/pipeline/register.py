@@ -22,8 +22,6 @@ from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
 
-_READ_SECONDS = 5e-9
-"""To read a value, whatever kind of file it is in, and its checksum."""
 _PER_WORKER = 32
 """Parts of the manifest that a worker writes, one task for each."""
 
