@@ -13,6 +13,7 @@ from pathlib import Path
 
 import dask
 import numpy as np
+import numpy.typing as npt
 import pytest
 from distributed import LocalCluster
 from hypothesis import settings
@@ -147,3 +148,19 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with whole runs: a file of theirs may take minutes, and two processes shall end at the same time."""
     items.sort(key=lambda item: "whole" not in item.path.parts)
+
+
+class Seeded:
+    """The same words in every run: a threshold that an empty bin exceeds one time in a thousand fails no test."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(7)
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        return self._rng.integers(0, 2**64, count, dtype=np.uint64)
+
+
+@pytest.fixture
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the stages of releases in this process by one seed."""
+    monkeypatch.setattr("dpdist.release.histogram.SYSTEM", Seeded())

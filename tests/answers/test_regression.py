@@ -330,8 +330,11 @@ def test_a_total_of_releases_tells_of_all_their_rows() -> None:
     width = high - low  # six times as wide: a false alarm in 1e20
     assert np.all((low - 2 * width <= both.coef_) & (both.coef_ <= high + 2 * width))
     assert total.coefficients[0].noise > 0
-    one = first(scenes[0].release(), ridge / 2)
-    assert total.coefficients[0].noise == pytest.approx(one.coefficients[0].noise / 2**0.5, rel=0.2)
+    # of one draw it varies by a tenth: of the mean of 16 a false alarm in 1e12
+    pairs = [combined([scenes[0].release(2 * i), scenes[1].release(2 * i + 1)]) for i in range(16)]
+    totals = [first(pair, ridge).coefficients[0].noise for pair in pairs]
+    ones = [first(scenes[0].release(i), ridge / 2).coefficients[0].noise for i in range(16)]
+    assert np.mean(totals) == pytest.approx(np.mean(ones) / 2**0.5, rel=0.2)
 
 
 def test_a_release_that_stays_on_the_disk_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

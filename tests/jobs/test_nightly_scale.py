@@ -77,6 +77,7 @@ def squares(place: Place) -> dict[str, Fraction]:
     return borne
 
 
+@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize(
     "more", ["", "continual = 4", 'factorisation = "square-root"\ncontinual = 4', 'factorisation = "banded"\nband = 2']
 )

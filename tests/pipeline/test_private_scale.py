@@ -42,7 +42,7 @@ from dpdist.rows.units import Unit
 from dpdist.storage.arrays import read_arrays
 from dpdist.storage.store import store_at
 
-pytestmark = pytest.mark.usefixtures("state")
+pytestmark = pytest.mark.usefixtures("state", "seeded")
 WHOLE = PrivacyLoss.parse("1", "1e-6")
 GAUSSIAN = ReleaseRequest("gaussian", WHOLE, "auto", scale="private")
 PURE = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), "auto", scale="private")
@@ -113,7 +113,6 @@ def test_the_epsilons_of_both_pure_parts_add_up_to_the_whole() -> None:
 # --- the release ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize(
     "request_",
     [
@@ -253,7 +252,6 @@ def test_rows_that_fail_are_refunded_before_the_stage_is_drawn_and_never_afterwa
     assert losses(ledger_of_rows(rows)) == [WHOLE]
 
 
-@pytest.mark.usefixtures("seeded")
 def test_ranges_of_the_schema_are_the_grids_and_columns_of_which_little_is_seen_are_named(tmp_path: Path) -> None:
     draws = np.random.default_rng(2).normal(size=ROWS)
     lines = (f"{1990 + 10 * i % 30},{1e9 + i},{int(i == 7)},{x:.4f},{int(i % 4 == 0)}\n" for i, x in enumerate(draws))
@@ -292,7 +290,6 @@ def test_it_is_calibrated_for_all_rows_of_a_unit(tmp_path: Path, values: npt.NDA
     assert two.answer["noise"]["sigma"] > 1.9 * one.answer["noise"]["sigma"]
 
 
-@pytest.mark.usefixtures("seeded")
 def test_new_rows_are_projected_by_the_scale_that_was_released(
     rows: Path, tmp_path: Path, values: npt.NDArray[np.float64]
 ) -> None:
@@ -360,7 +357,6 @@ def test_a_dry_run_and_a_forecast_say_what_the_choice_costs(rows: Path, tmp_path
     assert "clip norm's square is 165.38" in forecast.output
 
 
-@pytest.mark.usefixtures("seeded")
 def test_rows_in_memory_are_scaled_likewise_and_charged_for_both(values: npt.NDArray[np.float64]) -> None:
     import dask.array as da
 
