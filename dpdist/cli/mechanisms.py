@@ -42,7 +42,8 @@ from dpdist.release.stages import require_seen
 from dpdist.release.worth import choice_refused
 from dpdist.report import text
 from dpdist.report.figures import draw_forecast
-from dpdist.rows.dataset import DTYPES, RowsTable
+from dpdist.rows.columns import DTYPES
+from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore

@@ -22,7 +22,7 @@ from dpdist.moment.histogram import Counting, Counts
 from dpdist.moment.keys import key_here
 from dpdist.moment.total import block_rows, piece_rows
 from dpdist.rows.bounding import COMPILED_VALUES, RowBound
-from dpdist.rows.dataset import DTYPES
+from dpdist.rows.columns import DTYPES
 from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.triangle import Band, Triangle
 

@@ -34,7 +34,8 @@ from dpdist.ingest.readers.base import numbered
 from dpdist.moment.histogram import Counting, Counts
 from dpdist.moment.keys import key_here
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import DTYPES, FORMAT
+from dpdist.rows.columns import DTYPES
+from dpdist.rows.dataset import FORMAT
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.storage.arrays import Array
 from dpdist.storage.store import Store, store_at

@@ -25,13 +25,14 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.apart import Reading
 from dpdist.ingest.readers.base import Choices, Places, Rows, Source, fits
+from dpdist.ingest.readers.isolated import ReaderProcess
 from dpdist.ingest.remote import location_of
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.attributes import Loss, builtins_of
-from dpdist.rows.dataset import DTYPES, RowsTable
+from dpdist.rows.columns import DTYPES
+from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import Manifest, SourceEntry
 from dpdist.storage.arrays import Text, require_format
 from dpdist.storage.store import Store
@@ -142,7 +143,7 @@ class Sources:
 
     def __init__(self, variable: str | None) -> None:
         self._choices = Choices(variable)
-        self._reading = Reading(Path(gettempdir()))
+        self._reading = ReaderProcess(Path(gettempdir()))
         self._entry: SourceEntry | None = None
         weakref.finalize(self, self._reading.close)
 

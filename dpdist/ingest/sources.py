@@ -15,10 +15,10 @@ from dpdist._util import interruption
 from dpdist._util.paths import require_plain
 from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
-from dpdist.ingest.readers.apart import Apart, Reading
 from dpdist.ingest.readers.base import Choices, NoRowsError, Places, Source, Survey, attempt
 from dpdist.ingest.readers.fitted import Fitted
 from dpdist.ingest.readers.hive import Keys, Partitioned, key_in
+from dpdist.ingest.readers.isolated import IsolatedSource, ReaderProcess
 from dpdist.ingest.readers.netcdf import NetCdf
 from dpdist.ingest.readers.npy import Npy, Npz
 from dpdist.ingest.readers.parquet import Parquet
@@ -184,7 +184,7 @@ def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choic
             if not any(name in kind.takes for kind in kinds):
                 takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes)
                 raise UsageError(f"{parameter(name)} is for {takers}, and {place} has none of these. Leave it out.")
-        reading = Reading(beside)
+        reading = ReaderProcess(beside)
         stack.callback(reading.close)
         yield [source_at(each, keys, beside, choices, reading, stack) for each, keys in places]
 
@@ -239,18 +239,18 @@ def _kind(place: SourceLocation) -> type[Source]:
 
 
 def _reader(
-    kind: type[Source], reading: Reading, keys: Keys, place: SourceLocation, beside: Path, choices: Choices
+    kind: type[Source], reading: ReaderProcess, keys: Keys, place: SourceLocation, beside: Path, choices: Choices
 ) -> Source:
     made = kind(place, beside, choices)
     if choices.schema is not None:
         if "schema" not in kind.takes:
             raise UsageError(f"{place} holds no columns of different kinds, which a schema is for.", parameter="schema")
         made = Fitted(place, beside, choices, made, keys)
-    return Apart(place, beside, choices, made, reading) if kind.fragile else made
+    return IsolatedSource(place, beside, choices, made, reading) if kind.fragile else made
 
 
 def source_at(
-    place: SourceLocation, keys: Keys, beside: Path, choices: Choices, reading: Reading, stack: ExitStack
+    place: SourceLocation, keys: Keys, beside: Path, choices: Choices, reading: ReaderProcess, stack: ExitStack
 ) -> Source:
     """Return the reader of one source.
 
@@ -280,7 +280,7 @@ def source_at(
     return _with_keys(kind, made, place, keys)
 
 
-def reader_of(place: SourceLocation, keys: Keys, choices: Choices, reading: Reading) -> Source:
+def reader_of(place: SourceLocation, keys: Keys, choices: Choices, reading: ReaderProcess) -> Source:
     """Return the reader of one source that is read in place; nothing is fetched or unpacked for it.
 
     Raises

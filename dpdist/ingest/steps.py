@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Protocol
 from dpdist._util.ids import random_token
 from dpdist._util.progress import Steps
 from dpdist.errors import DataError, RefusedError, ResumableError, UsageError
-from dpdist.ingest.readers.apart import Reading
 from dpdist.ingest.readers.base import AskError
+from dpdist.ingest.readers.isolated import ReaderProcess
 from dpdist.ingest.remote import location_of
 from dpdist.ingest.sources import Choices, NoRowsError, Source, source_at
 from dpdist.ingest.states import digest_of
@@ -326,7 +326,7 @@ class Away:
     def __init__(self, step: Step, stack: ExitStack) -> None:
         self._plan = plan_of(step.aside, SOURCES, step.sources)
         self._beside = step.aside.scratch_folder
-        self._reading = Reading(self._beside)
+        self._reading = ReaderProcess(self._beside)
         stack.callback(self._reading.close)
         self._fetched = stack.enter_context(ExitStack())
         self._number = -1

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ Block = npt.NDArray[np.float64]
 _LARGEST_16, _LARGEST_32 = 2**15 - 1, 2**31 - 1
 SMALL_ROWS = _LARGEST_32 // 128**2
 """Rows whose entries 8 bits hold of which 32 bits hold the sum; with one more, as many entries of -128 sum to 2^31."""
+_NARROW = 256
+"""Columns up to which NumPy's product costs as much as one triangle."""
 _PAIRS = 256
 """Pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches."""
 _PANEL_BYTES = 256 << 10
@@ -156,9 +158,11 @@ class _Floats:
     def __init__(self, band: Band, exact_rows: int) -> None:
         if exact_rows < 1:
             raise ValueError("float64 does not hold the product of a row exactly")
-        from scipy.linalg.blas import dsyrk  # noqa: PLC0415 - SciPy takes its time, and integers do without
+        self._dsyrk: Any = None
+        if band.height == band.size > _NARROW:
+            from scipy.linalg.blas import dsyrk  # noqa: PLC0415 - SciPy takes its time, and most sums do without
 
-        self._dsyrk = dsyrk
+            self._dsyrk = dsyrk
         self._band = band
         self._exact_rows = exact_rows
         # as BLAS wants it; of the whole triangle only the lower one is filled
@@ -173,7 +177,7 @@ class _Floats:
         if self._float_rows + rows > self._exact_rows:
             self._flush()
         band = self._band
-        if band.height == band.size:
+        if self._dsyrk is not None:
             # one triangle, added in place: half the work, and no pass over d x d entries for every block
             self._floats = self._dsyrk(1.0, block.T, beta=1.0, c=self._floats, lower=1, overwrite_c=1)
         else:

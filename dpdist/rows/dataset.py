@@ -26,6 +26,7 @@ from dpdist.errors import DataError, ResumableError, quiet
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.attributes import RowsAttributes, UnitAttributes, builtins_of
+from dpdist.rows.columns import DTYPES
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Reference, Shape
 from dpdist.rows.units import Unit
@@ -34,8 +35,6 @@ from dpdist.storage.arrays import ROOT, Array, array_options, attributes_of, req
 from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-rows/1"
-DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
-"""What a stored row may be made of."""
 _TARGET_CHUNK = 8 << 20
 _LZ4_MOST = 255
 """Bytes that LZ4 makes of one at most."""

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import stat
 import struct
 import subprocess
@@ -30,7 +29,7 @@ from support.cli_scene import Call, start
 from support.ingest_scene import GENES, LAYOUTS, counts, refused, stored, write_anndata_zarr, write_h5ad
 
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers import apart
+from dpdist.ingest.readers import isolated
 from dpdist.ingest.sources import Choices
 from dpdist.ingest.table import ingest
 from dpdist.jobs.job_file import read_job
@@ -457,25 +456,5 @@ def test_a_file_that_hangs_its_library_is_refused(tmp_path: Path, monkeypatch: p
     heap = content.index(b"GCOL")
     content[heap + 16 : heap + 216] = bytes(200)  # objects of no length, behind which HDF5 looks for the next for ever
     (tmp_path / "t.h5ad").write_bytes(content)
-    monkeypatch.setattr(apart, "_PATIENCE", 2)
+    monkeypatch.setattr(isolated, "_PATIENCE", 2)
     refused(tmp_path / "t.h5ad", "t.h5ad", "damaged")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only there is a file read apart")
-def test_a_crash_of_a_library_and_its_appetite_are_told_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_h5ad(tmp_path / "t.h5ad", counts())
-
-    def crash(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-    def hunger(*_: object) -> None:
-        bytearray(5 << 30)
-
-    for fault, needle in ((crash, "the library that reads it crashes"), (hunger, "does not fit into the memory")):
-        with monkeypatch.context() as patch:
-            patch.setattr("dpdist.ingest.readers.anndata.contained", fault)
-            refused(tmp_path / "t.h5ad", "t.h5ad", needle)
-    made = ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr")
-    assert np.array_equal(stored(made.path), counts())

@@ -33,14 +33,16 @@ from dpdist.ingest.readers import npy, parquet, text
 from dpdist.ingest.sources import KINDS, Choices, Survey
 from dpdist.ingest.table import ingest
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.dataset import DTYPES, chunk_rows_for
+from dpdist.rows.columns import DTYPES
+from dpdist.rows.dataset import chunk_rows_for
 from dpdist.rows.writing import chunk_key
 
 ARROW = (pa.float32(), pa.uint8(), pa.int16())
 
 
 def pieces_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Make the readers read in small pieces, in bytes."""
+    """Make the readers read in small pieces, in bytes, in this process."""
+    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     for reader in (npy, parquet):
         monkeypatch.setattr(reader, "PIECE", size)
 
@@ -472,6 +474,7 @@ def test_a_source_that_changes_between_the_passes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: Table
 ) -> None:
     monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 12)  # several chunks
+    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(parquet, "_ROW_GROUP", 0)  # Parquet is unpacked
     monkeypatch.setattr(parquet, "_COLUMNS", 2)
     path = tmp_path / name

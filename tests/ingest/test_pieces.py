@@ -54,7 +54,8 @@ def values(rows: int = ROWS) -> Any:
 
 
 def small(monkeypatch: pytest.MonkeyPatch, piece: int = 300, chunk: int = 7 * 24) -> None:
-    """Let a unit take on a few rows, and a chunk of the table hold seven of float64."""
+    """Let a unit take on a few rows, read in this process, and a chunk of the table hold seven of float64."""
+    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     for module in (looking, pieces, table):
         monkeypatch.setattr(module, "PIECE", piece)
     for module in (npy, parquet, zarr_store):

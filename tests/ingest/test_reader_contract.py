@@ -62,7 +62,7 @@ from dpdist.ingest.readers.base import Choices, NoRowsError, Source
 from dpdist.ingest.readers.fitted import Fitted
 from dpdist.ingest.sources import opened_sources
 from dpdist.ingest.table import ingest
-from dpdist.rows.dataset import DTYPES
+from dpdist.rows.columns import DTYPES
 from faults import fuzzing
 
 NAMES = ("one", "two", "Åthree", "with,comma", "five")
@@ -282,7 +282,8 @@ def those(
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every reader work in pieces of a row or a few."""
+    """Make every reader work in pieces of a row or a few, in this process."""
+    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     for module in MODULES:
         for name, size in (("PIECE", 60), ("WINDOW", 20), ("_LINE", 200 if module.__name__.endswith("text") else None)):
             if hasattr(module, name) and size is not None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import logging
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -43,8 +41,7 @@ from support.ingest_scene import (
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.readers import anndata as h5ad
 from dpdist.ingest.readers import base, chunked, transpose
-from dpdist.ingest.readers.apart import Reading
-from dpdist.ingest.readers.parquet import Parquet
+from dpdist.ingest.readers.isolated import ReaderProcess
 from dpdist.ingest.sources import Choices, reader_of
 from dpdist.ingest.table import ingest
 from dpdist.rows.units import Unit
@@ -54,7 +51,8 @@ pytestmark = pytest.mark.usefixtures("typed")
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every reader work in many small pieces."""
+    """Make every reader work in many small pieces, in this process."""
+    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     for module in (chunked, h5ad, transpose):
         monkeypatch.setattr(module, "PIECE", 60)
     for module in (chunked, transpose):
@@ -520,6 +518,7 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
             raise ImportError
         return __import__(wanted)
 
+    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(base, "import_module", without)
     with pytest.raises(UsageError, match=rf"needs {module}\. Install it with: pip install 'dpdist\[{extra}\]'"):
         ingest(tmp_path / name, tmp_path / "rows.zarr")
@@ -528,7 +527,7 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
 
 def test_each_file_is_read_though_the_readers_of_others_were_given_up(tmp_path: Path) -> None:
     """One process reads them all, and a reader that is given up may leave its number to the next one."""
-    reading = Reading(tmp_path)
+    reading = ReaderProcess(tmp_path)
     try:
         for number in range(40):
             path = tmp_path / f"{number}.parquet"
@@ -539,27 +538,3 @@ def test_each_file_is_read_though_the_readers_of_others_were_given_up(tmp_path: 
             del source
     finally:
         reading.close()
-
-
-def test_what_a_library_logs_while_it_reads_is_said_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """It may quote a row, or complain of a connection that the process was forked with."""
-    path = tmp_path / "table.parquet"
-    pq.write_table(pa.table({"a": [1.0], "b": [2.0]}), path)
-    reading = Reading(tmp_path)
-    source = reader_of(path, (), Choices(), reading)
-    logger = logging.getLogger("a-library")
-    words = os.fdopen(2, "w", closefd=False)  # what the other process keeps open
-    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(words)])
-
-    def talk(_: Any) -> tuple[str, ...]:
-        logger.error("Unclosed client session")
-        return ("a", "b")
-
-    monkeypatch.setattr(Parquet, "names", property(talk))
-    try:
-        assert source.names == ("a", "b")
-    finally:
-        reading.close()
-    assert capfd.readouterr() == ("", "")

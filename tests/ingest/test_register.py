@@ -46,7 +46,8 @@ SECRET = 73519.25
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Compute in this process, and read in pieces of a few rows."""
+    """Compute and read in this process, in pieces of a few rows."""
+    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(Cluster, "named", False)
     monkeypatch.setattr(register, "_PER_WORKER", 1)
     for module in (base, npy, parquet, zarr_store):

@@ -35,15 +35,15 @@ from dpdist.cli import cli as command
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest import remote
 from dpdist.ingest.pieces import write_pieces
-from dpdist.ingest.readers import npy, parquet
 from dpdist.ingest.sources import Choices, Remote, location_of
 from dpdist.ingest.table import ingest
 from dpdist.pipeline.budget import ingest_rows
 
 
 @pytest.fixture
-def memory() -> Iterator[Any]:
-    """Give an empty store in the memory of this process."""
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Give an empty store in the memory of this process, which reads it."""
+    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     system = fsspec.filesystem("memory")
     yield system
     system.store.clear()
@@ -244,11 +244,7 @@ def test_a_web_server_does_not_send_on_to_another_in_plain(
 
 
 @pytest.mark.parametrize("name", ["t.npy", "t.npz", "t.parquet", "t.csv", "T.CSV.GZ"])
-def test_rows_come_out_of_s3(
-    tmp_path: Path, bucket: Any, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for reader in (npy, parquet):
-        monkeypatch.setattr(reader, "PIECE", 50)
+def test_rows_come_out_of_s3(tmp_path: Path, bucket: Any, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     WRITERS[name](tmp_path / name, table())
     bucket.upload_file(str(tmp_path / name), "private", name)
     ingest(Remote(f"s3://private/{name}"), tmp_path / "rows.zarr")

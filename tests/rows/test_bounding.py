@@ -21,7 +21,7 @@ from strategies import float_rows
 from dpdist.errors import DataError, UsageError
 from dpdist.rows import bounding
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import DTYPES
+from dpdist.rows.columns import DTYPES
 
 Rows = npt.NDArray[Any]
 

@@ -20,6 +20,7 @@ from dpdist.ingest.opening import open_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import RowsTable, chunk_rows_for, created, incomplete, partitions
 from dpdist.rows.writing import chunk_key
 
@@ -48,7 +49,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("dtype", dataset.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("compress", [False, True])
 def test_what_was_written_in_any_pieces_is_read_by_us_and_by_zarr(tmp_path: Path, dtype: str, compress: bool) -> None:
     rows = np.random.default_rng(0).integers(0, 100, (101, 5)).astype(dtype)

@@ -257,23 +257,19 @@ run(work)
     assert ("in a destructor" in said, "in a thread" in said) == (not struck, not struck)
 
 
-def test_a_process_that_reads_is_no_second_command_not_even_while_it_starts(ended: Ended, tmp_path: Path) -> None:
-    """Ctrl-C reaches it between its first two instructions; it ignores that, and answers."""
-    script = """
-from types import SimpleNamespace
-from dpdist.ingest.readers.apart import Reading
+def test_a_process_that_reads_is_no_second_command(ended: Ended, tmp_path: Path) -> None:
+    """Ctrl-C in a terminal goes to the group of a command: this process is in another, and answers."""
+    script = f"""
+sys.path.append({str(Path(__file__).parents[1])!r})
+from support.misbehaving import Misbehaving
+from dpdist.ingest.readers.isolated import ReaderProcess
 def work():
-    fork = os.fork
-    def struck():
-        made = fork()
-        if made == 0:
-            strike(signal.SIGINT)
-        return made
-    os.fork = struck
-    print(Reading(Path.cwd()).ask(SimpleNamespace(path="x", unpacked=0, names=("a",)), "names"))
+    reading = ReaderProcess(Path.cwd())
+    print(os.getpgid(reading.ask(Misbehaving(Path("x")), "process")) != os.getpgid(0))
+    reading.close()
 run(work)
 """
-    assert ended(tmp_path, script) == (0, "('a',)\n", "")
+    assert ended(tmp_path, script) == (0, "True\n", "")
 
 
 @pytest.mark.parametrize("late", ["before the rename", "after the rename"])

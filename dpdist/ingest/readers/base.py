@@ -29,12 +29,12 @@ from dpdist._util.text import listed
 from dpdist.errors import DataError, DpdistError, UsageError, quiet
 from dpdist.ingest.readers.genotypes import Genotypes
 from dpdist.naming import parameter, step
-from dpdist.rows.dataset import DTYPES
+from dpdist.rows.columns import DTYPES
 from dpdist.rows.schema import Schema
 
 T = TypeVar("T")
 progressed: Callable[[], object] = bool
-"""Called for every piece that was read; a reader in a process of its own (:mod:`.apart`) says so that it lives."""
+"""Called for every piece that was read; a reader in another process (:mod:`.isolated`) says so that it lives."""
 _TYPED = 50
 """Names that a command is told with."""
 UNNAMED = frozenset({"", "Unnamed: 0", "__index_level_0__"})

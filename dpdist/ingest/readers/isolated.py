@@ -1,0 +1,380 @@
+"""Files that can hang or crash their library, or fill the memory, are read in a process with limits.
+
+The HDF5 library follows the addresses that a file holds. Some damage makes it loop for ever, some makes it write where
+it must not. Neither can be caught, or even interrupted, in the process in which it happens. Packed data of HDF5, Zarr
+and Parquet may unpack to any number of bytes, whatever the file announces, and their libraries do not stop there.
+
+So another process reads and answers through a pipe. If it hangs, its alarm ends it. If it crashes or takes too much
+memory, the file counts as damaged. It is a new interpreter: nothing is forked beside threads, and the user's script is
+not imported. It takes half a second to start, so a process that is done waits for the next file, for half a minute.
+Where memory cannot be limited (not Linux), this process reads the file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpdist.errors import DataError, DpdistError
+from dpdist.ingest.readers import base
+from dpdist.ingest.readers.base import AskError, Places, Rows, Runs, Source, State, Survey
+from dpdist.naming import Face, current_face, naming
+from dpdist.runtime.checks import forbid_core_dumps
+from dpdist.storage.atomic import remove_abandoned
+
+ISOLATED = sys.platform == "linux"
+"""Whether other processes read: where their memory can be limited."""
+_PATIENCE = 300
+"""Seconds within which a piece must be there: rows of a few MiB, or a chunk of a GiB of which they are a part."""
+_MEMORY = 1 << 30
+"""Bytes that reading may take beyond what the process had when it began, and beyond what is announced to unpack."""
+_IDLE = 30
+"""Seconds for which a process waits for the next file."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_BEGIN = frozenset({"blocks", "part", "units"})
+"""Questions that begin to read rows."""
+_COPIES = 6
+"""Of what is unpacked at once, as many may be in the memory: two chunks, each as it lies, unpacked and in order."""
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from dpdist.ingest.readers.isolated import serve; serve(int(sys.argv[1]))"
+)
+
+
+class _Child:
+    """A process that answers, and the pipe to it."""
+
+    def __init__(self) -> None:
+        here, there = socket.socketpair()
+        with there:
+            words = [sys.executable, "-c", _START, str(there.fileno()), json.dumps(sys.path)]
+            # a session of its own: Ctrl-C in the terminal is for the command, which ends it
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and no word of a user
+                words, pass_fds=(there.fileno(),), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        self.pipe = Connection(here.detach())
+        self.started_in = _surroundings()
+
+    def answer(self, *question: Any) -> Any:
+        """Return the answer to a question; EOFError or OSError if the process has ended."""
+        self.pipe.send(question)
+        return self.pipe.recv()
+
+    def rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
+        """Return the rows that follow an answer: eight times as fast as by the pipe's own methods."""
+        found: Rows = np.empty(shape, dtype)
+        rest = memoryview(found.reshape(-1).view(np.uint8))
+        while rest:
+            taken = os.readv(self.pipe.fileno(), [rest])
+            if not taken:
+                raise EOFError
+            rest = rest[taken:]
+        return found
+
+    def end(self) -> int:
+        """End the process, whatever it does, and return its code."""
+        self.pipe.close()
+        # one that has ended by itself keeps its code
+        self._process.kill()
+        return self._process.wait()
+
+
+def _surroundings() -> tuple[dict[str, str], str, list[str], int, int]:
+    """Return what a process keeps from its start: credentials, the folder that relative paths are of, limits."""
+    return dict(os.environ), str(Path.cwd()), [*sys.path], _PATIENCE, _MEMORY
+
+
+_idle: list[_Child] = []
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _child() -> _Child:
+    """Return a process that has begun."""
+    while True:
+        try:
+            child, waited = _idle.pop(), True
+        except IndexError:
+            child, waited = _Child(), False
+        if child.started_in != _surroundings():
+            child.end()
+            continue
+        with suppress(EOFError, OSError):
+            child.answer("begin", _PATIENCE, _MEMORY, current_face())
+            return child
+        code = child.end()
+        if not waited:
+            raise DpdistError(
+                f"The process that reads files did not start: {sys.executable} ended with code {code}. See whether "
+                "this command works: python -c 'import dpdist.ingest.readers.isolated'"
+            )
+
+
+class ReaderProcess:
+    """The process in which all fragile sources of a place are read; it starts with the first question.
+
+    Parameters
+    ----------
+    beside
+        Folder in which it may unpack files for a while.
+    """
+
+    def __init__(self, beside: Path) -> None:
+        self._beside = beside
+        self._child: _Child | None = None
+        self._sound = True
+        self._known: dict[int, Source] = {}  # they live as long as it: the number of a dead one may be given again
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is such a process."""
+        return self._child is not None
+
+    def ask(self, source: Source, question: str, *arguments: Any) -> Any:
+        """Ask a source, and return the answer; whatever went wrong is raised here.
+
+        Raises
+        ------
+        DpdistError
+            What the reader raised.
+        DataError
+            If the process ended, by a crash, or because it took too long.
+        """
+        if self._child is None:
+            self._child = _child()
+        kind: Any
+        sound, self._sound = self._sound, False
+        try:
+            new = None if id(source) in self._known else source
+            self._known[id(source)] = source
+            kind, value = self._child.answer(question, id(source), new, *arguments)
+            if kind == "piece":
+                shape, dtype = value
+                value = self._child.rows(shape, dtype)
+        except (EOFError, OSError):
+            how = "hangs" if self._end() == -signal.SIGALRM else "crashes"
+            kind = None
+        if kind is None:
+            raise DataError(
+                f"{source.path} cannot be read: it is damaged, and the library that reads it {how}. Mend or replace "
+                "the file and ingest again."
+            )
+        if isinstance(kind, type):
+            raise kind(*value)
+        self._sound = sound
+        return value
+
+    def close(self) -> None:
+        """Leave the process to the next file; end it if it failed, or is in the middle of an answer."""
+        if self._child is None:
+            return
+        if self._sound:
+            with suppress(EOFError, OSError):
+                self._child.answer("end")
+                _idle.append(self._child)
+                self._child = None
+                self._known.clear()
+                return
+        self._end()
+
+    def _end(self) -> int:
+        """End the process, remove what it unpacked, and return its code."""
+        code = 0 if self._child is None else self._child.end()
+        self._child, self._sound = None, True
+        self._known.clear()
+        remove_abandoned(self._beside / "unpacked")
+        return code
+
+
+@dataclass(frozen=True)
+class IsolatedSource(Source):
+    """A source that is read in another process.
+
+    Parameters
+    ----------
+    inner
+        The reader of the file, which has read nothing yet.
+    process
+        The process.
+    """
+
+    inner: Any = None  # a Source
+    process: Any = None  # a ReaderProcess
+
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        if not ISOLATED:
+            found = getattr(self.inner, question)
+            return found(*arguments) if arguments else found
+        return self.process.ask(self.inner, question, *arguments)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = self._ask("names")
+        return found
+
+    @cached_property
+    def kinds(self) -> tuple[Any, ...] | None:
+        found: tuple[Any, ...] | None = self._ask("kinds")
+        return found
+
+    def survey(self, keep: Places) -> Survey:
+        found: Survey = self._ask("survey", keep)
+        return found
+
+    def kept_as(self, place: int) -> np.dtype[np.generic] | None:
+        found: np.dtype[np.generic] | None = self._ask("kept_as", place)
+        return found
+
+    def runs(self, keep: Places) -> Runs | None:
+        found: Runs | None = self._ask("runs", keep)
+        return found
+
+    def state(self, start: int, stop: int) -> State:
+        found: State = self._ask("state", start, stop)
+        return found
+
+    def blocks(self, keep: Places) -> Generator[Rows]:
+        return self._rows("blocks", keep)
+
+    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
+        return self._rows("part", keep, start, stop)
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = self._ask("labels")
+        return found
+
+    @property
+    def repeated(self) -> str | None:
+        found: str | None = self._ask("repeated")
+        return found
+
+    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
+        return self._rows("units", key, labels)
+
+    def _rows(self, question: str, *arguments: Any) -> Generator[Rows]:
+        blocks = self._ask(question, *arguments)
+        if isinstance(blocks, Generator):
+            yield from blocks
+            return
+        try:
+            while (block := self._ask("next")) is not None:
+                yield block
+        except GeneratorExit:
+            if self.process.alive:
+                self._ask("stop")
+            raise
+
+
+def serve(handle: int) -> None:
+    """Answer the questions that come through a socket, until there are no more.
+
+    Parameters
+    ----------
+    handle
+        Its number.
+    """
+    pipe = Connection(handle)
+    room = _Room()
+    with suppress(EOFError, OSError):
+        while pipe.poll(None if room.busy else _IDLE):
+            kind, value = room.reply(*pipe.recv())
+            signal.alarm(0)
+            if kind == "piece":
+                pipe.send((kind, (value.shape, value.dtype)))
+                rest = memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+                while rest:
+                    rest = rest[os.write(handle, rest) :]
+            else:
+                pipe.send((kind, value))
+
+
+class _Room:
+    """What the process is that reads: limits that it keeps, and the sources that it was asked for."""
+
+    def __init__(self) -> None:
+        forbid_core_dumps()
+        logging.disable()  # a library may log what it reads
+        import pyarrow as pa  # noqa: PLC0415 - a process that reads no such file does without
+
+        pa.allocate_buffer(1)  # with its first value Arrow may set a GiB of addresses aside, used or not
+        self._taken = self._memory = 0
+        self._face: Face = current_face()
+        self.busy = False
+        self._sources: dict[int, Source] = {}
+        self._blocks: dict[int, Generator[Rows]] = {}
+
+    def reply(self, question: str, *arguments: Any) -> tuple[Any, Any]:
+        """Return of what kind the answer is, or of what class the error, and the answer, or what the error is made of.
+
+        Parameters
+        ----------
+        question
+            ``begin`` and ``end`` of the work for one place; else about a source.
+        arguments
+            To begin: seconds, bytes, and how messages name what people can set. Of a source: its number, the source
+            if it was not asked before, and more.
+        """
+        if question == "begin":
+            patience, self._memory, self._face = arguments
+            self._taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * _PAGE
+            base.progressed = lambda: signal.alarm(patience)
+            self.busy = True
+            return "value", None
+        if question == "end":
+            for blocks in self._blocks.values():
+                blocks.close()
+            self._blocks.clear()
+            self._sources.clear()
+            self.busy = False
+            return "value", None
+        with naming(self._face):
+            return self._of_source(question, *arguments)
+
+    def _limit(self, more: int) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (self._taken + self._memory + more, hard))
+
+    def _of_source(self, question: str, place: int, new: Source | None, *arguments: Any) -> tuple[Any, Any]:
+        """Answer what a source has of that name; of rows that it began to read, ``next`` ones and ``stop``."""
+        base.progressed()
+        if new is not None:
+            self._sources[place] = new
+        source = self._sources[place]
+        try:
+            self._limit(0)
+            if question in _BEGIN or question == "next":
+                self._limit(_COPIES * source.unpacked)
+            if question == "next":
+                rows = next(self._blocks[place], None)
+                return ("value", None) if rows is None else ("piece", rows)
+            value: Any = None
+            if question == "stop":
+                self._blocks.pop(place).close()
+            elif question in _BEGIN:
+                self._blocks[place] = getattr(source, question)(*arguments)
+            else:
+                value = getattr(source, question)
+                value = value(*arguments) if arguments else value
+        except AskError as error:
+            return type(error), (str(error), error.ways, error.more)
+        except DpdistError as error:
+            return type(error), (str(error),)
+        except MemoryError:
+            return DataError, (f"{source.path} cannot be read: it takes more memory than it announces.",)
+        return "value", value

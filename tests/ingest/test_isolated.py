@@ -1,0 +1,127 @@
+"""Another process reads what may crash a library: its end, its limits, and what it does not inherit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.misbehaving import Misbehaving
+
+from dpdist.errors import DataError, DpdistError
+from dpdist.ingest.readers import isolated
+from dpdist.ingest.readers.isolated import ReaderProcess
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only there is memory limited")
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[ReaderProcess]:
+    reader = ReaderProcess(tmp_path)
+    yield reader
+    reader.close()
+
+
+def source_at(path: Path) -> Any:
+    return Misbehaving(path)
+
+
+def test_a_crash_a_hang_and_an_appetite_are_told_in_a_sentence(
+    process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_at(tmp_path / "t.h5ad")
+    monkeypatch.setattr(isolated, "_PATIENCE", 1)
+    for question, said in (
+        ("crashing", r"t\.h5ad cannot be read: .* the library that reads it crashes"),
+        ("hanging", r"t\.h5ad cannot be read: .* the library that reads it hangs"),
+        ("hungry", r"t\.h5ad cannot be read: it takes more memory than it announces"),
+    ):
+        with pytest.raises(DataError, match=said):
+            process.ask(source, question)
+        assert process.ask(source, "names") == ("a",)  # by the next process, if need be
+
+
+def test_nothing_is_printed_that_a_library_says(
+    process: ReaderProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It may quote a row."""
+    assert process.ask(source_at(tmp_path), "talkative") == ("a", "b")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_process_is_used_again_but_not_with_other_credentials_or_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(question: str) -> object:
+        process = ReaderProcess(tmp_path)
+        try:
+            return process.ask(source_at(tmp_path), question)
+        finally:
+            process.close()
+
+    first = asked("process")
+    assert asked("process") == first
+    monkeypatch.setenv("MISBEHAVING", "changed")
+    monkeypatch.chdir(tmp_path)
+    assert asked("folder") == f"{tmp_path}changed"
+    second = asked("process")
+    assert isinstance(second, int)
+    assert second != first
+    with pytest.raises(DataError):
+        asked("hungry")
+    third = asked("process")  # memory that a failure left is not the next file's
+    assert isinstance(third, int)
+    assert third != second
+    os.kill(third, signal.SIGKILL)  # it waits for the next file, and has ended by then
+    assert asked("process") != third
+
+
+def test_one_that_is_left_in_the_middle_of_an_answer_ends(
+    process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it would answer next belongs to a question that nobody asks any more."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    source = source_at(tmp_path)
+    first = process.ask(source, "process")
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "recv", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            process.ask(source, "names")
+    process.close()
+    assert not process.alive
+    assert process.ask(source, "process") != first
+
+
+def test_a_process_that_cannot_start_is_told_as_that(
+    process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated, "_idle", [])
+    monkeypatch.setattr(isolated, "_START", "raise SystemExit(3)")
+    with pytest.raises(DpdistError, match=r"did not start: .* ended with code 3\. See whether"):
+        process.ask(source_at(tmp_path), "names")
+
+
+def test_a_script_without_a_guard_is_not_run_a_second_time(tmp_path: Path) -> None:
+    """As most scripts are; multiprocessing would import it, and its threads would be forked with it."""
+    pq.write_table(pa.table({"a": np.arange(9.0), "b": np.ones(9)}), tmp_path / "t.parquet")
+    (tmp_path / "script.py").write_text(
+        "import dpdist\nprint('once')\nprint(dpdist.ingest_rows('t.parquet', 'rows.zarr', "
+        "budget=dpdist.PrivacyLoss.parse(1, 1e-6)).rows)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True,
+        env={**os.environ, "DPDIST_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert ran.stdout.split() == ["once", "9"]
