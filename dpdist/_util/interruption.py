@@ -206,7 +206,7 @@ def _tidy_up() -> None:
 def sentence() -> str:
     """Return what an interrupted command says."""
     by = "" if _state.received is None else f" by {_state.received.name}"
-    return f"Interrupted{by}: the same command resumes, and what was reserved is not charged again."
+    return f"Interrupted{by}: the same command resumes, and charges nothing twice."
 
 
 def _leave() -> NoReturn:

@@ -9,7 +9,7 @@ detect a parameter that was taken from the data. All of it is private.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -190,7 +190,7 @@ class BlockSum:
     """
 
     bound: RowBound
-    key: bytes
+    key: bytes = field(repr=False)  # Dask logs the arguments of a task that fails
 
     def __call__(self, rows: Any) -> ArraySum:
         """Sum the rows of a block, (r, d)."""

@@ -39,10 +39,13 @@ from dpdist.rows.dataset import FORMAT
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.storage.arrays import Array
 from dpdist.storage.store import Store, store_at
+from dpdist.triangle import Band
 
 Values = npt.NDArray[np.generic]
 _PIECE_BYTES = 8 << 20
 """float64 bytes of the rows that are read from a disk at once."""
+_STEP = "dpdist-project"
+"""How Dask calls the tasks of a projection."""
 _WORTH_A_THREAD = 1 << 20
 """Values for which a further thread is worth its start."""
 
@@ -109,7 +112,8 @@ class Rows:
     def total(self, bound: RowBound, key: bytes) -> ArraySum:
         """Return the exact sum over all rows, in one pass; of a Dask array no block comes to this process."""
         if self.lazy:
-            found: ArraySum = _reduced(whole_rows(self.data), BlockSum(bound, key), add_sums)
+            nbytes = 8 * Band.whole(bound.width).entries
+            found: ArraySum = _reduced(whole_rows(self.data), BlockSum(bound, key), add_sums, nbytes)
         else:
             found = reduce(add_sums, self._each(partial(self._summed, bound, key)))
         return found
@@ -124,7 +128,7 @@ class Rows:
         """Return how many of all rows fall into each bin, in one pass."""
         count = BlockCount(counting)
         if self.lazy:
-            found: Counts = _reduced(whole_rows(self.data), count, add_counts)
+            found: Counts = _reduced(whole_rows(self.data), count, add_counts, 8 * counting.bins)
         else:
             found = reduce(
                 add_counts,
@@ -169,7 +173,12 @@ class Rows:
         if self.lazy:
             rows = whole_rows(self.data)
             found = rows.map_blocks(
-                of_rows, function=function, dtype=dtype, chunks=(rows.chunks[0], (width,)), meta=np.empty((0, 0), dtype)
+                of_rows,
+                function=function,
+                token=_STEP,
+                dtype=dtype,
+                chunks=(rows.chunks[0], (width,)),
+                meta=np.empty((0, 0), dtype),
             )
         else:
             found = np.empty((self.data.shape[0], width), dtype)
@@ -178,14 +187,14 @@ class Rows:
         return found if self.labelled is None else _labelled(self.labelled, found, names, dim)
 
 
-def _reduced(array: Any, function: Callable[[Any], Any], add: Callable[[Any, Any], Any]) -> Any:
+def _reduced(array: Any, function: Callable[[Any], Any], add: Callable[[Any, Any], Any], nbytes: int) -> Any:
     from dpdist.runtime.collections import reduce_blocks  # noqa: PLC0415 - whoever holds such an array has Dask
 
-    return reduce_blocks(array, function, add)
+    return reduce_blocks(array, function, add, nbytes)
 
 
 def of_rows(block: Any, function: Callable[[npt.NDArray[np.generic]], Values]) -> Values:
-    """Apply a function of rows to a block, which may be sparse; Dask calls its tasks by this name."""
+    """Apply a function of rows to a block, which may be sparse."""
     return function(dense(block))
 
 

@@ -233,7 +233,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     >>> str(pca.guarantee_.loss), pca.components_.shape
     ('epsilon 1, delta 1e-06', (5, 64))
     >>> pca.transform(da.from_array(X, chunks=(600, 64)))
-    dask.array<of_rows, shape=(1797, 5), dtype=float64, chunksize=(600, 5), chunktype=numpy.ndarray>
+    dask.array<dpdist-project, shape=(1797, 5), dtype=float64, chunksize=(600, 5), chunktype=numpy.ndarray>
     >>> pca.fit(X)  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
     dpdist.errors.RefusedError: These rows, or some of them, were released once before in this process. ...

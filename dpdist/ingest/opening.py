@@ -30,7 +30,7 @@ def open_rows(path: AnyStore) -> RowsTable:
     Raises
     ------
     UsageError
-        If it is an address of no store that is known here, or one with a password.
+        If it is no path; if it is an address of no store that is known here, or one with a password.
     DataError
         If there is none, or it was made neither by an ingest nor by registering a source.
 

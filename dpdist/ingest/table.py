@@ -128,12 +128,12 @@ def ingest(
             head = partial(head_of, budget=budget, ledger_id=ledger_id, period=period, unit=unit, schema=choices.schema)
             if period is not None:  # that it is of these files is remembered with the period, which is made in one go
                 with target.staged("rows", private=True) as aside:
-                    task.build(aside, head, _crew(task, progress, None), compress=compress, say=say)
+                    task.build(aside.absolute(), head, _crew(task, progress, None), compress=compress, say=say)
             else:
                 origin = origin_of(source, columns=columns, compress=compress, unit=named, choices=choices)
                 with target.resumed("rows", _identity(source, origin, states)) as aside:
                     task.build(
-                        aside, partial(head, origin=origin), _crew(task, progress, elsewhere),
+                        aside.absolute(), partial(head, origin=origin), _crew(task, progress, elsewhere),
                         compress=compress, say=say,
                     )  # fmt: skip
     except AskError as error:

@@ -205,7 +205,7 @@ def _warn_of_joint_cost(together: list[Guarantee]) -> None:
         f"Rows of the same number and kind were released {_times(len(together) - 1)} before in this process. If they "
         f"are of the same people, all these releases together {cost}, provided that none was asked for because of "
         "an earlier one's answer. Rows are known again by their values only: charge all fits on the same people to "
-        "one dpdist.Budget (budget).",
+        "one dpdist.Budget (budget), or to the ledger of one rows.zarr.",
         UserWarning,
         stacklevel=2,
     )

@@ -209,8 +209,9 @@ def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divis
         return fewer()
     if least > memory:
         raise UsageError(
-            f"A band of {triangle.TILE} rows of the second moment of {size} columns takes a process {_gib(least)}, and "
-            f"each may use {_gib(memory)}. Start fewer workers per machine, give them more memory, or take "
+            f"A band of {min(triangle.TILE, size)} rows of the second moment of {size} columns takes a process "
+            f"{_gib(least)}, and the one with the least memory may use {_gib(memory)}. Start fewer workers per "
+            "machine, give them more memory, or take "
             f"{parameter('mechanism', 'power')} {parameter('options.route', 'products')}, which never forms the moment."
         )
     return layout

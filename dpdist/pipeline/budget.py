@@ -203,6 +203,8 @@ def ingest_rows(
     >>> here.cleanup()
     """
     rows = store_at(rows)
+    if not isinstance(budget, PrivacyLoss | None):
+        raise UsageError("The budget is a dpdist.PrivacyLoss, such as PrivacyLoss.parse(2, 1e-6).", parameter="budget")
     from dpdist.ingest import origin as origins  # noqa: PLC0415 - the readers of all kinds of files
     from dpdist.ingest.table import ingest  # noqa: PLC0415 - which only an ingest needs
     from dpdist.pipeline.ingesting import Workers  # noqa: PLC0415 - as above
@@ -226,7 +228,7 @@ def ingest_rows(
         place = source if isinstance(source, Remote) else location_of(os.fspath(source))
         origin = partial(origins.origin_of, place, unit=unit, choices=choices)
         write = partial(
-            ingest, place, progress=steps(progress, "Ingesting"), unit=unit, choices=choices, say=say,
+            ingest, place, progress=steps(progress, "Ingesting in this process"), unit=unit, choices=choices, say=say,
             elsewhere=Workers(cluster, progress),
         )  # fmt: skip
     else:

@@ -116,6 +116,8 @@ class PrivacyLoss:
 
     Raises
     ------
+    UsageError
+        If either is no int.
     DataError
         If either is out of range.
 
@@ -142,6 +144,11 @@ class PrivacyLoss:
     delta_atto: int = 0
 
     def __post_init__(self) -> None:
+        if type(self.epsilon_micro) is not int or type(self.delta_atto) is not int:
+            raise UsageError(
+                "PrivacyLoss takes whole millionths of epsilon and units of 1e-18 of delta. Of other numbers make one "
+                "with PrivacyLoss.parse(1, 1e-6)."
+            )
         if self.epsilon_micro < 1:
             raise DataError("Epsilon must be positive: at least one millionth.")
         if self.epsilon_micro > 10**6 * MICRO:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,10 +32,11 @@ WORKER_ENVIRONMENT = {
     # glibc hands chunk-sized blocks back to the kernel and page-faults them in again unless told to keep them
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+    # a module in the current folder is not run for one of Python's own
+    "PYTHONSAFEPATH": "1",
 }
 """Environment of worker processes of this machine."""
-_DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
-"""What worker processes of this machine run first: Ctrl-C at a terminal is for the command, which ends them."""
+_STARTING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -217,20 +220,25 @@ class Cluster:
             try:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dpdist-workers-"))
                 start_tracker()
-                settings = {"distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT, "temporary-directory": folder}
-                stack.enter_context(dask.config.set(settings))
-                made = LocalCluster(
-                    n_workers=self.workers or available_cores(),
-                    threads_per_worker=1,
-                    host="127.0.0.1",
-                    dashboard_address="127.0.0.1:0",
-                    # other users of this machine can reach its loopback interface
-                    protocol="tls://",
-                    security=Security.temporary(),
-                    resources={"trusted": 1} if self.trusted_worker else None,
-                    preload=[_DEAF],
-                    silence_logs=logging.CRITICAL,  # failures reach the user through us, once
-                )
+                settings = {
+                    "distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT,
+                    # other users of this machine can reach its loopback interface, and times of tasks tell of rows
+                    "distributed.scheduler.http.routes": [],
+                    "distributed.worker.http.routes": [],
+                    "temporary-directory": folder,
+                }
+                with _STARTING, dask.config.set(settings), _deaf():  # all processes' settings, until these have them
+                    made = LocalCluster(
+                        n_workers=self.workers or available_cores(),
+                        threads_per_worker=1,
+                        host="127.0.0.1",
+                        dashboard_address="127.0.0.1:0",
+                        protocol="tls://",
+                        security=Security.temporary(),
+                        resources={"trusted": 1} if self.trusted_worker else None,
+                        silence_logs=logging.CRITICAL,  # failures reach the user through us, once
+                        scheduler_kwargs={"dashboard": False},
+                    )
                 yield stack.enter_context(made)
             except OSError as error:
                 raise DataError(
@@ -240,7 +248,8 @@ class Cluster:
             except RuntimeError:
                 raise DataError(
                     "The worker processes did not start. A Python script that starts some must do so below "
-                    'if __name__ == "__main__": because every worker process imports it.'
+                    'if __name__ == "__main__": because every worker process imports it, and a process of a '
+                    "multiprocessing.Pool may start none."
                 ) from None
 
     @contextmanager
@@ -249,6 +258,16 @@ class Cluster:
         with ExitStack() as stack:
             shared = {name: getattr(self, name) for name in Cluster.__dataclass_fields__}
             yield _KeptCluster(**shared, stack=stack)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Let processes that are started not hear Ctrl-C at a terminal: it is for the command, which ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def chosen(given: Cluster | None) -> Cluster:

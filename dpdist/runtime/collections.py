@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import reduce
 from typing import Any, TypeVar
 
 import dask
 import dask.array
 from dask.callbacks import Callback
-from distributed import Client
+from distributed import Client, get_client, get_worker
 
 from dpdist._util.ids import random_token
 from dpdist._util.progress import Count, Progress
@@ -31,19 +32,28 @@ Result = TypeVar("Result")
 
 
 def _owners() -> OnDask | None:
-    """Return the cluster where the owner of a collection computes now; None: this process.
+    """Return the cluster where Dask would compute a collection now; None: this process.
 
     Raises
     ------
     UsageError
-        If its client is asynchronous: then nothing can be waited for here.
+        If its client is asynchronous, or this is a task on it: then nothing can be waited for here.
     """
-    if dask.config.get("scheduler", None) not in {None, "distributed", "dask.distributed"}:
+    asked = dask.config.get("scheduler", None)
+    client = getattr(asked, "__self__", asked)  # a client, or its method `get`
+    if client in {None, "distributed", "dask.distributed"}:
+        try:
+            client = get_client()
+        except ValueError:
+            return None
+    if not isinstance(client, Client):
         return None
-    try:
-        client = Client.current()
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        get_worker()
+        raise UsageError(
+            "A Dask collection cannot be passed to dpdist within a task: it would wait for the tasks that it starts. "
+            "Pass it in the program that has the client, or pass the task rows in memory."
+        )
     if client.asynchronous:
         raise UsageError(
             "The current Dask client is asynchronous, and dpdist waits for its results. Make a synchronous one with "
@@ -96,10 +106,12 @@ def each_block(
         )
         for number, block in blocks
     ]
-    _computed(engine, tasks, Count(progress, label, len(tasks)).one)
+    deque(_computed(engine, tasks, Count(progress, label, len(tasks)).one), maxlen=0)
 
 
-def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[Result, Result], Result]) -> Result:
+def reduce_blocks(
+    array: Any, function: Callable[[Any], Result], add: Callable[[Result, Result], Result], nbytes: int
+) -> Result:
     """Apply a function to every block of rows of a Dask array, and add up the results, where its owner computes.
 
     Parameters
@@ -108,11 +120,13 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
         A Dask array of one chunk of columns.
     function, add
         Make a result of a block, and one of two results.
+    nbytes
+        Of a result, about.
 
     Raises
     ------
     UsageError
-        If the current client is asynchronous.
+        If the current client is asynchronous, this is a task, or Dask is to compute in processes without a cluster.
     RefusedError
         If the scheduler or a worker is on the network and not encrypted; before anything is submitted.
     DataError
@@ -121,16 +135,21 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
         If the cluster is lost.
     """
     engine, token, asker = _owners(), random_token(), Asker.here()
+    if dask.config.get("scheduler", None) in {"processes", "multiprocessing"}:
+        raise UsageError(
+            "Dask is configured to compute in processes without a cluster, which pickle their results, and sums of "
+            "rows are not pickled. Choose threads, dask.config.set(scheduler='threads'), or a cluster, Client()."
+        )
     if engine is not None:
         engine.require_visible(os.sep)  # any path will do: it is about the network and versions
     blocks = [block for row in array.to_delayed() for block in row]
     sums = [
         dask.delayed(_block, pure=False, traverse=False)(
-            asker, function, block, dask_key_name=f"dpdist-sum-{token}-{number}"
+            asker, function, block, array.shape[1], dask_key_name=f"dpdist-sum-{token}-{number}"
         )
         for number, block in enumerate(blocks)
     ]
-    for number, level in enumerate(levels(len(sums))):
+    for number, level in enumerate(levels(len(sums), nbytes, 1 if engine is None else None)):
         sums = [
             dask.delayed(added, pure=False)(
                 asker, add, *sums[part.start : part.stop], dask_key_name=f"dpdist-add-{token}-{number}-{i}"
@@ -141,25 +160,31 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
     return found
 
 
-def _block(asker: Asker, function: Callable[[Any], Any], block: Any) -> Private:
+def _block(asker: Asker, function: Callable[[Any], Any], block: Any, columns: int) -> Private:
+    if block.shape[1:] != (columns,):
+        raise DataError("A block of the array has other columns than the array says. See what its own tasks return.")
     return Private(guarded(asker, function, block))
 
 
-def _computed(engine: OnDask | None, tasks: Sequence[Any], told: Callable[[], None] | None = None) -> list[Any]:
+def _computed(engine: OnDask | None, tasks: Sequence[Any], told: Callable[[], None] | None = None) -> Iterator[Any]:
+    """Yield the values of tasks as they end."""
     forbid_core_dumps()
     failed = ""
     try:
-        if engine is not None:
-            return engine.compute(tasks, told)
-        with _Told({task.key for task in tasks}, told):
-            return [each.value if isinstance(each, Private) else each for each in dask.compute(*tasks)]
+        if engine is None:
+            with _Told({task.key for task in tasks}, told):
+                yield from (each.value if isinstance(each, Private) else each for each in dask.compute(*tasks))
+        else:
+            yield from (value for _, value in engine.compute(tasks, told))
     except DpdistError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the owner's tasks raise; it may quote rows
         failed = type(error).__name__
-    raise DataError(
-        f"A task of the Dask graph failed with {failed}. Compute the collection without dpdist to see why, and mend it."
-    )
+    if failed:
+        raise DataError(
+            f"A task of the Dask graph failed with {failed}. Compute the collection without dpdist to see why, and "
+            "mend it."
+        )
 
 
 class _Told(Callback):  # type: ignore[misc]

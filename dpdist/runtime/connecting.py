@@ -24,14 +24,16 @@ _GONE = {"closed", "closing", "stopping", "stopped", "failed"}
 
 def start_tracker() -> None:
     """Start multiprocessing's tracker: if this process is ended half-way it tidies up, and shall not say so."""
-    before = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = "ignore::UserWarning"
+    wanted = {"PYTHONWARNINGS": "ignore::UserWarning", "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         resource_tracker.ensure_running()
     finally:
-        del os.environ["PYTHONWARNINGS"]
-        if before is not None:
-            os.environ["PYTHONWARNINGS"] = before
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def connection(scheduler: Any, security: Security | None, cure: str) -> Iterator
             _require_answer(scheduler)
         made = Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
     except (OSError, ValueError, TypeError):
-        raise DataError(f"No Dask scheduler answers at {scheduler} within {CONNECT_SECONDS} seconds. {cure}") from None
+        raise DataError(f"No Dask scheduler answers at {scheduler}. {cure}") from None
     with made:
         yield made
 
@@ -68,15 +70,18 @@ def _require_answer(scheduler: str) -> None:
 @contextmanager
 def silent() -> Iterator[None]:
     """Let Dask's loggers print nothing: of a lost scheduler they print a traceback, and we say it in words."""
-    handlers = logging.getLogger("distributed").handlers
-    before = [each.level for each in handlers]
+
+    def nothing(_: logging.LogRecord) -> bool:
+        return False
+
+    handlers = [*logging.getLogger("distributed").handlers]
     for each in handlers:
-        each.setLevel(logging.CRITICAL + 1)
+        each.addFilter(nothing)
     try:
         yield
     finally:
-        for each, level in zip(handlers, before, strict=False):
-            each.setLevel(level)
+        for each in handlers:
+            each.removeFilter(nothing)
 
 
 def cure_of(certificates: Certificates | None) -> str:

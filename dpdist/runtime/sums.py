@@ -30,7 +30,6 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import partial
-from operator import itemgetter
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -43,7 +42,7 @@ from dpdist._util.tree import fan_in, levels
 from dpdist._version import __version__
 from dpdist.errors import DataError, DpdistError, ResumableError
 from dpdist.runtime.checks import Asker, Place, guarded, require_fit
-from dpdist.runtime.local import Engine, Work, memory_here
+from dpdist.runtime.local import Engine, Secret, Work, memory_here
 from dpdist.runtime.tasks import Pass, Private, added, concluded, shared_by, unit_of
 from dpdist.runtime.tls import on_this_machine, require_safe_cluster
 from dpdist.storage.store import AnyStore, store_at
@@ -55,7 +54,7 @@ WORKER_SECONDS = 600.0
 LOST_SECONDS = 60.0
 """How long a pass waits when no worker is left that can compute."""
 _LOOK_SECONDS = 5.0
-_AGAIN = "run the same command again: it resumes at no further cost."
+_AGAIN = "run the same again: a release in a ledger goes on at no further cost."
 
 
 class OnDask(Engine):
@@ -118,6 +117,10 @@ class OnDask(Engine):
         count = len(self._known())
         return f"on {count} worker{'s' * (count != 1)} at {self._client.scheduler.address}"
 
+    @property
+    def _is_in_process(self) -> bool:
+        return bool(self._client.scheduler.address.startswith("inproc:"))
+
     def await_worker(self) -> None:
         """Wait until there is a worker that can compute.
 
@@ -135,7 +138,8 @@ class OnDask(Engine):
         with translated():
             self._kept = self._client.submit(os.getpid, pure=False, key=f"dpdist-wait-{random_token()}")
         if not known:
-            count = Count(self._progress, "Waiting for workers", 1)
+            address, minutes = self._client.scheduler.address, WORKER_SECONDS / 60
+            count = Count(self._progress, f"Waiting for workers at {address}, {minutes:g} minutes at most", 1)
             try:
                 self._client.wait_for_workers(1, timeout=WORKER_SECONDS)
             except TimeoutError:
@@ -181,7 +185,7 @@ class OnDask(Engine):
         asker, token = Asker.here(), random_token()
         with translated(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sending large graph", UserWarning)  # vectors that rows are multiplied by
-            content = cloudpickle.dumps(Pass(work, asker, self._places))
+            content = Secret(cloudpickle.dumps(Pass(work, asker, self._places)))
             shared = self._client.submit(shared_by, content, key=f"dpdist-table-{token}", pure=False)
             keys = [(f"dpdist-{work.step}-{token}", i) for i in range(len(work.units))]
             found = self._client.map(unit_of, list(work.units), key=keys, pure=False, asker=asker, shared=shared)
@@ -203,13 +207,17 @@ class OnDask(Engine):
         del futures
         for number, future in waiting.items():
             future.add_done_callback(partial(_put, units.ready, number))
-        while waiting:
-            number = self._next(units, trusted=trusted)
-            found = _result(waiting.pop(number))
-            if isinstance(found, Private):  # of workers that are threads of this process it is their own
-                found = deepcopy(found.value) if self._client.scheduler.address.startswith("inproc:") else found.value
-            yield number, found
-            del found
+        try:
+            while waiting:
+                number = self._next(units, trusted=trusted)
+                found = _result(waiting.pop(number))
+                if isinstance(found, Private):  # of workers that are threads of this process it is their own
+                    found = deepcopy(found.value) if self._is_in_process else found.value
+                yield number, found
+                del found
+        finally:
+            if waiting:  # nobody waits any more, and a traceback may keep them
+                self._client.cancel(list(waiting.values()))
         units.end()
 
     def _next(self, units: _Units, *, trusted: bool) -> int:
@@ -261,8 +269,8 @@ class OnDask(Engine):
         )
         return found
 
-    def compute(self, tasks: Sequence[Any], told: Callable[[], None] | None = None) -> list[Any]:
-        """Compute what Dask makes values of, such as blocks of a collection, and return its values.
+    def compute(self, tasks: Sequence[Any], told: Callable[[], None] | None = None) -> Generator[tuple[int, Any]]:
+        """Compute what Dask makes values of, such as blocks of a collection, and yield them with their numbers.
 
         Raises
         ------
@@ -274,7 +282,7 @@ class OnDask(Engine):
         units = _Units(0 if told is None else len(futures), told)
         if told is not None:
             units.watch(futures)
-        return [value for _, value in sorted(self._fetched(futures, units), key=itemgetter(0))]
+        yield from self._fetched(futures, units)
 
 
 class _Units:
@@ -353,8 +361,8 @@ def translated() -> Iterator[None]:
         yield
     except KilledWorker:
         raise ResumableError(
-            "Workers died again and again; most likely they ran out of memory. Start fewer workers per machine, or "
-            f"give them more memory, and {_AGAIN}"
+            "Workers died again and again; most likely they ran out of memory. Start fewer workers per machine, give "
+            f"them more memory, or make the chunks of a Dask collection smaller, and {_AGAIN}"
         ) from None
     except (CancelledError, asyncio.CancelledError, OSError):  # a connection that is closed, refused or too slow
         raise ResumableError(f"The connection to the cluster was lost. When it is back, {_AGAIN}") from None

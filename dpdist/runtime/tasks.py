@@ -13,7 +13,7 @@ import cloudpickle
 from distributed.protocol import dask_deserialize, dask_serialize
 
 from dpdist.runtime.checks import Asker, Place, guarded, require_places
-from dpdist.runtime.local import Work
+from dpdist.runtime.local import Secret, Work
 
 Result = TypeVar("Result")
 
@@ -69,9 +69,9 @@ class Pass:
             return self.work.computed(unit)
 
 
-def shared_by(content: bytes) -> Private:
+def shared_by(content: Secret) -> Private:
     """Hold what all units share: Dask makes the result of a task again when all workers that had it are lost."""
-    return Private(cloudpickle.loads(content))
+    return Private(cloudpickle.loads(content.content))
 
 
 def unit_of(unit: Any, asker: Asker, shared: Private) -> Any:

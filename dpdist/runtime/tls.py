@@ -151,11 +151,16 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
         If the address and the certificates do not go together.
     """
     protocol, host, _ = parts_of(scheduler)
+    if protocol in {"http", "https"}:
+        raise UsageError(
+            f"{scheduler} is no address of a Dask scheduler: these begin with tls:// or tcp://, as the scheduler "
+            "prints it when it starts, and one that begins with http:// is its dashboard's."
+        )
     if protocol in _ENCRYPTED:
         if certificates is None:
             raise UsageError(
-                f"The scheduler {scheduler} speaks TLS: pass the cluster's CA and your certificate and key "
-                f"({parameter('tls_ca')}, {parameter('tls_cert')}, {parameter('tls_key')})."
+                f"{scheduler} is the address of a scheduler that speaks TLS: pass the cluster's CA and your "
+                f"certificate and key ({parameter('tls_ca')}, {parameter('tls_cert')}, {parameter('tls_key')})."
             )
         return
     if certificates is not None:

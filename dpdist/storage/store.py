@@ -37,7 +37,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dpdist._util.ids import random_token
 from dpdist._util.paths import AnyPath, is_address, local, read_plain, read_plain_range
-from dpdist.errors import ResumableError
+from dpdist.errors import ResumableError, UsageError
+from dpdist.naming import step
 from dpdist.storage import atomic, cleaning, unfinished
 
 if TYPE_CHECKING:
@@ -399,7 +400,7 @@ def store_at(place: AnyStore) -> Store:
     Raises
     ------
     UsageError
-        If it is the address of something that is neither read nor written in place.
+        If it is the address of something that is neither read nor written in place; or neither an address nor a path.
 
     Examples
     --------
@@ -407,7 +408,12 @@ def store_at(place: AnyStore) -> Store:
     'rows.zarr/2026-01-05.zarr'
     """
     if not isinstance(place, str | os.PathLike):
-        return place
+        if hasattr(place, "for_zarr"):
+            return place
+        raise UsageError(
+            f"A path or an address is needed, not a value of type {type(place).__name__}. Rows that Dask, xarray, "
+            f"pandas or NumPy hold are ingested first ({step('ingest')}), or passed to an estimator."
+        )
     text = os.fspath(place)
     scheme = text.partition("://")[0].lower() if is_address(text) else ""
     return PLACES[scheme](text) if scheme in PLACES else FolderStore(local(text))

@@ -248,7 +248,7 @@ def test_an_interruption_is_exit_5(here: Path, call: Call, monkeypatch: pytest.M
     monkeypatch.setattr(release_steps, "open_rows", interrupted)
     said = call("release", "rows.zarr", "release.zarr", *LOSS)
     assert said.code == 5
-    assert said.err == "\ndpdist: Interrupted: the same command resumes, and what was reserved is not charged again.\n"
+    assert said.err == "\ndpdist: Interrupted: the same command resumes, and charges nothing twice.\n"
     assert_nothing_spent(here)
 
 

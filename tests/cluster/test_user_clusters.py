@@ -16,6 +16,7 @@ from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, Wor
 from distributed.security import Security
 
 import dpdist
+from dpdist.errors import UsageError
 from dpdist.storage.store import store_at
 
 QUIET: dict[str, Any] = {"dashboard_address": "127.0.0.1:0"}
@@ -106,3 +107,20 @@ def test_the_lengths_of_a_dataframe_are_computed_and_told(tmp_path: Path) -> Non
         dpdist.ingest_rows(frame, tmp_path / "rows.zarr", cluster=where)
     assert ("Surveying blocks", 5, 5) in told
     assert store_at(tmp_path / "rows.zarr").exists()
+
+
+def test_workers_in_another_folder_write_where_the_user_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("looking", "pieces"):
+        monkeypatch.setattr(f"dpdist.ingest.{module}.PIECE", 1000)  # two files are two units
+    (tmp_path / "parts").mkdir()
+    for part in range(2):
+        np.save(tmp_path / "parts" / f"{part}.npy", ROWS)
+    told: list[str] = []
+    with LocalCluster(n_workers=1, **QUIET) as made:
+        monkeypatch.chdir(tmp_path)
+        where = dpdist.Cluster(client=made, progress=lambda step, *_: told.append(step))
+        found = dpdist.ingest_rows("parts", "rows.zarr", cluster=where)
+    assert found.rows == 2 * len(ROWS)
+    assert any(" on 1 worker at " in step for step in told)
+    with pytest.raises(UsageError, match=r"PrivacyLoss\.parse\(2, 1e-6\)"):
+        dpdist.ingest_rows("parts", "other.zarr", budget=(2, 1e-6))  # type: ignore[arg-type]

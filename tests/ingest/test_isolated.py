@@ -104,6 +104,51 @@ def test_one_that_is_left_in_the_middle_of_an_answer_ends(
     assert process.ask(source, "process") != first
 
 
+def test_no_other_rights_and_no_forked_process_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = ReaderProcess(tmp_path)
+    first = reading.ask(source_at(tmp_path), "process")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)  # as it is in a forked process
+        parents = reading._child
+        reading.close()
+        assert reading.ask(source_at(tmp_path), "process") != first
+        for child in (parents, reading._child):
+            assert child is not None
+            child.end()
+    second = ReaderProcess(tmp_path)
+    shared = second.ask(source_at(tmp_path), "process")
+    second.close()
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    third = ReaderProcess(tmp_path)
+    assert third.ask(source_at(tmp_path), "process") != shared
+    third.close()
+
+
+def test_no_module_of_the_current_folder_is_run_for_one_of_python_s_own(tmp_path: Path) -> None:
+    for name in ("json", "selectors", "multiprocessing", "socket"):
+        (tmp_path / f"{name}.py").write_text("open('run', 'w').close()\nraise SystemExit(9)\n")
+    pq.write_table(pa.table({"a": np.arange(9.0), "b": np.ones(9)}), tmp_path / "t.parquet")
+    budget = ["--budget-epsilon", "2", "--budget-delta", "1e-6"]
+    release = ["--epsilon", "1", "--delta", "1e-6", "--clip", "9", "--workers", "1"]
+    environment = {**os.environ, "DPDIST_STATE_HOME": str(tmp_path / "state")}
+    for words in (["ingest", "t.parquet", "rows.zarr", *budget], ["release", "rows.zarr", "release.zarr", *release]):
+        command = [str(Path(sys.executable).with_name("dpdist")), *words]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_text_among_the_places_of_modules_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python does."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
+    reading = ReaderProcess(tmp_path)
+    assert reading.ask(source_at(tmp_path), "names") == ("a",)
+    reading.close()
+
+
 def test_a_process_that_cannot_start_is_told_as_that(
     process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

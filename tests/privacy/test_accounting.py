@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
@@ -320,3 +321,10 @@ def test_the_gaussian_profile_is_that_of_an_independent_library(sigma: float, ep
     theirs = GaussianPrivacyLoss(sigma).get_delta_for_epsilon(float(epsilon))
     ours = gaussian_delta(Fraction(epsilon), 1 / Fraction(sigma) ** 2)
     assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-15)
+
+
+@pytest.mark.parametrize("given", [(1, 1e-6), (1.0, 0), (True, 0), ("1", 0)])
+def test_a_loss_of_other_numbers_than_whole_units_is_refused(given: Any) -> None:
+    """A ledger could write them, and could read them never again."""
+    with pytest.raises(UsageError, match=r"PrivacyLoss\.parse\(1, 1e-6\)"):
+        PrivacyLoss(*given)

@@ -9,6 +9,8 @@ import re
 import signal
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
 from dpdist.moment.total import Partial, add_partials
 from dpdist.runtime import checks, sums
 from dpdist.runtime.cluster import WORKER_ENVIRONMENT, Cluster
+from dpdist.runtime.connecting import silent
 from dpdist.runtime.local import Each, Engine, Here, Secret, Work
 from dpdist.runtime.sums import OnDask
 from dpdist.runtime.tasks import Pass, Private, shared_by, unit_of
@@ -411,6 +414,31 @@ def test_worker_processes_of_this_machine_listen_on_loopback_encrypted_and_leave
             assert environment["OPENBLAS_NUM_THREADS"] == "1"  # Dask's own clusters of this process set others
         (folder, *_) = {str(Path(each).parent) for each in engine._client.run(_folder).values()}
     assert not Path(folder).exists()
+
+
+def test_worker_processes_of_this_machine_show_no_page_and_change_nothing_of_dask() -> None:
+    """Times of tasks tell something of rows, and other users of the machine can reach its loopback interface."""
+    before = dask.config.get("distributed.nanny.pre-spawn-environ"), dask.config.get("temporary-directory")
+    with Cluster(workers=1).connected() as engine:
+        assert isinstance(engine, OnDask)
+        port = engine._client.scheduler_info()["services"]["dashboard"]
+        for page in ("info/main/workers.html", "status", "json/counts.json", "metrics"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=10)
+        after = dask.config.get("distributed.nanny.pre-spawn-environ"), dask.config.get("temporary-directory")
+        assert after == before
+
+
+def test_loggers_of_dask_are_silent_until_the_last_one_has_done() -> None:
+    handler = logging.getLogger("distributed").handlers[0]
+    record = logging.LogRecord("distributed", logging.ERROR, "", 0, "said", (), None)
+    one, two = silent(), silent()
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    assert not handler.filter(record)
+    two.__exit__(None, None, None)
+    assert handler.filter(record)
 
 
 def test_a_cluster_that_is_kept_is_started_once() -> None:

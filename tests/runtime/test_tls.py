@@ -323,6 +323,11 @@ def test_all_others_do(scheduler: str) -> None:
     require_safe(scheduler, None, insecure=True)
 
 
+def test_the_address_of_a_dashboard_is_no_scheduler_s() -> None:
+    with pytest.raises(UsageError, match=r"http://127\.0\.0\.1:8787 is no address of a Dask scheduler"):
+        require_safe("http://127.0.0.1:8787", None, insecure=True)
+
+
 def test_workers_must_be_encrypted_or_on_this_machine_too() -> None:
     here = "tcp://127.0.0.1:1"
     safe = ["tls://192.0.2.1:4711", "tcp://127.0.0.1:4711", "tcp://[::1]:4711", "inproc://192.0.2.1/7/1"]

@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -354,3 +355,9 @@ def test_a_small_object_is_read_in_little_memory(bucket: Store) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20  # however much it might have been
+
+
+@pytest.mark.parametrize("rows", [np.ones((2, 2)), [1, 2], None])
+def test_what_is_neither_a_path_nor_an_address_is_refused_with_what_to_do(rows: Any) -> None:
+    with pytest.raises(UsageError, match=r"ingested first \(dpdist\.ingest_rows\)"):
+        store_at(rows)

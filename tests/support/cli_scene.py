@@ -41,13 +41,19 @@ class Said(NamedTuple):
         assert self.out == ""
         assert "Traceback" not in self.err
         *labels, message = self.err.splitlines()
-        begun = {"Ingesting", "Registering rows", "Summing rows", "Projecting rows", "Waiting for workers"}
+        begun = {
+            "Ingesting",
+            "Registering rows",
+            "Summing rows",
+            "Projecting rows",
+            "Waiting for workers",
+        }
         assert {WHERE.sub("", label) for label in labels} <= begun
         assert message.startswith("dpdist: ")
         return message
 
 
-WHERE = re.compile(r" in this process$| on \d+ workers? at \S+$")
+WHERE = re.compile(r" in this process$| on \d+ workers? at \S+$| at \S+, \d+ minutes at most$")
 """How a label ends."""
 Call = Callable[..., Said]
 

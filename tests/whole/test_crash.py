@@ -348,7 +348,7 @@ def test_an_interrupted_release_says_so_and_is_finished_by_the_same_command(
     assert run(place, place.command(), action, point) == 5
     assert place.marker.exists()
     by = "SIGINT" if action == "interrupt" else "SIGTERM"
-    said = f"dpdist: Interrupted by {by}: the same command resumes, and what was reserved is not charged again."
+    said = f"dpdist: Interrupted by {by}: the same command resumes, and charges nothing twice."
     assert (place.folder / "words").read_text().split("\n").count(said) == 1
     # unlike a killed process, an interrupted one tidies up
     assert place.published() == {} or FAULTS[point].published

@@ -13,7 +13,7 @@ import pytest
 
 from faults import signals
 
-SENTENCE = "dpdist: Interrupted by {}: the same command resumes, and what was reserved is not charged again.\n"
+SENTENCE = "dpdist: Interrupted by {}: the same command resumes, and charges nothing twice.\n"
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 START = """
 import os, signal, sys, threading, time

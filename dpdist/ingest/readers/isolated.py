@@ -62,7 +62,9 @@ class _Child:
     def __init__(self) -> None:
         here, there = socket.socketpair()
         with there:
-            words = [sys.executable, "-c", _START, str(there.fileno()), json.dumps(sys.path)]
+            path = json.dumps([each for each in sys.path if isinstance(each, str)])  # Python ignores others
+            # -P: a module in the current folder is not run for one of Python's own
+            words = [sys.executable, "-P", "-c", _START, str(there.fileno()), path]
             # a session of its own: Ctrl-C in the terminal is for the command, which ends it
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and no word of a user
                 words, pass_fds=(there.fileno(),), start_new_session=True,
@@ -70,6 +72,7 @@ class _Child:
             )  # fmt: skip
         self.pipe = Connection(here.detach())
         self.started_in = _surroundings()
+        self.owner = os.getpid()
 
     def answer(self, *question: Any) -> Any:
         """Return the answer to a question; EOFError or OSError if the process has ended."""
@@ -95,9 +98,12 @@ class _Child:
         return self._process.wait()
 
 
-def _surroundings() -> tuple[dict[str, str], str, list[str], int, int]:
-    """Return what a process keeps from its start: credentials, the folder that relative paths are of, limits."""
-    return dict(os.environ), str(Path.cwd()), [*sys.path], _PATIENCE, _MEMORY
+def _surroundings() -> tuple[Any, ...]:
+    """Return what a process keeps from its start: rights, credentials, the folder of relative paths, and modules."""
+    folder = ""
+    with suppress(OSError):  # it was removed
+        folder = str(Path.cwd())
+    return os.geteuid(), os.getegid(), os.getgroups(), dict(os.environ), folder, [*sys.path]
 
 
 _idle: list[_Child] = []
@@ -155,8 +161,9 @@ class ReaderProcess:
         DataError
             If the process ended, by a crash, or because it took too long.
         """
-        if self._child is None:
-            self._child = _child()
+        if self._child is None or self._child.owner != os.getpid():  # a forked process has one of its own
+            self._known.clear()
+            self._child, self._sound = _child(), True
         kind: Any
         sound, self._sound = self._sound, False
         try:
@@ -181,7 +188,7 @@ class ReaderProcess:
 
     def close(self) -> None:
         """Leave the process to the next file; end it if it failed, or is in the middle of an answer."""
-        if self._child is None:
+        if self._child is None or self._child.owner != os.getpid():
             return
         if self._sound:
             with suppress(EOFError, OSError):

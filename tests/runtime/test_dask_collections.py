@@ -1,0 +1,101 @@
+"""Dask collections are summed where Dask computes them: on no cluster that was not looked at, and nothing is left."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import numpy.typing as npt
+import pytest
+from distributed import Client, LocalCluster
+
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.runtime import sums
+from dpdist.runtime.collections import computing, reduce_blocks
+from dpdist.runtime.sums import OnDask
+from faults.waiting import until
+
+COLUMNS = 3
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as made,
+        Client(made, set_as_default=False) as found,
+    ):
+        yield found
+
+
+def rows(blocks: int = 4) -> Any:
+    return da.ones((10 * blocks, COLUMNS), chunks=(10, COLUMNS))
+
+
+def column_sums(block: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    found: npt.NDArray[np.float64] = block.sum(axis=0)
+    return found
+
+
+def summed(array: Any) -> list[float]:
+    return list(reduce_blocks(array, column_sums, operator.add, 8 * COLUMNS))
+
+
+@pytest.mark.parametrize("way", ["client", "get", "current"])
+def test_a_cluster_that_can_be_listened_to_is_refused_however_dask_was_told_of_it(
+    client: Client, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RefusedError("on the network")
+
+    with dask.config.set(scheduler={"client": client, "get": client.get, "current": "distributed"}[way]):
+        with client.as_current():
+            assert summed(rows()) == [40.0] * COLUMNS
+        monkeypatch.setattr(sums, "require_safe_cluster", refuse)
+        with client.as_current(), pytest.raises(RefusedError, match="on the network"):
+            summed(rows())
+
+
+def test_a_task_is_refused_a_collection_and_does_not_wait_for_itself(client: Client) -> None:
+    """The only thread of the only worker would wait for what it should compute."""
+    with pytest.raises(UsageError, match="within a task"):
+        client.submit(lambda: summed(rows()), pure=False).result(timeout=30)
+
+
+def test_processes_without_a_cluster_are_refused_and_threads_are_not() -> None:
+    with dask.config.set(scheduler="processes"), pytest.raises(UsageError, match=r"set\(scheduler='threads'\)"):
+        summed(rows())
+    for name in ("threads", "synchronous"):
+        with dask.config.set(scheduler=name):
+            assert summed(rows(20)) == [200.0] * COLUMNS
+
+
+def test_a_block_that_is_not_what_the_array_says_is_the_owner_s(client: Client) -> None:
+    wrong = rows().map_blocks(lambda block: block[:, :2], chunks=(10, COLUMNS), meta=np.ones((0, COLUMNS)))
+    with client.as_current(), pytest.raises(DataError, match="other columns than the array says"):
+        summed(wrong)
+
+
+def test_nothing_is_computed_for_who_has_gone(client: Client) -> None:
+    """An interrupted call may be kept by its traceback, and would keep the cluster busy."""
+    held = [dask.delayed(_slept)(number) for number in range(40)]
+    with client.as_current(), computing(None) as engine:
+        assert isinstance(engine, OnDask)
+        found = engine.compute(held)
+        next(found)
+        found.close()
+
+    def tasks(dask_scheduler: Any) -> int:
+        return sum(each.state in {"waiting", "queued", "processing"} for each in dask_scheduler.tasks.values())
+
+    until(lambda: client.run_on_scheduler(tasks) == 0)
+
+
+def _slept(number: int) -> int:
+    import time
+
+    time.sleep(0.2)
+    return number
