@@ -54,7 +54,7 @@ WORKER_SECONDS = 600.0
 LOST_SECONDS = 60.0
 """How long a pass waits when no worker is left that can compute."""
 _LOOK_SECONDS = 5.0
-_AGAIN = "run the same again: a release in a ledger goes on at no further cost."
+_AGAIN = "run the same command again: a release in a ledger goes on at no further cost."
 
 
 class OnDask(Engine):

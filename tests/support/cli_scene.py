@@ -53,7 +53,7 @@ class Said(NamedTuple):
         return message
 
 
-WHERE = re.compile(r" in this process$| on \d+ workers? at \S+$| at \S+, \d+ minutes at most$")
+WHERE = re.compile(r" in this process$| on \d+ workers? at \S+$| at \S+, [\d.e-]+ minutes at most$")
 """How a label ends."""
 Call = Callable[..., Said]
 
