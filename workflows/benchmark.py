@@ -268,7 +268,7 @@ def commands(table: RowsTable, case: Case, repeats: int) -> dict[str, Any]:
         subprocess.run([sys.executable, "-m", "dpdist", *words], cwd=folder, env=environment, check=True)  # noqa: S603
 
     dpdist("ledger", "create", "rows.ledger", "--rows", "rows.zarr")
-    asked = ("--epsilon", "1", "--delta", "1e-6", "--clip", str(case.clip))
+    asked = ("--epsilon", "1", "--delta", "1e-9", "--clip", str(case.clip))
     times = [
         seconds_of(partial(dpdist, "release", "rows.zarr", f"release-{i}.zarr", *asked, "--id", f"release-{i}"))
         for i in range(repeats + 1)
