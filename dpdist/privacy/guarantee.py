@@ -144,7 +144,7 @@ class PrivacyLoss:
     delta_atto: int = 0
 
     def __post_init__(self) -> None:
-        if type(self.epsilon_micro) is not int or type(self.delta_atto) is not int:
+        if any(type(value) is not int for value in vars(self).values()):
             raise UsageError(
                 "PrivacyLoss takes whole millionths of epsilon and units of 1e-18 of delta. Of other numbers make one "
                 "with PrivacyLoss.parse(1, 1e-6)."

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -238,8 +239,10 @@ class Cluster:
                         resources={"trusted": 1} if self.trusted_worker else None,
                         silence_logs=logging.CRITICAL,  # failures reach the user through us, once
                         scheduler_kwargs={"dashboard": False},
+                        config=deepcopy(dask.config.config),  # of workers that are started again, too
                     )
-                yield stack.enter_context(made)
+                    stack.enter_context(made)  # before a Ctrl-C that came meanwhile is heard
+                yield made
             except OSError as error:
                 raise DataError(
                     f"The worker processes did not start: {error.strerror}. Leave {parameter('workers')} out to "

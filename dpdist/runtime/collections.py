@@ -10,6 +10,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import reduce
 from typing import Any, TypeVar
@@ -31,6 +32,11 @@ from dpdist.runtime.tasks import Private, added
 Result = TypeVar("Result")
 
 
+_THREADS = ("threads", "threading", "sync", "synchronous", "single-threaded")
+_PROCESSES = ("processes", "multiprocessing")
+_CHOOSE = "Choose threads, dask.config.set(scheduler='threads'), or a cluster, Client()."
+
+
 def _owners() -> OnDask | None:
     """Return the cluster where Dask would compute a collection now; None: this process.
 
@@ -39,19 +45,22 @@ def _owners() -> OnDask | None:
     UsageError
         If its client is asynchronous, or this is a task on it: then nothing can be waited for here.
     """
-    asked = dask.config.get("scheduler", None)
+    asked = dask.config.get("scheduler", None) or "distributed"
+    name = asked.lower() if isinstance(asked, str) else ""
+    if name in {*_THREADS, *_PROCESSES} or isinstance(asked, ThreadPoolExecutor):
+        return None
     client = getattr(asked, "__self__", asked)  # a client, or its method `get`
-    if client in {None, "distributed", "dask.distributed"}:
+    if name in {"distributed", "dask.distributed"}:
         try:
             client = get_client()
         except ValueError:
             return None
-    if not isinstance(client, Client):
-        return None
+    if not isinstance(client, Client):  # it might be anywhere
+        raise UsageError(f"Dask is configured to compute by {type(asked).__name__}. {_CHOOSE}")
     with suppress(ValueError):
         get_worker()
         raise UsageError(
-            "A Dask collection cannot be passed to dpdist within a task: it would wait for the tasks that it starts. "
+            "A Dask collection cannot be passed to dpdist within a task, which would wait for tasks of its own. "
             "Pass it in the program that has the client, or pass the task rows in memory."
         )
     if client.asynchronous:
@@ -135,10 +144,10 @@ def reduce_blocks(
         If the cluster is lost.
     """
     engine, token, asker = _owners(), random_token(), Asker.here()
-    if dask.config.get("scheduler", None) in {"processes", "multiprocessing"}:
+    if str(dask.config.get("scheduler", None)).lower() in _PROCESSES:
         raise UsageError(
             "Dask is configured to compute in processes without a cluster, which pickle their results, and sums of "
-            "rows are not pickled. Choose threads, dask.config.set(scheduler='threads'), or a cluster, Client()."
+            f"rows are not pickled. {_CHOOSE}"
         )
     if engine is not None:
         engine.require_visible(os.sep)  # any path will do: it is about the network and versions
@@ -161,9 +170,13 @@ def reduce_blocks(
 
 
 def _block(asker: Asker, function: Callable[[Any], Any], block: Any, columns: int) -> Private:
-    if block.shape[1:] != (columns,):
+    return Private(guarded(asker, _of_block, function, block, columns))
+
+
+def _of_block(function: Callable[[Any], Any], block: Any, columns: int) -> Any:
+    if getattr(block, "shape", ())[1:] != (columns,):
         raise DataError("A block of the array has other columns than the array says. See what its own tasks return.")
-    return Private(guarded(asker, function, block))
+    return function(block)
 
 
 def _computed(engine: OnDask | None, tasks: Sequence[Any], told: Callable[[], None] | None = None) -> Iterator[Any]:

@@ -32,6 +32,7 @@ from copy import deepcopy
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import cloudpickle
 from distributed import Client, Future, KilledWorker
@@ -216,8 +217,8 @@ class OnDask(Engine):
                 yield number, found
                 del found
         finally:
-            if waiting:  # nobody waits any more, and a traceback may keep them
-                self._client.cancel(list(waiting.values()))
+            if waiting and self._client.status == "running":  # nobody waits any more, and a traceback may keep them
+                self._client.cancel([*waiting.values(), *units.watched])
         units.end()
 
     def _next(self, units: _Units, *, trusted: bool) -> int:
@@ -290,11 +291,13 @@ class _Units:
 
     def __init__(self, left: int = 0, told: Callable[[], None] | None = None) -> None:
         self.ready: SimpleQueue[int | None] = SimpleQueue()
+        self.watched: WeakSet[Future] = WeakSet()  # the results of those that have ended are not held
         self._left, self._told = left, told
 
     def watch(self, futures: Sequence[Future]) -> None:
         """Take note of units as they end."""
         for each in futures:
+            self.watched.add(each)
             each.add_done_callback(partial(_put, self.ready, None))
 
     def one(self) -> None:

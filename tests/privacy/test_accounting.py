@@ -328,3 +328,5 @@ def test_a_loss_of_other_numbers_than_whole_units_is_refused(given: Any) -> None
     """A ledger could write them, and could read them never again."""
     with pytest.raises(UsageError, match=r"PrivacyLoss\.parse\(1, 1e-6\)"):
         PrivacyLoss(*given)
+    with pytest.raises(UsageError, match=r"PrivacyLoss\.parse\(1, 1e-6\)"):
+        PrivacyLoss.parse(1, 1e-6).mixed(0.5, 0)  # type: ignore[arg-type]

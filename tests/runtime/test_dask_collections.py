@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import dask
 import dask.array as da
+import dask.multiprocessing
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -44,14 +47,15 @@ def summed(array: Any) -> list[float]:
     return list(reduce_blocks(array, column_sums, operator.add, 8 * COLUMNS))
 
 
-@pytest.mark.parametrize("way", ["client", "get", "current"])
+@pytest.mark.parametrize("way", ["client", "get", "current", "Distributed", ""])
 def test_a_cluster_that_can_be_listened_to_is_refused_however_dask_was_told_of_it(
     client: Client, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RefusedError("on the network")
 
-    with dask.config.set(scheduler={"client": client, "get": client.get, "current": "distributed"}[way]):
+    ways = {"client": client, "get": client.get, "current": "distributed"}
+    with dask.config.set(scheduler=ways.get(way, way)):
         with client.as_current():
             assert summed(rows()) == [40.0] * COLUMNS
         monkeypatch.setattr(sums, "require_safe_cluster", refuse)
@@ -66,9 +70,11 @@ def test_a_task_is_refused_a_collection_and_does_not_wait_for_itself(client: Cli
 
 
 def test_processes_without_a_cluster_are_refused_and_threads_are_not() -> None:
-    with dask.config.set(scheduler="processes"), pytest.raises(UsageError, match=r"set\(scheduler='threads'\)"):
-        summed(rows())
-    for name in ("threads", "synchronous"):
+    unknown = (partial(dask.get), dask.multiprocessing.get, {"a": 1})
+    for way in ("processes", "Processes", *unknown):
+        with dask.config.set(scheduler=way), pytest.raises(UsageError, match=r"set\(scheduler='threads'\)"):
+            summed(rows())
+    for name in ("threads", "synchronous", ThreadPoolExecutor(2)):
         with dask.config.set(scheduler=name):
             assert summed(rows(20)) == [200.0] * COLUMNS
 

@@ -43,6 +43,8 @@ _PATIENCE = 300
 """Seconds within which a piece must be there: rows of a few MiB, or a chunk of a GiB of which they are a part."""
 _MEMORY = 1 << 30
 """Bytes that reading may take beyond what the process had when it began, and beyond what is announced to unpack."""
+_ROOM = str(Path(__file__).parents[3])
+"""Where this package is, which may be the current folder."""
 _IDLE = 30
 """Seconds for which a process waits for the next file."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -62,8 +64,8 @@ class _Child:
     def __init__(self) -> None:
         here, there = socket.socketpair()
         with there:
-            path = json.dumps([each for each in sys.path if isinstance(each, str)])  # Python ignores others
-            # -P: a module in the current folder is not run for one of Python's own
+            # a module in the current folder is not run for one of Python's own: no "", which is that folder, and -P
+            path = json.dumps([*(each for each in sys.path if each and isinstance(each, str)), _ROOM])
             words = [sys.executable, "-P", "-c", _START, str(there.fileno()), path]
             # a session of its own: Ctrl-C in the terminal is for the command, which ends it
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and no word of a user
