@@ -30,11 +30,15 @@ from dpdist.runtime.sums import OnDask
 from dpdist.runtime.tasks import Private, added
 
 Result = TypeVar("Result")
-
-
 _THREADS = ("threads", "threading", "sync", "synchronous", "single-threaded")
 _PROCESSES = ("processes", "multiprocessing")
 _CHOOSE = "Choose threads, dask.config.set(scheduler='threads'), or a cluster, Client()."
+
+
+def _configured() -> Any:
+    """Return the scheduler that Dask is configured with, its name as Dask reads it."""
+    asked = dask.config.get("scheduler", None) or "distributed"
+    return asked.lower() if isinstance(asked, str) else asked
 
 
 def _owners() -> OnDask | None:
@@ -45,12 +49,11 @@ def _owners() -> OnDask | None:
     UsageError
         If its client is asynchronous, or this is a task on it: then nothing can be waited for here.
     """
-    asked = dask.config.get("scheduler", None) or "distributed"
-    name = asked.lower() if isinstance(asked, str) else ""
-    if name in {*_THREADS, *_PROCESSES} or isinstance(asked, ThreadPoolExecutor):
+    asked = _configured()
+    if asked in (*_THREADS, *_PROCESSES) or isinstance(asked, ThreadPoolExecutor):
         return None
     client = getattr(asked, "__self__", asked)  # a client, or its method `get`
-    if name in {"distributed", "dask.distributed"}:
+    if asked in ("distributed", "dask.distributed"):
         try:
             client = get_client()
         except ValueError:
@@ -144,7 +147,7 @@ def reduce_blocks(
         If the cluster is lost.
     """
     engine, token, asker = _owners(), random_token(), Asker.here()
-    if str(dask.config.get("scheduler", None)).lower() in _PROCESSES:
+    if _configured() in _PROCESSES:
         raise UsageError(
             "Dask is configured to compute in processes without a cluster, which pickle their results, and sums of "
             f"rows are not pickled. {_CHOOSE}"

@@ -76,6 +76,13 @@ class _Child:
         self.started_in = _surroundings()
         self.owner = os.getpid()
 
+    def begins(self) -> bool:
+        """Let it begin the work for one place; False if it has ended."""
+        with suppress(EOFError, OSError):
+            self.answer("begin", _PATIENCE, _MEMORY, current_face())
+            return True
+        return False
+
     def answer(self, *question: Any) -> Any:
         """Return the answer to a question; EOFError or OSError if the process has ended."""
         self.pipe.send(question)
@@ -113,24 +120,20 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 def _child() -> _Child:
-    """Return a process that has begun."""
-    while True:
-        try:
-            child, waited = _idle.pop(), True
-        except IndexError:
-            child, waited = _Child(), False
-        if child.started_in != _surroundings():
+    """Return a process that has begun: one that waits, if it started in these surroundings, or a new one."""
+    while _idle:
+        with suppress(IndexError):  # another thread took it
+            child = _idle.pop()
+            if child.started_in == _surroundings() and child.begins():
+                return child
             child.end()
-            continue
-        with suppress(EOFError, OSError):
-            child.answer("begin", _PATIENCE, _MEMORY, current_face())
-            return child
-        code = child.end()
-        if not waited:
-            raise DpdistError(
-                f"The process that reads files did not start: {sys.executable} ended with code {code}. See whether "
-                "this command works: python -c 'import dpdist.ingest.readers.isolated'"
-            )
+    child = _Child()
+    if child.begins():
+        return child
+    raise DpdistError(
+        f"The process that reads files did not start: {sys.executable} ended with code {child.end()}. See whether this "
+        "command works: python -c 'import dpdist.ingest.readers.isolated'"
+    )
 
 
 class ReaderProcess:
