@@ -240,6 +240,7 @@ class Cluster:
                         silence_logs=logging.CRITICAL,  # failures reach the user through us, once
                         scheduler_kwargs={"dashboard": False},
                         config=deepcopy(dask.config.config),  # of workers that are started again, too
+                        env={"TMPDIR": folder},  # where a worker that is killed leaves its temporary files
                     )
                     stack.enter_context(made)  # before a Ctrl-C that came meanwhile is heard
                 yield made

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import dask
@@ -413,6 +414,8 @@ def test_worker_processes_of_this_machine_listen_on_loopback_encrypted_and_leave
         for environment in engine._client.run(_environment).values():
             assert environment["OPENBLAS_NUM_THREADS"] == "1"  # Dask's own clusters of this process set others
         (folder, *_) = {str(Path(each).parent) for each in engine._client.run(_folder).values()}
+        for temporary in engine._client.run(gettempdir).values():  # of what a killed worker leaves, as Dask's TLS files
+            assert folder.startswith(f"{temporary}/dask")
     assert not Path(folder).exists()
 
 
