@@ -21,6 +21,7 @@ from dpdist.pca.shortened import shortened
 from dpdist.privacy.caution import in_words
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.scaling import blindly_scaled_json, blindly_scaled_words
+from dpdist.storage.own import replace_own
 from dpdist.storage.store import AnyStore, store_at
 
 _KINDS = (".csv", ".npz")
@@ -43,16 +44,21 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
     OUT ends in .csv, a table of the matrix with the names of the columns above it, or in .npz: covariance, correlation,
     partial correlation given all other columns, location, and between which ends each entry lies (low, high) in 95 of
     100 releases. They are in units of the source. Columns that did not stand above the noise are named there, and those
-    of which a private scale saw too little; of those that weigh nothing all numbers are nan. What is there is replaced.
+    of which a private scale saw too little; of those that weigh nothing all numbers are nan.
     """
     place = store_at(out)
-    name = str(place).rpartition("/")[2]
     kind = kind_of(out, _KINDS)
     opened = open_release(release)
     found = covariance(opened, Shrinkage(shrinkage), source_units(opened))
     partial, told = _partial(opened, found) if kind == ".npz" else (None, "")
     content = csv_of(opened.names, found.matrix.tolist()) if kind == ".csv" else _arrays(found, partial, opened)
-    place.parent.replace(name, content, "covariance", private=not opened.private_as_claimed)
+    lines, head = content.count(b"\n"), content.partition(b"\n")[0]
+
+    def own(found: bytes) -> bool:
+        alike = found.count(b"\n") == lines and found.startswith(head)  # a table of these columns has other rows
+        return b"correlation.npy" in found if kind == ".npz" else alike
+
+    replace_own(place, content, "covariance", private=not opened.private_as_claimed, own=own)
     lengths = shortened(opened)
     d = opened.bound.columns
     value = {

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from dpdist.errors import UsageError
 from dpdist.release.artefact import Release
+from dpdist.storage.own import replace_own
 from dpdist.storage.store import AnyStore, store_at
 
 KINDS = (".csv", ".parquet")
@@ -76,7 +77,7 @@ def parquet_of(columns: Mapping[str, Sequence[object]], release: Release) -> byt
 
 
 def write_table(out: AnyStore, columns: Mapping[str, Sequence[object]], release: Release, what: str) -> None:
-    """Write a .csv or .parquet file about a release; one that is there is replaced.
+    """Write a .csv or .parquet file about a release; such a file that is there is replaced.
 
     Parameters
     ----------
@@ -101,5 +102,9 @@ def write_table(out: AnyStore, columns: Mapping[str, Sequence[object]], release:
         columns = {**columns, "status": [release.status] * len(next(iter(columns.values())))}
     rows = list(zip(*columns.values(), strict=True))
     content = csv_of(list(columns), rows) if kind == ".csv" else parquet_of(columns, release)
-    name = str(place).rpartition("/")[2]
-    place.parent.replace(name, content, what, private=not release.private_as_claimed)
+    head = content.partition(b"\n")[0]
+
+    def own(found: bytes) -> bool:
+        return b"dpdist.release_id" in found if kind == ".parquet" else found.startswith(head)
+
+    replace_own(place, content, what, private=not release.private_as_claimed, own=own)

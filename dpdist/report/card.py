@@ -22,6 +22,7 @@ from dpdist.mechanisms.registry import mechanism_named
 from dpdist.privacy.guarantee import Arithmetic
 from dpdist.release.artefact import Release
 from dpdist.report.promise import accuracy, promise
+from dpdist.storage.own import replace_own
 from dpdist.storage.store import AnyStore, store_at
 
 FORMAT = "dpdist-card/1"
@@ -177,9 +178,9 @@ def write(release: Release, path: AnyStore, ledger: Ledger | None = None) -> Non
     DataError
         If it cannot be written.
     """
-    place = store_at(path)
     content = json.dumps(msgspec.to_builtins(card_of(release, ledger)), indent=2, allow_nan=False).encode() + b"\n"
-    place.parent.replace(str(place).rpartition("/")[2], content, "card", private=not release.private_as_claimed)
+    private = not release.private_as_claimed
+    replace_own(store_at(path), content, "card", private=private, own=lambda found: b'"dpdist-card/' in found[:4096])
 
 
 def schema() -> dict[str, Any]:

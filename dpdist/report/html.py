@@ -34,6 +34,7 @@ from dpdist.report.numbers import digits, number
 from dpdist.report.promise import promise
 from dpdist.report.seen import edge_is_known, explained_of, heat_of, seen_of
 from dpdist.report.text import ALIGNED, SURE
+from dpdist.storage.own import replace_own
 from dpdist.storage.store import AnyStore, store_at
 
 _DEFAULT = 10
@@ -81,7 +82,7 @@ def write(
     targets: Sequence[str] = (),
     on: Sequence[str] | None = None,
 ) -> None:
-    """Write the page about a release; a page that is there is replaced.
+    """Write the page about a release; a page of dpdist that is there is replaced.
 
     Parameters
     ----------
@@ -136,8 +137,8 @@ def write(
         noise=_noise(release),
         edge_known=edge_is_known(release),
     )
-    place, private = store_at(path), not release.private_as_claimed
-    place.parent.replace(str(place).rpartition("/")[2], page.encode(), "report", private=private)
+    private = not release.private_as_claimed
+    replace_own(store_at(path), page.encode(), "report", private=private, own=lambda found: b"dpdist" in found[:4096])
 
 
 def require_charged(release: Release, ledger: Ledger | None) -> None:
