@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from support.memory_store import OBJECTS, MemoryStore
 
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.cli import cli
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
-from dpdist.ingest.table import ingest
+from dpdist.ingest.write import ingest
 from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger
 from dpdist.moment.operator import MomentMatrix
@@ -27,6 +28,7 @@ from dpdist.release import reproduction, trusted
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import created
 from dpdist.runtime.cluster import Cluster
+from dpdist.storage import store as stores
 from dpdist.storage.store import store_at
 
 BUDGET = PrivacyLoss.parse("2", "1e-5")
@@ -245,3 +247,22 @@ def test_no_other_door_leads_to_a_reproduction(source: Path) -> None:
         read_job(job)
     assert not Ledger(budget.default_ledger(rows)).records
     assert sorted(path.name for path in source.parent.glob("*.zarr")) == ["rows.zarr"]
+
+
+def test_rows_in_a_store_without_a_budget_are_released_for_reproduction(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No ledger can stand beside them, and none is needed."""
+    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    rows = store_at(f"memory://{tmp_path.name}/rows.zarr")
+    budget.ingest_rows(source, rows)
+    exact = release.release_rows(rows, tmp_path / "exact.zarr", EXACT).release
+    lengths = np.linalg.norm(np.load(source), axis=1)
+    clipped = np.load(source) * np.minimum(1, 20 / lengths)[:, None]
+    np.testing.assert_allclose(exact.second_moment, clipped.T @ clipped, rtol=1e-2, atol=5)
+    assert open_rows(rows).reproduced
+    with pytest.raises(RefusedError, match="A release for reproduction was made"):
+        budget.create_ledger(tmp_path / "rows.ledger", rows, BUDGET)
+    with pytest.raises(UsageError, match="charged to no ledger"):
+        release.release_rows(rows, tmp_path / "more.zarr", EXACT, ledger=tmp_path / "rows.ledger")
+    OBJECTS.clear()
