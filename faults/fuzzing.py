@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 import xarray
 import zarr
 from bed_reader import to_bed
+from pyarrow import feather
 from scipy import sparse
 
 from dpdist import cli
@@ -50,7 +51,8 @@ EXTREMES = (0, 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2
 NUMBERS = ("-5", "0", "1000000000000", str(2**62), "1e308", "NaN", '"x"', "null", "[" * 2000 + "]" * 2000, "{}")
 PLINK = ("t.bed", "t.bim", "t.fam", "t.pgen", "t.pvar", "t.psam")
 FOLDERS = ("rows.zarr", "rows.ledger", "release.zarr", "model.zarr", "job.toml", "t.csv", "certificates", "centre.npz")
-LABELS = {"Ingesting", "Checking chunks"}
+LABELS = {"Ingesting in this process", "Checking chunks"}
+_DIMENSIONS = ": each row is of one "
 LOSS = ("--epsilon", "1", "--delta", "1e-6", "--clip", "8")
 GENES = ["g0", "g1", "g2", "g3"]
 
@@ -90,8 +92,8 @@ KINDS: dict[str, Kind] = {
     **{
         name: _ingest(name)
         for name in (
-            "t.npy", "t.npz", "t.csv", "t.csv.gz", "t.parquet", "dense.h5ad", "csr.h5ad", "csc.h5ad", "t.nc", "c.nc",
-            "two.zarr", "three.zarr", "data.zarr", "t.bed", "t.pgen", "t.vcf", "t.vcf.gz",
+            "t.npy", "t.npz", "t.csv", "t.csv.gz", "t.parquet", "t.arrow", "t.feather", "dense.h5ad", "csr.h5ad",
+            "csc.h5ad", "t.nc", "c.nc", "two.zarr", "three.zarr", "data.zarr", "t.bed", "t.pgen", "t.vcf", "t.vcf.gz",
             "parts",
         )
     },
@@ -145,6 +147,8 @@ def make(folder: Path) -> None:
     Path("t.csv.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
     table = pa.table({name: rows[:, place] for place, name in enumerate(GENES)})
     pq.write_table(table, "t.parquet", row_group_size=15)
+    for name in ("t.arrow", "t.feather"):
+        feather.write_feather(table, name, chunksize=15)
     for year in ("2025", "2026"):
         Path("parts", f"year={year}").mkdir(parents=True)
         pq.write_table(table, f"parts/year={year}/0.parquet")
@@ -333,7 +337,7 @@ def wrong_with(folder: Path, code: int, before: set[str], entries: int | None) -
     said = (folder.parent / f"{folder.name}.err").read_text(errors="replace")
     if code not in {0, 2, 3, 4, 5}:
         return f"it ended with {code}"
-    lines = [line for line in said.splitlines() if line and line not in LABELS]
+    lines = [line for line in said.splitlines() if line and line not in LABELS and _DIMENSIONS not in line]
     usage = code == 2 and bool(lines) and lines[-1].startswith(("Error: ", "dpdist: "))
     if code and not usage and (len(lines) != 1 or not lines[0].startswith("dpdist: ")):
         inspected = not lines  # inspect lists what is damaged on standard output, and ends with 4

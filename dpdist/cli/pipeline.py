@@ -85,6 +85,11 @@ if TYPE_CHECKING:
     help="Whether the first line of a .csv names the columns, or is a row [default: refused where that is in doubt].",
 )
 @click.option(
+    "--rows-dimension",
+    metavar="NAME",
+    help="The dimension of a .nc or .zarr along which the rows are [default: the first].",
+)
+@click.option(
     "--schema",
     type=PLACE,
     help="What the columns mean: a TOML file (dpdist schema drafts one), or rows, a release or a model made with it.",
@@ -105,6 +110,7 @@ def ingest(
     missing: int | None,
     rules: tuple[str, ...],
     header: str | None,
+    rows_dimension: str | None,
     schema: AnyStore | None,
     cluster: Cluster,
     as_json: bool,
@@ -113,10 +119,10 @@ def ingest(
 
     ROWS is a folder, or a place in an object store (s3://, gs://, az://); then their budget needs --ledger.
 
-    Files may be .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .h5ad, .nc, .zarr, .bed with .bim and
-    .fam, .pgen with .pvar and .psam, .vcf and .vcf.gz. A row of genotypes is a sample. Rows that exist are never
-    replaced. If they were ingested from the same files, the command does nothing. If it died half-way, it goes on where
-    it was.
+    Files may be .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .arrow, .feather, .h5ad, .nc, .zarr,
+    .bed with .bim and .fam, .pgen with .pvar and .psam, .vcf and .vcf.gz. A row of genotypes is a sample. Rows that
+    exist are never replaced. If they were ingested from the same files, the command does nothing. If it died half-way,
+    it goes on where it was.
 
     A small SOURCE is read by this process, one of 256 MiB or more by a worker per core, or by those that are named.
     """
@@ -125,6 +131,7 @@ def ingest(
     table = ingest_rows(
         source, rows, budget=budget, ledger=ledger, columns=names, privacy_unit=privacy_unit, max_rows=max_rows,
         keep=keep, variable=variable, missing=missing, genotypes=options_from(rules), header=header,
+        rows_dimension=rows_dimension,
         schema=None if schema is None else str(schema),
         compress=compress, progress=BARS, say=say, cluster=cluster,
     )  # fmt: skip

@@ -28,9 +28,9 @@ from dpdist.pipeline.schema import draft_schema
 def schema_command(source: SourceLocation, draft: Path | None, header: str | None, as_json: bool) -> None:
     """Write DRAFT, a TOML file that says what the columns of SOURCE mean, for you to complete; without it, print it.
 
-    SOURCE is .csv, .csv.gz or .parquet, or a folder of these. The draft is made of names and stored types; no value is
-    looked at, so of a .csv say whether its first line names the columns: --header. Ranges and categories are blanks:
-    fill them in from public knowledge, never from the data. A file that exists is not replaced.
+    SOURCE is .csv, .csv.gz, .parquet, .arrow or .feather, or a folder of these. The draft is made of names and stored
+    types; no value is looked at, so of a .csv say whether its first line names the columns: --header. Ranges and
+    categories are blanks: fill them in from public knowledge, never from the data. A file that exists is not replaced.
     """
     text = draft_schema(source, header=header)
     if draft is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -25,10 +26,12 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
 from dpdist._util.cores import available_cores, threaded
+from dpdist._util.frames import as_frame, is_a
+from dpdist._util.text import listed
 from dpdist.errors import DataError
 from dpdist.estimators.in_memory import ArraySum, BlockCount, BlockSum, RowSum, add_counts, add_sums, dense
 from dpdist.ingest.collection import whole_rows
-from dpdist.ingest.labelled import is_a, is_labelled, laid_out
+from dpdist.ingest.labelled import is_labelled, laid_out
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
 from dpdist.moment.histogram import Counting, Counts
@@ -309,6 +312,7 @@ def _is_stored(data: object) -> bool:
 
 
 def _described(given: Any) -> Rows:
+    given = as_frame(given)
     if is_a(given, "anndata", "AnnData"):
         if given.X is None:
             raise RowsError("X is an AnnData without a matrix .X: pass the layer that you mean, adata.layers[NAME].")
@@ -349,16 +353,42 @@ def _checked(data: Any, check: Callable[..., Any]) -> Any:
         raise RowsError("Complex data not supported: rows are real numbers.")
     if isinstance(data, np.ma.MaskedArray):
         raise RowsError("X is a masked array, and a masked entry is no number: fill it by a public rule (X.filled).")
+    kinds = getattr(data, "dtypes", ())
+    if any(getattr(kind, "kind", "") in {"m", "M"} for kind in kinds):  # of Arrow's times scikit-learn makes numbers
+        raise RowsError(_not_numbers(data))
     try:
         dimensions = data.ndim if hasattr(data, "ndim") else np.asarray(data).ndim
         if dimensions == 2:
-            return check(data, accept_sparse="csr")
-        said = _two_dimensions(dimensions)
+            found = check(data, accept_sparse="csr")
+            if found.dtype.kind in "biuf" or (found.dtype == object and _are_numbers(found)):
+                return found
+            said = _not_numbers(data)
+        else:
+            said = _two_dimensions(dimensions)
+    except TypeError:
+        if not hasattr(data, "dtypes"):
+            raise  # of objects in an array, as scikit-learn says it: it names their type
+        said = _not_numbers(data)
     except ValueError as error:
         said = str(error)
     if "convert string" in said:
-        said = "X holds a cell that is not a number. Encode words as numbers, by a public rule: dpdist.Schema."
+        said = _not_numbers(data)
     raise RowsError(said if said.startswith("The feature names") else said.split("\n")[0])
+
+
+def _are_numbers(data: Any) -> bool:
+    """Say whether an array of Python objects holds numbers only."""
+    with suppress(ValueError, TypeError):
+        return bool(data.astype(np.float64).size)
+    return False
+
+
+def _not_numbers(data: Any) -> str:
+    """Say which columns hold no numbers; no cell is told."""
+    kinds = getattr(data, "dtypes", ())
+    wrong = [f"{name!r} ({kind})" for name, kind in dict(kinds).items() if getattr(kind, "kind", "O") not in "biuf"]
+    told = f"X has columns that hold no numbers: {listed(wrong)}." if wrong else "X holds a cell that is not a number."
+    return f"{told} Encode words and dates as numbers, by a public rule: dpdist.Schema."
 
 
 def _two_dimensions(found: int) -> str:

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils.validation import check_array
 
+from dpdist._util.frames import is_a
 from dpdist._util.text import listed
 from dpdist.errors import DataError
 from dpdist.estimators.in_memory import dense
 from dpdist.estimators.inputs import Rows, RowsError
 from dpdist.ingest.collection import whole_rows
-from dpdist.ingest.labelled import is_a
 
 Values = npt.NDArray[np.float64]
 

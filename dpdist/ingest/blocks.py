@@ -1,33 +1,28 @@
-"""A table that Python code holds -> rows.zarr: each block is written by whoever computes it, and comes to nobody else.
+"""A table that Python code holds -> rows.zarr: each block is written by whoever computes it.
 
-Where the blocks alone tell their lengths and types, each is computed twice: first for these, then for its rows. Both
-times must give the same bits. The rest is as with files: rows are written by :mod:`dpdist.rows.writing`, and what is
-wrong with one is put aside by :mod:`dpdist.ingest.steps`, because Dask would log an error.
+It comes to nobody else but, from its beginning, the rows of a chunk that it shares with the block before. Where the
+blocks alone tell their lengths and types, each is computed twice: first for these, then for its rows. Both times must
+give the same bits.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpdist._util.ids import random_token
 from dpdist._util.progress import Progress
-from dpdist._version import __version__
 from dpdist.errors import DataError
-from dpdist.ingest.collection import CURE, Collection, Layout, pieces_of
-from dpdist.ingest.judging import kept_places, require_publishable
+from dpdist.ingest.collection import Collection, Reader
 from dpdist.ingest.origin import collection_origin
-from dpdist.ingest.pieces import Join, OfPieces, complete
-from dpdist.ingest.readers.base import Places, Rows, fits, require_finite
-from dpdist.ingest.states import digest_of
-from dpdist.ingest.steps import WORK, Step, forget_faults, on_a_worker, put_plan, secret_of
+from dpdist.ingest.readers.base import Places, fits, require_exact
+from dpdist.ingest.survey import kept_places, require_publishable
+from dpdist.ingest.write import WORK, secret_of, writing
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.schema import Schema
@@ -35,13 +30,10 @@ from dpdist.rows.table import Shape
 from dpdist.rows.writing import RowsWriter
 from dpdist.runtime.checks import Asker, guarded
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.collections import computing, each_block
+from dpdist.runtime.collections import computing, each_block, first_rows
 from dpdist.runtime.sums import OnDask
+from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
-
-_PROCESS = random_token()
-"""What a graph reads may be another later, and with blocks of both a person could be in a table twice: so only
-the process that began an ingest of a graph goes on with it."""
 
 
 def ingest_collection(
@@ -62,7 +54,7 @@ def ingest_collection(
     found
         The table.
     target, budget, columns, compress
-        As of :func:`dpdist.ingest.table.ingest`.
+        As of :func:`dpdist.ingest.write.ingest`.
     cluster
         Where to compute; None: where its owner does.
     progress
@@ -73,7 +65,7 @@ def ingest_collection(
     Raises
     ------
     UsageError, DataError, ResumableError
-        As :func:`dpdist.ingest.table.ingest`. The messages name the block and its row.
+        As :func:`dpdist.ingest.write.ingest`. The messages name the block and its row.
     """
     target.require_new("rows")
     where = chosen(cluster)
@@ -89,41 +81,29 @@ def ingest_collection(
         found.require_no_index()
     found.require_numbers(keep)
     origin = collection_origin(given, columns=None if schema else columns, compress=compress, schema=schema)
-    process = [_PROCESS, os.getpid()] if found.lazy else []
-    with target.resumed("rows", digest_of([__version__, origin, process]).encode()) as aside:
-
-        def build() -> bytes:
-            with computing(where) if found.lazy else nullcontext() as engine:
-                task = _Blocks(found, keep, aside.absolute(), engine, progress or where.progress)
-                shape = task.write(compress=compress)
-            unit = None if schema is None else schema.unit
-            names = tuple(found.names[place] for place in keep)
-            return head_of(shape, names, budget, unit=unit, origin=origin, schema=schema)
-
-        complete(aside, build)
+    # never resumed: a graph may read other things later, and with blocks of both a person could be in a table twice
+    with target.staged("rows", private=True) as aside:
+        with computing(where) if found.lazy else nullcontext() as engine:
+            if engine is not None:
+                engine.require_visible(aside.absolute())
+            blocks = _Blocks(found, keep, aside.absolute(), engine, progress or where.progress)
+            shape = blocks.write(compress=compress)
+        unit, names = None if schema is None else schema.unit, tuple(found.names[place] for place in keep)
+        aside.put(ROOT, head_of(shape, names, budget, unit=unit, origin=origin, schema=schema))
+        aside.drop(WORK)
     return open_ingested(target)
 
 
-class _Held:
-    """What a unit works with: its block."""
+class _Piece(NamedTuple):
+    """So many rows of a block, from its beginning."""
 
-    def __init__(self, block: Any) -> None:
-        self.block = block
-
-    def said(self, text: str) -> str:
-        """Return a message as it is."""
-        return text
-
-
-def _do(step: Step, unit: int, block: Any) -> None:
-    hands: Any = _Held(block)
-    with on_a_worker():
-        step.done(unit, hands)
+    block: int
+    rows: int
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Computes the units of the steps where the blocks are computed."""
+    """Writes the chunks of a table where its blocks are computed."""
 
     found: Collection
     keep: Places
@@ -136,106 +116,127 @@ class _Blocks:
         """The blocks."""
         return self.found.blocks(self.keep)
 
-    def run(self, step: Step, units: Sequence[int]) -> None:
-        """Compute units of a step."""
-        blocks = [None] * (max(units) + 1) if isinstance(step, Join) else self.blocks
+    def run(self, tasks: Sequence[tuple[Callable[..., Any], ...]], label: str) -> list[Any]:
+        """Call the first of each task with the others, where the blocks among them are computed."""
         if self.found.lazy:
-            numbered = [(unit, blocks[unit]) for unit in units]
-            each_block(self.engine, partial(_do, step), numbered, self.progress, step.label)
-            return
-        for unit in units:
-            guarded(Asker.here(), _do, step, unit, blocks[unit])
+            return each_block(self.engine, tasks, self.progress, label)
+        return [guarded(Asker.here(), *task) for task in tasks]
 
     def write(self, *, compress: bool) -> Shape:
         """Write all rows, and return what table they are."""
-        forget_faults(self.aside)
-        about = {"table": str(self.found), "layout": self.found.layout(self.keep, secret_of(self.aside)).packed}
-        plan = put_plan(self.aside, LookAtBlock.follows, about)
-        if self.engine is not None:
-            self.engine.require_visible(self.aside, f"{WORK}/{LookAtBlock.follows}")
-        lengths, digests, dtype = self._looked(plan)
+        reader = self.found.reader(self.keep, secret_of(self.aside))
+        lengths, digests, dtype = self._looked(reader)
         if not sum(lengths):
             raise DataError(f"There are no rows in {self.found}.")
         shape = shape_of(sum(lengths), len(self.keep), dtype, compress=compress)
-        starts = np.cumsum([0, *lengths[:-1]]).tolist()
-        pieces = list(zip(starts, lengths, digests, strict=True))
-        plan = put_plan(self.aside, WriteBlock.follows, {**about, "shape": astuple(shape), "pieces": pieces})
-        write, join = WriteBlock(self.aside, "", plan), Join(self.aside, "", plan)
-        require_space(self.aside, shape, shape.rows - sum(lengths[unit] for unit in write.finished()))
-        write.run(len(lengths), self.run)
-        join.run(join.units, self.run)
+        require_space(self.aside, shape, shape.rows)
+        tasks: list[Any] = []
+        for first, stop, start, pieces in _units(lengths, shape):
+            write = _Write(reader, self.aside, shape, first, stop, start, pieces, digests[pieces[0].block])
+            tasks.append((write, *(self._rows_of(piece, lengths) for piece in pieces)))
+        seen: dict[_Piece, str] = {}
+        for told in self.run(tasks, "Ingesting"):
+            for piece, digest in told.items():
+                if seen.setdefault(piece, digest) != digest:
+                    raise _changed(reader, piece.block)
         return shape
 
-    def _looked(self, plan: str) -> tuple[list[int], list[str | None], str]:
+    def _rows_of(self, piece: _Piece, lengths: Sequence[int]) -> Any:
+        block = self.blocks[piece.block]
+        return block if piece.rows == lengths[piece.block] else first_rows(block, piece.rows)
+
+    def _looked(self, reader: Reader) -> tuple[list[int], list[str | None], str]:
         """Return rows and digest of every block, and the type of all."""
         lengths, dtype = self.found.lengths, self.found.dtype
         if lengths is not None and dtype is not None:
             return list(lengths), [None] * len(lengths), dtype
-        look, count = LookAtBlock(self.aside, "", plan), len(self.blocks)
-        look.run(count, self.run)
-        said = [look.found(unit) for unit in range(count)]
-        kinds = [np.dtype(kind) for rows, kind, _ in said if rows] or [np.dtype(np.uint8)]
-        return [rows for rows, _, _ in said], [digest for _, _, digest in said], np.result_type(*kinds).name
+        tasks: list[Any] = [(partial(_look, reader, number), block) for number, block in enumerate(self.blocks)]
+        found = self.run(tasks, "Surveying blocks")
+        kinds = [np.dtype(kind) for rows, kind, _ in found if rows] or [np.dtype(np.uint8)]
+        return [rows for rows, _, _ in found], [digest for _, _, digest in found], np.result_type(*kinds).name
 
 
-class LookAtBlock(Step):
-    """Finds rows, type and digest of a block."""
-
-    name, label, follows = "look", "Surveying blocks", "blocks"
-
-    def do(self, unit: int, hands: Any) -> Any:
-        """Look at one block."""
-        seen = _Seen()
-        kinds = {piece.dtype for piece in seen.pieces(hands.block, unit, self.planned)}
-        return [seen.rows, np.result_type(*kinds or {np.dtype(np.uint8)}).name, seen.digest]
-
-
-class WriteBlock(OfPieces):
-    """Writes the chunks within a block, and fragments at its ends."""
-
-    name, label = "write", "Ingesting"
-
-    def do(self, unit: int, hands: Any) -> Any:
-        """Write one block."""
-        plan, shape = self.planned, self.shape
-        first, rows, digest = plan["pieces"][unit]
-        writer, seen = RowsWriter(self.aside, shape, first, first + rows), _Seen()
-        for piece in seen.pieces(hands.block, unit, plan):
-            if seen.rows > rows or not fits(piece, np.dtype(shape.dtype)):
-                raise _changed(unit, plan)
-            writer.append(piece)
-        if seen.rows != rows or (digest is not None and seen.digest != digest):
-            raise _changed(unit, plan)
-        writer.flush()
-        self.aside.flush(writer.keys)
+def _units(lengths: Sequence[int], shape: Shape) -> Iterator[tuple[int, int, int, list[_Piece]]]:
+    """Yield of each block in which chunks begin these chunks, its first row, and the rows of blocks that they need."""
+    high, start, first = shape.chunk_rows, 0, 0
+    for number, length in enumerate(lengths):
+        end = start + length
+        stop = -(-end // high)
+        if stop > first:
+            pieces, lacking = [_Piece(number, length)], min(stop * high, shape.rows) - end
+            for other in range(number + 1, len(lengths)):
+                if not lacking:
+                    break
+                if rows := min(lacking, lengths[other]):
+                    pieces.append(_Piece(other, rows))
+                    lacking -= rows
+            yield first, stop, start, pieces
+            first = stop
+        start = end
 
 
-class _Seen:
-    """What passes of a block."""
-
-    def __init__(self) -> None:
-        self.rows, self._digest = 0, blake2b(digest_size=16)
-
-    @property
-    def digest(self) -> str:
-        """Digest of all rows, hexadecimal."""
-        return self._digest.hexdigest()
-
-    def pieces(self, block: Any, unit: int, plan: Any) -> Iterator[Rows]:
-        """Yield the rows of a block, each held to what a table may hold."""
-        where = f"Block {unit} (counting from 0) of {plan['table']}"
-        layout = Layout.unpacked(plan["layout"])
-        for piece in pieces_of(block, where, layout):
-            if layout.schema is None:  # else what is not finite was refused, or its row is dropped
-                require_finite(where, self.rows, piece, layout.names, CURE)
-            self._digest.update(piece.dtype.name.encode())
-            self._digest.update(piece.data)
-            self.rows += len(piece)
-            yield piece
+def _digest(reader: Reader) -> Any:
+    """Begin a digest of rows: of a key, because it is the result of a task."""
+    return blake2b(digest_size=16, key=reader.secret)
 
 
-def _changed(unit: int, plan: Any) -> DataError:
+def _look(reader: Reader, number: int, block: Any) -> tuple[int, str, str]:
+    """Return rows, type and digest of a block."""
+    rows, kinds, digest = 0, set[np.dtype[Any]](), _digest(reader)
+    for part in reader.rows(block, number):
+        rows += len(part)
+        kinds.add(part.dtype)
+        digest.update(part.data)
+    return rows, np.result_type(*kinds or {np.dtype(np.uint8)}).name, digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Write:
+    """Writes the chunks that begin in the first of some blocks.
+
+    Parameters
+    ----------
+    start, pieces
+        Number of the first row, and the rows of blocks that the chunks need.
+    digest
+        Of all rows of the first block, if it is known.
+    """
+
+    reader: Reader
+    aside: Store
+    shape: Shape
+    first: int
+    stop: int
+    start: int
+    pieces: Sequence[_Piece]
+    digest: str | None
+
+    def __call__(self, *blocks: Any) -> dict[_Piece, str]:
+        """Write them; return digests of the rows of which another task has a copy."""
+        writer, target = RowsWriter(self.aside, self.shape, self.first, self.stop), self.start
+        found: dict[_Piece, str] = {}
+        with writing():
+            for piece, block in zip(self.pieces, blocks, strict=True):
+                # of the first block the rows before its first chunk are another task's; it has none of what is behind
+                own = piece == self.pieces[0]
+                shared = self.first * self.shape.chunk_rows - self.start if own else piece.rows
+                rows, whole, copy = 0, _digest(self.reader), _digest(self.reader)
+                for part in self.reader.rows(block, piece.block):
+                    require_exact(self.reader.where(piece.block), rows, part, self.shape.dtype, self.reader.names)
+                    if rows + len(part) > piece.rows or not fits(part, np.dtype(self.shape.dtype)):
+                        raise _changed(self.reader, piece.block)
+                    whole.update(part.data)
+                    copy.update(part[: max(0, shared - rows)].data)
+                    writer.append(part, target)
+                    rows, target = rows + len(part), target + len(part)
+                if rows != piece.rows or (own and self.digest not in {None, whole.hexdigest()}):
+                    raise _changed(self.reader, piece.block)
+                found[_Piece(piece.block, shared)] = copy.hexdigest()
+        return found
+
+
+def _changed(reader: Reader, number: int) -> DataError:
     return DataError(
-        f"Block {unit} (counting from 0) of {plan['table']} has other rows than were announced or found before. Its "
-        "graph must compute the same each time: seed what is random, or write the collection to files first."
+        f"{reader.where(number)} has other rows than were announced or found before. Its graph must compute the same "
+        "each time: seed what is random, or write the collection to files first."
     )

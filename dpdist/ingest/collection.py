@@ -1,6 +1,6 @@
 """Tables that Python code holds: Dask arrays and DataFrames, arrays of xarray, and what of these is in memory.
 
-pandas, xarray and Dask are recognised by the names of their classes, so they are imported only by those who use them.
+They are recognised by the names of their classes, so pandas, xarray and Dask are imported only by those who use them.
 A table is a sequence of blocks of whole rows: the row chunks of an array, the partitions of a DataFrame, or all that is
 in memory.
 """
@@ -16,10 +16,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dpdist._util.frames import as_frame, is_a
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.labelled import is_a, is_labelled, laid_out
-from dpdist.ingest.readers.base import PIECE, STORED, UNNAMED, Places, Rows, numbered, require_columns
+from dpdist.ingest.labelled import is_labelled, laid_out
+from dpdist.ingest.readers.base import (
+    PIECE,
+    STORED,
+    UNNAMED,
+    Places,
+    Rows,
+    not_finite,
+    numbered,
+    require_columns,
+    require_exact,
+)
 from dpdist.naming import parameter
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import kept_of_each
@@ -146,52 +157,73 @@ class Collection:
                 f"Rename it, or name the columns to keep in {parameter('columns')}."
             )
 
-    def layout(self, keep: Places, secret: bytes) -> Layout:
-        """Return what is announced of every block."""
+    def reader(self, keep: Places, secret: bytes) -> Reader:
+        """Return what reads every block."""
         if self.schema is not None:
-            names, columns = self.names, self._read(self.schema)
-            return Layout(names, keep, len(names), columns, self.schema, secret.decode("ascii"))
-        labels = [str(self.data.columns[place]) for place in keep] if self.framed else None
-        return Layout([self.names[place] for place in keep], keep, len(self.names), labels)
+            return Reader(str(self), self.names, keep, len(self.names), self._read, self.schema, secret)
+        known = [str(label) for label in self.data.columns] if self.framed else []
+        labels = [known[place] for place in keep] if self.framed else None
+        return Reader(str(self), [self.names[place] for place in keep], keep, len(self.names), labels, secret=secret)
 
-    @staticmethod
-    def _read(schema: Schema) -> list[str]:
-        return [column.name for column in schema.columns if column.stored or column.kind == "privacy unit"]
+    @property
+    def _read(self) -> list[str]:
+        """The columns that a schema reads."""
+        columns = () if self.schema is None else self.schema.columns
+        return [column.name for column in columns if column.stored or column.kind == "privacy unit"]
 
     def blocks(self, keep: Places) -> list[Any]:
         """Return the blocks: what Dask makes each of, or the one that is in memory."""
         if self.schema is not None:
             labels = {str(label): label for label in self.data.columns}
-            data = self.data[[labels[name] for name in self._read(self.schema)]]
+            data = self.data[[labels[name] for name in self._read]]
         else:
-            data = self.data[[self.data.columns[place] for place in keep]] if self.framed else self.data
+            places = list(keep)
+            data = (
+                self.data
+                if not self.framed
+                else (
+                    self.data[[self.data.columns[place] for place in places]]
+                    if self.lazy
+                    else self.data.iloc[:, places]
+                )
+            )
         if not self.lazy:
             return [data]
         return list(data.to_delayed()) if self.framed else whole_rows(data).to_delayed().ravel().tolist()
 
 
-def collection_of(given: Any) -> Collection | None:
+def collection_of(given: Any, rows_dimension: str | None = None) -> Collection | None:
     """Return what a table is that Python code holds; None: it is something else, such as a path.
 
     Raises
     ------
     DataError
         If it is one that cannot be used.
+    UsageError
+        If it has no such dimension.
     """
+    given = as_frame(given)
     labels, kind, data = None, "", given
     if is_labelled(given):
-        laid = laid_out(given)
+        laid = laid_out(given, rows_dimension)
         kind, data, labels = type(given).__name__, laid.rows(), laid.names
     framed = is_a(data, "dask", "DataFrame") or is_a(data, "pandas", "DataFrame")
     lazy = is_a(data, "dask", "Array") or is_a(data, "dask", "DataFrame")
-    if not (kind or framed or lazy or isinstance(data, np.ndarray)):
+    sparse = hasattr(data, "tocsr") and hasattr(data, "shape")
+    if not (kind or framed or lazy or sparse or isinstance(data, np.ndarray)):
         return None
-    kind = kind or ("Dask " * lazy) + ("DataFrame" if framed else "array")
+    if rows_dimension is not None and not is_labelled(given):
+        raise UsageError("Only arrays of xarray have dimensions with names.", parameter="rows_dimension")
+    kind = kind or ("sparse " * sparse) + ("Dask " * lazy) + ("DataFrame" if framed else "array")
     if not framed and len(data.shape) != 2:  # Dask computes the shape of a DataFrame
         raise DataError(f"The {kind} has {len(data.shape)} dimensions, and a table has two: (rows, columns).")
     count = len(data.columns) if framed else int(data.shape[1])
     require_columns(f"The {kind}", count)
     if framed:
+        if not data.columns.is_unique:
+            raise DataError(
+                f"The {kind} has several columns of one name: {listed(map(str, data.columns))}. Rename them."
+            )
         words = any(isinstance(each, str) for each in data.columns)
         labels = tuple(map(str, data.columns)) if words else None
     dtype = None if framed else _stored(data.dtype)
@@ -209,11 +241,13 @@ def _stored(kind: Any) -> str | None:
     return STORED.get(kind.name) if isinstance(kind, np.dtype) else None
 
 
-class Layout(NamedTuple):
-    """What is announced of every block.
+class Reader(NamedTuple):
+    """Reads blocks of a table.
 
     Attributes
     ----------
+    table
+        How messages name it.
     names, keep
         Of the columns that are kept, and their places in an array.
     columns
@@ -223,67 +257,69 @@ class Layout(NamedTuple):
     schema
         By what a DataFrame is mapped, or None.
     secret
-        What keys the choice of rows of its privacy units, as text.
+        What keys the choice of rows of its privacy units.
     """
 
+    table: str
     names: Sequence[str]
     keep: Places
     columns: int
     labels: Sequence[str] | None
     schema: Schema | None = None
-    secret: str = ""
+    secret: bytes = b""
 
-    @property
-    def packed(self) -> list[Any]:
-        """JSON values for whoever takes a block."""
-        return [*self[:4], None if self.schema is None else self.schema.packed, self.secret]
+    def where(self, number: int) -> str:
+        """Return how messages name a block."""
+        return f"Block {number} (counting from 0) of {self.table}"
 
-    @classmethod
-    def unpacked(cls, packed: Sequence[Any]) -> Layout:
-        """Return what was packed."""
-        names, keep, columns, labels, schema, secret = packed
-        return cls(names, keep, columns, labels, None if schema is None else Schema.unpacked(schema), secret)
+    def rows(self, block: Any, number: int) -> Iterator[Rows]:
+        """Yield the rows of a block in pieces of about 8 MiB, as C-ordered arrays of a type that is stored.
 
+        Parameters
+        ----------
+        block
+            An array, a sparse matrix, or a DataFrame of the columns that are kept.
+        number
+            Of the block.
 
-def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
-    """Yield the rows of a block in pieces of about 8 MiB, as C-ordered arrays of a type that is stored.
+        Raises
+        ------
+        DataError
+            If it is no such table, or a value is missing or not finite.
+        """
+        row, where = 0, self.where(number)
+        for piece in self._pieces(block, where):
+            if self.schema is None and piece.dtype.kind == "f" and not np.isfinite(piece).all():
+                at, place = np.argwhere(~np.isfinite(piece))[0]
+                raise not_finite(where, row + at, self.names[place], cure=CURE)
+            row += len(piece)
+            yield piece
 
-    Parameters
-    ----------
-    block
-        An array, a sparse matrix, or a DataFrame of the columns that are kept.
-    where
-        How messages name it.
-    layout
-        What it must be.
-
-    Raises
-    ------
-    DataError
-        If it is no such table, or a value is missing.
-    """
-    names, framed = layout.names, hasattr(block, "iloc")
-    shape: tuple[int, ...] = getattr(block, "shape", ())
-    labels = [str(each) for each in getattr(block, "columns", ())] if framed else None
-    if len(shape) != 2 or labels != layout.labels or not (framed or shape[1] == layout.columns):
-        raise DataError(f"{where} is no table of the columns that were announced. {CURE}")
-    if isinstance(block, np.ma.MaskedArray):
-        raise DataError(f"{where} is a masked array, and a masked entry is no number: fill it by a public rule.")
-    step = max(1, PIECE // (8 * len(names)))
-    block = block.tocsr() if hasattr(block, "tocsr") else block  # others cannot be cut
-    kept = None if layout.schema is None else _kept(block, where, layout.schema, layout.secret.encode("ascii"))
-    for start in range(0, block.shape[0], step):
-        if layout.schema is not None:
-            yield from _mapped(block.iloc[start : start + step], where, start, layout.schema, kept)
-        elif framed:
-            yield _of_frame(block.iloc[start : start + step], f"{where}, row", start, names)
-        else:
-            piece = block[start : start + step]
-            found = np.asarray(piece.toarray() if hasattr(piece, "toarray") else piece)
-            kind = _stored(found.dtype)
-            if kind is None:
-                raise DataError(f"{where} holds values of type {found.dtype.name}, which are no real numbers. {CURE}")
-            yield np.ascontiguousarray(found[:, list(layout.keep)], dtype=kind)
+    def _pieces(self, block: Any, where: str) -> Iterator[Rows]:
+        names, framed = self.names, hasattr(block, "iloc")
+        shape: tuple[int, ...] = getattr(block, "shape", ())
+        labels = [str(each) for each in getattr(block, "columns", ())] if framed else None
+        if len(shape) != 2 or labels != self.labels or not (framed or shape[1] == self.columns):
+            raise DataError(f"{where} is no table of the columns that were announced. {CURE}")
+        if isinstance(block, np.ma.MaskedArray):
+            raise DataError(f"{where} is a masked array, and a masked entry is no number: fill it by a public rule.")
+        step = max(1, PIECE // (8 * len(names)))
+        block = block.tocsr() if hasattr(block, "tocsr") else block  # others cannot be cut
+        kept = None if self.schema is None else _kept(block, where, self.schema, self.secret)
+        for start in range(0, block.shape[0], step):
+            if self.schema is not None:
+                yield from _mapped(block.iloc[start : start + step], where, start, self.schema, kept)
+            elif framed:
+                yield _of_frame(block.iloc[start : start + step], f"{where}, row", start, names)
+            else:
+                piece = block[start : start + step]
+                found = np.asarray(piece.toarray() if hasattr(piece, "toarray") else piece)
+                kind = _stored(found.dtype)
+                if kind is None:
+                    raise DataError(
+                        f"{where} holds values of type {found.dtype.name}, which are no real numbers. {CURE}"
+                    )
+                yield np.ascontiguousarray(found[:, list(self.keep)], dtype=kind)
 
 
 def _kept(block: Any, where: str, schema: Schema, key: bytes) -> npt.NDArray[np.bool_] | None:
@@ -334,5 +370,7 @@ def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
                 f"{where} {row} (counting from 0), column {name!r}: the value is missing, and no schema says what "
                 f"becomes of it. {CURE}"
             )
-        rows[:, place] = column.to_numpy(dtype=kind)
+        values = column.to_numpy(dtype=kind)
+        require_exact(f"{where.removesuffix(', row')}", start, values[:, None], rows.dtype, [name])
+        rows[:, place] = values
     return rows

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpdist._util.frames import is_a
+from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.chunked import require_no_variants
 from dpdist.naming import parameter
@@ -24,11 +26,6 @@ Matrix = npt.NDArray[np.float64]
 _LATITUDES = frozenset(
     {"degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN", "degreesN"}
 )  # CF 1.11, section 4.1
-
-
-def is_a(value: object, package: str, name: str) -> bool:
-    """Say whether a value is of a class of a package, which need not be installed."""
-    return any(each.__module__.split(".")[0] == package and each.__name__ == name for each in type(value).__mro__)
 
 
 def is_labelled(value: object) -> bool:
@@ -126,6 +123,13 @@ class Laid:
         tables = [part.rows() for part in self.parts]
         if len(tables) == 1:
             return tables[0]
+        kinds = [np.dtype(table.dtype) for table in tables]
+        wide = [part for part, kind in zip(self.parts, kinds, strict=True) if kind.kind in "iu" and kind.itemsize == 8]
+        if wide and np.result_type(*kinds).kind == "f":
+            raise DataError(
+                f"The variable {wide[0].name!r} of the Dataset holds whole numbers of 64 bits beside numbers that are "
+                "not whole, and would be rounded beyond 2^53. Convert it, with .astype('int32') or .astype('float64')."
+            )
         if not any(hasattr(table, "numblocks") for table in tables):
             return np.concatenate([np.asarray(table) for table in tables], axis=1)
         from dpdist.runtime.collections import side_by_side  # noqa: PLC0415 - whoever holds such an array has Dask
@@ -140,16 +144,24 @@ class Laid:
             start += part.columns
 
 
-def laid_out(given: Any) -> Laid:
-    """Return how a DataArray or a Dataset is a table.
+def laid_out(given: Any, rows_dimension: str | None = None) -> Laid:
+    """Return how a DataArray or a Dataset is a table, with rows along a dimension; None: the first.
 
     Raises
     ------
     DataError
         If it has no columns, if variables of a Dataset differ in their first dimension, or if rows are variants.
     """
+    if rows_dimension is not None:
+        if rows_dimension not in given.dims:
+            raise UsageError(
+                f"The {type(given).__name__} has no dimension {rows_dimension!r}. There are: "
+                f"{listed(map(repr, given.dims))}.",
+                parameter="rows_dimension",
+            )
+        given = given.transpose(rows_dimension, ...)
     if is_a(given, "xarray", "DataArray"):
-        require_no_variants("the DataArray", given.dims[0] if given.dims else None)
+        require_no_variants("the DataArray", given.dims[:1])
         if given.ndim < 2:
             raise DataError(f"The DataArray has {given.ndim} dimensions, and a table has two or more: the first, rows.")
         return Laid((Part("", given),))
@@ -157,7 +169,7 @@ def laid_out(given: Any) -> Laid:
     if not parts:
         raise DataError("The Dataset has no variables, which would be the columns.")
     first = parts[0].array.dims[:1]
-    require_no_variants("the Dataset", *first or (None,))
+    require_no_variants("the Dataset", first)
     if other := next((part for part in parts if part.array.dims[:1] != first or not first), None):
         raise DataError(
             f"The first dimension of every variable of a Dataset is the rows, and that of {other.name!r} is not that "

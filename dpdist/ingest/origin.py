@@ -6,13 +6,16 @@ is known, and leaves the rows alone, without reading anything a second time.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from dpdist.errors import DataError
 from dpdist.ingest.collection import Collection
-from dpdist.ingest.sources import Choices, SourceLocation, attempt, files_of, located
+from dpdist.ingest.readers.base import Choices, Keys, attempt
+from dpdist.ingest.sources import SourceLocation, files_of, located
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import attributes_of
@@ -30,7 +33,7 @@ def origin_of(
         If the source cannot be listed.
     """
     return {
-        "files": [state for place, _ in located(source) for state in attempt(place, partial(_states, place))],
+        "files": [state for place, keys in located(source) for state in attempt(place, partial(_states, place, keys))],
         "columns": None if columns is None else list(columns),
         "compress": compress,
         "unit": None if unit is None else unit.to_json(),
@@ -38,11 +41,17 @@ def origin_of(
     }
 
 
-def _states(place: SourceLocation) -> list[list[object]]:
+def digest_of(values: object) -> str:
+    """Return SHA-256 of JSON values, hexadecimal."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def _states(place: SourceLocation, keys: Keys) -> list[list[object]]:
+    said: list[object] = [list(key) for key in keys]
     if not isinstance(place, Path):
-        return [[str(place), place.version()]]
+        return [[*said, str(place), place.version()]]
     stats = [(path.name, path.stat()) for path in files_of(place)]
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+    return [[*said, name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
 def collection_origin(
@@ -66,15 +75,18 @@ def require_same_origin(rows: Store, origin: Mapping[str, object]) -> None:
         If it is something else, or nobody can tell: an older version ingested it, its files were touched, or Dask draws
         the name of a graph at random.
     """
-    if (attributes_of(rows) or {}).get("origin") == origin:
+    found = attributes_of(rows)
+    if found is not None and found.get("origin") == origin:
         return
+    if found is None:
+        raise DataError(f"{rows} exists already, and was not made by dpdist. Choose another place for the rows.")
     if "collection" in origin:
         raise DataError(
             f"{rows} exists already, and was not ingested from this collection with these options, as far as Dask can "
             "tell: a graph that it cannot compare has another name each time that it is made. Open the rows that are "
-            "there with dpdist.open_rows, or remove them, or choose another place."
+            "there with dpdist.open_rows, or choose another place."
         )
     raise DataError(
         f"{rows} exists already, and was not ingested from these files, as they are now, with these options. "
-        "Remove it or choose another place for the rows."
+        "Choose another place for the rows."
     )

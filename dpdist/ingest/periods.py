@@ -21,17 +21,9 @@ from pathlib import Path
 from dpdist._util.progress import Steps
 from dpdist._util.text import listed
 from dpdist.errors import DataError, DpdistError, RefusedError
-from dpdist.ingest.sources import (
-    KINDS,
-    Choices,
-    NoRowsError,
-    files_of,
-    is_companion,
-    is_store,
-    located,
-    opened_sources,
-)
-from dpdist.ingest.table import ingest
+from dpdist.ingest.readers.base import Choices, NoRowsError
+from dpdist.ingest.sources import KINDS, files_of, is_companion, is_store, located, opened_sources
+from dpdist.ingest.write import ingest
 from dpdist.privacy.parallel import PERIOD_PATTERN
 from dpdist.rows.dataset import RowsTable, created, open_ingested
 from dpdist.rows.periods import PeriodicTable, Span, seal_rows
@@ -183,7 +175,7 @@ def take_in(
     excluded
         Of a table with a privacy unit: persons whose rows are left out, a line each.
     columns, choices, progress, say
-        As :func:`dpdist.ingest.table.ingest`.
+        As :func:`dpdist.ingest.write.ingest`.
 
     Returns
     -------

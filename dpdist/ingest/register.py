@@ -1,8 +1,7 @@
 """A source -> a table in place: it is surveyed here, read once on the workers, and its manifest is the table.
 
-Each worker reads some chunks, holds every value to what ingest holds it to, and writes what it found into the folder
-that is built: no checksum of private rows goes through the scheduler, and neither does a message about one, which Dask
-would log. The table appears when all chunks are read, or not at all.
+Each worker reads some chunks, holds every value to what ingest holds it to, and writes its part of the manifest. The
+table appears when all chunks are read, or not at all.
 """
 
 from __future__ import annotations
@@ -19,17 +18,18 @@ import google_crc32c
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.judging import Judged, judged
-from dpdist.ingest.readers.base import AskError, Source, changed, require_finite, require_runs
-from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, Sources, checked, head_of
-from dpdist.ingest.sources import Choices, SourceLocation, opened_sources
+from dpdist.ingest.readers.base import AskError, Choices, Entry, Places, Source, changed, require_exact, require_runs
+from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, checked, head_of, opener_of
+from dpdist.ingest.remote import location_of
+from dpdist.ingest.sources import SourceLocation, Sources, opened_sources
+from dpdist.ingest.survey import Surveyed as Found
+from dpdist.ingest.survey import size_of, surveyed
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.manifest import RECORD, Records, SourceEntry, part_key, part_lengths, write_index, write_sources
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
 
-_FAULT = "fault/{}"
 Identify = Callable[[str], str]
 """Tells the identity of a table from a digest of its content."""
 
@@ -43,6 +43,10 @@ def asked_of(source: SourceLocation, variable: str | None) -> Asked:
         If the name of the source is no text.
     """
     return Asked(source=_text_of(source), variable=variable)
+
+
+def _resolved(entry: Entry) -> SourceEntry:
+    return SourceEntry(_text_of(location_of(entry.place)), entry.keys)
 
 
 def _text_of(place: SourceLocation) -> str:
@@ -90,32 +94,44 @@ def survey(source: SourceLocation, target: Store, asked: Asked) -> Surveyed:
     """
     try:
         with opened_sources(source, target.scratch_folder, Choices(asked.variable)) as sources:
-            return _surveyed(judged(source, sources, None))
+            sizes = [size_of(each) for each in sources.entries]
+            found = surveyed(
+                source,
+                sources,
+                None,
+                lambda job, units: [job(sources.opener, unit, bool) for unit in units],
+                sizes=sizes,
+            )
+            return _cut(sources, found)
     except AskError as error:
         question = f"{error.asked(source, target)} Rows that stay where they are have all columns of their source."
     raise DataError(question)
 
 
-def _surveyed(found: Judged) -> Surveyed:
+def _cut(sources: Sources, found: Found) -> Surveyed:
     parts, memory, count = [], 0, 0
-    for number, (each, rows) in enumerate(zip(found.filled, found.lengths, strict=True)):
-        runs = each.runs(found.keep)
-        if runs is None:
+    rows = dict.fromkeys(found.filled, 0)
+    for each in found.parts:
+        rows[each.source] += each.rows
+    for number, source in enumerate(rows):
+        with sources.named(source) as opened:
+            cut = opened.fragments(found.keep)
+        if not cut.memory:
+            shown = sources.entries[source].shown
             raise DataError(
-                f"{each.path} cannot be read in place: of its kind no part can be read by itself. These can: .npy, "
-                f".parquet and .zarr. Copy its rows with {step('ingest', each.path, 'ROWS')}."
+                f"{shown} cannot be read in place: of its kind no part can be read by itself. These can: .npy, "
+                f".parquet and .zarr. Copy its rows with {step('ingest', shown, 'ROWS')}."
             )
-        ends = runs.ends
-        count += len(ends)
-        require_runs(each.path, count)
-        part = np.zeros(len(ends), dtype=RECORD)
-        part["source"], part["first"][1:] = number, ends[:-1]
-        part["rows"] = lengths = np.diff(ends, prepend=0)
-        if ends[-1] != rows or lengths.min() < 1 or lengths.max() >= 1 << 32:
-            raise changed(each.path)
+        count += len(cut.ends)
+        require_runs(opened.path, count)
+        part = np.zeros(len(cut.ends), dtype=RECORD)
+        part["source"], part["first"][1:] = number, cut.ends[:-1]
+        part["rows"] = lengths = np.diff(cut.ends, prepend=0)
+        if cut.ends[-1] != rows[source] or lengths.min() < 1 or lengths.max() >= 1 << 32:
+            raise changed(opened.path)
         parts.append(part)
-        memory = max(memory, runs.memory)
-    entries = [SourceEntry(_text_of(each.path), getattr(each, "keys", ())) for each in found.filled]
+        memory = max(memory, cut.memory)
+    entries = [_resolved(sources.entries[source]) for source in rows]
     return Surveyed(found.names, found.dtype.name, entries, np.concatenate(parts), memory)
 
 
@@ -133,29 +149,25 @@ class RegisterTask:
 
 
 def register_chunks(task: RegisterTask) -> None:
-    """Read chunks, hold them to what a table may hold, and write what was found, or what is wrong."""
-    sources, dtype = Sources(task.variable), np.dtype(task.dtype)
+    """Read chunks, hold them to what a table may hold, and write what was found."""
+    opener, dtype = opener_of(task.variable), np.dtype(task.dtype)
     records = np.frombuffer(task.records, dtype=RECORD).copy()
-    try:
-        for place in range(len(records)):
-            source = sources.opened(task.entries[int(records[place]["source"])])
-            _read(source, task, dtype, records[place])
-    except DataError as error:
-        task.aside.put(_FAULT.format(task.number), str(error).encode())
-    else:
-        task.aside.put(part_key(task.number), records.tobytes())
+    for place in range(len(records)):
+        entry = task.entries[int(records[place]["source"])]
+        source = opener.opened(Entry(entry.place, entry.place, entry.keys))
+        _read(source, tuple(range(len(task.names))), dtype, records[place])
+    task.aside.put(part_key(task.number), records.tobytes())
 
 
-def _read(source: Source, task: RegisterTask, dtype: np.dtype[Any], record: Any) -> None:
+def _read(source: Source, keep: Places, dtype: np.dtype[Any], record: Any) -> None:
     first, rows = int(record["first"]), int(record["rows"])
-    keep = tuple(range(len(task.names)))
     before = source.state(first, first + rows)
     found = checksum = 0
-    with closing(source.part(keep, first, first + rows)) as blocks:
-        for block in blocks:
-            require_finite(source.path, first + found, block, task.names)
-            for piece in checked(iter([block]), dtype):
-                checksum = google_crc32c.extend(checksum, piece.reshape(-1).view(np.uint8))
+    with closing(source.rows(keep, (first, first + rows))) as blocks:
+        for rows_of_block in blocks:
+            require_exact(source.path, first + found, rows_of_block, dtype, source.head.names)
+            (block,) = checked(iter([rows_of_block]), dtype)
+            checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
             found += block.shape[0]
     if found != rows or source.state(first, first + rows) != before:
         raise changed(source.path)
@@ -188,18 +200,8 @@ def registering(
                 )
             )  # fmt: skip
         yield work
-        parts = [_part(aside, number, target) for number in range(len(work))]
+        parts = [aside.get(part_key(number)) for number in range(len(work))]
         _conclude(found, aside, asked, budget, identify, parts, sources)
-
-
-def _part(aside: Store, number: int, target: Store) -> bytes:
-    for key in (part_key(number), _FAULT.format(number)):
-        if aside.exists(key):
-            content = aside.get(key)
-            if key == part_key(number):
-                return content
-            raise DataError(content.decode())
-    raise DataError(f"Some chunks of {target} were not written. Run the same command again.")
 
 
 def _conclude(

@@ -25,15 +25,13 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import Choices, Places, Rows, Source, fits
-from dpdist.ingest.readers.isolated import ReaderProcess
-from dpdist.ingest.remote import location_of
+from dpdist.ingest.readers.base import Choices, Entry, Places, Rows, fits
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.attributes import Loss, builtins_of
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import RowsTable
-from dpdist.rows.manifest import Manifest, SourceEntry
+from dpdist.rows.manifest import Manifest
 from dpdist.storage.arrays import Text, require_format
 from dpdist.storage.store import Store
 
@@ -132,29 +130,19 @@ class Registered:
         return RegisteredPieces(self)
 
 
-class Sources:
-    """Readers of sources in place, one open at a time, in a process of their own where their library needs that.
+def opener_of(variable: str | None) -> Any:
+    """Return what opens sources in place, one at a time; it is closed when nobody uses it any more.
 
     Parameters
     ----------
     variable
         The array of rows where a source holds several, or None.
     """
+    from dpdist.ingest.sources import Opener  # noqa: PLC0415 - the readers of all kinds of files
 
-    def __init__(self, variable: str | None) -> None:
-        self._choices = Choices(variable)
-        self._reading = ReaderProcess(Path(gettempdir()))
-        self._entry: SourceEntry | None = None
-        weakref.finalize(self, self._reading.close)
-
-    def opened(self, entry: SourceEntry) -> Source:
-        """Return the reader of a source; the one before is used no more."""
-        if entry != self._entry:
-            from dpdist.ingest.sources import reader_of  # noqa: PLC0415 - the readers of all kinds of files
-
-            self._source = reader_of(location_of(entry.place), entry.keys, self._choices, self._reading)
-            self._entry = entry
-        return self._source
+    opener = Opener(Path(gettempdir()), Choices(variable))
+    weakref.finalize(opener, opener.process.close)
+    return opener
 
 
 def checked(blocks: Iterator[Rows], dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
@@ -170,7 +158,7 @@ class RegisteredPieces:
 
     def __init__(self, reference: Registered) -> None:
         self._reference = reference
-        self._sources = Sources(reference.variable)
+        self._opener = opener_of(reference.variable)
         self.checksum = 0
 
     @cached_property
@@ -196,12 +184,12 @@ class RegisteredPieces:
         wrong = None
         found = checksum = 0
         try:
-            source = self._sources.opened(entry)
+            source = self._opener.opened(Entry(entry.place, entry.place, entry.keys))
             state = source.state(first, first + rows)
             if (state.objects, state.size) != (known["objects"], known["bytes"]):
                 wrong = "is missing" if state.objects < known["objects"] else "has another length"
             else:
-                with closing(source.part(self._reference.keep, first, first + rows)) as blocks:
+                with closing(source.blocks(self._reference.keep, (first, first + rows))) as blocks:
                     for block in checked(blocks, self._dtype):
                         checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
                         found += block.shape[0]

@@ -11,22 +11,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
-from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.base import AskError, Places, Rows, Source, Survey, attempt
+from dpdist.errors import UsageError
 from dpdist.storage.atomic import require_space
 from dpdist.storage.connections import is_plain, on_loopback
 
-T = TypeVar("T")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _EXTRAS = {"s3": "s3", "gs": "gcs", "https": "https", "http": "https", "memory": ""}
 """What may be read, and the extra that brings its library."""
@@ -167,6 +162,14 @@ class Remote:
         opened: IO[bytes] = self._system.open(self._key, mode)
         return opened
 
+    def fetch(self, folder: Path) -> None:
+        """Copy it into a folder, for its owner alone."""
+        handle = os.open(folder / self.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as out, self.open("rb") as file:
+            require_space(folder, int(self.stat().st_size), "rows, which are fetched first,")
+            while piece := file.read(_PIECE):
+                out.write(piece)
+
     def range(self, start: int, length: int) -> bytes:
         """Return so many bytes from a place in it; OSError if it has not so many."""
         found: bytes = self._system.cat_file(self._key, start=start, end=start + length)
@@ -201,8 +204,8 @@ class Remote:
     def iterdir(self) -> Iterator[Remote]:
         """Yield what is in the folder."""
         for found in self._system.ls(self._key, detail=False):
-            name = PurePosixPath(str(found)).name
-            yield self / name
+            if str(found).rstrip("/") != str(self._key).rstrip("/"):  # an empty object stands for the folder
+                yield self / PurePosixPath(str(found)).name
 
     def __truediv__(self, name: str) -> Remote:
         """Return what is in the folder under a name."""
@@ -229,86 +232,3 @@ def location_of(text: str) -> Path | Remote:
             raise UsageError("A file:// address has three slashes and the whole path: file:///FOLDER/FILE.")
         return path
     return Remote(text)
-
-
-@dataclass(frozen=True)
-class Fetched(Source):
-    """A source of which the reader needs files, fetched into a private folder when it is first asked for.
-
-    Parameters
-    ----------
-    kind
-        Makes the reader of the file.
-    folder
-        A folder of its own that only the owner can enter; whoever made it removes it.
-    others
-        Neighbours that belong to it.
-    """
-
-    kind: Callable[..., Source] = Source
-    folder: Path = Path()
-    others: tuple[Remote, ...] = ()
-
-    @cached_property
-    def _source(self) -> Source:
-        for remote in (self.path, *self.others):
-            attempt(remote, partial(self._fetch, remote))
-        return self.kind(self.folder / self.path.name, self.beside, self.choices)
-
-    def _fetch(self, remote: Remote) -> None:
-        handle = os.open(self.folder / remote.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as out, remote.open("rb") as file:
-            require_space(self.folder, int(remote.stat().st_size), "rows, which are fetched first,")
-            while piece := file.read(_PIECE):
-                out.write(piece)
-
-    def _asked(self, question: Callable[[Source], T]) -> T:
-        """Ask the reader, and name the address in its refusals, not the file that was fetched."""
-        try:
-            return question(self._source)
-        except (DataError, UsageError) as error:
-            message = str(error).replace(str(self.folder / self.path.name), str(self.path))
-            ways = (error.ways, error.more) if isinstance(error, AskError) else None
-            kind = UsageError if isinstance(error, UsageError) else DataError
-        raise kind(message) if ways is None else AskError(message, *ways)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._asked(lambda source: source.names)
-
-    @property
-    def unnamed(self) -> int | None:
-        return self._asked(lambda source: source.unnamed)
-
-    @property
-    def kinds(self) -> tuple[Any, ...] | None:
-        return self._asked(lambda source: source.kinds)
-
-    @property
-    def guess(self) -> str | None:
-        return self._asked(lambda source: source.guess)
-
-    def survey(self, keep: Places) -> Survey:
-        return self._asked(lambda source: source.survey(keep))
-
-    def kept_as(self, place: int) -> np.dtype[np.generic] | None:
-        return self._asked(lambda source: source.kept_as(place))
-
-    def blocks(self, keep: Places) -> Generator[Rows]:
-        yield from self._passed(self._source.blocks(keep))
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return self._asked(lambda source: source.labels)
-
-    @property
-    def repeated(self) -> str | None:
-        return self._asked(lambda source: source.repeated)
-
-    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
-        yield from self._passed(self._source.units(key, labels))
-
-    def _passed(self, found: Generator[Rows]) -> Generator[Rows]:
-        with closing(found) as blocks:
-            while (block := self._asked(lambda _: next(blocks, None))) is not None:
-                yield block

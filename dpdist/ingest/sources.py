@@ -1,12 +1,15 @@
-"""Readers of what ``ingest`` takes: tables, arrays and genotypes, in files, folders of files and object stores."""
+"""The files of a source: tables, arrays and genotypes, in files, folders of files and object stores."""
 
 from __future__ import annotations
 
+import filecmp
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import pyarrow as pa
@@ -14,46 +17,23 @@ import pyarrow as pa
 from dpdist._util import interruption
 from dpdist._util.paths import require_plain
 from dpdist.errors import DataError, DpdistError, UsageError
+from dpdist.ingest.readers import isolated
 from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
-from dpdist.ingest.readers.base import Choices, NoRowsError, Places, Source, Survey, attempt
-from dpdist.ingest.readers.fitted import Fitted
-from dpdist.ingest.readers.hive import Keys, Partitioned, key_in
+from dpdist.ingest.readers.base import Choices, Entry, Keys, Source, attempt
+from dpdist.ingest.readers.columnar import Arrow, Columnar, Parquet, key_in
 from dpdist.ingest.readers.isolated import IsolatedSource, ReaderProcess
 from dpdist.ingest.readers.netcdf import NetCdf
 from dpdist.ingest.readers.npy import Npy, Npz
-from dpdist.ingest.readers.parquet import Parquet
-from dpdist.ingest.readers.plink import Plink
-from dpdist.ingest.readers.plink2 import Plink2
+from dpdist.ingest.readers.plink import Plink, Plink2
 from dpdist.ingest.readers.text import Csv, header_asked
 from dpdist.ingest.readers.vcf import Vcf
 from dpdist.ingest.readers.vcf_zarr import VcfZarr, is_vcf_zarr
 from dpdist.ingest.readers.zarr_store import MARKS, Store, is_anndata
-from dpdist.ingest.remote import Fetched, Remote, location_of
+from dpdist.ingest.remote import Remote, location_of
 from dpdist.naming import parameter
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
 from dpdist.storage.atomic import scratch
-
-__all__ = [
-    "KINDS",
-    "Choices",
-    "NoRowsError",
-    "Places",
-    "Remote",
-    "Source",
-    "SourceLocation",
-    "Survey",
-    "attempt",
-    "columns_at",
-    "files_of",
-    "is_companion",
-    "is_store",
-    "located",
-    "location_of",
-    "opened_sources",
-    "reader_of",
-    "words_at",
-]
 
 if interruption.installed():
     pa.enable_signal_handlers(False)  # its readers would take a signal that they do not answer
@@ -65,6 +45,8 @@ KINDS: dict[str, type[Source]] = {
     ".csv": Csv,
     ".csv.gz": Csv,
     ".parquet": Parquet,
+    ".arrow": Arrow,
+    ".feather": Arrow,
     ".h5ad": H5ad,
     ".nc": NetCdf,
     ".zarr": Store,
@@ -74,12 +56,21 @@ KINDS: dict[str, type[Source]] = {
     ".vcf.gz": Vcf,
 }
 _CURES = {
-    (".feather", ".arrow", ".ipc"): "as .parquet; in Python: pyarrow.parquet.write_table(pyarrow.feather.read_table("
-    "FILE), NEW)",
+    (".ipc",): "under a name that ends with .arrow",
     (".tsv", ".tab"): r"as .csv; in Python: pandas.read_csv(FILE, sep='\t').to_csv(NEW, index=False)",
     (".xlsx", ".xls", ".ods"): "as .csv; in Python: pandas.read_excel(FILE).to_csv(NEW, index=False)",
 }
 """How a file of another kind is written as one that can be read."""
+_LAKES = {
+    "Delta Lake": (
+        "_delta_log", "pyarrow.parquet.write_table(deltalake.DeltaTable(FOLDER).to_pyarrow_table(), 'NEW.parquet')"
+    ),
+    "Apache Hudi": (".hoodie", "spark.read.format('hudi').load(FOLDER).toPandas().to_parquet('NEW.parquet')"),
+    "Apache Iceberg": (
+        "metadata", "pyiceberg.table.StaticTable.from_metadata(METADATA).scan().to_pandas().to_parquet('NEW.parquet')"
+    ),
+}  # fmt: skip
+"""What marks a folder whose files are not all of its table, and how its rows are written."""
 
 
 def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
@@ -97,7 +88,7 @@ def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
     if not attempt(place, place.is_dir) or is_store(place):
         return [(place, ())]
     found = _in_folder(place, ())
-    _require_once(each for each, _ in found)
+    _require_once([each for each, _ in found])
     if not found:
         raise DataError(f"The folder {place} holds no files to ingest. Put {', '.join(KINDS)} files there.")
     return found
@@ -105,6 +96,12 @@ def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
 
 def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation, Keys]]:
     entries = attempt(folder, partial(_entries, folder))
+    for kind, (mark, cure) in _LAKES.items():
+        if any(entry.name == mark for entry in entries):
+            raise DataError(
+                f"{folder} is a table of {kind}: files of older versions lie beside those of today, and rows that were "
+                f"removed would come back. Write its rows of today to a file: {cure}."
+            )
     found: list[tuple[SourceLocation, Keys]] = []
     for entry in entries:
         if entry.name.startswith((".", "_")):
@@ -121,7 +118,7 @@ def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation,
     return found
 
 
-def _require_once(places: Iterable[SourceLocation]) -> None:
+def _require_once(places: Sequence[SourceLocation]) -> None:
     """Refuse one file or folder under two names: its rows would count twice."""
     known: dict[tuple[int, int], Path] = {}
     for place in places:
@@ -129,7 +126,46 @@ def _require_once(places: Iterable[SourceLocation]) -> None:
             about = attempt(place, place.stat)
             other = known.setdefault((about.st_dev, about.st_ino), place)
             if other is not place:
-                raise DataError(f"{place} and {other} are the same file, whose rows would count twice. Remove one.")
+                raise DataError(f"{place} and {other} are the same file, whose rows would count twice. Leave one out.")
+    stems: dict[str, SourceLocation] = {}
+    for place in places:
+        name = str(place).lower()
+        stem = name.removesuffix(max((suffix for suffix in KINDS if name.endswith(suffix)), key=len, default=""))
+        first = stems.setdefault(stem, place)
+        if first is not place:
+            raise DataError(
+                f"{first} and {place} have one name, as a table and its copy have, and each row would count twice. "
+                "Leave one out; if they are rows of different people, rename one."
+            )
+
+
+def require_distinct(entries: Iterable[Entry]) -> None:
+    """Refuse local sources of the same bytes, whatever they are called, in folders of the same keys: DataError."""
+    alike: dict[object, list[tuple[Entry, list[Path]]]] = {}
+    for entry in entries:
+        place = location_of(entry.place)
+        if isinstance(place, Path):
+            files = files_of(place) if place.is_dir() else [place]
+            sizes = [(path.relative_to(place).as_posix(), path.stat().st_size) for path in files]
+            alike.setdefault((entry.keys, tuple(sizes)), []).append((entry, files))
+    for some in alike.values():
+        known: dict[bytes, tuple[Entry, list[Path]]] = {}
+        for entry, files in some if len(some) > 1 else ():
+            first, others = known.setdefault(_starts_of(files), (entry, files))
+            if first is not entry and all(map(partial(filecmp.cmp, shallow=False), others, files)):
+                raise DataError(
+                    f"{first.shown} and {entry.shown} hold the same, and each of their rows would count twice. Leave "
+                    "one out. If they are rows of different people, put them into one file."
+                )
+
+
+def _starts_of(files: Sequence[Path]) -> bytes:
+    """Return a digest of the first bytes of files: most that differ differ there."""
+    digest = sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(file.read((1 << 20) // len(files) + 1))
+    return digest.digest()
 
 
 def _entries(folder: SourceLocation) -> list[SourceLocation]:
@@ -157,8 +193,119 @@ def files_of(place: Path) -> list[Path]:
     return [place, *(other for other in others if other.is_file())]
 
 
+def state_of(place: SourceLocation) -> str:
+    """Return a digest of size and times of all files of a source, or of what a store says of it: a write changes it."""
+
+    def found() -> object:
+        if isinstance(place, Remote):
+            return place.version()
+        stats = [path.stat() for path in files_of(place)]
+        return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
+
+    return hashlib.sha256(json.dumps(attempt(place, found)).encode()).hexdigest()
+
+
+class Opener:
+    """Opens one source after the other.
+
+    Parameters
+    ----------
+    beside
+        Folder in which a file may be fetched or unpacked for a while.
+    choices
+        The options of kinds of files.
+    """
+
+    def __init__(self, beside: Path, choices: Choices) -> None:
+        self._beside, self._choices = beside, choices
+        self.process = ReaderProcess(beside)
+        self._stack = ExitStack()
+        self._entry: Entry | None = None
+
+    def opened(self, entry: Entry) -> Source:
+        """Return the reader of a source; what was fetched for the one before is removed.
+
+        Raises
+        ------
+        DataError
+            If it is not there, or of no supported kind.
+        """
+        if entry != self._entry:
+            self._stack.close()
+            self._entry = None
+            self._source, self._read_at = self._open(entry)
+            self._entry = entry
+        return self._source
+
+    def _open(self, entry: Entry) -> tuple[Source, str]:
+        """Return the reader, and the place that messages name."""
+        place = location_of(entry.place)
+        kind = _kind(place)
+        if entry.keys and not issubclass(kind, Columnar):
+            raise DataError(
+                f"{entry.shown}: only Parquet and Arrow files may lie in folders named KEY=VALUE. Put others into one "
+                "folder."
+            )
+        if self._choices.schema is not None and "schema" not in kind.takes:
+            raise _no_columns(entry.shown)
+        if isinstance(place, Remote) and (kind.needs_file or place.web):
+            folder = self._stack.enter_context(scratch(self._beside, "fetched"))
+            others = [place.with_suffix(suffix) for suffix in kind.companions]
+            for each in (place, *others):
+                attempt(each, partial(each.fetch, folder))
+            place = folder / place.name
+        source = kind(place, self._beside, self._choices, entry.keys)
+        if kind.fragile and isolated.ISOLATED:
+            source = IsolatedSource(place, self._beside, self._choices, entry.keys, source, self.process)
+        return source, str(place)
+
+    @contextmanager
+    def named(self, entry: Entry) -> Iterator[Source]:
+        """Give the reader of a source; errors name it as people do."""
+        try:
+            yield self.opened(entry)
+        except DpdistError as error:
+            error.args = (self.told(str(error), entry), *error.args[1:])
+            raise
+
+    def told(self, text: str, entry: Entry) -> str:
+        """Return what a reader says of a source, with the name that people gave it."""
+        known = self._read_at if self._entry == entry else entry.place
+        return text.replace(_stem(known), _stem(entry.shown))
+
+    def close(self) -> None:
+        """Remove what was fetched, and end the process of fragile readers."""
+        self._stack.close()
+        self.process.close()
+
+
+def _stem(place: str) -> str:
+    """Return a place without its last suffix: files that belong to one file have others."""
+    folder, slash, name = place.rpartition("/")
+    return f"{folder}{slash}{name.rpartition('.')[0] or name}"
+
+
+class Sources(Sequence[Source]):
+    """The files of a source, each opened when it is asked for."""
+
+    def __init__(self, entries: Sequence[Entry], opener: Opener) -> None:
+        self.entries, self.opener = entries, opener
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.opener.opened(self.entries[number])
+
+    @contextmanager
+    def named(self, number: int) -> Iterator[Source]:
+        """Give one; errors name it as people do."""
+        with self.opener.named(self.entries[number]) as source:
+            yield source
+
+
 @contextmanager
-def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choices()) -> Iterator[Sequence[Source]]:  # noqa: B008 - frozen
+def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choices()) -> Iterator[Sources]:  # noqa: B008 - frozen
     """Give the sources at a place, in order, and remove afterwards what had to be fetched.
 
     Parameters
@@ -168,25 +315,34 @@ def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choic
     beside
         Folder in which a file may be fetched or unpacked for a while.
     choices
-        What the user chose, of what some kinds of files leave open.
+        The options of kinds of files.
 
     Raises
     ------
     DataError
         If there is nothing, or something that is of no supported kind.
     UsageError
-        If something was chosen that no file leaves open.
+        If an option is given that no file takes.
     """
-    with ExitStack() as stack:
-        places = located(place)
-        kinds = {_kind(each) for each, _ in places}
-        for name in choices.made:
-            if not any(name in kind.takes for kind in kinds):
-                takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes)
-                raise UsageError(f"{parameter(name)} is for {takers}, and {place} has none of these. Leave it out.")
-        reading = ReaderProcess(beside)
-        stack.callback(reading.close)
-        yield [source_at(each, keys, beside, choices, reading, stack) for each, keys in places]
+    places = located(place)
+    kinds = {_kind(each) for each, _ in places}
+    for name in choices.made:
+        if not any(name in kind.takes for kind in kinds):
+            takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes)
+            raise UsageError(f"{parameter(name)} is for {takers}, and {place} has none of these. Leave it out.")
+    opener = Opener(beside, choices)
+    try:
+        yield Sources([_entry(*each) for each in places], opener)
+    finally:
+        opener.close()
+
+
+def _entry(place: SourceLocation, keys: Keys) -> Entry:
+    return Entry(str(place.absolute() if isinstance(place, Path) else place.address), str(place), keys)
+
+
+def _no_columns(place: object) -> UsageError:
+    return UsageError(f"{place} holds no columns of different kinds, which a schema is for.", parameter="schema")
 
 
 def columns_at(place: SourceLocation, beside: Path, header: str | None) -> tuple[tuple[str, ...], list[Any] | None]:
@@ -204,12 +360,12 @@ def columns_at(place: SourceLocation, beside: Path, header: str | None) -> tuple
         If there is nothing, or something that is of no supported kind.
     """
     if not any("schema" in _kind(each).takes for each, _ in located(place)):
-        raise UsageError(f"{place} holds no columns of different kinds, which a schema is for.", parameter="schema")
-    with opened_sources(place, beside, Choices(header=header)) as sources:
-        names, kinds = sources[0].names, sources[0].kinds
-        if sources[0].guess is not None:
-            raise header_asked(sources[0].path)
-        return names, None if kinds is None else [*kinds]
+        raise _no_columns(place)
+    with opened_sources(place, beside, Choices(header=header)) as sources, sources.named(0) as source:
+        head = source.head
+        if head.guess is not None:
+            raise header_asked(sources.entries[0].shown)
+        return head.names, None if head.kinds is None else [*head.kinds]
 
 
 def words_at(place: SourceLocation, beside: Path, header: str | None, columns: Sequence[str]) -> set[str]:
@@ -219,7 +375,7 @@ def words_at(place: SourceLocation, beside: Path, header: str | None, columns: S
     with suppress(DpdistError):
         schema = Schema([Column(name, "number") for name in dict.fromkeys(columns)], others="ignored")
         with opened_sources(place, beside, Choices(header=header, schema=schema)) as sources:
-            return set().union(*(each.words() for each in sources if isinstance(each, Fitted)))
+            return set().union(*(each.words() for each in sources if isinstance(each, Csv)))
     return set()
 
 
@@ -235,69 +391,9 @@ def _kind(place: SourceLocation) -> type[Source]:
         raise DataError(f"{place} is of a kind that cannot be read. Supported are {', '.join(KINDS)}.{''.join(cures)}")
     if isinstance(place, Remote):
         raise DataError(f"{place} is not there, or the store does not give it. Check the address and your credentials.")
+    if place.is_dir():
+        raise DataError(
+            f"{place} is a folder within a folder. Only those named KEY=VALUE are looked into: put its files beside "
+            "the others, or ingest it by itself."
+        )
     raise DataError(f"{place} is not a file, or does not exist. Pass a file, or a folder of nothing but files.")
-
-
-def _reader(
-    kind: type[Source], reading: ReaderProcess, keys: Keys, place: SourceLocation, beside: Path, choices: Choices
-) -> Source:
-    made = kind(place, beside, choices)
-    if choices.schema is not None:
-        if "schema" not in kind.takes:
-            raise UsageError(f"{place} holds no columns of different kinds, which a schema is for.", parameter="schema")
-        made = Fitted(place, beside, choices, made, keys)
-    return IsolatedSource(place, beside, choices, made, reading) if kind.fragile else made
-
-
-def source_at(
-    place: SourceLocation, keys: Keys, beside: Path, choices: Choices, reading: ReaderProcess, stack: ExitStack
-) -> Source:
-    """Return the reader of one source.
-
-    Parameters
-    ----------
-    place, keys
-        As :func:`located` lists it.
-    beside, choices
-        As of :func:`opened_sources`.
-    reading
-        The process of fragile readers.
-    stack
-        Removes what had to be fetched, when it is closed.
-
-    Raises
-    ------
-    DataError
-        If it is not there, or of no supported kind.
-    """
-    kind = _kind(place)
-    if isinstance(place, Remote) and (kind.needs_file or place.web):
-        others = tuple(place.with_suffix(suffix) for suffix in kind.companions)
-        folder = stack.enter_context(scratch(beside, "fetched"))
-        made: Source = Fetched(place, beside, choices, partial(_reader, kind, reading, keys), folder, others)
-    else:
-        made = _reader(kind, reading, keys, place, beside, choices)
-    return _with_keys(kind, made, place, keys)
-
-
-def reader_of(place: SourceLocation, keys: Keys, choices: Choices, reading: ReaderProcess) -> Source:
-    """Return the reader of one source that is read in place; nothing is fetched or unpacked for it.
-
-    Raises
-    ------
-    DataError
-        If it is not there any more, or is of another kind.
-    """
-    kind, beside = _kind(place), Path(gettempdir())
-    return _with_keys(kind, _reader(kind, reading, keys, place, beside, choices), place, keys)
-
-
-def _with_keys(kind: type[Source], made: Source, place: SourceLocation, keys: Keys) -> Source:
-    beside, choices = made.beside, made.choices
-    if not keys:
-        return made
-    if kind is not Parquet:
-        raise DataError(f"{place}: only Parquet files may lie in folders named KEY=VALUE. Put others into one folder.")
-    if choices.schema is not None:  # which knows the keys
-        return made
-    return Partitioned(place, beside, choices, made, keys)

@@ -14,6 +14,7 @@
     variable = "counts"          # optional: the array of rows, of a file that holds several
     missing = 0                  # optional: the alleles to put where a genotype is missing
     genotypes = {multiallelic = "skip", haploid = "double"}  # optional: rules for what else there is
+    rows_dimension = "cell"      # optional: the dimension of an array along which the rows are
     header = "yes"               # optional: the first line of text names the columns; or "no", it is a row
     schema = "schema.toml"       # optional: what the columns mean, where they are not all numbers
     privacy_unit = "person"      # optional: a column of whole numbers; of each only max_rows rows are kept
@@ -74,8 +75,10 @@ from typing import TypeVar, cast
 
 from dpdist._util.paths import AnyPath, is_address, local, read_plain
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.readers.genotypes import Genotypes
-from dpdist.ingest.sources import Choices, Remote, SourceLocation, location_of
+from dpdist.ingest.remote import Remote, location_of
+from dpdist.ingest.sources import SourceLocation
 from dpdist.jobs.sections import JOB_FILE, Release, Rows, Sections, mistakes, sections_of
 from dpdist.jobs.sections import Cluster as ClusterSection
 from dpdist.ledger.address import LedgerAddress, address_of
@@ -300,7 +303,7 @@ def _schema(rows: Rows, files: _Files) -> Schema | None:
 
 def _choices(rows: Rows, files: _Files) -> Choices:
     rules = Genotypes.of(rows.genotypes, files.folder)
-    return Choices(rows.variable, rows.missing, rows.header, _schema(rows, files), rules)
+    return Choices(rows.variable, rows.missing, rows.header, _schema(rows, files), rules, rows.rows_dimension)
 
 
 def _budget(rows: Rows) -> PrivacyLoss | None:

@@ -12,6 +12,7 @@ from dpdist._util.text import counted, listed
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.sources import SourceLocation
+from dpdist.ingest.write import LEFT_OUT
 from dpdist.jobs import periodic
 from dpdist.jobs.job_file import Job
 from dpdist.pca.alignment import require_law
@@ -180,9 +181,10 @@ def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> Non
         missing=choices.missing,
         genotypes=None if choices.genotypes is None else choices.genotypes.stated,
         header=choices.header,
+        rows_dimension=choices.rows_dimension,
         schema=choices.schema,
         progress=job.cluster.progress,
-        say=say,
+        say=lambda text: None if text.startswith(LEFT_OUT) else say(text),  # others may read what a job says
         cluster=job.cluster,
     )
     say(f"{job.rows}: ingested, {counted(table.columns, 'column')}.")  # how many rows may be private

@@ -96,6 +96,7 @@ class Rows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _key("Names of the columns to keep, in this order.", "a list of at least one column name"),
     ] = None
     variable: Annotated[str | None, _key("The array of rows, of a file that holds several.", _WORD)] = None
+    rows_dimension: Annotated[str | None, _key("The dimension of an array along which the rows are.", _WORD)] = None
     missing: Annotated[int | None, _key("The alleles to put where a genotype is missing: 0, 1 or 2.", _WHOLE)] = None
     genotypes: Annotated[
         dict[str, str],

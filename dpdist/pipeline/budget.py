@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpdist._util.frames import is_a
 from dpdist._util.paths import AnyPath
 from dpdist._util.progress import Progress, steps
 from dpdist.errors import DataError, RefusedError, UsageError
@@ -33,6 +34,7 @@ from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Table
 from dpdist.rows.units import Keep, Unit, unit_from
+from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once, require_new
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -93,6 +95,7 @@ def ingest_rows(
     missing: int | None = None,
     genotypes: Mapping[str, str] | None = None,
     header: str | None = None,
+    rows_dimension: str | None = None,
     schema: Schema | AnyPath | None = None,
     compress: bool = False,
     progress: Progress | None = None,
@@ -106,9 +109,10 @@ def ingest_rows(
     table of Dask. Files are the same as long as they are not touched, and tables of Dask if their graphs are, whatever
     these read by now.
 
-    Workers take pieces of the source of about 128 MiB: row groups of .parquet, chunks of .zarr, rows of .npy, lines of
-    plain text, and whole files of other kinds. So one .csv.gz, .npz or .h5ad file is read by one process, and many
-    files beside one another by all. The rows and their bits do not depend on who reads them.
+    Each task writes whole chunks of the table, about 128 MiB, from the parts of the source that hold their rows: row
+    groups of .parquet, chunks of .zarr, rows of .npy, lines of plain text, and whole files of other kinds. A part on a
+    border is read twice. So one .csv.gz, .npz or .h5ad file is read by one process, and many files beside one another
+    by all. The rows and their bits do not depend on who reads them.
 
     Of a table of Dask, each row chunk or partition is written by the worker that computes it. One of unknown length,
     and each partition of a DataFrame, is computed twice, and refused if it is not the same both times. What Dask does
@@ -118,9 +122,10 @@ def ingest_rows(
     ----------
     source : str, path-like or table
         A file, a folder of files, or the address of one (``s3://``, ``gs://``, ``https://``). Read are .npy, .npz,
-        .csv, .csv.gz, .parquet, .h5ad, .nc, .zarr, .bed, .pgen, .vcf and .vcf.gz. Or a table of numbers: a Dask array
-        or DataFrame, an xarray DataArray or Dataset (rows along the first dimension, the others laid out as columns), a
-        pandas DataFrame or a NumPy array. An index is no column.
+        .csv, .csv.gz, .parquet, .arrow, .feather, .h5ad, .nc, .zarr, .bed, .pgen, .vcf and .vcf.gz. Or a table: a Dask
+        array or DataFrame, an xarray DataArray or Dataset (rows along the first dimension, the others laid out as
+        columns), a DataFrame of pandas or polars, a table of Arrow, a sparse matrix of SciPy or a NumPy array. An index
+        is no column.
     rows : str or path-like
         The folder to write, or its address (``s3://``, ``gs://``, ``az://``): n x d private rows, of the dtype of the
         source.
@@ -150,10 +155,12 @@ def ingest_rows(
         (:mod:`dpdist.ingest.readers.genotypes`).
     header : {"yes", "no"}, default None
         Whether the first line of a .csv names the columns or is a row. None: refused where that is in doubt.
+    rows_dimension : str, default None
+        The dimension along which the rows are, of .nc, .zarr and xarray. None: the first.
     schema : Schema, str or path-like, default None
-        What the columns mean, of .csv, .csv.gz, .parquet and DataFrames: text, dates and missing values become numbers
-        by it. Its TOML file, or rows, a release or a model that were made with it. It is published with every release.
-        None: all columns are numbers.
+        What the columns mean, of .csv, .csv.gz, .parquet, .arrow, .feather and DataFrames: text, dates and missing
+        values become numbers by it. Its TOML file, or rows, a release or a model that were made with it. It is
+        published with every release. None: all columns are numbers.
     compress : bool, default False
         Whether to compress the chunks, for slow disks. Reading costs more processor time.
     progress : callable, default None
@@ -206,24 +213,26 @@ def ingest_rows(
     if not isinstance(budget, PrivacyLoss | None):
         raise UsageError("The budget is a dpdist.PrivacyLoss, such as PrivacyLoss.parse(2, 1e-6).", parameter="budget")
     from dpdist.ingest import origin as origins  # noqa: PLC0415 - the readers of all kinds of files
-    from dpdist.ingest.table import ingest  # noqa: PLC0415 - which only an ingest needs
+    from dpdist.ingest.write import ingest  # noqa: PLC0415 - which only an ingest needs
     from dpdist.pipeline.ingesting import Workers  # noqa: PLC0415 - as above
     from dpdist.pipeline.schema import read_for  # noqa: PLC0415 - as above
 
     meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
     unit, choices = (
         unit_from(privacy_unit, max_rows, keep),
-        Choices(variable, missing, header, meaning, Genotypes.of(genotypes or {})),
+        Choices(variable, missing, header, meaning, Genotypes.of(genotypes or {}), rows_dimension),
     )
     ledger = None if ledger is None else address_given(ledger)
-    table = collection_of(source)
+    table = collection_of(source, rows_dimension)
     origin: Callable[..., dict[str, object]]
     write: Callable[..., object]
     if table is None:
+        if is_a(source, "anndata", "AnnData"):
+            raise UsageError("An AnnData is ingested from its file, with its donors: source.write_h5ad(FILE).")
         if not isinstance(source, str | os.PathLike | Remote):
             raise UsageError(
-                f"The source is a path, an address, or a table of Dask, xarray, pandas or NumPy, not a value of type "
-                f"{type(source).__name__}."
+                "The source is a path, an address, or a table of Dask, xarray, pandas, polars, Arrow, SciPy or NumPy, "
+                f"not a value of type {type(source).__name__}."
             )
         place = source if isinstance(source, Remote) else location_of(os.fspath(source))
         origin = partial(origins.origin_of, place, unit=unit, choices=choices)
@@ -242,6 +251,11 @@ def ingest_rows(
 
     def there() -> bool:
         found = rows.exists()
+        if found and table is None and isinstance(place, Path) and not place.exists() and attributes_of(rows) is None:
+            raise UsageError(
+                f"{place} does not exist, and {rows} does: they seem to be swapped. The source comes first: "
+                f"{step('ingest', rows, place)}."
+            )
         if found:
             origins.require_same_origin(rows, origin(columns=columns, compress=compress))
         return found

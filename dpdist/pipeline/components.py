@@ -187,6 +187,6 @@ def made_from(place: AnyStore, what: str, **expected: object) -> bool:
     if other := [key for key, value in expected.items() if info.get(key) != value]:
         raise DataError(
             f"{store} exists already and was made from something else, or is no {what}: its {listed(other)} "
-            f"{'differs' if len(other) == 1 else 'differ'}. Remove it or name another place."
+            f"{'differs' if len(other) == 1 else 'differ'}. Name another place."
         )
     return True

@@ -1,15 +1,19 @@
-"""Who computes the steps of an ingest (:mod:`dpdist.ingest.steps`): threads of this process, or workers."""
+"""Who computes the steps of an ingest (:mod:`dpdist.ingest.write`): threads of this process, or workers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dpdist._util.progress import Progress
-from dpdist.ingest.steps import SOURCES, WORK, Run, Step, do_unit
+from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.sources import Opener
+from dpdist.ingest.survey import Job, Run
+from dpdist.ingest.write import writing
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.local import Work
+from dpdist.storage.store import Store
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,22 @@ class Workers:
         return self.cluster is not None and self.cluster.named
 
     @contextmanager
-    def connected(self) -> Iterator[Run]:
-        """Give what computes units on them."""
+    def connected(self, place: Store, choices: Choices) -> Iterator[Run]:
+        """Give what computes units on them; they see a place, and read files by choices."""
         where = chosen(self.cluster)
         with replace(where, progress=where.progress or self.progress).connected() as engine:
 
-            def run(step: Step, units: Sequence[int]) -> None:
-                engine.require_visible(step.aside, f"{WORK}/{SOURCES}")
-                engine.map(Work(f"ingest-{step.name}", do_unit, step, units), step.label)
+            def run(job: Job, units: Sequence[Any]) -> list[Any]:
+                engine.require_visible(place)
+                shared, step = (job, place, choices), f"ingest-{job.name}"
+                found = dict(engine.results(computed, units, shared, job.label, step))
+                return [found[number] for number in range(len(units))]
 
             yield run
+
+
+def computed(unit: Any, shared: tuple[Job, Store, Choices]) -> Any:
+    """Compute a unit of a job, on a worker."""
+    job, place, choices = shared
+    with writing(), closing(Opener(place.scratch_folder, choices)) as opener:
+        return job(opener, unit, bool)

@@ -9,7 +9,8 @@ from dpdist._util.paths import AnyPath
 from dpdist.errors import DataError
 from dpdist.ingest.register import asked_of, register_chunks, registering, survey
 from dpdist.ingest.registered import FORMAT, Asked, attributes_in
-from dpdist.ingest.sources import Remote, SourceLocation, location_of
+from dpdist.ingest.remote import Remote, location_of
+from dpdist.ingest.sources import SourceLocation
 from dpdist.ledger import registered
 from dpdist.ledger.address import LedgerAddressGiven, address_given
 from dpdist.pipeline.budget import default_ledger, taken_up
@@ -112,8 +113,8 @@ def _there(target: Store, asked: Asked) -> bool:
     if not target.exists():
         return False
     otherwise = (
-        f"{target} exists already, and was not registered from this source with these options. Remove it or choose "
-        "another place for the rows."
+        f"{target} exists already, and was not registered from this source with these options. Choose another place "
+        "for the rows."
     )
     if (attributes_of(target) or {}).get("format") != FORMAT or attributes_in(target, otherwise).asked != asked:
         raise DataError(otherwise)

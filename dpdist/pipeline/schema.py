@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dpdist._util.paths import AnyPath
 from dpdist.errors import DataError
 from dpdist.ingest.collection import collection_of
-from dpdist.ingest.judging import require_publishable
 from dpdist.ingest.readers.base import AskError
 from dpdist.ingest.remote import Remote, location_of
+from dpdist.ingest.survey import require_publishable
 from dpdist.naming import step
 from dpdist.rows.schema import Schema
 from dpdist.rows.schema_file import draft_of, read_schema

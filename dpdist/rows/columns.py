@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
+
+from dpdist._util.text import listed
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
 """What a stored row may be made of."""
@@ -63,6 +66,8 @@ class Column:
         The public constant for a missing value. With an indicator, None stands for the middle of the range, or 0.
     weight : float, default None
         What the numbers are multiplied by, above 0. None: 1.
+    missing_values : sequence of str or number, default None
+        Words and codes that stand for a missing value, such as ``["?", -999]``, besides those of :data:`MISSING_WORDS`.
 
     See Also
     --------
@@ -87,9 +92,10 @@ class Column:
     missing: str | None = None
     fill: Any = None
     weight: Any = None
+    missing_values: Any = None
 
     def __post_init__(self) -> None:
-        for key, stored in (("range", _plain), ("categories", _named)):
+        for key, stored in (("range", _plain), ("categories", _named), ("missing_values", _named)):
             value = getattr(self, key)
             if isinstance(value, Sequence) and not isinstance(value, str):
                 object.__setattr__(self, key, tuple(map(stored, value)))
@@ -112,6 +118,7 @@ class Column:
         """What is said, for people."""
         more = [
             f"{len(value)} categories" if key == "categories" else
+            f"missing values {listed(value)}" if key == "missing_values" else
             f"{key} {' to '.join(map(_shown, value))}" if key == "range" else f"{key} {_shown(value)}"
             for key, value in self.given.items()
         ]  # fmt: skip
@@ -126,6 +133,15 @@ class Column:
     def stored(self) -> bool:
         """Whether rows have numbers of it."""
         return self.kind in STORED
+
+    @property
+    def codes(self) -> list[float]:
+        """The missing values that are numbers."""
+        found = []
+        for each in self.missing_values or ():
+            with suppress(ValueError):
+                found.append(float(each))
+        return found
 
     @property
     def one_hot(self) -> bool:

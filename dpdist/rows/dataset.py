@@ -226,7 +226,6 @@ def created(
         require_space(aside, shape, rows)
         writer = RowsWriter(aside, shape)
         yield writer
-        writer.flush()
         if writer.rows != rows:
             raise DataError(
                 f"{writer.rows} rows came where {rows} were announced: the source changed while it was read."

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpdist._util.frames import as_frame
 from dpdist._util.text import counted, listed, repeated
 from dpdist.errors import DataError, UsageError, quiet
 from dpdist.naming import step
@@ -53,6 +55,8 @@ _PLAIN = {
 """What Python does not know of the parts of a date."""
 _DIGITS = re.compile(r"\d+")
 NO_NUMBER = "the cell is not a number"
+_UUID: Any = getattr(pa, "UuidType", ())
+"""Arrow has it from version 18 on."""
 _TOLD = 20
 """Columns of which a message tells what is wrong."""
 
@@ -90,13 +94,23 @@ class UnfitError(Exception):
         words = any(what == NO_NUMBER for _, _, what in self.faults)
         return DataError(
             f"{source}, {'; '.join(said)}{rest}. Correct what the schema says"
-            + (f" (a column that holds no numbers has, in place of kind and range, {NOT_NUMBERS})" if words else "")
+            + (
+                f" (a column that holds no numbers has, in place of kind and range, {NOT_NUMBERS}; words for "
+                'missing values are listed, missing_values = ["?"])'
+                if words
+                else ""
+            )
             + f", or {cure[0].lower()}{cure[1:]}"
         )
 
 
 def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    """Say whether it is text, or bytes, as some write text."""
+    kinds = (
+        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
+        pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
+    )  # fmt: skip
+    return any(is_one(kind) for is_one in kinds)
 
 
 def _is_numeric(kind: Any) -> bool:
@@ -111,8 +125,10 @@ def takes(column: Column, kind: Any) -> bool:
         return True
     if column.kind == "date":
         return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+    if isinstance(kind, _UUID):
+        return column.kind in {"privacy unit", "category"}
     if column.kind == "privacy unit":
-        return bool(pa.types.is_integer(kind))
+        return bool(pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale <= 0))
     return bool(_is_numeric(kind) or pa.types.is_boolean(kind))
 
 
@@ -232,15 +248,25 @@ def _fill(schema: Schema, column: Column, found: Any, out: Rows) -> _Mask:
 
 def _plain(column: Column, found: Any) -> Any:
     """Return a column without its dictionary, of a type that its kind can have."""
-    if pa.types.is_dictionary(found.type):
-        found = found.dictionary_decode()
+    if pa.types.is_dictionary(found.type):  # Arrow decodes none of views of strings
+        words = found.dictionary
+        found = (words.cast(pa.string()) if pa.types.is_string_view(words.type) else words).take(found.indices)
     if not takes(column, found.type):
         raise UnfitError(Fault(0, column.name, f"from here on there is {found.type}, which is no {column.kind}"))
-    return _parsed(column, found, _valid, "the cell is not UTF-8 text") if _is_text(found.type) else found
+    if isinstance(found.type, _UUID):
+        found = pa.array([None if each is None else str(each) for each in found.to_pylist()], pa.string())
+    if not _is_text(found.type):
+        return found
+    text = _parsed(column, found, _valid, "the cell is not UTF-8 text")
+    if column.missing_values:
+        lacking = pc.is_in(pc.utf8_trim_whitespace(text), pa.array(column.missing_values))
+        text = pc.if_else(lacking, pa.scalar(None, text.type), text)
+    return text
 
 
 def _valid(text: Any) -> Any:
     """Return text that is UTF-8, which Parquet files need not hold; ArrowInvalid: it is not."""
+    text = text.cast(pa.large_string() if pa.types.is_large_binary(text.type) else pa.string())
     text.validate(full=True)
     return text
 
@@ -286,6 +312,8 @@ def _numbers(column: Column, found: Any) -> tuple[Rows, _Mask]:
     elif pa.types.is_boolean(found.type):
         found = found.cast(pa.uint8())
     values = pc.cast(found, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    if codes := column.codes:
+        values = np.where(np.isin(values, codes), np.nan, values)
     lacking = np.isnan(values)  # nulls are NaN there
     if column.kind == "integer":
         whole = lacking | (values == np.trunc(values))
@@ -366,7 +394,7 @@ def _dates(column: Column, found: Any) -> tuple[Rows, _Mask]:
         text = pc.if_else(absent, pa.scalar(None, text.type), text)
         kind = pa.timestamp("us")
         if column.format is None:
-            found = _parsed(column, text, lambda part: pc.cast(part, kind), said)
+            found = _parsed(column, text, partial(_iso, kind), said)
         else:
             found = _parsed(column, text, lambda part: pc.strptime(part, format=column.format, unit="us"), said)
             _require_days(column, column.format, text, found, said)
@@ -379,6 +407,14 @@ def _dates(column: Column, found: Any) -> tuple[Rows, _Mask]:
     values = pc.fill_null(instants, 0).to_numpy(zero_copy_only=False).astype(np.float64)
     first = column.number_of("1970-01-01")  # before any scale
     return values / (_US * SECONDS[column.unit or "days"]) + first, lacking
+
+
+def _iso(kind: Any, text: Any) -> Any:
+    """Return dates of ISO 8601 as times of UTC; those that say no zone are of UTC."""
+    try:
+        return pc.cast(text, kind)
+    except pa.ArrowInvalid:
+        return pc.cast(pc.cast(text, pa.timestamp("us", "UTC")), kind)
 
 
 def _require_days(column: Column, form: str, text: Any, found: Any, said: str) -> None:
@@ -480,9 +516,11 @@ def _type_of(kind: Any) -> Any:
 
 def transformed(schema: Schema, frame: Any) -> Any:
     """Return what :meth:`dpdist.Schema.transform` does."""
+    frame = as_frame(frame)
     if not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
         raise UsageError(
-            f"A schema transforms a pandas DataFrame, whose columns have names, not a {type(frame).__name__}."
+            "A schema transforms a DataFrame of pandas or polars, or a table of Arrow, not a value of type "
+            f"{type(frame).__name__}."
         )
     if schema.unit is not None:
         raise UsageError(

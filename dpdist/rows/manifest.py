@@ -57,7 +57,7 @@ class SourceEntry(Struct, frozen=True, forbid_unknown_fields=True):
     place
         Its absolute path, or its address.
     keys
-        Names and texts of the keys of the folders it lies in (:mod:`dpdist.ingest.readers.hive`).
+        Names and texts of the keys of the folders it lies in (:mod:`dpdist.ingest.readers.columnar`).
     """
 
     place: Text

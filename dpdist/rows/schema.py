@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -58,12 +58,20 @@ class _Said:
     others: str = "refuse"
     max_rows: int | None = None
     keep: Keep = "first"
+    missing_values: Sequence[str | float] | None = None
     file: str | None = field(default=None, init=False, compare=False, repr=False)
     lines: tuple[int, ...] = field(default=(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(self.columns))
-        parts = Parts(self.columns, self.scale, self.others, self.max_rows, self.keep, self.lines)
+        words = self.missing_values
+        columns = (
+            replace(each, missing_values=words)
+            if words and each.missing_values is None and each.kind != "ignored"
+            else each
+            for each in self.columns
+        )
+        object.__setattr__(self, "columns", tuple(columns))
+        parts = Parts(self.columns, self.scale, self.others, self.max_rows, self.keep, self.missing_values, self.lines)
         if wrong := [said_of(each, self.columns) for each in mistakes(parts)]:
             raise UsageError(all_of("The schema", wrong))
 
@@ -87,6 +95,8 @@ class Schema(_Said):
         With a privacy unit: how many rows of each are kept at most.
     keep : {"first", "random"}, default "first"
         Which of these: the first ones, or a random sample.
+    missing_values : sequence of str or number, default None
+        Those of every column that names none of its own: see :class:`Column`.
 
     Attributes
     ----------
@@ -143,16 +153,6 @@ class Schema(_Said):
 
         return read_schema(path)
 
-    @property
-    def packed(self) -> dict[str, object]:
-        """What :meth:`unpacked` takes: JSON values, with the lines of the file, for messages of this ingest."""
-        return {"schema": self.to_json(), "file": self.file, "lines": list(self.lines)}
-
-    @classmethod
-    def unpacked(cls, packed: Mapping[str, Any]) -> Schema:
-        """Return the schema that was packed."""
-        return cls.from_json(packed["schema"]).read_from(packed["file"], packed["lines"])
-
     def read_from(self, file: str | None, lines: Sequence[int]) -> Schema:
         """Note in which file it is written, and in which lines its columns are, for messages; and return it."""
         object.__setattr__(self, "file", file)
@@ -171,7 +171,8 @@ class Schema(_Said):
         wrong, columns = parts_of(content)
         if wrong:
             raise UsageError(all_of("The schema", [said_of(each, columns) for each in wrong]))
-        known = {key: content[key] for key in ("scale", "others", "max_rows", "keep") if key in content}
+        own = ("scale", "others", "max_rows", "keep", "missing_values")
+        known = {key: content[key] for key in own if key in content}
         return cls(tuple(columns), **known)
 
     def to_json(self) -> dict[str, object]:
@@ -204,7 +205,9 @@ class Schema(_Said):
         return self
 
     def transform(self, X: Any) -> Any:  # noqa: N803 - as scikit-learn has it
-        """Return a pandas DataFrame of the rows of another one, float64, with :attr:`features` for columns.
+        """Return a pandas DataFrame, float64, of the rows of one of pandas or polars or of a table of Arrow.
+
+        Its columns are :attr:`features`.
 
         Raises
         ------

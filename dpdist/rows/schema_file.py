@@ -112,7 +112,7 @@ def _is_blank(mistake: Mistake, columns: Sequence[Column]) -> bool:
     return column.range == () and column.kind in {"number", "integer"}
 
 
-_DEFAULTS = {"scale": "none", "others": "refuse", "max_rows": None, "keep": "first"}
+_DEFAULTS = {"scale": "none", "others": "refuse", "max_rows": None, "keep": "first", "missing_values": None}
 
 
 def _stored(path: AnyPath) -> Schema:

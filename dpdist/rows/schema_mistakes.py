@@ -20,15 +20,15 @@ OTHER = ("refuse", "column", "missing")
 ENCODINGS = ("one-hot", "ordinal")
 _RANGED = frozenset({"number", "integer", "date"})
 _TAKES = {
-    "number": {"range", "missing", "fill", "weight"},
-    "integer": {"range", "missing", "fill", "weight"},
-    "boolean": {"missing", "fill", "weight"},
-    "category": {"categories", "encoding", "other", "missing", "fill", "weight"},
-    "date": {"range", "unit", "origin", "format", "missing", "fill", "weight"},
+    "number": {"missing_values", "range", "missing", "fill", "weight"},
+    "integer": {"missing_values", "range", "missing", "fill", "weight"},
+    "boolean": {"missing_values", "missing", "fill", "weight"},
+    "category": {"missing_values", "categories", "encoding", "other", "missing", "fill", "weight"},
+    "date": {"missing_values", "range", "unit", "origin", "format", "missing", "fill", "weight"},
     "ignored": set[str](),
-    "privacy unit": set[str](),
+    "privacy unit": {"missing_values"},
 }
-_OWN = ("scale", "others", "max_rows", "keep")
+_OWN = ("scale", "others", "max_rows", "keep", "missing_values")
 _DIRECTIVE = re.compile(r"%([EO_0^#-]*\d*.?)", re.DOTALL)
 _MADE_OF = {"F": "Ymd", "D": "mdy", "T": "HMS", "R": "HM", "n": "", "t": "", "%": ""}
 _SAME = {"y": "Y", "e": "d", "b": "m", "B": "m", "h": "m", "A": "a"}
@@ -67,6 +67,7 @@ class Parts(NamedTuple):
     others: Any
     max_rows: Any
     keep: Any
+    missing_values: Any
     lines: Sequence[int]
 
 
@@ -126,6 +127,8 @@ def mistakes(schema: Parts) -> Iterator[Mistake]:
         yield Mistake(None, "scale", f'scale must be "none" or "range", not {schema.scale!r}')
     if schema.others not in ("refuse", "ignored"):
         yield Mistake(None, "others", f'others must be "refuse" or "ignored", not {schema.others!r}')
+    if schema.missing_values is not None and not isinstance(schema.missing_values, list | tuple):
+        yield Mistake(None, "missing_values", 'missing_values must be a list, such as ["?", -999]')
     broken = False
     for place, column in enumerate(schema.columns):
         for key, said in _mistakes_of(column, schema.scale):
@@ -200,6 +203,10 @@ def _wrong_words(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, words in (("missing", MISSING), ("other", OTHER), ("encoding", ENCODINGS), ("unit", tuple(SECONDS))):
         if key in given and given[key] not in words:
             yield key, f"{key} must be one of {', '.join(words)}, not {given[key]!r}"
+    words = given.get("missing_values", ("?",))
+    sound = isinstance(words, tuple) and all(isinstance(each, str) and each.strip() == each for each in words)
+    if not sound or not words:
+        yield "missing_values", 'missing_values must be a list of words in quotes, or of numbers, such as ["?", -999]'
     weight = given.get("weight", 1.0)
     if not isinstance(weight, float) or not 0 < weight <= _LARGEST:
         yield "weight", f"weight must be a number above 0, not {weight!r}"

@@ -1,12 +1,9 @@
-"""Writing the chunks of a table, by one process or by several that each have some consecutive rows.
-
-Where the rows of a process begin or end within a chunk, it writes its part of that chunk as a fragment, and somebody
-puts the fragments together afterwards. So the stored chunks do not depend on who wrote what.
-"""
+"""Writing the chunks of a table, by one process or by several that each have some of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +14,6 @@ from dpdist.rows.table import Shape
 from dpdist.storage.arrays import ChunkWriter, array_options
 from dpdist.storage.store import Store
 
-FRAGMENTS = "fragments"
-"""Prefix of the fragments, which are removed before a table appears."""
-
 
 def chunk_key(index: int) -> str:
     """Return the key of a chunk of rows or scores in its store, as Zarr has it."""
@@ -27,7 +21,7 @@ def chunk_key(index: int) -> str:
 
 
 class RowsWriter:
-    """Takes consecutive rows in pieces of any length and writes the chunks they fill, and fragments at both ends.
+    """Takes consecutive rows in pieces of any length and writes the chunks that they fill.
 
     Parameters
     ----------
@@ -35,28 +29,27 @@ class RowsWriter:
         What is being built.
     shape
         The whole table.
-    first, last
-        Numbers of the first row to come, and of the one behind the last; None: all rows of the table.
-    before
-        Called before anything is written; if it raises, that is not written.
+    first, stop
+        Numbers of the first chunk to write, and of that behind the last one; None: to the end of the table.
+    there
+        Chunks that are there and are not written again.
 
     Attributes
     ----------
     keys
         Of what was written.
+    before
+        Called before a chunk is written; if it raises, that is not written.
     """
 
     def __init__(
-        self,
-        store: Store,
-        shape: Shape,
-        first: int = 0,
-        last: int | None = None,
-        before: Callable[[], object] = bool,
-    ) -> None:
-        self._store, self._shape, self._before = store, shape, before
-        self._first = self._next = first
-        self._last = shape.rows if last is None else last
+        self, store: Store, shape: Shape, first: int = 0, stop: int | None = None,
+        there: AbstractSet[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        self._store, self._shape, self._there = store, shape, there
+        self.before: Callable[[], object] = bool
+        self._next = self._first = first * shape.chunk_rows
+        self._last = shape.rows if stop is None else min(stop * shape.chunk_rows, shape.rows)
         self._chunk = ChunkWriter((shape.chunk_rows, shape.columns), shape.dtype)
         self.keys: list[str] = []
 
@@ -65,36 +58,51 @@ class RowsWriter:
         """Rows taken so far."""
         return self._next - self._first
 
-    def append(self, rows: npt.NDArray[np.generic]) -> None:
-        """Take rows of shape (r, d); their values must fit the stored dtype."""
-        high = self._shape.chunk_rows
+    @property
+    def full(self) -> bool:
+        """Whether all chunks are written."""
+        return self._next >= self._last
+
+    def lacks(self, start: int, stop: int) -> bool:
+        """Say whether a chunk that holds some rows of the table is still to be written."""
+        start, stop, high = max(start, self._next), min(stop, self._last), self._shape.chunk_rows
+        return start < stop and any(index not in self._there for index in range(start // high, -(-stop // high)))
+
+    def skip(self, stop: int) -> int:
+        """Pass over rows that are in chunks that are there, and return how many."""
+        before, self._next = self._next, min(max(self._next, stop), self._last)
+        return self._next - before
+
+    def append(self, rows: npt.NDArray[np.generic], start: int | None = None) -> int:
+        """Take rows of shape (r, d), and return how many were taken; their values must fit the stored dtype.
+
+        Parameters
+        ----------
+        rows
+            The rows.
+        start
+            Number of the first in the table: those before the first chunk, and behind the last, are passed over. None:
+            that of the next row.
+        """
+        high, start = self._shape.chunk_rows, self._next if start is None else start
+        rows = rows[max(0, self._next - start) : max(0, self._last - start)]
+        count = len(rows)
         while rows.shape[0]:
             place = self._next % high
             take = min(rows.shape[0], high - place)
             self._chunk.rows[place : place + take] = rows[:take]
             self._next += take
             rows = rows[take:]
-            if place + take == high:
-                self._write(self._next - high)
+            if self._next % high == 0 or self._next == self._last:
+                self._write((self._next - 1) // high)
+        return count
 
-    def flush(self) -> None:
-        """Write what is pending."""
-        if pending := self._next % self._shape.chunk_rows:
-            self._write(self._next - pending)
-
-    def _write(self, start: int) -> None:
-        """Write the chunk that begins with a row, as far as its rows are here."""
-        self._before()
-        begin = max(start, self._first)
-        index, end = start // self._shape.chunk_rows, min(start + self._shape.chunk_rows, self._shape.rows)
-        if begin == start and self._next == end:
-            self._chunk.rows[end - start :] = 0
+    def _write(self, index: int) -> None:
+        if index not in self._there:
+            self.before()
+            self._chunk.rows[self._next - index * self._shape.chunk_rows :] = 0
             write_chunk(self._store, self._shape, index, self._chunk)
             self.keys.append(chunk_key(index))
-        elif begin < self._next:
-            key = _fragment_key(index, begin)
-            self._store.put(key, self._chunk.rows[begin - start : self._next - start].reshape(-1).view(np.uint8).data)
-            self.keys.append(key)
 
 
 def write_chunk(store: Store, shape: Shape, index: int, chunk: ChunkWriter) -> None:
@@ -109,50 +117,3 @@ def write_chunk(store: Store, shape: Shape, index: int, chunk: ChunkWriter) -> N
     array[:] = chunk.rows
     packed = objects._store_dict[chunk_key(0)]  # noqa: SLF001 - zarr reads a store by coroutines only
     store.put(chunk_key(index), packed.to_bytes())
-
-
-def shared_chunks(shape: Shape, starts: Sequence[int]) -> dict[int, list[int]]:
-    """Return the chunks that several writers have rows of, each with the first row of every fragment of it.
-
-    Parameters
-    ----------
-    shape
-        The whole table.
-    starts
-        Number of the first row of every writer that has rows, ascending from 0.
-
-    Examples
-    --------
-    >>> shared_chunks(Shape(10, 2, "uint8", 4), [0, 5, 6, 8])
-    {1: [4, 5, 6]}
-    """
-    found: dict[int, list[int]] = {}
-    for start in starts:
-        index, inner = divmod(start, shape.chunk_rows)
-        if inner:
-            found.setdefault(index, [index * shape.chunk_rows]).append(start)
-    return found
-
-
-def join_chunk(store: Store, shape: Shape, index: int, begins: Sequence[int]) -> str:
-    """Write a chunk of its fragments, and return its key.
-
-    Raises
-    ------
-    OSError
-        If one is missing, or of another length.
-    """
-    chunk = ChunkWriter((shape.chunk_rows, shape.columns), shape.dtype)
-    start = index * shape.chunk_rows
-    end = min(start + shape.chunk_rows, shape.rows)
-    chunk.rows[end - start :] = 0
-    for begin, stop in zip(begins, [*begins[1:], end], strict=True):
-        part = chunk.rows[begin - start : stop - start]
-        content = store.get_range(_fragment_key(index, begin), 0, part.nbytes)
-        part[:] = np.frombuffer(content, part.dtype).reshape(part.shape)
-    write_chunk(store, shape, index, chunk)
-    return chunk_key(index)
-
-
-def _fragment_key(index: int, begin: int) -> str:
-    return f"{FRAGMENTS}/{index}-{begin}"

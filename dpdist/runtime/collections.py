@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -85,22 +84,16 @@ def computing(cluster: Cluster | None) -> Iterator[OnDask | None]:
 
 
 def each_block(
-    engine: OnDask | None,
-    function: Callable[[int, Any], None],
-    blocks: Sequence[tuple[int, Any]],
-    progress: Progress | None,
-    label: str,
-) -> None:
-    """Apply a function to blocks, where they are computed. It writes what it finds: nothing is a result of a task.
+    engine: OnDask | None, tasks: Sequence[tuple[Callable[..., Any], ...]], progress: Progress | None, label: str
+) -> list[Any]:
+    """Call functions with blocks, where these are computed, and return their results in order.
 
     Parameters
     ----------
     engine
         From :func:`computing`.
-    function
-        Takes the number of a block, and the block.
-    blocks
-        Numbers, and what Dask makes a block of, or anything else.
+    tasks
+        A function each, and what Dask makes the blocks of that it takes. Its result tells nothing of rows.
     progress, label
         Told how many are done, and how many there are.
 
@@ -112,13 +105,22 @@ def each_block(
         If the cluster is lost.
     """
     token, asker = random_token(), Asker.here()
-    tasks = [
-        dask.delayed(guarded, pure=False, traverse=False)(
-            asker, function, number, block, dask_key_name=f"dpdist-block-{token}-{number}"
-        )
-        for number, block in blocks
+    delayed = [
+        dask.delayed(guarded, pure=False, traverse=False)(asker, *task, dask_key_name=f"dpdist-block-{token}-{number}")
+        for number, task in enumerate(tasks)
     ]
-    deque(_computed(engine, tasks, Count(progress, label, len(tasks)).one), maxlen=0)
+    found = dict(_computed(engine, delayed, Count(progress, label, len(delayed)).one))
+    return [found[number] for number in range(len(delayed))]
+
+
+def first_rows(block: Any, count: int) -> Any:
+    """Return what Dask makes the first rows of a block of: with what it knows of blocks, one is computed once."""
+    return dask.delayed(_first_rows, pure=False)(block, count)
+
+
+def _first_rows(block: Any, count: int) -> Any:
+    block = block.tocsr() if hasattr(block, "tocsr") else block  # other sparse matrices cannot be cut
+    return block.iloc[:count] if hasattr(block, "iloc") else block[:count]
 
 
 def reduce_blocks(
@@ -168,7 +170,7 @@ def reduce_blocks(
             )
             for i, part in enumerate(level)
         ]
-    found: Result = reduce(add, _computed(engine, sums))
+    found: Result = reduce(add, (part for _, part in _computed(engine, sums)))
     return found
 
 
@@ -182,16 +184,19 @@ def _of_block(function: Callable[[Any], Any], block: Any, columns: int) -> Any:
     return function(block)
 
 
-def _computed(engine: OnDask | None, tasks: Sequence[Any], told: Callable[[], None] | None = None) -> Iterator[Any]:
-    """Yield the values of tasks as they end."""
+def _computed(
+    engine: OnDask | None, tasks: Sequence[Any], told: Callable[[], None] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of tasks as they end."""
     forbid_core_dumps()
     failed = ""
     try:
         if engine is None:
             with _Told({task.key for task in tasks}, told):
-                yield from (each.value if isinstance(each, Private) else each for each in dask.compute(*tasks))
+                found = dask.compute(*tasks)
+            yield from enumerate(each.value if isinstance(each, Private) else each for each in found)
         else:
-            yield from (value for _, value in engine.compute(tasks, told))
+            yield from engine.compute(tasks, told)
     except DpdistError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the owner's tasks raise; it may quote rows

@@ -168,10 +168,15 @@ class Engine(ABC):
         deque(self.begin(work, self._count(label, [work])), maxlen=0)
 
     def results(
-        self, function: Callable[[Task, Any], Result], tasks: Sequence[Task], shared: Any, label: str
-    ) -> Iterator[tuple[int, Result]]:
+        self,
+        function: Callable[[Task, Any], Result],
+        tasks: Sequence[Task],
+        shared: Any,
+        label: str,
+        step: str = "task",
+    ) -> Iterator[tuple[int, Result]]:  # fmt: skip
         """Run a task per argument and yield its number and result as it ends: for results that are not private."""
-        work = Work("task", _called, _Shared(function, shared), tasks)
+        work = Work(step, _called, _Shared(function, shared), tasks)
         return self.begin(work, self._count(label, [work]))
 
     def reduce(self, work: Work, function: Callable[..., Result], *arguments: Any, label: str | None) -> Result:

@@ -27,7 +27,7 @@ def require_new(target: Path, what: str) -> None:
         If the target exists, or the folder it should stand in does not, or cannot be written.
     """
     if os.path.lexists(target):
-        raise DataError(f"{target} exists already. Remove it or choose another place for the {what}.")
+        raise DataError(f"{target} exists already. Choose another place for the {what}.")
     parent = target.absolute().parent
     if not parent.is_dir():
         raise DataError(f"The folder {parent} does not exist. Create it first, then write the {what} there.")
@@ -81,7 +81,7 @@ def require_folder(target: Path) -> None:
     while not os.path.lexists(nearest):
         nearest = nearest.parent
     if not nearest.is_dir():
-        raise DataError(f"{nearest} exists and is no folder. Remove it, or choose another place for {target}.")
+        raise DataError(f"{nearest} exists and is no folder. Choose another place for {target}.")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise DataError(f"The folder {nearest} is not writable. Change its permissions, or choose another place.")
 

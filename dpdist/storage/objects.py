@@ -229,7 +229,7 @@ class ObjectStore:
         """Refuse what is there, and a store that does not create an object only if it is absent."""
         self._require_place(what)
         if self.exists():
-            raise DataError(f"{self} exists already. Remove it or choose another place for the {what}.")
+            raise DataError(f"{self} exists already. Choose another place for the {what}.")
         self._require_conditional()
 
     def _require_place(self, what: str) -> None:
@@ -417,7 +417,7 @@ class ObjectStore:
     def _taken(self, what: str) -> DpdistError:
         """Return what is told to whoever was too late."""
         if self.exists():
-            return DataError(f"{self} exists already. Remove it or choose another place for the {what}.")
+            return DataError(f"{self} exists already. Choose another place for the {what}.")
         return _changed(self, what)
 
     def _created(self, place: str, content: bytes, what: str) -> bool:

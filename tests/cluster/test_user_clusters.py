@@ -110,11 +110,12 @@ def test_the_lengths_of_a_dataframe_are_computed_and_told(tmp_path: Path) -> Non
 
 
 def test_workers_in_another_folder_write_where_the_user_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("looking", "pieces"):
+    for module in ("survey", "write"):
         monkeypatch.setattr(f"dpdist.ingest.{module}.PIECE", 1000)  # two files are two units
+    monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 1000)
     (tmp_path / "parts").mkdir()
     for part in range(2):
-        np.save(tmp_path / "parts" / f"{part}.npy", ROWS)
+        np.save(tmp_path / "parts" / f"{part}.npy", ROWS + part)
     told: list[str] = []
     with LocalCluster(n_workers=1, **QUIET) as made:
         monkeypatch.chdir(tmp_path)

@@ -31,7 +31,7 @@ import zarr
 from support.ingest_scene import refused, stored, words_of, write_anndata_zarr
 
 from dpdist.errors import DataError
-from dpdist.ingest.table import ingest
+from dpdist.ingest.write import ingest
 from dpdist.pipeline.register import register_rows
 
 MIB = 1 << 20
@@ -143,7 +143,7 @@ PEAKS = """
     import json, re, resource, sys
     from pathlib import Path
     from dpdist.errors import DataError
-    from dpdist.ingest.table import ingest
+    from dpdist.ingest.write import ingest
     import xarray, h5netcdf, anndata
     def peak():
         return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
@@ -188,7 +188,7 @@ def test_what_arrow_sets_aside_is_not_what_a_file_takes(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from dpdist.ingest.readers import isolated
-        from dpdist.ingest.table import ingest
+        from dpdist.ingest.write import ingest
         for more in (2, 4, 8):
             isolated._MEMORY = (1 << 30) + (more << 20)
             ingest(Path(sys.argv[1]), Path(sys.argv[1]).parent / f"{more}.zarr")

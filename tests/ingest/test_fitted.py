@@ -20,10 +20,10 @@ import zarr
 import dpdist
 from dpdist import Column, DataError, Schema, UsageError, draft_schema, ingest_rows, open_rows
 from dpdist.errors import DpdistError
-from dpdist.ingest import collection, looking, table
+from dpdist.ingest import collection, survey, write
 from dpdist.ingest.readers import text
 from dpdist.ingest.readers.base import Choices
-from dpdist.ingest.steps import Step, do_unit
+from dpdist.pipeline.ingesting import computed
 from dpdist.rows import encoding
 
 SCHEMA = Schema(
@@ -54,7 +54,7 @@ def others(schema: Schema = SCHEMA) -> Schema:
     return Schema(schema.columns, schema.scale, "ignored")
 
 
-def write(path: Path, found: pa.Table) -> Path:
+def written(path: Path, found: pa.Table) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(found, path, row_group_size=37)
     else:
@@ -87,12 +87,11 @@ class Others:
 
     named = True
 
-    def connected(self) -> Any:
+    def connected(self, place: Any, choices: Choices) -> Any:
         from contextlib import nullcontext
 
-        def run(step: Step, units: Any) -> None:
-            for unit in reversed(list(units)):
-                do_unit(step.cut(unit))
+        def run(job: Any, units: Any) -> list[Any]:
+            return [computed(unit, (job, place, choices)) for unit in reversed(units)][::-1]
 
         return nullcontext(run)
 
@@ -111,14 +110,15 @@ def test_every_kind_of_file_gives_the_same_rows_whoever_reads_which_piece(
     found = people()
     if name == "p.csv":  # a quote hides where lines end, so that it would be read from the start
         found = found.set_column(3, "note", pa.array(["xy"] * N))
-    source = write(tmp_path / name, found)
+    source = written(tmp_path / name, found)
     if name == "p.csv":
         source.write_text(source.read_text().replace('"', ""))
     choices = Choices(schema=others())
-    table.ingest(source, tmp_path / "one.zarr", choices=choices)
-    monkeypatch.setattr(looking, "PIECE", 2000)
-    monkeypatch.setattr("dpdist.ingest.pieces.PIECE", 2000)
-    made = table.ingest(source, tmp_path / "two.zarr", choices=choices, elsewhere=Others())
+    write.ingest(source, tmp_path / "one.zarr", choices=choices)
+    monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 7 * 56)
+    for module, size in ((survey, "PIECE"), (write, "PIECE"), (survey, "FRAGMENT"), (text, "FRAGMENT")):
+        monkeypatch.setattr(module, size, 2000)
+    made = write.ingest(source, tmp_path / "two.zarr", choices=choices, elsewhere=Others())
     if name != "p.csv.gz":
         assert made.schema == others()
     np.testing.assert_array_equal(rows_in(tmp_path / "one.zarr"), expected(found))
@@ -161,7 +161,7 @@ WORDS: dict[str, Callable[[pa.Table], pd.DataFrame]] = {
 @pytest.mark.parametrize("words", WORDS)
 def test_words_of_a_frame_are_categories_and_units_whatever_type_pandas_gives_them(tmp_path: Path, words: str) -> None:
     schema = Schema([Column("who", "privacy unit"), *SCHEMA.columns], max_rows=2)
-    from_file = ingest_rows(write(tmp_path / "p.parquet", people()), tmp_path / "file.zarr", schema=schema)
+    from_file = ingest_rows(written(tmp_path / "p.parquet", people()), tmp_path / "file.zarr", schema=schema)
     made = ingest_rows(WORDS[words](people()), tmp_path / "frame.zarr", schema=schema)
     assert (made.rows, made.names) == (from_file.rows, from_file.names) == (200, from_file.names)
     np.testing.assert_array_equal(rows_in(tmp_path / "frame.zarr"), rows_in(tmp_path / "file.zarr"))
@@ -181,7 +181,7 @@ def test_what_fills_a_cell_need_not_fit_the_integers_of_its_file(tmp_path: Path,
 def test_of_each_unit_of_a_frame_the_first_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = people(60).take(np.random.default_rng(5).permutation(60))  # the rows of a unit are not beside one another
     frame, schema = found.to_pandas(), Schema([Column("who", "privacy unit"), *SCHEMA.columns], max_rows=2)
-    one = ingest_rows(write(tmp_path / "p.parquet", found), tmp_path / "one.zarr", schema=schema)
+    one = ingest_rows(written(tmp_path / "p.parquet", found), tmp_path / "one.zarr", schema=schema)
     for piece in (1 << 20, 300):  # of a few rows
         monkeypatch.setattr(collection, "PIECE", piece)
         made = ingest_rows(frame, tmp_path / f"{piece}.zarr", schema=schema, budget=dpdist.PrivacyLoss.parse(1, 1e-6))
@@ -208,7 +208,7 @@ def test_of_each_unit_of_a_frame_the_first_rows_are_kept(tmp_path: Path, monkeyp
 def test_units_may_be_called_by_words_in_several_columns(tmp_path: Path, name: str) -> None:
     found = people(30)
     columns = [*SCHEMA.columns, Column("who", "privacy unit")]
-    ingest_rows(write(tmp_path / name, found), tmp_path / "rows.zarr", schema=Schema(columns, max_rows=2))
+    ingest_rows(written(tmp_path / name, found), tmp_path / "rows.zarr", schema=Schema(columns, max_rows=2))
     kept = [i for i in range(30) if i % 3 < 2]
     np.testing.assert_array_equal(rows_in(tmp_path / "rows.zarr"), expected(found)[kept])
     made = open_rows(tmp_path / "rows.zarr")
@@ -244,7 +244,7 @@ def test_what_cannot_be_used_is_told_by_line_and_nothing_is_left(
         assert said in str(caught.value), bad
         assert "secret" not in str(caught.value)
         assert [path.name for path in tmp_path.iterdir()] == ["p.csv"]
-    write(tmp_path / "p.parquet", people(60).set_column(4, "count", pa.array([1.0] * 50 + [1.5] * 10)))
+    written(tmp_path / "p.parquet", people(60).set_column(4, "count", pa.array([1.0] * 50 + [1.5] * 10)))
     with pytest.raises(DataError, match=r"row 50 \(counting from 0\), column 'count': the value is not a whole"):
         ingest_rows(tmp_path / "p.parquet", tmp_path / "rows.zarr", schema=others())
 
@@ -272,7 +272,9 @@ def test_a_draft_of_text_is_told_all_columns_that_are_no_numbers_at_once(
     assert "secret" not in f"{caught.value}{told.value}"
     assert "2020-01-01" not in str(told.value).replace("[2000-01-01, 2030-12-31]", "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.csv", "s.toml"]
-    write(tmp_path / "p.parquet", pa.table({"who": [1.0], "what": ["x"]}))  # its types are stored: nothing is looked at
+    written(
+        tmp_path / "p.parquet", pa.table({"who": [1.0], "what": ["x"]})
+    )  # its types are stored: nothing is looked at
     draft.write_text('[[column]]\nname="who"\nkind="number"\n[[column]]\nname="what"\nkind="number"\nrange=[]\n')
     with pytest.raises(UsageError, match="column 'what': range is a blank"):
         ingest_rows(tmp_path / "p.parquet", tmp_path / "rows.zarr", schema=draft)
@@ -284,7 +286,7 @@ def test_a_schema_that_does_not_fit_names_every_column_and_its_line(tmp_path: Pa
         '[[column]]\nname = "count"\nkind = "date"\n\n[[column]]\nname = "gone"\nkind = "number"\n'
         '[[column]]\nname = "mass"\nkind = "number"\n[[column]]\nname = "lost"\nkind = "ignored"\n'
     )
-    source = write(tmp_path / "p.parquet", people(10))
+    source = written(tmp_path / "p.parquet", people(10))
     with pytest.raises(UsageError) as caught:
         ingest_rows(source, tmp_path / "rows.zarr", schema=file)
     assert "s.toml, line 6, column 'gone': there is no such column" in str(caught.value)
@@ -306,7 +308,7 @@ def test_a_schema_that_does_not_fit_names_every_column_and_its_line(tmp_path: Pa
 def test_keys_of_folders_are_columns_too(tmp_path: Path) -> None:
     for key in ("x", "y"):
         (tmp_path / "d" / f"group={key}").mkdir(parents=True)
-        write(tmp_path / "d" / f"group={key}" / "p.parquet", people(10))
+        written(tmp_path / "d" / f"group={key}" / "p.parquet", people(10))
     schema = Schema([Column("group", "category", categories=["x", "y"]), Column("count", "integer")], others="ignored")
     ingest_rows(tmp_path / "d", tmp_path / "rows.zarr", schema=schema)
     assert rows_in(tmp_path / "rows.zarr")[[0, 9, 10, 19]].tolist() == [[1, 0, 0], [1, 0, 9], [0, 1, 0], [0, 1, 9]]
@@ -314,11 +316,11 @@ def test_keys_of_folders_are_columns_too(tmp_path: Path) -> None:
 
 def test_a_draft_is_made_of_names_and_types_and_of_no_value(tmp_path: Path) -> None:
     one, two = people(10), people(N).slice(200)
-    drafts = [draft_schema(write(tmp_path / f"{i}.parquet", each)) for i, each in enumerate((one, two))]
+    drafts = [draft_schema(written(tmp_path / f"{i}.parquet", each)) for i, each in enumerate((one, two))]
     assert drafts[0].replace("0.parquet", "1.parquet") == drafts[1]
     assert 'name = "kind"\nkind = "category"\ncategories = []' in drafts[0]
     assert 'name = "seen"\nkind = "date"' in drafts[0]
-    assert 'name = "seen"\nkind = "number"' in draft_schema(write(tmp_path / "2.csv", one), header="yes")
+    assert 'name = "seen"\nkind = "number"' in draft_schema(written(tmp_path / "2.csv", one), header="yes")
     assert 'name = "mass"\nkind = "number"' in draft_schema(one.to_pandas())
     for given in (tmp_path / "t.npy", np.eye(2)):
         np.save(tmp_path / "t.npy", np.eye(2))
@@ -327,7 +329,7 @@ def test_a_draft_is_made_of_names_and_types_and_of_no_value(tmp_path: Path) -> N
 
 
 def test_it_travels_with_release_and_model_and_rows_of_another_are_not_projected(tmp_path: Path) -> None:
-    source, budget = write(tmp_path / "p.parquet", people()), dpdist.PrivacyLoss.parse(20, 1e-4)
+    source, budget = written(tmp_path / "p.parquet", people()), dpdist.PrivacyLoss.parse(20, 1e-4)
     mass = Column("mass", "number", range=(0, 300), missing="fill", fill=150)
     schema = Schema([mass, Column("count", "number", range=(0, 300))], "range", "ignored")
     ingest_rows(source, tmp_path / "rows.zarr", schema=schema, budget=budget)

@@ -155,13 +155,14 @@ def test_vcf_zarr_gives_the_rows_of_the_text_it_was_made_of(tmp_path: Path, rule
     assert np.allclose(doses, np.array([[0.9, 1, 0], [2, 1, 1], [0.05, 0, 1.5], [1, 2, 1]]))
 
 
+READ = {"skip": True, "rules": {"haploid": "single"}}
 BAD_STORES: dict[str, tuple[dict[str, Any], str]] = {
     "three alleles": ({}, "variant 1 .counting from 0.: not a site of two alleles"),
     "an allele that is not there": ({"calls": np.where(CALLS == -2, 5, CALLS), "skip": True}, "variant 3, sample 0"),
     "one allele": ({"skip": True}, "variant 3, sample 0 .*haploid=single"),
     "triploid": ({"calls": np.zeros((5, 4, 3), np.int8)}, "more than two alleles"),
     "floats": ({"calls": CALLS.astype(np.float32)}, "another shape or type"),
-    "a sample twice": ({"sample_id": np.array(["a", "b", "a", "d"], dtype="U2")}, "a sample twice"),
+    "a sample twice": ({"sample_id": np.array(["a", "b", "a", "d"]), **READ}, "names a sample twice"),
     "other samples": ({"sample_id": np.array(["a"], dtype="U2")}, "another number of samples"),
     "other variants": ({"variant_position": np.array([1, 2], np.int32)}, "different numbers of variants"),
     "no contigs": ({"variant_contig": None}, "cannot be read"),
@@ -172,7 +173,7 @@ BAD_STORES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 def test_vcf_zarr_that_is_no_such_store_is_refused(tmp_path: Path, bad: tuple[dict[str, Any], str]) -> None:
     others, said = dict(bad[0]), bad[1]
-    rules = {"multiallelic": "skip"} if others.pop("skip", False) else None
+    rules = {"multiallelic": "skip", **others.pop("rules", {})} if others.pop("skip", False) else None
     store = vcf_zarr(tmp_path / "t.zarr", **others)
     with pytest.raises(DataError, match=said):
         read(store, tmp_path / "rows.zarr", genotypes=rules, missing=0)

@@ -30,8 +30,8 @@ from support.ingest_scene import GENES, LAYOUTS, counts, refused, stored, write_
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers import isolated
-from dpdist.ingest.sources import Choices
-from dpdist.ingest.table import ingest
+from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.write import ingest
 from dpdist.jobs.job_file import read_job
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
@@ -207,7 +207,7 @@ PEAK = """
     import resource, re, sys
     from pathlib import Path
     from dpdist.errors import DataError
-    from dpdist.ingest.table import ingest
+    from dpdist.ingest.write import ingest
     from dpdist.ingest.readers import netcdf
     import xarray, h5netcdf, anndata  # what is imported late
     resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))

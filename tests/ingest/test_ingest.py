@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.ingest_scene import (
     NAMES,
@@ -29,9 +29,10 @@ from support.ingest_scene import (
 )
 
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers import npy, parquet, text
-from dpdist.ingest.sources import KINDS, Choices, Survey
-from dpdist.ingest.table import ingest
+from dpdist.ingest.readers import columnar, npy, text
+from dpdist.ingest.readers.base import Choices, Survey
+from dpdist.ingest.sources import KINDS
+from dpdist.ingest.write import ingest
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import chunk_rows_for
@@ -43,7 +44,7 @@ ARROW = (pa.float32(), pa.uint8(), pa.int16())
 def pieces_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Make the readers read in small pieces, in bytes, in this process."""
     monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
-    for reader in (npy, parquet):
+    for reader in (npy, columnar):
         monkeypatch.setattr(reader, "PIECE", size)
 
 
@@ -94,8 +95,8 @@ def test_a_wide_parquet_file_is_unpacked_some_columns_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces_of(monkeypatch, 50)
-    monkeypatch.setattr(parquet, "_ROW_GROUP", 10)
-    monkeypatch.setattr(parquet, "_COLUMNS", 2)
+    monkeypatch.setattr(columnar, "_ROW_GROUP", 10)
+    monkeypatch.setattr(columnar, "_COLUMNS", 2)
     columns = {
         name: pa.array(table()[:, place], kind) for place, (name, kind) in enumerate(zip(NAMES, ARROW, strict=True))
     }
@@ -199,6 +200,8 @@ def test_any_split_into_files_gives_the_same_rows(
     value = data.draw(st.sampled_from([whole, st.floats(-1e300, 1e300)]))
     rows = np.array(data.draw(st.lists(st.tuples(value, value, value), min_size=2, max_size=12)))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(rows) - 1))))
+    parts = [part.tolist() for part in np.split(rows, cuts)]
+    assume(all(part not in parts[:number] for number, part in enumerate(parts)))  # files of one content are refused
     write = write_csv if kind == "csv.gz" else WRITERS[f"t.{kind}"]
     (folder / "parts").mkdir()
     (folder / "parts" / "_SUCCESS").touch()
@@ -251,7 +254,8 @@ GOOD_LINES = "".join(f"{i},{i + 0.5}\n" for i in range(200_000))
         ("a,b\n1,2\n73519.25,-inf\n", ("line 3", "'b'", "not finite")),
         ("a,b\n1,2\n73519.25,1e999\n", ("line 3", "'b'", "not finite")),
         ('a,b\n1,2\n"73519.25,3\n4,5\n', ("line 3", "quote")),
-        ('a,b\n1,2\n73519.25,"3\n4"\n', ("line 3", "quote")),
+        ('a,b\n1,2\n73519.25,"3\n4"\n', ("line 3", "'b'", "not a number")),
+        ('a,b\n"x\ny",2\n73519.25,"3"4\n', ("line 4", "quote")),
         ("a,b\n1,2\n73519.25,\ud8ff\n", ("line 3", "UTF-8")),
         ("a\ud8ff,b\n1,2\n", ("line 1", "UTF-8")),
         ('"a,b\n1,2\n', ("line 1", "quote")),
@@ -324,7 +328,7 @@ def test_an_array_of_other_things_than_numbers_is_refused(tmp_path: Path, name: 
 
 
 def test_the_only_2d_array_of_an_npz_is_taken(tmp_path: Path) -> None:
-    np.savez(tmp_path / "t.npz", y=np.arange(7), rows=table(), feature_names=np.array(NAMES, dtype=object))
+    np.savez(tmp_path / "t.npz", y=np.arange(7), rows=table())
     assert ingest(tmp_path / "t.npz", tmp_path / "rows.zarr").names == ("c0", "c1", "c2")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), table())
 
@@ -353,7 +357,6 @@ def test_repeated_feature_names_are_refused(tmp_path: Path) -> None:
         (pa.array([[SECRET]] * 3), "list"),
         (pa.array([b"secretword"] * 3), "binary"),
         (pa.array([1, 2, 3], pa.timestamp("s")), "timestamp"),
-        (pa.array([1, 2, 3]).cast(pa.decimal128(25, 2)), "decimal"),
         (pa.array([1, 2, 3], pa.duration("s")), "duration"),
         (pa.array(["secretword"] * 3).dictionary_encode(), "dictionary"),
         (pa.nulls(3), "null"),
@@ -391,7 +394,7 @@ def test_a_truncated_array_is_refused_before_anything_is_written(
     (tmp_path / "t.npy").write_bytes(short)
     with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
         archive.writestr("X.npy", short)
-    monkeypatch.setattr("dpdist.ingest.pieces.RowsWriter", None)
+    monkeypatch.setattr("dpdist.ingest.write.RowsWriter", None)
     refused(tmp_path / name, name, "truncated")
 
 
@@ -444,7 +447,7 @@ def test_a_bad_last_file_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "parts"
     folder.mkdir()
     for number in range(3):
-        write_npz(folder / f"{number}.npz", table() + SECRET)
+        write_npz(folder / f"{number}.npz", table() + SECRET + number)
     rows = table()
     rows[2, 1] = np.nan
     write_npz(folder / "3.npz", rows)
@@ -475,8 +478,8 @@ def test_a_source_that_changes_between_the_passes_is_refused(
 ) -> None:
     monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 12)  # several chunks
     monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
-    monkeypatch.setattr(parquet, "_ROW_GROUP", 0)  # Parquet is unpacked
-    monkeypatch.setattr(parquet, "_COLUMNS", 2)
+    monkeypatch.setattr(columnar, "_ROW_GROUP", 0)  # Parquet is unpacked
+    monkeypatch.setattr(columnar, "_COLUMNS", 2)
     path = tmp_path / name
     WRITERS[name](path, table())
     survey_of = KINDS[path.suffix].survey
@@ -498,7 +501,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_npz(tmp_path / "t.npz", table())
     seen: list[int] = []
 
-    def full(_: object, rows: Table) -> None:
+    def full(_: object, rows: Table, start: int) -> None:  # noqa: ARG001 - where they go
         seen.append(len(rows))
         (scratch,) = tmp_path.glob(".unpacked.*")
         assert scratch.stat().st_mode & 0o777 == 0o700

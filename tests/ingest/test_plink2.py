@@ -63,14 +63,14 @@ def test_dosages_are_read_as_numbers(tmp_path: Path) -> None:
     _, rows = read(tmp_path / "t.pgen", tmp_path / "rows.zarr", {"field": "DS"}, missing=1)
     assert rows.dtype == np.float32
     assert np.allclose(rows, np.where(dosages == -9, 1, dosages).T, atol=2**-14)
-    with pytest.raises(DataError, match=r"sample 4 of the .psam, variant 'rs0': the genotype is missing"):
+    with pytest.raises(DataError, match=r"sample 4, variant 'rs0': the genotype is missing"):
         read(tmp_path / "t.pgen", tmp_path / "no.zarr", {"field": "DS"})
 
 
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
-        ("#IID SEX\na 0\nb 0\na 0\nc 0\n", "t.psam names a sample twice"),
+        ("#IID SEX\na 0\nb 0\na 0\nc 0\n", "t.pgen names a sample twice"),
         ("#FID IID\nf a\nf b\ng a\n", "does not hold what its .psam and .pvar announce: 3 samples of 3 variants"),
         ("#FID IID\nf a\nf\n", "t.psam, line 3 is not what a .psam has there"),
         ("#SEX\n0\n", "t.psam, line 1 is not what a .psam has there"),

@@ -4,6 +4,7 @@ Whoever adds a reader adds one entry to :data:`KINDS`: how an independent librar
 cannot hold. The reader is done when this file passes. Then ``ingest`` can rely on it:
 
 * names and survey are known before a row is read, and hold for all rows;
+* fragments hold each row once;
 * rows come in order, in small pieces, whichever columns are kept, and again the same;
 * what is no finite number, has no rows or hostile names, or is damaged, is a DataError that repeats no cell;
 * whatever happens, nothing is left beside the file.
@@ -59,9 +60,8 @@ from dpdist.cli import pipeline
 from dpdist.errors import DpdistError
 from dpdist.ingest import readers, sources
 from dpdist.ingest.readers.base import Choices, NoRowsError, Source
-from dpdist.ingest.readers.fitted import Fitted
 from dpdist.ingest.sources import opened_sources
-from dpdist.ingest.table import ingest
+from dpdist.ingest.write import ingest
 from dpdist.rows.columns import DTYPES
 from faults import fuzzing
 
@@ -152,6 +152,12 @@ def write_parquet(path: Path, rows: Table, names: Sequence[str]) -> None:
     pq.write_table(pa.table([pa.array(column) for column in rows.T], names=list(names)), path, row_group_size=9)
 
 
+def write_arrow(path: Path, rows: Table, names: Sequence[str]) -> None:
+    columns = pa.table([pa.array(column) for column in rows.T], names=list(names))
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, columns.schema) as writer:
+        writer.write_table(columns, max_chunksize=9)
+
+
 def write_partitioned(path: Path, rows: Table, names: Sequence[str]) -> None:
     """Let the last column be the key of the folders."""
     for key in np.unique(rows[:, -1]) if rows.size else [0.0]:
@@ -235,6 +241,8 @@ KINDS = [
     Kind("t.csv", write_csv, where="line 5", ends=False),
     Kind("t.csv.gz", write_csv, where="line 5"),
     Kind("t.parquet", write_parquet),
+    Kind("t.arrow", write_arrow),
+    Kind("t.feather", write_arrow),
     Kind("partitioned", write_partitioned, within=("*/part.parquet",), words=words_in_a_part),
     Kind("dense.h5ad", write_anndata("dense"), words=words_in_h5ad("dense")),
     Kind("csr.h5ad", write_anndata("csr"), words=words_in_h5ad("csr")),
@@ -299,7 +307,7 @@ def source(kind: Kind, tmp_path: Path) -> Iterator[list[Source]]:
 
 def read(source: Sequence[Source], keep: tuple[int, ...]) -> list[Table]:
     """Return all pieces, which a reader may not use again."""
-    return [np.array(block) for one in source for block in one.blocks(keep)]
+    return [np.array(block) for one in source for block in one.rows(keep)]
 
 
 @pytest.mark.parametrize("suffix", sources.KINDS)
@@ -326,20 +334,20 @@ def test_every_reader_has_an_entry(tmp_path: Path) -> None:
             while one is not None:
                 tried.add(type(one))
                 one = getattr(one, "inner", None)
-    assert tried == found - {Fitted}  # which needs a schema: test_fitted.py beside this file
+    assert tried == found
     assert set(sources.KINDS) <= {suffix for suffix in sources.KINDS for kind in KINDS if kind.file.endswith(suffix)}
 
 
 @those()
 def test_names_rows_and_type_are_known_first(kind: Kind, source: list[Source]) -> None:
-    assert all(one.names == kind.names for one in source)
-    assert all(type(name) is str for one in source for name in one.names)
+    assert all(one.head.names == kind.names for one in source)
+    assert all(type(name) is str for one in source for name in one.head.names)
     for keep in (tuple(range(5)), KEEP):
         surveys = [one.survey(keep) for one in source]
         assert sum(survey.rows for survey in surveys) == ROWS
         for one, survey in zip(source, surveys, strict=True):
-            assert survey.dtype.name in DTYPES
-            blocks = list(one.blocks(keep))
+            assert survey.dtype in DTYPES
+            blocks = list(one.rows(keep))
             assert sum(len(block) for block in blocks) == survey.rows
             assert all(np.can_cast(block.dtype, survey.dtype) for block in blocks)
 
@@ -358,10 +366,25 @@ def test_rows_come_in_order_in_small_pieces_and_again_the_same(
         again = read(source, keep)
         assert np.array_equal(np.vstack(again), np.vstack(pieces))
     for one in source:
-        with closing(one.blocks(KEEP)) as blocks:
+        with closing(one.rows(KEEP)) as blocks:
             next(blocks)
         assert np.array_equal(np.vstack(read([one], KEEP)), np.vstack(read([one], KEEP)))
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.usefixtures("small_pieces")
+@those()
+def test_fragments_hold_each_row_once(kind: Kind, source: list[Source]) -> None:
+    found = []
+    for one in source:
+        ends = one.fragments(KEEP).ends.tolist()
+        assert one.fragments(KEEP).in_bytes or ends[-1] == one.survey(KEEP).rows
+        if len(ends) > 1:
+            parts = zip([0, *ends[:-1]], ends, strict=True)
+            found += [np.array(block) for part in parts for block in one.rows(KEEP, part)]
+        else:
+            found += read([one], KEEP)
+    assert np.array_equal(np.vstack(found), kind.table()[:, KEEP])
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -402,13 +425,13 @@ def test_what_is_no_number_is_refused(kind: Kind, tmp_path: Path) -> None:
 def test_a_file_without_rows_is_told_from_a_damaged_one(kind: Kind, tmp_path: Path) -> None:
     kind.write(tmp_path / kind.file, kind.table()[:0], NAMES)
     with opened_sources(tmp_path / kind.file, tmp_path, Choices()) as (one,):
-        assert one.names == kind.names
+        assert one.head.names == kind.names
         with pytest.raises(NoRowsError):
             one.survey(KEEP)
     refused(tmp_path / kind.file, "no rows")
 
 
-@pytest.mark.parametrize(("name", "needle"), [("b\x1b[2J", "holds a control character"), ("one", "one name: one.")])
+@pytest.mark.parametrize(("name", "needle"), [("b\x1b[2J", "holds a control character"), ("one", "one name: one")])
 @those(named=True)
 def test_hostile_and_repeated_names_are_refused(kind: Kind, name: str, needle: str, tmp_path: Path) -> None:
     quietly(lambda: kind.write(tmp_path / kind.file, kind.table(), ("one", name, *NAMES[2:])))
@@ -456,7 +479,7 @@ def test_flipped_bytes_raise_nothing_else_and_leave_nothing(kind: Kind, tmp_path
 MEMORY = """
     import re, sys
     from pathlib import Path
-    from dpdist.ingest.table import ingest
+    from dpdist.ingest.write import ingest
     def peak():  # not ru_maxrss, which a process inherits from the one that started it
         return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
     ingest(Path(sys.argv[2]), Path(sys.argv[3]))  # whatever is imported or started late

@@ -25,9 +25,9 @@ from support.parts import added, parts_of
 
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ingest.opening import open_rows
-from dpdist.ingest.readers import base, npy, parquet, zarr_store
-from dpdist.ingest.sources import Choices
-from dpdist.ingest.table import ingest
+from dpdist.ingest.readers import base, columnar, npy, zarr_store
+from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.write import ingest
 from dpdist.moment.total import Partial, complete, partition_moment
 from dpdist.pca.components import Components
 from dpdist.pca.projection import scores_in_memory
@@ -50,7 +50,7 @@ def here(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(Cluster, "named", False)
     monkeypatch.setattr(register, "_PER_WORKER", 1)
-    for module in (base, npy, parquet, zarr_store):
+    for module in (base, npy, columnar, zarr_store):
         monkeypatch.setattr(module, "PIECE", 13 * COLUMNS * 4)
     assert not state.exists()
     return tmp_path
@@ -137,7 +137,7 @@ def test_rows_in_place_have_the_names_the_type_and_the_bits_of_the_same_rows_ing
 
 def test_columns_that_must_be_chosen_are_chosen_with_an_ingest(here: Path) -> None:
     pq.write_table(pa.table({"": range(9), "a": range(9), "b": range(9)}), here / "index.parquet")
-    assert "ingest_rows(" in refused(here / "index.parquet", "looks like an index")
+    assert "ingest_rows(" in refused(here / "index.parquet", "the index of a data frame")
     pq.write_table(pa.table({"who": ["x"] * 9, "a": range(9), "b": range(9)}), here / "words.parquet")
     said = refused(here / "words.parquet", "hold no numbers")
     assert "columns='a,b'" in said
@@ -378,11 +378,11 @@ def test_what_must_be_read_at_once_is_bounded_and_the_cure_is_named(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chunk or band of many GiB is refused before a byte of it is unpacked: a few bytes may announce it."""
-    for module in (base, parquet, zarr_store):
+    for module in (base, columnar, zarr_store):
         monkeypatch.setattr(module, "AT_ONCE", 1 << 12)
     write_zarr(here / "t.zarr", np.ones((3000, 4), np.float32), chunks=(1500, 1))
     assert "fewer rows" in refused(here / "t.zarr", "unpacked together")
-    monkeypatch.setattr(parquet, "_PAGES", 1 << 11)
+    monkeypatch.setattr(columnar, "_PAGES", 1 << 11)
     rows = np.random.default_rng(1).normal(size=(3000, 4))
     write_parquet(here / "t.parquet", rows, 3000)
     assert "row groups of at most" in refused(here / "t.parquet", "at once")

@@ -34,9 +34,9 @@ from support.s3_server import s3_server, variables
 from dpdist.cli import cli as command
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest import remote
-from dpdist.ingest.pieces import write_pieces
-from dpdist.ingest.sources import Choices, Remote, location_of
-from dpdist.ingest.table import ingest
+from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.remote import Remote, location_of
+from dpdist.ingest.write import ingest, units_of
 from dpdist.pipeline.budget import ingest_rows
 
 
@@ -98,12 +98,35 @@ def test_a_file_of_a_web_server_that_changed_is_another(
 
     def changing(*given: Any, **options: Any) -> Any:
         np.save(folder / "night.npy", table() + 1)
-        return write_pieces(*given, **options)
+        return units_of(*given, **options)
 
-    monkeypatch.setattr("dpdist.ingest.table.write_pieces", changing)
+    monkeypatch.setattr("dpdist.ingest.write.units_of", changing)
     with pytest.raises(DataError, match="changed while it was read"):
         ingest_rows(f"{url}/night.npy", tmp_path / "other.zarr")
     assert left(tmp_path) == ["rows.zarr", "served"]
+
+
+def test_a_file_of_a_web_server_is_fetched_once_and_not_by_each_task(
+    tmp_path: Path, web: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, folder = web
+    (folder / "t.csv").write_text("a,b\n" + "1,2\n" * 500)
+    for module in ("survey", "readers.text"):
+        monkeypatch.setattr(f"dpdist.ingest.{module}.FRAGMENT", 300)
+    for module in ("survey", "write"):
+        monkeypatch.setattr(f"dpdist.ingest.{module}.PIECE", 300)
+    fetched: list[str] = []
+    fetch = Remote.fetch
+
+    def noted(self: Remote, into: Path) -> None:
+        fetched.append(self.name)
+        fetch(self, into)
+
+    monkeypatch.setattr(Remote, "fetch", noted)
+    monkeypatch.setattr("dpdist.ingest.write.LARGE", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    found = ingest_rows(f"{url}/t.csv", tmp_path / "rows.zarr", header="yes")
+    assert (found.rows, fetched) == (500, ["t.csv"])
 
 
 @pytest.mark.parametrize("name", ["t.npy", "t.zarr"])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest import table as ingesting
+from dpdist.ingest import write as ingesting
 from dpdist.jobs import job_file, totals
 from dpdist.jobs import run as job_runs
 from dpdist.ledger.ledger import Ledger

@@ -310,7 +310,7 @@ def test_a_file_without_rows_is_a_night_like_any_other(place: Place, write: Call
 
 
 def test_a_table_without_rows_is_none(place: Place) -> None:
-    from dpdist.ingest.table import ingest
+    from dpdist.ingest.write import ingest
 
     header_only(place.incoming / "d1")
     with pytest.raises(DataError, match="has a header and no rows"):

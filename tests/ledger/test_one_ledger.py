@@ -16,7 +16,7 @@ from support.ledgers import DATASET, DiedError, dies, new_address, pure, reserve
 
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.opening import open_rows
-from dpdist.ingest.table import ingest
+from dpdist.ingest.write import ingest
 from dpdist.ledger import datasets
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger

@@ -42,7 +42,7 @@ class Counting(Here):
         super().__init__()
         self.until, self.asked = until, 0
 
-    def results(self, function: Any, tasks: Any, shared: Any, label: str) -> Iterator[tuple[int, Any]]:  # noqa: ARG002
+    def results(self, function: Any, tasks: Any, shared: Any, label: str, step: str = "") -> Iterator[tuple[int, Any]]:  # noqa: ARG002
         self.asked += len(tasks)
         for i in reversed(range(len(tasks))):  # they may end in any order
             if self.until == 0:

@@ -21,7 +21,7 @@ from dpdist.errors import DataError
 from dpdist.estimators import PrivatePCA
 from dpdist.ingest import register as reading
 from dpdist.ingest.opening import open_rows
-from dpdist.ingest.table import ingest
+from dpdist.ingest.write import ingest
 from dpdist.ledger import datasets, registered
 from dpdist.ledger.ledger import Ledger
 from dpdist.moment.total import MomentTask, complete, partition_moment

@@ -97,7 +97,7 @@ def test_a_table_that_the_first_version_registered_is_read(tmp_path: Path, monke
     table = open_rows(tmp_path / "rows.zarr")
     assert (table.rows, table.names, table.dtype, table.chunks) == (40, ("c0", "c2", "c1"), "int16", 4)
     assert table.dataset_id == "2c5a1c0d6c5c4e0f9e1d3b7a8f6e5d4c"
-    monkeypatch.setattr("dpdist.ingest.registered.location_of", lambda text: tmp_path / Path(text).name)
+    monkeypatch.setattr("dpdist.ingest.sources.location_of", lambda text: tmp_path / Path(text).name)
     bound = RowBound(3, 300.0)
     total = complete(table, added(map(partition_moment, parts_of(table, bound, 8))))
     rows = np.load(tmp_path / "table.npy")[:, [0, 2, 1]]

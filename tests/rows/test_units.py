@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpdist.errors import DataError, RefusedError, ResumableError, UsageError
-from dpdist.ingest import looking, pieces
-from dpdist.ingest import table as ingesting
+from dpdist.ingest import survey
+from dpdist.ingest import write as ingesting
 from dpdist.ingest.opening import open_rows
-from dpdist.ingest.table import ingest
+from dpdist.ingest.write import ingest
 from dpdist.jobs import job_file, run, status
 from dpdist.mechanisms.registry import calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery
@@ -28,11 +28,12 @@ from dpdist.pipeline.release import release_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows import units
+from dpdist.rows import dataset, units
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import KeptRows, Unit, kept_rows, unit_from
+from dpdist.rows.writing import RowsWriter
 from dpdist.runtime.cluster import Cluster
 
 Numbers = npt.NDArray[np.int64]
@@ -266,8 +267,8 @@ def test_an_ingest_that_died_half_way_goes_on_with_the_same_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     """With another sample for the second half, more than M rows of a unit could be kept."""
-    monkeypatch.setattr(pieces, "PIECE", 600)
-    monkeypatch.setattr(looking, "PIECE", 600)
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 200)
+    monkeypatch.setattr(survey, "PIECE", 600)
     who = np.tile(np.arange(5), 40)
     columns = {"who": who.astype(str) if named else who, "a": np.arange(200), "b": who}
     (tmp_path / "source").mkdir()
@@ -278,19 +279,19 @@ def test_an_ingest_that_died_half_way_goes_on_with_the_same_sample(
         [Column("who", "privacy unit"), Column("a", "number"), Column("b", "number")], max_rows=20, keep="random"
     )
     how: dict[str, Any] = {"schema": schema} if named else {"privacy_unit": "who", "max_rows": 20, "keep": "random"}
-    write = pieces.Write.do
+    write = RowsWriter._write
 
-    def dies(self: Any, unit: int, hands: Any) -> Any:
-        if unit == 2:
+    def dies(self: Any, index: int) -> Any:
+        if index == 2:
             raise ResumableError("died")
-        return write(self, unit, hands)
+        return write(self, index)
 
-    monkeypatch.setattr(pieces.Write, "do", dies)
+    monkeypatch.setattr(RowsWriter, "_write", dies)
     with pytest.raises(ResumableError, match="died"):
         budget.ingest_rows(tmp_path / "source", tmp_path / "rows.zarr", **how)
     (secret,) = tmp_path.rglob("secret")
     assert secret.stat().st_mode & 0o077 == 0
-    monkeypatch.setattr(pieces.Write, "do", write)
+    monkeypatch.setattr(RowsWriter, "_write", write)
     budget.ingest_rows(tmp_path / "source", tmp_path / "rows.zarr", **how)
     rows = np.array(stored(tmp_path / "rows.zarr"))
     assert np.bincount(rows % 5).tolist() == [20] * 5

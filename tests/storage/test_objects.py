@@ -27,7 +27,7 @@ from zarr.storage import ObjectStore as ZarrStore
 from dpdist.cli import cli
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
 from dpdist.ingest.opening import open_rows
-from dpdist.ingest.table import ingest
+from dpdist.ingest.write import ingest
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.pipeline.budget import create_ledger, ingest_rows

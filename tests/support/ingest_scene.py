@@ -20,8 +20,8 @@ from bed_reader import to_bed
 from scipy import sparse
 
 from dpdist.errors import DataError
-from dpdist.ingest.sources import Choices
-from dpdist.ingest.table import ingest
+from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.write import ingest
 
 Table = npt.NDArray[Any]
 SECRET = 73519.25

@@ -96,7 +96,7 @@ class MemoryStore:
 
     def require_new(self, what: str) -> None:
         if self.url in POINTERS:
-            raise DataError(f"{self.url} exists already. Remove it or choose another place for the {what}.")
+            raise DataError(f"{self.url} exists already. Choose another place for the {what}.")
 
     def require_space(self, size: int, what: str) -> None:
         assert size >= 0, what

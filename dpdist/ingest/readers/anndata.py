@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,13 +23,13 @@ from dpdist.errors import DataError
 from dpdist.ingest.readers.base import (
     PIECE,
     STORED,
+    Fragment,
+    Head,
     Places,
     Rows,
-    Survey,
     attempt,
     bounded,
     each,
-    require_table,
     required,
 )
 from dpdist.ingest.readers.chunked import Chunked, Layout, only, require_chunks
@@ -47,7 +47,7 @@ _CELLS = 1 << 16
 class AnnData(Chunked):
     """X, or with ``--variable`` another matrix of the same rows; columns are named as in ``var``."""
 
-    takes = ("variable",)
+    takes: ClassVar[tuple[str, ...]] = ("variable",)
 
     @abstractmethod
     def _root(self) -> AbstractContextManager[Any]:
@@ -97,7 +97,17 @@ class AnnData(Chunked):
         return found
 
     @cached_property
-    def _layout(self) -> Layout:
+    def head(self) -> Head:
+        found = self._layout
+        if self._kind != "dense" and attempt(self.path, self._ends) != found.shape[self._kind == "csc"] + 1:
+            raise DataError(f"{self.path} is damaged: its sparse matrix has another shape than it says.")
+        named = attempt(self.path, self._sample_label)
+        return Head(
+            self._names(), found.shape[0], found.dtype.name, labels=self._labels, samples=(named,) if named else ()
+        )
+
+    @cached_property
+    def _stored(self) -> Layout:
         def read() -> Layout:
             with self._opened() as matrix:
                 shape = _shape(matrix)
@@ -128,13 +138,17 @@ class AnnData(Chunked):
 
         return attempt(self.path, read)
 
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        columns = self._checked.columns
+    def _names(self) -> tuple[str, ...]:
+        columns = self._layout.columns
 
         def read() -> Iterator[list[str]]:
             with self._root() as root:
                 var = root["raw/var" if self._place == "raw/X" else "var"]
+                if not hasattr(var, "keys"):
+                    raise DataError(
+                        f"{self.path} was written by anndata before 0.7. Write it again with a newer one; in Python: "
+                        "anndata.read_h5ad(FILE).write_h5ad(NEW)."
+                    )
                 labels = var[var.attrs["_index"]]
                 if hasattr(labels, "keys"):  # nullable strings, of which none is missing
                     if not labels.attrs["encoding-type"] == "nullable-string-array" or np.any(labels["mask"][:]):
@@ -151,8 +165,22 @@ class AnnData(Chunked):
             count = error.count
         raise DataError(f"{self.path} names {count} variables for {columns} columns. Mend it.")
 
+    def _sample_label(self) -> str | None:
+        """Return the column of ``obs`` that names its rows, if it is one of words."""
+        with self._root() as root:
+            obs = root.get("obs")
+            index = getattr(obs, "attrs", {}).get("_index")
+            names: Any = None if obs is None or index is None else obs.get(index)
+            names = names["values"] if hasattr(names, "keys") else names
+            if names is None or names.shape != self._layout.shape[:1] or names.dtype.kind not in "OUST":
+                return None
+            require_chunks(self.path, math.prod(names.chunks or ()) * names.dtype.itemsize)
+            last = names.shape[0] - 1
+            ends = [_word(names[at]) for at in (0, last)] if last >= 0 else []
+            return None if ends == ["0", str(last)] else f"obs/{index}"  # anndata counts rows without names
+
     @cached_property
-    def labels(self) -> tuple[str, ...]:
+    def _labels(self) -> tuple[str, ...]:
         def read() -> tuple[str, ...]:
             with self._root() as root:
                 return tuple(f"obs/{name}" for name in sorted(root["obs"].keys())) if "obs" in root else ()
@@ -166,10 +194,13 @@ class AnnData(Chunked):
 
     def _names_in(self, label: str) -> Iterator[list[str]]:
         """Yield a column of ``obs`` as text, every cell of it."""
-        rows = self._checked.shape[0]
+        rows = self._layout.shape[0]
         with self._root() as root:
             column = root[label]
             names = None
+            if "categories" in column.attrs:  # before 0.8
+                inner = root["obs/__categories"][label.removeprefix("obs/")]
+                names = [*chain.from_iterable(self._texts(inner, label))]
             if column.attrs.get("encoding-type") == "categorical":
                 names = [*chain.from_iterable(self._texts(self._without_mask(column["categories"], label), label))]
                 column = column["codes"]
@@ -207,24 +238,15 @@ class AnnData(Chunked):
                 "it as one of these."
             )
 
-    def survey(self, keep: Places) -> Survey:
-        found = self._checked
-        if self._kind != "dense":
-            rows, columns = found.shape
-            if attempt(self.path, self._ends) != (rows if self._kind == "csr" else columns) + 1:
-                raise DataError(f"{self.path} is damaged: its sparse matrix has another shape than it says.")
-        return super().survey(keep)
-
     def _ends(self) -> int:
         with self._opened() as matrix:
             return int(matrix["indptr"].shape[0])
 
-    def blocks(self, keep: Places) -> Generator[Rows]:
+    def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
         if self._kind == "dense":
-            yield from super().blocks(keep)
+            yield from super().blocks(keep, fragment)
             return
-        found = self._checked
-        require_table(self.path, found.shape, found.dtype)
+        found = self._layout
         if self._kind == "csr":
             for piece in each(self.path, self._rows(found)):
                 yield piece if keep == tuple(range(found.columns)) else piece[:, keep]
@@ -299,6 +321,11 @@ class _OtherCountError(DataError):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count = count
+
+
+def _word(name: Any) -> str:
+    name = np.asarray(name)[()]
+    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def _unsaid(path: Any, label: str) -> str:

@@ -1,7 +1,7 @@
-"""What every reader of files is: asked for column names, for a survey, then for the rows, in pieces of about 8 MiB.
+"""The interface of readers: column names, fragments, and the rows of a fragment in blocks of about 8 MiB.
 
-The survey gives rows and type, so that every file is judged before anything is written. No message repeats a cell or
-is chained to a library's error that may quote one: messages travel further than rows may.
+A reader is done with these three. Whatever is wrong with a file is a DataError that names the file and no cell, and is
+not chained to a library's error that may quote one: messages travel further than rows may.
 """
 
 from __future__ import annotations
@@ -33,41 +33,127 @@ from dpdist.rows.columns import DTYPES
 from dpdist.rows.schema import Schema
 
 T = TypeVar("T")
-progressed: Callable[[], object] = bool
-"""Called for every piece that was read; a reader in another process (:mod:`.isolated`) says so that it lives."""
-_TYPED = 50
-"""Names that a command is told with."""
-UNNAMED = frozenset({"", "Unnamed: 0", "__index_level_0__"})
-"""What pandas calls an index without a name, in CSV, in CSV that it read and wrote again, and in Parquet."""
 Rows = npt.NDArray[np.number]
 Places = tuple[int, ...]
+"""Places of columns in a file, from 0."""
+Keys = tuple[tuple[str, str], ...]
+"""Name and text of the keys of the folders KEY=VALUE that a file lies in."""
+Fragment = tuple[int, int] | None
+"""Where the rows of a fragment begin and end: numbers of rows, or of bytes in text; None: all rows of the file."""
+progressed: Callable[[], object] = bool
+"""Called for each block that was read: a reader in another process (:mod:`.isolated`) says so that it lives."""
+UNNAMED = frozenset({"", "Unnamed: 0", "__index_level_0__"})
+"""Names that pandas gives an index without a name: in CSV, in CSV that was read and written again, and in Parquet."""
 PIECE = 8 << 20
+"""Bytes of a block, about."""
 STORED = {"bool": "uint8", "float16": "float32"} | {name: name for name in DTYPES}
+"""The type in which values are stored, by their type."""
 AT_ONCE = 1 << 28
-"""Bytes at most that have to be read at once where rows are read in place: other workers do the same beside it."""
+"""Bytes at most that a fragment may take at once where rows are read in place: other workers read beside it."""
 MOST_RUNS = 1 << 21
-"""Chunks of a table in place at most, 16 TiB of 8 MiB: each takes memory of the driver, and none on the disk."""
+"""Fragments of a table in place at most, 16 TiB of 8 MiB: each takes memory of the driver."""
+EXACT = 2**53
+"""Up to it float64 holds every whole number."""
+BEYOND = (
+    "a whole number beyond 2^53, which would be rounded beside numbers that are not whole. If it is an identifier, "
+    "leave the column out, or say in a schema that it is a privacy unit; if it may be rounded, write it as 1.5e17."
+)
 CURE = "Mend it in the file and ingest again."
 MOST_COLUMNS = 1 << 20
-"""Columns of a source at most: before any is named, because a few bytes may announce any number of them."""
+"""Columns of a source at most: a few bytes may announce any number of them."""
 MOST_LABELS = 1 << 26
 """Bytes of the names of all columns at most."""
+_TYPED = 50
+"""Names that a command is told with."""
 
 
-class Runs(NamedTuple):
+class Entry(NamedTuple):
+    """A file of a source.
+
+    Attributes
+    ----------
+    place
+        Absolute path, or address.
+    shown
+        How messages name it.
+    keys
+        Of the folders that it lies in.
+    """
+
+    place: str
+    shown: str
+    keys: Keys = ()
+
+
+class Head(NamedTuple):
+    """A file as it announces itself.
+
+    Attributes
+    ----------
+    names
+        Of its columns; c0, c1, ... where it has none. With a schema those of the rows.
+    rows
+        How many it has; None where only reading tells.
+    dtype
+        Type of all values, of arrays and genotypes.
+    kinds
+        Arrow types of the columns, of tables of which each column has its own; None: text, or an array.
+    indexes
+        Places of the columns that may be an index: those without a name, and those that pandas says are one.
+    guess
+        What was guessed of the file, for people to read; None: nothing.
+    labels
+        Names of what stands beside the rows and can say whose they are, such as ``obs/donor``.
+    samples
+        The labels that together name the sample of each row, or none.
+    """
+
+    names: tuple[str, ...]
+    rows: int | None = None
+    dtype: str = "float64"
+    kinds: tuple[Any, ...] | None = None
+    indexes: Places = ()
+    guess: str | None = None
+    labels: tuple[str, ...] = ()
+    samples: tuple[str, ...] = ()
+
+
+class Fragments(NamedTuple):
     """Where the rows of a file can be taken apart.
 
     Attributes
     ----------
     ends
-        Numbers of rows, ascending, int64: a part of the rows may begin and end there, and between two of them are rows
-        of about 8 MiB, or more where the file cannot be cut. The last one is n.
+        Ascending, int64: a fragment goes from one of them, or from 0, to another one; the last one is the end of all.
+        Between two neighbours are rows of about 8 MiB, or more where the file cannot be cut.
     memory
-        Bytes that reading a part takes at once.
+        Bytes that reading one takes at once, where it can be read in place; 0: it cannot.
+    in_bytes
+        Whether ends are places in text, and not numbers of rows: a fragment has the lines that begin in it.
     """
 
     ends: npt.NDArray[np.int64]
-    memory: int
+    memory: int = 0
+    in_bytes: bool = False
+
+
+class Survey(NamedTuple):
+    """Rows and type of a fragment.
+
+    Attributes
+    ----------
+    rows
+        How many.
+    dtype
+        Native type that holds every value, one of :data:`~dpdist.rows.columns.DTYPES`.
+    span
+        Of whole numbers in text, whose type is still to be chosen: the least and the greatest value of the narrowest
+        types that hold them. No value of the data can be told from it beyond these types.
+    """
+
+    rows: int
+    dtype: str
+    span: tuple[int, int] | None = None
 
 
 class State(NamedTuple):
@@ -102,7 +188,7 @@ class Location(Protocol):
 
 @dataclass(frozen=True)
 class Choices:
-    """What a kind of file leaves open.
+    """The options of an ingest that some kinds of files leave open.
 
     Attributes
     ----------
@@ -116,6 +202,8 @@ class Choices:
         What the columns mean, by which they are mapped to numbers; None: they are numbers.
     genotypes
         Rules for genotypes (:mod:`dpdist.ingest.readers.genotypes`), or None.
+    rows_dimension
+        Name of the dimension of an array along which the rows are; None: the first.
 
     Raises
     ------
@@ -128,6 +216,7 @@ class Choices:
     header: str | None = None
     schema: Schema | None = None
     genotypes: Genotypes | None = None
+    rows_dimension: str | None = None
 
     def __post_init__(self) -> None:
         if self.header not in {None, "yes", "no"}:
@@ -145,25 +234,9 @@ class Choices:
     def to_json(self) -> dict[str, object]:
         """Return JSON values, by which the same choices are known again."""
         said: dict[str, object] = {"variable": self.variable, "missing": self.missing, "header": self.header}
+        said |= {} if self.rows_dimension is None else {"rows_dimension": self.rows_dimension}
         said |= {} if self.genotypes is None else {"genotypes": self.genotypes.to_json()}
         return said if self.schema is None else {**said, "schema": self.schema.to_json()}
-
-    @property
-    def packed(self) -> dict[str, object]:
-        """JSON values for whoever reads a part."""
-        said = self.to_json()
-        said |= {} if self.schema is None else {"schema": self.schema.packed}
-        return said if self.genotypes is None else {**said, "genotypes": self.genotypes.packed}
-
-    @classmethod
-    def unpacked(cls, packed: Mapping[str, Any]) -> Choices:
-        """Return the choices that were packed."""
-        schema, rules = packed.get("schema"), packed.get("genotypes")
-        return cls(**{
-            **packed,
-            "schema": None if schema is None else Schema.unpacked(schema),
-            "genotypes": None if rules is None else Genotypes(**rules),
-        })  # fmt: skip
 
 
 class AskError(DataError):
@@ -172,17 +245,21 @@ class AskError(DataError):
     Parameters
     ----------
     said
-        What is left open.
+        The question.
     ways
         The parameters of an ingest to choose from: name, value, and what it means.
     more
-        What else can be done.
+        Another way out.
     """
 
-    def __init__(self, said: str, ways: Sequence[tuple[str, str, str]], more: str = "") -> None:
+    def __init__(self, said: str, ways: Sequence[tuple[str, str, str]] = (), more: str = "") -> None:
         super().__init__(said)
+        self.args = (said, ways, more)  # by which it is made again in another process
         self.ways = ways
         self.more = more
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
     def asked(self, source: object, target: object) -> str:
         """Return the question with the steps to choose from."""
@@ -191,6 +268,103 @@ class AskError(DataError):
         )
         typed = f" Repeat it, with what else you chose, as: {steps}." if steps else ""
         return f"{self}{typed}{self.more and f' {self.more}'}"
+
+
+class NoRowsError(DataError):
+    """A file has no rows and is sound otherwise: for a table a mistake, for a period like any other content."""
+
+
+class UncutError(Exception):
+    """A fragment of text cannot be read by itself, because quotes go over its lines: the file is read as a whole."""
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """A file of rows.
+
+    Parameters
+    ----------
+    path
+        The file.
+    beside
+        Folder in which it may be unpacked for a while.
+    choices
+        The options that its kind takes.
+    keys
+        Of the folders that it lies in.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ()
+    """The options that this kind of file takes."""
+    needs_file: ClassVar[bool] = False
+    """Whether a file is needed, and an object in a store has to be fetched first."""
+    fragile: ClassVar[bool] = False
+    """Whether a file can make its library hang, crash or take the memory, so that another process reads it."""
+    companions: ClassVar[tuple[str, ...]] = ()
+    """Suffixes of the files that lie beside one of this kind, and belong to it."""
+    cure: ClassVar[str] = CURE
+    """What to do about a value that is not finite."""
+    path: Any  # a Location; a Path where needs_file
+    beside: Path
+    choices: Choices = Choices()
+    keys: Keys = ()
+
+    @property
+    @abstractmethod
+    def head(self) -> Head:
+        """The file as it announces itself."""
+
+    def fragments(self, keep: Places) -> Fragments:  # noqa: ARG002 - for readers that can
+        """Return where rows can be read without those before them; DataError if too much is read at once for that."""
+        return Fragments(np.array([self.head.rows or 0], np.int64))
+
+    @abstractmethod
+    def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
+        """Yield the rows of a fragment in order, arrays of shape (r, len(keep)); close it to drop what it opened."""
+
+    def survey(self, keep: Places, fragment: Fragment = None) -> Survey:  # noqa: ARG002 - an array is of one type
+        """Return rows and type of some columns; NoRowsError if the file has no rows."""
+        head = self.head
+        if not head.rows:
+            raise NoRowsError(f"{self.path} has no rows. Add some.")
+        return Survey(head.rows, STORED[head.dtype])
+
+    def rows(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
+        """Yield what :meth:`blocks` does; DataError where a value is not finite."""
+        row = 0 if fragment is None else fragment[0]
+        for block in self.blocks(keep, fragment):
+            if block.dtype.kind == "f" and not np.isfinite(block).all():
+                at, place = np.argwhere(~np.isfinite(block))[0]
+                raise not_finite(
+                    self.path, row + at, self.head.names[keep[place]], self.place_of(keep[place]), self.cure
+                )
+            row += len(block)
+            yield block
+
+    def place_of(self, column: int) -> str:  # noqa: ARG002 - most files say it by the name
+        """Return where a column is, as ``lat 10, lon 2``; empty where its name says it."""
+        return ""
+
+    @property
+    def unpacked(self) -> int:
+        """Bytes that the library unpacks at once, as the file announces them, or 0 where they are few."""
+        return 0
+
+    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:  # noqa: ARG002 - for readers that can
+        """Yield the privacy unit of every row: arrays of shape (r, 2), uint64, keyed digests of 128 bits.
+
+        Parameters
+        ----------
+        key
+            Of the digest.
+        labels
+            Which labels say together whose row it is; none where a schema says it.
+        """
+        raise DataError(f"{self.path} is read without a schema, which would say whose row it is.")
+
+    def state(self, start: int, stop: int) -> State:  # noqa: ARG002 - a file is one object
+        """Return the state of the objects that these rows lie in; DataError if the file is not there any more."""
+        return attempt(self.path, partial(state_of_file, self.path))
 
 
 def only_columns(names: Iterable[str], meaning: str) -> tuple[str, str, str]:
@@ -210,17 +384,7 @@ def only_columns(names: Iterable[str], meaning: str) -> tuple[str, str, str]:
 
 
 def no_numbers(path: Location, bad: Mapping[str, str], others: Sequence[str]) -> AskError:
-    """Return the refusal of columns that are no numbers, all of them at once.
-
-    Parameters
-    ----------
-    path
-        The file.
-    bad
-        Their names, each with what it holds.
-    others
-        The names of those that hold numbers.
-    """
+    """Return the refusal of columns that are no numbers, each with what it holds, and the names of the others."""
     told = listed(f"{name!r} ({kind})" for name, kind in bad.items())
     ways = [only_columns(others, "leaves them out")] if len(others) > 1 else []
     # a privacy unit is looked at alone
@@ -232,210 +396,9 @@ def no_numbers(path: Location, bad: Mapping[str, str], others: Sequence[str]) ->
     return AskError(f"{path}: these columns hold no numbers: {told}.", ways, few)
 
 
-class NoRowsError(DataError):
-    """A file has no rows and is sound otherwise: for a table a mistake, for a period like any other content."""
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What a file holds.
-
-    Attributes
-    ----------
-    rows
-        Number of rows, at least 1.
-    dtype
-        Native type that holds every value, one of :data:`~dpdist.rows.dataset.DTYPES`.
-    span
-        Least and greatest value if all are whole numbers written as text, whose type is still to be chosen.
-    """
-
-    rows: int
-    dtype: np.dtype[np.generic]
-    span: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
-class Source(ABC):
-    """A file of rows; columns are chosen by their places. Whatever is wrong with the file is a DataError.
-
-    Parameters
-    ----------
-    path
-        The file.
-    beside
-        Folder in which it may be unpacked for a while.
-    choices
-        What the user chose, of what the kind of file leaves open.
-    """
-
-    takes: ClassVar[tuple[str, ...]] = ()
-    """The choices that this kind of file leaves open."""
-    needs_file: ClassVar[bool] = False
-    """Whether a file is needed, and an object in a store has to be fetched first."""
-    fragile: ClassVar[bool] = False
-    """Whether a file can make its library hang, crash or take the memory, so that another process reads it."""
-    companions: ClassVar[tuple[str, ...]] = ()
-    """Suffixes of the files that lie beside one of this kind, and belong to it."""
-    path: Any  # a Location; a Path where needs_file
-    beside: Path
-    choices: Choices = Choices()
-
-    @property
-    @abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """Names of all columns; c0, c1, ... where the file has none."""
-
-    @property
-    def unnamed(self) -> int | None:
-        """Place of the column that whoever wrote the file gave no name, or None: it may be an index."""
-        return next((place for place, name in enumerate(self.names) if name in UNNAMED), None)
-
-    @property
-    def guess(self) -> str | None:
-        """What was guessed of the file, for whoever asked for it to read; None: nothing."""
-        return None
-
-    @abstractmethod
-    def survey(self, keep: Places) -> Survey:
-        """Return the number of rows and the type of some columns; NoRowsError where there are none."""
-
-    def kept_as(self, place: int) -> np.dtype[np.generic] | None:  # noqa: ARG002 - for readers that widen
-        """Return the type of a column in the file where :meth:`blocks` yields a wider one, or None."""
-        return None
-
-    @property
-    def unpacked(self) -> int:
-        """Bytes that the library unpacks at once, as the file announces them, or 0 where they are few."""
-        return 0
-
-    @abstractmethod
-    def blocks(self, keep: Places) -> Generator[Rows]:
-        """Yield all rows in order, in arrays of shape (r, len(keep)); close it to drop what it opened."""
-
-    def runs(self, keep: Places) -> Runs | None:  # noqa: ARG002 - for readers that can
-        """Return where rows can be read without those before them; None: nowhere.
-
-        Raises
-        ------
-        DataError
-            If as much as must be read at once is too much for that.
-        """
-        return None
-
-    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:  # noqa: ARG002 - for readers that can
-        """Yield the rows from one of the ends of :meth:`runs` to another, as :meth:`blocks` does."""
-        raise DataError(f"{self.path} is of a kind of which no part can be read by itself.")
-
-    def ranges(self, size: int) -> list[tuple[int, int]] | None:  # noqa: ARG002 - for readers that can
-        """Return ranges of bytes of about this size, which are the file together; None: it cannot be cut.
-
-        Each is given to :meth:`scan`, on any machine, and what all of them say to :meth:`pieces`. The pieces are then
-        surveyed and read, each by itself. All of it is of one state of the file: whoever asks compares the states.
-        """
-        return None
-
-    def scan(self, start: int, stop: int) -> bytes:  # noqa: ARG002 - for readers that can
-        """Return what one of the ranges says of where lines end; a few bytes, and no cell."""
-        raise self._uncut()
-
-    def pieces(self, scans: Sequence[bytes]) -> list[tuple[int, int]] | None:  # noqa: ARG002 - for readers that can
-        """Return ranges of bytes, each of whole rows, which are the file together; None: it is read from its start.
-
-        Parameters
-        ----------
-        scans
-            What the ranges say, in order.
-        """
-        return None
-
-    def piece_survey(self, keep: Places, start: int, stop: int) -> Survey:  # noqa: ARG002 - for readers that can
-        """Return the rows and the type of a piece, which may be without rows; see :func:`joined`."""
-        raise self._uncut()
-
-    def piece(self, keep: Places, start: int, stop: int) -> Generator[Rows]:  # noqa: ARG002 - for readers that can
-        """Yield the rows of a piece as :meth:`blocks` does, with the same refusals: they name the line of the file."""
-        raise self._uncut()
-
-    def _uncut(self) -> DataError:
-        return DataError(f"{self.path} is of a kind that is not cut by bytes.")
-
-    # --- columns as the file holds them: text, numbers and dates, for whoever maps them ------------------------------
-
-    @property
-    def kinds(self) -> tuple[Any, ...] | None:
-        """Arrow types of all columns; None: it is text, which tells none."""
-        return None
-
-    @property
-    def counted(self) -> int | None:
-        """The number of rows, as the file announces it; None: whoever reads them all knows."""
-        return None
-
-    def cells(self, keep: Places, part: tuple[int, int] | None = None) -> Generator[Any]:  # noqa: ARG002 - as above
-        """Yield columns as they are, in order, as Arrow batches.
-
-        Parameters
-        ----------
-        keep
-            Their places.
-        part
-            What :meth:`part` or :meth:`piece` takes, whichever it has; None: all rows.
-        """
-        raise DataError(f"{self.path} is of a kind without columns of different kinds.")
-
-    def row_in(self, part: tuple[int, int] | None, row: int) -> str:
-        """Return how a message names a row, by its number from the start of a part."""
-        return f"row {row + (0 if part is None else part[0])} (counting from 0)"
-
-    def require_rows(self, found: int) -> None:  # noqa: B027 - most readers count as they read
-        """Refuse the file if reading its cells gave another number of rows than it has."""
-
-    def cuts(self, keep: Places, row_bytes: int) -> Runs | None:  # noqa: ARG002 - for readers that can
-        """Return what :meth:`runs` does, for cells of which a row is mapped to so many bytes."""
-        return None
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of what stands beside the rows and can say whose they are, such as ``obs/donor``."""
-        return ()
-
-    @property
-    def repeated(self) -> str | None:
-        """What the file says that makes several rows one person's, for a refusal where no privacy unit is named."""
-        return None
-
-    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:  # noqa: ARG002 - few readers know units
-        """Yield the privacy unit of every row: arrays of shape (r, 2), uint64, a keyed digest of what it is called.
-
-        Parameters
-        ----------
-        key
-            Of the digest.
-        labels
-            Which of :attr:`labels` say together whose row it is; none where a schema says it.
-        """
-        raise DataError(f"{self.path} is read without a schema, which would say whose row it is.")
-
-    def state(self, start: int, stop: int) -> State:  # noqa: ARG002 - a file is one object
-        """Return the state of the objects that these rows lie in.
-
-        Raises
-        ------
-        DataError
-            If the file is not there, or is no file any more.
-        """
-        return attempt(self.path, partial(state_of_file, self.path))
-
-
-def joined(surveys: Sequence[Survey]) -> Survey | None:
-    """Return what the pieces of a file are together; None: they have no rows, and a survey of the file says why."""
-    filled = [each for each in surveys if each.rows]
-    if not filled:
-        return None
-    spans = [each.span for each in filled if each.span is not None]
-    span = (min(low for low, _ in spans), max(high for _, high in spans)) if len(spans) == len(filled) else None
-    return Survey(sum(each.rows for each in filled), np.result_type(*(each.dtype for each in filled)), span)
+def meant_by_schema() -> str:
+    """Return the part of a sentence that leads to a schema."""
+    return f"say in a schema what such cells mean: {step('schema', 'SOURCE', 'SCHEMA')} drafts one"
 
 
 def attempt(path: Location, action: Callable[[], T]) -> T:
@@ -447,7 +410,7 @@ def attempt(path: Location, action: Callable[[], T]) -> T:
     with quiet():
         try:
             return action()
-        except DpdistError:
+        except (DpdistError, UncutError):
             raise
         except MemoryError:
             kind = "larger than the memory"
@@ -472,13 +435,7 @@ def each(path: Location, pieces: Iterator[T]) -> Generator[T]:
 
 
 def required(module: str, extra: str, kind: str) -> Any:
-    """Import a package that only one kind of file needs.
-
-    Raises
-    ------
-    UsageError
-        If it is not installed.
-    """
+    """Import a package that only one kind of file needs; UsageError if it is not installed."""
     try:
         return import_module(module)
     except ImportError:
@@ -487,19 +444,18 @@ def required(module: str, extra: str, kind: str) -> Any:
 
 
 def state_of_file(path: Any) -> State:
-    """Return the state of one file, or of one object in a store.
-
-    Raises
-    ------
-    OSError
-        If it is no file, such as a link by now.
-    """
+    """Return the state of one file, or of one object in a store; OSError if it is none, such as a link by now."""
     if not isinstance(path, Path):
         return State(1, path.stat().st_size, version_of([path.version()]))
     about = path.lstat()
     if not stat.S_ISREG(about.st_mode):
         raise OSError(errno.EINVAL, "it is a link or no file")
     return State(1, about.st_size, version_of([(about.st_size, about.st_mtime_ns)]))
+
+
+def version_of(versions: Sequence[object]) -> bytes:
+    """Return 128 bits of what places tell of their objects."""
+    return hashlib.sha256(json.dumps(versions).encode()).digest()[:16]
 
 
 def fits(block: Rows, dtype: np.dtype[Any]) -> bool:
@@ -511,27 +467,27 @@ def fits(block: Rows, dtype: np.dtype[Any]) -> bool:
 
 
 def changed(path: object) -> DataError:
-    """Return what is said of a file that changed meanwhile."""
+    """Return the refusal of a file that changed meanwhile."""
     return DataError(f"{path} changed while it was read. Ingest it when it is complete.")
 
 
-def require_finite(where: object, start: int, block: Rows, names: Sequence[str], cure: str = CURE) -> None:
-    """Refuse a value that is not finite, by its row and column; the first row of the block is number ``start``."""
-    if block.dtype.kind == "f" and not np.isfinite(block).all():
-        row, place = np.argwhere(~np.isfinite(block))[0]
-        raise DataError(
-            f"{where}, row {start + row} (counting from 0), column {names[place]!r}: the value is not finite. {cure}"
-        )
+def not_finite(where: object, row: int, name: str, place: str = "", cure: str = CURE) -> DataError:
+    """Return the refusal of a value that is not finite, by its row and column."""
+    told = f"{where}, row {row} (counting from 0), column {name!r}"
+    return DataError(f"{told}{place and f' ({place})'}: the value is not finite. {cure}")
+
+
+def require_exact(where: object, start: int, block: Rows, dtype: npt.DTypeLike, names: Sequence[str]) -> None:
+    """Refuse whole numbers that a type of floats would round, by row and column."""
+    if block.dtype.kind in "iu" and block.dtype.itemsize == 8 and np.dtype(dtype).kind == "f":
+        beyond = (block > EXACT) | (block < -EXACT if block.dtype.kind == "i" else False)
+        if beyond.any():
+            row, place = np.argwhere(beyond)[0]
+            raise DataError(f"{where}, row {start + row} (counting from 0), column {names[place]!r}: {BEYOND}")
 
 
 def require_runs(path: Location, count: int) -> None:
-    """Refuse more chunks than a table in place may have.
-
-    Raises
-    ------
-    DataError
-        With their number.
-    """
+    """Refuse more fragments than a table in place may have: DataError."""
     if count > MOST_RUNS:
         raise DataError(
             f"{path} has {count} chunks, with those of the files before it, and a table in place has at most "
@@ -540,20 +496,9 @@ def require_runs(path: Location, count: int) -> None:
 
 
 def ends_of(path: Location, n: int, high: int) -> npt.NDArray[np.int64]:
-    """Return the ends of n rows that are cut after every so many.
-
-    Raises
-    ------
-    DataError
-        If these are too many parts; before any is listed.
-    """
+    """Return the ends of n rows that are cut after every so many; DataError if these are too many parts."""
     require_runs(path, -(-n // high))
     return np.append(np.arange(high, n, high), n)
-
-
-def version_of(versions: Sequence[object]) -> bytes:
-    """Return 128 bits of what places tell of their objects."""
-    return hashlib.sha256(json.dumps(versions).encode()).digest()[:16]
 
 
 def unbuffered(path: Location) -> Any:
@@ -562,13 +507,7 @@ def unbuffered(path: Location) -> Any:
 
 
 def require_table(path: Location, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
-    """Refuse an array that is no table of numbers.
-
-    Raises
-    ------
-    DataError
-        With its shape or type.
-    """
+    """Refuse an array that is no table of numbers: DataError, with its shape or type."""
     if len(shape) != 2 or shape[0] < 0 or shape[1] < 2:
         raise DataError(
             f"{path} holds an array of shape {shape}, not a table of at least one row and two columns. "
@@ -580,13 +519,7 @@ def require_table(path: Location, shape: tuple[int, ...], dtype: np.dtype[np.gen
 
 
 def require_columns(path: object, count: int, most: int = MOST_COLUMNS) -> None:
-    """Refuse more columns than can be named in little memory.
-
-    Raises
-    ------
-    DataError
-        With the most there may be.
-    """
+    """Refuse more columns than can be named in little memory: DataError."""
     if count > most:
         raise DataError(
             f"{path} has more than {most} columns, too many to take it for a table. Write those that you need to a "
@@ -595,13 +528,7 @@ def require_columns(path: object, count: int, most: int = MOST_COLUMNS) -> None:
 
 
 def bounded(path: Location, pieces: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return the names in some pieces, of which no more are read once they are too long together.
-
-    Raises
-    ------
-    DataError
-        If they are.
-    """
+    """Return the names in some pieces; DataError, before more are read, once they are too long together."""
     names: list[str] = []
     size = 0
     for piece in pieces:
@@ -612,39 +539,6 @@ def bounded(path: Location, pieces: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def surveyed(path: Location, rows: int, dtype: str) -> Survey:
-    """Return what an array is, if it has rows.
-
-    Raises
-    ------
-    NoRowsError
-        If it has none.
-    """
-    if not rows:
-        raise NoRowsError(f"{path} has no rows. Remove it, or add rows.")
-    return Survey(rows, np.dtype(STORED[dtype]))
-
-
 def numbered(columns: int) -> tuple[str, ...]:
     """Name columns that have no names."""
     return tuple(f"c{i}" for i in range(columns))
-
-
-def matrix(batch: Any, fields: list[str], dtype: npt.DTypeLike) -> Rows:
-    """Put columns of an Arrow batch side by side."""
-    out = np.empty((len(fields), batch.num_rows), dtype=dtype)
-    for place, field in enumerate(fields):
-        out[place] = _numbers(batch.column(field))
-    return out.T
-
-
-def _numbers(column: Any) -> Rows:
-    """Return a column of Arrow as NumPy has it."""
-    import pyarrow as pa  # noqa: PLC0415 - whoever has a column has Arrow; others do without
-
-    if (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) and not column.null_count:
-        found: Any = np.from_dlpack(column)  # to_numpy imports pandas, in every process that reads
-    else:
-        found = column.to_numpy(zero_copy_only=False)
-    numbers: Rows = found
-    return numbers

@@ -7,69 +7,159 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from dpdist.errors import DataError
+from dpdist._util.text import listed
+from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import (
+    BEYOND,
+    EXACT,
     PIECE,
+    Fragment,
+    Head,
     Places,
     Rows,
     Source,
-    Survey,
     each,
     numbered,
     require_table,
-    surveyed,
 )
 from dpdist.ingest.readers.transpose import WINDOW, turned
 from dpdist.naming import parameter
 
 _LARGEST = 1 << 30
+GAPS = "Fill it by a public rule, or leave out the columns that have gaps, such as places in the sea."
+
+
+class Meaning(NamedTuple):
+    """What the attributes of the CF conventions say of the values of an array, as they are stored.
+
+    Attributes
+    ----------
+    absent
+        Values that stand for a missing one.
+    low, high
+        All others lie between them.
+    scale, offset
+        What a stored value is multiplied by, and what is added then; None: it is what it means.
+    """
+
+    absent: tuple[float, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+    scale: float | None = None
+    offset: float = 0.0
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any], *absent: object) -> Meaning | None:
+        """Return what attributes say, and values that are absent besides; None: nothing."""
+        low, high = np.ravel(said.get("valid_range", (-math.inf, math.inf))).tolist()
+        packed = "scale_factor" in said or "add_offset" in said
+        found = cls(
+            tuple(float(value) for each in absent for value in np.ravel(np.asarray(each, np.float64)).tolist()),
+            float(np.ravel(said.get("valid_min", low))[0]), float(np.ravel(said.get("valid_max", high))[0]),
+            float(np.ravel(said.get("scale_factor", 1.0))[0]) if packed else None,
+            float(np.ravel(said.get("add_offset", 0.0))[0]),
+        )  # fmt: skip
+        return None if found == cls() else found
+
+    def gaps(self, values: Rows) -> npt.NDArray[np.bool_]:
+        """Say which values stand for a missing one."""
+        found: npt.NDArray[np.bool_] = np.isin(values, self.absent) | (values < self.low) | (values > self.high)
+        return found
+
+    def unpacked(self, values: Rows) -> Rows:
+        """Return what stored values mean."""
+        return values if self.scale is None else values.astype(np.float64) * self.scale + self.offset
 
 
 class Layout(NamedTuple):
-    """Shape, type and chunks of an array, whether any is stored, and what its rows are called; chunks of 1 if none.
+    """Shape, type and chunks of an array, the dimension of the rows first; chunks of 1 if there are none.
 
-    Of a chunk that is not stored every value is the fill value. So are sparse arrays written; but of an array without
-    any chunk a few bytes could announce more rows than any disk holds.
+    Attributes
+    ----------
+    stored
+        Whether any chunk is stored. In one that is not every value is the fill value: so are sparse arrays written. But
+        of an array without any chunk a few bytes could announce more rows than any disk holds.
+    dims
+        Names of the dimensions, or none.
+    axis
+        The dimension of the rows, as the array is stored.
+    meaning
+        Of the values, or None.
+    rounded
+        Whether whole numbers of 64 bits are read as floats.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
     chunks: tuple[int, ...]
     stored: bool = True
-    first: object = None
+    dims: tuple[str, ...] = ()
+    axis: int = 0
+    meaning: Meaning | None = None
+    rounded: bool = False
 
     @property
     def columns(self) -> int:
         """D: all dimensions but the first."""
         return math.prod(self.shape[1:])
 
+    def along(self, path: Any, dimension: str | None) -> Layout:
+        """Return it with the rows along a dimension; UsageError if there is none of this name."""
+        if dimension is None:
+            return self
+        if dimension not in self.dims:
+            told = listed(map(repr, self.dims)) if self.dims else "none with a name"
+            raise UsageError(f"{path} has no dimension {dimension!r}. There are: {told}.", parameter="rows_dimension")
+        axis = self.dims.index(dimension)
+        shape, chunks, dims = (
+            (each[axis], *each[:axis], *each[axis + 1 :]) for each in (self.shape, self.chunks, self.dims)
+        )
+        return self._replace(shape=shape, chunks=chunks, dims=dims, axis=axis)
+
 
 class Chunked(Source):
     """An array of two or more dimensions, of which parts can be read."""
 
+    cure = GAPS
+
     @property
     @abstractmethod
-    def _layout(self) -> Layout:
+    def _stored(self) -> Layout:
         """Return the layout, as the file states it."""
 
     @abstractmethod
     def _opened(self) -> AbstractContextManager[Any]:
         """Open the array: what stands in brackets after it is read."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return numbered(self._checked.columns)
+    def _names(self) -> tuple[str, ...]:
+        """Return the names of the columns that the file gives, or none."""
+        return ()
 
-    @property
-    def _checked(self) -> Layout:
-        found = self._layout
-        require_no_variants(self.path, found.first)
+    @cached_property
+    def head(self) -> Head:
+        layout = self._layout
+        guess = None
+        if layout.dims:
+            others = listed(map(repr, layout.dims[1:]))
+            guess = f"{self.path}: each row is of one {layout.dims[0]!r}, and its columns are along {others}."
+            if self.choices.rows_dimension is None:
+                guess += f" Another dimension is chosen by {parameter('rows_dimension')}."
+        packed = layout.meaning is not None and layout.meaning.scale is not None
+        dtype = "float64" if packed else layout.dtype.name
+        return Head(self._names() or numbered(layout.columns), layout.shape[0], dtype, guess=guess)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        found = self._stored.along(self.path, self.choices.rows_dimension)
+        require_no_variants(self.path, found.dims[:1])
         if len(found.shape) > 2 and min(found.shape) >= 0:
             require_table(self.path, (found.shape[0], found.columns), found.dtype)
         else:
@@ -84,53 +174,79 @@ class Chunked(Source):
 
     @property
     def unpacked(self) -> int:
-        found = self._checked
+        found = self._layout
         return math.prod(found.chunks) * found.dtype.itemsize
 
-    def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - an array has one type for all columns
-        found = self._checked
-        return surveyed(self.path, found.shape[0], found.dtype.name)
-
-    def blocks(self, keep: Places) -> Generator[Rows]:
-        found = self._checked
+    def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
+        found, row = self._layout, 0 if fragment is None else fragment[0]
         whole = keep == tuple(range(found.columns))
-        bands = self._bands(found)
-        for piece in bands:
-            yield piece if whole else piece[:, keep]
+        for piece in self._bands(fragment):
+            kept = piece if whole else piece[:, keep]
+            if found.meaning is not None:
+                gaps = found.meaning.gaps(kept)
+                if gaps.any():
+                    at, place = map(int, np.argwhere(gaps)[0])
+                    told = f"{self.path}, row {row + at} (counting from 0), column {self.head.names[keep[place]]!r}"
+                    where = self.place_of(keep[place])
+                    raise DataError(
+                        f"{told}{where and f' ({where})'}: the value is missing, as the attributes of the array say. "
+                        f"{GAPS}"
+                    )
+                kept = found.meaning.unpacked(kept)
+            if found.rounded and (np.abs(kept) >= EXACT).any():
+                raise DataError(f"{self.path}, rows from {row} on (counting from 0): {BEYOND}")
+            row += len(piece)
+            yield kept
 
-    def _bands(self, found: Layout) -> Generator[Rows]:
-        """Yield all columns, as many rows at a time as chunks have, or several times as many."""
-        n, d = found.shape[0], found.columns
-        row = d * found.dtype.itemsize
+    def place_of(self, column: int) -> str:
+        """Return the indices of a column along the dimensions that it was laid out from."""
+        dims, shape = self._layout.dims[1:], self._layout.shape[1:]
+        if len(dims) < 2:
+            return ""
+        at = np.unravel_index(column, shape)
+        return ", ".join(f"{dim} {int(place)}" for dim, place in zip(dims, at, strict=True)) + ", counting from 0"
+
+    def _bands(self, fragment: Fragment) -> Generator[Rows]:
+        """Yield all columns of some rows, as many rows at a time as chunks have, or several times as many."""
+        found = self._layout
+        first, last = fragment or (0, found.shape[0])
+        row = found.columns * found.dtype.itemsize
         slab = row // found.shape[1] * found.chunks[1]
-        high = max(1, min(found.chunks[0], n, _LARGEST // slab))
+        high = max(1, min(found.chunks[0], found.shape[0], _LARGEST // slab))
         if high * row <= WINDOW or found.chunks[1:] == found.shape[1:]:
             # a chunk that holds all columns is unpacked as a whole for any of its rows
-            yield from each(self.path, self._read(found, high * max(1, PIECE // (high * row)), 0, n))
+            yield from each(self.path, self._read(high * max(1, PIECE // (high * row)), first, last))
             return
-        for start in range(0, n, high):  # each chunk is unpacked once, if those beside one another are not too many
-            stop = min(start + high, n)
-            yield from turned(self.path, self.beside, self._slabs(found, start, stop), (stop - start, d), found.dtype)
+        for start in range(first, last, high):  # each chunk is unpacked once, if those beside are not too many
+            stop = min(start + high, last)
+            shape = (stop - start, found.columns)
+            yield from turned(self.path, self.beside, self._slabs(start, stop), shape, found.dtype)
 
-    def _read(self, found: Layout, height: int, first: int, last: int) -> Iterator[Rows]:
+    def _read(self, height: int, first: int, last: int) -> Iterator[Rows]:
+        few = max(1, PIECE // (self._layout.columns * self._layout.dtype.itemsize))
         with self._opened() as array:
             for start in range(first, last, height):
-                yield self._piece(array, (slice(start, min(start + height, last)),), found)
+                band = self._piece(array, (slice(start, min(start + height, last)),))
+                yield from (band[at : at + few] for at in range(0, len(band), few))
 
-    def _slabs(self, found: Layout, start: int, stop: int) -> Iterator[Rows]:
+    def _slabs(self, start: int, stop: int) -> Iterator[Rows]:
+        found = self._layout
         with self._opened() as array:
             for first in range(0, found.shape[1], found.chunks[1]):
-                yield self._piece(array, (slice(start, stop), slice(first, first + found.chunks[1])), found)
+                yield self._piece(array, (slice(start, stop), slice(first, first + found.chunks[1])))
 
-    def _piece(self, array: Any, where: tuple[slice, ...], found: Layout) -> Rows:
-        read = np.asarray(array[where])
+    def _piece(self, array: Any, where: tuple[slice, ...]) -> Rows:
+        found = self._layout
+        index = [*where, *(slice(None) for _ in found.shape[len(where) :])]
+        index.insert(found.axis, index.pop(0))
+        read = np.moveaxis(np.asarray(array[tuple(index)]), found.axis, 0)
         if read.dtype != found.dtype:
             raise TypeError  # not what the file announced
         return read.reshape(read.shape[0], -1)
 
 
-def require_no_variants(path: object, first: object) -> None:
-    """Refuse an array whose first dimension is called ``variants``, as VCF Zarr and sgkit have it.
+def require_no_variants(path: object, first: Sequence[object]) -> None:
+    """Refuse an array whose rows are along a dimension called ``variants``, as VCF Zarr and sgkit have it.
 
     Taken for a table, a variant would be protected, and the people would be its columns.
 
@@ -139,7 +255,7 @@ def require_no_variants(path: object, first: object) -> None:
     DataError
         With what to write instead.
     """
-    if first == "variants":
+    if "variants" in first:
         raise DataError(
             f"{path} holds genotypes of which each of its rows is a variant, and the people, who are to be protected, "
             "would be its columns. Ingest the VCF that it was made from, or write an array with one row for each "
@@ -172,14 +288,9 @@ def only(path: Any, found: dict[str, tuple[int, ...]], variable: str | None, man
     found
         Shapes by name, of the arrays of two or more dimensions.
     variable
-        What was chosen, or None.
+        The choice, or None.
     many
         What an array is called there.
-
-    Raises
-    ------
-    DataError
-        If there is none, or several and none was chosen, or not that one. It names the choices.
     """
     if variable in found:
         return str(variable)

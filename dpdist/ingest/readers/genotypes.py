@@ -21,6 +21,7 @@ import csv
 import hashlib
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -176,6 +177,18 @@ def columns_of_site(where: str, place: str, name: str, alleles: Sequence[str], r
     if rules.multiallelic == "skip":
         return []
     return [f"{where}:{place}:{first}:{each}" if name == "." else f"{name}:{each}" for each in others]
+
+
+def told_apart(names: Sequence[str], alleles: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of columns, and behind one that several have the allele that is counted.
+
+    Examples
+    --------
+    >>> told_apart(["rs1", "rs1", "rs2"], ["T", "C", "A"])
+    ('rs1:T', 'rs1:C', 'rs2')
+    """
+    times = Counter(names)
+    return tuple(f"{name}:{one}" if times[name] > 1 else name for name, one in zip(names, alleles, strict=True))
 
 
 def not_biallelic(where: str) -> DataError:

@@ -32,7 +32,7 @@ import numpy as np
 
 from dpdist.errors import DataError, DpdistError
 from dpdist.ingest.readers import base
-from dpdist.ingest.readers.base import AskError, Places, Rows, Runs, Source, State, Survey
+from dpdist.ingest.readers.base import Fragment, Fragments, Head, Places, Rows, Source, State, Survey, UncutError
 from dpdist.naming import Face, current_face, naming
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.storage.atomic import remove_abandoned
@@ -48,7 +48,7 @@ _ROOM = str(Path(__file__).parents[3])
 _IDLE = 30
 """Seconds for which a process waits for the next file."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_BEGIN = frozenset({"blocks", "part", "units"})
+_BEGIN = frozenset({"blocks", "rows", "units"})
 """Questions that begin to read rows."""
 _COPIES = 6
 """Of what is unpacked at once, as many may be in the memory: two chunks, each as it lies, unpacked and in order."""
@@ -228,68 +228,40 @@ class IsolatedSource(Source):
     inner: Any = None  # a Source
     process: Any = None  # a ReaderProcess
 
-    def _ask(self, question: str, *arguments: Any) -> Any:
-        if not ISOLATED:
-            found = getattr(self.inner, question)
-            return found(*arguments) if arguments else found
-        return self.process.ask(self.inner, question, *arguments)
-
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        found: tuple[str, ...] = self._ask("names")
+    def head(self) -> Head:
+        found: Head = self.process.ask(self.inner, "head")
         return found
 
-    @cached_property
-    def kinds(self) -> tuple[Any, ...] | None:
-        found: tuple[Any, ...] | None = self._ask("kinds")
+    def fragments(self, keep: Places) -> Fragments:
+        found: Fragments = self.process.ask(self.inner, "fragments", keep)
         return found
 
-    def survey(self, keep: Places) -> Survey:
-        found: Survey = self._ask("survey", keep)
-        return found
-
-    def kept_as(self, place: int) -> np.dtype[np.generic] | None:
-        found: np.dtype[np.generic] | None = self._ask("kept_as", place)
-        return found
-
-    def runs(self, keep: Places) -> Runs | None:
-        found: Runs | None = self._ask("runs", keep)
+    def survey(self, keep: Places, fragment: Fragment = None) -> Survey:
+        found: Survey = self.process.ask(self.inner, "survey", keep, fragment)
         return found
 
     def state(self, start: int, stop: int) -> State:
-        found: State = self._ask("state", start, stop)
+        found: State = self.process.ask(self.inner, "state", start, stop)
         return found
 
-    def blocks(self, keep: Places) -> Generator[Rows]:
-        return self._rows("blocks", keep)
+    def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
+        return self._stream("blocks", keep, fragment)
 
-    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
-        return self._rows("part", keep, start, stop)
-
-    @cached_property
-    def labels(self) -> tuple[str, ...]:
-        found: tuple[str, ...] = self._ask("labels")
-        return found
-
-    @property
-    def repeated(self) -> str | None:
-        found: str | None = self._ask("repeated")
-        return found
+    def rows(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
+        return self._stream("rows", keep, fragment)
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
-        return self._rows("units", key, labels)
+        return self._stream("units", key, labels)
 
-    def _rows(self, question: str, *arguments: Any) -> Generator[Rows]:
-        blocks = self._ask(question, *arguments)
-        if isinstance(blocks, Generator):
-            yield from blocks
-            return
+    def _stream(self, question: str, *arguments: Any) -> Generator[Rows]:
+        self.process.ask(self.inner, question, *arguments)
         try:
-            while (block := self._ask("next")) is not None:
+            while (block := self.process.ask(self.inner, "next")) is not None:
                 yield block
         except GeneratorExit:
             if self.process.alive:
-                self._ask("stop")
+                self.process.ask(self.inner, "stop")
             raise
 
 
@@ -383,10 +355,8 @@ class _Room:
             else:
                 value = getattr(source, question)
                 value = value(*arguments) if arguments else value
-        except AskError as error:
-            return type(error), (str(error), error.ways, error.more)
-        except DpdistError as error:
-            return type(error), (str(error),)
+        except (DpdistError, UncutError) as error:
+            return type(error), error.args
         except MemoryError:
             return DataError, (f"{source.path} cannot be read: it takes more memory than it announces.",)
         return "value", value

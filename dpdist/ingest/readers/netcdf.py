@@ -9,10 +9,19 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import attempt, bounded, each, numbered, required
-from dpdist.ingest.readers.chunked import Chunked, Layout, only
+from dpdist.ingest.readers.base import attempt, bounded, each, required
+from dpdist.ingest.readers.chunked import Chunked, Layout, Meaning, only
 from dpdist.ingest.readers.hdf5 import contained, require_few_attributes, strings
+from dpdist.naming import parameter
+
+_FILLS = {
+    "i2": -32767, "u2": 65535, "i4": -2147483647, "u4": 4294967295, "i8": -9223372036854775806,
+    "u8": 18446744073709551614, "f4": 9.969209968386869e36, "f8": 9.969209968386869e36,
+}  # fmt: skip
+"""What the NetCDF library writes where nothing was written, by type; bytes have none."""
 
 
 class _Clamped(io.FileIO):
@@ -24,13 +33,36 @@ class _Clamped(io.FileIO):
         return found
 
 
+def _is_coordinate(variables: Mapping[str, Any], name: str) -> bool:
+    """Say whether a variable gives the places along a dimension: others hold values of rows."""
+    return name in variables and variables[name].dims == (name,)
+
+
+def _meaning(array: Any) -> Meaning | None:
+    """Return which values are missing that xarray does not know: those outside of a range, and the default fill."""
+    packed, kind = array.encoding, np.dtype(array.encoding.get("dtype", array.dtype))
+    scale, offset = packed.get("scale_factor", 1.0), packed.get("add_offset", 0.0)
+    ends = kind if str(packed.get("_Unsigned", "")).lower() != "true" else np.dtype(f"u{kind.itemsize}")
+    said = {
+        name: np.sort(np.ravel(array.attrs[name]).astype(ends).astype(np.float64) * scale + offset)
+        for name in ("valid_range", "valid_min", "valid_max")
+        if name in array.attrs
+    }
+    if scale < 0:
+        names = {"valid_min": "valid_max", "valid_max": "valid_min"}
+        said = {names.get(name, name): value for name, value in said.items()}
+    if "_FillValue" in packed or kind.itemsize == 1 or kind.str[1:] not in _FILLS:
+        return Meaning.of(said)
+    return Meaning.of(said, np.asarray(_FILLS[kind.str[1:]], kind).astype(array.dtype) * scale + offset)
+
+
 class NetCdf(Chunked):
     """A variable of a .nc file: its first dimension is the rows, the others are laid out as columns.
 
-    A coordinate of words along the second of two dimensions names the columns.
+    A coordinate of words along the other one of two dimensions names the columns.
     """
 
-    takes = ("variable",)
+    takes = ("variable", "rows_dimension")
     needs_file = True
     fragile = True
 
@@ -61,7 +93,10 @@ class NetCdf(Chunked):
             required("h5netcdf", "netcdf", ".nc files")
             with contained(self.path, h5py) as found:
                 require_few_attributes(self.path, h5py, found)
-            store = backends.H5NetCDFStore.open(str(self.path), decode_vlen_strings=True, phony_dims="access")
+            group = (self.choices.variable or "").rpartition("/")[0] or None
+            store = backends.H5NetCDFStore.open(
+                str(self.path), group=group, decode_vlen_strings=True, phony_dims="access"
+            )
         try:
             yield store
         finally:
@@ -70,7 +105,7 @@ class NetCdf(Chunked):
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         with self._variables() as (variables, _):
-            yield variables[self._name]
+            yield variables[self._name.rpartition("/")[2]]
 
     @cached_property
     def _name(self) -> str:
@@ -78,21 +113,65 @@ class NetCdf(Chunked):
 
         def read() -> dict[str, tuple[int, ...]]:
             with self._variables() as (variables, coordinates):
-                return {
-                    str(name): array.shape
+                group = (self.choices.variable or "").rpartition("/")[0]
+                found = {
+                    f"{group}/{name}".removeprefix("/"): array.shape
                     for name, array in variables.items()
                     if array.ndim > 1 and name not in coordinates
                 }
+            inner = {} if found else self._in_groups()
+            if inner:
+                told = "; ".join(f"{name} {shape}" for name, shape in [*inner.items()][:20])
+                raise DataError(
+                    f"{self.path} holds its variables in groups. Choose with {parameter('variable')}: {told}."
+                )
+            return found
 
         return only(self.path, attempt(self.path, read), self.choices.variable, "variable")
 
+    def _in_groups(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the arrays in groups of the file."""
+        found: dict[str, tuple[int, ...]] = {}
+        with self.path.open("rb") as file:
+            if file.read(3) == b"CDF":
+                return found
+        h5py = required("h5py", "netcdf", ".nc files")
+
+        def look(name: str, one: Any) -> None:
+            if isinstance(one, h5py.Dataset) and one.ndim > 1:
+                found[name] = one.shape
+
+        with contained(self.path, h5py) as root:
+            root.visititems(look)
+        return found
+
+    def place_of(self, column: int) -> str:
+        shape, dims = self._layout.shape[1:], self._layout.dims[1:]
+        if len(shape) < 2:
+            return ""
+
+        def read() -> list[str]:
+            with self._variables() as (variables, _):
+                at = np.unravel_index(column, shape)
+                return [
+                    f"{name} {variables[name].values[place] if _is_coordinate(variables, name) else place}"
+                    for name, place in zip(dims, at, strict=True)
+                ]
+
+        return ", ".join(attempt(self.path, read))
+
     @cached_property
-    def _layout(self) -> Layout:
+    def _stored(self) -> Layout:
         def read() -> Layout:
             with self._opened() as array:
                 chunks = array.encoding.get("chunksizes") or (1,) * array.ndim
                 chunks = tuple(map(min, chunks, array.shape))
-                return Layout(array.shape, array.dtype, chunks, self._is_stored(), next(iter(array.dims), None))
+                dims = tuple(map(str, array.dims))
+                kind = np.dtype(array.encoding.get("dtype", array.dtype))
+                rounded = kind.kind in "iu" and kind.itemsize == 8 and array.dtype.kind == "f"
+                return Layout(
+                    array.shape, array.dtype, chunks, self._is_stored(), dims, meaning=_meaning(array), rounded=rounded
+                )
 
         return attempt(self.path, read)
 
@@ -104,15 +183,13 @@ class NetCdf(Chunked):
         with required("h5py", "netcdf", ".nc files").File(self.path, "r") as file:
             return int(file[self._name].id.get_storage_size()) > 0
 
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        columns = self._checked.columns
+    def _names(self) -> tuple[str, ...]:
+        columns, dims = self._layout.columns, self._layout.dims
 
         def read() -> Iterator[list[str]]:
             with self._variables() as (variables, _):
-                array = variables[self._name]
-                label = variables.get(array.dims[1])
-                if array.ndim != 2 or label is None or label.dims != array.dims[1:] or label.dtype.kind not in "OU":
+                label = variables.get(dims[1])
+                if len(dims) != 2 or label is None or label.dims != dims[1:] or label.dtype.kind not in "OU":
                     return
                 if label.shape != (columns,):
                     raise ValueError
@@ -122,4 +199,4 @@ class NetCdf(Chunked):
         found = bounded(self.path, each(self.path, read()))
         if found and len(found) != columns:
             raise DataError(f"{self.path} names {len(found)} columns of {columns}. Mend it.")
-        return found or numbered(columns)
+        return found

@@ -15,19 +15,19 @@ from dpdist._util.text import listed
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import (
     PIECE,
+    Fragment,
+    Fragments,
+    Head,
     Location,
     Places,
     Rows,
-    Runs,
     Source,
-    Survey,
     attempt,
     bounded,
     each,
     ends_of,
     numbered,
     require_table,
-    surveyed,
     unbuffered,
 )
 from dpdist.storage.atomic import scratch
@@ -116,22 +116,16 @@ class Npy(Source):
 
         return attempt(self.path, read).checked(self.path)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return numbered(self._header.shape[1])
+    @cached_property
+    def head(self) -> Head:
+        n, d = self._header.shape
+        return Head(numbered(d), n, self._header.dtype.name)
 
-    def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - an array has one type for all columns
-        return surveyed(self.path, self._header.shape[0], self._header.dtype.name)
+    def fragments(self, keep: Places) -> Fragments:  # noqa: ARG002 - all columns are read
+        return Fragments(ends_of(self.path, self._header.shape[0], self._header.step), 2 * PIECE)
 
-    def blocks(self, keep: Places) -> Generator[Rows]:
-        return each(self.path, self._header.blocks(self.path, keep))
-
-    def runs(self, keep: Places) -> Runs | None:  # noqa: ARG002 - all columns are read
-        n, step = self._header.shape[0], self._header.step
-        return Runs(ends_of(self.path, n, step), 2 * PIECE)
-
-    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
-        return each(self.path, self._header.blocks(self.path, keep, start, stop))
+    def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
+        return each(self.path, self._header.blocks(self.path, keep, *(fragment or ())))
 
 
 class Npz(Npy):
@@ -164,6 +158,11 @@ class Npz(Npy):
         tables = [name for name, (_, header) in self._members.items() if len(header.shape) == 2]
         if "X" in tables or len(tables) == 1:
             return "X" if "X" in tables else tables[0]
+        if {"indices", "indptr", "data", "shape"} <= self._members.keys():
+            raise DataError(
+                f"{self.path} holds a sparse matrix of SciPy. Write it as a dense one; in Python: numpy.save(NEW, "
+                "scipy.sparse.load_npz(FILE).toarray())."
+            )
         held = listed(f"{name} of shape {self._members[name][1].shape}" for name in tables or self._members)
         raise DataError(f"{self.path} holds {held or 'no array'}. Name the 2-D array of rows X.")
 
@@ -172,9 +171,17 @@ class Npz(Npy):
         return self._members[self._member][1].checked(self.path)
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        d = self._header.shape[1]
+    def head(self) -> Head:
+        n, d = self._header.shape
+        return Head(self._names(d), n, self._header.dtype.name)
+
+    def _names(self, d: int) -> tuple[str, ...]:
         _, labels = self._members.get("feature_names", (None, self._header))
+        if labels.shape == (d,) and labels.dtype.kind == "O":
+            raise DataError(
+                f"{self.path}: feature_names is an array of Python objects, which may run code and are not read. Save "
+                "it as text, feature_names.astype(str)."
+            )
         if labels.shape != (d,) or labels.dtype.kind != "U":
             return numbered(d)
         return bounded(self.path, each(self.path, self._labels(labels)))
@@ -202,10 +209,10 @@ class Npz(Npy):
             if file.read(1):  # only at the end is the checksum compared
                 raise ValueError
 
-    def runs(self, keep: Places) -> None:  # noqa: ARG002
-        return
+    def fragments(self, keep: Places) -> Fragments:
+        return Source.fragments(self, keep)
 
-    def blocks(self, keep: Places) -> Generator[Rows]:
+    def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:  # noqa: ARG002 - it has one
         with scratch(self.beside, "unpacked", self._header.size) as folder:
             plain = folder / "X.npy"
             with plain.open("wb") as out:

@@ -1,134 +1,244 @@
-"""Reader of PLINK 1 genotypes, .bed with .bim and .fam: rows are samples, columns variants, values alleles counted.
+"""Readers of PLINK genotypes: .bed with .bim and .fam, and of PLINK 2: .pgen with .pvar and .psam.
 
-The file holds a variant after the other, so it is turned first. The names of the columns are public, and which
-variants a file lists may tell who is in it: keep those of a public list (``--columns``).
+The texts are read here, and the genotypes by bed-reader and pgenlib. pgenlib is native code: another process asks it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.base import Places, Rows, Source, Survey, attempt, require_table, required, surveyed
-from dpdist.ingest.readers.genotypes import NO_RULES, Genotypes
-from dpdist.ingest.readers.transpose import turned, width_for
+from dpdist.ingest.readers.base import CURE, MOST_LABELS, Places, Rows, attempt, require_columns, required
+from dpdist.ingest.readers.calls import FID_IID, Calls, Facts, Site
+from dpdist.ingest.readers.genotypes import Genotypes, columns_of_site, not_biallelic, told_apart
 from dpdist.naming import parameter
-from dpdist.rows.units import named_units
 
 _MISSING = -127
-LABELS = ("FID", "IID")
-"""Family and name of a sample, the first two columns of a .fam file."""
+"""What bed-reader gives where a genotype is missing, and pgenlib."""
+_ABSENT = -9
+_FIELDS = 6
+_LINE = 1 << 20
+_SITE = ("#CHROM", "POS", "ID", "REF", "ALT")
+_SITE_OF_BIM = {5: (0, 2, 1, 4, 3), 6: (0, 3, 1, 5, 4)}
+"""Where these stand in a line of a .pvar without a header, which is that of a .bim."""
+_MOST_SAMPLES = 1 << 27
 
 
-class Plink(Source):
+class Plink(Calls):
     """A .bed file: how many copies of allele 1 (fifth column of .bim) each sample has, 0, 1 or 2."""
 
-    takes = ("missing", "genotypes")
     needs_file = True
     companions = (".bim", ".fam")
 
-    def _read(self, **others: Any) -> Any:
-        return required("bed_reader", "genomics", ".bed files").open_bed(self.path, num_threads=1, **others)
-
     @cached_property
-    def _facts(self) -> tuple[list[str], list[str], tuple[str, ...]]:
-        """Return the family and the name of each sample, and the names of the variants."""
+    def facts(self) -> Facts:
         required("bed_reader", "genomics", ".bed files")
-        for suffix in self.companions:
-            if not self.path.with_suffix(suffix).is_file():
-                raise DataError(f"{self.path} needs {self.path.with_suffix(suffix).name} beside it. Put it there.")
+        sites, people = (_fields(self.path, suffix) for suffix in self.companions)
+        names = told_apart(
+            [
+                name if name not in {".", "0"} else f"{where}:{bp}:{other}:{counted}"
+                for where, name, _, bp, counted, other in sites
+            ],
+            [counted for *_, counted, _ in sites],
+        )
 
-        def read() -> tuple[list[str], list[str], tuple[str, ...], int, bool]:
-            with self._read() as bed:
-                marks = zip(bed.sid, bed.chromosome, bed.bp_position, bed.allele_2, bed.allele_1, strict=True)
-                names = tuple(
-                    str(sid) if sid not in {"", ".", "0"} else f"{where}:{bp}:{other}:{counted}"
-                    for sid, where, bp, other, counted in marks
-                )
-                with self.path.open("rb") as file:
-                    by_variant = file.read(3)[2] == 1
-                return bed.fid.tolist(), bed.iid.tolist(), names, self.path.stat().st_size, by_variant
+        def read() -> tuple[int, bool]:
+            with self.path.open("rb") as file:
+                return self.path.stat().st_size, file.read(3)[2] == 1
 
-        families, people, names, size, by_variant = attempt(self.path, read)
-        samples = len(people)
-        inner, outer = (samples, len(names)) if by_variant else (len(names), samples)
+        size, by_variant = attempt(self.path, read)
+        inner, outer = (len(people), len(names)) if by_variant else (len(names), len(people))
         if size != 3 + outer * -(-inner // 4):
             raise DataError(
-                f"{self.path} is not as long as its .fam and .bim announce: {samples} samples of {len(names)} "
+                f"{self.path} is not as long as its .fam and .bim announce: {len(people)} samples of {len(names)} "
                 "variants. Restore the files."
             )
-        if wrong := [name for name in ("multiallelic", "haploid", "field") if getattr(self._rules, name) is not None]:
+        if wrong := [name for name in ("multiallelic", "haploid", "field") if getattr(self.rules, name) is not None]:
             raise UsageError(
                 f"A .bed file holds counts of one of two alleles: leave {listed(wrong)} out of "
                 f"{parameter('genotypes')}."
             )
-        require_table(self.path, (samples, len(names)), self._rules.dtype)
-        return families, people, names
+        named = zip(FID_IID, ([line[at] for line in people] for at in range(2)), strict=True)
+        return Facts(len(people), dict(named), names)
 
-    @property
-    def _rules(self) -> Genotypes:
-        return self.choices.genotypes or NO_RULES
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._facts[2]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return LABELS
-
-    @property
-    def repeated(self) -> str | None:
-        families, people, _ = self._facts
-        return sample_twice(self.path.with_suffix(".fam"), families, people)
-
-    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
-        known = dict(zip(LABELS, self._facts[:2], strict=True))
-        yield named_units([known[label] for label in labels], key)
-
-    def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - all are counts
-        return surveyed(self.path, len(self._facts[1]), self._rules.dtype.name)
-
-    def blocks(self, keep: Places) -> Generator[Rows]:
-        shape = (len(self._facts[1]), len(keep))
-        yield from turned(self.path, self.beside, self._columns(keep), shape, self._rules.dtype)
-
-    def _columns(self, keep: Places) -> Iterator[Rows]:
-        width = width_for(len(self._facts[1]), self._rules.dtype)
-        p = self._rules.allele_frequencies([self.names[place] for place in keep])
-        with self._read() as bed:
+    def columns(self, keep: Places) -> Iterator[Rows]:
+        width, p = self.width(), self.frequencies(keep)
+        unread = dict.fromkeys((
+            "fid", "iid", "father", "mother", "sex", "pheno", "chromosome", "sid", "cm_position", "bp_position",
+            "allele_1", "allele_2",
+        ))  # fmt: skip
+        shape = (self.facts.samples, len(self.facts.names))
+        library = required("bed_reader", "genomics", ".bed files")
+        with library.open_bed(self.path, *shape, properties=unread, num_threads=1) as bed:
             for first in range(0, len(keep), width):
-                places = list(keep[first : first + width])
-                counts = bed.read(index=np.s_[:, places], dtype="int8", num_threads=1)
-                absent = counts == _MISSING
-                if absent.any() and p is None:
-                    if self.choices.missing is None:
-                        sample, place = np.argwhere(absent)[0]
-                        raise missing(self.path, f"sample {sample + 1} of the .fam", self.names[places[place]])
-                    counts[absent] = self.choices.missing
-                yield self._rules.finished(counts, absent, None if p is None else p[first : first + width])
+                some = keep[first : first + width]
+                counts = bed.read(index=np.s_[:, list(some)], dtype="int8", num_threads=1)
+                yield self.finished(counts, counts == _MISSING, some, None if p is None else p[first : first + width])
 
 
-def missing(path: Any, sample: str, variant: str) -> DataError:
-    """Return what is said of a genotype that is missing."""
-    return DataError(
-        f"{path}, {sample}, variant {variant!r}: the genotype is missing. Leave the variant out "
-        f"({parameter('columns')}), say how many alleles to put where one is missing, 0, 1 or 2 "
-        f"({parameter('missing')}), or name a public file of frequencies ({parameter('genotypes')})."
-    )
+def _fields(path: Path, suffix: str) -> list[list[str]]:
+    """Return the six fields of each line of a file beside a .bed file."""
+    beside = path.with_suffix(suffix)
+    if not beside.is_file():
+        raise DataError(f"{path} needs {beside.name} beside it. Put it there.")
+    found = []
+    for number, line in attempt(beside, lambda: list(_lines(beside, comments=False))):
+        fields = line.split()
+        if len(fields) != _FIELDS:
+            raise DataError(
+                f"{beside}, line {number} has {len(fields)} fields, and PLINK writes {_FIELDS}, separated by tabs or "
+                f"spaces. {CURE}"
+            )
+        found.append(fields)
+    return found
 
 
-def sample_twice(path: Any, families: Sequence[str], people: Sequence[str]) -> str | None:
-    """Return what is said where a file of samples names one twice; None where it does not."""
-    if len(set(zip(families, people, strict=True))) == len(people):
-        return None
-    return (
-        f"{path} names a sample twice: one person would have several rows. Remove the repetition, name the samples "
-        "apart if they are different people, or say that FID,IID are the privacy unit "
-        f"({parameter('privacy_unit')})."
-    )
+class Plink2(Calls):
+    """A .pgen file: how many copies of the alternative allele, or of each, each sample has, or their dosage."""
+
+    needs_file = True
+    fragile = True
+    companions = (".pvar", ".psam")
+
+    def _text(self, suffix: str) -> Path:
+        place: Path = self.path.with_suffix(suffix)
+        if not place.is_file():
+            packed = place.with_name(place.name + ".zst")
+            cure = f"Unpack {packed.name} (zstd -d)." if packed.is_file() else "Put it there."
+            raise DataError(f"{self.path} needs {place.name} beside it. {cure}")
+        return place
+
+    @cached_property
+    def _sites(self) -> tuple[tuple[str, ...], list[Site], list[int]]:
+        if self.rules.haploid is not None:
+            raise UsageError(f"A .pgen file holds pairs of alleles: leave haploid out of {parameter('genotypes')}.")
+        path = self._text(".pvar")
+        return attempt(path, lambda: _sites(path, self.rules))
+
+    @cached_property
+    def facts(self) -> Facts:
+        required("pgenlib", "genomics", ".pgen files")
+        path = self._text(".psam")
+        people = attempt(path, lambda: _samples(path))
+        names, sites, alleles = self._sites
+
+        def announced() -> tuple[int, int]:
+            with self._read() as file:
+                return file.get_raw_sample_ct(), file.get_variant_ct()
+
+        count = len(people[0])
+        if attempt(self.path, announced) != (count, len(alleles)):
+            raise DataError(
+                f"{self.path} does not hold what its .psam and .pvar announce: {count} samples of {len(alleles)} "
+                "variants. Restore the files."
+            )
+        return Facts(count, dict(zip(FID_IID, people, strict=True)), names, sites)
+
+    def _read(self) -> Any:
+        library = required("pgenlib", "genomics", ".pgen files")
+        alleles = self._sites[2]
+        begins = np.concatenate([[0], np.cumsum(alleles)]).astype(np.uintp)  # those of each variant, of all counted on
+        several = {} if set(alleles) == {2} else {"allele_idx_offsets": begins}
+        return library.PgenReader(str(self.path).encode(), **several)
+
+    def columns(self, keep: Places) -> Iterator[Rows]:
+        width, p = self.width(), self.frequencies(keep)
+        with self._read() as file:
+            for first in range(0, len(keep), width):
+                some = keep[first : first + width]
+                found = self._counted(file, [self.facts.sites[place] for place in some]).T
+                yield self.finished(found, found == _ABSENT, some, None if p is None else p[first : first + width])
+
+    def _counted(self, file: Any, sites: list[Site]) -> npt.NDArray[Any]:
+        """Return the copies or dosages of alleles, (columns, samples)."""
+        dosages = self.rules.field == "DS"
+        found = np.full((len(sites), self.facts.samples), _ABSENT, np.float32 if dosages else np.int8)
+        if all(site.allele == 1 for site in sites):
+            variants = np.array([site.variant for site in sites], np.uint32)
+            (file.read_dosages_list if dosages else file.read_list)(variants, found)
+        else:
+            for row, site in zip(found, sites, strict=True):
+                (file.read_dosages if dosages else file.read)(site.variant, row, allele_idx=site.allele)
+        if not ((found == _ABSENT) | ((found >= 0) & (found <= 2))).all():
+            raise DataError(f"{self.path} holds what is no number of copies from 0 to 2. {CURE}")
+        return found
+
+
+def _lines(path: Path, *, comments: bool = True) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of every line that is not empty, and no comment."""
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_LINE + 1):
+            number += 1
+            if len(line) > _LINE:
+                raise DataError(f"{path}, line {number} is longer than {_LINE >> 20} MiB. {CURE}")
+            if line.strip() and not (comments and line.startswith(b"##")):
+                yield number, line.decode()
+
+
+def _samples(path: Path) -> tuple[list[str], list[str]]:
+    """Return the family, "0" where there is none, and the name of each sample of a .psam."""
+    families: list[str] = []
+    people: list[str] = []
+    where: tuple[int | None, int] | None = None
+    for number, line in _lines(path):
+        fields = line.split()
+        if where is None:
+            where = (0, 1)  # without a header it is a .fam
+            if fields[0] in {"#FID", "#IID"} and "IID" in (fields[0][1:], *fields[1:2]):
+                where = (0, 1) if fields[0] == "#FID" else (None, 0)
+                continue
+        family, person = where
+        if line.startswith("#") or len(fields) <= person:
+            raise DataError(
+                f"{path}, line {number} is not what a .psam has there: a header that begins with #FID and IID, or with "
+                f"#IID, and a line for each sample. {CURE}"
+            )
+        families.append("0" if family is None else fields[family])
+        people.append(fields[person])
+        if len(people) > _MOST_SAMPLES:
+            raise DataError(f"{path} names more than {_MOST_SAMPLES} samples. Split it by samples.")
+    return families, people
+
+
+def _sites(path: Path, rules: Genotypes) -> tuple[tuple[str, ...], list[Site], list[int]]:
+    """Return the names of the columns, where each is, and how many alleles each variant has."""
+    names: list[str] = []
+    counted: list[str] = []
+    sites: list[Site] = []
+    alleles: list[int] = []
+    where: Sequence[int] | None = None
+    letters = 0
+    for number, line in _lines(path):
+        fields = line.split()
+        if where is None:
+            if fields[0] == _SITE[0] and set(_SITE) <= set(fields):
+                where = [fields.index(name) for name in _SITE]
+                continue
+            where = _SITE_OF_BIM.get(len(fields))
+        if where is None or line.startswith("#") or len(fields) <= max(where):
+            raise DataError(
+                f"{path}, line {number} is not what a .pvar has there: a header that names {', '.join(_SITE)}, and a "
+                f"line for each variant. {CURE}"
+            )
+        contig, position, name, first, others = (fields[place] for place in where)
+        told = [first, *(() if others == "." else others.split(","))]
+        made = columns_of_site(contig, position, name, told, rules)
+        if made is None:
+            raise not_biallelic(f"{path}, line {number}")
+        sites += [Site(len(alleles), allele, len(made)) for allele in range(1, len(made) + 1)]
+        alleles.append(max(2, len(told)))
+        names += made
+        counted += told[1:] if made else []
+        letters += sum(map(len, made))
+        require_columns(path, len(names))
+        if letters > MOST_LABELS:
+            raise DataError(f"{path}: the names of its columns take more than {MOST_LABELS >> 20} MiB. Take fewer.")
+    return told_apart(names, counted), sites, alleles

@@ -4,6 +4,11 @@ Whether the first line names the columns or is a row is guessed only where it ca
 over numbers. A line of numbers may be either: taken for names, a person's values would be published; taken for a row,
 names would be summed as if they were one. So it is asked for, in words that do not repeat the line, and which way it is
 never depends on a value once it was told (``--header``).
+
+A long file is read in fragments: each has the lines that begin in its range of bytes. From the middle of a file nobody
+can tell what is quoted. So a fragment is valid only if its quotes stand around whole cells and within one line each;
+if that holds for all of them, the first line begins outside of quotes, and with it each line after another. Where it
+does not hold, the file is read from its start, which knows what is quoted.
 """
 
 from __future__ import annotations
@@ -12,108 +17,185 @@ import csv
 import io
 import math
 import re
-import struct
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cached_property, partial
-from itertools import islice, pairwise
-from typing import Any
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
+from dpdist._util.paths import read_plain_range
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import (
+    BEYOND,
     CURE,
+    EXACT,
+    PIECE,
+    UNNAMED,
     AskError,
+    Fragment,
+    Fragments,
+    Head,
     NoRowsError,
     Places,
     Rows,
-    Source,
     Survey,
+    UncutError,
     attempt,
-    changed,
-    matrix,
+    meant_by_schema,
     no_numbers,
     numbered,
     require_columns,
 )
-from dpdist.ingest.readers.ranges import cut, ends_before, opened_range, read_range, scanned
+from dpdist.ingest.readers.tabular import Tabular, matrix
 from dpdist.naming import parameter
 
+FRAGMENT = 128 << 20
+"""Bytes of a fragment."""
 _LINE = 1 << 20  # longest line, and the block Arrow parses: "0," is two bytes of text and eight of float64
 _MISSING = frozenset(pacsv.ConvertOptions().null_values)
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
-_WORD = "the cell is not a number"
+_WHOLE = re.compile(r"[+-]?\d{1,4000}", re.ASCII)
+_COMMA, _POINTS = re.compile(r"\d,\d"), re.compile(r"\d\.\d{3}(?!\d)")
 _FLAGS = frozenset({"true", "True", "TRUE", "false", "False", "FALSE"})
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?", re.ASCII)
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _SAMPLE = 100
 """Lines by which a column is judged."""
-_SCAN = struct.Struct("<?q")
-"""Whether a range is sound, and where the first line begins in it; -1: nowhere."""
-_END = re.compile(rb"\r\n?|\n")
+_BATCHES = 256
+"""Batches, about a MiB of text each, by which a draft of a schema is judged."""
+_BESIDE = np.zeros(256, dtype=bool)
+"""The bytes that stand before a quote that opens a cell, or the second of two, and after one that closes it."""
+_BESIDE[list(b',\r\n"')] = True
 
 
-class Csv(Source):
-    """A .csv or .csv.gz file, one line per row; text columns are allowed where they are not kept.
+class Csv(Tabular):
+    """A .csv or .csv.gz file, one row per record; text columns are allowed where they are not kept.
 
     Arrow does the reading and does not say where it failed, so a failed file is read again, slowly, for the line.
-
-    A file that is not packed is cut behind line feeds where all its lines are beyond doubt (:mod:`.ranges`): then no
-    cut is within quotes, and each line is by itself what it is in the file. Else the file is read from its start, which
-    knows what is quoted, or finds the line to refuse.
     """
 
     takes = ("header", "schema")
 
-    def _stream(self) -> Any:
-        packed = self.path.suffix.lower() == ".gz"
-        # opened here, because Arrow takes no name that is not UTF-8
-        return pa.input_stream(self.path.open("rb"), compression="gzip" if packed else None)
+    # --- the lines of a fragment ---
 
-    def _lines(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, str]]:
-        """Yield the lines that are not empty, or those of a piece, with their numbers in the file from 1."""
-        stream = self._stream() if stop is None else opened_range(self.path, start, stop)
-        mark = "-sig" if start == 0 else ""  # elsewhere it is a letter of a cell
+    @property
+    def _packed(self) -> bool:
+        return bool(self.path.suffix.lower() == ".gz")
+
+    @cached_property
+    def _size(self) -> int:
+        return int(attempt(self.path, self.path.stat).st_size)
+
+    def fragments(self, keep: Places) -> Fragments:  # noqa: ARG002 - lines are read as a whole
+        size = self._size
+        return Fragments(np.array([size] if self._packed else [*range(FRAGMENT, size, FRAGMENT), size]), in_bytes=True)
+
+    def _range(self, fragment: tuple[int, int]) -> tuple[int, int]:
+        """Return where the lines begin and end that begin in a fragment."""
+        start, stop = (self._next_line(place) for place in fragment)
+        return start, stop
+
+    def _next_line(self, place: int) -> int:
+        """Return where the first line begins that does not begin before a place."""
+        if not 0 < place < self._size:
+            return place
+        found = read_range(self.path, place - 1, min(_LINE + 1, self._size - place + 1)).find(b"\n")
+        if found < 0 and self._size - place > _LINE:
+            raise UncutError
+        return self._size if found < 0 else place + found
+
+    def _stream(self, fragment: Fragment) -> tuple[Any, int]:
+        """Open the bytes of a fragment; return also the lines to pass over."""
+        if fragment is None:
+            # opened here, because Arrow takes no name that is not UTF-8
+            file = self.path.open("rb")
+            return pa.input_stream(file, compression="gzip" if self._packed else None), self._head[0]
+        start, stop = self._range(fragment)
+        # the line feed before it is an empty line, and keeps Arrow from taking what follows for a byte-order mark
+        return opened_range(self.path, max(start - 1, 0), stop), 0 if start else self._head[0]
+
+    def _records(self, fragment: Fragment = None) -> Iterator[tuple[int, list[str]]]:
+        """Yield the cells of each record, with the number of the line of the file, from 1, in which it begins."""
+        if fragment is None:
+            stream: Any = pa.input_stream(self.path.open("rb"), compression="gzip" if self._packed else None)
+            before, mark = 0, "-sig"
+        else:
+            start, stop = self._range(fragment)
+            stream, before = opened_range(self.path, start, stop), ends_before(self.path, start)
+            mark = "" if start else "-sig"  # elsewhere it is a letter of a cell
         # bytes that are not UTF-8 become lone surrogates, so that their line can be told
         with io.TextIOWrapper(stream, encoding=f"utf-8{mark}", errors="surrogateescape", newline="") as file:
-            number = ends_before(self.path, start)
-            while line := file.readline(_LINE + 1):
-                number += 1
-                if len(line) > _LINE:
-                    raise DataError(f"{self.path}, line {number} is longer than {_LINE >> 20} MiB. {CURE}")
-                if line.strip("\r\n"):
-                    yield number, line
+            reader = csv.reader(self._lines(file, before), strict=True)
+            while True:
+                number = before + reader.line_num + 1
+                try:
+                    cells = next(reader, None)
+                except csv.Error:
+                    break
+                if cells is None:
+                    return
+                if cells:
+                    yield number, cells
+        raise DataError(
+            f"{self.path}, line {number}: a quote is not closed, or stands within a cell, or a cell is longer than "
+            f"128 KiB. {CURE}"
+        )
 
-    def _cells(self, number: int, line: str) -> list[str]:
-        if not line.isascii() and any("\ud800" <= letter <= "\udfff" for letter in line):
-            raise DataError(f"{self.path}, line {number} is not UTF-8 text. Save the file in UTF-8.")
-        cells = None
-        with suppress(csv.Error):
-            cells = next(csv.reader([line], strict=True))
-        if cells is None:
-            raise DataError(f"{self.path}, line {number}: a quote is not closed in the line it is opened in. {CURE}")
-        return cells
+    def _lines(self, file: Any, number: int) -> Iterator[str]:
+        while line := file.readline(_LINE + 1):
+            number += 1
+            if len(line) > _LINE:
+                raise DataError(
+                    f"{self.path}, line {number} is longer than {_LINE >> 20} MiB. Keep fewer columns, or write the "
+                    "table as Parquet; in Python: pandas.read_csv(FILE).to_parquet(NEW)."
+                )
+            if not line.isascii() and any("\ud800" <= letter <= "\udfff" for letter in line):
+                raise DataError(f"{self.path}, line {number} is not UTF-8 text. Save the file in UTF-8.")
+            yield line
+
+    # --- the first line ---
 
     @cached_property
     def _first(self) -> tuple[int, list[str]]:
-        """Number and cells of the first line."""
-        first = attempt(self.path, partial(next, self._lines(), None))
+        """Number and cells of the first record."""
+        first: tuple[int, list[str]] | None = attempt(self.path, partial(next, self._records(), None))
         if first is None:
-            raise DataError(f"{self.path} is empty. Remove it, or put comma-separated numbers there.")
-        cells = self._cells(*first)
+            raise NoRowsError(f"{self.path} is empty. Put comma-separated numbers there.")
+        cells = first[1]
         if len(cells) < 2:  # said here: whatever names the column would repeat a line of several
-            few = f"{self.path} gives 1 column, and a table needs two or more."
-            if (mark := next((mark for mark in _SEPARATORS if mark in cells[0]), None)) is None:
-                raise DataError(few)
-            raise DataError(
-                f"{few} Its cells seem to be separated by {_SEPARATORS[mark]}. Save it with commas between cells and "
-                f"points within numbers; in Python: pandas.read_csv(FILE, sep={mark!r}).to_csv(NEW, index=False)."
-            )
+            raise DataError(f"{self.path} gives 1 column, and a table needs two or more.{self._other(*first)}")
         require_columns(self.path, len(cells))
-        return first[0], cells
+        return first
+
+    def _other(self, number: int, cells: list[str]) -> str:
+        """Return how text of another kind is written as one of commas."""
+        cell = cells[0]
+        if cell.startswith("#") or cell.lower().startswith("sep="):
+            what, how = "a comment", "comment='#'"
+            if not cell.startswith("#"):
+                what, how = (
+                    "for a spreadsheet",
+                    "skiprows=1" + (f", sep={cell[4]!r}" if cell[4:] in _SEPARATORS else ""),
+                )
+            return (
+                f" Line {number} is {what}. Write the file without it; in Python: pandas.read_csv(FILE, {how}).to_csv("
+                "NEW, index=False)."
+            )
+        mark = next((mark for mark in _SEPARATORS if mark in cell), None)
+        if mark is None:
+            return ""
+        lines = [",".join(line) for _, line in islice(self._records(), 1, _SAMPLE)]
+        within = ""
+        if any(_COMMA.search(line) for line in lines):
+            within = ", decimal=','" + (", thousands='.'" if any(_POINTS.search(line) for line in lines) else "")
+        return (
+            f" Its cells seem to be separated by {_SEPARATORS[mark]}. Save it with commas between cells and points "
+            f"within numbers; in Python: pandas.read_csv(FILE, sep={mark!r}{within}).to_csv(NEW, index=False)."
+        )
 
     @cached_property
     def _head(self) -> tuple[int, tuple[str, ...]]:
@@ -124,7 +206,8 @@ class Csv(Source):
             raise header_asked(self.path)
         if header == "no":
             return 0, numbered(len(cells))
-        return number, tuple(cell or f"c{place}" for place, cell in enumerate(cells))
+        over = sum(len(cell.splitlines()) - 1 for cell in cells if cell)  # a name may go over several lines
+        return number + over, tuple(cell or f"c{place}" for place, cell in enumerate(cells))
 
     @property
     def _is_said(self) -> bool:
@@ -146,169 +229,148 @@ class Csv(Source):
         """
         if any(_kind(cell) != "text" for cell in cells[0 if cells[0] else 1 :]):
             return False
-        below = list(islice(self._sample(1), _SAMPLE))
+        below = [line for _, line in islice(self._records(), 1, _SAMPLE + 1)]
         return not below or any(_kind(cell) in {"number", "flag"} for line in below for cell in line)
 
-    def _sample(self, skip: int) -> Iterator[list[str]]:
-        """Yield the cells of the lines behind so many that are not empty."""
-        for number, line in islice(self._lines(), skip, None):
-            yield self._cells(number, line)
-
-    @property
-    def unnamed(self) -> int | None:
-        if self.choices.header == "no":
-            return None
-        return 0 if not self._first[1][0] else super().unnamed
-
-    @property
-    def guess(self) -> str | None:
-        if self.choices.header is not None or self._is_said:
-            return None
-        return (
-            f"{self.path}: the first line is taken for the names of the columns ({parameter('header', 'yes')}), not "
-            f"for a row ({parameter('header', 'no')})."
+    @cached_property
+    def stored(self) -> Head:
+        skip, names = self._head
+        indexes = (
+            tuple(place for place, cell in enumerate(self._first[1]) if not cell or cell in UNNAMED) if skip else ()
         )
+        guess = None
+        if self.choices.header is None and not self._is_said:
+            guess = (
+                f"{self.path}: the first line is taken for the names of the columns ({parameter('header', 'yes')}), "
+                f"not for a row ({parameter('header', 'no')})."
+            )
+        return Head(names, indexes=indexes, guess=guess)
 
     @cached_property
     def _flags(self) -> frozenset[int]:
         """Places of the columns that hold true and false, by the first row."""
-        skip, _ = self._head
-        first = attempt(self.path, lambda: next(self._sample(1 if skip else 0), []))
+        rows = (cells for number, cells in self._records() if number > self._head[0])
+        first = attempt(self.path, lambda: next(rows, []))
         return frozenset(place for place, cell in enumerate(first) if cell in _FLAGS)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._head[1]
+    # --- the rows ---
 
-    def survey(self, keep: Places) -> Survey:
-        found = _judged(self.blocks(keep))
-        # a quote left open in a column that is not kept would swallow whole lines unseen
-        if not found.rows or (len(keep) < len(self.names) and found.rows != attempt(self.path, self._count)):
-            raise attempt(self.path, lambda: self._mistake(keep))
-        return found
+    def cells(self, places: Places, fragment: Fragment = None) -> Generator[Any]:
+        return self._read({str(place): pa.string() for place in places}, fragment, (), lambda _: True)
 
-    def _count(self) -> int:
-        return sum(number > self._head[0] for number, _ in self._lines())
+    def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
+        kinds = {str(place): pa.bool_() if place in self._flags else pa.float64() for place in keep}
 
-    def blocks(self, keep: Places) -> Generator[Rows]:
-        return self._sound(keep, self._numbers(keep, self._stream, self._head[0]), 0, None, _is_finite)
+        def number_block(batch: Any) -> Rows:
+            columns = [each.cast(pa.uint8()) if each.type == pa.bool_() else each for each in batch.columns]
+            return matrix(columns, batch.num_rows, np.float64)
 
-    def _sound(
-        self, keep: Places, batches: Iterator[Any], start: int, stop: int | None, accept: Callable[[Any], bool]
+        for batch in self._read(kinds, fragment, keep, lambda batch: bool(np.isfinite(number_block(batch)).all())):
+            yield number_block(batch)
+
+    def _read(
+        self, kinds: Mapping[str, Any], fragment: Fragment, numbers: Places, accept: Callable[[Any], bool]
     ) -> Generator[Any]:
-        """Pass pieces on up to the first that is not sound, and say which line is not; keep: columns of numbers."""
+        """Pass batches on up to the first that is not sound, and say which line is not; of these columns of numbers."""
+        batches, rows = self._batches(kinds, fragment), 0
         while True:
             try:
-                block = next(batches, None)
+                batch = next(batches, None)
             except (pa.ArrowException, OSError):
                 break
-            if block is None:
-                return
-            if not accept(block):
+            except _QuotedError:  # quotes stand within cells: Arrow may have taken lines for one, or not
+                if fragment is None and rows == attempt(self.path, self._count):
+                    return
                 break
-            yield block
-        raise attempt(self.path, lambda: self._mistake(keep, start, stop))  # not in the handler: Arrow quotes the cell
+            if batch is None:
+                return
+            if not accept(batch):
+                break
+            rows += batch.num_rows
+            yield batch
+        # not in the handler: Arrow quotes the cell
+        raise attempt(self.path, lambda: self._mistake(numbers)) if fragment is None else UncutError
 
-    def _numbers(self, keep: Places, stream: Callable[[], Any], skip: int) -> Iterator[Rows]:
-        kinds = {str(place): pa.bool_() if place in self._flags else pa.float64() for place in keep}
-        for batch in self._batches(kinds, stream, skip):
-            columns = [each.cast(pa.uint8()) if each.type == pa.bool_() else each for each in batch.columns]
-            yield matrix(pa.RecordBatch.from_arrays(columns, batch.schema.names), list(kinds), np.float64)
+    def _batches(self, kinds: Mapping[str, Any], fragment: Fragment) -> Iterator[Any]:
+        if fragment is not None and len({*self._range(fragment)}) < 2:  # it is within one line
+            return
+        stream, skip = self._stream(fragment)
+        with _Quotes(stream) as file:
+            read = pacsv.ReadOptions(
+                column_names=[str(place) for place in range(len(self._head[1]))],
+                skip_rows=skip,
+                block_size=_LINE,
+                use_threads=False,  # threads are no faster here, and read ahead one block per core
+            )
+            convert = pacsv.ConvertOptions(
+                column_types=kinds, include_columns=list(kinds),
+                true_values=[word for word in _FLAGS if word.lower() == "true"],
+                false_values=[word for word in _FLAGS if word.lower() == "false"],
+            )  # fmt: skip
+            parse = pacsv.ParseOptions(newlines_in_values=fragment is None)
+            with pacsv.open_csv(file, read_options=read, convert_options=convert, parse_options=parse) as reader:
+                yield from (batch for batch in reader if batch.num_rows)
+            if not file.sound or (fragment is not None and file.over_lines):
+                raise _QuotedError
 
-    def _batches(self, kinds: Mapping[str, Any], stream: Callable[[], Any], skip: int) -> Iterator[Any]:
-        read = pacsv.ReadOptions(
-            column_names=[str(place) for place in range(len(self.names))],
-            skip_rows=skip,
-            block_size=_LINE,
-            use_threads=False,  # threads are no faster here, and read ahead one block per core
-        )
-        convert = pacsv.ConvertOptions(
-            column_types=kinds, include_columns=list(kinds),
-            true_values=[word for word in _FLAGS if word.lower() == "true"],
-            false_values=[word for word in _FLAGS if word.lower() == "false"],
-        )  # fmt: skip
-        with stream() as file, pacsv.open_csv(file, read_options=read, convert_options=convert) as reader:
-            yield from (batch for batch in reader if batch.num_rows)
+    def number_survey(self, keep: Places, fragment: Fragment) -> Survey:
+        rows, low, high, whole = 0, math.inf, -math.inf, True
+        for block in self.numbers(keep, fragment):
+            rows += block.shape[0]
+            low, high = min(low, float(block.min())), max(high, float(block.max()))
+            whole = whole and bool((block == np.trunc(block)).all())
+        if not rows and fragment is None:
+            raise attempt(self.path, lambda: self._mistake(keep))
+        if rows and max(-low, high) >= EXACT:  # the text may have been a whole number that float64 does not hold
+            attempt(self.path, lambda: self._require_exact(keep, fragment))
+            whole = False
+        return Survey(rows, "float64", span_of(int(low), int(high)) if rows and whole else None)
 
-    @property
-    def _size(self) -> int:
-        return int(attempt(self.path, self.path.stat).st_size)
+    def _require_exact(self, keep: Places, fragment: Fragment) -> None:
+        skip, names = self._head
+        for number, cells in self._records(fragment):
+            for place in keep if number > skip else ():
+                if _WHOLE.fullmatch(cells[place].strip(" \t")) and abs(int(cells[place])) > EXACT:
+                    raise DataError(f"{self.path}, line {number}, column {names[place]!r}: {BEYOND}")
 
-    def ranges(self, size: int) -> list[tuple[int, int]] | None:
-        return None if self.path.suffix.lower() == ".gz" else cut(self._size, size)
+    def _count(self) -> int:
+        return sum(number > self._head[0] for number, _ in self._records())
 
-    def scan(self, start: int, stop: int) -> bytes:
-        return _SCAN.pack(*scanned(self.path, start, stop, self._size, _LINE))
-
-    def pieces(self, scans: Sequence[bytes]) -> list[tuple[int, int]] | None:
-        said = [_SCAN.unpack(each) for each in scans]
-        size, head = self._size, attempt(self.path, self._behind_head)
-        if head is None or head >= size or not all(sound for sound, _ in said):
-            return None
-        return list(pairwise([0, *(first for _, first in said if first > head), size]))
-
-    def _behind_head(self) -> int | None:
-        """Return the place behind the line that names the columns; None: not near the start of the file."""
-        skip, _ = self._head
-        if not skip:
-            return 0
-        start = read_range(self.path, 0, min(self._size, 2 * _LINE))
-        end = next(islice(_END.finditer(start), skip - 1, None), None)
-        return None if end is None or end.end() == len(start) else end.end()
-
-    def piece_survey(self, keep: Places, start: int, stop: int) -> Survey:
-        return _judged(self.piece(keep, start, stop))
-
-    def piece(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
-        found = self._numbers(keep, *self._within(start, stop))
-        yield from self._sound(keep, found, start, stop, _is_finite)
-
-    def _within(self, start: int, stop: int) -> tuple[Callable[[], Any], int]:
-        """Return what opens a piece, and the lines to pass over in it."""
-        # the line feed before a piece is an empty line, and keeps Arrow from taking what follows for a byte-order mark
-        before = max(start - 1, 0)
-        if start and read_range(self.path, before, 1) != b"\n":
-            raise changed(self.path)
-        return partial(opened_range, self.path, before, stop), 0 if start else self._head[0]
-
-    def cells(self, keep: Places, part: tuple[int, int] | None = None) -> Generator[Any]:
-        opened = (self._stream, self._head[0]) if part is None else self._within(*part)
-        found = self._batches({str(place): pa.string() for place in keep}, *opened)
-        start, stop = (0, None) if part is None else part
-        yield from self._sound((), found, start, stop, lambda _: True)
-
-    def row_in(self, part: tuple[int, int] | None, row: int) -> str:
-        lines = (number for number, _ in self._lines(*(part or ())) if number > self._head[0])
+    def row_in(self, fragment: Fragment, row: int) -> str:
+        lines = (number for number, _ in self._records(fragment) if number > self._head[0])
         return f"line {attempt(self.path, lambda: next(islice(lines, row, None)))}"
 
-    def require_rows(self, found: int) -> None:
-        # a quote left open would swallow whole lines unseen
-        if found != attempt(self.path, self._count):
-            raise attempt(self.path, lambda: self._mistake(()))
+    def words(self) -> set[str]:
+        """Return the columns that the schema reads and that hold something that is no number, in the first batches."""
+        from dpdist.rows.encoding import holds_numbers  # noqa: PLC0415 - drafts of a schema alone ask
 
-    def _mistake(self, keep: Places, start: int = 0, stop: int | None = None) -> DataError:
-        """Find the columns that hold no numbers, or else the first line that is not a row of finite ones.
+        found = set[str]()
+        for batch in islice(self.cells(tuple(self._mapped.values())), _BATCHES):
+            columns = zip(self._mapped, batch.columns, strict=True)
+            found |= {name for name, column in columns if name not in found and not holds_numbers(column)}
+        return found
 
-        The columns are judged by the start of the file; of a piece of it, no line before the piece is.
-        """
+    def _mistake(self, keep: Places) -> DataError:
+        """Find the columns that hold no numbers, by the start of the file, or else the first line that is no row."""
         skip, names = self._head
-        sample = list(islice(self._sample(1 if skip else 0), _SAMPLE))
+        sample = [cells for _, cells in islice((each for each in self._records() if each[0] > skip), _SAMPLE)]
         held = {names[place]: _held([line[place] for line in sample if place < len(line)]) for place in keep}
         if "text" in held.values() or "dates" in held.values():
             bad = {name: kind for name, kind in held.items() if kind is not None}
-            return no_numbers(self.path, bad, [name for name in held if name not in bad])
+            indexes = {names[place] for place in self.stored.indexes}
+            return no_numbers(self.path, bad, [name for name in held if name not in bad and name not in indexes])
         number = skip
-        for number, line in self._lines(start, stop):
+        for number, cells in self._records():
             if number <= skip:
                 continue
-            cells = self._cells(number, line)
             if len(cells) != len(names):
                 return DataError(f"{self.path}, line {number} has {len(cells)} cells, not {len(names)}. {CURE}")
             for place in keep:
                 if fault := _fault(cells[place], flag=place in self._flags):
-                    return DataError(f"{self.path}, line {number}, column {names[place]!r}: {fault}. {CURE}")
+                    where = f"{self.path}, line {number}, column {names[place]!r}"
+                    return DataError(f"{where}: {fault}. Mend it, or {meant_by_schema()}.")
         if number <= skip:
-            return NoRowsError(f"{self.path} has a header and no rows. Remove it, or add rows.")
+            return NoRowsError(f"{self.path} has a header and no rows. Add some.")
         return DataError(f"{self.path} cannot be read as comma-separated numbers, a row per line. Export it again.")
 
 
@@ -321,19 +383,120 @@ def header_asked(path: object) -> AskError:
     )
 
 
-def _is_finite(block: Rows) -> bool:
-    return bool(np.isfinite(block).all())
+_BOUNDS = (2**7 - 1, 2**8 - 1, 2**15 - 1, 2**16 - 1, 2**31 - 1, 2**32 - 1, 2**63 - 1)
 
 
-def _judged(blocks: Iterator[Rows]) -> Survey:
-    rows, low, high, whole = 0, math.inf, -math.inf, True
-    for block in blocks:
-        rows += block.shape[0]
-        low, high = min(low, float(block.min())), max(high, float(block.max()))
-        whole = whole and bool((block == np.trunc(block)).all())
-    # from 2^53 on, the text may have been a whole number that float64 does not hold
-    whole = whole and rows > 0 and max(-low, high) < 2**53
-    return Survey(rows, np.dtype(np.float64), (int(low), int(high)) if whole else None)
+def span_of(low: int, high: int) -> tuple[int, int]:
+    """Return the bounds of the narrowest types of whole numbers around two values.
+
+    Examples
+    --------
+    >>> span_of(0, 200), span_of(-3, 100)
+    ((0, 255), (-128, 127))
+    """
+    least = 0 if low >= 0 else -1 - next(bound for bound in _BOUNDS[::2] if -1 - low <= bound)
+    return least, next(bound for bound in _BOUNDS if high <= bound)
+
+
+class _QuotedError(Exception):
+    """Quotes do not stand around whole cells, or in a fragment they go over several lines."""
+
+
+class _Quotes:
+    """A stream of text for Arrow, which looks at the quotes that pass.
+
+    Attributes
+    ----------
+    over_lines
+        Whether a line ended within quotes.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._wrong = self._inside = self.over_lines = False
+        self._last = ord("\n")
+        self._closing = False  # whether the last byte was a quote that closed, so that the next one is looked at
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return bool(self._stream.closed)
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        content: bytes = self._stream.read(size)
+        if content:
+            self._look(content)
+        return content
+
+    def _look(self, content: bytes) -> None:
+        if b'"' not in content:
+            self.over_lines |= self._inside and (b"\n" in content or b"\r" in content)
+            if self._closing:
+                self._wrong |= not _BESIDE[content[0]]
+            self._closing, self._last = False, content[-1]
+            return
+        letters = np.frombuffer(bytes([self._last]) + content, dtype=np.uint8)
+        quotes = np.flatnonzero(letters[1:] == ord('"')) + 1
+        if self._closing:
+            self._wrong |= not _BESIDE[letters[1]]
+        opening, closing = (quotes[1::2], quotes[::2]) if self._inside else (quotes[::2], quotes[1::2])
+        behind = closing[closing + 1 < len(letters)] + 1
+        self._wrong |= not (_BESIDE[letters[opening - 1]].all() and _BESIDE[letters[behind]].all())
+        ends = np.flatnonzero((letters[1:] == ord("\n")) | (letters[1:] == ord("\r"))) + 1
+        self.over_lines |= bool(((np.searchsorted(quotes, ends) + self._inside) % 2).any())
+        self._inside ^= bool(len(quotes) % 2)
+        self._closing = not self._inside and letters[-1] == ord('"')
+        self._last = content[-1]
+
+    @property
+    def sound(self) -> bool:
+        """Whether all quotes so far stand around whole cells."""
+        return not self._wrong and not self._inside
+
+
+def read_range(path: Any, start: int, length: int) -> bytes:
+    """Return so many bytes of a file or object; DataError if it has not so many."""
+    read = partial(read_plain_range, path) if isinstance(path, Path) else path.range
+    found: bytes = attempt(path, partial(read, start, length))
+    return found
+
+
+class _Range(io.RawIOBase):
+    def __init__(self, path: Any, start: int, stop: int) -> None:
+        self._path, self._place, self._stop = path, start, stop
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        size = min(len(buffer), self._stop - self._place)
+        if size:
+            buffer[:size] = read_range(self._path, self._place, size)
+            self._place += size
+        return size
+
+
+def opened_range(path: Any, start: int, stop: int) -> io.BufferedReader:
+    """Open a range of bytes as a file of its own; about 8 MiB are asked for at once."""
+    return io.BufferedReader(_Range(path, start, stop), max(1, min(PIECE, stop - start)))
+
+
+def ends_before(path: Any, place: int) -> int:
+    """Return how many lines end before the start of a line: by a line feed, a carriage return, or both."""
+    found, held = 0, b""
+    with opened_range(path, 0, place) as file:
+        while piece := held + file.read(PIECE):
+            held = b"\r" if len(piece) > 1 and piece.endswith(b"\r") else b""  # a line feed may follow
+            whole = piece[: len(piece) - len(held)]
+            found += whole.count(b"\n") + whole.count(b"\r") - whole.count(b"\r\n")
+    return found
 
 
 def _kind(cell: str) -> str:
@@ -363,5 +526,5 @@ def _fault(cell: str, *, flag: bool = False) -> str | None:
     if flag:
         return None if cell in _FLAGS else "the cell is neither true nor false, and those before it are"
     if not _NUMBER.fullmatch(text):
-        return _WORD
+        return "the cell is not a number"
     return None if math.isfinite(float(text)) else "the value is not finite"

@@ -14,30 +14,19 @@ VCF Zarr specification 0.4; Czech et al. 2024.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import (
-    CURE,
-    MOST_LABELS,
-    Places,
-    Rows,
-    Source,
-    Survey,
-    attempt,
-    require_table,
-    surveyed,
-)
+from dpdist.ingest.readers.base import CURE, MOST_LABELS, Places, Rows, attempt
+from dpdist.ingest.readers.calls import Calls, Facts, Site
 from dpdist.ingest.readers.chunked import require_chunks
-from dpdist.ingest.readers.genotypes import NO_RULES, Genotypes, columns_of_site, no_pair, not_biallelic
-from dpdist.ingest.readers.plink import missing
-from dpdist.ingest.readers.transpose import turned, width_for
+from dpdist.ingest.readers.genotypes import columns_of_site, no_pair, not_biallelic, told_apart
 from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign
 
 _CALLS, _DOSES = "call_genotype", "call_DS"
@@ -45,14 +34,6 @@ _TOGETHER = 4096
 """Variants whose names are read at once."""
 _ABSENT, _NONE = -1, -2
 """Of an allele: it is missing, or there is none."""
-
-
-class _Place(NamedTuple):
-    """Where a column is: its variant, its allele, and how many columns that variant has."""
-
-    variant: int
-    allele: int
-    alleles: int
 
 
 def is_vcf_zarr(path: Any) -> bool:
@@ -70,66 +51,56 @@ def is_vcf_zarr(path: Any) -> bool:
         return False
 
 
-class VcfZarr(Source):
+class VcfZarr(Calls):
     """A store of genotypes: how many copies of the alternative allele each sample has, 0, 1 or 2."""
 
-    takes = ("missing", "genotypes")
     fragile = True
 
     @property
-    def _rules(self) -> Genotypes:
-        return self.choices.genotypes or NO_RULES
-
-    @property
-    def _values(self) -> str:
-        return _DOSES if self._rules.field == "DS" else _CALLS
+    def _array(self) -> str:
+        return _DOSES if self.rules.field == "DS" else _CALLS
 
     @cached_property
-    def _facts(self) -> tuple[int, tuple[str, ...], tuple[_Place, ...]]:
-        """Return the number of samples, the names of the columns, and of each where it is."""
+    def facts(self) -> Facts:
         require_foreign(self.path, _CALLS)
-        stored = attempt(self.path, lambda: holds_values(self.path, self._values))
-        samples, names, places = attempt(self.path, self._surveyed)
-        if not names:
-            raise DataError(f"{self.path} has no variants that are read by these rules, and so no columns.")
-        if not stored:
+        found = attempt(self.path, self._surveyed)
+        if not attempt(self.path, lambda: holds_values(self.path, self._array)):
             raise DataError(f"{self.path} announces genotypes of which nothing is stored. Restore it.")
-        require_table(self.path, (samples, len(names)), self._rules.dtype)
-        return samples, names, places
+        return found
 
-    def _surveyed(self) -> tuple[int, tuple[str, ...], tuple[_Place, ...]]:
+    def _surveyed(self) -> Facts:
         with opened(self.path) as root:
-            if self._values not in root:
+            if self._array not in root:
                 raise DataError(f"{self.path} gives no dosages (DS). {CURE}")
-            values, alleles = root[self._values], root["variant_allele"]
+            values, alleles = root[self._array], root["variant_allele"]
             shape = values.shape
-            if (values.ndim, values.dtype.kind) != ((2, "f") if self._values == _DOSES else (3, "i")):
-                raise DataError(f"{self.path}: {self._values} has another shape or type than VCF Zarr gives it. {CURE}")
+            if (values.ndim, values.dtype.kind) != ((2, "f") if self._array == _DOSES else (3, "i")):
+                raise DataError(f"{self.path}: {self._array} has another shape or type than VCF Zarr gives it. {CURE}")
             require_chunks(self.path, math.prod(values.chunks) * values.dtype.itemsize)
-            if self._values == _CALLS and shape[2] > 2:
+            if self._array == _CALLS and shape[2] > 2:
                 raise DataError(f"{self.path} holds genotypes of more than two alleles each, and people are diploid.")
             if len(shape) < 2 or alleles.shape[0] != shape[0]:
                 raise DataError(f"{self.path}: its arrays are of different numbers of variants. {CURE}")
-            self._require_people(root, shape[1])
-            names, places = list[str](), list[_Place]()
+            people = self._people(root, shape[1])
+            names, places, alleles_of = list[str](), list[Site](), list[str]()
             for variant, (where, place, name, some) in enumerate(self._fixed(root, shape[0])):
-                made = columns_of_site(where, place, name, some, self._rules)
+                made = columns_of_site(where, place, name, some, self.rules)
                 if made is None:
                     raise not_biallelic(f"{self.path}, variant {variant} (counting from 0)")
-                if len(made) > 1 and self._values == _DOSES:
+                if len(made) > 1 and self._array == _DOSES:
                     raise DataError(f"{self.path} has one dosage for each sample, and variant {variant} more alleles.")
                 names += made
-                places += [_Place(variant, allele, len(made)) for allele in range(1, len(made) + 1)]
-        return shape[1], tuple(names), tuple(places)
+                alleles_of += some[1:] if made else []
+                places += [Site(variant, allele, len(made)) for allele in range(1, len(made) + 1)]
+        return Facts(shape[1], people, told_apart(names, alleles_of), places)
 
-    def _require_people(self, root: Any, samples: int) -> None:
-        people = root.get("sample_id")
-        if people is None:
-            return
-        if people.shape != (samples,):
+    def _people(self, root: Any, samples: int) -> dict[str, list[str]]:
+        names = root.get("sample_id")
+        if names is None:
+            return {}
+        if names.shape != (samples,):
             raise DataError(f"{self.path} names another number of samples than it has genotypes of. {CURE}")
-        if len(set(_words(people, 0, samples))) < samples:
-            raise DataError(f"{self.path} names a sample twice: one person would have several rows. {CURE}")
+        return {"sample": _words(names, 0, samples)}
 
     def _fixed(self, root: Any, variants: int) -> Iterator[tuple[str, str, str, list[str]]]:
         """Yield where each variant is, its place there, its name, and its alleles."""
@@ -151,56 +122,36 @@ class VcfZarr(Source):
                     raise DataError(f"{self.path} names its variants by more than {MOST_LABELS >> 20} MiB.")
                 yield contigs[contig], str(place), name or ".", [some[0], *filter(None, some[1:])]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._facts[1]
-
     @cached_property
     def unpacked(self) -> int:
         def read() -> int:
             with opened(self.path) as root:
-                values = root[self._values]
+                values = root[self._array]
                 return int(math.prod(values.chunks) * values.dtype.itemsize)
 
         found: int = attempt(self.path, read)
         return found
 
-    def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - all are counts, or all dosages
-        return surveyed(self.path, self._facts[0], self._rules.dtype.name)
-
-    def blocks(self, keep: Places) -> Generator[Rows]:
-        shape = (self._facts[0], len(keep))
-        yield from turned(self.path, self.beside, self._columns(keep), shape, self._rules.dtype)
-
-    def _columns(self, keep: Places) -> Iterator[Rows]:
-        """Yield columns in the order that is asked for; those of neighbouring variants are read together."""
-        samples, names, places = self._facts
-        width = width_for(samples, np.dtype(np.float64))
-        p = self._rules.allele_frequencies([names[place] for place in keep])
+    def columns(self, keep: Places) -> Iterator[Rows]:
+        sites, width, p = self.facts.sites, self.width(np.dtype(np.float64)), self.frequencies(keep)
         with opened(self.path) as root:
-            values = root[self._values]
+            values = root[self._array]
             first = 0
-            while first < len(keep):
+            while first < len(keep):  # those of neighbouring variants are read together
                 last = first + 1
                 while last < len(keep) and last - first < width and keep[last] == keep[last - 1] + 1:
                     last += 1
-                start = places[keep[first]].variant
-                block = np.asarray(values[start : places[keep[last - 1]].variant + 1])
-                columns = []
-                for at in range(first, last):
-                    place = places[keep[at]]
-                    found, absent = self._counts(block[place.variant - start], place)
-                    if p is None and absent.any():
-                        if self.choices.missing is None:
-                            raise missing(self.path, f"sample {int(np.argmax(absent)) + 1}", names[keep[at]])
-                        found[absent] = self.choices.missing
-                    columns.append(self._rules.finished(found, absent, None if p is None else p[at]))
-                yield np.stack(columns, axis=1)
+                some = keep[first:last]
+                start = sites[some[0]].variant
+                block = np.asarray(values[start : sites[some[-1]].variant + 1])
+                found = [self._counts(block[sites[place].variant - start], sites[place]) for place in some]
+                counts, absent = (np.stack(each, axis=1) for each in zip(*found, strict=True))
+                yield self.finished(counts, absent, some, None if p is None else p[first:last])
                 first = last
 
-    def _counts(self, values: npt.NDArray[Any], place: _Place) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    def _counts(self, values: npt.NDArray[Any], place: Site) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Return the copies of an allele that each sample has, and of which that is missing."""
-        if self._rules.field == "DS":
+        if self.rules.field == "DS":
             absent = np.isnan(values)
             wrong = ~absent & ~((values >= 0) & (values <= 2))
             counts = np.where(absent, 0, values)
@@ -208,15 +159,15 @@ class VcfZarr(Source):
             alleles = (values != _NONE).sum(axis=1)
             absent = (values == _ABSENT).any(axis=1) | (alleles == 0)
             lone = (alleles == 1) & ~absent
-            wrong = ((values > place.alleles) | (values < _NONE)).any(axis=1)
-            wrong |= lone & (self._rules.haploid is None)
+            wrong = ((values > place.columns) | (values < _NONE)).any(axis=1)
+            wrong |= lone & (self.rules.haploid is None)
             counts = (values == place.allele).sum(axis=1)
-            counts[lone] *= 2 if self._rules.haploid == "double" else 1
+            counts[lone] *= 2 if self.rules.haploid == "double" else 1
         if wrong.any():
             where = f"{self.path}, variant {place.variant}, sample {int(np.argmax(wrong))} (counting from 0)"
-            if self._rules.field == "DS":
+            if self.rules.field == "DS":
                 raise DataError(f"{where}: the dosage is not a number of copies from 0 to 2. {CURE}")
-            raise no_pair(where, self._rules, CURE)
+            raise no_pair(where, self.rules, CURE)
         return counts, absent
 
 

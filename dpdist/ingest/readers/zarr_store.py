@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import b64decode
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -18,6 +19,7 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
@@ -28,16 +30,17 @@ from dpdist.ingest.readers.base import (
     AT_ONCE,
     MOST_LABELS,
     PIECE,
+    Fragment,
+    Fragments,
     Places,
     Rows,
-    Runs,
     State,
     attempt,
     each,
     ends_of,
     version_of,
 )
-from dpdist.ingest.readers.chunked import Chunked, Layout, only
+from dpdist.ingest.readers.chunked import Chunked, Layout, Meaning, only
 from dpdist.naming import step
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
@@ -127,6 +130,7 @@ def opened(path: Any, way: Callable[..., Any] = zarr.open, **options: Any) -> It
     store: Any
     if isinstance(path, Path):
         store = LocalStore(path, read_only=True)
+        options = {"use_consolidated": False} | options  # it may be of before rows were appended
     else:
         store = FsspecStore.from_url(path.address, read_only=True)
     with zarr.config.set(_FEW):
@@ -147,7 +151,10 @@ def _says_anndata(path: Any) -> bool:
 
 
 def _is_anndata(group: zarr.Group) -> bool:
-    return group.attrs.get("encoding-type") == "anndata"
+    """Say whether a group is AnnData: it says so from version 0.8 on, and annotates rows and columns before."""
+    return group.attrs.get("encoding-type") == "anndata" or all(
+        name in group and group[name].attrs.get("encoding-type") == "dataframe" for name in ("obs", "var")
+    )
 
 
 def require_foreign(path: Any, place: str) -> None:
@@ -191,10 +198,30 @@ def holds_values(path: Any, place: str = "") -> bool:
     return False
 
 
+def _meaning(path: Any, array: Any) -> Meaning | None:
+    """Return what xarray's attributes say of an array; in format 2 its fill value stands for missing ones, too."""
+    said = dict(array.attrs)
+    if "_Unsigned" in said:
+        raise DataError(f"{path} is marked as _Unsigned, which Zarr has types for. Write it as unsigned numbers.")
+    absent = [said[name] for name in ("_FillValue", "missing_value") if name in said]
+    if array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in said and array.fill_value is not None:
+        absent.append(array.fill_value)
+    for at, value in enumerate(absent):
+        if isinstance(value, str):  # "NaN", or as xarray writes floats
+            with suppress(ValueError):
+                absent[at] = float(value)
+                continue
+            raw = b64decode(value)
+            absent[at] = np.frombuffer(raw, dtype=f"<f{len(raw)}").astype(array.dtype)
+    if array.dtype.kind == "f":  # JSON writes 1e20 of a float32 as the double that it is not
+        absent = [np.asarray(value, np.float64).astype(array.dtype) for value in absent]
+    return Meaning.of(said, *absent)
+
+
 class Store(Chunked):
     """A Zarr array, or the array of a group that ``--variable`` names or that is the only one."""
 
-    takes = ("variable",)
+    takes = ("variable", "rows_dimension")
     fragile = True
 
     @cached_property
@@ -238,37 +265,26 @@ class Store(Chunked):
         with zarr.config.set(_FEW):
             yield self._array
 
-    def runs(self, keep: Places) -> Runs | None:  # noqa: ARG002 - all columns are read
-        found = self._checked
-        n, size = found.shape[0], self._high(found) * found.columns * found.dtype.itemsize
-        if size > AT_ONCE:
+    def fragments(self, keep: Places) -> Fragments:  # noqa: ARG002 - all columns are read
+        found = self._layout
+        high = max(1, min(found.chunks[0], found.shape[0]))
+        row = found.columns * found.dtype.itemsize
+        if high * row > AT_ONCE:
             raise DataError(
-                f"{self.path} has chunks of {found.chunks[0]} rows, which are {size >> 20} MiB with all columns. They "
-                f"are unpacked together wherever rows are read in place, of which no more than {AT_ONCE >> 20} MiB are "
-                "read at once. Write it with chunks of "
-                f"fewer rows, or copy its rows with {step('ingest')}."
+                f"{self.path} has chunks of {high} rows, which are {high * row >> 20} MiB with all columns. They are "
+                f"unpacked together wherever rows are read in place, of which no more than {AT_ONCE >> 20} MiB are "
+                f"read at once. Write it with chunks of fewer rows, or copy its rows with {step('ingest')}."
             )
-        high = self._step(found)
-        return Runs(ends_of(self.path, n, high), 4 * max(size, PIECE))
+        ends = ends_of(self.path, found.shape[0], high * max(1, PIECE // (high * row)))
+        return Fragments(ends, 4 * max(high * row, PIECE))
 
-    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
-        found = self._checked
-        whole = keep == tuple(range(found.columns))
-        few = max(1, PIECE // (found.columns * found.dtype.itemsize))
-        for band in each(self.path, self._read(found, self._step(found), start, stop)):
-            for first in range(0, band.shape[0], few):
-                piece = band[first : first + few]
-                yield piece if whole else piece[:, keep]
-
-    @staticmethod
-    def _high(found: Layout) -> int:
-        """Return the rows of a chunk."""
-        return max(1, min(found.chunks[0], found.shape[0]))
-
-    def _step(self, found: Layout) -> int:
-        """Return the rows of so many whole chunks as make a piece."""
-        high = self._high(found)
-        return high * max(1, PIECE // (high * found.columns * found.dtype.itemsize))
+    def _bands(self, fragment: Fragment) -> Generator[Rows]:
+        if fragment is None:
+            return super()._bands(None)
+        found = self._layout
+        high = max(1, min(found.chunks[0], found.shape[0]))
+        height = high * max(1, PIECE // (high * found.columns * found.dtype.itemsize))
+        return each(self.path, self._read(height, *fragment))  # and nothing is unpacked beside
 
     def state(self, start: int, stop: int) -> State:
         """Return the state of the chunks in which rows lie, or of the shards; one that is absent is not counted."""
@@ -288,30 +304,33 @@ class Store(Chunked):
 
     def _chunk_files(self, start: int, stop: int) -> Iterator[Path]:
         array, root = self._array, self.path / (self._place or "")
-        stored = array.shards or array.chunks
-        rows = range(start // stored[0], -(-stop // stored[0]))
-        others = [range(-(-n // length)) for n, length in zip(array.shape[1:], stored[1:], strict=True)]
-        for place in product(rows, *others):
+        stored, axis = array.shards or array.chunks, self._layout.axis
+        places = [range(-(-n // length)) for n, length in zip(array.shape, stored, strict=True)]
+        places[axis] = range(start // stored[axis], -(-stop // stored[axis]))
+        for place in product(*places):
             yield root / array.metadata.encode_chunk_key(place)
 
     @cached_property
-    def _layout(self) -> Layout:
+    def _stored(self) -> Layout:
         def read() -> Layout:
             with self._opened() as array:
                 if array.shards and math.prod(array.shards) > _PARTS * math.prod(array.chunks):
                     raise ValueError
                 stored = holds_values(self.path, self._place or "")
                 chunks = tuple(map(min, array.chunks, array.shape))
-                return Layout(array.shape, array.dtype, chunks, stored, self._first(array))
+                return Layout(
+                    array.shape, array.dtype, chunks, stored, self._dims(array), meaning=_meaning(self.path, array)
+                )
 
         return attempt(self.path, read)
 
-    def _first(self, array: Any) -> object:
-        """Return what the rows are called; in VCF Zarr they are variants where nothing is said."""
+    def _dims(self, array: Any) -> tuple[str, ...]:
+        """Return the names of the dimensions; in VCF Zarr the first is of variants where nothing is said."""
         said = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-        if said:
-            return said[0]
-        if (self._place or self.path.name).rpartition("/")[2] == "call_genotype":
-            return "variants"
+        if said and all(isinstance(name, str) for name in said):
+            return tuple(said)
         with opened(self.path) as root:
-            return "variants" if "vcf_zarr_version" in root.attrs else None
+            by_variant = "vcf_zarr_version" in root.attrs
+        if by_variant or (self._place or self.path.name).rpartition("/")[2] == "call_genotype":
+            return ("variants", *(str(i) for i in range(1, array.ndim)))
+        return ()

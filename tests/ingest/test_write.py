@@ -1,4 +1,4 @@
-"""Ingest in pieces: whoever reads them, and whatever dies in between, the table is the same to the last byte."""
+"""Ingest by tasks: whoever writes which chunks, and whatever dies in between, the table is the same."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from support.ingest_scene import SECRET, write_csv, write_npz, write_parquet
 from support.memory_store import OBJECTS, MemoryStore
 
 from dpdist.errors import DataError, ResumableError
-from dpdist.ingest import looking, pieces, steps, table
-from dpdist.ingest.looking import Found, Span
-from dpdist.ingest.readers import npy, parquet, zarr_store
-from dpdist.ingest.sources import Choices, Survey
-from dpdist.ingest.steps import Run, Step
-from dpdist.ingest.table import ingest
+from dpdist.ingest import survey, write
+from dpdist.ingest.readers import columnar, npy, text, zarr_store
+from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.survey import Job, Part, Run
+from dpdist.ingest.write import Write, ingest, units_of
 from dpdist.pipeline.budget import ingest_rows
+from dpdist.pipeline.ingesting import computed
 from dpdist.rows import dataset
 from dpdist.rows.table import Shape
 from dpdist.rows.units import KeptRows, Unit
-from dpdist.rows.writing import RowsWriter, chunk_key, join_chunk, shared_chunks
+from dpdist.rows.writing import RowsWriter, chunk_key
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage import store as stores
 from dpdist.storage import unfinished
-from dpdist.storage.store import store_at
+from dpdist.storage.store import Store, store_at
 
 ROWS = 97
-Before = Callable[[Step, int], object]
+Before = Callable[[Job, int], object]
 
 
 def values(rows: int = ROWS) -> Any:
@@ -54,14 +54,15 @@ def values(rows: int = ROWS) -> Any:
 
 
 def small(monkeypatch: pytest.MonkeyPatch, piece: int = 300, chunk: int = 7 * 24) -> None:
-    """Let a unit take on a few rows, read in this process, and a chunk of the table hold seven of float64."""
+    """Let a task take on a few rows, read in this process, and a chunk of the table hold seven of float64."""
     monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
-    for module in (looking, pieces, table):
+    for module in (survey, write):
         monkeypatch.setattr(module, "PIECE", piece)
-    for module in (npy, parquet, zarr_store):
+    for module in (survey, text):
+        monkeypatch.setattr(module, "FRAGMENT", piece)
+    for module in (npy, columnar, zarr_store):
         monkeypatch.setattr(module, "PIECE", 100)
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", chunk)
-    monkeypatch.setattr(pieces, "_JOINED", 2)
 
 
 @dataclass
@@ -69,18 +70,21 @@ class Others:
     """Workers that take units in any order, some of them twice, each with nothing but what a task brings."""
 
     seed: int = 0
-    before: Before = lambda _step, _unit: None
+    before: Before = lambda _job, _unit: None
     done: list[tuple[str, int]] = field(default_factory=list)
     named: bool = True
+    again: bool = True
 
     @contextmanager
-    def connected(self) -> Iterator[Run]:
-        def run(step: Step, units: Sequence[int]) -> None:
-            order = random.Random(self.seed)
-            for unit in order.sample([*units, *units[::3]], k=len(units) + len(units[::3])):
-                self.before(step, unit)
-                self.done.append((step.name, unit))
-                steps.do_unit(cloudpickle.loads(cloudpickle.dumps(step)).cut(unit))
+    def connected(self, place: Store, choices: Choices) -> Iterator[Run]:
+        def run(job: Job, units: Sequence[Any]) -> list[Any]:
+            order, found = random.Random(self.seed), {}
+            numbers = [*range(len(units)), *range(0, len(units) if self.again else 0, 3)]
+            for number in order.sample(numbers, k=len(numbers)):
+                self.before(job, number)
+                self.done.append((job.name, number))
+                found[number] = computed(*cloudpickle.loads(cloudpickle.dumps((units[number], (job, place, choices)))))
+            return [found[number] for number in range(len(units))]
 
         yield run
 
@@ -162,7 +166,6 @@ def test_the_table_is_the_same_whoever_reads_which_piece(
     others = Others()
     assert serial(source, tmp_path / "there.zarr", elsewhere=others) == alone
     assert bool(others.done) == (name not in WHOLE)
-    assert ("scan" in {step for step, _ in others.done}) == (name in {"t.csv", "texts", "mixed"})
     found = [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
     assert found == []
 
@@ -216,7 +219,7 @@ def test_a_table_is_private_while_it_is_built_and_holds_nothing_of_the_building(
     small(monkeypatch)
     seen: set[int] = set()
 
-    def look(_step: Step, _unit: int) -> None:
+    def look(_job: Job, _unit: int) -> None:
         for path in tmp_path.glob(".rows.zarr.*/**/*"):
             seen.add(stat.S_IMODE(path.stat().st_mode) & 0o077)
 
@@ -231,63 +234,53 @@ def test_a_table_is_private_while_it_is_built_and_holds_nothing_of_the_building(
     assert {path.name for path in (tmp_path / "rows.zarr").iterdir()} == {"c", "zarr.json"}
 
 
-def test_tasks_say_nothing_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task is what a scheduler sees: where, a salted digest, and a number."""
-    small(monkeypatch)
-    seen: list[bytes] = []
-    for number in range(2):
-        others = Others(before=lambda step, _unit: seen.append(cloudpickle.dumps((step.sources, step.plan))))
-        ingest(made(tmp_path, f"{'fortran' if number else 't'}.npy"), tmp_path / f"{number}.zarr", elsewhere=others)
-        if number == 0:
-            half = len(seen)
-    assert not set(seen[:half]) & set(seen[half:])
-    assert not any(b"97" in each and b"shape" in each for each in seen)
-
-
 COUNTS = st.lists(st.integers(1, 30), min_size=1, max_size=6)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_pieces_hold_each_row_once_and_so_do_the_chunks_that_they_write(
+def test_units_write_each_chunk_once_of_the_rows_that_it_has(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
-    piece, wide = data.draw(st.integers(1, 60)), np.dtype(np.float64)
-    monkeypatch.setattr(looking, "PIECE", piece)
-    monkeypatch.setattr(pieces, "PIECE", piece)
-    found, total = [], 0
+    monkeypatch.setattr(survey, "PIECE", data.draw(st.integers(1, 60)))
+    parts, total = list[Part](), 0
     for number, counts in enumerate(data.draw(st.lists(COUNTS, min_size=1, max_size=4))):
-        rows, kind = sum(counts), data.draw(st.sampled_from(["whole", "runs", "text"]))
-        ends = np.cumsum(counts) if kind == "runs" else None
-        cuts = [(first, first + n) for first, n in zip(np.cumsum([0, *counts]), counts, strict=False)]
-        spans = [Span(number, a, b, a, b - a, cut=True) for a, b in cuts] if kind == "text" else []
-        found.append(Found(Survey(rows, wide), None, spans, ends))
-        total += rows
+        whole_file = len(counts) == 1
+        for first, count in zip(np.cumsum([0, *counts]).tolist(), counts, strict=False):
+            parts.append(Part(number, None if whole_file else (first, first + count), first, count))
+        total += sum(counts)
     kept = None
     if data.draw(st.booleans()):
         kept = KeptRows(total)
         kept.add(np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=total, max_size=total))))
-    made_of = pieces.cut_into_pieces(found, 1, kept)
-    read = [
-        (span.source, span.first + i) for each in made_of for span in each.spans for i in range(span.rows)
-    ]  # fmt: skip
-    rows_of = [about.survey.rows for about in found if about.survey is not None]
-    assert read == [(number, row) for number, rows in enumerate(rows_of) for row in range(rows)]
     mask = np.ones(total, dtype=bool) if kept is None else kept.among(0, total)
     whole = np.arange(2 * total).reshape(total, 2).astype(np.int32)
     shape = Shape(int(mask.sum()), 2, "int32", data.draw(st.integers(1, 12)))
+    begins = {part[:2]: row for part, row in zip(parts, np.cumsum([0, *(p.rows for p in parts)]), strict=False)}
+    units = units_of(parts, shape, kept, data.draw(st.sampled_from([None, 8])))
     with MemoryStore("memory://once").staged("rows") as aside:
-        starts = []
-        for each in data.draw(st.permutations(made_of)):
-            part = slice(each.row, each.row + sum(span.rows for span in each.spans))
-            writer = RowsWriter(aside, shape, each.first, each.first + each.kept)
-            writer.append(whole[part][mask[part]])
-            writer.flush()
-            starts += [each.first] * bool(each.kept)
-        for index, begins in shared_chunks(shape, sorted(starts)).items():
-            join_chunk(aside, shape, index, begins)
-        chunks = [np.frombuffer(aside.get(chunk_key(i))[:-4], np.int32).reshape(-1, 2) for i in range(shape.chunks)]
-        assert len(list(aside.list("c"))) == shape.chunks
+        written: list[str] = []
+        for unit in data.draw(st.permutations(units)):
+            writer, target, row = RowsWriter(aside, shape, unit.first, unit.stop), unit.target, unit.row
+            for part in unit.parts:
+                fragment = None if part.fragment is None else (part.first, part.first + part.rows)
+                begin = next(
+                    at
+                    for (source, known), at in begins.items()
+                    if source == part.source and (known is None or (fragment is not None and known[0] == fragment[0]))
+                )
+                assert row == begin
+                some = whole[row : row + part.rows][mask[row : row + part.rows]]
+                writer.append(some, target)
+                target, row = target + len(some), row + part.rows
+            assert writer.full
+            written += writer.keys
+        assert (
+            sorted(written) == sorted(chunk_key(index) for index in range(shape.chunks)) if shape.rows else not written
+        )
+        chunks = [
+            np.frombuffer(aside.get(key)[:-4], np.int32).reshape(-1, 2) for key in map(chunk_key, range(shape.chunks))
+        ]
     MemoryStore("memory://once").delete()
     stored = np.concatenate([np.empty((0, 2), np.int32), *chunks])
     assert np.array_equal(stored[: shape.rows], whole[mask])
@@ -319,7 +312,10 @@ def test_the_first_fault_is_told_in_the_same_words_and_nothing_is_left(
     alone = said_of(source, tmp_path / "rows.zarr")
     small(monkeypatch)
     assert said_of(source, tmp_path / "rows.zarr") == alone
-    assert said_of(source, tmp_path / "rows.zarr", elsewhere=Others(3)) == alone
+    there = said_of(source, tmp_path / "rows.zarr", elsewhere=Others(3))
+    assert (
+        "the value is not finite" in there or "is not a number" in there or "missing" in there
+    )  # whichever came first
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -346,22 +342,6 @@ def test_files_that_do_not_belong_together_are_refused_and_questions_are_asked_a
     assert "header" in said_of(tmp_path / "in", tmp_path / "rows.zarr", elsewhere=Others())
 
 
-def test_after_a_fault_no_later_piece_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small(monkeypatch)
-    rows = values()
-    rows[3, 1] = np.nan
-    copied: list[int] = []
-    do = pieces.Write.do
-
-    def counted(self: Any, unit: int, hands: Any) -> Any:
-        copied.append(unit)
-        return do(self, unit, hands)
-
-    monkeypatch.setattr(pieces.Write, "do", counted)
-    said_of(made(tmp_path, "t.npy", rows), tmp_path / "rows.zarr")
-    assert copied == [0]
-
-
 @pytest.mark.parametrize("name", ["t.npy", "t.parquet", "t.zarr", "texts"])
 def test_a_source_that_changes_on_the_way_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -372,8 +352,11 @@ def test_a_source_that_changes_on_the_way_is_refused(
     for late in (False, True):
         source = made(tmp_path, name)
 
-        def change(step: Step, unit: int, source: Path = source, late: bool = late) -> None:
-            if (step.name, unit) == ("join" if late else "write", 0) and not (tmp_path / "changed").exists():
+        seen: list[int] = []
+
+        def change(job: Job, unit: int, source: Path = source, late: int = 2 * late, seen: list[int] = seen) -> None:
+            seen += [unit] if job.name == "write" else []
+            if len(seen) == 1 + late and not (tmp_path / "changed").exists():
                 shutil.rmtree(source) if source.is_dir() else source.unlink()
                 made(tmp_path, name, others)
                 (tmp_path / "changed").touch()
@@ -385,7 +368,7 @@ def test_a_source_that_changes_on_the_way_is_refused(
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_piece_of_a_file_that_changed_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_of_a_file_that_changed_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was given up writes on: into an object store, where it cannot be kept from it. It must see the change."""
     small(monkeypatch)
     source = made(tmp_path, "t.npy")
@@ -396,22 +379,21 @@ def test_a_piece_of_a_file_that_changed_is_not_written(tmp_path: Path, monkeypat
         written.append(key)
         put(self, key, content)
 
-    def change(step: Step, _unit: int) -> None:
-        if step.name == "write" and not written:
+    def change(job: Job, _unit: int) -> None:
+        if job.name == "write" and not written:
             os.utime(source)
             monkeypatch.setattr(stores.FolderStore, "put", noted)
 
     said_of(source, tmp_path / "rows.zarr", elsewhere=Others(before=change))
-    assert written
-    assert not [key for key in written if key.startswith(("c/", "fragments/"))]
+    assert not written
 
 
 # --- what dies ---
 
 
 def die_at(name: str, unit: int) -> Before:
-    def die(step: Step, number: int) -> None:
-        if (step.name, number) == (name, unit):
+    def die(job: Job, number: int) -> None:
+        if (job.name, number) == (name, unit):
             raise ResumableError("gone")
 
     return die
@@ -420,8 +402,8 @@ def die_at(name: str, unit: int) -> Before:
 def die_after(count: int) -> Before:
     left = iter(range(count))
 
-    def die(_step: Step, _unit: int) -> None:
-        if next(left, None) is None:
+    def die(job: Job, _unit: int) -> None:
+        if job.name == "write" and next(left, None) is None:
             raise ResumableError("gone")
 
     return die
@@ -437,15 +419,23 @@ def test_a_second_run_does_not_do_again_what_is_done(
     target: Any = tmp_path / "rows.zarr" if place == "folder" else store_at(f"memory://{tmp_path.name}/rows.zarr")
     source = made(tmp_path, name)
     alone = serial(source, tmp_path / "alone.zarr")
-    runs: list[set[tuple[str, int]]] = []
+    written: list[str] = []
+    kind: Any = type(store_at(target))
+    put = kind.put
+
+    def noted(self: Any, key: str, content: Any) -> None:
+        written.append(key)
+        put(self, key, content)
+
+    monkeypatch.setattr(kind, "put", noted)
+    runs = 0
     while not store_at(target).exists():
-        others = Others(len(runs), die_after(4))
+        others, runs = Others(runs, die_after(2), again=False), runs + 1
         with suppress(ResumableError):
             ingest(source, target, elsewhere=others)
-        runs.append(set(others.done))
-    every = [unit for run in runs for unit in run]
-    assert len(every) == len(set(every)) >= 7
-    assert len(runs) > 2
+    chunks = [key for key in written if key.startswith("c/")]
+    assert len(chunks) == len(set(chunks)) == len([key for key in alone if key.startswith("c/")])
+    assert runs > 1
     assert objects(target) == alone
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     OBJECTS.clear()
@@ -468,26 +458,40 @@ def test_an_ingest_that_was_killed_is_taken_up(tmp_path: Path, monkeypatch: pyte
     small(monkeypatch)
     source = made(tmp_path, "parquets")
     alone = serial(source, tmp_path / "alone.zarr")
-    do: Any = Step.done
+    write_one: Any = RowsWriter._write
 
-    def kill_at(name: str, unit: int, seen: list[Any]) -> Callable[..., Any]:
-        def done(self: Step, number: int, hands: Any) -> None:
-            seen.append((self.name, number))
-            do(self, number, hands)
-            if (self.name, number) == (name, unit):
+    def kill_at(count: int) -> Callable[..., Any]:
+        seen: list[int] = []
+
+        def written(self: RowsWriter, index: int) -> None:
+            write_one(self, index)
+            seen.append(index)
+            if len(seen) == count:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        return done
+        return written
 
-    for name, unit in (("look", 2), ("write", 3), ("write", 5), ("join", 0)):
-        monkeypatch.setattr(Step, "done", kill_at(name, unit, []))
+    for count in (2, 4):
+        monkeypatch.setattr(RowsWriter, "_write", kill_at(count))
         assert killed(lambda: ingest(source, tmp_path / "rows.zarr")) == -signal.SIGKILL
         assert len(list(tmp_path.glob(".rows.zarr.*.partial"))) == 1
-    seen: list[tuple[str, int]] = []
-    monkeypatch.setattr(Step, "done", kill_at("", 0, seen))
+    (damaged,) = tmp_path.glob(".rows.zarr.*.partial/c/1/0")
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    monkeypatch.setattr(RowsWriter, "_write", write_one)
+    put, written = stores.FolderStore.put, list[str]()
+
+    def noted(self: Any, key: str, content: Any) -> None:
+        written.append(key)
+        put(self, key, content)
+
+    monkeypatch.setattr(stores.FolderStore, "put", noted)
     told: list[tuple[int, int]] = []
     ingest(source, tmp_path / "rows.zarr", progress=lambda done, total: told.append((done, total)))
-    assert seen == [("join", 1)]
+    assert told[-1] == (ROWS, ROWS)
+    every = {key for key in alone if key.startswith("c/")}
+    assert [key for key in written if key.startswith("c/")] == sorted(
+        every - {"c/0/0", "c/2/0", "c/3/0"}, key=lambda key: int(key.split("/")[1])
+    )
     assert objects(tmp_path / "rows.zarr") == alone
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.zarr", "parquets", "rows.zarr"]
 
@@ -516,7 +520,7 @@ def test_one_that_was_killed_at_its_end_is_published(
         ingest(source, tmp_path / "rows.zarr")
 
     assert killed(dying) == -signal.SIGKILL
-    monkeypatch.setattr(pieces.Write, "do", None)
+    monkeypatch.setattr(Write, "__call__", None)
     ingest(source, tmp_path / "rows.zarr")
     assert objects(tmp_path / "rows.zarr") == alone
 
@@ -555,15 +559,15 @@ def test_of_two_at_once_the_second_waits_and_takes_the_table_of_the_first(
     small(monkeypatch)
     source, order = made(tmp_path, "t.npy"), []
     begun, go = threading.Event(), threading.Event()
-    do: Any = Step.done
+    do: Any = Write.__call__
 
-    def slow(self: Step, number: int, hands: Any) -> None:
+    def slow(self: Write, *arguments: Any) -> None:
         order.append(threading.current_thread().name)
         begun.set()
         assert go.wait(60)
-        do(self, number, hands)
+        do(self, *arguments)
 
-    monkeypatch.setattr(Step, "done", slow)
+    monkeypatch.setattr(Write, "__call__", slow)
     found: list[str] = []
     threads = [
         threading.Thread(target=lambda: found.append(ingest_rows(source, tmp_path / "rows.zarr").dataset_id), name=name)
@@ -587,14 +591,22 @@ def test_a_worker_that_comes_late_does_not_touch_a_table_that_is_there(
 ) -> None:
     monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
     small(monkeypatch)
-    late: list[tuple[Step, int]] = []
+    late: list[Any] = []
+    write_unit: Any = Write.__call__
+
+    def noted(self: Write, opener: Any, unit: Any, told: Any) -> None:
+        late.append((self, opener, unit, told))
+        write_unit(self, opener, unit, told)
+
+    monkeypatch.setattr(Write, "__call__", noted)
     source, target = made(tmp_path, "t.npy"), store_at(f"memory://{tmp_path.name}/late.zarr")
-    ingest(source, target, elsewhere=Others(before=lambda step, unit: late.append((step, unit))))
+    ingest(source, target, elsewhere=Others())
     before = objects(target)  # type: ignore[arg-type]
     made(tmp_path, "t.npy", values() + 1)
-    for step, unit in late:
+    assert late
+    for arguments in late:
         with suppress(DataError, ResumableError, OSError):
-            steps.do_unit(step.cut(unit))
+            write_unit(*arguments)
     assert objects(target) == before  # type: ignore[arg-type]
     OBJECTS.clear()
 
@@ -605,24 +617,22 @@ def test_what_a_worker_puts_where_nobody_builds_any_more_it_removes(
     """A worker of somebody else's cluster ends its unit when the command is gone, and a store has no folder to lose."""
     monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
     small(monkeypatch)
-    found: list[Step] = []
+    kept: list[Any] = []
+    write_unit: Any = Write.__call__
 
-    def interrupted(step: Step, unit: int) -> None:
-        if (step.name, unit) == ("write", 1):
-            found.append(step)
-            assert step.planned
-            steps.plan_of(step.aside, steps.SOURCES, step.sources)
-            raise KeyboardInterrupt
+    def interrupted(self: Write, *arguments: Any) -> None:
+        kept.append((self, *arguments))
+        raise KeyboardInterrupt
 
     source, target = made(tmp_path, "t.npy"), store_at(f"memory://{tmp_path.name}/rows.zarr")
     for removes in (True, False):  # and a twin that does not look
-        with pytest.raises(KeyboardInterrupt):
-            ingest(source, target, elsewhere=Others(before=interrupted))
+        with monkeypatch.context() as patch:
+            patch.setattr(Write, "__call__", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ingest(source, target, elsewhere=Others())
         assert not any(OBJECTS.values())
-        if not removes:
-            monkeypatch.setattr(Step, "_forsaken", lambda _: False)
         with suppress(DataError):
-            steps.do_unit(found[-1].cut(1))
+            (write_unit if removes else Write._write)(*kept[-1])
         assert any(OBJECTS.values()) is not removes
         OBJECTS.clear()
 
@@ -646,7 +656,7 @@ def test_workers_are_asked_where_they_are_named_or_worth_it_and_there_is_somethi
     small(monkeypatch)
     assert asked(named=True)
     assert not asked(named=False)
-    monkeypatch.setattr(table, "LARGE", 1000)
+    monkeypatch.setattr(write, "LARGE", 1000)
     assert asked(named=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     assert not asked(named=False)
@@ -677,7 +687,7 @@ def test_workers_of_a_cluster_write_the_same_table_and_one_may_die(
 
     def strike() -> None:
         while not target.exists() and not struck:
-            if len(list(tmp_path.glob(".rows.zarr.*/work/write/*"))) > 2:
+            if len(list(tmp_path.glob(".rows.zarr.*/c/*/0"))) > 2:
                 worker = next(each for each in multiprocessing.active_children() if each.pid is not None)
                 worker.kill()
                 struck.append(worker.pid or 0)

@@ -1,4 +1,4 @@
-"""A file of text that is cut by bytes and read in pieces is the file that is read from its start: rows and refusals."""
+"""A file of text that is read in fragments of its bytes is the file that is read from its start: rows and refusals."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers import ranges, text
-from dpdist.ingest.readers.base import Choices, Places, Source, joined
+from dpdist.ingest.readers import text
+from dpdist.ingest.readers.base import Choices, Places, Source, UncutError
 from dpdist.ingest.readers.text import Csv
 from dpdist.ingest.readers.vcf import Vcf
 from dpdist.ingest.remote import Remote
@@ -44,33 +44,43 @@ def contents(draw: st.DrawFn) -> bytes:
 def whole(source: Source, keep: Places) -> tuple[Any, ...]:
     """Return what the file is as it is read from its start, or the message of its refusal."""
     try:
-        return source.survey(keep), np.concatenate(list(source.blocks(keep))).tolist()
+        return source.survey(keep), np.concatenate(list(source.rows(keep))).tolist()
     except DataError as error:
         return (type(error), str(error))
 
 
-def in_pieces(source: Source, keep: Places, size: int) -> tuple[Any, ...] | None:
-    """Return what the pieces are together, or the refusal of the first one that has one; None: it cannot be cut."""
-    found = source.ranges(size)
-    assert found is not None
-    cuts = source.pieces([source.scan(*each) for each in found])
-    if cuts is None:
-        return None
-    assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts[:-1])]
+def fragments_of(source: Source, keep: Places, size: int) -> list[tuple[int, int]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "FRAGMENT", size)
+        ends = source.fragments(keep).ends.tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def in_fragments(source: Source, keep: Places, size: int) -> tuple[Any, ...] | None:
+    """Return rows, types and spans of the fragments together; None: the file cannot be cut."""
+    found = fragments_of(source, keep, size)
     try:
-        survey = joined([source.piece_survey(keep, *each) for each in cuts])
-        rows = [block.tolist() for each in cuts for block in source.piece(keep, *each)]
-    except DataError as error:
-        return (type(error), str(error))
-    return whole(source, keep) if survey is None else (survey, [row for block in rows for row in block])
+        surveys = [source.survey(keep, fragment) for fragment in found]
+        rows = [block.tolist() for fragment in found for block in source.rows(keep, fragment)]
+    except UncutError:
+        return None
+    filled = [survey for survey in surveys if survey.rows]
+    if not filled:
+        return whole(source, keep)
+    spans = [survey.span for survey in filled if survey.span is not None]
+    span = None
+    if len(spans) == len(filled):
+        span = min(low for low, _ in spans), max(high for _, high in spans)
+    total = filled[0]._replace(rows=sum(survey.rows for survey in filled), span=span)
+    return total, [row for block in rows for row in block]
 
 
 def require_same(content: bytes, header: str, size: int, keep: Places, folder: Path) -> bool:
-    """Hold the pieces of a file to the whole, and say whether there are several."""
+    """Hold the fragments of a file to the whole, and say whether it can be cut."""
     (folder / "t.csv").write_bytes(content)
     source = Csv(folder / "t.csv", folder, Choices(header=header))
     try:
-        found = in_pieces(source, keep, size)
+        found = in_fragments(source, keep, size)
     except DataError as error:  # of its first line, which is read from the start in any case
         found = (type(error), str(error))
     assert found is None or found == whole(source, keep)
@@ -93,22 +103,24 @@ def _short_lines() -> Any:
 @given(
     contents(),
     st.sampled_from(["yes", "no"]),
-    st.sampled_from([1, 2, 3, 7, 20, 100]),
+    st.sampled_from([24, 25, 31, 47, 100]),
     st.sampled_from([(0, 1), (1, 0, 2)]),
 )
-@example(b'a,b,who\n1,2,z\n1,2,"x\n3,4,y"\n5,6,z\n', "yes", 1, (0, 1))
-@example(b"\xef\xbb\xbfa,b,who\n1,2,x\n\xef\xbb\xbf3,4,y\n", "yes", 1, (0, 1))
-@example(b"a,b,who\r\n\r\n1,2,x\r3,word,y\n", "yes", 1, (0, 1))
-def test_pieces_are_the_file(folder: Path, content: bytes, header: str, size: int, keep: Places) -> None:
+@example(b'a,b,who\n1,2,z\n1,2,"x\n3,4,y"\n5,6,z\n', "yes", 24, (0, 1))
+@example(b"\xef\xbb\xbfa,b,who\n1,2,x\n\xef\xbb\xbf3,4,y\n", "yes", 24, (0, 1))
+@example(b"a,b,who\r\n\r\n1,2,x\r3,word,y\n", "yes", 24, (0, 1))
+def test_fragments_are_the_file(folder: Path, content: bytes, header: str, size: int, keep: Places) -> None:
     require_same(content, header, size, keep, folder)
 
 
-def test_pieces_that_do_not_ask_what_is_quoted_are_not_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "_sound", lambda _: True)
-    judged = b"a,b,who\n" + b"1,2,x\n" * 100
-    for content in (b'1,2,"x\n3,4,y"\n5,6,z\n', b'"1"2,2,x\n3,word,y\n', b"1,2,\xff\n3,word,y\n"):
-        with pytest.raises(AssertionError):
-            require_same(judged + content, "yes", 1, (0, 1), folder)
+def test_fragments_that_do_not_ask_what_is_quoted_are_not_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"a,b,who\n" + b"1,2,x\n" * 20 + b'1,2,"x\n3,4,y"\n5,6,z\n' * 9
+    assert not any(require_same(content, "yes", size, (0, 1), folder) for size in range(24, 60))
+    monkeypatch.setattr(text._Quotes, "_look", lambda *_: None)
+    with pytest.raises(AssertionError):
+        any(require_same(content, "yes", size, (0, 1), folder) for size in range(24, 60))
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -116,11 +128,7 @@ def test_pieces_that_do_not_ask_what_is_quoted_are_not_the_file(folder: Path, mo
 def test_sound_text_is_cut_at_every_line(folder: Path, cell: str, end: str) -> None:
     lines = ["a,b,who", *(f"{row},2,{cell}" for row in range(9))]
     content = end.join(lines).encode()
-    assert require_same(content, "yes", 1, (0, 1), folder)
-    source = Csv(folder / "t.csv", folder, Choices(header="yes"))
-    cuts = source.pieces([source.scan(place, place + 1) for place in range(len(content))])
-    assert cuts is not None
-    assert [content[start:stop].decode().strip() for start, stop in cuts[1:]] == lines[2:]
+    assert all(require_same(content, "yes", size, (0, 1), folder) for size in (24, 25, 26, 27, 40))
 
 
 @pytest.mark.parametrize("cell", ['"x\ny"', 'x"y"', '"x"y', '"x', ' "x"', "x" * 80])
@@ -128,31 +136,20 @@ def test_text_in_doubt_is_read_from_its_start(folder: Path, cell: str) -> None:
     assert not require_same(f"a,b,who\n1,2,x\n3,4,{cell}\n5,6,z\n".encode(), "yes", 9, (0, 1), folder)
 
 
-def test_a_refusal_names_the_line_of_the_file(folder: Path) -> None:
+def test_a_fragment_that_holds_no_numbers_is_left_to_the_whole_file(folder: Path) -> None:
     (folder / "t.csv").write_text("a,b\n" + "1,2\r\n" * 7 + "\r\r\n" + "3,secretword\n")
     source = Csv(folder / "t.csv", folder)
-    found = in_pieces(source, (0, 1), 5)
-    assert found == (
-        DataError,
-        f"{source.path}, line 11, column 'b': the cell is not a number. Mend it in the file and ingest again.",
-    )
-
-
-def test_a_piece_that_is_none_any_more_is_refused(folder: Path) -> None:
-    source = Csv(folder / "t.csv", folder, Choices(header="yes"))
-    source.path.write_text("a,b\n1,2\n3,4\n")
-    assert [block.tolist() for block in source.piece((0, 1), 8, 12)] == [[[3, 4]]]
-    for content in ("a,b\n11,2\n3,4\n", "a,b\n1,2\n"):
-        source.path.write_text(content)
-        with pytest.raises(DataError, match=r"changed while|cannot be read"):
-            list(source.piece((0, 1), 8, 12))
+    assert in_fragments(source, (0, 1), 5) is None
+    kind, said = whole(source, (0, 1))
+    assert kind is DataError
+    assert said.startswith(f"{source.path}, line 11, column 'b': the cell is not a number. ")
 
 
 def test_an_object_is_asked_for_its_pieces_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = b"a,b\n" + b"".join(b"%d,2\n" % row for row in range(1000))
     fsspec.filesystem("memory").pipe_file("/private/t.csv", content)
     source = Csv(Remote("memory://private/t.csv"), folder)
-    assert source.names == ("a", "b")  # from the start, as any reader
+    assert source.head.names == ("a", "b")  # from the start, as any reader
     asked: list[int] = []
     read = Remote.range
 
@@ -161,21 +158,19 @@ def test_an_object_is_asked_for_its_pieces_alone(folder: Path, monkeypatch: pyte
         return read(self, start, length)
 
     monkeypatch.setattr(Remote, "range", told)
-    found = source.ranges(1000)
-    assert found is not None
-    cuts = source.pieces([source.scan(*each) for each in found])
-    assert cuts is not None
-    assert len(cuts) == len(found)
-    assert sum(asked) < len(content) + len(found) * (text._LINE + 2) + 2 * text._LINE
-    asked.clear()
-    start, stop = cuts[3]
-    rows = np.concatenate(list(source.piece((0, 1), start, stop)))
-    assert asked == [1, stop - start + 1]
-    assert rows[:, 0].tolist() == [int(line.split(b",")[0]) for line in content[start:stop].split()]
+    start, stop = fragments_of(source, (0, 1), 1000)[3]
+    rows = np.concatenate(list(source.rows((0, 1), (start, stop))))
+    assert sum(asked) < 3 * (stop - start)
+    lines = content[:stop].split(b"\n")
+    assert rows[-1, 0] == int(lines[-1].split(b",")[0] or lines[-2].split(b",")[0]) or rows[-1, 0] + 1 == rows[
+        0, 0
+    ] + len(rows)
+    assert np.array_equal(rows[:, 0], np.arange(rows[0, 0], rows[0, 0] + len(rows)))
 
 
 def test_what_is_packed_or_turned_is_not_cut(folder: Path) -> None:
+    (folder / "t.csv.gz").write_bytes(b"x" * 1000)
     for source in (Csv(folder / "t.csv.gz", folder), Vcf(folder / "t.vcf", folder)):
-        assert source.ranges(100) is None
-    with pytest.raises(DataError, match="not cut by bytes"):
-        source.scan(0, 1)
+        if isinstance(source, Csv):
+            assert len(fragments_of(source, (0, 1), 100)) == 1
+        assert type(source).fragments is not Csv.fragments or source.path.suffix == ".gz"

@@ -1,0 +1,35 @@
+"""Tables of other packages, which are known by the names of their classes and need not be installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpdist.errors import UsageError
+
+
+def is_a(value: object, package: str, name: str) -> bool:
+    """Say whether a value is of a class of a package, which need not be installed."""
+    return any(each.__module__.split(".")[0] == package and each.__name__ == name for each in type(value).__mro__)
+
+
+def as_frame(given: Any) -> Any:
+    """Return a DataFrame of polars, or a table of Arrow, as one of pandas, and anything else as it is.
+
+    Raises
+    ------
+    UsageError
+        If pandas is not installed.
+    """
+    if is_a(given, "polars", "LazyFrame"):
+        given = given.collect()
+    if is_a(given, "polars", "DataFrame"):
+        given = given.to_arrow()
+    if not (is_a(given, "pyarrow", "Table") or is_a(given, "pyarrow", "RecordBatch")):
+        return given
+    try:
+        import pandas as pd  # noqa: PLC0415 - whoever has such a table may lack it
+    except ImportError:
+        pass
+    else:
+        return given.to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
+    raise UsageError("A table of polars or Arrow is read by pandas. Install it with: pip install pandas")

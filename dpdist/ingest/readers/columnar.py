@@ -1,0 +1,336 @@
+"""Readers of Parquet, and of Arrow's own files (.arrow, .feather), in memory that does not grow with their groups.
+
+A Parquet file may lie in folders named KEY=VALUE, as Hive, Spark and Arrow write them. Each key is a column behind
+those of the file, with a value that is read from the name of the folder.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpdist.errors import DataError
+from dpdist.ingest.readers.base import (
+    AT_ONCE,
+    BEYOND,
+    CURE,
+    PIECE,
+    STORED,
+    UNNAMED,
+    Fragment,
+    Fragments,
+    Head,
+    NoRowsError,
+    Places,
+    Rows,
+    Survey,
+    attempt,
+    changed,
+    each,
+    meant_by_schema,
+    no_numbers,
+    require_exact,
+)
+from dpdist.ingest.readers.npy import Header
+from dpdist.ingest.readers.tabular import Tabular, as_numpy, matrix
+from dpdist.naming import parameter, step
+from dpdist.storage.atomic import scratch
+
+_ROW_GROUP = 64 << 20
+"""Bytes of a row group from which on so many columns at a time are unpacked as the next line says."""
+_COLUMNS = 16
+_PAGES = 2 << 20
+"""Bytes of the pages of a column that Arrow holds while it reads a row group in pieces."""
+_LARGEST = 1 << 30
+"""Bytes of a row group that are unpacked at once at most: it is read in pages."""
+_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+"""Not what Python takes beside it: digits of other scripts, and underscores between digits."""
+
+
+def key_in(name: str) -> tuple[str, str] | None:
+    """Return key and value of the name of a folder, or None.
+
+    Examples
+    --------
+    >>> key_in("year=2026"), key_in("year")
+    (('year', '2026'), None)
+    """
+    key, equals, value = name.partition("=")
+    return (unquote(key), unquote(value)) if equals and key else None
+
+
+def _type_of(kind: Any) -> np.dtype[np.generic] | None:
+    """Return the type of NumPy for a column of numbers; a decimal without a fraction is a whole number."""
+    if pa.types.is_decimal(kind):
+        return np.dtype(np.int64 if kind.scale <= 0 else np.float64)
+    if pa.types.is_boolean(kind):
+        return np.dtype(np.uint8)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        found: np.dtype[np.generic] = np.dtype(kind.to_pandas_dtype())
+        return found
+    return None
+
+
+class Columnar(Tabular):
+    """A file of columns in groups of rows."""
+
+    fragile = True
+
+    @property
+    @abstractmethod
+    def _schema(self) -> Any:
+        """Names and Arrow types of the columns of the file."""
+
+    @property
+    @abstractmethod
+    def _rows(self) -> int:
+        """How many rows it has."""
+
+    @abstractmethod
+    def _batches(self, names: Sequence[str], fragment: Fragment) -> Iterator[Any]:
+        """Yield columns of the file."""
+
+    @cached_property
+    def stored(self) -> Head:
+        schema = self._schema
+        names = attempt(self.path, lambda: tuple(schema.names))
+        said = (schema.pandas_metadata or {}).get("index_columns", ())
+        indexes = tuple(place for place, name in enumerate(names) if name in UNNAMED or name in said)
+        kinds = (*schema.types, *(pa.string() for _ in self._added))
+        return Head((*names, *(key for key, _ in self._added)), self._rows, kinds=kinds, indexes=indexes)
+
+    @cached_property
+    def _added(self) -> tuple[tuple[str, str], ...]:
+        """The keys that are no columns of the file."""
+        known = set(self._schema.names)
+        return tuple((key, text) for key, text in self.keys if key not in known)
+
+    def cells(self, places: Places, fragment: Fragment = None) -> Generator[Any]:
+        names = self.stored.names
+        texts = {names[place]: dict(self._added)[names[place]] for place in places if place >= len(self._schema)}
+        read = [names[place] for place in places if place < len(self._schema)]
+
+        def completed() -> Iterator[Any]:
+            for batch in self._batches(read, fragment):
+                rows = batch.num_rows
+                arrays = [
+                    pa.repeat(pa.scalar(texts[name]), rows) if name in texts else batch.column(name)
+                    for name in (names[place] for place in places)
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, [str(place) for place in places])
+
+        return each(self.path, completed())
+
+    def _key_value(self, key: str, text: str) -> np.generic:
+        value: float | None = None
+        if _WHOLE.fullmatch(text):
+            value = int(text)
+        elif _NUMBER.fullmatch(text):
+            value = float(text)
+        if value is None or not math.isfinite(value) or (isinstance(value, int) and not -(2**63) <= value < 2**64):
+            raise DataError(
+                f"{self.path}, column {key!r}: the value in the name of the folder is not a number. Leave the column "
+                f"out ({parameter('columns')}), or {meant_by_schema()}."
+            )
+        dtype = np.min_scalar_type(value) if isinstance(value, int) else np.dtype(np.float64)
+        found: np.generic = dtype.type(value)
+        return found
+
+    def _types(self, keep: Places) -> list[np.dtype[np.generic]]:
+        """Return the types of columns of numbers; AskError if some are none."""
+        names, kinds, count = self.stored.names, self._schema.types, len(self._schema)
+        found = {place: _type_of(kinds[place]) for place in keep if place < count}
+        if bad := {names[place]: str(kinds[place]) for place, dtype in found.items() if dtype is None}:
+            others = [names[place] for place in keep if names[place] not in bad and place not in self.stored.indexes]
+            raise no_numbers(self.path, bad, others)
+        keys = {place: self._key_value(*self._added[place - count]).dtype for place in keep if place >= count}
+        return [keys[place] if place in keys else found[place] for place in keep]  # type: ignore[misc]
+
+    def number_survey(self, keep: Places, fragment: Fragment) -> Survey:  # noqa: ARG002 - it is announced
+        if not self._rows:
+            raise NoRowsError(f"{self.path} has no rows. Add some.")
+        return Survey(self._rows, np.result_type(*(STORED[kind.name] for kind in self._types(keep))).name)
+
+    def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
+        return each(self.path, self._numbers(keep, fragment, np.result_type(*self._types(keep))))
+
+    def _numbers(self, keep: Places, fragment: Fragment, dtype: np.dtype[Any]) -> Iterator[Rows]:
+        names, count = self.stored.names, len(self._schema)
+        read = [names[place] for place in keep if place < count]
+        keys = dict(self.keys)
+        values = {place: self._key_value(names[place], keys[names[place]]) for place in keep if names[place] in keys}
+        row = 0 if fragment is None else fragment[0]
+        for batch in self._batches(read, fragment):
+            columns = []
+            for place in keep:
+                if place >= count:
+                    columns.append(pa.repeat(pa.scalar(values[place].item()), batch.num_rows))
+                    continue
+                column = batch.column(names[place])
+                if column.null_count:
+                    at = row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+                    raise DataError(
+                        f"{self.path}, row {at} (counting from 0), column {names[place]!r}: the value is missing, and "
+                        f"no schema says what becomes of it. Mend it, or {meant_by_schema()}."
+                    )
+                if pa.types.is_decimal(column.type):
+                    column = self._without_decimals(column, names[place])
+                if dtype.kind == "f" and pa.types.is_integer(column.type):
+                    require_exact(self.path, row, as_numpy(column)[:, None], dtype, [names[place]])
+                if place in values and (as_numpy(column) != values[place]).any():
+                    raise DataError(f"{self.path} holds a column called like its folder, with other values. {CURE}")
+                columns.append(column)
+            yield matrix(columns, batch.num_rows, dtype)
+            row += batch.num_rows
+
+    def _without_decimals(self, column: Any, name: str) -> Any:
+        try:
+            return column.cast(pa.int64() if column.type.scale <= 0 else pa.float64())
+        except pa.ArrowInvalid:
+            pass
+        raise DataError(f"{self.path}, column {name!r}: {BEYOND}")
+
+
+class Parquet(Columnar):
+    """A .parquet file."""
+
+    @cached_property
+    def _metadata(self) -> Any:
+        def read() -> Any:
+            with self.path.open("rb") as file:
+                return pq.read_metadata(file)
+
+        return attempt(self.path, read)
+
+    @cached_property
+    def _schema(self) -> Any:
+        return attempt(self.path, self._metadata.schema.to_arrow_schema)
+
+    @property
+    def _rows(self) -> int:
+        return int(self._metadata.num_rows)
+
+    @cached_property
+    def _largest(self) -> int:
+        """Bytes of the largest row group."""
+        groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
+        return max((group.total_byte_size for group in groups), default=0)
+
+    @property
+    def unpacked(self) -> int:
+        return min(_LARGEST, self._largest)
+
+    def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
+        if fragment is not None or len(keep) <= _COLUMNS or self._largest <= _ROW_GROUP:
+            yield from super().numbers(keep, fragment)
+            return
+        # Arrow holds a page or two of every column it reads, about 2 MiB each: more than the table, if that is wide
+        dtype, rows = np.result_type(*self._types(keep)), self._rows
+        with scratch(self.beside, "unpacked", rows * len(keep) * dtype.itemsize) as folder:
+            plain = folder / "X"
+            with plain.open("wb") as out:
+                for first in range(0, len(keep), _COLUMNS):
+                    start = 0
+                    for block in each(self.path, self._numbers(keep[first : first + _COLUMNS], None, dtype)):
+                        for place, column in enumerate(block.T, first):
+                            out.seek((place * rows + start) * dtype.itemsize)
+                            out.write(np.ascontiguousarray(column).data)
+                        start += block.shape[0]
+            header = Header((rows, len(keep)), True, dtype, 0, 0)
+            yield from each(self.path, header.blocks(plain, tuple(range(len(keep)))))
+
+    @cached_property
+    def _ends(self) -> Any:
+        """Number of the row behind each row group."""
+        counts = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
+        return np.cumsum(counts, dtype=np.int64)
+
+    def fragments(self, keep: Places) -> Fragments:
+        columns = keep if self.choices.schema is None else tuple(self._mapped.values())
+        memory = min(self._largest, _PAGES * len(columns))  # a row group as a whole, or in pages
+        if memory > AT_ONCE:
+            raise DataError(
+                f"{self.path} has a row group of {self._largest >> 20} MiB, and reading pieces of {len(columns)} "
+                f"columns of it takes {memory >> 20} MiB at once, more than the {AT_ONCE >> 20} MiB that rows in place "
+                f"may take. Write it with row groups of at most {AT_ONCE >> 20} MiB, or copy its rows with "
+                f"{step('ingest')}."
+            )
+        ends = np.unique(self._ends)
+        size = np.dtype(np.float64) if self.choices.schema is not None else np.result_type(*self._types(keep))
+        rows = max(1, PIECE // max(1, len(keep) * size.itemsize))  # small row groups go together
+        ends = ends[np.append(ends[:-1] // rows != ends[1:] // rows, True)]
+        return Fragments(ends[ends > 0], 2 * memory + 2 * PIECE)
+
+    def _batches(self, names: Sequence[str], fragment: Fragment) -> Iterator[Any]:
+        groups = None
+        if fragment is not None:
+            begins = np.append(0, self._ends[:-1])
+            inside = (begins >= fragment[0]) & (self._ends <= fragment[1]) & (begins < self._ends)
+            groups = np.flatnonzero(inside).tolist()
+        most = max(1, PIECE // (16 * max(1, len(names))))  # eight bytes as decoded, and as much again on the way
+        # small buffers, no pre-buffering: else whole columns of a row group are in memory as they lie in the file;
+        # no threads: they are hardly faster, and each keeps memory of its own
+        kept = {"buffer_size": 1 << 14, "pre_buffer": False, "page_checksum_verification": True}
+        with self.path.open("rb") as raw, pq.ParquetFile(raw, **kept) as file:
+            if file.metadata.num_rows != self._metadata.num_rows:
+                raise changed(self.path)
+            yield from file.iter_batches(most, row_groups=groups, columns=list(names), use_threads=False)
+
+
+class Arrow(Columnar):
+    """An .arrow or .feather file; a record batch is read at once."""
+
+    @property
+    def unpacked(self) -> int:
+        return min(_LARGEST, int(self.path.stat().st_size))
+
+    def _opened(self, file: Any, fields: list[int] | None = None) -> Any:
+        return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
+
+    @cached_property
+    def _facts(self) -> tuple[Any, int]:
+        def read() -> tuple[Any, int]:
+            with self.path.open("rb") as file:
+                start = file.read(4)
+                if start in {b"FEA1", b"\xff\xff\xff\xff"}:
+                    what, how = "of the first version of Feather", "pyarrow.feather.read_table(FILE)"
+                    if start != b"FEA1":
+                        what, how = "a stream of Arrow, no file", "pyarrow.ipc.open_stream(FILE).read_all()"
+                    raise DataError(
+                        f"{self.path} is {what}. Write it again; in Python: pyarrow.feather.write_feather({how}, NEW)."
+                    )
+                schema = self._opened(file).schema
+                none = self._opened(file, [])
+                return schema, sum(none.get_batch(i).num_rows for i in range(none.num_record_batches))
+
+        return attempt(self.path, read)
+
+    @property
+    def _schema(self) -> Any:
+        return self._facts[0]
+
+    @property
+    def _rows(self) -> int:
+        return self._facts[1]
+
+    def _batches(self, names: Sequence[str], fragment: Fragment) -> Iterator[Any]:  # noqa: ARG002 - it has one
+        schema = self._schema
+        fields = [place for place, name in enumerate(schema.names) if name in set(names)]
+        most = max(1, PIECE // (16 * max(1, len(names))))
+        with self.path.open("rb") as file:
+            found = self._opened(file, fields)
+            for i in range(found.num_record_batches):
+                batch = found.get_batch(i)
+                batch.validate(full=True)  # else a length that is not true is memory of this process
+                for start in range(0, batch.num_rows, most):
+                    yield batch.slice(start, most)

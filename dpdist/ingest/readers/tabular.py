@@ -1,0 +1,138 @@
+"""Tables whose columns have types of their own, as numbers, or mapped to numbers by a schema.
+
+Each batch is mapped by itself, where it is read. So the rows have the same bits, whatever they are read with.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dpdist.errors import DataError
+from dpdist.ingest.readers.base import CURE, Fragment, Head, NoRowsError, Places, Rows, Source, Survey
+from dpdist.rows.encoding import Fault, UnfitError, encoded, require_types, units_of
+
+
+class Tabular(Source):
+    """A table; columns of other things than numbers are allowed where they are not kept, or a schema maps them."""
+
+    takes: ClassVar[tuple[str, ...]] = ("schema",)
+
+    @property
+    @abstractmethod
+    def stored(self) -> Head:
+        """The columns as they are stored, and behind them the keys of the folders."""
+
+    @abstractmethod
+    def cells(self, places: Places, fragment: Fragment = None) -> Generator[Any]:
+        """Yield columns as they are stored, in this order, as Arrow batches."""
+
+    @abstractmethod
+    def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
+        """Yield columns that hold numbers."""
+
+    @abstractmethod
+    def number_survey(self, keep: Places, fragment: Fragment) -> Survey:
+        """Return rows and type of columns that hold numbers."""
+
+    def row_in(self, fragment: Fragment, row: int) -> str:
+        """Return how a message names a row, by its number from the start of a fragment."""
+        return f"row {row + (0 if fragment is None else fragment[0])} (counting from 0)"
+
+    @cached_property
+    def head(self) -> Head:
+        schema = self.choices.schema
+        if schema is None:
+            return self.stored
+        self._mapped  # noqa: B018 - refuses what does not fit
+        return self.stored._replace(names=schema.features, indexes=())
+
+    @cached_property
+    def _mapped(self) -> dict[str, int]:
+        """Places of the columns that the schema reads, by name; UsageError if the file has other columns."""
+        schema, stored = self.choices.schema, self.stored
+        if schema is None:
+            return {}
+        found = {stored.names[place]: place for place in schema.places(stored.names)}
+        if stored.kinds is not None:
+            require_types(schema, dict(zip(stored.names, stored.kinds, strict=True)))
+        return found
+
+    def survey(self, keep: Places, fragment: Fragment = None) -> Survey:
+        if self.choices.schema is None:
+            return self.number_survey(keep, fragment)
+        rows = self.stored.rows
+        if rows is None:
+            with closing(self.blocks((), fragment)) as blocks:
+                rows = sum(map(len, blocks))
+        if not rows and fragment is None:
+            raise NoRowsError(f"{self.path} has no rows. Add some.")
+        return Survey(rows, "float64")
+
+    def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
+        schema = self.choices.schema
+        if schema is None:
+            yield from self.numbers(keep, fragment)
+            return
+        whole = keep == tuple(range(len(schema.features)))
+        for block in self._made(fragment, partial(encoded, schema)):
+            yield block if whole else block[:, list(keep)]
+
+    def rows(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
+        # by a schema a row that is dropped is of NaN, and what else is not finite was refused
+        return super().rows(keep, fragment) if self.choices.schema is None else self.blocks(keep, fragment)
+
+    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
+        schema = self.choices.schema
+        if schema is None:
+            return super().units(key, labels)
+        return self._made(None, lambda columns, _: iter([units_of(schema, columns, key)]))
+
+    def _made(self, fragment: Fragment, make: Callable[[Mapping[str, Any], int], Iterator[Rows]]) -> Generator[Rows]:
+        """Yield what is made of each batch; all columns with a value that cannot be used are told at once."""
+        faults, row, failed = dict[str, Fault](), 0, ""
+        with closing(self.cells(tuple(self._mapped.values()), fragment)) as batches:
+            for batch in batches:
+                columns = dict(zip(self._mapped, batch.columns, strict=True))
+                try:
+                    for block in make(columns, batch.num_rows):
+                        if not faults:
+                            yield block
+                except UnfitError as error:
+                    for fault in error.after(row).faults:
+                        faults.setdefault(fault.column, fault)
+                except pa.ArrowException as error:  # which may quote a cell
+                    failed = type(error).__name__
+                if failed:
+                    raise DataError(
+                        f"{self.path} cannot be read: Arrow does not know what to do with a column ({failed}). Write "
+                        "it with plain types; in Python: pyarrow.parquet.write_table(TABLE, NEW)."
+                    )
+                row += batch.num_rows
+        if faults:
+            raise UnfitError(*faults.values()).told(str(self.path), partial(self.row_in, fragment), CURE)
+
+
+def matrix(columns: Sequence[Any], rows: int, dtype: npt.DTypeLike) -> Rows:
+    """Put columns of Arrow side by side, (rows, columns)."""
+    out = np.empty((len(columns), rows), dtype=dtype)
+    for place, column in enumerate(columns):
+        out[place] = as_numpy(column)
+    return out.T
+
+
+def as_numpy(column: Any) -> Rows:
+    """Return a column of Arrow as NumPy has it."""
+    if (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) and not column.null_count:
+        found: Any = np.from_dlpack(column)  # to_numpy imports pandas, in every process that reads
+    else:
+        found = column.to_numpy(zero_copy_only=False)
+    numbers: Rows = found
+    return numbers

@@ -1,0 +1,421 @@
+"""The survey of a source: its columns, its fragments and their rows, and the type that holds all of them.
+
+Files that announce rows and types are only opened; text is read once for it. Whoever surveys, this process or workers,
+finds the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist._util.ids import random_token
+from dpdist._util.text import counted, has_control, listed, repeated
+from dpdist.errors import DataError, UsageError
+from dpdist.ingest.readers.base import (
+    AskError,
+    Entry,
+    Fragment,
+    Head,
+    NoRowsError,
+    Places,
+    Source,
+    Survey,
+    UncutError,
+    changed,
+    only_columns,
+)
+from dpdist.ingest.readers.text import FRAGMENT
+from dpdist.ingest.remote import Remote, location_of
+from dpdist.ingest.sources import Opener, SourceLocation, Sources, require_distinct
+from dpdist.naming import parameter
+from dpdist.rows.units import Unit
+
+PIECE = 128 << 20
+"""Bytes that one task takes on, about."""
+_MOST_FILES = 256
+"""Files that one task surveys."""
+_INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
+
+
+class Part(NamedTuple):
+    """A fragment of one of the files, with rows.
+
+    Attributes
+    ----------
+    source
+        Number of the file.
+    fragment
+        As of its reader; None: the whole file.
+    first, rows
+        Number of the first row in the file, and how many they are.
+    """
+
+    source: int
+    fragment: Fragment
+    first: int
+    rows: int
+
+
+class Surveyed(NamedTuple):
+    """A source as its survey found it.
+
+    Attributes
+    ----------
+    names, keep
+        Of the columns that are kept, and their places in each file.
+    parts
+        Its fragments with rows, in order.
+    dtype
+        The type that holds all rows.
+    guesses
+        What was guessed of files, for people to read.
+    """
+
+    names: tuple[str, ...]
+    keep: Places
+    parts: list[Part]
+    dtype: np.dtype[np.generic]
+    guesses: list[str]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def filled(self) -> list[int]:
+        """Numbers of the files that have rows."""
+        return list(dict.fromkeys(part.source for part in self.parts))
+
+
+class _Looked(NamedTuple):
+    """What one task found of a file, or of a fragment of text."""
+
+    survey: Survey | None
+    ends: npt.NDArray[np.int64] | None
+    guess: str | None
+    uncut: bool = False
+
+
+class Job(Protocol):
+    """What all units of a step of an ingest share."""
+
+    name: str
+    label: str
+
+    def __call__(self, opener: Opener, unit: Any, told: Callable[[int], object]) -> Any:
+        """Compute a unit, and tell of the rows that were written."""
+        ...
+
+
+Run = Callable[[Job, Sequence[Any]], list[Any]]
+"""Computes units, and returns their results in order."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Opens files, and reads text for its rows and types.
+
+    Parameters
+    ----------
+    entries
+        All files.
+    names, keep
+        The columns of the first of them, and the places of those that are kept.
+    """
+
+    entries: Sequence[Entry]
+    names: tuple[str, ...]
+    keep: Places
+    name = "look"
+    label = "Surveying files"
+
+    def __call__(
+        self,
+        opener: Opener,
+        unit: Sequence[tuple[int, Fragment]],
+        told: Callable[[int], object],  # noqa: ARG002 - none
+    ) -> list[_Looked]:
+        """Look at some of them."""
+        return [self._look(opener, number, fragment) for number, fragment in unit]
+
+    def _look(self, opener: Opener, number: int, fragment: Fragment) -> _Looked:
+        with opener.named(self.entries[number]) as source:
+            guess = None
+            try:
+                source.head  # noqa: B018 - an empty file has none
+            except NoRowsError:
+                return _Looked(None, None, None)
+            if fragment is None or not fragment[0]:
+                guess = source.head.guess and opener.told(source.head.guess, self.entries[number])
+                require_names(source, self.names, self.entries[0].shown)
+            if fragment is not None:
+                try:
+                    return _Looked(source.survey(self.keep, fragment), None, guess)
+                except UncutError:
+                    return _Looked(None, None, guess, uncut=True)
+            try:
+                survey = source.survey(self.keep)
+            except NoRowsError:
+                return _Looked(None, None, guess)
+            return _Looked(survey, self._ends(source, survey), guess)
+
+    def _ends(self, source: Source, survey: Survey) -> npt.NDArray[np.int64] | None:
+        if survey.rows * len(self.keep) * np.dtype(survey.dtype).itemsize <= PIECE:
+            return None
+        try:
+            found = source.fragments(self.keep)
+        except DataError:  # too much of it is read at once: a reader that starts at the beginning has other ways
+            return None
+        return None if found.in_bytes or len(found.ends) < 2 else found.ends
+
+
+def require_names(source: Source, names: tuple[str, ...], first: object) -> None:
+    """Refuse a file that has other columns than the first one: DataError."""
+    if source.head.names != names:
+        raise DataError(f"{source.path} has other columns than {first}. Give all files the same, in one order.")
+
+
+def surveyed(
+    place: SourceLocation,
+    sources: Sources,
+    columns: Sequence[str] | None,
+    run: Run,
+    *,
+    sizes: Sequence[int],
+    unit: Unit | None = None,
+    may_be_empty: bool = False,
+) -> Surveyed:
+    """Survey files before anything is made of them.
+
+    Parameters
+    ----------
+    place
+        As the user named it.
+    sources, sizes
+        The files, and their bytes.
+    columns, unit
+        As of :func:`dpdist.ingest.write.ingest`.
+    run
+        Computes units.
+    may_be_empty
+        Whether there may be no rows.
+
+    Raises
+    ------
+    UsageError, DataError
+        As :func:`dpdist.ingest.write.ingest`.
+    """
+    number, head = _first_head(sources)
+    require_publishable(sources.entries[number].shown, head.names)
+    keep = kept_places(head.names, columns, unit)
+    if len(keep) < 2:
+        raise DataError(
+            f"{place} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
+            "separated by commas, and enough columns kept?"
+        )
+    parts, surveys, guesses = _looked_at(sources.entries, sizes, head.names, keep, run)
+    if not parts and not may_be_empty:
+        if len(sources) > 1:
+            raise NoRowsError(f"No file of {place} has rows. Add some.")
+        with sources.named(0) as first:
+            first.survey(keep)
+            raise changed(first.path)
+    if columns is None and parts:
+        _require_no_index(sources.entries[number].shown, head, keep)
+    require_distinct(sources.entries[number] for number in dict.fromkeys(part.source for part in parts))
+    dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
+    return Surveyed(tuple(head.names[at] for at in keep), keep, parts, dtype, guesses)
+
+
+def _first_head(sources: Sources) -> tuple[int, Head]:
+    """Return the first file that names columns: one of several may be empty."""
+    for number in range(len(sources)):
+        try:
+            with sources.named(number) as source:
+                return number, source.head
+        except NoRowsError:
+            if number == len(sources) - 1:
+                raise
+    raise AssertionError("there is a file")
+
+
+def _looked_at(
+    entries: Sequence[Entry], sizes: Sequence[int], names: tuple[str, ...], keep: Places, run: Run
+) -> tuple[list[Part], list[Survey], list[str]]:
+    units: list[tuple[int, Fragment]] = []
+    for number, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
+        place = location_of(entry.place)
+        fetched = isinstance(place, Remote) and place.web  # as a whole, by each task that reads a part
+        long = size > FRAGMENT and not fetched and place.name.lower().endswith(".csv")
+        starts = range(0, size, FRAGMENT) if long else ()
+        units += [(number, (start, min(start + FRAGMENT, size))) for start in starts] or [(number, None)]
+    look = Look(entries, names, keep)
+    found = _computed(look, units, sizes, run)
+    wrong = {number for (number, _), looked in zip(units, found, strict=True) if looked.uncut}
+    if wrong:
+        kept = [(unit, looked) for unit, looked in zip(units, found, strict=True) if unit[0] not in wrong]
+        again: list[tuple[int, Fragment]] = [(number, None) for number in sorted(wrong)]
+        kept += zip(again, _computed(look, again, sizes, run), strict=True)
+        kept.sort(key=lambda each: (each[0][0], each[0][1] or ()))
+        units, found = [unit for unit, _ in kept], [looked for _, looked in kept]
+    parts, surveys, first = list[Part](), list[Survey](), 0
+    for (number, fragment), looked in zip(units, found, strict=True):
+        first = 0 if fragment is None or not fragment[0] else first
+        if looked.survey is None or not looked.survey.rows:
+            continue
+        surveys.append(looked.survey)
+        if looked.ends is None:
+            parts.append(Part(number, fragment, first, looked.survey.rows))
+        else:
+            begins = [0, *looked.ends[:-1].tolist()]
+            parts += [Part(number, (a, b), a, b - a) for a, b in zip(begins, looked.ends.tolist(), strict=True)]
+        first += looked.survey.rows
+    return parts, surveys, [looked.guess for looked in found if looked.guess]
+
+
+def _computed(look: Look, units: Sequence[tuple[int, Fragment]], sizes: Sequence[int], run: Run) -> list[_Looked]:
+    weights = [sizes[number] if fragment is None else fragment[1] - fragment[0] for number, fragment in units]
+    return [looked for some in run(look, grouped(units, weights)) for looked in some]
+
+
+def size_of(entry: Entry) -> int:
+    """Return the bytes of a source; what a place does not tell counts as much as a task takes on."""
+    place = location_of(entry.place)
+    try:
+        if isinstance(place, Path) and place.is_dir():
+            return sum(path.stat().st_size for path in place.rglob("*"))
+        return int(place.stat().st_size)
+    except Exception:  # noqa: BLE001 - whatever a store raises; whoever reads it says what is wrong
+        return PIECE
+
+
+def grouped(items: Iterable[Any], sizes: Iterable[int]) -> list[list[Any]]:
+    """Put consecutive items together, as much as one task takes on.
+
+    Examples
+    --------
+    >>> grouped("abcd", [PIECE // 2, PIECE, 1, 2])
+    [['a', 'b'], ['c', 'd']]
+    """
+    found: list[list[Any]] = []
+    size = PIECE
+    for item, each in zip(items, sizes, strict=True):
+        if size >= PIECE or len(found[-1]) >= _MOST_FILES:
+            found.append([])
+            size = 0
+        found[-1].append(item)
+        size += each
+    return found
+
+
+def require_each_once(sources: Sources, filled: Sequence[int]) -> None:
+    """Refuse samples that have several rows, in one file or in several: each row would be protected alone.
+
+    Raises
+    ------
+    DataError
+        Naming the files.
+    """
+    key = blake2b(random_token().encode()).digest()
+    known = np.empty(0, "V16")
+    owners = np.empty(0, np.int64)
+    for number in filled:
+        with sources.named(number) as source:
+            head = source.head
+            if not head.samples:
+                continue
+            digests = np.concatenate([*source.units(key, head.samples)]).view("V16")[:, 0]
+        people = np.unique(digests)
+        twice = np.isin(known, people)
+        others = listed(sorted({sources.entries[owner].shown for owner in owners[twice]}))
+        where = sources.entries[number].shown
+        if len(people) < len(digests) or others:
+            told = f"{counted(int(twice.sum()), 'sample')} that {others} names, too" if others else "a sample twice"
+            raise DataError(
+                f"{where} names {told}: one person would have several rows. Leave the repetition out, name the samples "
+                f"apart if they are different people, or say whose each row is, by {parameter('max_rows')} "
+                f"and {units_named(head)}."
+            )
+        known = np.concatenate([known, people])
+        owners = np.append(owners, np.full(len(people), number))
+
+
+def units_named(head: Head) -> str:
+    """Return how a privacy unit is given by the labels of a file; by its samples where there are no others."""
+    others = [label for label in head.labels if label not in head.samples]
+    if len(others) > 1:
+        return f"{parameter('privacy_unit')} of {listed(others)}"
+    return parameter("privacy_unit", ",".join(others or head.samples))
+
+
+def _require_no_index(where: object, head: Head, keep: Places) -> None:
+    """Ask whether columns that may be an index are kept; no value decides, for rows may have been filtered.
+
+    Raises
+    ------
+    AskError
+        If there are such columns.
+    """
+    found = [place for place in head.indexes if place in keep]
+    if not found:
+        return
+    told = listed(repr(head.names[place]) for place in found)
+    others = [head.names[place] for place in keep if place not in found]
+    kept = [head.names[place] for place in keep]
+    raise AskError(
+        f"{where}: {told} {'is' if len(found) == 1 else 'are'} without a name, or the index of a data frame, and would "
+        "be summed like a measurement.",
+        [only_columns(others, "leaves it out")] * (len(others) > 1) + [only_columns(kept, "keeps it as a column")],
+    )
+
+
+def require_publishable(where: object, names: tuple[str, ...]) -> None:
+    """Refuse names of columns that cannot be published, or that several columns have: DataError."""
+    for place, name in enumerate(names):
+        if has_control(name):
+            raise DataError(
+                f"{where}: the name of column {place + 1} (counting from 1) holds a control character. Names are "
+                "published, and shown on terminals: rename the column."
+            )
+    if twice := repeated(names):
+        raise DataError(f"{where} has several columns of one name: {listed(twice)}. Rename them.")
+
+
+def kept_places(names: tuple[str, ...], columns: Sequence[str] | None, unit: Unit | None) -> tuple[int, ...]:
+    """Return the places of the columns to keep; that of the privacy unit is not one of them."""
+    if unit is not None and unit.column not in names:
+        raise UsageError(f"There is no column {unit.column}. There are: {listed(names)}.", parameter="privacy_unit")
+    if unit is not None and columns is not None and unit.column in columns:
+        raise UsageError(
+            f"The privacy unit {unit.column} cannot be one of the columns that are kept.", parameter="columns"
+        )
+    if columns is None:
+        return tuple(place for place, name in enumerate(names) if unit is None or name != unit.column)
+    places = {name: place for place, name in enumerate(names)}
+    if unknown := [name for name in columns if name not in places]:
+        raise UsageError(f"There is no column {listed(unknown)}. There are: {listed(names)}.", parameter="columns")
+    if len(set(columns)) < len(columns):
+        raise UsageError("A column is named twice; name each column once.", parameter="columns")
+    return tuple(places[name] for name in columns)
+
+
+def _common_dtype(surveys: Sequence[Survey]) -> np.dtype[np.generic]:
+    """Return the type that holds the rows of all files.
+
+    Whole numbers written as text are judged together: two files that need uint8 and int8 may both fit int8.
+    """
+    dtypes = [np.dtype(survey.dtype) for survey in surveys if survey.span is None]
+    spans = [survey.span for survey in surveys if survey.span is not None]
+    if spans:
+        low, high = min(low for low, _ in spans), max(high for _, high in spans)
+        infos = [np.iinfo(name) for name in _INTEGERS]
+        dtypes.append(next(info.dtype for info in infos if info.min <= low and high <= info.max))
+    return np.result_type(*dtypes)

@@ -1,0 +1,139 @@
+"""The tables that people have: each kind gives the same answer as a NumPy array of its values, or a cure."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import xarray
+import zarr
+from scipy import sparse
+
+from dpdist import Column, PrivatePCA, Schema, ingest_rows
+from dpdist.errors import DataError, UsageError
+from dpdist.estimators.inputs import RowsError
+
+SECRET = 73519
+VALUES = np.random.default_rng(0).integers(0, 50, (4000, 3))
+FRAME = pd.DataFrame(VALUES, columns=list("abc"))
+KINDS: dict[str, Callable[[pd.DataFrame], Any]] = {
+    "pandas": lambda frame: frame,
+    "pandas that may lack values": lambda frame: frame.convert_dtypes(),
+    "categories": lambda frame: frame.astype("category"),
+    "pandas of Arrow": lambda frame: frame.astype("int64[pyarrow]"),
+    "polars": pl.from_pandas,
+    "polars, lazy": lambda frame: pl.from_pandas(frame).lazy(),
+    "Arrow": lambda frame: pa.Table.from_pandas(frame, preserve_index=False),
+    "a batch of Arrow": lambda frame: pa.RecordBatch.from_pandas(frame, preserve_index=False),
+    "Dask": lambda frame: dd.from_pandas(frame, npartitions=3),
+}
+SPARSE = {"csr": sparse.csr_matrix, "coo": sparse.coo_array, "csc": sparse.csc_array}
+
+
+@pytest.fixture(scope="module")
+def fitted() -> PrivatePCA:
+    pca = PrivatePCA(1, epsilon=5, delta=1e-6, clip=100, budget_epsilon=50, budget_delta=1e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pca.fit(FRAME)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_table_has_the_same_scores_and_names(fitted: PrivatePCA, kind: str) -> None:
+    found = np.asarray(fitted.transform(KINDS[kind](FRAME)))
+    np.testing.assert_array_equal(found, np.asarray(fitted.transform(FRAME)))
+    with pytest.raises(RowsError, match=r"names|other columns"):
+        fitted.transform(KINDS[kind](FRAME.rename(columns={"a": "other"})))
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_sparse_matrices_have_the_same_scores(fitted: PrivatePCA, kind: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they have no names
+        found, wanted = fitted.transform(SPARSE[kind](VALUES)), fitted.transform(VALUES)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [each for each in KINDS if each not in {"categories", "Dask"}])
+@pytest.mark.parametrize("odd", ["secretword", pd.Timestamp("2020-01-01")], ids=["words", "dates"])
+def test_words_and_dates_are_refused_by_their_columns_and_no_cell_is_told(kind: str, odd: Any) -> None:
+    frame = FRAME.assign(a=SECRET, odd=odd)
+    given = frame.convert_dtypes(dtype_backend="pyarrow") if kind == "pandas of Arrow" else KINDS[kind](frame)
+    with pytest.raises(RowsError, match=r"hold no numbers: 'odd' \(.*dpdist\.Schema") as caught:
+        PrivatePCA(1, epsilon=5, delta=1e-6, clip=100, budget_epsilon=50, budget_delta=1e-4).fit(given)
+    assert not any(cell in str(caught.value) for cell in (str(SECRET), "secretword", "2020"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ingest_takes_every_kind_and_a_schema_maps_it(tmp_path: Path, kind: str) -> None:
+    if kind != "categories":
+        ingest_rows(KINDS[kind](FRAME), tmp_path / "rows.zarr")
+        np.testing.assert_array_equal(zarr.open_array(tmp_path / "rows.zarr", mode="r")[:], VALUES)
+    if kind in {"pandas of Arrow", "categories"}:
+        return
+    frame = FRAME.assign(word=np.where(FRAME.a > 20, "x", "y"), when=pd.Timestamp("2020-01-02"))
+    columns = [Column("word", "category", categories=["x", "y"]), Column("b", "integer")]
+    when = Column("when", "date", range=("2020-01-01", "2021-01-01"))
+    made = ingest_rows(KINDS[kind](frame), tmp_path / "mapped.zarr", schema=Schema([*columns, when], others="ignored"))
+    rows = zarr.open_array(tmp_path / "mapped.zarr", mode="r")[:]
+    assert made.names == ("word=x", "word=y", "b", "when")
+    wanted = np.stack([FRAME.a > 20, FRAME.a <= 20, FRAME.b, np.full(len(FRAME), 18263)], axis=1)
+    np.testing.assert_array_equal(rows, wanted)
+    with pytest.raises(DataError, match="'word'"):
+        ingest_rows(KINDS[kind](frame), tmp_path / "no.zarr")
+
+
+def test_ingest_takes_sparse_matrices_and_missing_values_are_refused(tmp_path: Path) -> None:
+    for kind, made in SPARSE.items():
+        ingest_rows(made(VALUES), tmp_path / f"{kind}.zarr")
+        np.testing.assert_array_equal(zarr.open_array(tmp_path / f"{kind}.zarr", mode="r")[:], VALUES)
+    lacking = pl.DataFrame({"a": [1, None, 3], "b": [SECRET, 2, 3]})
+    with pytest.raises(DataError, match=r"row 1 .*'a': the value is missing") as caught:
+        ingest_rows(lacking, tmp_path / "no.zarr")
+    assert str(SECRET) not in str(caught.value)
+
+
+def test_rows_of_an_array_with_names_of_dimensions_are_along_the_one_that_is_named(tmp_path: Path) -> None:
+    genes = xarray.DataArray(VALUES[:5].T, dims=("gene", "cell"))
+    made = ingest_rows(genes, tmp_path / "rows.zarr", rows_dimension="cell")
+    np.testing.assert_array_equal(zarr.open_array(made.path, mode="r")[:], VALUES[:5])
+    with pytest.raises(UsageError, match=r"no dimension 'donor'.*'gene', 'cell'"):
+        ingest_rows(genes, tmp_path / "no.zarr", rows_dimension="donor")
+    with pytest.raises(UsageError, match="Only arrays of xarray"):
+        ingest_rows(VALUES, tmp_path / "no.zarr", rows_dimension="cell")
+    for name, options in (("t.nc", {}), ("t.zarr", {"variable": "v"})):
+        data, told = xarray.Dataset({"v": genes}), list[str]()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            data.to_netcdf(tmp_path / name, engine="h5netcdf") if name == "t.nc" else data.to_zarr(tmp_path / name)
+        for dimension, wanted in (("cell", VALUES[:5]), ("gene", VALUES[:5].T)):
+            target = tmp_path / f"{name}-{dimension}.zarr"
+            ingest_rows(tmp_path / name, target, rows_dimension=dimension, say=told.append, **options)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(zarr.open_array(target, mode="r")[:], wanted)
+            assert f"each row is of one {dimension!r}" in told[-1]
+        with pytest.raises(UsageError, match=r"no dimension 'donor'.*'gene', 'cell'"):
+            ingest_rows(tmp_path / name, tmp_path / "no.zarr", rows_dimension="donor", **options)  # type: ignore[arg-type]
+    np.save(tmp_path / "t.npy", VALUES)
+    with pytest.raises(UsageError, match=r"rows_dimension is for \.nc, \.zarr"):
+        ingest_rows(tmp_path / "t.npy", tmp_path / "no.zarr", rows_dimension="cell")
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"Dask"}))
+def test_a_schema_transforms_every_kind_in_memory(kind: str) -> None:
+    schema = Schema([Column("a", "integer", range=(0, 50)), Column("b", "integer")], others="ignored")
+    found = schema.transform(KINDS[kind](FRAME))
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(schema.transform(FRAME)))
+
+
+def test_data_of_anndata_are_ingested_from_their_file() -> None:
+    anndata = pytest.importorskip("anndata")
+    with pytest.raises(UsageError, match=r"source\.write_h5ad\(FILE\)"):
+        ingest_rows(anndata.AnnData(VALUES.astype("f4")), "never.zarr")

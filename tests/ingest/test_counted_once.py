@@ -1,0 +1,252 @@
+"""Every person once and every number as it is: what an attacker tried on the readers, and what is right."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xarray
+import zarr
+from pyarrow import feather
+
+from dpdist import Column, PrivacyLoss, Schema, ingest_rows, register_rows
+from dpdist.errors import DataError, ResumableError
+from dpdist.ingest.readers import columnar
+from dpdist.rows.writing import RowsWriter
+
+WIDE = 2**53 + 1
+
+
+def stored(path: Path) -> Any:
+    return np.asarray(zarr.open_array(path, mode="r")[:])
+
+
+# --- one person, one row ---
+
+
+def test_a_folder_key_is_part_of_what_a_table_was_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renamed between a death and its resume, it would give rows of both names."""
+    for key in (1, 2):
+        (tmp_path / "in" / f"y={key}").mkdir(parents=True)
+        values = np.arange(20.0) + 100 * key
+        pq.write_table(pa.table({"a": values, "b": values}), tmp_path / "in" / f"y={key}" / "p.parquet")
+    monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 24 * 7)
+    write = RowsWriter._write
+
+    def dies(self: RowsWriter, index: int) -> None:
+        if index == 2:
+            raise ResumableError("died")
+        write(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowsWriter, "_write", dies)
+        with pytest.raises(ResumableError):
+            ingest_rows(tmp_path / "in", tmp_path / "rows.zarr")
+    (tmp_path / "in" / "y=1").rename(tmp_path / "in" / "y=0")
+    ingest_rows(tmp_path / "in", tmp_path / "rows.zarr")
+    assert stored(tmp_path / "rows.zarr")[:, 2].tolist() == [0] * 20 + [2] * 20
+    (tmp_path / "in" / "y=2").rename(tmp_path / "in" / "y=7")
+    with pytest.raises(DataError, match="not ingested from these files"):
+        ingest_rows(tmp_path / "in", tmp_path / "rows.zarr")
+
+
+def test_a_budget_that_changed_is_not_taken_from_a_table_that_died_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "t.npy", np.eye(4))
+
+    def dies(*_: object) -> None:
+        raise ResumableError("died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dpdist.storage.store.FolderStore.drop", dies)  # the head is there
+        with pytest.raises(ResumableError):
+            ingest_rows(tmp_path / "t.npy", tmp_path / "rows.zarr", budget=PrivacyLoss.parse(8, 1e-6))
+    assert str(ingest_rows(tmp_path / "t.npy", tmp_path / "rows.zarr", budget=PrivacyLoss.parse(1, 1e-6)).budget) == (
+        "epsilon 1, delta 1e-06"
+    )
+
+
+def test_copies_of_one_table_in_a_folder_are_refused_whatever_kind_they_are(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [1.5, 2], "b": [3.5, 4]})
+    for number, kinds in enumerate((["zarr", "zarr"], ["csv", "parquet"], ["arrow", "feather"], ["CSV", "csv.gz"])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for copy, kind in enumerate(kinds):
+            path = folder / (f"{copy}.{kind}" if kind == "zarr" else f"t.{kind}")
+            if kind == "zarr":
+                zarr.create_array(path, data=frame.to_numpy())
+            elif kind == "parquet":
+                frame.to_parquet(path)
+            elif kind in {"arrow", "feather"}:
+                feather.write_feather(frame, path, compression="zstd" if kind == "arrow" else "uncompressed")
+            else:
+                frame.to_csv(path, index=False, compression="gzip" if kind == "csv.gz" else None)
+        with pytest.raises(DataError, match="would count twice"):
+            ingest_rows(folder, tmp_path / "rows.zarr")
+
+
+def test_empty_files_among_others_are_passed_over_wherever_they_are(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "c", "e"):
+        (tmp_path / "in" / f"{name}.csv").touch()
+    for name in ("b", "d"):
+        (tmp_path / "in" / f"{name}.csv").write_text(f"x,y\n{ord(name)},2\n")
+    assert ingest_rows(tmp_path / "in", tmp_path / "rows.zarr", header="yes").names == ("x", "y")
+    assert stored(tmp_path / "rows.zarr")[:, 0].tolist() == [98, 100]
+
+
+def test_whose_the_rows_are_is_told_and_how_many_are_left_out(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"who": [1, 1, 2], "a": [1.0, 2, 3], "b": [4.0, 5, 6]}), tmp_path / "t.parquet")
+    told: list[str] = []
+    ingest_rows(tmp_path / "t.parquet", tmp_path / "rows.zarr", privacy_unit="who", max_rows=1, say=told.append)
+    assert told == ["Whoever is named by who is protected with 1 row at most.", "Rows left out beyond these: 1."]
+
+
+# --- every number as it is ---
+
+
+def wide_parquet(folder: Path) -> Path:
+    columns: dict[str, Any] = {f"i{i}": np.array([WIDE, 1]) for i in range(columnar._COLUMNS)}
+    pq.write_table(pa.table({**columns, "f": [0.5, 1.0]}), folder / "t.parquet")
+    return folder / "t.parquet"
+
+
+def filled(folder: Path) -> Path:
+    data = xarray.Dataset({"v": (("n", "m"), np.array([[WIDE, 1], [2, 3]]))})
+    data.to_netcdf(folder / "t.nc", engine="h5netcdf", encoding={"v": {"_FillValue": -1}})
+    return folder / "t.nc"
+
+
+def decimals(folder: Path) -> Path:
+    column = pa.array([10**25, 1], pa.decimal128(30, 0))
+    feather.write_feather(pa.table({"a": column, "b": [1.5, 2]}), folder / "t.arrow")
+    return folder / "t.arrow"
+
+
+ROUNDED: dict[str, Callable[[Path], Any]] = {
+    "pandas": lambda _: pd.DataFrame({"a": [WIDE, 1], "b": [0.5, 1]}),
+    "pandas, signed and not": lambda _: pd.DataFrame({"a": [-1, 1], "b": np.array([2**64 - 1, 1], np.uint64)}),
+    "Dask": lambda _: dd.from_pandas(pd.DataFrame({"a": [WIDE, 1], "b": [0.5, 1]}), npartitions=2),
+    "a Dataset": lambda _: xarray.Dataset({"a": ("n", [WIDE, 1]), "b": ("n", [0.5, 1.0])}),
+    "wide Parquet": wide_parquet,
+    "NetCDF with a fill": filled,
+    "decimals": decimals,
+}
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_whole_numbers_that_would_be_rounded_are_refused_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
+    monkeypatch.setattr(columnar, "_ROW_GROUP", 1)
+    with pytest.raises(DataError, match=r"beyond 2\^53"):
+        ingest_rows(ROUNDED[kind](tmp_path), tmp_path / "rows.zarr")
+
+
+def test_whole_numbers_beside_floats_are_not_rounded_in_place(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a.npy", np.array([[WIDE, 1]]))
+    np.save(tmp_path / "in" / "b.npy", np.array([[0.5, 1]]))
+    with pytest.raises(DataError, match=r"beyond 2\^53"):
+        register_rows(tmp_path / "in", tmp_path / "rows.zarr")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize(("dtype", "fill"), [("f4", -999.0), ("f4", np.nan), ("f8", -999.0), ("i2", -999)])
+def test_fill_values_of_xarray_in_zarr_are_what_xarray_means(
+    tmp_path: Path, version: int, dtype: str, fill: float
+) -> None:
+    values = np.array([[1, 2], [0, 4]], dtype)
+    for number, content in enumerate((values, np.where(values == 0, np.asarray(fill, dtype), values))):
+        data = xarray.Dataset({"v": (("n", "m"), content)})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            how: Any = {"zarr_format": version, "encoding": {"v": {"_FillValue": np.asarray(fill, dtype)[()]}}}
+            data.to_zarr(tmp_path / f"{number}.zarr", **how)
+    assert stored(Path(ingest_rows(tmp_path / "0.zarr", tmp_path / "rows.zarr").path)).tolist() == values.tolist()
+    with pytest.raises(DataError, match=r"row 1 .*(missing|not finite)"):
+        ingest_rows(tmp_path / "1.zarr", tmp_path / "no.zarr")
+
+
+def test_marks_of_zarr_arrays_are_read_or_refused(tmp_path: Path) -> None:
+    def array(name: str, values: Any, **marks: Any) -> Path:
+        zarr.create_array(tmp_path / name, data=np.asarray(values)).attrs.update(marks)
+        return tmp_path / name
+
+    halves = array("halves.zarr", np.array([[1, 2], [0, 4]], "f4"), scale_factor=0.5)
+    assert stored(Path(ingest_rows(halves, tmp_path / "h.zarr").path)).tolist() == [[0.5, 1], [0, 2]]
+    gaps = array("gaps.zarr", [[1, -9.0, 3], [4, 5, 6]], missing_value=-9.0)
+    assert stored(Path(ingest_rows(gaps, tmp_path / "g.zarr", columns=["c0", "c2"]).path)).tolist() == [[1, 3], [4, 6]]
+    with pytest.raises(DataError, match="column 'c1': the value is missing"):
+        ingest_rows(gaps, tmp_path / "no.zarr")
+    with pytest.raises(DataError, match="marked as _Unsigned"):
+        ingest_rows(array("u.zarr", np.array([[1, -1]], "i1"), _Unsigned="true"), tmp_path / "no.zarr")
+
+
+def test_no_value_of_a_row_is_told_as_a_place(tmp_path: Path) -> None:
+    values = np.ones((2, 2, 2))
+    values[1, 1, 0] = np.nan
+    other = (("n", "lat"), np.array([[1.0, 2], [779.5, 780.5]]))
+    xarray.Dataset({"v": (("n", "lat", "lon"), values), "lat": other}).to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+    with pytest.raises(DataError, match=r"'c2' \(lat 1, lon 0\)") as caught:
+        ingest_rows(tmp_path / "t.nc", tmp_path / "rows.zarr", variable="v")
+    assert "779" not in str(caught.value)
+
+
+# --- Arrow's own files ---
+
+
+def test_a_length_that_is_not_true_is_refused_in_little_memory(tmp_path: Path) -> None:
+    feather.write_feather(pa.table({"a": np.arange(8), "b": np.arange(8)}), tmp_path / "t.arrow", "uncompressed")
+    content = (tmp_path / "t.arrow").read_bytes()
+    for length in (300, 2**40, 2**47, 2**62):
+        (tmp_path / "t.arrow").write_bytes(content.replace(struct.pack("<q", 8), struct.pack("<q", length)))
+        with pytest.raises(DataError):
+            ingest_rows(tmp_path / "t.arrow", tmp_path / "rows.zarr")
+    zarr.create_array(tmp_path / "huge.zarr", shape=(2**50, 2), chunks=(1000, 2), dtype="u1")[:9] = 1
+    with pytest.raises(DataError, match="need more than"):
+        ingest_rows(tmp_path / "huge.zarr", tmp_path / "rows.zarr")
+
+
+@pytest.mark.parametrize("kind", [pl.Categorical, pl.Enum(["u", "v"]), pl.String])
+def test_words_as_polars_stores_them_are_categories(tmp_path: Path, kind: Any) -> None:
+    frame = pl.DataFrame({"a": [1, 2], "c": ["u", "v"]}).with_columns(pl.col("c").cast(kind))
+    frame.write_ipc(tmp_path / "t.arrow")
+    schema = Schema([Column("a", "integer"), Column("c", "category", categories=["u", "v"])])
+    for number, given in enumerate((tmp_path / "t.arrow", frame, frame.to_arrow())):
+        ingest_rows(given, tmp_path / f"{number}.zarr", schema=schema)
+        assert stored(tmp_path / f"{number}.zarr").tolist() == [[1, 1, 0], [2, 0, 1]]
+
+
+def test_a_stream_of_arrow_is_told_from_damage_and_how_it_is_written_as_a_file(tmp_path: Path) -> None:
+    columns = pa.table({"a": [1.0, 2], "b": [3.0, 4]})
+    with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as file, pa.ipc.new_stream(file, columns.schema) as writer:
+        writer.write_table(columns)
+    with pytest.raises(DataError, match=r"stream of Arrow.*pyarrow.ipc.open_stream\(FILE\).read_all\(\), NEW"):
+        ingest_rows(tmp_path / "t.arrow", tmp_path / "rows.zarr")
+    feather.write_feather(pa.ipc.open_stream(tmp_path / "t.arrow").read_all(), tmp_path / "new.arrow")
+    assert ingest_rows(tmp_path / "new.arrow", tmp_path / "rows.zarr").rows == 2
+
+
+def test_columns_of_frames_are_taken_by_their_places(tmp_path: Path) -> None:
+    values = np.arange(9.0).reshape(3, 3)
+    many = pd.MultiIndex.from_tuples([("a", 1), ("a", 2), ("b", 1)])
+    assert stored(Path(ingest_rows(pd.DataFrame(values, columns=many), tmp_path / "m.zarr").path)).tolist() == (
+        values.tolist()
+    )
+    with pytest.raises(DataError, match="several columns of one name"):
+        ingest_rows(pd.DataFrame(values, columns=[0, 0, 1]), tmp_path / "no.zarr")
+    named = pd.DataFrame(values[:, :2], columns=["b", "c"], index=pd.Index([7.0, 8, 9], name="age"))
+    assert ingest_rows(pa.Table.from_pandas(named), tmp_path / "named.zarr").names == ("b", "c", "age")

@@ -1,0 +1,382 @@
+"""Files as people have them that were read wrong without a word, and those that were refused without a cure that works.
+
+Each stands for a kind. The right values are those of the library that the file is made for.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anndata
+import h5py
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import scipy.sparse
+import xarray
+import zarr
+from support.cli_scene import Call
+
+from dpdist.errors import DataError, UsageError
+from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.write import ingest
+from dpdist.pipeline.budget import ingest_rows
+from dpdist.rows.columns import Column
+from dpdist.rows.schema import Schema
+
+pytestmark = pytest.mark.usefixtures("typed")
+
+VCF = "##fileformat=VCFv4.4\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT\ts1\ts2\n"
+
+
+def rows_of(path: Path, **choices: Any) -> Any:
+    target = path.parent / "rows.zarr"
+    shutil.rmtree(target, ignore_errors=True)
+    columns = choices.pop("columns", None)
+    return np.asarray(zarr.open_array(ingest(path, target, columns=columns, choices=Choices(**choices)).path)[:])
+
+
+def refused(path: Path, match: str, **choices: Any) -> None:
+    with pytest.raises(DataError, match=match):
+        rows_of(path, **choices)
+
+
+# --- one person several times -----------------------------------------------------------------------------------------
+
+
+def test_a_sample_of_two_files_is_one_person(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    site = "1\t100\trs1\tA\tG\t.\t.\t.\tGT\t0/1\t1/1\n1\t200\trs2\tA\tG\t.\t.\t.\tGT\t0/0\t1/1\n"
+    (tmp_path / "in" / "a.vcf").write_text(VCF + site)
+    (tmp_path / "in" / "b.vcf").write_text(VCF.replace("s2", "s3") + site)
+    refused(tmp_path / "in", r"b\.vcf names 1 sample that .*a\.vcf names, too: one person would have several rows")
+    (tmp_path / "in" / "b.vcf").write_text(VCF.replace("s1", "s4").replace("s2", "s3") + site)
+    assert rows_of(tmp_path / "in").shape == (4, 2)
+
+
+def test_cells_of_two_samples_may_be_called_alike_where_their_donors_are_named(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        obs = pd.DataFrame({"donor": [name, name]}, index=["AAAC", "AAAG"])
+        anndata.AnnData(np.ones((2, 2), np.float32) + (name == "b"), obs).write_h5ad(tmp_path / "in" / f"{name}.h5ad")
+    refused(
+        tmp_path / "in", r"names 2 samples that .* say whose each row is, by --max-rows and --privacy-unit obs/donor"
+    )
+
+
+def test_files_of_the_same_content_are_one_table(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "people.csv").write_text("age,pay\n41,100\n52,200\n")
+    (tmp_path / "in" / "people (1).csv").write_text("age,pay\n41,100\n52,200\n")
+    refused(tmp_path / "in", "hold the same, and each of their rows would count twice. Leave one out")
+    (tmp_path / "in" / "people (1).csv").write_text("age,pay\n42,100\n52,200\n")
+    assert len(rows_of(tmp_path / "in")) == 4
+    (tmp_path / "in" / "people.csv.gz").write_bytes(gzip.compress(b"age,pay\n1,2\n"))
+    refused(tmp_path / "in", "have one name, as a table and its copy have")
+
+
+@pytest.mark.parametrize(
+    ("mark", "said"), [("_delta_log", "Delta Lake"), (".hoodie", "Apache Hudi"), ("metadata", "Apache Iceberg")]
+)
+def test_a_table_of_a_lake_is_no_folder_of_files(tmp_path: Path, mark: str, said: str) -> None:
+    (tmp_path / "in" / mark).mkdir(parents=True)
+    pq.write_table(pa.table({"a": [1.0], "b": [2.0]}), tmp_path / "in" / "part-0.parquet")
+    refused(tmp_path / "in", f"is a table of {said}: files of older versions .* Write its rows of today")
+
+
+def test_a_part_without_rows_among_others_is_passed_over_and_one_alone_is_not(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    kinds = pa.schema({"a": pa.float64(), "b": pa.float64()})
+    for part in (0, 2):
+        pq.write_table(kinds.empty_table(), tmp_path / "in" / f"{part}.parquet")
+    refused(tmp_path / "in", "No file of .* has rows")
+    pq.write_table(pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]}), tmp_path / "in" / "1.parquet")
+    assert rows_of(tmp_path / "in").tolist() == [[1, 3], [2, 4]]
+
+
+def old_donors(path: Path, codes: list[int]) -> None:
+    """Write donors as versions of AnnData before 0.8 did."""
+    anndata.AnnData(np.arange(6, dtype=np.float32).reshape(3, 2)).write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        file["obs/__categories/donor"] = ["A", "B"]
+        file["obs/donor"] = np.array(codes, np.int8)
+        file["obs/donor"].attrs["categories"] = file["obs/__categories/donor"].ref
+
+
+def test_a_donor_that_is_missing_is_no_donor_of_its_own(tmp_path: Path) -> None:
+    from dpdist.rows.units import Unit
+
+    old_donors(tmp_path / "t.h5ad", [0, -1, 1])
+    with pytest.raises(DataError, match="obs/donor is missing for some rows"):
+        ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr", unit=Unit("obs/donor", 1))
+    old_donors(tmp_path / "t.h5ad", [0, 0, 1])
+    assert ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr", unit=Unit("obs/donor", 1)).rows == 2
+
+
+# --- never silently ---------------------------------------------------------------------------------------------------
+
+
+def test_an_index_with_gaps_is_asked_about(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = pd.DataFrame({"age": [20, 30, 40, 50], "height": [1.6, 1.7, 1.8, 1.9]}).drop(index=2)
+    frame.to_csv("t.csv")
+    frame.to_parquet("t.parquet")
+    frame.rename_axis("person").to_parquet("named.parquet")
+    for name, index in (("t.csv", "c0"), ("t.parquet", "__index_level_0__"), ("named.parquet", "person")):
+        said = call("ingest", name, "rows.zarr").message
+        assert f"{index!r} is without a name, or the index of a data frame" in said
+        assert "--columns age,height (leaves it out)" in said
+        call("ingest", name, "rows.zarr", "--columns", "age,height")
+        assert zarr.open_array("rows.zarr").shape == (3, 2)
+        shutil.rmtree("rows.zarr")
+
+
+def test_a_page_of_parquet_with_a_wrong_checksum_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(pa.table({"a": np.arange(8.0), "b": np.arange(100.0, 108)}), path, **options)
+    assert rows_of(path)[3].tolist() == [3, 103]
+    content = path.read_bytes()
+    at = content.index(np.arange(8.0).tobytes()) + 8 * 3
+    path.write_bytes(content[:at] + np.float64(6).tobytes() + content[at + 8 :])
+    refused(path, "damaged")
+
+
+def test_consolidated_metadata_of_before_an_append_hides_no_rows(tmp_path: Path) -> None:
+    for version in (2, 3):
+        store = str(tmp_path / f"{version}.zarr")
+        group = zarr.open_group(store, mode="w", zarr_format=version)
+        array = group.create_array("X", shape=(4, 3), chunks=(2, 3), dtype="f4", fill_value=0)
+        array[:] = 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of format 3 it is no standard yet
+            zarr.consolidate_metadata(store)
+        array.resize((8, 3))
+        array[4:] = 2
+        assert rows_of(Path(store))[:, 0].tolist() == [1] * 4 + [2] * 4
+
+
+def test_whole_numbers_that_float64_does_not_hold_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"id,b\n{2**53 + 1},1.5\n7,2.5\n")
+    refused(tmp_path / "t.csv", r"line 2, column 'id': a whole number beyond 2\^53")
+    pq.write_table(pa.table({"id": [7, 2**53 + 1], "b": [1.5, 2.5]}), tmp_path / "t.parquet")
+    refused(tmp_path / "t.parquet", r"row 1 \(counting from 0\), column 'id': a whole number beyond 2\^53")
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "0.npy", np.array([[2**53 + 1, 1]]))
+    np.save(tmp_path / "in" / "1.npy", np.array([[0.5, 1]]))
+    refused(tmp_path / "in", r"0\.npy, row 0 .* beyond 2\^53")
+    (tmp_path / "t.csv").write_text("a,b\n1.5e17,1.5\n9007199254740992,2.5\n")
+    assert rows_of(tmp_path / "t.csv")[:, 0].tolist() == [1.5e17, 2.0**53]
+
+
+def test_anndata_before_0_8_in_zarr_is_its_matrix_and_not_what_was_made_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.zarr"
+    found = anndata.AnnData(scipy.sparse.csr_matrix(np.eye(4, 3, dtype=np.float32)))
+    found.obsm["X_pca"] = np.arange(8.0).reshape(4, 2)
+    found.write_zarr(path)
+    for mark in (path / ".zattrs", path / "zarr.json"):
+        if mark.exists():
+            said = json.loads(mark.read_text())
+            said.pop("encoding-type", None)
+            said.pop("encoding-version", None)
+            said.get("attributes", {}).pop("encoding-type", None)
+            mark.write_text(json.dumps(said))
+    assert rows_of(path).tolist() == np.eye(4, 3).tolist()
+
+
+def scaled(path: Path, values: list[list[int]]) -> None:
+    data = xarray.Dataset({"t": (("person", "site"), np.array(values, np.int16))})
+    data["t"].attrs |= {"scale_factor": 0.5, "add_offset": 10.0}
+    data["t"].encoding["_FillValue"] = np.int16(-9999)
+    if path.suffix == ".nc":
+        data.to_netcdf(path, engine="h5netcdf")
+    else:
+        data.to_zarr(path, zarr_format=2, consolidated=False)
+
+
+@pytest.mark.parametrize("name", ["t.nc", "t.zarr"])
+def test_packed_values_are_what_their_attributes_say(tmp_path: Path, name: str) -> None:
+    scaled(tmp_path / name, [[-4, 2], [6, 8]])
+    assert rows_of(tmp_path / name).tolist() == [[8, 11], [13, 14]]
+    shutil.rmtree(tmp_path / name) if name == "t.zarr" else (tmp_path / name).unlink()
+    scaled(tmp_path / name, [[-4, 2], [6, -9999]])
+    refused(tmp_path / name, r"row 1 \(counting from 0\), column 'c1': the value is")
+
+
+@pytest.mark.parametrize("kind", ["i2", "i4", "u4", "f4", "f8"])
+def test_what_netcdf_knows_for_missing_is_missing(tmp_path: Path, kind: str) -> None:
+    def write(values: list[list[float]], **said: Any) -> Path:
+        data = xarray.Dataset({"t": (("person", "m"), np.array(values, kind))})
+        data["t"].attrs |= said
+        data["t"].encoding["_FillValue"] = None
+        data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+        return tmp_path / "t.nc"
+
+    fills = {"i2": -32767, "i4": -2147483647, "u4": 4294967295, "f4": 9.969209968386869e36, "f8": 9.969209968386869e36}
+    refused(write([[1, 2], [3, fills[kind]]]), r"row 1 .*'c1': the value is missing, as the attributes")
+    refused(write([[1, 2], [3, 99]], valid_max=50.0), r"row 1 .*'c1': the value is missing, as the attributes")
+    refused(write([[1, 2], [3, 99]], valid_range=[0.0, 50.0]), "the value is missing")
+    found = rows_of(write([[1, 2], [3, 50]], valid_range=[0.0, 50.0]))
+    assert (found.tolist(), found.dtype.str[1:]) == ([[1, 2], [3, 50]], kind)
+
+
+def test_it_is_told_which_dimension_the_rows_are_and_which_cell_has_a_gap(tmp_path: Path) -> None:
+    values = np.ones((2, 2, 2))
+    values[1, 0, 1] = np.nan
+    places = {"lat": [10.0, 20.0], "lon": [1.0, 2.0]}
+    xarray.Dataset({"t": (("time", "lat", "lon"), values)}, places).to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+    said: list[str] = []
+    with pytest.raises(DataError, match=r"row 1 .*column 'c1' \(lat 10\.0, lon 2\.0\): .* Fill it by a public rule"):
+        ingest(tmp_path / "t.nc", tmp_path / "rows.zarr", say=said.append)
+    told = f"{tmp_path / 't.nc'}: each row is of one 'time', and its columns are along 'lat', 'lon'."
+    assert said == [f"{told} Another dimension is chosen by --rows-dimension."]
+
+
+# --- refused with a cure that works -----------------------------------------------------------------------------------
+
+
+def pandas_cure(path: Path, match: str, cure: Callable[[], object], wanted: list[list[float]]) -> None:
+    refused(path, match)
+    cure()
+    assert rows_of(path.with_name("new.csv")).tolist() == wanted
+
+
+def test_text_of_other_marks_is_read_as_the_message_says(tmp_path: Path) -> None:
+    path, new = tmp_path / "t.csv", tmp_path / "new.csv"
+    path.write_text("a;b\n1.234,5;2\n3,25;4\n")
+    pandas_cure(
+        path, r"read_csv\(FILE, sep=';', decimal=',', thousands='\.'\)",
+        lambda: pd.read_csv(path, sep=";", decimal=",", thousands=".").to_csv(new, index=False),
+        [[1234.5, 2], [3.25, 4]],
+    )  # fmt: skip
+    path.write_text("# made by a machine\na,b\n1,2\n")
+    pandas_cure(
+        path, r"Line 1 is a comment.*read_csv\(FILE, comment='#'\)",
+        lambda: pd.read_csv(path, comment="#").to_csv(new, index=False), [[1, 2]],
+    )  # fmt: skip
+    path.write_text("sep=;\na;b\n1;2\n")
+    pandas_cure(
+        path, r"Line 1 is for a spreadsheet.*read_csv\(FILE, skiprows=1, sep=';'\)",
+        lambda: pd.read_csv(path, skiprows=1, sep=";").to_csv(new, index=False), [[1, 2]],
+    )  # fmt: skip
+
+
+def test_text_over_several_lines_is_one_cell(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('a,note,b\n1,"two\nlines",3\n5,"say ""yes""\r\n,",6\n')
+    assert rows_of(path, columns=["a", "b"]).tolist() == [[1, 3], [5, 6]]
+    path.write_text('a,note,b\n1,"two\nlines",3\n5,"x",y\n')
+    refused(path, r"line 4, column 'b': the cell is not a number", columns=["a", "b"])
+
+
+def test_words_and_codes_for_missing_are_named_by_a_schema(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b,c\n?,-999,x\n3,4,.\n")
+    own = [
+        Column("a", "number", missing="fill", fill=0, missing_values=["?"]),
+        Column("b", "integer", missing="fill", fill=1, missing_values=[-999]),
+        Column("c", "category", categories=["x"], missing="indicator", missing_values=["."]),
+    ]
+    wanted = [[0, 1, 1, 0], [3, 4, 0, 1]]
+    assert rows_of(tmp_path / "t.csv", schema=Schema(own)).tolist() == wanted
+    plain = [Column(each.name, each.kind, **{**each.given, "missing_values": None}) for each in own]
+    whole = Schema(plain, missing_values=["?", ".", -999])
+    assert rows_of(tmp_path / "t.csv", schema=whole).tolist() == wanted
+    assert Schema.from_json(whole.to_json()).columns == whole.columns
+    refused(tmp_path / "t.csv", r'missing values are listed, missing_values = \["\?"\]', schema=Schema(plain))
+
+
+def test_dates_of_iso_8601_with_parts_of_seconds_and_zones_are_read(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("d,b\n1970-01-01T00:00:01.500Z,1\n1970-01-01 01:00:02+01:00,2\n")
+    schema = Schema([Column("d", "date", unit="seconds"), Column("b", "number")])
+    assert rows_of(tmp_path / "t.csv", schema=schema).tolist() == [[1.5, 1], [2, 2]]
+
+
+def test_decimals_bytes_and_uuids_are_numbers_words_and_ids(tmp_path: Path) -> None:
+    from decimal import Decimal
+
+    path = tmp_path / "t.parquet"
+    whole, cents = pa.decimal128(38, 0), pa.decimal128(12, 2)
+    pq.write_table(pa.table({
+        "id": pa.array([Decimal(7), Decimal(7), Decimal(9)], whole), "pay": pa.array([Decimal("1.25")] * 3, cents),
+        "sex": pa.array([b"f", b"m", b"f"], pa.binary()),
+    }), path)  # fmt: skip
+    assert rows_of(path, columns=["id", "pay"]).tolist() == [[7, 1.25], [7, 1.25], [9, 1.25]]
+    columns = [Column("id", "privacy unit"), Column("pay", "number"), Column("sex", "category", categories=["f", "m"])]
+    assert rows_of(path, schema=Schema(columns, max_rows=1)).tolist() == [[1.25, 1, 0], [1.25, 1, 0]]
+
+
+def test_a_key_of_a_folder_may_be_in_the_file_too_and_says_the_same(tmp_path: Path) -> None:
+    place = tmp_path / "in" / "year=2020"
+    place.mkdir(parents=True)
+    pq.write_table(pa.table({"x": [1.5], "year": [2020]}), place / "0.parquet")
+    assert rows_of(tmp_path / "in").tolist() == [[1.5, 2020]]
+    pq.write_table(pa.table({"x": [1.5], "year": [2021]}), place / "0.parquet")
+    refused(tmp_path / "in", "a column called like its folder, with other values")
+
+
+def test_genotypes_as_newer_tools_write_them(tmp_path: Path) -> None:
+    site = "1\t100\trs1\tA\t{}\t.\t.\t.\tGT\t/0/1\t|1|1\n"
+    (tmp_path / "t.vcf").write_text(VCF + site.format("G") + site.format("T"))
+    found = ingest(tmp_path / "t.vcf", tmp_path / "found.zarr")
+    assert found.names == ("rs1:G", "rs1:T")
+    assert rows_of(tmp_path / "t.vcf").tolist() == [[1, 1], [2, 2]]
+
+
+def test_fields_of_plink_are_separated_by_spaces_too_and_a_fault_is_told_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "t.bed").write_bytes(b"\x6c\x1b\x01\x0b\x0b")
+    (tmp_path / "t.fam").write_text("f a 0 0 0 -9\nf b 0 0 0 -9\n")
+    (tmp_path / "t.bim").write_text("1 rs1 0 100 A G\n1 rs1 0 200 C T\n")
+    assert ingest(tmp_path / "t.bed", tmp_path / "found.zarr").names == ("rs1:A", "rs1:C")
+    assert rows_of(tmp_path / "t.bed").shape == (2, 2)
+    (tmp_path / "t.bim").write_text("1 rs1 0 100 A G\n1 rs2 200 C T\n")
+    refused(tmp_path / "t.bed", r"t\.bim, line 2 has 5 fields")
+
+
+def test_arrays_of_scipy_of_python_objects_and_in_groups_are_told_as_that(tmp_path: Path) -> None:
+    scipy.sparse.save_npz(tmp_path / "t.npz", scipy.sparse.csr_matrix(np.eye(3)))
+    refused(tmp_path / "t.npz", r"sparse matrix of SciPy.*load_npz\(FILE\)\.toarray\(\)")
+    np.save(tmp_path / "new.npy", scipy.sparse.load_npz(tmp_path / "t.npz").toarray())
+    assert rows_of(tmp_path / "new.npy").tolist() == np.eye(3).tolist()
+    names = np.array(["age", "sex"], dtype=object)
+    np.savez(tmp_path / "o.npz", X=np.ones((2, 2)), feature_names=names)
+    refused(tmp_path / "o.npz", r"feature_names\.astype\(str\)")
+    np.savez(tmp_path / "o.npz", X=np.ones((2, 2)), feature_names=names.astype(str))
+    assert rows_of(tmp_path / "o.npz", columns=["sex", "age"]).shape == (2, 2)
+    inner = xarray.Dataset({"t2m": (("time", "s"), np.ones((3, 2)))})
+    inner.to_netcdf(tmp_path / "t.nc", group="data", engine="h5netcdf")
+    refused(tmp_path / "t.nc", r"Choose with --variable: data/t2m \(3, 2\)")
+    assert rows_of(tmp_path / "t.nc", variable="data/t2m").shape == (3, 2)
+
+
+def test_anndata_before_0_7_is_written_again_by_a_newer_one(tmp_path: Path) -> None:
+    anndata.AnnData(np.ones((3, 2), np.float32)).write_h5ad(tmp_path / "t.h5ad")
+    with h5py.File(tmp_path / "t.h5ad", "r+") as file:
+        for name, count in (("obs", 3), ("var", 2)):
+            del file[name]
+            file[name] = np.array([(f"{name}{i}".encode(),) for i in range(count)], dtype=[("index", "S8")])
+    refused(tmp_path / "t.h5ad", r"before 0\.7.*anndata\.read_h5ad\(FILE\)\.write_h5ad\(NEW\)")
+
+
+def test_nobody_is_told_to_remove_what_dpdist_did_not_make_and_swapped_places_are_recognised(tmp_path: Path) -> None:
+    table, rows = tmp_path / "table.csv", tmp_path / "rows.zarr"
+    table.write_text("a,b\n1,2\n3,4\n")
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(UsageError, match=rf"seem to be swapped.*ingest {table} {rows}"):
+        ingest_rows(rows, table)
+    for taken in (table, tmp_path / "notes"):
+        with pytest.raises(DataError, match=r"was not made by dpdist\. Choose another place") as caught:
+            ingest_rows(table, taken)
+        assert "Remove" not in str(caught.value)
+    made = ingest_rows(table, rows)
+    table.unlink()
+    with pytest.raises(DataError, match="No such file"):  # its source is gone, and nothing was swapped
+        ingest_rows(table, rows)
+    assert made.path.exists()
