@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpdist.errors import UsageError
+import numpy as np
+
+from dpdist.errors import DataError, UsageError
 
 
 def is_a(value: object, package: str, name: str) -> bool:
@@ -33,3 +35,23 @@ def as_frame(given: Any) -> Any:
     else:
         return given.to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
     raise UsageError("A table of polars or Arrow is read by pandas. Install it with: pip install pandas")
+
+
+def summed(matrix: Any) -> Any:
+    """Return a sparse matrix of SciPy as CSR, where an entry that is given several times is their sum.
+
+    Raises
+    ------
+    DataError
+        If a sum is beyond the integers of the matrix, where SciPy would wrap it round.
+    """
+    if matrix.dtype.kind not in "iu" or matrix.dtype.itemsize == 8:
+        return matrix.tocsr()
+    wide = matrix.astype(np.int64).tocsr()
+    wide.sum_duplicates()
+    limits = np.iinfo(matrix.dtype)
+    if wide.nnz and not limits.min <= wide.data.min() <= wide.data.max() <= limits.max:
+        raise DataError(
+            f"A sparse matrix gives an entry several times, and their sum is beyond {matrix.dtype}. Give it as int64."
+        )
+    return wide.astype(matrix.dtype)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpdist._util.frames import summed
 from dpdist.errors import DataError
 from dpdist.ledger.fingerprints import EXACT_KEPT, Fingerprints
 from dpdist.moment.gram import Arithmetic, GramSum
@@ -170,7 +171,7 @@ def dense(rows: Any) -> npt.NDArray[np.generic]:
     """
     if isinstance(rows, np.ma.MaskedArray):
         raise DataError("A block of X is a masked array, and a masked entry is no number: fill it by a public rule.")
-    found = np.ascontiguousarray(rows.toarray() if hasattr(rows, "toarray") else rows)
+    found = np.ascontiguousarray(summed(rows).toarray() if hasattr(rows, "tocsr") else rows)
     usual = found.dtype.name in DTYPES and found.dtype.isnative
     return found if usual else found.astype(np.float64)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.frames import as_frame, is_a
+from dpdist._util.frames import as_frame, is_a, summed
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.labelled import is_labelled, laid_out
@@ -304,7 +304,7 @@ class Reader(NamedTuple):
         if isinstance(block, np.ma.MaskedArray):
             raise DataError(f"{where} is a masked array, and a masked entry is no number: fill it by a public rule.")
         step = max(1, PIECE // (8 * len(names)))
-        block = block.tocsr() if hasattr(block, "tocsr") else block  # others cannot be cut
+        block = summed(block) if hasattr(block, "tocsr") else block  # others cannot be cut
         kept = None if self.schema is None else _kept(block, where, self.schema, self.secret)
         for start in range(0, block.shape[0], step):
             if self.schema is not None:

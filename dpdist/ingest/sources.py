@@ -145,8 +145,9 @@ def require_distinct(entries: Iterable[Entry]) -> None:
     for entry in entries:
         place = location_of(entry.place)
         if isinstance(place, Path):
-            files = files_of(place) if place.is_dir() else [place]
-            sizes = [(path.relative_to(place).as_posix(), path.stat().st_size) for path in files]
+            files = files_of(place)
+            names = [path.relative_to(place).as_posix() if place.is_dir() else path.suffix for path in files]
+            sizes = zip(names, (path.stat().st_size for path in files), strict=True)
             alike.setdefault((entry.keys, tuple(sizes)), []).append((entry, files))
     for some in alike.values():
         known: dict[bytes, tuple[Entry, list[Path]]] = {}

@@ -127,12 +127,12 @@ class Look:
     ----------
     entries
         All files.
-    names, keep
-        The columns of the first of them, and the places of those that are kept.
+    like, keep
+        The first head, without types, and the places of the columns that are kept.
     """
 
     entries: Sequence[Entry]
-    names: tuple[str, ...]
+    like: Head
     keep: Places
     name = "look"
     label = "Surveying files"
@@ -155,7 +155,7 @@ class Look:
                 return _Looked(None, None, None)
             if fragment is None or not fragment[0]:
                 guess = source.head.guess and opener.told(source.head.guess, self.entries[number])
-                require_names(source, self.names, self.entries[0].shown)
+                require_alike(source, self.like, self.entries[0].shown)
             if fragment is not None:
                 try:
                     return _Looked(source.survey(self.keep, fragment), None, guess)
@@ -177,10 +177,15 @@ class Look:
         return None if found.in_bytes or len(found.ends) < 2 else found.ends
 
 
-def require_names(source: Source, names: tuple[str, ...], first: object) -> None:
-    """Refuse a file that has other columns than the first one: DataError."""
-    if source.head.names != names:
+def require_alike(source: Source, head: Head, first: object) -> None:
+    """Refuse a file that has other columns than the first one, or others that are called alike: DataError."""
+    if source.head.names != head.names:
         raise DataError(f"{source.path} has other columns than {first}. Give all files the same, in one order.")
+    if source.head.meaning != head.meaning:
+        raise DataError(
+            f"{source.path} has other columns than {first}, though they are called alike: they count other alleles, or "
+            "are of another variable or other coordinates. Write the files alike, or ingest one of them."
+        )
 
 
 def surveyed(
@@ -213,7 +218,7 @@ def surveyed(
     UsageError, DataError
         As :func:`dpdist.ingest.write.ingest`.
     """
-    number, head = _first_head(sources)
+    number, head = first_head(sources)
     require_publishable(sources.entries[number].shown, head.names)
     keep = kept_places(head.names, columns, unit)
     if len(keep) < 2:
@@ -221,7 +226,7 @@ def surveyed(
             f"{place} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
             "separated by commas, and enough columns kept?"
         )
-    parts, surveys, guesses = _looked_at(sources.entries, sizes, head.names, keep, run)
+    parts, surveys, guesses = _looked_at(sources.entries, sizes, head, keep, run)
     if not parts and not may_be_empty:
         if len(sources) > 1:
             raise NoRowsError(f"No file of {place} has rows. Add some.")
@@ -235,7 +240,7 @@ def surveyed(
     return Surveyed(tuple(head.names[at] for at in keep), keep, parts, dtype, guesses)
 
 
-def _first_head(sources: Sources) -> tuple[int, Head]:
+def first_head(sources: Sources) -> tuple[int, Head]:
     """Return the first file that names columns: one of several may be empty."""
     for number in range(len(sources)):
         try:
@@ -248,7 +253,7 @@ def _first_head(sources: Sources) -> tuple[int, Head]:
 
 
 def _looked_at(
-    entries: Sequence[Entry], sizes: Sequence[int], names: tuple[str, ...], keep: Places, run: Run
+    entries: Sequence[Entry], sizes: Sequence[int], head: Head, keep: Places, run: Run
 ) -> tuple[list[Part], list[Survey], list[str]]:
     units: list[tuple[int, Fragment]] = []
     for number, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
@@ -257,7 +262,7 @@ def _looked_at(
         long = size > FRAGMENT and not fetched and place.name.lower().endswith(".csv")
         starts = range(0, size, FRAGMENT) if long else ()
         units += [(number, (start, min(start + FRAGMENT, size))) for start in starts] or [(number, None)]
-    look = Look(entries, names, keep)
+    look = Look(entries, head._replace(kinds=None), keep)
     found = _computed(look, units, sizes, run)
     wrong = {number for (number, _), looked in zip(units, found, strict=True) if looked.uncut}
     if wrong:

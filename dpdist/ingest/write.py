@@ -47,6 +47,7 @@ from dpdist.ingest.survey import (
     Part,
     Run,
     Surveyed,
+    first_head,
     grouped,
     require_each_once,
     size_of,
@@ -329,8 +330,7 @@ class _Ingest:
         if found.guesses:
             first, *more = found.guesses
             self.say(first + (f" So is that of {counted(len(more), 'other file')}." if more else ""))
-        with self.sources.named(0) as source:
-            head = source.head
+        head = first_head(self.sources)[1]
         if self.unit is not None:
             most = counted(self.unit.max_rows, "row")
             self.say(f"Whoever is named by {self.unit.column} is protected with {most} at most.")
@@ -348,7 +348,7 @@ class _Ingest:
         if schema is not None or labels:
             units = self._digests(found.filled, key if self.watch is None else self.watch.key, labels)
         else:
-            units = self._numbers(found.filled, self.sources[0].head.names.index(unit.column))
+            units = self._numbers(found.filled, first_head(self.sources)[1].names.index(unit.column))
         if self.watch is None:
             kept = kept_rows(units, rows, unit, beside, key)
         else:
@@ -385,14 +385,13 @@ class _Ingest:
         """
         if self.unit is None or self.choices.schema is not None:
             return ()
-        with self.sources.named(0) as first:
-            head = first.head
+        first, head = first_head(self.sources)
         asked = tuple(part.strip() for part in self.unit.column.split(","))
         if not head.labels or self.unit.column in head.names:
             if set(asked) <= set(head.labels):
                 raise UsageError(
-                    f"{self.unit.column} is a column of {self.sources.entries[0].shown} and a label of its rows too: "
-                    "rename the column.",
+                    f"{self.unit.column} is a column of {self.sources.entries[first].shown}, and a label of its rows "
+                    "too: rename the column.",
                     parameter="privacy_unit",
                 )
             return ()

@@ -398,10 +398,13 @@ def _dates(column: Column, found: Any) -> tuple[Rows, _Mask]:
         else:
             found = _parsed(column, text, lambda part: pc.strptime(part, format=column.format, unit="us"), said)
             _require_days(column, column.format, text, found, said)
-    elif pa.types.is_timestamp(found.type):
-        found = pc.cast(found, pa.timestamp("us", found.type.tz), safe=False)
     else:
-        found = pc.cast(found, pa.timestamp("us"), safe=False)
+        given, kind = found, pa.timestamp("us", getattr(found.type, "tz", None))
+        found = pc.cast(given, kind, safe=False)
+        finer = pa.types.is_timestamp(given.type) and given.type.unit == "ns"
+        if not finer and not (back := pc.cast(found, given.type, safe=False)).equals(given):
+            wrong = _flags(pc.fill_null(pc.not_equal(back, given), False))
+            raise _unfit(wrong, column, "the date is more than 290,000 years away; is it a mark of a missing value?")
     instants = pc.cast(found, pa.int64())
     lacking = _flags(pc.is_null(instants))
     values = pc.fill_null(instants, 0).to_numpy(zero_copy_only=False).astype(np.float64)
@@ -490,8 +493,10 @@ def columns_of(frame: Any, names: Sequence[str]) -> dict[str, Any]:
     for name in names:
         column = None
         with quiet(), suppress(pa.ArrowException, TypeError, ValueError, OverflowError):  # they quote a cell
-            column = pa.Array.from_pandas(frame.iloc[:, labels.index(name)])
-        if column is None:
+            given = frame.iloc[:, labels.index(name)]
+            column = pa.Array.from_pandas(given)
+        days = column is not None and pa.types.is_date(column.type) and given.dtype == object
+        if column is None or (days and any(isinstance(each, datetime) for each in given)):  # Arrow cuts hours off
             raise UnfitError(Fault(0, name, "from here on there are values of several types"))
         found[name] = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return found

@@ -29,6 +29,7 @@ AMBIGUOUS = {
     "a person": "172.5,secretword,4711\n180.0,Jones,4712\n160.5,Miller,4713\n",
     "a word among numbers": "id,2019\n73519.25,2\n3,4\n",
     "a person of words, and no numbers": "secretword,Ann\nJones,Bob\nMiller,Eve\n",
+    "a person with a date of birth": "secretword,1980-02-03\nJones,1981\nMiller,1979\n",
     "flags": "true,secretword\nfalse,Jones\n",
     "a missing name": "a,,c\n1,2,3\n4,5,6\n",
     "a name that is read as missing": "a,NA\n1,2\n3,4\n",
@@ -39,7 +40,9 @@ AMBIGUOUS = {
 def test_a_first_line_that_may_be_a_row_is_asked_for_and_not_repeated(tmp_path: Path, case: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(AMBIGUOUS[case])
-    message = refused(path, "may name the columns or be a row", never=("4711", "2019", "Ann", "172", "Jones"))
+    message = refused(
+        path, "may name the columns or be a row", never=("4711", "2019", "Ann", "172", "Jones", "1980", "secretword")
+    )
     for word in ("yes", "no"):
         assert f"dpdist ingest {path} {tmp_path / 'rows.zarr'} --header {word} (" in message
 

@@ -10,6 +10,8 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from datetime import date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,12 @@ import pytest
 import scipy.sparse
 import xarray
 import zarr
+from bed_reader import to_bed
+from pyarrow import feather
 from support.cli_scene import Call
 
 from dpdist.errors import DataError, UsageError
+from dpdist.estimators.in_memory import dense
 from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.write import ingest
 from dpdist.pipeline.budget import ingest_rows
@@ -380,3 +385,148 @@ def test_nobody_is_told_to_remove_what_dpdist_did_not_make_and_swapped_places_ar
     with pytest.raises(DataError, match="No such file"):  # its source is gone, and nothing was swapped
         ingest_rows(table, rows)
     assert made.path.exists()
+
+
+# --- a folder whose files do not mean the same ------------------------------------------------------------------------
+
+
+def _vcf(folder: Path) -> None:
+    for name, alleles in (("a", "A\tG"), ("b", "G\tA")):
+        sites = "".join(f"1\t{at}\trs{at}\t{alleles}\t.\t.\t.\tGT\t0/1\t1/1\n" for at in (1, 2))
+        (folder / f"{name}.vcf").write_text(VCF.replace("s1\ts2", f"{name}1\t{name}2") + sites)
+
+
+def _plink(folder: Path) -> None:
+    for name, (one, two), counts in (("a", "AG", [[0, 1], [2, 1]]), ("b", "GA", [[2, 1], [0, 1]])):
+        facts = {"iid": [f"{name}1", f"{name}2"], "sid": ["rs1", "rs2"], "allele_1": [one] * 2, "allele_2": [two] * 2}
+        to_bed(folder / f"{name}.bed", np.array(counts, float), properties=facts)
+
+
+def _fields(second: Callable[[xarray.Dataset], xarray.Dataset], write: str, suffix: str, folder: Path) -> None:
+    first = xarray.Dataset(
+        {"t": (("time", "lat", "lon"), np.arange(12.0).reshape(2, 2, 3))}, {"lat": [10.0, 20.0], "lon": [1.0, 2.0, 3.0]}
+    )
+    for name, data in (("a", first), ("b", second(first + 100))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            getattr(data, write)(folder / f"{name}{suffix}")
+
+
+def _turned(data: xarray.Dataset) -> xarray.Dataset:
+    return data.isel(lat=[1, 0])
+
+
+def _exchanged(data: xarray.Dataset) -> xarray.Dataset:
+    return data.transpose("time", "lon", "lat")
+
+
+def _renamed(data: xarray.Dataset) -> xarray.Dataset:
+    return data.rename(t="v")
+
+
+UNLIKE: dict[str, Callable[[Path], None]] = {
+    "VCF": _vcf,
+    "PLINK": _plink,
+    **{
+        f"{suffix} {second.__name__}": partial(_fields, second, write, suffix)
+        for write, suffix in (("to_netcdf", ".nc"), ("to_zarr", ".zarr"))
+        for second in (_turned, _exchanged, _renamed)
+    },
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_files_whose_columns_are_called_alike_and_mean_other_things_are_refused(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "in").mkdir()
+    UNLIKE[kind](tmp_path / "in")
+    refused(tmp_path / "in", r"b\.\w+ has other columns than .*a\.\w+, though they are called alike")
+    for path in (tmp_path / "in").glob("b.*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert len(rows_of(tmp_path / "in")) == 2
+
+
+def test_two_filesets_of_equal_genotypes_are_of_different_people(tmp_path: Path) -> None:
+    for name in "ab":
+        facts = {"iid": [f"{name}1", f"{name}2"], "sid": ["rs1", "rs2"]}
+        to_bed(tmp_path / f"{name}.bed", np.array([[0.0, 1], [2, 1]]), properties=facts)
+    (tmp_path / "in").mkdir()
+    for path in tmp_path.glob("?.*"):
+        path.rename(tmp_path / "in" / path.name)
+    assert rows_of(tmp_path / "in").tolist() == [[0, 1], [2, 1]] * 2
+
+
+def test_an_empty_first_file_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").touch()
+    (tmp_path / "in" / "b.csv").write_text("a,b,who\n1,2,7\n3,4,7\n")
+    target = tmp_path / "rows.zarr"
+    ingest_rows(tmp_path / "in", target, privacy_unit="who", max_rows=1)
+    assert np.asarray(zarr.open_array(target)[:]).tolist() == [[1, 2]]
+
+
+# --- cells and names --------------------------------------------------------------------------------------------------
+
+NUMBERS = Schema([Column("a", "number"), Column("b", "number")], others="ignored")
+
+
+@pytest.mark.parametrize("name", ["x\x0cy", "x\u2028y", "x\x0by", '"x\ny"', '"x\n"', '"\r\nx"'])
+def test_only_line_breaks_end_a_line_of_names(tmp_path: Path, name: str) -> None:
+    (tmp_path / "t.csv").write_bytes(f"a,b,{name}\n1,2,3\n4,5,6\n".encode())
+    assert rows_of(tmp_path / "t.csv", schema=NUMBERS, header="yes").tolist() == [[1, 2], [4, 5]]
+
+
+def _in_folder(tmp_path: Path, key: str, **columns: Any) -> Path:
+    (tmp_path / "in" / key).mkdir(parents=True)
+    pq.write_table(pa.table(columns), tmp_path / "in" / key / "p.parquet")
+    return tmp_path / "in"
+
+
+def test_a_folder_key_that_floats_would_round_is_refused(tmp_path: Path) -> None:
+    refused(_in_folder(tmp_path, f"id={2**53 + 1}", x=[1.0, 2], y=[1.0, 2]), r"column 'id'")
+
+
+def test_a_folder_key_that_contradicts_its_file_is_refused_with_a_schema(tmp_path: Path) -> None:
+    schema = Schema([Column("id", "privacy unit"), *NUMBERS.columns], max_rows=1)
+    refused(_in_folder(tmp_path, "id=7", id=["8", "9"], a=[1.0, 2], b=[1.0, 2]), "like its folder", schema=schema)
+    assert len(rows_of(_in_folder(tmp_path / "same", "id=7", id=[7, 7], a=[1.0, 2], b=[1.0, 2]), schema=schema)) == 1
+
+
+def test_a_missing_unit_is_not_one_person(tmp_path: Path) -> None:
+    null = _in_folder(tmp_path, "id=__HIVE_DEFAULT_PARTITION__", a=[1.0, 2], b=[1.0, 2])
+    schema = Schema([Column("id", "privacy unit"), *NUMBERS.columns], max_rows=1)
+    refused(null, "not said whose row", schema=schema)
+    filled = Schema([Column("id", "number", missing="fill", fill=5), *NUMBERS.columns])
+    assert rows_of(null, schema=filled).tolist() == [[5, 1, 1], [5, 2, 2]]
+    for lacking in ("", "nan"):
+        obs = pd.DataFrame({"donor": ["d1", lacking, lacking]}, index=list("xyz"))
+        anndata.AnnData(np.ones((3, 2), "f4"), obs).write_h5ad(tmp_path / "c.h5ad")
+        with pytest.raises(DataError, match=r"row 1 .*obs/donor is missing, and it is not said whose row"):
+            ingest_rows(tmp_path / "c.h5ad", tmp_path / "never.zarr", privacy_unit="obs/donor", max_rows=1)
+    to_bed(tmp_path / "f.bed", np.ones((3, 2)), properties={"fid": ["1", "0", "0"], "iid": list("abc")})
+    with pytest.raises(DataError, match=r"sample 2: its family \(FID\) is 0"):
+        ingest_rows(tmp_path / "f.bed", tmp_path / "never.zarr", privacy_unit="FID", max_rows=1)
+    ingest_rows(tmp_path / "f.bed", tmp_path / "people.zarr", privacy_unit="FID,IID", max_rows=1)
+
+
+@pytest.mark.parametrize(("kind", "far"), [("ms", 2**63 - 1), ("s", 2**62), ("s", -(2**62))])
+def test_a_date_beyond_what_is_counted_is_refused(tmp_path: Path, kind: str, far: int) -> None:
+    when = pa.array([0, far], pa.int64()).cast(pa.timestamp(kind))
+    feather.write_feather(pa.table({"when": when, "a": [1.0, 2], "b": [1.0, 2]}), tmp_path / "t.feather")
+    schema = Schema([Column("when", "date", range=("1900-01-01", "2100-01-01")), *NUMBERS.columns])
+    refused(tmp_path / "t.feather", r"row 1 .*'when': the date is more than", schema=schema)
+
+
+def test_hours_among_days_are_not_cut_off() -> None:
+    frame = pd.DataFrame({"when": [date(2020, 1, 1), datetime(2020, 1, 2, 18)], "a": [1, 2]}, dtype=object)  # noqa: DTZ001
+    with pytest.raises(DataError, match="values of several types"):
+        Schema([Column("when", "date"), Column("a", "number")]).transform(frame)
+
+
+def test_entries_of_a_sparse_matrix_are_added_up_or_refused(tmp_path: Path) -> None:
+    where = ([0, 0, 1], [0, 0, 1])
+    ingest_rows(scipy.sparse.coo_array((np.array([100, 100, 1], "u1"), where)), tmp_path / "rows.zarr")
+    assert np.asarray(zarr.open_array(tmp_path / "rows.zarr")[:]).tolist() == [[200, 0], [0, 1]]
+    with pytest.raises(DataError, match="beyond uint8"):
+        ingest_rows(scipy.sparse.coo_array((np.array([200, 100, 1], "u1"), where)), tmp_path / "never.zarr")
+    with pytest.raises(DataError, match="beyond uint8"):
+        dense(scipy.sparse.coo_array((np.array([200, 100, 1], "u1"), where)))

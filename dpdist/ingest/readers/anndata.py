@@ -36,6 +36,7 @@ from dpdist.ingest.readers.chunked import Chunked, Layout, only, require_chunks
 from dpdist.ingest.readers.hdf5 import contained, strings
 from dpdist.ingest.readers.transpose import turned, width_for
 from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign
+from dpdist.rows.encoding import MISSING_WORDS
 from dpdist.rows.units import named_units
 
 _SPARSE = {"csr_matrix": "csr", "csc_matrix": "csc"}
@@ -188,9 +189,18 @@ class AnnData(Chunked):
         return attempt(self.path, read)
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
-        parts = [chain.from_iterable(each(self.path, self._names_in(label))) for label in labels]
+        parts, row = [chain.from_iterable(each(self.path, self._names_in(label))) for label in labels], 0
         while (names := [list(islice(part, _CELLS)) for part in parts])[0]:
+            for at, named in enumerate(zip(*names, strict=True)):
+                if lacking := [
+                    label for label, name in zip(labels, named, strict=True) if name.strip() in MISSING_WORDS
+                ]:
+                    raise DataError(
+                        f"{self.path}, row {row + at} (counting from 0): {lacking[0]} is missing, and it is not said "
+                        "whose row it is. Leave the row out, or name whose it is."
+                    )
             yield named_units(names, key)
+            row += len(names[0])
 
     def _names_in(self, label: str) -> Iterator[list[str]]:
         """Yield a column of ``obs`` as text, every cell of it."""

@@ -106,6 +106,8 @@ class Head(NamedTuple):
         Names of what stands beside the rows and can say whose they are, such as ``obs/donor``.
     samples
         The labels that together name the sample of each row, or none.
+    meaning
+        A digest of what names do not tell of columns: the alleles that they count, the coordinates along them.
     """
 
     names: tuple[str, ...]
@@ -116,6 +118,7 @@ class Head(NamedTuple):
     guess: str | None = None
     labels: tuple[str, ...] = ()
     samples: tuple[str, ...] = ()
+    meaning: str = ""
 
 
 class Fragments(NamedTuple):

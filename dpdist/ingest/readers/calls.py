@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -44,6 +45,8 @@ class Facts(NamedTuple):
         What names them, by label: of each label a name for every sample; none where the file names none.
     names
         Of the columns.
+    alleles
+        Of each column: that which it counts, and the other one.
     sites
         Where each column is, in files that are read by it.
     """
@@ -51,6 +54,7 @@ class Facts(NamedTuple):
     samples: int
     people: Mapping[str, Sequence[str]]
     names: tuple[str, ...]
+    alleles: Sequence[tuple[str, str]]
     sites: Sequence[Site] = ()
 
 
@@ -80,14 +84,24 @@ class Calls(Source):
             raise DataError(f"{self.path} has no variants that are read by these rules, and so no columns.")
         require_table(self.path, (facts.samples, len(facts.names)), self.rules.dtype)
         labels = tuple(facts.people)
-        return Head(facts.names, facts.samples, self.rules.dtype.name, labels=labels, samples=labels)
+        counted = blake2b("\n".join(f"{one} {other}" for one, other in facts.alleles).encode(), digest_size=16)
+        return Head(
+            facts.names, facts.samples, self.rules.dtype.name,
+            labels=labels, samples=labels, meaning=counted.hexdigest(),
+        )  # fmt: skip
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:  # noqa: ARG002 - it has one
         shape = (self.facts.samples, len(keep))
         yield from turned(self.path, self.beside, self.columns(keep), shape, self.rules.dtype)
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
-        yield named_units([self.facts.people[label] for label in labels], key)
+        parts = [self.facts.people[label] for label in labels]
+        if (*labels,) == FID_IID[:1] and "0" in parts[0]:
+            raise DataError(
+                f"{self.path}, sample {parts[0].index('0') + 1}: its family (FID) is 0, which stands for none, and it "
+                f"is not said whose row it is. Take {parameter('privacy_unit')} IID or FID,IID."
+            )
+        yield named_units(parts, key)
 
     def width(self, dtype: np.dtype[np.generic] | None = None) -> int:
         """Return how many columns make a block."""

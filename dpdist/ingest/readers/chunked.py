@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,6 +106,7 @@ class Layout(NamedTuple):
     axis: int = 0
     meaning: Meaning | None = None
     rounded: bool = False
+    name: str = ""
 
     @property
     def columns(self) -> int:
@@ -143,10 +145,18 @@ class Chunked(Source):
         """Return the names of the columns that the file gives, or none."""
         return ()
 
+    def _coordinates(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield what the file says of the places along the columns."""
+        yield from ()
+
     @cached_property
     def head(self) -> Head:
         layout = self._layout
         guess = None
+        meaning = blake2b(repr((layout.name, layout.dims[1:], layout.shape[1:])).encode(), digest_size=16)
+        for some in each(self.path, self._coordinates()):
+            meaning.update(repr(some.tolist()).encode())
+        said = meaning.hexdigest() if layout.name or layout.dims else ""  # else it is as good as a file of NumPy
         if layout.dims:
             others = listed(map(repr, layout.dims[1:]))
             guess = f"{self.path}: each row is of one {layout.dims[0]!r}, and its columns are along {others}."
@@ -154,7 +164,7 @@ class Chunked(Source):
                 guess += f" Another dimension is chosen by {parameter('rows_dimension')}."
         packed = layout.meaning is not None and layout.meaning.scale is not None
         dtype = "float64" if packed else layout.dtype.name
-        return Head(self._names() or numbered(layout.columns), layout.shape[0], dtype, guess=guess)
+        return Head(self._names() or numbered(layout.columns), layout.shape[0], dtype, guess=guess, meaning=said)
 
     @cached_property
     def _layout(self) -> Layout:

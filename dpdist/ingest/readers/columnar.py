@@ -43,6 +43,7 @@ from dpdist.ingest.readers.base import (
 from dpdist.ingest.readers.npy import Header
 from dpdist.ingest.readers.tabular import Tabular, as_numpy, matrix
 from dpdist.naming import parameter, step
+from dpdist.rows.units import spelled
 from dpdist.storage.atomic import scratch
 
 _ROW_GROUP = 64 << 20
@@ -55,6 +56,10 @@ _LARGEST = 1 << 30
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 """Not what Python takes beside it: digits of other scripts, and underscores between digits."""
+
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive, Spark and Dask write into the name of a folder for a missing value."""
 
 
 def key_in(name: str) -> tuple[str, str] | None:
@@ -117,19 +122,31 @@ class Columnar(Tabular):
 
     def cells(self, places: Places, fragment: Fragment = None) -> Generator[Any]:
         names = self.stored.names
-        texts = {names[place]: dict(self._added)[names[place]] for place in places if place >= len(self._schema)}
+        keys = {key: pa.scalar(None if text == _NULL else text, pa.string()) for key, text in self.keys}
         read = [names[place] for place in places if place < len(self._schema)]
 
         def completed() -> Iterator[Any]:
             for batch in self._batches(read, fragment):
-                rows = batch.num_rows
                 arrays = [
-                    pa.repeat(pa.scalar(texts[name]), rows) if name in texts else batch.column(name)
-                    for name in (names[place] for place in places)
+                    batch.column(names[place])
+                    if names[place] in read
+                    else pa.repeat(keys[names[place]], batch.num_rows)
+                    for place in places
                 ]
+                for name in set(read) & set(keys):
+                    self._require_key(keys[name], batch.column(name))
                 yield pa.RecordBatch.from_arrays(arrays, [str(place) for place in places])
 
         return each(self.path, completed())
+
+    def _require_key(self, key: Any, column: Any) -> None:
+        """Refuse a column that says otherwise than the folder: one of them is wrong."""
+        told = {None if each is None else spelled(str(each)) for each in column.unique().to_pylist()}
+        if told - {key.as_py() and spelled(key.as_py())}:
+            raise self._contradicted()
+
+    def _contradicted(self) -> DataError:
+        return DataError(f"{self.path} holds a column called like its folder, with other values. {CURE}")
 
     def _key_value(self, key: str, text: str) -> np.generic:
         value: float | None = None
@@ -174,6 +191,7 @@ class Columnar(Tabular):
             columns = []
             for place in keep:
                 if place >= count:
+                    require_exact(self.path, row, np.array([[values[place]]]), dtype, [names[place]])
                     columns.append(pa.repeat(pa.scalar(values[place].item()), batch.num_rows))
                     continue
                 column = batch.column(names[place])
@@ -188,7 +206,7 @@ class Columnar(Tabular):
                 if dtype.kind == "f" and pa.types.is_integer(column.type):
                     require_exact(self.path, row, as_numpy(column)[:, None], dtype, [names[place]])
                 if place in values and (as_numpy(column) != values[place]).any():
-                    raise DataError(f"{self.path} holds a column called like its folder, with other values. {CURE}")
+                    raise self._contradicted()
                 columns.append(column)
             yield matrix(columns, batch.num_rows, dtype)
             row += batch.num_rows

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import attempt, bounded, each, required
@@ -170,7 +171,14 @@ class NetCdf(Chunked):
                 kind = np.dtype(array.encoding.get("dtype", array.dtype))
                 rounded = kind.kind in "iu" and kind.itemsize == 8 and array.dtype.kind == "f"
                 return Layout(
-                    array.shape, array.dtype, chunks, self._is_stored(), dims, meaning=_meaning(array), rounded=rounded
+                    array.shape,
+                    array.dtype,
+                    chunks,
+                    self._is_stored(),
+                    dims,
+                    meaning=_meaning(array),
+                    rounded=rounded,
+                    name=self._name,
                 )
 
         return attempt(self.path, read)
@@ -182,6 +190,15 @@ class NetCdf(Chunked):
                 return True
         with required("h5py", "netcdf", ".nc files").File(self.path, "r") as file:
             return int(file[self._name].id.get_storage_size()) > 0
+
+    def _coordinates(self) -> Iterator[npt.NDArray[Any]]:
+        layout = self._layout
+        with self._variables() as (variables, _):
+            for name, length in zip(layout.dims[1:], layout.shape[1:], strict=True):
+                if _is_coordinate(variables, name) and variables[name].dtype.kind in "iuf":
+                    if variables[name].shape != (length,):
+                        raise ValueError
+                    yield np.asarray(variables[name].values)
 
     def _names(self) -> tuple[str, ...]:
         columns, dims = self._layout.columns, self._layout.dims

@@ -66,7 +66,8 @@ class Plink(Calls):
                 f"{parameter('genotypes')}."
             )
         named = zip(FID_IID, ([line[at] for line in people] for at in range(2)), strict=True)
-        return Facts(len(people), dict(named), names)
+        alleles = [(counted, other) for *_, counted, other in sites]
+        return Facts(len(people), dict(named), names, alleles)
 
     def columns(self, keep: Places) -> Iterator[Rows]:
         width, p = self.width(), self.frequencies(keep)
@@ -116,7 +117,7 @@ class Plink2(Calls):
         return place
 
     @cached_property
-    def _sites(self) -> tuple[tuple[str, ...], list[Site], list[int]]:
+    def _sites(self) -> tuple[tuple[str, ...], list[Site], list[int], list[tuple[str, str]]]:
         if self.rules.haploid is not None:
             raise UsageError(f"A .pgen file holds pairs of alleles: leave haploid out of {parameter('genotypes')}.")
         path = self._text(".pvar")
@@ -127,7 +128,7 @@ class Plink2(Calls):
         required("pgenlib", "genomics", ".pgen files")
         path = self._text(".psam")
         people = attempt(path, lambda: _samples(path))
-        names, sites, alleles = self._sites
+        names, sites, alleles, pairs = self._sites
 
         def announced() -> tuple[int, int]:
             with self._read() as file:
@@ -139,7 +140,7 @@ class Plink2(Calls):
                 f"{self.path} does not hold what its .psam and .pvar announce: {count} samples of {len(alleles)} "
                 "variants. Restore the files."
             )
-        return Facts(count, dict(zip(FID_IID, people, strict=True)), names, sites)
+        return Facts(count, dict(zip(FID_IID, people, strict=True)), names, pairs, sites)
 
     def _read(self) -> Any:
         library = required("pgenlib", "genomics", ".pgen files")
@@ -208,10 +209,10 @@ def _samples(path: Path) -> tuple[list[str], list[str]]:
     return families, people
 
 
-def _sites(path: Path, rules: Genotypes) -> tuple[tuple[str, ...], list[Site], list[int]]:
-    """Return the names of the columns, where each is, and how many alleles each variant has."""
+def _sites(path: Path, rules: Genotypes) -> tuple[tuple[str, ...], list[Site], list[int], list[tuple[str, str]]]:
+    """Return the names of the columns, where each is, how many alleles each variant has, and those of columns."""
     names: list[str] = []
-    counted: list[str] = []
+    pairs: list[tuple[str, str]] = []
     sites: list[Site] = []
     alleles: list[int] = []
     where: Sequence[int] | None = None
@@ -236,9 +237,9 @@ def _sites(path: Path, rules: Genotypes) -> tuple[tuple[str, ...], list[Site], l
         sites += [Site(len(alleles), allele, len(made)) for allele in range(1, len(made) + 1)]
         alleles.append(max(2, len(told)))
         names += made
-        counted += told[1:] if made else []
+        pairs += [(other, first) for other in told[1:]] if made else []
         letters += sum(map(len, made))
         require_columns(path, len(names))
         if letters > MOST_LABELS:
             raise DataError(f"{path}: the names of its columns take more than {MOST_LABELS >> 20} MiB. Take fewer.")
-    return told_apart(names, counted), sites, alleles
+    return told_apart(names, [counted for counted, _ in pairs]), sites, alleles, pairs

@@ -61,6 +61,7 @@ _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", r
 _WHOLE = re.compile(r"[+-]?\d{1,4000}", re.ASCII)
 _COMMA, _POINTS = re.compile(r"\d,\d"), re.compile(r"\d\.\d{3}(?!\d)")
 _FLAGS = frozenset({"true", "True", "TRUE", "false", "False", "FALSE"})
+_BREAK = re.compile(r"\r\n|\r|\n")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?", re.ASCII)
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _SAMPLE = 100
@@ -206,7 +207,7 @@ class Csv(Tabular):
             raise header_asked(self.path)
         if header == "no":
             return 0, numbered(len(cells))
-        over = sum(len(cell.splitlines()) - 1 for cell in cells if cell)  # a name may go over several lines
+        over = sum(len(_BREAK.findall(cell)) for cell in cells)  # a name may go over several lines
         return number + over, tuple(cell or f"c{place}" for place, cell in enumerate(cells))
 
     @property
@@ -227,7 +228,8 @@ class Csv(Tabular):
 
         A first cell may be empty, as over an index.
         """
-        if any(_kind(cell) != "text" for cell in cells[0 if cells[0] else 1 :]):
+        named = cells[0 if cells[0] else 1 :]
+        if any(_kind(cell) != "text" or _DATE.fullmatch(cell) for cell in named):
             return False
         below = [line for _, line in islice(self._records(), 1, _SAMPLE + 1)]
         return not below or any(_kind(cell) in {"number", "flag"} for line in below for cell in line)

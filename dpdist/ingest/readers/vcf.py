@@ -89,7 +89,7 @@ class Vcf(Calls):
                 raise DataError(f"{self.path} is truncated: the block that ends it is not there. Restore the file.")
 
     def _surveyed(self) -> Facts:
-        people, names, alleles = list[str](), list[str](), list[str]()
+        people, names, alleles = list[str](), list[str](), list[tuple[str, str]]()
         for number, fields, rest in self._records():
             if not people:
                 if rest.count(b"\t") >= _MOST_SAMPLES:
@@ -98,8 +98,8 @@ class Vcf(Calls):
                 continue
             made = self._columns_of(number, fields)
             names += made
-            alleles += fields[4].decode().split(",") if made else []
-        return Facts(len(people), {"sample": people}, told_apart(names, alleles))
+            alleles += [(other, fields[3].decode()) for other in fields[4].decode().split(",")] if made else []
+        return Facts(len(people), {"sample": people}, told_apart(names, [counted for counted, _ in alleles]), alleles)
 
     def _columns_of(self, number: int, fields: list[bytes]) -> list[str]:
         """Return the names of the columns that a variant becomes, one for each alternative allele."""

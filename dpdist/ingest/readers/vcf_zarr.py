@@ -82,7 +82,7 @@ class VcfZarr(Calls):
             if len(shape) < 2 or alleles.shape[0] != shape[0]:
                 raise DataError(f"{self.path}: its arrays are of different numbers of variants. {CURE}")
             people = self._people(root, shape[1])
-            names, places, alleles_of = list[str](), list[Site](), list[str]()
+            names, places, pairs = list[str](), list[Site](), list[tuple[str, str]]()
             for variant, (where, place, name, some) in enumerate(self._fixed(root, shape[0])):
                 made = columns_of_site(where, place, name, some, self.rules)
                 if made is None:
@@ -90,9 +90,9 @@ class VcfZarr(Calls):
                 if len(made) > 1 and self._array == _DOSES:
                     raise DataError(f"{self.path} has one dosage for each sample, and variant {variant} more alleles.")
                 names += made
-                alleles_of += some[1:] if made else []
+                pairs += [(other, some[0]) for other in some[1:]] if made else []
                 places += [Site(variant, allele, len(made)) for allele in range(1, len(made) + 1)]
-        return Facts(shape[1], people, told_apart(names, alleles_of), places)
+        return Facts(shape[1], people, told_apart(names, [counted for counted, _ in pairs]), pairs, places)
 
     def _people(self, root: Any, samples: int) -> dict[str, list[str]]:
         names = root.get("sample_id")

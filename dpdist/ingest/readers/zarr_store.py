@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
@@ -40,7 +41,7 @@ from dpdist.ingest.readers.base import (
     ends_of,
     version_of,
 )
-from dpdist.ingest.readers.chunked import Chunked, Layout, Meaning, only
+from dpdist.ingest.readers.chunked import Chunked, Layout, Meaning, only, require_chunks
 from dpdist.naming import step
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
@@ -319,10 +320,28 @@ class Store(Chunked):
                 stored = holds_values(self.path, self._place or "")
                 chunks = tuple(map(min, array.chunks, array.shape))
                 return Layout(
-                    array.shape, array.dtype, chunks, stored, self._dims(array), meaning=_meaning(self.path, array)
+                    array.shape,
+                    array.dtype,
+                    chunks,
+                    stored,
+                    self._dims(array),
+                    meaning=_meaning(self.path, array),
+                    name=self._place or "",
                 )
 
         return attempt(self.path, read)
+
+    def _coordinates(self) -> Iterator[npt.NDArray[Any]]:
+        layout = self._layout
+        if self._place is None or not layout.dims:
+            return
+        beside = self._place.rpartition("/")[0]
+        with opened(self.path) as root:
+            for name, length in zip(layout.dims[1:], layout.shape[1:], strict=True):
+                array = root.get(f"{beside}/{name}".removeprefix("/"))
+                if isinstance(array, zarr.Array) and array.shape == (length,) and array.dtype.kind in "iuf":
+                    require_chunks(self.path, math.prod(array.chunks) * array.dtype.itemsize)
+                    yield np.asarray(array[:])
 
     def _dims(self, array: Any) -> tuple[str, ...]:
         """Return the names of the dimensions; in VCF Zarr the first is of variants where nothing is said."""
