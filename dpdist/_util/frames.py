@@ -45,7 +45,8 @@ def summed(matrix: Any) -> Any:
     DataError
         If a sum is beyond the integers of the matrix, where SciPy would wrap it round.
     """
-    if matrix.dtype.kind not in "iu" or matrix.dtype.itemsize == 8:
+    once = getattr(matrix, "has_canonical_format", False)
+    if once or matrix.dtype.kind not in "iu" or matrix.dtype.itemsize == 8:
         return matrix.tocsr()
     wide = matrix.astype(np.int64).tocsr()
     wide.sum_duplicates()

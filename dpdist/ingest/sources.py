@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -203,7 +202,7 @@ def state_of(place: SourceLocation) -> str:
         stats = [path.stat() for path in files_of(place)]
         return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
 
-    return hashlib.sha256(json.dumps(attempt(place, found)).encode()).hexdigest()
+    return sha256(json.dumps(attempt(place, found)).encode()).hexdigest()
 
 
 class Opener:

@@ -76,6 +76,8 @@ class Surveyed(NamedTuple):
         The type that holds all rows.
     guesses
         What was guessed of files, for people to read.
+    head
+        Of the first file that names columns.
     """
 
     names: tuple[str, ...]
@@ -83,6 +85,7 @@ class Surveyed(NamedTuple):
     parts: list[Part]
     dtype: np.dtype[np.generic]
     guesses: list[str]
+    head: Head
 
     @property
     def rows(self) -> int:
@@ -237,7 +240,7 @@ def surveyed(
         _require_no_index(sources.entries[number].shown, head, keep)
     require_distinct(sources.entries[number] for number in dict.fromkeys(part.source for part in parts))
     dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
-    return Surveyed(tuple(head.names[at] for at in keep), keep, parts, dtype, guesses)
+    return Surveyed(tuple(head.names[at] for at in keep), keep, parts, dtype, guesses, head)
 
 
 def first_head(sources: Sources) -> tuple[int, Head]:

@@ -330,7 +330,7 @@ class _Ingest:
         if found.guesses:
             first, *more = found.guesses
             self.say(first + (f" So is that of {counted(len(more), 'other file')}." if more else ""))
-        head = first_head(self.sources)[1]
+        head = found.head
         if self.unit is not None:
             most = counted(self.unit.max_rows, "row")
             self.say(f"Whoever is named by {self.unit.column} is protected with {most} at most.")
@@ -348,7 +348,7 @@ class _Ingest:
         if schema is not None or labels:
             units = self._digests(found.filled, key if self.watch is None else self.watch.key, labels)
         else:
-            units = self._numbers(found.filled, first_head(self.sources)[1].names.index(unit.column))
+            units = self._numbers(found.filled, found.head.names.index(unit.column))
         if self.watch is None:
             kept = kept_rows(units, rows, unit, beside, key)
         else:

@@ -19,6 +19,7 @@ import dask.array
 from dask.callbacks import Callback
 from distributed import Client, get_client, get_worker
 
+from dpdist._util.frames import summed
 from dpdist._util.ids import random_token
 from dpdist._util.progress import Count, Progress
 from dpdist._util.tree import levels
@@ -119,7 +120,7 @@ def first_rows(block: Any, count: int) -> Any:
 
 
 def _first_rows(block: Any, count: int) -> Any:
-    block = block.tocsr() if hasattr(block, "tocsr") else block  # other sparse matrices cannot be cut
+    block = summed(block) if hasattr(block, "tocsr") else block  # other sparse matrices cannot be cut
     return block.iloc[:count] if hasattr(block, "iloc") else block[:count]
 
 
