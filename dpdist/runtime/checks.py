@@ -102,14 +102,23 @@ def require_fit(client: Client, store: Store, key: str) -> None:
         Naming a worker that does not, and what to do.
     """
     # what a worker cannot unpickle is an error without a type: so first a task that needs nothing of ours
-    for address, each in client.run(import_module, __name__, on_error="return").items():
+    for address, each in _answers(client, import_module, __name__).items():
         if isinstance(each, Exception):
             raise DataError(_without_dpdist(address, client))
-    for address, (version, sees) in client.run(_traits, store, key).items():
+    for address, each in _answers(client, _traits, store, key).items():
+        if isinstance(each, Exception):
+            raise each
+        version, sees = each
         if version != __version__:
             raise DataError(_other_version(address, version, __version__))
         if not sees:
             raise DataError(_unseen(address, store, key))
+
+
+def _answers(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """Run a function on each worker; those of an adaptive cluster that leave meanwhile have no answer."""
+    answers = client.run(function, *arguments, on_error="return")
+    return {address: each for address, each in answers.items() if not isinstance(each, OSError)}
 
 
 def _traits(store: Store, key: str) -> tuple[str, bool]:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pytest
 from distributed import LocalCluster, get_worker
 
+import dpdist
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
 from dpdist.moment.total import Partial, add_partials
 from dpdist.runtime import checks, sums
@@ -370,6 +371,25 @@ def test_every_worker_must_see_the_rows_also_one_that_comes_later(local: OnDask,
     local._places.clear()
     with pytest.raises(DataError, match="is missing, or cannot be read"):
         Here().require_visible(tmp_path / "nowhere")
+
+
+def leaving(folder: Path, *_: Any) -> tuple[str, bool]:
+    """Answer as a worker that fits, but for the first one that is asked: it is gone before it answers."""
+    try:
+        (folder / "asked").touch(exist_ok=False)
+    except FileExistsError:
+        return dpdist.__version__, True
+    os._exit(1)
+
+
+@pytest.mark.parametrize("question", ["import_module", "_traits"])
+def test_a_worker_that_leaves_while_it_is_asked_is_no_obstacle(
+    question: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster() as engine:
+        monkeypatch.setattr(checks, question, partial(leaving, tmp_path))
+        engine.require_visible(ROOT)
+        assert (tmp_path / "asked").exists()
 
 
 def test_a_worker_that_can_be_listened_to_is_refused(local: OnDask, monkeypatch: pytest.MonkeyPatch) -> None:
