@@ -14,7 +14,6 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from itertools import chain, islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +32,7 @@ from dpdist.ingest.readers.base import (
     required,
 )
 from dpdist.ingest.readers.chunked import Chunked, Layout, only, require_chunks
-from dpdist.ingest.readers.hdf5 import contained, strings
+from dpdist.ingest.readers.hdf5 import contained
 from dpdist.ingest.readers.transpose import turned, width_for
 from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign
 from dpdist.rows.encoding import MISSING_WORDS
@@ -57,10 +56,6 @@ class AnnData(Chunked):
     @abstractmethod
     def _is_stored(self, array: Any, place: str) -> bool:
         """Say whether any value of an array is stored."""
-
-    @abstractmethod
-    def _longest(self, labels: Any) -> int:
-        """Return how many bytes one of the strings of an array may have."""
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -102,10 +97,7 @@ class AnnData(Chunked):
         found = self._layout
         if self._kind != "dense" and attempt(self.path, self._ends) != found.shape[self._kind == "csc"] + 1:
             raise DataError(f"{self.path} is damaged: its sparse matrix has another shape than it says.")
-        named = attempt(self.path, self._sample_label)
-        return Head(
-            self._names(), found.shape[0], found.dtype.name, labels=self._labels, samples=(named,) if named else ()
-        )
+        return Head(self._names(), found.shape[0], found.dtype.name, labels=self._labels, samples=self._sample_label())
 
     @cached_property
     def _stored(self) -> Layout:
@@ -139,46 +131,54 @@ class AnnData(Chunked):
 
         return attempt(self.path, read)
 
-    def _names(self) -> tuple[str, ...]:
-        columns = self._layout.columns
+    def _column(self, place: str) -> Any:
+        """Return a column of ``obs`` or ``var``, a pandas Series without missing values, by anndata's own reader."""
+        anndata = required("anndata", "anndata", "AnnData")
+        pandas = required("pandas", "anndata", "AnnData")
+        frame, _, name = place.rpartition("/")
 
-        def read() -> Iterator[list[str]]:
+        def read() -> Any:
             with self._root() as root:
-                var = root["raw/var" if self._place == "raw/X" else "var"]
-                if not hasattr(var, "keys"):
-                    raise DataError(
-                        f"{self.path} was written by anndata before 0.7. Write it again with a newer one; in Python: "
-                        "anndata.read_h5ad(FILE).write_h5ad(NEW)."
-                    )
-                labels = var[var.attrs["_index"]]
-                if hasattr(labels, "keys"):  # nullable strings, of which none is missing
-                    if not labels.attrs["encoding-type"] == "nullable-string-array" or np.any(labels["mask"][:]):
-                        raise ValueError
-                    labels = labels["values"]
-                if labels.shape != (columns,):
-                    raise _OtherCountError(labels.shape[0])
-                require_chunks(self.path, math.prod(labels.chunks or ()) * labels.dtype.itemsize)
-                yield from strings(labels, columns, self._longest(labels))
+                column = root[place]
+                for array in _arrays(column):
+                    require_chunks(self.path, math.prod(array.chunks or ()) * array.dtype.itemsize)
+                found = anndata.io.read_elem(column)
+                if "categories" in column.attrs:  # before 0.8
+                    names = anndata.io.read_elem(root[f"{frame}/__categories/{name}"])
+                    found = pandas.Categorical.from_codes(found, names)
+                return pandas.Series(found)
 
-        try:
-            return bounded(self.path, each(self.path, read()))
-        except _OtherCountError as error:
-            count = error.count
-        raise DataError(f"{self.path} names {count} variables for {columns} columns. Mend it.")
+        column = attempt(self.path, read)
+        if column.isna().any():
+            raise DataError(
+                f"{self.path}: {place} is missing for some rows: it is not said whose they are. Fill it, or leave them "
+                "out."
+            )
+        return column
 
-    def _sample_label(self) -> str | None:
-        """Return the column of ``obs`` that names its rows, if it is one of words."""
+    def _names(self) -> tuple[str, ...]:
+        place, columns = "raw/var" if self._place == "raw/X" else "var", self._layout.columns
         with self._root() as root:
-            obs = root.get("obs")
-            index = getattr(obs, "attrs", {}).get("_index")
-            names: Any = None if obs is None or index is None else obs.get(index)
-            names = names["values"] if hasattr(names, "keys") else names
-            if names is None or names.shape != self._layout.shape[:1] or names.dtype.kind not in "OUST":
-                return None
-            require_chunks(self.path, math.prod(names.chunks or ()) * names.dtype.itemsize)
-            last = names.shape[0] - 1
-            ends = [_word(names[at]) for at in (0, last)] if last >= 0 else []
-            return None if ends == ["0", str(last)] else f"obs/{index}"  # anndata counts rows without names
+            var = root[place]
+            if not hasattr(var, "keys"):
+                raise DataError(
+                    f"{self.path} was written by anndata before 0.7. Write it again with a newer one; in Python: "
+                    "anndata.read_h5ad(FILE).write_h5ad(NEW)."
+                )
+            labels = self._column(f"{place}/{var.attrs['_index']}")
+        if len(labels) != columns:
+            raise DataError(f"{self.path} names {len(labels)} variables for {columns} columns. Mend it.")
+        return bounded(self.path, [labels.astype(str).tolist()])
+
+    def _sample_label(self) -> tuple[str, ...]:
+        """Return the column of ``obs`` that names its rows, if it is one of words; anndata counts those without."""
+        with self._root() as root:
+            index = getattr(root.get("obs"), "attrs", {}).get("_index")
+            if index is None:
+                return ()
+            names = self._column(f"obs/{index}")
+        counted = [str(row) for row in range(len(names))]
+        return () if not _is_text(names) or names.tolist() == counted else (f"obs/{index}",)
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
@@ -189,64 +189,27 @@ class AnnData(Chunked):
         return attempt(self.path, read)
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
-        parts, row = [chain.from_iterable(each(self.path, self._names_in(label))) for label in labels], 0
-        while (names := [list(islice(part, _CELLS)) for part in parts])[0]:
-            for at, named in enumerate(zip(*names, strict=True)):
-                if lacking := [
-                    label for label, name in zip(labels, named, strict=True) if name.strip() in MISSING_WORDS
-                ]:
-                    raise DataError(
-                        f"{self.path}, row {row + at} (counting from 0): {lacking[0]} is missing, and it is not said "
-                        "whose row it is. Leave the row out, or name whose it is."
-                    )
-            yield named_units(names, key)
-            row += len(names[0])
+        columns = [self._names_in(label) for label in labels]
+        for start in range(0, self._layout.shape[0], _CELLS):
+            yield named_units([column.iloc[start : start + _CELLS].astype(str).tolist() for column in columns], key)
 
-    def _names_in(self, label: str) -> Iterator[list[str]]:
-        """Yield a column of ``obs`` as text, every cell of it."""
-        rows = self._layout.shape[0]
-        with self._root() as root:
-            column = root[label]
-            names = None
-            if "categories" in column.attrs:  # before 0.8
-                inner = root["obs/__categories"][label.removeprefix("obs/")]
-                names = [*chain.from_iterable(self._texts(inner, label))]
-            if column.attrs.get("encoding-type") == "categorical":
-                names = [*chain.from_iterable(self._texts(self._without_mask(column["categories"], label), label))]
-                column = column["codes"]
-            column = self._without_mask(column, label)
-            if hasattr(column, "keys") or column.shape != (rows,):
-                raise DataError(f"{self.path}: {label} is not one name or whole number for each row. Choose another.")
-            if names is None:
-                yield from self._texts(column, label)
-                return
-            for start in range(0, rows, _CELLS):
-                codes = np.asarray(column[start : start + _CELLS])
-                if codes.dtype.kind not in "iu" or not np.all((codes >= 0) & (codes < len(names))):
-                    raise DataError(_unsaid(self.path, label))
-                yield [names[code] for code in codes.tolist()]
-
-    def _without_mask(self, column: Any, label: str) -> Any:
-        """Return the values of a column that may lack some, and lacks none; some versions store categories so, too."""
-        if column.attrs.get("encoding-type") not in {"nullable-string-array", "nullable-integer"}:
-            return column
-        if np.any(column["mask"][:]):
-            raise DataError(_unsaid(self.path, label))
-        return column["values"]
-
-    def _texts(self, array: Any, label: str) -> Iterator[list[str]]:
-        (count,) = array.shape
-        require_chunks(self.path, math.prod(array.chunks or ()) * array.dtype.itemsize)
-        if array.dtype.kind in "iu":
-            for start in range(0, count, _CELLS):
-                yield [str(number) for number in np.asarray(array[start : start + _CELLS]).tolist()]
-        elif array.dtype.kind in "OUST":
-            yield from strings(array, count, self._longest(array))
-        else:
+    def _names_in(self, label: str) -> Any:
+        """Return a column of ``obs`` whose cells are names or whole numbers, one for each row."""
+        column = self._column(label)
+        values = column.cat.categories if column.dtype == "category" else column
+        if len(column) != self._layout.shape[0]:
+            raise DataError(f"{self.path}: {label} is not one name or whole number for each row. Choose another.")
+        if not (_is_text(values) or values.dtype.kind in "iu"):
             raise DataError(
-                f"{self.path}: {label} holds {array.dtype.name}, and a privacy unit is a name or a whole number. Store "
-                "it as one of these."
+                f"{self.path}: {label} holds {values.dtype.name}, and a privacy unit is a name or a whole number. "
+                "Store it as one of these."
             )
+        if _is_text(values) and (lacking := column.astype(str).str.strip().isin(MISSING_WORDS)).any():
+            raise DataError(
+                f"{self.path}, row {lacking.to_numpy().argmax()} (counting from 0): {label} is missing, and it is not "
+                "said whose row it is. Leave the row out, or name whose it is."
+            )
+        return column
 
     def _ends(self) -> int:
         with self._opened() as matrix:
@@ -300,9 +263,6 @@ class H5ad(AnnData):
     def _is_stored(self, array: Any, place: str) -> bool:  # noqa: ARG002 - HDF5 knows
         return int(array.id.get_storage_size()) > 0
 
-    def _longest(self, labels: Any) -> int:
-        return int(self.path.stat().st_size if labels.dtype.kind == "O" else labels.dtype.itemsize)
-
 
 class AnnDataStore(AnnData):
     """A Zarr store of AnnData."""
@@ -323,23 +283,20 @@ class AnnDataStore(AnnData):
     def _is_stored(self, array: Any, place: str) -> bool:  # noqa: ARG002 - the place is told
         return holds_values(self.path, place)
 
-    def _longest(self, labels: Any) -> int:
-        return int(labels.dtype.itemsize)  # of strings of any length a chunk is unpacked as a whole
+
+def _is_text(values: Any) -> bool:
+    from pandas.api.types import is_string_dtype  # noqa: PLC0415 - anndata brings it
+
+    return bool(is_string_dtype(values))
 
 
-class _OtherCountError(DataError):
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.count = count
-
-
-def _word(name: Any) -> str:
-    name = np.asarray(name)[()]
-    return name.decode() if isinstance(name, bytes) else str(name)
-
-
-def _unsaid(path: Any, label: str) -> str:
-    return f"{path}: {label} is missing for some rows: it is not said whose they are. Fill it, or leave them out."
+def _arrays(element: Any) -> Iterator[Any]:
+    """Yield the arrays that an element of AnnData is made of."""
+    if not hasattr(element, "keys"):
+        yield element
+        return
+    for name in element.keys():  # noqa: SIM118 - a group of Zarr iterates so only
+        yield from _arrays(element[name])
 
 
 def _shape(matrix: Any) -> tuple[int, ...]:
