@@ -11,6 +11,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from datetime import date, datetime
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -178,8 +179,13 @@ def test_whole_numbers_that_float64_does_not_hold_are_refused(tmp_path: Path) ->
     np.save(tmp_path / "in" / "0.npy", np.array([[2**53 + 1, 1]]))
     np.save(tmp_path / "in" / "1.npy", np.array([[0.5, 1]]))
     refused(tmp_path / "in", r"0\.npy, row 0 .* beyond 2\^53")
-    (tmp_path / "t.csv").write_text("a,b\n1.5e17,1.5\n9007199254740992,2.5\n")
-    assert rows_of(tmp_path / "t.csv")[:, 0].tolist() == [1.5e17, 2.0**53]
+    (tmp_path / "t.csv").write_text(f"a,b\n{2**53 + 1}.00,1.5\n7,2.5\n")  # as databases write decimals
+    refused(tmp_path / "t.csv", r"line 2, column 'a': a whole number beyond 2\^53")
+    decimals = pa.array([Decimal(7), Decimal(2**53 + 1)], pa.decimal128(20, 2))
+    pq.write_table(pa.table({"a": decimals, "b": [1.5, 2.5]}), tmp_path / "t.parquet")
+    refused(tmp_path / "t.parquet", r"column 'a': a whole number beyond 2\^53")
+    (tmp_path / "t.csv").write_text(f"a,b\n1.5e17,1.5\n9007199254740992,2.5\n{2**60}.0,3.5\n")
+    assert rows_of(tmp_path / "t.csv")[:, 0].tolist() == [1.5e17, 2.0**53, 2.0**60]
 
 
 def test_anndata_before_0_8_in_zarr_is_its_matrix_and_not_what_was_made_of_it(tmp_path: Path) -> None:

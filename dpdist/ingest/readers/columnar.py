@@ -23,6 +23,7 @@ from dpdist.ingest.readers.base import (
     AT_ONCE,
     BEYOND,
     CURE,
+    EXACT,
     PIECE,
     STORED,
     UNNAMED,
@@ -213,9 +214,11 @@ class Columnar(Tabular):
 
     def _without_decimals(self, column: Any, name: str) -> Any:
         try:
-            return column.cast(pa.int64() if column.type.scale <= 0 else pa.float64())
+            numbers = column.cast(pa.int64() if column.type.scale <= 0 else pa.float64())
         except pa.ArrowInvalid:
-            pass
+            numbers = None
+        if numbers is not None and (numbers.type == pa.int64() or np.all(np.abs(as_numpy(numbers)) < EXACT)):
+            return numbers
         raise DataError(f"{self.path}, column {name!r}: {BEYOND}")
 
 

@@ -58,7 +58,7 @@ FRAGMENT = 128 << 20
 _LINE = 1 << 20  # longest line, and the block Arrow parses: "0," is two bytes of text and eight of float64
 _MISSING = frozenset(pacsv.ConvertOptions().null_values)
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
-_WHOLE = re.compile(r"[+-]?\d{1,4000}", re.ASCII)
+_WHOLE = re.compile(r"([+-]?\d{1,4000})(\.0*)?", re.ASCII)
 _COMMA, _POINTS = re.compile(r"\d,\d"), re.compile(r"\d\.\d{3}(?!\d)")
 _FLAGS = frozenset({"true", "True", "TRUE", "false", "False", "FALSE"})
 _BREAK = re.compile(r"\r\n|\r|\n")
@@ -332,7 +332,10 @@ class Csv(Tabular):
         skip, names = self._head
         for number, cells in self._records(fragment):
             for place in keep if number > skip else ():
-                if _WHOLE.fullmatch(cells[place].strip(" \t")) and abs(int(cells[place])) > EXACT:
+                whole = _WHOLE.fullmatch(cells[place].strip(" \t"))
+                if not whole or abs(value := int(whole[1])) <= EXACT:
+                    continue
+                if not whole[2] or value != int(float(value)):  # with a point it may be of a table of float64
                     raise DataError(f"{self.path}, line {number}, column {names[place]!r}: {BEYOND}")
 
     def _count(self) -> int:
