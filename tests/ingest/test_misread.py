@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import pathlib
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -254,30 +256,81 @@ def test_it_is_told_which_dimension_the_rows_are_and_which_cell_has_a_gap(tmp_pa
 # --- refused with a cure that works -----------------------------------------------------------------------------------
 
 
-def pandas_cure(path: Path, match: str, cure: Callable[[], object], wanted: list[list[float]]) -> None:
-    refused(path, match)
-    cure()
-    assert rows_of(path.with_name("new.csv")).tolist() == wanted
+def cured(path: Path, **options: Any) -> list[list[float]]:
+    """Run the Python that a refusal prints, and return the rows of what it wrote."""
+    with pytest.raises(DataError, match="in Python") as caught:
+        rows_of(path, **options)
+    line = re.search(r"in Python(?:, if [^:]*)?: (.*\))\.", str(caught.value))
+    assert line is not None
+    new = path.with_name("new.csv")
+    eval(line[1], {"pandas": pd, "pathlib": pathlib}, {"FILE": path, "NEW": new})  # noqa: S307 - it is the product's
+    found: list[list[float]] = rows_of(new, **options).tolist()
+    return found
 
 
-def test_text_of_other_marks_is_read_as_the_message_says(tmp_path: Path) -> None:
-    path, new = tmp_path / "t.csv", tmp_path / "new.csv"
-    path.write_text("a;b\n1.234,5;2\n3,25;4\n")
-    pandas_cure(
-        path, r"read_csv\(FILE, sep=';', decimal=',', thousands='\.'\)",
-        lambda: pd.read_csv(path, sep=";", decimal=",", thousands=".").to_csv(new, index=False),
-        [[1234.5, 2], [3.25, 4]],
-    )  # fmt: skip
-    path.write_text("# made by a machine\na,b\n1,2\n")
-    pandas_cure(
-        path, r"Line 1 is a comment.*read_csv\(FILE, comment='#'\)",
-        lambda: pd.read_csv(path, comment="#").to_csv(new, index=False), [[1, 2]],
-    )  # fmt: skip
-    path.write_text("sep=;\na;b\n1;2\n")
-    pandas_cure(
-        path, r"Line 1 is for a spreadsheet.*read_csv\(FILE, skiprows=1, sep=';'\)",
-        lambda: pd.read_csv(path, skiprows=1, sep=";").to_csv(new, index=False), [[1, 2]],
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a;b\n1.234,5;2\n3,25;4\n", [[1234.5, 2], [3.25, 4]]),
+        ("a|b\n1.5|2\n3.25|4\n", [[1.5, 2], [3.25, 4]]),
+        ("a\tb\n1,234.5\t2\n1,000\t3\n", [[1234.5, 2], [1000, 3]]),
+        ("a;b;\n1;2;\n3;4;\n", [[1, 2], [3, 4]]),
+        ("x (a, b);y\n11,5;2\n12,5;3\n", [[11.5, 2], [12.5, 3]]),
+        ("# made by a machine\na,b\n1,2\n", [[1, 2]]),
+        ("# made by a machine, on Monday\na,b,c\n1,2,3\n", [[1, 2, 3]]),
+        ("# made by a machine\na;b\n1,5;2\n", [[1.5, 2]]),
+        ("sep=;\na;b\n1,5;2\n", [[1.5, 2]]),
+        ("pH_0,5m;pH_1,5m\n6,5;7,1\n5,9;6,4\n", [[6.5, 7.1], [5.9, 6.4]]),
+        ("sep=,\na,b\n1.5,2\n", [[1.5, 2]]),
+        ('a,b\n"1,234",2\n"5,000.5",3\n', [[1234, 2], [5000.5, 3]]),
+        ("a,b\n12%,$2\n5.5%,$3\n", [[12, 2], [5.5, 3]]),
+        ('a,b\n"1,5",2\n"2,75",3\n', [[1.5, 2], [2.75, 3]]),
+        ("a,größe\n1,2\n", [[1, 2]]),
+    ],
+)
+def test_text_of_another_dialect_is_read_as_the_message_says(
+    tmp_path: Path, text: str, wanted: list[list[float]]
+) -> None:
+    for code in ("utf-8", "utf-8-sig") if text.isascii() else ("cp1252",):
+        (tmp_path / "t.csv").write_bytes(text.encode(code))
+        assert cured(tmp_path / "t.csv", header="yes") == wanted
+
+
+def test_text_of_utf_16_is_read_as_the_message_says(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes("a,b\n1,2\n".encode("utf-16"))
+    assert cured(tmp_path / "t.csv", header="yes") == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("1,5;2,5\n11,5;2,1\n12,5;2,2\n", [[1.5, 2.5], [11.5, 2.1], [12.5, 2.2]]),
+        ("5;5;7\n1;2;3\n", [[5, 5, 7], [1, 2, 3]]),
+    ],
+)
+def test_a_first_line_of_numbers_stays_a_row(tmp_path: Path, text: str, wanted: list[list[float]]) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    assert cured(tmp_path / "t.csv", header="no") == wanted
+
+
+def test_dates_beside_numbers_with_thousands_points_stay_dates(tmp_path: Path) -> None:
+    lines = "".join(f"{day:02}.03.2020;88,5;24.138,47\n" for day in range(10, 29))
+    (tmp_path / "t.csv").write_text("day;weight;income\n" + lines)
+    with pytest.raises(DataError, match=r"these columns hold no numbers: 'day' \(dates\)"):
+        cured(tmp_path / "t.csv")
+    assert rows_of(tmp_path / "new.csv", columns=["weight", "income"])[0].tolist() == [88.5, 24138.47]
+
+
+def test_what_separates_thousands_is_asked_where_the_first_lines_do_not_tell(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a\tb\n1,234\t2\n")
+    refused(tmp_path / "t.csv", r"thousands=','.* If the comma is a decimal mark, pass decimal=','")
+    (tmp_path / "t.csv").write_text("a;b\n1.234;2\n")
+    refused(tmp_path / "t.csv", r"sep=';'\).* If the point separates thousands, pass thousands='\.', too")
+
+
+def test_words_with_semicolons_do_not_make_text_of_semicolons(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b;c,d\n1.5,red;blue,3\n2.5,green;red,4\n")
+    assert rows_of(tmp_path / "t.csv", columns=["a", "d"]).tolist() == [[1.5, 3], [2.5, 4]]
 
 
 def test_text_over_several_lines_is_one_cell(tmp_path: Path) -> None:

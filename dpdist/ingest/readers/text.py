@@ -18,6 +18,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -50,6 +51,7 @@ from dpdist.ingest.readers.base import (
     numbered,
     require_columns,
 )
+from dpdist.ingest.readers.dialect import otherwise, respelled
 from dpdist.ingest.readers.tabular import Tabular, matrix
 from dpdist.naming import parameter
 
@@ -59,13 +61,13 @@ _LINE = 1 << 20  # longest line, and the block Arrow parses: "0," is two bytes o
 _MISSING = frozenset(pacsv.ConvertOptions().null_values)
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(r"([+-]?\d{1,4000})(\.0*)?", re.ASCII)
-_COMMA, _POINTS = re.compile(r"\d,\d"), re.compile(r"\d\.\d{3}(?!\d)")
 _FLAGS = frozenset({"true", "True", "TRUE", "false", "False", "FALSE"})
 _BREAK = re.compile(r"\r\n|\r|\n")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?", re.ASCII)
-_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _SAMPLE = 100
 """Lines by which a column is judged."""
+_DIALECT = 10_000
+"""Lines by which other text than of commas is judged, once it is refused."""
 _BATCHES = 256
 """Batches, about a MiB of text each, by which a draft of a schema is judged."""
 _BESIDE = np.zeros(256, dtype=bool)
@@ -121,15 +123,8 @@ class Csv(Tabular):
 
     def _records(self, fragment: Fragment = None) -> Iterator[tuple[int, list[str]]]:
         """Yield the cells of each record, with the number of the line of the file, from 1, in which it begins."""
-        if fragment is None:
-            stream: Any = pa.input_stream(self.path.open("rb"), compression="gzip" if self._packed else None)
-            before, mark = 0, "-sig"
-        else:
-            start, stop = self._range(fragment)
-            stream, before = opened_range(self.path, start, stop), ends_before(self.path, start)
-            mark = "" if start else "-sig"  # elsewhere it is a letter of a cell
-        # bytes that are not UTF-8 become lone surrogates, so that their line can be told
-        with io.TextIOWrapper(stream, encoding=f"utf-8{mark}", errors="surrogateescape", newline="") as file:
+        before = 0 if fragment is None else ends_before(self.path, self._range(fragment)[0])
+        with self._text(fragment) as file:
             reader = csv.reader(self._lines(file, before), strict=True)
             while True:
                 number = before + reader.line_num + 1
@@ -146,6 +141,17 @@ class Csv(Tabular):
             f"128 KiB. {CURE}"
         )
 
+    def _text(self, fragment: Fragment) -> io.TextIOWrapper:
+        """Open the text of a fragment; bytes that are not UTF-8 become lone surrogates, so that their line is told."""
+        start = 0
+        if fragment is None:
+            stream: Any = pa.input_stream(self.path.open("rb"), compression="gzip" if self._packed else None)
+        else:
+            start, stop = self._range(fragment)
+            stream = opened_range(self.path, start, stop)
+        mark = "" if start else "-sig"  # elsewhere it is a letter of a cell
+        return io.TextIOWrapper(stream, encoding=f"utf-8{mark}", errors="surrogateescape", newline="")
+
     def _lines(self, file: Any, number: int) -> Iterator[str]:
         while line := file.readline(_LINE + 1):
             number += 1
@@ -155,7 +161,11 @@ class Csv(Tabular):
                     "table as Parquet; in Python: pandas.read_csv(FILE).to_parquet(NEW)."
                 )
             if not line.isascii() and any("\ud800" <= letter <= "\udfff" for letter in line):
-                raise DataError(f"{self.path}, line {number} is not UTF-8 text. Save the file in UTF-8.")
+                code = "utf-16" if number == 1 and line.startswith("\udcff\udcfe") else "cp1252"
+                raise DataError(
+                    f"{self.path}, line {number} is not UTF-8 text. Save the file in UTF-8; in Python, if it is "
+                    f"{code}: pathlib.Path(NEW).write_text(pathlib.Path(FILE).read_text({code!r}), 'utf-8')."
+                )
             yield line
 
     # --- the first line ---
@@ -167,36 +177,20 @@ class Csv(Tabular):
         if first is None:
             raise NoRowsError(f"{self.path} is empty. Put comma-separated numbers there.")
         cells = first[1]
-        if len(cells) < 2:  # said here: whatever names the column would repeat a line of several
-            raise DataError(f"{self.path} gives 1 column, and a table needs two or more.{self._other(*first)}")
+        if attempt(self.path, lambda: otherwise(self._start(_SAMPLE))) is not None:
+            # said here: whatever names a column would repeat a line of several
+            cure = attempt(self.path, lambda: otherwise(self._start(_DIALECT)))
+            gives = "gives 1 column, and a table needs two or more" if len(cells) < 2 else "has no lines of commas"
+            raise DataError(f"{self.path} {gives}.{cure or ''}")
         require_columns(self.path, len(cells))
         return first
 
-    def _other(self, number: int, cells: list[str]) -> str:
-        """Return how text of another kind is written as one of commas."""
-        cell = cells[0]
-        if cell.startswith("#") or cell.lower().startswith("sep="):
-            what, how = "a comment", "comment='#'"
-            if not cell.startswith("#"):
-                what, how = (
-                    "for a spreadsheet",
-                    "skiprows=1" + (f", sep={cell[4]!r}" if cell[4:] in _SEPARATORS else ""),
-                )
-            return (
-                f" Line {number} is {what}. Write the file without it; in Python: pandas.read_csv(FILE, {how}).to_csv("
-                "NEW, index=False)."
-            )
-        mark = next((mark for mark in _SEPARATORS if mark in cell), None)
-        if mark is None:
-            return ""
-        lines = [",".join(line) for _, line in islice(self._records(), 1, _SAMPLE)]
-        within = ""
-        if any(_COMMA.search(line) for line in lines):
-            within = ", decimal=','" + (", thousands='.'" if any(_POINTS.search(line) for line in lines) else "")
-        return (
-            f" Its cells seem to be separated by {_SEPARATORS[mark]}. Save it with commas between cells and points "
-            f"within numbers; in Python: pandas.read_csv(FILE, sep={mark!r}{within}).to_csv(NEW, index=False)."
-        )
+    def _start(self, count: int) -> list[str]:
+        """Return the first lines that are not empty, up to one that cannot be read."""
+        found: list[str] = []
+        with self._text(None) as file, suppress(DataError):
+            found.extend(islice((line for line in self._lines(file, 0) if line.strip()), count))
+        return found
 
     @cached_property
     def _head(self) -> tuple[int, tuple[str, ...]]:
@@ -359,7 +353,11 @@ class Csv(Tabular):
         """Find the columns that hold no numbers, by the start of the file, or else the first line that is no row."""
         skip, names = self._head
         sample = [cells for _, cells in islice((each for each in self._records() if each[0] > skip), _SAMPLE)]
-        held = {names[place]: _held([line[place] for line in sample if place < len(line)]) for place in keep}
+        columns = {names[place]: [line[place] for line in sample if place < len(line)] for place in keep}
+        held = {name: _held(cells) for name, cells in columns.items()}
+        texts = {name: columns[name] for name in held if held[name] == "text"}
+        if cure := respelled({name: [cell for cell in cells if cell not in _MISSING] for name, cells in texts.items()}):
+            return DataError(f"{self.path}:{cure}")
         if "text" in held.values() or "dates" in held.values():
             bad = {name: kind for name, kind in held.items() if kind is not None}
             indexes = {names[place] for place in self.stored.indexes}
