@@ -21,6 +21,8 @@ def as_frame(given: Any) -> Any:
     ------
     UsageError
         If pandas is not installed.
+    DataError
+        If a column of a table of Arrow is an index of pandas.
     """
     if is_a(given, "polars", "LazyFrame"):
         given = given.collect()
@@ -28,6 +30,12 @@ def as_frame(given: Any) -> Any:
         given = given.to_arrow()
     if not (is_a(given, "pyarrow", "Table") or is_a(given, "pyarrow", "RecordBatch")):
         return given
+    said = (given.schema.pandas_metadata or {}).get("index_columns", ())
+    if index := [name for name in said if name in given.schema.names]:
+        raise DataError(
+            f"The column {index[0]!r} of the table is an index of pandas, which would be summed like a measurement. "
+            f"Pass table.drop_columns({index})."
+        )
     try:
         import pandas as pd  # noqa: PLC0415 - whoever has such a table may lack it
     except ImportError:

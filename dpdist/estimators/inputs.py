@@ -33,7 +33,7 @@ from dpdist.estimators.in_memory import ArraySum, BlockCount, BlockSum, RowSum, 
 from dpdist.ingest.collection import whole_rows
 from dpdist.ingest.labelled import is_labelled, laid_out
 from dpdist.ingest.opening import open_rows
-from dpdist.ingest.readers.base import numbered
+from dpdist.ingest.readers.base import BEYOND, EXACT, UNNAMED, numbered
 from dpdist.moment.histogram import Counting, Counts
 from dpdist.moment.keys import key_here
 from dpdist.rows.bounding import RowBound
@@ -53,6 +53,10 @@ _WORTH_A_THREAD = 1 << 20
 """Values for which a further thread is worth its start."""
 
 
+_CF = frozenset({
+    "scale_factor", "add_offset", "_FillValue", "missing_value", "valid_range", "valid_min", "valid_max",
+})  # fmt: skip
+"""Attributes of the CF conventions by which stored values are not what they look like."""
 MISSING_CURE = (
     "Pass missing='centre' with scale='private' or a public centre, and such a row counts as the centre; or fill it by "
     "a public rule."
@@ -312,10 +316,25 @@ def _is_stored(data: object) -> bool:
 
 
 def _described(given: Any) -> Rows:
-    given = as_frame(given)
+    try:
+        given = as_frame(given)
+    except DataError as error:
+        raise RowsError(str(error)) from None
+    if said := _CF.intersection(getattr(given, "attrs", ())) if _is_stored(given) else ():
+        raise RowsError(
+            f"X is an array as it is stored, and its attributes ({listed(sorted(said))}) say that values are packed or "
+            "missing. Open it by xarray, or ingest the file."
+        )
+    for name in UNNAMED.intersection(map(str, getattr(given, "columns", ()))):
+        raise RowsError(
+            f"The column {name!r} of X is called like an index that was written without a name, which would be summed "
+            "like a measurement: drop it, or rename it."
+        )
     if is_a(given, "anndata", "AnnData"):
         if given.X is None:
             raise RowsError("X is an AnnData without a matrix .X: pass the layer that you mean, adata.layers[NAME].")
+        if not given.obs_names.is_unique:
+            raise RowsError("X is an AnnData that names an observation twice. Leave one out, or name them apart.")
         return Rows(given.X, tuple(map(str, given.var_names)))
     if is_labelled(given):
         try:
@@ -360,6 +379,7 @@ def _checked(data: Any, check: Callable[..., Any]) -> Any:
         dimensions = data.ndim if hasattr(data, "ndim") else np.asarray(data).ndim
         if dimensions == 2:
             found = check(data, accept_sparse="csr")
+            _require_exact(data, found)
             if found.dtype.kind in "biuf" or (found.dtype == object and _are_numbers(found)):
                 return found
             said = _not_numbers(data)
@@ -374,6 +394,16 @@ def _checked(data: Any, check: Callable[..., Any]) -> Any:
     if "convert string" in said:
         said = _not_numbers(data)
     raise RowsError(said if said.startswith("The feature names") else said.split("\n")[0])
+
+
+def _require_exact(data: Any, found: Any) -> None:
+    """Refuse whole numbers that were rounded to floats."""
+    kinds = [getattr(kind, "kind", "O") for kind in getattr(data, "dtypes", ())]
+    whole = [place for place, kind in enumerate(kinds) if kind != "f"]
+    if found.dtype.kind == "f" and whole and not hasattr(found, "tocsr"):
+        beyond = (np.abs(found[:, whole]) > EXACT - 1).any(axis=0)
+        if beyond.any():
+            raise RowsError(f"X, column {data.columns[whole[int(beyond.argmax())]]!r}: {BEYOND}")
 
 
 def _are_numbers(data: Any) -> bool:

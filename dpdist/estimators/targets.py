@@ -126,6 +126,8 @@ def targets_of(given: Any, estimator: object) -> Targets:
 def _checked(given: Any, *, finite: bool) -> Values:
     if isinstance(given, np.ma.MaskedArray):
         raise RowsError("y is a masked array, and a masked entry is no number: fill it by a public rule (y.filled).")
+    if np.asarray(given).dtype.kind in "mM":
+        raise RowsError("y holds dates or times. Pass numbers, such as days since a public date.")
     try:
         found: Values = check_array(
             given, dtype=np.float64, ensure_2d=False, input_name="y", ensure_min_samples=0, ensure_all_finite=finite

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ import numpy.typing as npt
 from dpdist._util.frames import is_a
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.chunked import require_no_variants
+from dpdist.ingest.readers.chunked import Meaning, require_no_variants
+from dpdist.ingest.readers.netcdf import meaning_of
 from dpdist.naming import parameter
 
 Matrix = npt.NDArray[np.float64]
@@ -89,9 +91,22 @@ class Part:
     def rows(self) -> Any:
         """Return (n, columns), of Dask where the array is."""
         data = self.array.data
+        if data.dtype.kind in "iuf" and self.array.encoding and (meaning := meaning_of(self.array)) is not None:
+            present = partial(_present, meaning)
+            data = data.map_blocks(present, dtype=data.dtype) if hasattr(data, "numblocks") else present(data)
         if len(self.dims) != 1 and hasattr(data, "numblocks"):
             data = data.rechunk(dict.fromkeys(range(1, data.ndim), -1))
         return data if len(self.dims) == 1 else data.reshape(data.shape[0], self.columns)
+
+
+def _present(meaning: Meaning, block: Any) -> Any:
+    """Return values with NaN for those that stand for a missing one, which xarray does not know."""
+    gaps = meaning.gaps(block)
+    if not gaps.any():
+        return block
+    if block.dtype.kind == "f":
+        return np.where(gaps, np.nan, block).astype(block.dtype)
+    raise DataError("A value of the array is missing, as its attributes say, and whole numbers have none for that.")
 
 
 @dataclass(frozen=True)
@@ -164,6 +179,7 @@ def laid_out(given: Any, rows_dimension: str | None = None) -> Laid:
         require_no_variants("the DataArray", given.dims[:1])
         if given.ndim < 2:
             raise DataError(f"The DataArray has {given.ndim} dimensions, and a table has two or more: the first, rows.")
+        _require_each_once(given)
         return Laid((Part("", given),))
     parts = tuple(Part(str(name), array) for name, array in given.data_vars.items())
     if not parts:
@@ -180,7 +196,18 @@ def laid_out(given: Any, rows_dimension: str | None = None) -> Laid:
             f"The variable {words.name!r} of the Dataset holds {words.array.dtype.name}, and rows are real numbers: "
             "convert or drop it."
         )
+    _require_each_once(parts[0].array)
     return Laid(parts)
+
+
+def _require_each_once(array: Any) -> None:
+    dimension = array.dims[0]
+    names = array.coords.get(dimension)
+    if names is not None and names.dtype.kind in "OUT" and not names.to_index().is_unique:
+        raise DataError(
+            f"The {dimension!r} of two rows has the same name: one person would have several rows. Leave one out, or "
+            "name them apart."
+        )
 
 
 def relabelled(

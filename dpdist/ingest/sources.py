@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from hashlib import sha256
@@ -60,13 +60,14 @@ _CURES = {
     (".xlsx", ".xls", ".ods"): "as .csv; in Python: pandas.read_excel(FILE).to_csv(NEW, index=False)",
 }
 """How a file of another kind is written as one that can be read."""
+_ICEBERG = "metadata"
 _LAKES = {
     "Delta Lake": (
         "_delta_log", "pyarrow.parquet.write_table(deltalake.DeltaTable(FOLDER).to_pyarrow_table(), 'NEW.parquet')"
     ),
     "Apache Hudi": (".hoodie", "spark.read.format('hudi').load(FOLDER).toPandas().to_parquet('NEW.parquet')"),
     "Apache Iceberg": (
-        "metadata", "pyiceberg.table.StaticTable.from_metadata(METADATA).scan().to_pandas().to_parquet('NEW.parquet')"
+        _ICEBERG, "pyiceberg.table.StaticTable.from_metadata(METADATA).scan().to_pandas().to_parquet('NEW.parquet')"
     ),
 }  # fmt: skip
 """What marks a folder whose files are not all of its table, and how its rows are written."""
@@ -86,6 +87,10 @@ def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
     """
     if not attempt(place, place.is_dir) or is_store(place):
         return [(place, ())]
+    for folder in place.resolve().parents if isinstance(place, Path) else ():  # it may be a part of such a table
+        marks = [mark for mark, _ in _LAKES.values() if (folder / mark).is_dir()]
+        if any(each != _ICEBERG or any((folder / each).glob("*.metadata.json")) for each in marks):
+            _require_no_lake(folder, marks)
     found = _in_folder(place, ())
     _require_once([each for each, _ in found])
     if not found:
@@ -95,12 +100,7 @@ def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
 
 def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation, Keys]]:
     entries = attempt(folder, partial(_entries, folder))
-    for kind, (mark, cure) in _LAKES.items():
-        if any(entry.name == mark for entry in entries):
-            raise DataError(
-                f"{folder} is a table of {kind}: files of older versions lie beside those of today, and rows that were "
-                f"removed would come back. Write its rows of today to a file: {cure}."
-            )
+    _require_no_lake(folder, [entry.name for entry in entries])
     found: list[tuple[SourceLocation, Keys]] = []
     for entry in entries:
         if entry.name.startswith((".", "_")):
@@ -115,6 +115,16 @@ def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation,
         else:
             found.append((entry, keys))
     return found
+
+
+def _require_no_lake(folder: SourceLocation, names: Collection[str]) -> None:
+    """Refuse the folder of a table of which some rows were removed, by the names in it: DataError."""
+    for kind, (mark, cure) in _LAKES.items():
+        if mark in names:
+            raise DataError(
+                f"{folder} is a table of {kind}: files of older versions lie beside those of today, and rows that were "
+                f"removed would come back. Write its rows of today to a file: {cure}."
+            )
 
 
 def _require_once(places: Sequence[SourceLocation]) -> None:
@@ -388,7 +398,10 @@ def _kind(place: SourceLocation) -> type[Source]:
             if kind is not Store and place.name.lower().endswith(suffix):
                 return kind
         cures = [f" Save it {cure}." for suffixes, cure in _CURES.items() if place.name.lower().endswith(suffixes)]
-        raise DataError(f"{place} is of a kind that cannot be read. Supported are {', '.join(KINDS)}.{''.join(cures)}")
+        raise DataError(
+            f"{place} is of a kind that cannot be read. Supported are {', '.join(KINDS)}."
+            f"{''.join(cures) or ' Move it elsewhere if it is no table.'}"
+        )
     if isinstance(place, Remote):
         raise DataError(f"{place} is not there, or the store does not give it. Check the address and your credentials.")
     if place.is_dir():

@@ -187,7 +187,7 @@ def require_alike(source: Source, head: Head, first: object) -> None:
     if source.head.meaning != head.meaning:
         raise DataError(
             f"{source.path} has other columns than {first}, though they are called alike: they count other alleles, or "
-            "are of another variable or other coordinates. Write the files alike, or ingest one of them."
+            "are of another variable, other coordinates or units. Write the files alike, or ingest one of them."
         )
 
 
@@ -409,7 +409,11 @@ def kept_places(names: tuple[str, ...], columns: Sequence[str] | None, unit: Uni
         return tuple(place for place, name in enumerate(names) if unit is None or name != unit.column)
     places = {name: place for place, name in enumerate(names)}
     if unknown := [name for name in columns if name not in places]:
-        raise UsageError(f"There is no column {listed(unknown)}. There are: {listed(names)}.", parameter="columns")
+        raise UsageError(
+            f"There is no column {listed(map(repr, unknown))}. There are: {listed(map(repr, names))}. A name with a "
+            "comma in it stands in double quotes.",
+            parameter="columns",
+        )
     if len(set(columns)) < len(columns):
         raise UsageError("A column is named twice; name each column once.", parameter="columns")
     return tuple(places[name] for name in columns)

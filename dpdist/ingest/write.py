@@ -54,6 +54,7 @@ from dpdist.ingest.survey import (
     surveyed,
     units_named,
 )
+from dpdist.naming import parameter
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.persons import Watch
@@ -330,7 +331,12 @@ class _Ingest:
         if found.guesses:
             first, *more = found.guesses
             self.say(first + (f" So is that of {counted(len(more), 'other file')}." if more else ""))
-        head = found.head
+        head, schema = found.head, self.choices.schema
+        if schema is not None and schema.dropping:
+            self.say(
+                f"Rows that lack {listed(schema.dropping)} are dropped: a release of these rows takes "
+                f"{parameter('scale', 'private')} or a public {parameter('centre')}."
+            )
         if self.unit is not None:
             most = counted(self.unit.max_rows, "row")
             self.say(f"Whoever is named by {self.unit.column} is protected with {most} at most.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dpdist._util.paths import AnyPath
 from dpdist.errors import DataError
 from dpdist.ingest.collection import collection_of
-from dpdist.ingest.readers.base import AskError
+from dpdist.ingest.readers.base import UNNAMED, AskError
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.ingest.survey import require_publishable
 from dpdist.naming import step
@@ -94,7 +94,10 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     from dpdist.rows.encoding import kind_of  # noqa: PLC0415 - Arrow
 
     require_publishable(told, names)
-    return draft_of(told, names, None if stored is None else [kind_of(each) for each in stored])
+    kinds = None
+    if stored is not None:
+        kinds = ["ignored" if name in UNNAMED else kind_of(each) for name, each in zip(names, stored, strict=True)]
+    return draft_of(told, names, kinds)
 
 
 def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:

@@ -253,10 +253,10 @@ def require_centre_of_dropped(table: Table, *, centred: bool) -> None:
     names = () if table.schema is None else table.schema.dropping
     if names and not centred and table.dropped == "nan":
         raise RefusedError(
-            f"Rows that lack {listed(names)} are dropped by the schema: they count as the centre of the others, and "
-            f"there is none here. Let the release choose one ({parameter('scale', 'private')}), name a public one "
-            f"({parameter('centre')}), or ingest anew with a public constant in place of what is missing (missing = "
-            '"fill"). Nothing was read or spent.'
+            f"Rows that lack {listed(names)} are dropped by the schema: they count as the centre of the others, which "
+            f"must be known before rows are summed. Let the release choose one ({parameter('scale', 'private')}), name "
+            f"a public one ({parameter('centre')}), or ingest anew with a public constant in place of what is missing "
+            '(missing = "fill"). Nothing was read or spent.'
         )
 
 

@@ -95,7 +95,7 @@ class Column:
     missing_values: Any = None
 
     def __post_init__(self) -> None:
-        for key, stored in (("range", _plain), ("categories", _named), ("missing_values", _named)):
+        for key, stored in (("range", _plain), ("categories", _named), ("missing_values", _coded)):
             value = getattr(self, key)
             if isinstance(value, Sequence) and not isinstance(value, str):
                 object.__setattr__(self, key, tuple(map(stored, value)))
@@ -210,6 +210,12 @@ def _named(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value) if abs(value) < _MOST_NAMED else value
     return f"{value + 0.0:.0f}" if isinstance(value, float) and value.is_integer() else _plain(value)
+
+
+def _coded(value: Any) -> Any:
+    """Return a word or code for a missing value as text."""
+    found = _named(value)
+    return repr(found) if isinstance(found, float) else found
 
 
 def instant(text: str) -> datetime:

@@ -39,8 +39,8 @@ MISSING_WORDS = (
     "NULL", "NaN", "None", "n/a", "nan", "null",
 )  # fmt: skip
 """Cells of text that hold no value, unless a category is called so."""
-_TRUE = ("true", "True", "TRUE", "yes", "Yes", "YES", "1")
-_FALSE = ("false", "False", "FALSE", "no", "No", "NO", "0")
+_TRUE = ("true", "True", "TRUE", "yes", "Yes", "YES", "1", "1.0")
+_FALSE = ("false", "False", "FALSE", "no", "No", "NO", "0", "0.0")
 _US = 1_000_000
 _PLAIN = {
     "%F": "%Y-%m-%d",
@@ -256,12 +256,26 @@ def _plain(column: Column, found: Any) -> Any:
     if isinstance(found.type, _UUID):
         found = pa.array([None if each is None else str(each) for each in found.to_pylist()], pa.string())
     if not _is_text(found.type):
-        return found
+        codes = _codes(column, found.type) if column.missing_values else []
+        return pc.if_else(pc.is_in(found, pa.array(codes, found.type)), None, found) if codes else found
     text = _parsed(column, found, _valid, "the cell is not UTF-8 text")
     if column.missing_values:
-        lacking = pc.is_in(pc.utf8_trim_whitespace(text), pa.array(column.missing_values))
+        lacking = pc.is_in(_without_point(pc.utf8_trim_whitespace(text)), pa.array(column.missing_values))
         text = pc.if_else(lacking, pa.scalar(None, text.type), text)
     return text
+
+
+def _codes(column: Column, kind: Any) -> list[Any]:
+    """Return the missing values of a column that its stored type can hold."""
+    if pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return []
+    dates = column.kind == "date"
+    found = []
+    for code in column.missing_values if dates else column.codes:
+        with suppress(pa.ArrowException):
+            value = _iso(pa.timestamp("us"), pa.array([code])) if dates else pa.array([code])
+            found += pc.cast(value, kind).to_pylist()
+    return found
 
 
 def _valid(text: Any) -> Any:
@@ -279,6 +293,11 @@ def _text(found: Any) -> tuple[Any, Any]:
     """Return text without spaces around it, and where no value is, as Arrow arrays."""
     text = pc.utf8_trim_whitespace(found)
     return text, pc.or_kleene(pc.is_null(text), pc.fill_null(pc.is_in(text, pa.array(MISSING_WORDS)), True))
+
+
+def _without_point(text: Any) -> Any:
+    """Return 1.0 as 1: so do tables write whole numbers of a column with gaps."""
+    return pc.replace_substring_regex(text, r"^([+-]?\d+)\.0+$", r"\1")
 
 
 def _flags(found: Any) -> _Mask:
@@ -311,7 +330,7 @@ def _numbers(column: Column, found: Any) -> tuple[Rows, _Mask]:
         found = _parsed(column, text, lambda part: pc.cast(part, pa.float64()), NO_NUMBER)
     elif pa.types.is_boolean(found.type):
         found = found.cast(pa.uint8())
-    values = pc.cast(found, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    values = floats(found).to_numpy(zero_copy_only=False)
     if codes := column.codes:
         values = np.where(np.isin(values, codes), np.nan, values)
     lacking = np.isnan(values)  # nulls are NaN there
@@ -325,6 +344,13 @@ def _numbers(column: Column, found: Any) -> tuple[Rows, _Mask]:
             said = "the value is 2^53 or beyond, where float64 holds not every whole number: give the column a range"
             raise _unfit(large, column, f'{said}, or make it a "number", which is rounded, or a "privacy unit"')
     return values, lacking
+
+
+def floats(found: Any) -> Any:
+    """Return numbers as float64; decimals by their text, because Arrow itself rounds 15.000000000 to another number."""
+    if pa.types.is_decimal(found.type):
+        found = pc.cast(found, pa.string())
+    return pc.cast(found, pa.float64(), safe=False)
 
 
 def holds_numbers(found: Any) -> bool:
@@ -370,7 +396,8 @@ def _names(found: Any) -> Any:
 
 def _categories(column: Column, found: Any) -> tuple[Rows, _Mask]:
     text, absent = _text(_names(found))
-    places = pc.index_in(text, pa.array(column.categories, text.type))
+    names = pa.array(column.categories, text.type)
+    places = pc.coalesce(pc.index_in(text, names), pc.index_in(_without_point(text), names))
     lacking = _flags(pc.and_(absent, pc.is_null(places)))  # of a category that is called like nothing it is the name
     values = pc.fill_null(places, -1).to_numpy(zero_copy_only=False).astype(np.float64)
     unknown = (values < 0) & ~lacking

@@ -96,6 +96,7 @@ def _without_ranges(wrong: list[Mistake], columns: Sequence[Column], words: Word
         return wrong
     found = words([column.name for column in columns])
     said = f"the source holds something there that is no number: in place of kind and range write {NOT_NUMBERS}"
+    said += '; or, if it stands for a missing value, missing_values = ["?"]'
     return [
         each._replace(said=said)
         if each.column is not None and _is_blank(each, columns) and columns[each.column].name in found
@@ -207,6 +208,8 @@ _HEAD = """\
 #              other = "refuse" (default), "column" (one more column) or "missing" for what is not listed
 # missing:     "refuse" (default), "fill" (with fill = a public constant), "indicator" (one more column is 1),
 #              or "drop" (the row counts as the centre of the others)
+# missing_values: ["?", -999], words and codes for a missing value; of all columns above the first [[column]]
+# format:      "%d.%m.%Y", as a date in text is written where it is not 2026-01-31
 # weight:      what the numbers are multiplied by (default 1)
 
 scale = "range"  # each range becomes -1 to 1, so that no column counts more for its unit; "none": as they are

@@ -334,15 +334,15 @@ def test_the_only_2d_array_of_an_npz_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_array_x_is_taken_among_several(tmp_path: Path) -> None:
-    np.savez(tmp_path / "t.npz", counts=table() + SECRET, X=table(), feature_names=np.array(["too", "few"]))
+    np.savez(tmp_path / "t.npz", counts=table() + SECRET, X=table(), labels=np.array(["too", "few"]))
     assert ingest(tmp_path / "t.npz", tmp_path / "rows.zarr").names == ("c0", "c1", "c2")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), table())
 
 
 def test_several_2d_arrays_without_an_x_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", train=table() + SECRET, test=table(), y=np.arange(7))
-    message = refused(tmp_path / "t.npz", "t.npz", "train of shape (7, 3)", "test of shape (7, 3)")
-    assert "y of shape" not in message
+    message = refused(tmp_path / "t.npz", "t.npz", "train (7, 3); test (7, 3)")
+    assert "y (" not in message
 
 
 def test_repeated_feature_names_are_refused(tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_an_archive_without_arrays_is_refused(tmp_path: Path) -> None:
 def test_columns_must_exist_once_and_be_two(tmp_path: Path) -> None:
     write_npy(tmp_path / "t.npy", np.full((2, 50), SECRET))
     for columns, needles in (
-        (["c0", "nope"], ("nope", "c0, c1,", "c19, ... (50 in all)")),
+        (["c0", "nope"], ("nope", "'c0', 'c1',", "'c19', ... (50 in all)")),
         (["c0", "c1", "c0"], ("twice",)),
     ):
         with pytest.raises(UsageError) as caught:

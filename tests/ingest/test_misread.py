@@ -29,6 +29,8 @@ import scipy.sparse
 import xarray
 import zarr
 from bed_reader import to_bed
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import feather
 from support.cli_scene import Call
 
@@ -38,6 +40,7 @@ from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.write import ingest
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.rows.columns import Column
+from dpdist.rows.encoding import floats
 from dpdist.rows.schema import Schema
 
 pytestmark = pytest.mark.usefixtures("typed")
@@ -589,3 +592,153 @@ def test_entries_of_a_sparse_matrix_are_added_up_or_refused(tmp_path: Path) -> N
         ingest_rows(scipy.sparse.coo_array((np.array([200, 100, 1], "u1"), where)), tmp_path / "never.zarr")
     with pytest.raises(DataError, match="beyond uint8"):
         dense(scipy.sparse.coo_array((np.array([200, 100, 1], "u1"), where)))
+
+
+# --- the same table in another format is the same rows ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "kind"),
+    [
+        (Column("a", "date", range=("2000-01-01", "2030-12-31"), missing_values=["9999-12-31"]),
+         ["2020-01-01", "9999-12-31", "2021-05-05"], pa.date32()),
+        (Column("a", "category", categories=["1"], other="column", missing_values=[9]), ["1", "9", "3"], pa.int64()),
+        (Column("a", "category", categories=["1", "2"], missing_values=[9]), ["1.0", "9.0", "2.0"], pa.float64()),
+        (Column("a", "number", range=(-50, 50), missing_values=[-99.9]), ["12.5", "-99.9", "3.25"], pa.float32()),
+        (Column("a", "number", range=(0, 120), missing_values=[-999]), ["41", "-999", "52"], pa.decimal128(38, 9)),
+        (Column("a", "integer", range=(0, 120), missing_values=["?"]), ["15", "?", "58"], pa.decimal128(38, 9)),
+        (Column("a", "boolean"), ["1.0", "", "0.0"], pa.float64()),
+    ],
+    ids=lambda each: getattr(each, "kind", None),
+)  # fmt: skip
+def test_missing_values_of_a_schema_are_those_of_every_type(
+    tmp_path: Path, column: Column, values: list[str], kind: pa.DataType
+) -> None:
+    column = Column(column.name, column.kind, **column.given, missing="indicator")
+    schema = Schema([column, Column("x", "number")])
+    (tmp_path / "t.csv").write_text("a,x\n" + "".join(f"{each},1\n" for each in values))
+    wanted = rows_of(tmp_path / "t.csv", schema=schema)
+    cells = pa.array([None if each in {"?", ""} else each for each in values])
+    table = pa.table({"a": cells.cast(kind), "x": [1.0] * 3})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert rows_of(tmp_path / "t.parquet", schema=schema).tolist() == wanted.tolist()
+    assert schema.transform(table).to_numpy().tolist() == wanted.tolist()
+    assert wanted[:, -2].tolist() == [0, 1, 0]
+
+
+def test_a_code_for_a_missing_person_is_no_person(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"p": [1, -1, -1], "x": [1.0, 2, 3], "y": [1.0, 2, 3]}), tmp_path / "t.parquet")
+    columns = [Column("p", "privacy unit", missing_values=[-1]), Column("x", "number"), Column("y", "number")]
+    refused(tmp_path / "t.parquet", "the privacy unit is missing", schema=Schema(columns, max_rows=1))
+
+
+@given(st.lists(st.decimals(-(10**9), 10**9, places=5), min_size=1), st.sampled_from([(38, 9), (38, 5), (18, 5)]))
+def test_decimals_are_the_nearest_floats(values: list[Decimal], kind: tuple[int, int]) -> None:
+    found = floats(pa.array(values, pa.decimal128(*kind))).to_pylist()
+    assert found == [float(each) for each in values]
+
+
+# --- arrays that name what they are along -----------------------------------------------------------------------------
+
+
+def dataset(values: Any, dims: tuple[str, ...] = ("sample", "gene"), **coords: Any) -> Any:
+    return xarray.Dataset({"x": (dims, np.asarray(values))}, coords=coords)
+
+
+def written(folder: Path, kind: str, **datasets: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, each in datasets.items():
+        if kind == ".nc":
+            each.to_netcdf(folder / f"{name}.nc", engine="h5netcdf")
+        else:
+            each.to_zarr(folder / f"{name}.zarr", zarr_format=2)
+    return folder
+
+
+@pytest.mark.parametrize("kind", [".nc", ".zarr"])
+def test_arrays_along_other_coordinates_are_not_joined(tmp_path: Path, kind: str) -> None:
+    one, two = [[1.0, 2], [3, 4]], [[5.0, 6], [7, 8]]
+    turned = written(tmp_path / "a", kind, a=dataset(one, gene=["g1", "g2"]), b=dataset(two, gene=["g2", "g1"]))
+    refused(turned, "has other columns")
+    dims = ("sample", "gene", "day")
+    deep = {name: dataset(np.ones((2, 2, 2)), dims, gene=each) for name, each in (("a", ["p", "q"]), ("b", ["q", "p"]))}
+    refused(written(tmp_path / "b", kind, **deep), "has other columns")
+    times = {name: dataset(one, ("s", "time"), time=pd.date_range(at, periods=2)) for name, at in _YEARS.items()}
+    refused(written(tmp_path / "c", kind, **times), "other coordinates or units")
+    days = {name: dataset([[np.datetime64(at, "ns")] * 2]) for name, at in _YEARS.items()}
+    refused(written(tmp_path / "d", kind, **days), "other coordinates or units")
+    alike = written(tmp_path / "e", kind, a=dataset(one, gene=["g1", "g2"]), b=dataset(two, gene=["g1", "g2"]))
+    assert rows_of(alike).tolist() == [*one, *two]
+
+
+_YEARS = {"a": "2020-01-01", "b": "2021-06-01"}
+
+
+@pytest.mark.parametrize("kind", [".nc", ".zarr"])
+def test_rows_that_an_array_names_are_there_once(tmp_path: Path, kind: str) -> None:
+    twice = written(
+        tmp_path / "a", kind, a=dataset(np.eye(2), sample=["s1", "s2"]), b=dataset(np.eye(2) + 1, sample=["s2", "s3"])
+    )
+    refused(twice, "1 sample that .* names, too")
+    refused(written(tmp_path / "b", kind, a=dataset(np.eye(3, 2), sample=["s", "t", "s"])), "a sample twice")
+    with pytest.raises(DataError, match="has the same name"):
+        ingest_rows(dataset(np.eye(3, 2), sample=["s", "t", "s"])["x"], tmp_path / "rows.zarr")
+
+
+@pytest.mark.parametrize("kind", [".nc", ".zarr"])
+def test_a_time_that_is_none_is_missing_and_bounds_are_no_rows(tmp_path: Path, kind: str) -> None:
+    when = dataset(np.array([["2020-01-01", "NaT"], ["2020-01-02", "2020-03-01"]], "M8[ns]"))
+    refused(written(tmp_path / "a", kind, a=when), "missing|not finite")
+    edges = dataset(np.arange(8.0).reshape(4, 2), ("time", "bnds"), time=np.arange(4)).rename(x="time_bnds")
+    edges["time"].attrs["bounds"] = "time_bnds"
+    refused(written(tmp_path / "b", kind, a=edges), "holds no (array|variable) of two or more dimensions")
+
+
+def test_gaps_of_a_grid_are_left_out_as_the_message_says(tmp_path: Path) -> None:
+    values = np.arange(12.0).reshape(3, 2, 2)
+    values[:, 0, 1] = np.nan
+    dataset(values, ("time", "lat", "lon")).to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+    with pytest.raises(DataError, match="in Python") as caught:
+        rows_of(tmp_path / "t.nc")
+    line = str(caught.value).split("in Python: ")[1].removesuffix(".")
+    eval(line, {"xarray": xarray}, {"FILE": tmp_path / "t.nc", "NEW": tmp_path / "new.nc"})  # noqa: S307
+    assert rows_of(tmp_path / "new.nc").tolist() == [[0, 2, 3], [4, 6, 7], [8, 10, 11]]
+
+
+def test_samples_of_a_vcf_and_of_plink_are_the_same_people(tmp_path: Path) -> None:
+    path = tmp_path / "all"
+    path.mkdir()
+    head = "##fileformat=VCFv4.2\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT\ts1\ts2\n"
+    (path / "a.vcf").write_text(
+        head + "1\t100\trs1\tA\tG\t.\tPASS\t.\tGT\t0/1\t1/1\n1\t200\trs2\tC\tT\t.\tPASS\t.\tGT\t0/0\t0/1\n"
+    )
+    for families in (["0", "0"], ["s1", "s2"]):
+        properties = {
+            "fid": families, "iid": ["s1", "s2"], "sid": ["rs1", "rs2"], "chromosome": ["1", "1"],
+            "bp_position": [100, 200], "allele_1": ["G", "T"], "allele_2": ["A", "C"],
+        }  # fmt: skip
+        to_bed(path / "b.bed", np.array([[1, 0], [2, 1]], dtype=np.int8), properties=properties)
+        refused(path, r"b\.bed names 2 samples that .*a\.vcf names, too")
+
+
+def test_a_part_of_a_lake_table_is_refused_as_the_table_is(tmp_path: Path) -> None:
+    for mark, part in (("_delta_log", "year=2020"), ("metadata", "data"), (".hoodie", "p")):
+        folder = tmp_path / mark.strip("._")
+        (folder / mark).mkdir(parents=True)
+        (folder / part).mkdir()
+        pq.write_table(pa.table({"a": [1, 2], "b": [3, 4]}), folder / part / "p0.parquet")
+        if mark == "metadata":
+            assert len(rows_of(folder / part)) == 2  # a folder of this name alone is no table
+            (folder / mark / "v1.metadata.json").write_text("{}")
+        refused(folder / part, "files of older versions lie beside")
+
+
+def test_names_and_arrays_of_an_npz(tmp_path: Path) -> None:
+    path, rows = tmp_path / "t.npz", np.arange(6.0).reshape(3, 2)
+    np.savez(path, X=rows, feature_names=np.array([b"a", b"b"]))
+    assert ingest(path, tmp_path / "bytes.zarr").names == ("a", "b")
+    np.savez(path, X=rows, feature_names=np.array(["a"]))
+    refused(path, "feature_names are not 2 words")
+    np.savez(path, train=rows, test=rows + 1)
+    refused(path, r"Choose with .*variable.*: train \(3, 2\); test \(3, 2\)")
+    assert rows_of(path, variable="test").tolist() == (rows + 1).tolist()

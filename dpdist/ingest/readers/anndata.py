@@ -97,7 +97,9 @@ class AnnData(Chunked):
         found = self._layout
         if self._kind != "dense" and attempt(self.path, self._ends) != found.shape[self._kind == "csc"] + 1:
             raise DataError(f"{self.path} is damaged: its sparse matrix has another shape than it says.")
-        return Head(self._names(), found.shape[0], found.dtype.name, labels=self._labels, samples=self._sample_label())
+        samples = self._sample_label()
+        labels = (*attempt(self.path, lambda: [*self._labels()]), *samples)
+        return Head(self._names(), found.shape[0], found.dtype.name, labels=labels, samples=samples)
 
     @cached_property
     def _stored(self) -> Layout:
@@ -180,13 +182,13 @@ class AnnData(Chunked):
         counted = [str(row) for row in range(len(names))]
         return () if not _is_text(names) or names.tolist() == counted else (f"obs/{index}",)
 
-    @cached_property
-    def _labels(self) -> tuple[str, ...]:
-        def read() -> tuple[str, ...]:
-            with self._root() as root:
-                return tuple(f"obs/{name}" for name in sorted(root["obs"].keys())) if "obs" in root else ()
-
-        return attempt(self.path, read)
+    def _labels(self) -> Iterator[str]:
+        """Yield the columns of ``obs`` that may say whose a row is: no measurements, and not the index."""
+        with self._root() as root:
+            for name in sorted(root["obs"].keys()) if hasattr(root.get("obs"), "keys") else ():
+                measured = getattr(getattr(root["obs"][name], "dtype", None), "kind", "") in set("fcb")
+                if not (measured or name.startswith("__") or name == root["obs"].attrs.get("_index")):
+                    yield f"obs/{name}"
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
         columns = [self._names_in(label) for label in labels]

@@ -305,8 +305,6 @@ class Source(ABC):
     """Whether a file can make its library hang, crash or take the memory, so that another process reads it."""
     companions: ClassVar[tuple[str, ...]] = ()
     """Suffixes of the files that lie beside one of this kind, and belong to it."""
-    cure: ClassVar[str] = CURE
-    """What to do about a value that is not finite."""
     path: Any  # a Location; a Path where needs_file
     beside: Path
     choices: Choices = Choices()
@@ -316,6 +314,11 @@ class Source(ABC):
     @abstractmethod
     def head(self) -> Head:
         """The file as it announces itself."""
+
+    @property
+    def cure(self) -> str:
+        """What to do about a value that is not finite."""
+        return CURE
 
     def fragments(self, keep: Places) -> Fragments:  # noqa: ARG002 - for readers that can
         """Return where rows can be read without those before them; DataError if too much is read at once for that."""

@@ -101,7 +101,11 @@ class Calls(Source):
                 f"{self.path}, sample {parts[0].index('0') + 1}: its family (FID) is 0, which stands for none, and it "
                 f"is not said whose row it is. Take {parameter('privacy_unit')} IID or FID,IID."
             )
-        yield named_units(parts, key)
+        found = named_units(parts, key)
+        if (*labels,) == FID_IID:  # a family that says nothing: the sample is that of a VCF of this name
+            alone = np.array([family in {"0", name} for family, name in zip(*parts, strict=True)], dtype=np.bool_)
+            found = np.where(alone[:, None], named_units(parts[1:], key), found)
+        yield found
 
     def width(self, dtype: np.dtype[np.generic] | None = None) -> int:
         """Return how many columns make a block."""

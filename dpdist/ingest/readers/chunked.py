@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,12 +28,15 @@ from dpdist.ingest.readers.base import (
     Places,
     Rows,
     Source,
+    bounded,
     each,
     numbered,
     require_table,
 )
 from dpdist.ingest.readers.transpose import WINDOW, turned
 from dpdist.naming import parameter
+from dpdist.rows.encoding import MISSING_WORDS
+from dpdist.rows.units import named_units
 
 _LARGEST = 1 << 30
 GAPS = "Fill it by a public rule, or leave out the columns that have gaps, such as places in the sea."
@@ -96,6 +100,8 @@ class Layout(NamedTuple):
         Of the values, or None.
     rounded
         Whether whole numbers of 64 bits are read as floats.
+    name, units
+        Of the variable, and what its values count.
     """
 
     shape: tuple[int, ...]
@@ -107,6 +113,7 @@ class Layout(NamedTuple):
     meaning: Meaning | None = None
     rounded: bool = False
     name: str = ""
+    units: str = ""
 
     @property
     def columns(self) -> int:
@@ -130,7 +137,9 @@ class Layout(NamedTuple):
 class Chunked(Source):
     """An array of two or more dimensions, of which parts can be read."""
 
-    cure = GAPS
+    @property
+    def cure(self) -> str:
+        return GAPS
 
     @property
     @abstractmethod
@@ -141,30 +150,50 @@ class Chunked(Source):
     def _opened(self) -> AbstractContextManager[Any]:
         """Open the array: what stands in brackets after it is read."""
 
-    def _names(self) -> tuple[str, ...]:
-        """Return the names of the columns that the file gives, or none."""
-        return ()
-
-    def _coordinates(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield what the file says of the places along the columns."""
+    def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:  # noqa: ARG002 - for files that have some
+        """Yield what the file says of the places along a dimension: its attributes, and its values in pieces."""
         yield from ()
+
+    def _words(self, axis: int) -> Iterator[Sequence[str]]:
+        """Yield the names of the places along a dimension, if it has words for them."""
+        found = self._layout
+        pieces = each(self.path, self._along(found.dims[axis], found.shape[axis])) if found.dims else iter(())
+        next(pieces, None)
+        return takewhile(lambda piece: all(isinstance(word, str) for word in piece), pieces)
 
     @cached_property
     def head(self) -> Head:
         layout = self._layout
-        guess = None
-        meaning = blake2b(repr((layout.name, layout.dims[1:], layout.shape[1:])).encode(), digest_size=16)
-        for some in each(self.path, self._coordinates()):
-            meaning.update(repr(some.tolist()).encode())
-        said = meaning.hexdigest() if layout.name or layout.dims else ""  # else it is as good as a file of NumPy
-        if layout.dims:
-            others = listed(map(repr, layout.dims[1:]))
-            guess = f"{self.path}: each row is of one {layout.dims[0]!r}, and its columns are along {others}."
+        dims, shape, guess = layout.dims, layout.shape, None
+        meaning = blake2b(repr((layout.name, layout.units, dims[1:], shape[1:])).encode(), digest_size=16)
+        for dimension, length in zip(dims[1:], shape[1:], strict=False):
+            for some in each(self.path, self._along(dimension, length)):
+                meaning.update(repr(some).encode())
+        said = meaning.hexdigest() if layout.name or dims else ""  # else it is as good as a file of NumPy
+        if dims:
+            others = listed(map(repr, dims[1:]))
+            guess = f"{self.path}: each row is of one {dims[0]!r}, and its columns are along {others}."
             if self.choices.rows_dimension is None:
                 guess += f" Another dimension is chosen by {parameter('rows_dimension')}."
         packed = layout.meaning is not None and layout.meaning.scale is not None
         dtype = "float64" if packed else layout.dtype.name
-        return Head(self._names() or numbered(layout.columns), layout.shape[0], dtype, guess=guess, meaning=said)
+        names = bounded(self.path, self._words(1)) if len(shape) == 2 else ()
+        samples = (dims[0],) if any(self._words(0)) else ()
+        return Head(
+            names or numbered(layout.columns),
+            shape[0],
+            dtype,
+            guess=guess,
+            labels=samples,
+            samples=samples,
+            meaning=said,
+        )
+
+    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
+        for names in self._words(0) if labels else ():
+            if any(name.strip() in MISSING_WORDS for name in names):
+                raise DataError(f"{self.path}: {labels[0]} is missing for some rows: it is not said whose they are.")
+            yield named_units([names], key)
 
     @cached_property
     def _layout(self) -> Layout:
@@ -200,7 +229,7 @@ class Chunked(Source):
                     where = self.place_of(keep[place])
                     raise DataError(
                         f"{told}{where and f' ({where})'}: the value is missing, as the attributes of the array say. "
-                        f"{GAPS}"
+                        f"{self.cure}"
                     )
                 kept = found.meaning.unpacked(kept)
             if found.rounded and (np.abs(kept) >= EXACT).any():
@@ -255,6 +284,16 @@ class Chunked(Source):
         return read.reshape(read.shape[0], -1)
 
 
+def units_of(said: Mapping[str, Any]) -> str:
+    """Return what the attributes of a variable say that its values count."""
+    return f"{said.get('units', '')} {said.get('calendar', '')}"
+
+
+def bounds_in(said: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the variables that are edges of the cells of others, by the attributes of all."""
+    return {str(each[name]) for each in said for name in ("bounds", "climatology") if name in each}
+
+
 def require_no_variants(path: object, first: Sequence[object]) -> None:
     """Refuse an array whose rows are along a dimension called ``variants``, as VCF Zarr and sgkit have it.
 
@@ -288,7 +327,7 @@ def require_chunks(path: Any, size: int) -> None:
         )
 
 
-def only(path: Any, found: dict[str, tuple[int, ...]], variable: str | None, many: str) -> str:
+def only(path: Any, found: Mapping[str, tuple[int, ...]], variable: str | None, many: str) -> str:
     """Return the name of the array of rows: the one that was chosen, or the only one there is.
 
     Parameters

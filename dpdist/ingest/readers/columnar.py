@@ -44,6 +44,7 @@ from dpdist.ingest.readers.base import (
 from dpdist.ingest.readers.npy import Header
 from dpdist.ingest.readers.tabular import Tabular, as_numpy, matrix
 from dpdist.naming import parameter, step
+from dpdist.rows.encoding import floats
 from dpdist.rows.units import spelled
 from dpdist.storage.atomic import scratch
 
@@ -214,7 +215,7 @@ class Columnar(Tabular):
 
     def _without_decimals(self, column: Any, name: str) -> Any:
         try:
-            numbers = column.cast(pa.int64() if column.type.scale <= 0 else pa.float64())
+            numbers = column.cast(pa.int64()) if column.type.scale <= 0 else floats(column)
         except pa.ArrowInvalid:
             numbers = None
         if numbers is not None and (numbers.type == pa.int64() or np.all(np.abs(as_numpy(numbers)) < EXACT)):

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import attempt, bounded, each, required
-from dpdist.ingest.readers.chunked import Chunked, Layout, Meaning, only
+from dpdist.ingest.readers.base import attempt, required
+from dpdist.ingest.readers.chunked import GAPS, Chunked, Layout, Meaning, bounds_in, only, units_of
 from dpdist.ingest.readers.hdf5 import contained, require_few_attributes, strings
 from dpdist.naming import parameter
 
@@ -39,7 +38,7 @@ def _is_coordinate(variables: Mapping[str, Any], name: str) -> bool:
     return name in variables and variables[name].dims == (name,)
 
 
-def _meaning(array: Any) -> Meaning | None:
+def meaning_of(array: Any) -> Meaning | None:
     """Return which values are missing that xarray does not know: those outside of a range, and the default fill."""
     packed, kind = array.encoding, np.dtype(array.encoding.get("dtype", array.dtype))
     scale, offset = packed.get("scale_factor", 1.0), packed.get("add_offset", 0.0)
@@ -52,6 +51,8 @@ def _meaning(array: Any) -> Meaning | None:
     if scale < 0:
         names = {"valid_min": "valid_max", "valid_max": "valid_min"}
         said = {names.get(name, name): value for name, value in said.items()}
+    if array.dtype == np.int64 and "units" in array.attrs:
+        return Meaning.of(said, np.iinfo(np.int64).min)  # the time that is none
     if "_FillValue" in packed or kind.itemsize == 1 or kind.str[1:] not in _FILLS:
         return Meaning.of(said)
     return Meaning.of(said, np.asarray(_FILLS[kind.str[1:]], kind).astype(array.dtype) * scale + offset)
@@ -115,10 +116,11 @@ class NetCdf(Chunked):
         def read() -> dict[str, tuple[int, ...]]:
             with self._variables() as (variables, coordinates):
                 group = (self.choices.variable or "").rpartition("/")[0]
+                bounds = bounds_in(each.attrs for each in variables.values())
                 found = {
                     f"{group}/{name}".removeprefix("/"): array.shape
                     for name, array in variables.items()
-                    if array.ndim > 1 and name not in coordinates
+                    if array.ndim > 1 and name not in {*coordinates, *bounds}
                 }
             inner = {} if found else self._in_groups()
             if inner:
@@ -139,12 +141,22 @@ class NetCdf(Chunked):
         h5py = required("h5py", "netcdf", ".nc files")
 
         def look(name: str, one: Any) -> None:
-            if isinstance(one, h5py.Dataset) and one.ndim > 1:
+            if "/" in name and isinstance(one, h5py.Dataset) and one.ndim > 1:
                 found[name] = one.shape
 
         with contained(self.path, h5py) as root:
             root.visititems(look)
         return found
+
+    @property
+    def cure(self) -> str:
+        dims = self._layout.dims[1:]
+        if len(dims) < 2:
+            return GAPS
+        return (
+            f"{GAPS.removesuffix('.')}; in Python: xarray.open_dataset(FILE)[[{self._name!r}]].stack(place={[*dims]})"
+            ".dropna('place').reset_index('place').to_netcdf(NEW)."
+        )
 
     def place_of(self, column: int) -> str:
         shape, dims = self._layout.shape[1:], self._layout.dims[1:]
@@ -176,9 +188,10 @@ class NetCdf(Chunked):
                     chunks,
                     self._is_stored(),
                     dims,
-                    meaning=_meaning(array),
+                    meaning=meaning_of(array),
                     rounded=rounded,
                     name=self._name,
+                    units=units_of(array.attrs),
                 )
 
         return attempt(self.path, read)
@@ -191,29 +204,16 @@ class NetCdf(Chunked):
         with required("h5py", "netcdf", ".nc files").File(self.path, "r") as file:
             return int(file[self._name].id.get_storage_size()) > 0
 
-    def _coordinates(self) -> Iterator[npt.NDArray[Any]]:
-        layout = self._layout
+    def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:
         with self._variables() as (variables, _):
-            for name, length in zip(layout.dims[1:], layout.shape[1:], strict=True):
-                if _is_coordinate(variables, name) and variables[name].dtype.kind in "iuf":
-                    if variables[name].shape != (length,):
-                        raise ValueError
-                    yield np.asarray(variables[name].values)
-
-    def _names(self) -> tuple[str, ...]:
-        columns, dims = self._layout.columns, self._layout.dims
-
-        def read() -> Iterator[list[str]]:
-            with self._variables() as (variables, _):
-                label = variables.get(dims[1])
-                if len(dims) != 2 or label is None or label.dims != dims[1:] or label.dtype.kind not in "OU":
-                    return
-                if label.shape != (columns,):
-                    raise ValueError
-                longest = self.path.stat().st_size if label.dtype.kind == "O" else label.dtype.itemsize
-                yield from strings(label, columns, longest)
-
-        found = bounded(self.path, each(self.path, read()))
-        if found and len(found) != columns:
-            raise DataError(f"{self.path} names {len(found)} columns of {columns}. Mend it.")
-        return found
+            if not _is_coordinate(variables, dimension) or variables[dimension].dtype.kind not in "iufOU":
+                return
+            found = variables[dimension]
+            if found.shape != (length,):
+                raise ValueError
+            yield [units_of(found.attrs)]
+            if found.dtype.kind in "OU":
+                longest = self.path.stat().st_size if found.dtype.kind == "O" else found.dtype.itemsize
+                yield from strings(found, length, longest)
+            else:
+                yield found.values.tolist()

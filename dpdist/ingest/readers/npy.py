@@ -30,6 +30,7 @@ from dpdist.ingest.readers.base import (
     require_table,
     unbuffered,
 )
+from dpdist.ingest.readers.chunked import only
 from dpdist.storage.atomic import scratch
 
 _PIECE = 1 << 20
@@ -129,12 +130,13 @@ class Npy(Source):
 
 
 class Npz(Npy):
-    """The array X, or the only 2-D array, of an .npz archive; an array ``feature_names`` names its columns.
+    """The array that was chosen, X, or the only 2-D one of an .npz archive; ``feature_names`` names its columns.
 
     The array is unpacked first: a packed one can only be read from the front, and in Fortran order the first row
     is spread over all of it.
     """
 
+    takes = ("variable",)
     needs_file = True
 
     @cached_property
@@ -155,16 +157,17 @@ class Npz(Npy):
 
     @cached_property
     def _member(self) -> str:
-        tables = [name for name, (_, header) in self._members.items() if len(header.shape) == 2]
-        if "X" in tables or len(tables) == 1:
-            return "X" if "X" in tables else tables[0]
-        if {"indices", "indptr", "data", "shape"} <= self._members.keys():
+        tables = {name: header.shape for name, (_, header) in self._members.items() if len(header.shape) == 2}
+        if not tables and {"indices", "indptr", "data", "shape"} <= self._members.keys():
             raise DataError(
                 f"{self.path} holds a sparse matrix of SciPy. Write it as a dense one; in Python: numpy.save(NEW, "
                 "scipy.sparse.load_npz(FILE).toarray())."
             )
-        held = listed(f"{name} of shape {self._members[name][1].shape}" for name in tables or self._members)
-        raise DataError(f"{self.path} holds {held or 'no array'}. Name the 2-D array of rows X.")
+        if not tables:
+            held = listed(f"{name} of shape {header.shape}" for name, (_, header) in self._members.items())
+            raise DataError(f"{self.path} holds {held or 'no array'}. Save the rows as an array of two dimensions.")
+        chosen = self.choices.variable
+        return only(self.path, tables, "X" if chosen is None and "X" in tables else chosen, "array")
 
     @cached_property
     def _header(self) -> Header:
@@ -176,14 +179,16 @@ class Npz(Npy):
         return Head(self._names(d), n, self._header.dtype.name)
 
     def _names(self, d: int) -> tuple[str, ...]:
-        _, labels = self._members.get("feature_names", (None, self._header))
-        if labels.shape == (d,) and labels.dtype.kind == "O":
+        if "feature_names" not in self._members:
+            return numbered(d)
+        _, labels = self._members["feature_names"]
+        if labels.dtype.kind == "O":
             raise DataError(
                 f"{self.path}: feature_names is an array of Python objects, which may run code and are not read. Save "
                 "it as text, feature_names.astype(str)."
             )
-        if labels.shape != (d,) or labels.dtype.kind != "U":
-            return numbered(d)
+        if labels.shape != (d,) or labels.dtype.kind not in "US":
+            raise DataError(f"{self.path}: feature_names are not {d} words, one for each column. Mend it.")
         return bounded(self.path, each(self.path, self._labels(labels)))
 
     def _labels(self, labels: Header) -> Iterator[list[str]]:
@@ -195,7 +200,7 @@ class Npz(Npy):
         for number, piece in enumerate(self._unpacked("feature_names")):
             rest += piece if number else piece[labels.offset :]
             whole = len(rest) // size
-            yield list(map(str, np.frombuffer(rest, dtype=labels.dtype, count=whole)))
+            yield np.frombuffer(rest, dtype=labels.dtype, count=whole).astype(str).tolist()
             rest = rest[whole * size :]
 
     def _unpacked(self, name: str) -> Iterator[bytes]:

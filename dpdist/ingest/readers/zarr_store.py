@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64decode
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import accumulate, product
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
@@ -41,7 +40,8 @@ from dpdist.ingest.readers.base import (
     ends_of,
     version_of,
 )
-from dpdist.ingest.readers.chunked import Chunked, Layout, Meaning, only, require_chunks
+from dpdist.ingest.readers.chunked import Chunked, Layout, Meaning, bounds_in, only, require_chunks, units_of
+from dpdist.ingest.readers.hdf5 import strings
 from dpdist.naming import step
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
@@ -214,6 +214,8 @@ def _meaning(path: Any, array: Any) -> Meaning | None:
                 continue
             raw = b64decode(value)
             absent[at] = np.frombuffer(raw, dtype=f"<f{len(raw)}").astype(array.dtype)
+    if array.dtype == np.int64 and "units" in said:  # the time that is none, as xarray stores it
+        absent.append(np.iinfo(np.int64).min)
     if array.dtype.kind == "f":  # JSON writes 1e20 of a float32 as the double that it is not
         absent = [np.asarray(value, np.float64).astype(array.dtype) for value in absent]
     return Meaning.of(said, *absent)
@@ -235,11 +237,13 @@ class Store(Chunked):
                     return "dpdist" in root.attrs, True, {"": root.shape}, []
                 members = dict(sorted(root.members(max_depth=None)))
                 inner = [name for name, each in members.items() if isinstance(each, zarr.Group) and _is_anndata(each)]
+                bounds = bounds_in(each.attrs for each in members.values())
                 arrays = {
                     name: each.shape
                     for name, each in members.items()
                     if isinstance(each, zarr.Array)
                     and each.ndim > 1
+                    and name.rpartition("/")[2] not in bounds
                     and not any(name.startswith(f"{other}/") for other in inner)
                 }
                 return "dpdist" in root.attrs, False, arrays, inner
@@ -327,21 +331,25 @@ class Store(Chunked):
                     self._dims(array),
                     meaning=_meaning(self.path, array),
                     name=self._place or "",
+                    units=units_of(array.attrs),
                 )
 
         return attempt(self.path, read)
 
-    def _coordinates(self) -> Iterator[npt.NDArray[Any]]:
-        layout = self._layout
-        if self._place is None or not layout.dims:
+    def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:
+        if self._place is None:
             return
         beside = self._place.rpartition("/")[0]
         with opened(self.path) as root:
-            for name, length in zip(layout.dims[1:], layout.shape[1:], strict=True):
-                array = root.get(f"{beside}/{name}".removeprefix("/"))
-                if isinstance(array, zarr.Array) and array.shape == (length,) and array.dtype.kind in "iuf":
-                    require_chunks(self.path, math.prod(array.chunks) * array.dtype.itemsize)
-                    yield np.asarray(array[:])
+            array = root.get(f"{beside}/{dimension}".removeprefix("/"))
+            if not isinstance(array, zarr.Array) or array.shape != (length,) or array.dtype.kind not in "iufOUST":
+                return
+            require_chunks(self.path, math.prod(array.chunks) * array.dtype.itemsize)
+            yield [units_of(array.attrs)]
+            if array.dtype.kind in "OUST":
+                yield from strings(array, length, array.dtype.itemsize)
+            else:
+                yield np.asarray(array[:]).tolist()
 
     def _dims(self, array: Any) -> tuple[str, ...]:
         """Return the names of the dimensions; in VCF Zarr the first is of variants where nothing is said."""
