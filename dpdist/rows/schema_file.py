@@ -208,7 +208,7 @@ _HEAD = """\
 #              other = "refuse" (default), "column" (one more column) or "missing" for what is not listed
 # missing:     "refuse" (default), "fill" (with fill = a public constant), "indicator" (one more column is 1),
 #              or "drop" (the row counts as the centre of the others)
-# missing_values: ["?", -999], words and codes for a missing value; of all columns above the first [[column]]
+# missing_values: ["?", -999], words and codes for a missing value; at the top, of all columns
 # format:      "%d.%m.%Y", as a date in text is written where it is not 2026-01-31
 # weight:      what the numbers are multiplied by (default 1)
 
