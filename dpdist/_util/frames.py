@@ -34,7 +34,7 @@ def as_frame(given: Any) -> Any:
     if index := [name for name in said if name in given.schema.names]:
         raise DataError(
             f"The column {index[0]!r} of the table is an index of pandas, which would be summed like a measurement. "
-            f"Pass table.drop_columns({index})."
+            f"Pass table.drop_columns({index}), or table.replace_schema_metadata() to keep it."
         )
     try:
         import pandas as pd  # noqa: PLC0415 - whoever has such a table may lack it

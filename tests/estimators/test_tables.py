@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anndata
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ import xarray
 import zarr
 from scipy import sparse
 
-from dpdist import Column, PrivatePCA, Schema, ingest_rows
+from dpdist import Column, PrivatePCA, PrivateRidge, Schema, ingest_rows
 from dpdist.errors import DataError, UsageError
 from dpdist.estimators.inputs import RowsError
 
@@ -137,3 +138,56 @@ def test_data_of_anndata_are_ingested_from_their_file() -> None:
     anndata = pytest.importorskip("anndata")
     with pytest.raises(UsageError, match=r"source\.write_h5ad\(FILE\)"):
         ingest_rows(anndata.AnnData(VALUES.astype("f4")), "never.zarr")
+
+
+WIDE = 2**53 + 1
+INDEXED = pd.DataFrame({"a": [1.5, 2, 3], "b": [4.5, 5, 6]}, index=[2, 5, 7])
+ASKED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a filtered index in Arrow": (lambda: pa.Table.from_pandas(INDEXED), "is an index of pandas"),
+    "an index that has a name": (lambda: pa.Table.from_pandas(INDEXED.rename_axis("id")), "'id' of the table is an"),
+    "an index without metadata": (
+        lambda: pl.from_pandas(INDEXED.reset_index(names="__index_level_0__")), "called like an index",
+    ),
+    "an index read from CSV": (lambda: INDEXED.reset_index(names="Unnamed: 0"), "'Unnamed: 0' of X is called like"),
+    "wide integers": (lambda: pd.DataFrame({"a": [WIDE, 4], "b": [1.5, 2]}), r"column 'a': .* beyond 2\^53"),
+    "wide nullable integers": (
+        lambda: pd.DataFrame({"a": pd.array([WIDE, 4], "Int64"), "b": [1.5, 2]}), r"beyond 2\^53",
+    ),
+    "wide integers of polars": (lambda: pl.DataFrame({"a": [WIDE, 4], "b": [1.5, 2]}), r"beyond 2\^53"),
+    "wide integers as text": (lambda: pd.DataFrame({"a": [str(WIDE), "4"], "b": [1.5, 2]}), r"beyond 2\^53"),
+    "observations of one name": (
+        lambda: anndata.AnnData(np.eye(3, 2), obs=pd.DataFrame(index=list("aba"))), "names an observation twice",
+    ),
+    "rows of one name": (
+        lambda: xarray.DataArray(np.eye(3, 2), dims=("s", "g"), coords={"s": list("aba")}), "has the same name",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_files_are_asked_is_asked_of_tables_in_memory(name: str) -> None:
+    made, message = ASKED[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # anndata warns of names that are not unique
+        table = made()
+    with pytest.raises(RowsError, match=message):
+        PrivatePCA(1, epsilon=1, delta=1e-6, clip=9).fit(table)
+
+
+def test_arrays_mean_what_their_attributes_say(tmp_path: Path) -> None:
+    packed = {"x": {"dtype": "i2", "scale_factor": 0.01, "add_offset": 1.0, "_FillValue": -9999}}
+    given = xarray.Dataset({"x": (("p", "q"), np.arange(8).reshape(4, 2) * 0.1)})
+    given.to_zarr(tmp_path / "t.zarr", encoding=packed, zarr_format=2)
+    fit = PrivatePCA(1, epsilon=1, delta=1e-6, clip=9).fit
+    with pytest.raises(RowsError, match=r"\(add_offset, scale_factor\)"):
+        fit(zarr.open_group(tmp_path / "t.zarr")["x"])
+    given["x"].attrs["valid_max"] = 0.5
+    given.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+    with xarray.open_dataset(tmp_path / "t.nc", engine="h5netcdf") as read, pytest.raises(RowsError, match="NaN"):
+        fit(read["x"])
+
+
+@pytest.mark.parametrize("y", [pd.to_datetime(["2020-01-01"] * 9), pd.to_timedelta(np.arange(9), "D")])
+def test_dates_are_no_target(y: Any) -> None:
+    with pytest.raises(RowsError, match="y holds dates or times"):
+        PrivateRidge(epsilon=1, delta=1e-6, clip=9).fit(np.eye(9, 2), pd.Series(y))

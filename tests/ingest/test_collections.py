@@ -146,7 +146,7 @@ def test_columns_are_kept_by_name_in_their_order(collection: Any, tmp_path: Path
     found = dpdist.ingest_rows(collection, tmp_path / "rows.zarr", columns=[names[2], names[0]])
     assert found.names == (names[2], names[0])
     assert np.array_equal(stored(found.path), table(rows=N)[:, [2, 0]])
-    with pytest.raises(UsageError, match="no column other"):
+    with pytest.raises(UsageError, match="no column 'other'"):
         dpdist.ingest_rows(collection, tmp_path / "other.zarr", columns=["other", names[0]])
 
 

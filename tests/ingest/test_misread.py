@@ -665,7 +665,7 @@ def test_arrays_along_other_coordinates_are_not_joined(tmp_path: Path, kind: str
     refused(written(tmp_path / "b", kind, **deep), "has other columns")
     times = {name: dataset(one, ("s", "time"), time=pd.date_range(at, periods=2)) for name, at in _YEARS.items()}
     refused(written(tmp_path / "c", kind, **times), "other coordinates or units")
-    days = {name: dataset([[np.datetime64(at, "ns")] * 2]) for name, at in _YEARS.items()}
+    days = {name: dataset([np.datetime64(at, "ns") + np.array([0, 86400], "m8[s]")]) for name, at in _YEARS.items()}
     refused(written(tmp_path / "d", kind, **days), "other coordinates or units")
     alike = written(tmp_path / "e", kind, a=dataset(one, gene=["g1", "g2"]), b=dataset(two, gene=["g1", "g2"]))
     assert rows_of(alike).tolist() == [*one, *two]

@@ -490,7 +490,10 @@ def test_a_partition_of_words_is_left_out_by_name(tmp_path: Path) -> None:
 
 def test_a_choice_that_no_file_leaves_open_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", counts())
-    for choices, needle in ((Choices("X"), r"--variable is for \.h5ad, \.nc, \.zarr"), (Choices(missing=0), r"\.bed")):
+    for choices, needle in (
+        (Choices("X"), r"--variable is for \.npz, \.h5ad, \.nc, \.zarr"),
+        (Choices(missing=0), r"\.bed"),
+    ):
         with pytest.raises(UsageError, match=needle):
             ingest(tmp_path / "t.npy", tmp_path / "rows.zarr", choices=choices)
 

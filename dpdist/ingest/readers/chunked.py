@@ -35,7 +35,6 @@ from dpdist.ingest.readers.base import (
 )
 from dpdist.ingest.readers.transpose import WINDOW, turned
 from dpdist.naming import parameter
-from dpdist.rows.encoding import MISSING_WORDS
 from dpdist.rows.units import named_units
 
 _LARGEST = 1 << 30
@@ -190,6 +189,8 @@ class Chunked(Source):
         )
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
+        from dpdist.rows.encoding import MISSING_WORDS  # noqa: PLC0415 - Arrow, which arrays do without
+
         for names in self._words(0) if labels else ():
             if any(name.strip() in MISSING_WORDS for name in names):
                 raise DataError(f"{self.path}: {labels[0]} is missing for some rows: it is not said whose they are.")
