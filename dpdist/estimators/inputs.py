@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -320,9 +321,9 @@ def _described(given: Any) -> Rows:
         given = as_frame(given)
     except DataError as error:
         raise RowsError(str(error)) from None
-    if said := _CF.intersection(getattr(given, "attrs", ())) if _is_stored(given) else ():
+    if said := _packed(given.attrs) if _is_stored(given) and hasattr(given, "attrs") else []:
         raise RowsError(
-            f"X is an array as it is stored, and its attributes ({listed(sorted(said))}) say that values are packed or "
+            f"X is an array as it is stored, and its attributes ({listed(said)}) say that values are packed or "
             "missing. Open it by xarray, or ingest the file."
         )
     for name in UNNAMED.intersection(map(str, getattr(given, "columns", ()))):
@@ -345,6 +346,19 @@ def _described(given: Any) -> Rows:
     if is_a(given, "dask", "DataFrame") or is_a(given, "dask_expr", "DataFrame"):
         return Rows(given.to_dask_array(), tuple(map(str, given.columns)))
     return Rows(given)
+
+
+def _packed(attributes: Any) -> list[str]:
+    """Return the attributes by which stored values are not what they look like; NaN for a missing one is what it is."""
+    found = []
+    for name in sorted(_CF.intersection(attributes)):
+        value = attributes[name]
+        if isinstance(value, str):  # as xarray writes floats into JSON
+            raw = b"" if value == "NaN" else b64decode(value)
+            value = np.frombuffer(raw, dtype=f"<f{len(raw)}") if raw else np.nan
+        if not np.all(np.isnan(np.asarray(value, np.float64))):
+            found.append(name)
+    return found
 
 
 def _require_columns(estimator: Any, rows: Rows, *, fitting: bool) -> None:
@@ -401,9 +415,9 @@ def _require_exact(data: Any, found: Any) -> None:
     kinds = [getattr(kind, "kind", "O") for kind in getattr(data, "dtypes", ())]
     whole = [place for place, kind in enumerate(kinds) if kind != "f"]
     if found.dtype.kind == "f" and whole and not hasattr(found, "tocsr"):
-        beyond = (np.abs(found[:, whole]) > EXACT - 1).any(axis=0)
-        if beyond.any():
-            raise RowsError(f"X, column {data.columns[whole[int(beyond.argmax())]]!r}: {BEYOND}")
+        for row, at in np.argwhere(np.abs(found[:, whole]) > EXACT - 1):
+            if not isinstance(data.iloc[row, whole[at]], float):  # floats may be held as objects
+                raise RowsError(f"X, column {data.columns[whole[at]]!r}: {BEYOND}")
 
 
 def _are_numbers(data: Any) -> bool:

@@ -181,6 +181,8 @@ def test_arrays_mean_what_their_attributes_say(tmp_path: Path) -> None:
     fit = PrivatePCA(1, epsilon=1, delta=1e-6, clip=9).fit
     with pytest.raises(RowsError, match=r"\(add_offset, scale_factor\)"):
         fit(zarr.open_group(tmp_path / "t.zarr")["x"])
+    given.to_zarr(tmp_path / "plain.zarr", zarr_format=2)  # NaN stands for a missing value, and is one
+    assert fit(zarr.open_group(tmp_path / "plain.zarr")["x"]).n_features_in_ == 2
     given["x"].attrs["valid_max"] = 0.5
     given.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
     with xarray.open_dataset(tmp_path / "t.nc", engine="h5netcdf") as read, pytest.raises(RowsError, match="NaN"):
@@ -191,3 +193,8 @@ def test_arrays_mean_what_their_attributes_say(tmp_path: Path) -> None:
 def test_dates_are_no_target(y: Any) -> None:
     with pytest.raises(RowsError, match="y holds dates or times"):
         PrivateRidge(epsilon=1, delta=1e-6, clip=9).fit(np.eye(9, 2), pd.Series(y))
+
+
+def test_floats_that_are_held_as_objects_are_floats() -> None:
+    frame = pd.DataFrame({"a": pd.Series([1e17, 2e17, 3.0] * 9, dtype=object), "b": np.arange(27.0)})
+    assert PrivatePCA(1, epsilon=9, delta=1e-6, clip=9).fit(frame).n_features_in_ == 2

@@ -37,6 +37,7 @@ from support.cli_scene import Call
 from dpdist.errors import DataError, UsageError
 from dpdist.estimators.in_memory import dense
 from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.readers.dialect import otherwise
 from dpdist.ingest.write import ingest
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.rows.columns import Column
@@ -285,6 +286,15 @@ def cured(path: Path, **options: Any) -> list[list[float]]:
         ("sep=;\na;b\n1,5;2\n", [[1.5, 2]]),
         ("pH_0,5m;pH_1,5m\n6,5;7,1\n5,9;6,4\n", [[6.5, 7.1], [5.9, 6.4]]),
         ("sep=,\na,b\n1.5,2\n", [[1.5, 2]]),
+        ("a\tb\n0,250\t2\n1,500\t3\n", [[0.25, 2], [1.5, 3]]),
+        ('v,w\n"1,500",1\n"0,250",2\n', [[1.5, 1], [0.25, 2]]),
+        ("# c\n#a,b\n1,2\n3,4\n", [[1, 2], [3, 4]]),
+        ("# c\n\n# d\na;b\n1,5;2\n", [[1.5, 2]]),
+        ('"x";"a";"b"\n7;1,5;2\n8;3,5;4\n', [[7, 1.5, 2], [8, 3.5, 4]]),
+        ('"a" "b"\n1.5 2\n3.5 4\n', [[1.5, 2], [3.5, 4]]),
+        ("  a   b\n  1   2\n  3   4\n", [[1, 2], [3, 4]]),
+        ("My Report\na,b\n1,2\n3,4\n", [[1, 2], [3, 4]]),
+        ("id;y2019;2020\n1;1,5;2,5\n2;3,5;4,5\n", [[1, 1.5, 2.5], [2, 3.5, 4.5]]),
         ('a,b\n"1,234",2\n"5,000.5",3\n', [[1234, 2], [5000.5, 3]]),
         ("a,b\n12%,$2\n5.5%,$3\n", [[12, 2], [5.5, 3]]),
         ('a,b\n"1,5",2\n"2,75",3\n', [[1.5, 2], [2.75, 3]]),
@@ -299,9 +309,23 @@ def test_text_of_another_dialect_is_read_as_the_message_says(
         assert cured(tmp_path / "t.csv", header="yes") == wanted
 
 
-def test_text_of_utf_16_is_read_as_the_message_says(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_bytes("a,b\n1,2\n".encode("utf-16"))
+@pytest.mark.parametrize("code", ["utf-16-le", "utf-16-be"])
+def test_text_of_utf_16_is_read_as_the_message_says(tmp_path: Path, code: str) -> None:
+    (tmp_path / "t.csv").write_bytes("\ufeffa,b\n1,2\n".encode(code))
     assert cured(tmp_path / "t.csv", header="yes") == [[1, 2]]
+
+
+def test_a_comment_is_left_out_and_what_looks_like_one_stays(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("# c\na,b,id\n1,2,P#1\n3,4,P#2\n")
+    assert cured(tmp_path / "t.csv", columns=["a", "b"]) == [[1, 2], [3, 4]]
+    assert pd.read_csv(tmp_path / "new.csv")["id"].tolist() == ["P#1", "P#2"]
+
+
+@pytest.mark.parametrize("text", [
+    "value\n1,5\n2,5\n", "a,b\n1,2\n3\n", "#a,b\n1,2\n", "a,b\n", "a,b\n1;2,x\n3;4,y\n", "a,b\n\n1,2\n",
+])  # fmt: skip
+def test_text_with_commas_is_taken_for_nothing_else(text: str) -> None:
+    assert not otherwise(text.splitlines(keepends=True))
 
 
 @pytest.mark.parametrize(
@@ -309,6 +333,7 @@ def test_text_of_utf_16_is_read_as_the_message_says(tmp_path: Path) -> None:
     [
         ("1,5;2,5\n11,5;2,1\n12,5;2,2\n", [[1.5, 2.5], [11.5, 2.1], [12.5, 2.2]]),
         ("5;5;7\n1;2;3\n", [[5, 5, 7], [1, 2, 3]]),
+        ("sep=;\n1,5;2\n3;4\n", [[1.5, 2], [3, 4]]),
     ],
 )
 def test_a_first_line_of_numbers_stays_a_row(tmp_path: Path, text: str, wanted: list[list[float]]) -> None:
@@ -742,3 +767,5 @@ def test_names_and_arrays_of_an_npz(tmp_path: Path) -> None:
     np.savez(path, train=rows, test=rows + 1)
     refused(path, r"Choose with .*variable.*: train \(3, 2\); test \(3, 2\)")
     assert rows_of(path, variable="test").tolist() == (rows + 1).tolist()
+    np.savez(path, X=rows, Z=np.ones((3, 4)), feature_names=np.array(["a", "b"]))
+    assert ingest(path, tmp_path / "z.zarr", choices=Choices("Z")).names == ("c0", "c1", "c2", "c3")

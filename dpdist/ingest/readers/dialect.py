@@ -16,45 +16,64 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _WITH_COMMA = re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+")
 _WITH_POINT = re.compile(r"[+-]?(\d*|\d{1,3}(,\d{3})+)\.\d+")
 _THOUSANDS = {
-    ".": re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d+)?"),
-    ",": re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"),
+    ".": re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?"),
+    ",": re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?"),
 }
 _NUMBER = re.compile(r"[+-]?[\d.,]*\d[\d.,]*(e[+-]?\d+)?", re.IGNORECASE)
-_SIGNED = re.compile(r"[+-]?[$€£]? ?\d+(,\d{3})*(\.\d+)? ?[%$€£]?")
+_SIGNED = re.compile(r"[+-]?[$€£]? ?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d+)? ?[%$€£]?")
 
 Lines = Sequence[Sequence[str]]
 
 
 def otherwise(lines: Sequence[str]) -> str | None:
-    """Return how text is written with commas and points, a sentence after a space, by its first lines, none empty.
+    """Return how text is written with commas and points, a sentence after a space, by its first lines.
 
     Returns
     -------
     str or None
         None: the lines look like text with commas. Empty: they are not, and nothing tells what they are.
     """
-    said = before = ""
-    cells, first = _cells(lines, ","), lines[0].strip()
-    if first.startswith("#") and (len(cells[0]) < 2 or len(cells[0]) != len(cells[1 % len(cells)])):
-        said, before = "Line 1 is a comment. Write the file without it", "comment='#'"
-        lines = [line for line in lines if not line.startswith("#")] or [""]
-    elif first.lower().startswith("sep="):
-        said, before = "Line 1 is for a spreadsheet. Write the file without it", "skiprows=1"
-        lines = lines[1:] or [""]
-    alone = len(_cells(lines, ",")[0]) < 2
-    mark = next((mark for mark in _SEPARATORS if _separates(mark, lines, alone=alone)), None)
+    aside = _aside(lines)
+    rest = [line for line in lines[aside:] if line.strip()] or [""]
+    named = lines[0].strip()[4:5] if lines and lines[0].lower().startswith("sep=") else None
+    alone = len(_cells(rest[:1], ",")[0]) < 2
+    mark = next((mark for mark in _SEPARATORS if _separates(mark, rest, alone=alone)), None)
+    if named is not None:
+        mark = named if named in _SEPARATORS else ","
+    said, before = "", f"skiprows={aside}" if aside else ""
+    if named is not None:
+        said = "Line 1 is for a spreadsheet. Write the file without it"
+    elif aside:
+        said = f"{'Line 1 is' if aside == 1 else f'The first {aside} lines are'} no part of the table. Write it without"
     if mark is not None:
         said = said or (
             f"Its cells seem to be separated by {_SEPARATORS[mark]}. Save it with commas between cells and points "
             "within numbers"
         )
-        return _written(said, before, *_options(_cells(lines, mark), mark))
+        return _written(said, before, *_options(_cells(rest, mark), mark))
     if said:
         return _written(said, before)
     return "" if alone else None
 
 
+def _aside(lines: Sequence[str]) -> int:
+    """Return how many lines stand before the table: for a spreadsheet, comments, and titles above names of columns."""
+    at = 0
+    for at, line in enumerate(lines):
+        following = next((each for each in lines[at + 1 :] if each.strip()), "")
+        widths = [[len(_cells([each], mark)[0]) for each in (line, following)] for mark in ",;\t|"]
+        alike = any(one == other > 1 for one, other in widths)
+        if not line.strip() or (at == 0 and line.lower().startswith("sep=")) or (line.startswith("#") and not alike):
+            continue
+        title = all(one == 1 for one, _ in widths) and any(other > 1 for _, other in widths)
+        if not (title and not any(_NUMBER.fullmatch(cell.strip()) for cell in re.split(r"[,;\t|]", following))):
+            break
+    return at
+
+
 def _cells(lines: Sequence[str], mark: str) -> Lines:
+    if mark == " ":
+        lines, mark = [re.sub(r"[ \t]+", " ", line.strip()) for line in lines], " "
     found: list[list[str]] = []
     with suppress(csv.Error):  # up to a cell that is too long
         found.extend(row for row in csv.reader(lines, delimiter=mark) if row)
@@ -64,7 +83,7 @@ def _cells(lines: Sequence[str], mark: str) -> Lines:
 def _separates(mark: str, lines: Sequence[str], *, alone: bool) -> bool:
     """Say whether cells are separated by a mark: beside commas, only if all of these stand within numbers."""
     if alone:
-        return mark in lines[0].strip()
+        return len(_cells(lines[:1], mark)[0]) > 1
     cells = _cells(lines, mark)
     if mark == " " or {len(row) for row in cells} != {len(cells[0])} or len(cells[0]) < 2:
         return False
@@ -74,8 +93,9 @@ def _separates(mark: str, lines: Sequence[str], *, alone: bool) -> bool:
 
 def _options(cells: Lines, mark: str) -> tuple[str, str, str]:
     """Return what is passed to ``read_csv``, what is done then, and a remark."""
-    read, then, remark = f"sep={mark!r}", "", ""
-    headless = any(_NUMBER.fullmatch(cell.strip()) for cell in cells[0])
+    read, then, remark = r"sep=r'\s+'" if mark == " " else f"sep={mark!r}", "", ""
+    numbers = [bool(_NUMBER.fullmatch(cell.strip())) for cell in cells[0]]
+    headless = all(each or not cell.strip() for each, cell in zip(numbers, cells[0], strict=True)) and any(numbers)
     columns = [*zip(*(row for row in cells[not headless :] if len(row) == len(cells[0])), strict=True)]
     told = [cell.strip() for column in columns for cell in column]
     point = any(_WITH_POINT.fullmatch(cell) and not _THOUSANDS["."].fullmatch(cell) for cell in told)
@@ -98,7 +118,9 @@ def _options(cells: Lines, mark: str) -> tuple[str, str, str]:
             read += ", converters={" + ", ".join(f"{place}: str" for place in kept) + "}"
     if headless:
         read += ", header=None"
-    if not any(row[-1].strip() for row in cells):
+    elif any(numbers):
+        remark += " If the first line of the table is a row, pass header=None, and header=False to to_csv."
+    if mark != " " and not any(row[-1].strip() for row in cells):
         then = ".iloc[:, :-1]"  # every line ends with the mark
     return read, f"{then}.to_csv(NEW, index=False{', header=False' if headless else ''})", remark
 
@@ -129,9 +151,12 @@ def respelled(columns: Mapping[str, Sequence[str]]) -> str | None:
     if not signed:
         return None
     marks = ", ".join(f"{name!r}: '[,%$€£ ]'" for name in signed)
+    grouped = any(all(map(_THOUSANDS[","].fullmatch, found[name])) for name in signed)
+    remark = " If the comma is a decimal mark, pass decimal=',' to read_csv and nothing else." if grouped else ""
     return _written(
         "Columns hold numbers with commas or signs in them. Write them without",
         "dtype=str",
         "",
         f".replace({{{marks}}}, '', regex=True).to_csv(NEW, index=False)",
+        remark,
     )

@@ -182,6 +182,8 @@ class Npz(Npy):
         if "feature_names" not in self._members:
             return numbered(d)
         _, labels = self._members["feature_names"]
+        if self.choices.variable is not None and labels.shape != (d,):  # they are those of another array
+            return numbered(d)
         if labels.dtype.kind == "O":
             raise DataError(
                 f"{self.path}: feature_names is an array of Python objects, which may run code and are not read. Save "

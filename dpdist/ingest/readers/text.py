@@ -161,7 +161,7 @@ class Csv(Tabular):
                     "table as Parquet; in Python: pandas.read_csv(FILE).to_parquet(NEW)."
                 )
             if not line.isascii() and any("\ud800" <= letter <= "\udfff" for letter in line):
-                code = "utf-16" if number == 1 and line.startswith("\udcff\udcfe") else "cp1252"
+                code = "utf-16" if number == 1 and line.startswith(("\udcff\udcfe", "\udcfe\udcff")) else "cp1252"
                 raise DataError(
                     f"{self.path}, line {number} is not UTF-8 text. Save the file in UTF-8; in Python, if it is "
                     f"{code}: pathlib.Path(NEW).write_text(pathlib.Path(FILE).read_text({code!r}), 'utf-8')."
@@ -173,23 +173,23 @@ class Csv(Tabular):
     @cached_property
     def _first(self) -> tuple[int, list[str]]:
         """Number and cells of the first record."""
+        lines = attempt(self.path, lambda: self._start(_SAMPLE))
+        if any(map(str.strip, lines)) and attempt(self.path, lambda: otherwise(lines)) is not None:
+            # said here: whatever names a column would repeat a line of several
+            cure = attempt(self.path, lambda: otherwise(self._start(_DIALECT)))
+            raise DataError(f"{self.path} has no columns with commas between them, and a table needs two.{cure or ''}")
         first: tuple[int, list[str]] | None = attempt(self.path, partial(next, self._records(), None))
         if first is None:
             raise NoRowsError(f"{self.path} is empty. Put comma-separated numbers there.")
         cells = first[1]
-        if attempt(self.path, lambda: otherwise(self._start(_SAMPLE))) is not None:
-            # said here: whatever names a column would repeat a line of several
-            cure = attempt(self.path, lambda: otherwise(self._start(_DIALECT)))
-            gives = "gives 1 column, and a table needs two or more" if len(cells) < 2 else "has no lines of commas"
-            raise DataError(f"{self.path} {gives}.{cure or ''}")
         require_columns(self.path, len(cells))
         return first
 
     def _start(self, count: int) -> list[str]:
-        """Return the first lines that are not empty, up to one that cannot be read."""
+        """Return the first lines, up to one that cannot be read."""
         found: list[str] = []
         with self._text(None) as file, suppress(DataError):
-            found.extend(islice((line for line in self._lines(file, 0) if line.strip()), count))
+            found.extend(islice(self._lines(file, 0), count))
         return found
 
     @cached_property
