@@ -58,17 +58,21 @@ def otherwise(lines: Sequence[str]) -> str | None:
 
 def _aside(lines: Sequence[str]) -> int:
     """Return how many lines stand before the table: for a spreadsheet, comments, and titles above names of columns."""
-    at = 0
+    aside = 0
     for at, line in enumerate(lines):
+        if not line.strip():
+            continue
         following = next((each for each in lines[at + 1 :] if each.strip()), "")
         widths = [[len(_cells([each], mark)[0]) for each in (line, following)] for mark in ",;\t|"]
         alike = any(one == other > 1 for one, other in widths)
-        if not line.strip() or (at == 0 and line.lower().startswith("sep=")) or (line.startswith("#") and not alike):
-            continue
         title = all(one == 1 for one, _ in widths) and any(other > 1 for _, other in widths)
-        if not (title and not any(_NUMBER.fullmatch(cell.strip()) for cell in re.split(r"[,;\t|]", following))):
+        if title:  # not above numbers: it would be the name of a column of decimal commas
+            title = not any(_NUMBER.fullmatch(cell.strip()) for cell in re.split(r"[,;\t|]", following))
+        if (at == 0 and line.lower().startswith("sep=")) or (line.startswith("#") and not alike) or title:
+            aside = at + 1
+        else:
             break
-    return at
+    return aside
 
 
 def _cells(lines: Sequence[str], mark: str) -> Lines:

@@ -174,14 +174,16 @@ class Csv(Tabular):
     def _first(self) -> tuple[int, list[str]]:
         """Number and cells of the first record."""
         lines = attempt(self.path, lambda: self._start(_SAMPLE))
-        if any(map(str.strip, lines)) and attempt(self.path, lambda: otherwise(lines)) is not None:
+        other = f"{self.path} gives 1 column where commas are between cells, and a table needs two or more."
+        if attempt(self.path, lambda: otherwise(lines)):
             # said here: whatever names a column would repeat a line of several
-            cure = attempt(self.path, lambda: otherwise(self._start(_DIALECT)))
-            raise DataError(f"{self.path} has no columns with commas between them, and a table needs two.{cure or ''}")
+            raise DataError(f"{other}{attempt(self.path, lambda: otherwise(self._start(_DIALECT)))}")
         first: tuple[int, list[str]] | None = attempt(self.path, partial(next, self._records(), None))
         if first is None:
             raise NoRowsError(f"{self.path} is empty. Put comma-separated numbers there.")
         cells = first[1]
+        if len(cells) < 2:
+            raise DataError(other)
         require_columns(self.path, len(cells))
         return first
 
