@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from dpdist.ingest.collection import whole_rows
 from dpdist.ingest.labelled import is_labelled, laid_out
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import BEYOND, EXACT, UNNAMED, numbered
+from dpdist.ingest.readers.chunked import fill_of
 from dpdist.moment.histogram import Counting, Counts
 from dpdist.moment.keys import key_here
 from dpdist.rows.bounding import RowBound
@@ -350,15 +350,8 @@ def _described(given: Any) -> Rows:
 
 def _packed(attributes: Any) -> list[str]:
     """Return the attributes by which stored values are not what they look like; NaN for a missing one is what it is."""
-    found = []
-    for name in sorted(_CF.intersection(attributes)):
-        value = attributes[name]
-        if isinstance(value, str):  # as xarray writes floats into JSON
-            raw = b"" if value == "NaN" else b64decode(value)
-            value = np.frombuffer(raw, dtype=f"<f{len(raw)}") if raw else np.nan
-        if not np.all(np.isnan(np.asarray(value, np.float64))):
-            found.append(name)
-    return found
+    told = {name: np.asarray(fill_of(attributes[name]), np.float64) for name in _CF.intersection(attributes)}
+    return sorted(name for name, values in told.items() if not np.isnan(values).all())
 
 
 def _require_columns(estimator: Any, rows: Rows, *, fitting: bool) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from base64 import b64decode
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from hashlib import blake2b
 from itertools import takewhile
@@ -165,7 +166,8 @@ class Chunked(Source):
         layout = self._layout
         dims, shape, guess = layout.dims, layout.shape, None
         meaning = blake2b(repr((layout.name, layout.units, dims[1:], shape[1:])).encode(), digest_size=16)
-        for dimension, length in zip(dims[1:], shape[1:], strict=False):
+        names = bounded(self.path, self._words(1)) if len(shape) == 2 else ()
+        for dimension, length in () if names else zip(dims[1:], shape[1:], strict=False):  # names are compared as such
             for some in each(self.path, self._along(dimension, length)):
                 meaning.update(repr(some).encode())
         said = meaning.hexdigest() if layout.name or dims else ""  # else it is as good as a file of NumPy
@@ -176,7 +178,6 @@ class Chunked(Source):
                 guess += f" Another dimension is chosen by {parameter('rows_dimension')}."
         packed = layout.meaning is not None and layout.meaning.scale is not None
         dtype = "float64" if packed else layout.dtype.name
-        names = bounded(self.path, self._words(1)) if len(shape) == 2 else ()
         samples = (dims[0],) if any(self._words(0)) else ()
         return Head(
             names or numbered(layout.columns),
@@ -288,6 +289,16 @@ class Chunked(Source):
 def units_of(said: Mapping[str, Any]) -> str:
     """Return what the attributes of a variable say that its values count."""
     return f"{said.get('units', '')} {said.get('calendar', '')}"
+
+
+def fill_of(value: Any) -> Any:
+    """Return a fill value that an attribute says; of floats JSON has text, which may be base64 of their bytes."""
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError):
+        return float(value)
+    raw = b64decode(value)
+    return np.frombuffer(raw, dtype=f"<f{len(raw)}")
 
 
 def bounds_in(said: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -77,7 +77,7 @@ def _aside(lines: Sequence[str]) -> int:
 
 def _cells(lines: Sequence[str], mark: str) -> Lines:
     if mark == " ":
-        lines, mark = [re.sub(r"[ \t]+", " ", line.strip()) for line in lines], " "
+        lines = [re.sub(r"[ \t]+", " ", line.strip()) for line in lines]
     found: list[list[str]] = []
     with suppress(csv.Error):  # up to a cell that is too long
         found.extend(row for row in csv.reader(lines, delimiter=mark) if row)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-from base64 import b64decode
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -40,7 +39,7 @@ from dpdist.ingest.readers.base import (
     ends_of,
     version_of,
 )
-from dpdist.ingest.readers.chunked import Chunked, Layout, Meaning, bounds_in, only, require_chunks, units_of
+from dpdist.ingest.readers.chunked import Chunked, Layout, Meaning, bounds_in, fill_of, only, require_chunks, units_of
 from dpdist.ingest.readers.hdf5 import strings
 from dpdist.naming import step
 
@@ -207,13 +206,7 @@ def _meaning(path: Any, array: Any) -> Meaning | None:
     absent = [said[name] for name in ("_FillValue", "missing_value") if name in said]
     if array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in said and array.fill_value is not None:
         absent.append(array.fill_value)
-    for at, value in enumerate(absent):
-        if isinstance(value, str):  # "NaN", or as xarray writes floats
-            with suppress(ValueError):
-                absent[at] = float(value)
-                continue
-            raw = b64decode(value)
-            absent[at] = np.frombuffer(raw, dtype=f"<f{len(raw)}").astype(array.dtype)
+    absent = [fill_of(value) for value in absent]
     if array.dtype == np.int64 and "units" in said:  # the time that is none, as xarray stores it
         absent.append(np.iinfo(np.int64).min)
     if array.dtype.kind == "f":  # JSON writes 1e20 of a float32 as the double that it is not
