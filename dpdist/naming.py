@@ -139,14 +139,6 @@ def current_face() -> Face:
 def parameter(name: str, value: object = None) -> str:
     """Return how a message names a parameter.
 
-    Parameters
-    ----------
-    name
-        As the option is called, with underscores, such as ``grid_bits``; each face says where it calls one otherwise.
-        ``options.sigma`` is a mechanism's own parameter.
-    value
-        What to set it to, if that is said too.
-
     Examples
     --------
     >>> parameter("grid_bits"), parameter("mechanism", "gaussian")
@@ -160,13 +152,6 @@ def parameter(name: str, value: object = None) -> str:
 
 def step(name: str, *operands: object, **parameters: object) -> str:
     """Return how a message names a step to take.
-
-    Parameters
-    ----------
-    name
-        The command.
-    operands, parameters
-        What it is given, by place and by name; a parameter of value "" is a switch.
 
     Examples
     --------

@@ -22,13 +22,7 @@ _LARGEST = float(np.nextafter(2.0**63, 0))
 
 @dataclass(frozen=True)
 class Band:
-    """The rows of the upper triangle of a (size, size) matrix from ``start`` up to ``stop``.
-
-    Raises
-    ------
-    ValueError
-        If there are no such rows.
-    """
+    """The rows of the upper triangle of a (size, size) matrix from ``start`` up to ``stop``."""
 
     start: int
     stop: int
@@ -70,17 +64,7 @@ class Band:
                 yield range(row, min(row + TILE, self.stop)), range(column, min(column + TILE, self.size))
 
     def block(self, values: Triangle, rows: range, columns: range) -> npt.NDArray[np.int64]:
-        """Return a rectangle of the symmetric matrix out of the packed band.
-
-        Parameters
-        ----------
-        values
-            The packed band.
-        rows
-            Rows of the matrix within the band.
-        columns
-            Columns of the matrix, none before the first of these rows.
-        """
+        """Return a rectangle of the symmetric matrix out of the packed band."""
         out = np.empty((len(rows), len(columns)), dtype=np.int64)
         starts = self.diagonal
         for i, row in enumerate(rows):
@@ -94,13 +78,7 @@ class Band:
 
 
 def packed(matrix: npt.NDArray[np.generic]) -> Triangle:
-    """Pack the upper triangle of a matrix of integers row by row, int64.
-
-    Parameters
-    ----------
-    matrix
-        Shape (r, d), r at most d: the whole matrix, or the first rows of it.
-    """
+    """Pack the upper triangle of a matrix of integers row by row, int64."""
     rows, size = matrix.shape
     out = np.empty(Band(0, rows, size).entries, dtype=np.int64)
     start = 0

@@ -15,15 +15,7 @@ def is_a(value: object, package: str, name: str) -> bool:
 
 
 def as_frame(given: Any) -> Any:
-    """Return a DataFrame of polars, or a table of Arrow, as one of pandas, and anything else as it is.
-
-    Raises
-    ------
-    UsageError
-        If pandas is not installed.
-    DataError
-        If a column of a table of Arrow is an index of pandas.
-    """
+    """Return a DataFrame of polars, or a table of Arrow, as one of pandas, and anything else as it is."""
     if is_a(given, "polars", "LazyFrame"):
         given = given.collect()
     if is_a(given, "polars", "DataFrame"):
@@ -46,13 +38,7 @@ def as_frame(given: Any) -> Any:
 
 
 def summed(matrix: Any) -> Any:
-    """Return a sparse matrix of SciPy as CSR, where an entry that is given several times is their sum.
-
-    Raises
-    ------
-    DataError
-        If a sum is beyond the integers of the matrix, where SciPy would wrap it round.
-    """
+    """Return a sparse matrix of SciPy as CSR, where an entry that is given several times is their sum."""
     once = getattr(matrix, "has_canonical_format", False)
     if once or matrix.dtype.kind not in "iu" or matrix.dtype.itemsize == 8:
         return matrix.tocsr()

@@ -24,15 +24,5 @@ def _environment(package: str) -> Environment:
 
 
 def render(package: str, name: str, **values: object) -> str:
-    """Return a page of a template in the folder ``templates`` of a package of dpdist.
-
-    Parameters
-    ----------
-    package
-        Its import name.
-    name
-        The file's name.
-    **values
-        What the template shows. They are escaped as text, whatever they hold.
-    """
+    """Return a page of a template in the folder ``templates`` of a package of dpdist."""
     return _environment(package).get_template(name).render(values)

@@ -24,15 +24,6 @@ def compiled(function: Callable[..., Any], signature: str | None = None, **optio
     """Compile a function, and keep the machine code on disk for later processes if there is a folder for it.
 
     What is kept is for one kind of processor: of two that share a folder, neither finds what the other compiled.
-
-    Parameters
-    ----------
-    function
-        Of a module, and no closure: the machine code is found again by its place in the file.
-    signature
-        The one it is compiled for, at once. None: it is compiled when it first meets a type.
-    options
-        Of ``numba.njit``.
     """
     try:
         found = njit(cache=True, **options)(function)

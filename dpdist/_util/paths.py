@@ -30,13 +30,7 @@ def is_address(text: str) -> bool:
 
 
 def local(path: AnyPath) -> Path:
-    """Return a path on this machine.
-
-    Raises
-    ------
-    UsageError
-        If it is an address: as a path it would name a folder that is not there.
-    """
+    """Return a path on this machine."""
     text = os.fspath(path)
     if is_address(text):
         raise UsageError(
@@ -50,18 +44,6 @@ def require_plain(root: Path, inner: AnyPath) -> None:
     """Refuse what is no plain file or folder within a folder that may come from anybody.
 
     A link leads to what whoever made it could not read himself, and a pipe or device gives bytes without end.
-
-    Parameters
-    ----------
-    root
-        The folder.
-    inner
-        A path in it, that need not exist.
-
-    Raises
-    ------
-    DataError
-        If it, or a folder on the way to it, is a link or anything else.
     """
     path = root
     for name in Path(inner).parts:
@@ -83,13 +65,7 @@ def not_plain(path: AnyPath) -> DataError:
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """Return the bytes of a file that may come from anybody: it is no pipe or device, and not longer than so many.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read, is something else than a file, or is longer.
-    """
+    """Return the bytes of a file that may come from anybody: it is no pipe or device, and not longer than so many."""
     with _opened_plain(path) as (file, size):
         content = file.read(min(size, most) + 1)  # as much memory as there is to read, and not as may be
         while len(content) <= most and (more := file.read(_PIECE)):  # it has grown since
@@ -100,13 +76,7 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 def read_plain_range(path: Path, start: int, length: int) -> bytes:
-    """Return so many bytes of a file that may come from anybody, from a place in it.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read, is something else than a file, or has not so many.
-    """
+    """Return so many bytes of a file that may come from anybody, from a place in it."""
     with _opened_plain(path) as (file, size):
         if start + length > size:
             raise OSError(errno.EINVAL, "it is shorter")

@@ -30,17 +30,7 @@ def steps(progress: Progress | None, label: str) -> Steps | None:
 
 
 class Count:
-    """Counts the parts of one piece of work.
-
-    Parameters
-    ----------
-    progress
-        Told at once, and after every part; None tells nobody.
-    label
-        What is under way.
-    total
-        How many parts there are.
-    """
+    """Counts the parts of one piece of work."""
 
     def __init__(self, progress: Progress | None, label: str, total: int) -> None:
         self._steps, self._done, self._total = steps(progress, label), 0, total

@@ -8,17 +8,7 @@ import msgspec
 
 
 def schema_of(kind: type, title: str, version: str) -> dict[str, Any]:
-    """Return the JSON schema (2020-12) of a type of which ``format`` says the version.
-
-    Parameters
-    ----------
-    kind
-        A struct.
-    title
-        Of the schema.
-    version
-        What ``format`` is.
-    """
+    """Return the JSON schema (2020-12) of a type of which ``format`` says the version."""
     ((reference,), types) = msgspec.json.schema_components([kind])
     for each in types.values():  # of a docstring people need the first line here
         if "description" in each:

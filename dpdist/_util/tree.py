@@ -16,13 +16,6 @@ def fan_in(nbytes: int) -> int:
 def levels(count: int, nbytes: int = 0, most: int | None = None) -> list[list[range]]:
     """Return, level by level, which sums of the level before each addition adds; neighbours.
 
-    Parameters
-    ----------
-    count, nbytes
-        Number of sums, and the bytes of each.
-    most
-        How many are left at the end, at most. None: as many as the trusted node fetches, after one level at least.
-
     Examples
     --------
     >>> levels(17)

@@ -113,17 +113,7 @@ class Block:
 
 
 def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -> Block:
-    """Return the part of a release that is about some of its columns.
-
-    Raises
-    ------
-    UsageError
-        If it is of components only, or its noise has no known law.
-    DrownedError
-        If the noise drowns the number of rows.
-    DataError
-        If there are too many columns.
-    """
+    """Return the part of a release that is about some of its columns."""
     require_law(release.mechanism, release.noise if release.subspace is None else None)
     if len(columns) > _MOST_COLUMNS:
         raise DataError(
@@ -148,20 +138,7 @@ def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -
 
 
 def require_law(mechanism: str, noise: Noise | None) -> None:
-    """Refuse noise of which nothing could be said.
-
-    Parameters
-    ----------
-    mechanism
-        Its name.
-    noise
-        What it adds to a second moment; None where it releases components.
-
-    Raises
-    ------
-    UsageError
-        If there is no second moment, or the law of its noise is not known.
-    """
+    """Refuse noise of which nothing could be said."""
     instead = "gaussian (with a delta) or two-sided-wishart (without)"
     if noise is None:
         raise UsageError(
@@ -176,13 +153,7 @@ def require_law(mechanism: str, noise: Noise | None) -> None:
 
 
 def require_about(release: Release) -> None:
-    """Refuse a release of which nothing says about what its columns vary.
-
-    Raises
-    ------
-    UsageError
-        If it has no mean, and its rows were shifted by no centre; or it is no second moment.
-    """
+    """Refuse a release of which nothing says about what its columns vary."""
     if release.weights:
         release.require_moment()
     if not release.bound.constant and release.bound.centre is None and release.subspace is None:

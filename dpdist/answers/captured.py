@@ -103,21 +103,7 @@ def _ends(values: Matrix, deviations: Matrix, most: float) -> Matrix:
 
 
 def captured(release: Release, found: Components) -> Captured | None:
-    """Return what the leading components of a release hold.
-
-    Parameters
-    ----------
-    release
-        The release.
-    found
-        Its first k components (:func:`dpdist.pca.components.components`).
-
-    Returns
-    -------
-    captured
-        None where the law of the noise is not known, components alone were released, the release is too large for
-        memory, or its whole variance is drowned in the noise.
-    """
+    """Return what the leading components of a release hold."""
     law = noise_law(release)
     known = release.noise.variance_diagonal is not None and release.noise.variance_off_diagonal is not None
     if law is None or not known or not release.in_memory:
@@ -159,21 +145,6 @@ def holding(release: Release, share: float) -> Components:
 
     The lower end of the interval of their share decides: it is not below what was asked for. None are taken that
     cannot be told from noise.
-
-    Parameters
-    ----------
-    release
-        The release, in memory.
-    share
-        Between 0 and 1.
-
-    Raises
-    ------
-    UsageError
-        If the share is not between 0 and 1, nothing is known of the noise of the release, or it is too large for
-        memory.
-    DrownedError
-        If the components that can be told from noise do not hold so much for sure.
     """
     if not 0 < share < 1:
         raise UsageError(f"A share of the variance is between 0 and 1, not {share:g}.", parameter="components")

@@ -32,23 +32,7 @@ class Named(Protocol):
 
 
 def places_of(table: Named, names: Sequence[str], what: str) -> tuple[int, ...]:
-    """Return where columns are.
-
-    Parameters
-    ----------
-    table
-        A release, or rows that shall be released.
-    names
-        Names of columns, or of columns of the schema, which stand for all that were made of them, such as one for each
-        category.
-    what
-        The parameter that they were given by, for messages.
-
-    Raises
-    ------
-    UsageError
-        If there are none, a column is named twice, or there is no such column.
-    """
+    """Return where columns are."""
     place = {name: i for i, name in enumerate(table.names)}
     made = _made(table)
     found: list[str] = []

@@ -149,19 +149,6 @@ def correlations(release: Release, most: int) -> Correlations:
     """Return the correlations among the columns whose variances stand farthest above the noise.
 
     They are about the mean, or the public centre if no mean was released.
-
-    Parameters
-    ----------
-    release
-        The release.
-    most
-        Largest number of columns.
-
-    Raises
-    ------
-    UsageError
-        If the release is of components only, has neither a mean nor a centre, is too large for memory, is drowned in
-        noise, or nobody knows the variance of its noise.
     """
     require_centre(release)
     about = about_mean(release)
@@ -203,16 +190,7 @@ def _correlation(matrix: Matrix) -> Matrix:
 def covariance(
     release: Release, shrinkage: Shrinkage = Shrinkage.OPTIMAL, units: tuple[Matrix, Matrix] | None = None
 ) -> Covariance:
-    """Return the covariance of a release, in the units that :func:`dpdist.answers.regression.regressions` takes.
-
-    Raises
-    ------
-    UsageError
-        If it is of components only, n is private and no mean was released, the noise drowns n, no column weighs
-        anything, or its law is not known and the matrix shall be shrunk by it.
-    DataError
-        If it is too large for memory.
-    """
+    """Return the covariance of a release, in the units that :func:`dpdist.answers.regression.regressions` takes."""
     if release.subspace is not None or shrinkage is Shrinkage.OPTIMAL:
         require_law(release.mechanism, release.noise if release.subspace is None else None)
     if not release.in_memory:

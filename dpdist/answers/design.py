@@ -97,15 +97,7 @@ class Design:
     along: Along | None = None
 
     def doubt(self, solved: Matrix, variance: float) -> tuple[Matrix, float]:
-        """Return what components add to the covariance of ``E u``, (w, w), and to the variance of ``u^T E u``.
-
-        Parameters
-        ----------
-        solved
-            (w,): t, u without its last entry.
-        variance
-            Of an entry of the noise off the diagonal.
-        """
+        """Return what components add to the covariance of ``E u``, (w, w), and to the variance of ``u^T E u``."""
         if self.along is None:
             return np.zeros_like(self.moment), 0.0
         leading, squares = self.along.leading, (solved @ self.along.leading) ** 2
@@ -130,13 +122,6 @@ def ridge_design(block: Block, count: int, ridge: float | None) -> Design:
     """Return the design of the first columns of a block, with a ridge; None: none, or the edge of the noise.
 
     None is needed where the columns vary 2.5 times as much as that edge along every direction.
-
-    Raises
-    ------
-    UsageError
-        If the ridge is too small for the noise.
-    DrownedError
-        If all columns are drowned in noise.
     """
     places = _places(block, count)
     moment = block.moment[np.ix_(places, places)]
@@ -160,15 +145,7 @@ def ridge_design(block: Block, count: int, ridge: float | None) -> Design:
 
 
 def principal_design(block: Block, count: int, components: int | None) -> Design:
-    """Return the design of principal components of the first columns of a block; None: all that stand above the noise.
-
-    Raises
-    ------
-    UsageError
-        If there are not so many columns.
-    DrownedError
-        If not so many components stand above the noise.
-    """
+    """Return the design of principal components of the first columns of a block; None: all above the noise."""
     places = _places(block, count)
     law, edge = block.law(len(places)), edge_of(block, count)
     values, vectors = np.linalg.eigh(about_mean_of(block, count))
@@ -219,15 +196,7 @@ def _places(block: Block, count: int) -> npt.NDArray[np.int64]:
 
 
 def shift_of(values: Matrix, law: NoiseLaw) -> float | None:
-    """Return what to add to a noisy matrix so that its inverse is on average that of the exact one; None if nothing.
-
-    Parameters
-    ----------
-    values
-        Eigenvalues of the noisy matrix.
-    law
-        Of its noise.
-    """
+    """Return what to add to a noisy matrix so that its inverse is on average that of the exact one; None if nothing."""
     from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
 
     bottom = -float(values.min())

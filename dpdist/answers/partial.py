@@ -72,24 +72,7 @@ class Partial:
 
 
 def partial_correlation(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -> Partial:
-    """Return the partial correlations of some columns of a release.
-
-    Parameters
-    ----------
-    release
-        The release, with the mean or of rows that were shifted by a centre.
-    columns
-        Their places.
-
-    Raises
-    ------
-    UsageError
-        If it is no such release, there are fewer rows than columns, or the noise has no known law.
-    DrownedError
-        If no direction of the columns varies more than the noise.
-    DataError
-        If there are too many columns.
-    """
+    """Return the partial correlations of some columns of a release."""
     require_about(release)
     block = block_of(release, columns)
     p = len(columns)

@@ -208,34 +208,7 @@ def regressions(
     *,
     components: int | str | None = None,
 ) -> tuple[Regression, ...]:
-    """Return the regression of each target on the same columns.
-
-    Parameters
-    ----------
-    release
-        The release.
-    targets, on
-        Places of columns.
-    ridge
-        What to add to the sum of squares of each regressor, in squared units of the bounded rows; None: nothing where
-        all directions are clear of the noise, else its edge.
-    units
-        Centre and scale, (d,) each, by which ``centre + scale * row`` is in the units of the answer; None: those of the
-        rows as they were given.
-    components
-        How many principal components of the regressors to regress on, instead of a ridge; ``"auto"``: those that stand
-        above the noise. None: the ridge. Without a ridge that was asked for, the first category of each variable of
-        which all columns are regressors is left out, as a reference.
-
-    Raises
-    ------
-    UsageError
-        If both a ridge and components are given, targets are regressors too, one of all these weighs nothing in the
-        release (its scale is 2^64), there are fewer rows than columns, the noise has no known law, or the ridge is too
-        small for it.
-    DrownedError
-        If a target, all columns, or components that were asked for are drowned in noise.
-    """
+    """Return the regression of each target on the same columns."""
     if not on:
         raise UsageError(f"There is no column to regress on: name some ({parameter('on')}).")
     if both := set(targets) & set(on):

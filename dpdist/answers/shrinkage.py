@@ -51,15 +51,7 @@ class Shrinkage(enum.StrEnum):
 
 
 def optimal(matrix: Matrix, law: NoiseLaw) -> Matrix:
-    """Return the matrix with the eigenvectors of a noisy one and the values that are nearest to the exact matrix.
-
-    Parameters
-    ----------
-    matrix
-        (d, d), symmetric, of which the noise has mean 0.
-    law
-        Of the noise, in the units of the matrix.
-    """
+    """Return the matrix with the eigenvectors of a noisy one and the values that are nearest to the exact matrix."""
     values, vectors = np.linalg.eigh(matrix)
     return _rebuilt(optimal_values(values, law), vectors)
 
@@ -82,22 +74,7 @@ def optimal_values(values: Matrix, law: NoiseLaw) -> Matrix:
 
 
 def excess(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
-    """Return what noise adds to a noisy matrix along some of its eigenvectors, because they are that.
-
-    Parameters
-    ----------
-    values
-        (k,): their eigenvalues y.
-    others
-        (m,): those of the eigenvectors that they turn into under noise.
-    law
-        Of the noise, in the units of the matrix.
-
-    Returns
-    -------
-    excess
-        (k,): ``y - u^T A0 u``, as above, on average.
-    """
+    """Return what noise adds to a noisy matrix along some of its eigenvectors, because they are that."""
     if not others.size:
         return np.zeros_like(values)
     width = np.sqrt(law.variance / law.size)
@@ -138,20 +115,7 @@ def tied(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
 
 
 def within_trace(matrix: Matrix, bound: float) -> Matrix:
-    """Return the nearest positive semidefinite matrix of trace at most ``bound``, in Frobenius norm.
-
-    Parameters
-    ----------
-    matrix
-        (d, d), symmetric.
-    bound
-        The largest trace, positive, in the units of the matrix. It must be public.
-
-    Raises
-    ------
-    UsageError
-        If the bound is not positive.
-    """
+    """Return the nearest positive semidefinite matrix of trace at most ``bound``, in Frobenius norm."""
     if not bound > 0:
         raise UsageError("The largest trace must be positive. It is the number of rows times the squared clip norm.")
     values, vectors = np.linalg.eigh(matrix)

@@ -54,13 +54,7 @@ class Synthetic:
     drowned: str
 
     def draw(self, count: int, generator: np.random.Generator | np.random.RandomState) -> Matrix:
-        """Return so many rows, (count, c).
-
-        Raises
-        ------
-        UsageError
-            If there are none, or too many numbers for one go.
-        """
+        """Return so many rows, (count, c)."""
         if not 1 <= count <= MOST_NUMBERS // len(self.names):
             raise UsageError(
                 f"From 1 to {MOST_NUMBERS // len(self.names)} rows of {len(self.names)} columns are drawn at once, not "
@@ -72,29 +66,13 @@ class Synthetic:
 
 
 def synthetic(release: Release, units: tuple[Matrix, Matrix] | None = None) -> Synthetic:
-    """Return what synthetic rows of a release are drawn from, in units as of the covariance.
-
-    Raises
-    ------
-    UsageError
-        If the release has no mean and no centre, or gives no covariance.
-    DrownedError
-        If no direction varies more than the noise.
-    DataError
-        If it is too large for memory.
-    """
+    """Return what synthetic rows of a release are drawn from, in units as of the covariance."""
     require_about(release)
     return of_covariance(covariance(release, units=units), release.names)
 
 
 def of_covariance(found: Covariance, names: tuple[str, ...]) -> Synthetic:
-    """Return the same of a covariance that was shrunk to be positive definite.
-
-    Raises
-    ------
-    DrownedError
-        If no direction varies more than the noise.
-    """
+    """Return the same of a covariance that was shrunk to be positive definite."""
     if found.seen == 0:
         raise DrownedError(
             "No direction of the columns varies more than the noise of this release, so rows drawn from it would be "

@@ -107,13 +107,7 @@ def execute(command: click.Command) -> None:
 
 
 def _outcome(command: click.Command) -> int:
-    """Run a command, say how it failed if it did, and return its exit code.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        If a signal came meanwhile, whatever became of it on the way.
-    """
+    """Run a command, say how it failed if it did, and return its exit code."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", NoWitnessWarning)

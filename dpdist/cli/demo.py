@@ -34,13 +34,7 @@ _BAR = 40
 
 
 def run(directory: Path, cluster: Cluster) -> None:
-    """Ingest, release, components, scores in a folder; run again, it finds everything there and spends nothing.
-
-    Raises
-    ------
-    DataError
-        If the folder cannot be written or the cluster cannot be used.
-    """
+    """Ingest, release, components, scores in a folder; run again, it finds everything there and spends nothing."""
     make_public_folder(directory)
     rows, released = directory / "rows.zarr", directory / "release.zarr"
     model, scores = directory / "model.zarr", directory / "scores.zarr"

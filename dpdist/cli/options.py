@@ -280,13 +280,7 @@ def budget_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def count_of(components: str) -> int | None:
-    """Return a number of components as typed; None for auto.
-
-    Raises
-    ------
-    UsageError
-        If it is neither.
-    """
+    """Return a number of components as typed; None for auto."""
     if components == "auto":
         return None
     if not components.isdecimal():
@@ -295,13 +289,7 @@ def count_of(components: str) -> int | None:
 
 
 def share_of(components: str) -> float | None:
-    """Return a number of components as typed, or below 1 the share of the variance that they hold; None for auto.
-
-    Raises
-    ------
-    UsageError
-        If it is none of these.
-    """
+    """Return a number of components as typed, or below 1 the share of the variance that they hold; None for auto."""
     if re.fullmatch(r"0?\.[0-9]{1,15}", components):
         return float(components)
     if components != "auto" and not components.isdecimal():
@@ -310,13 +298,7 @@ def share_of(components: str) -> float | None:
 
 
 def bandwidth_of(text: str | None) -> float | None:
-    """Return the bytes a second of a text such as 10GB; None for None.
-
-    Raises
-    ------
-    UsageError
-        If it says none, or a number without its unit.
-    """
+    """Return the bytes a second of a text such as 10GB; None for None."""
     if text is None:
         return None
     found = re.fullmatch(rf"([0-9]{{1,15}}(?:\.[0-9]{{1,15}})?) ?({'|'.join(AMOUNTS)})", text)

@@ -94,13 +94,7 @@ def _columns_of(found: Sequence[Regression]) -> dict[str, list[object]]:
 
 
 def ridge_of(text: str) -> float | None:
-    """Return a ridge as typed; None for auto.
-
-    Raises
-    ------
-    UsageError
-        If it is neither.
-    """
+    """Return a ridge as typed; None for auto."""
     if text == "auto":
         return None
     try:

@@ -24,13 +24,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def kind_of(out: AnyStore, kinds: Sequence[str]) -> str:
-    """Return how a file ends.
-
-    Raises
-    ------
-    UsageError
-        If it is none of these kinds.
-    """
+    """Return how a file ends."""
     name = str(store_at(out)).rpartition("/")[2]
     found = next((each for each in kinds if name.endswith(each)), None)
     if found is None:
@@ -77,26 +71,7 @@ def parquet_of(columns: Mapping[str, Sequence[object]], release: Release) -> byt
 
 
 def write_table(out: AnyStore, columns: Mapping[str, Sequence[object]], release: Release, what: str) -> None:
-    """Write a .csv or .parquet file about a release; such a file that is there is replaced.
-
-    Parameters
-    ----------
-    out
-        The file.
-    columns
-        Of the table, by name, all of one length: text, float or None each.
-    release
-        What it is about.
-    what
-        How messages name the file.
-
-    Raises
-    ------
-    UsageError
-        If it ends otherwise.
-    DataError
-        If it cannot be written.
-    """
+    """Write a .csv or .parquet file about a release; such a file that is there is replaced."""
     kind, place = kind_of(out, KINDS), store_at(out)
     if not release.private_as_claimed:
         columns = {**columns, "status": [release.status] * len(next(iter(columns.values())))}

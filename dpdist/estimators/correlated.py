@@ -11,13 +11,7 @@ from dpdist.release.request import Centring, ReleaseRequest
 
 
 def require_kind(correlation: object, whiten: object) -> None:
-    """Refuse what does not go with components of the correlation matrix, before anything is paid for.
-
-    Raises
-    ------
-    UsageError
-        If it is no boolean, or the scores shall be whitened.
-    """
+    """Refuse what does not go with components of the correlation matrix, before anything is paid for."""
     if not isinstance(correlation, bool | np.bool_):
         raise UsageError("correlation is True or False.")
     if correlation and whiten:
@@ -25,13 +19,7 @@ def require_kind(correlation: object, whiten: object) -> None:
 
 
 def require_release(request: ReleaseRequest) -> None:
-    """Refuse a release that will have no correlations.
-
-    Raises
-    ------
-    UsageError
-        If its mechanism, or what rows are shifted by, allows none.
-    """
+    """Refuse a release that will have no correlations."""
     require_correlated(
         subspace=releases_subspace(request),
         mechanism=request.mechanism,

@@ -109,24 +109,7 @@ ESTIMATORS = Estimators()
 
 
 def request_of(asked: Parameters, components: int | None = None, targets: Sequence[str] = ()) -> ReleaseRequest:
-    """Make the request that the parameters describe.
-
-    Parameters
-    ----------
-    asked
-        The estimator.
-    components
-        Number of components, for a mechanism that releases no more than these, and for a private clip norm.
-    targets
-        Names of columns that a regression will explain, for a private scale.
-
-    Raises
-    ------
-    UsageError
-        If a value is out of range or of the wrong kind.
-    DataError
-        If a number is out of range, or the file of a public centre cannot be read.
-    """
+    """Make the request that the parameters describe."""
     centre, vectors = _centre(asked.centre)
     scale, divisors = _scale(asked.scale, vectors)
     delta = None if asked.delta is None else str(asked.delta)
@@ -208,28 +191,7 @@ def released(
     targets: Sequence[str] = (),
     beside: Callable[[Rows], Rows] | None = None,
 ) -> Release:
-    """Release the second moment of X, once.
-
-    Parameters
-    ----------
-    asked
-        The estimator; it learns the number and names of the columns, and holds ``release_`` from the moment it is made.
-    given
-        X.
-    check
-        Called before anything is charged, with the request and the number of columns.
-    components, targets
-        As for :func:`request_of`.
-    beside
-        Puts further columns beside X, which are released with it; None: there are none.
-
-    Raises
-    ------
-    UsageError, DataError
-        If the parameters make no sense, or X cannot be used. Nothing is charged.
-    RefusedError
-        If the budget does not suffice.
-    """
+    """Release the second moment of X, once."""
     forbid_core_dumps()  # the exact total will be in this process's memory
     request = request_of(asked, components, targets)
     path = rows_at(given)
@@ -388,15 +350,7 @@ def _budget(asked: Parameters, loss: PrivacyLoss) -> PrivacyLoss | None:
 
 
 def _warn(total: ArraySum, *, named: bool) -> None:
-    """Say what was evidently taken from the data; whoever fits an array holds it, so this tells him nothing new.
-
-    Parameters
-    ----------
-    total
-        Of X.
-    named
-        Whether whoever fits named the clip norm, and the units that it is in.
-    """
+    """Say what was evidently taken from the data; whoever fits an array holds it, so this tells him nothing new."""
     if named and total.clipped_by_data:
         warnings.warn(
             "clip is the norm of the longest row of X, so it seems to be taken from the data, and it is public. Choose "
@@ -426,13 +380,7 @@ def warn_of_score(estimator: object) -> None:
 
 
 def save(release: Release, path: AnyStore) -> None:
-    """Write a release that is held in memory as a release.zarr.
-
-    Raises
-    ------
-    DataError
-        If something stands there, or it cannot be written.
-    """
+    """Write a release that is held in memory as a release.zarr."""
     frame = release.subspace
     width = release.bound.width
     answer = [(Band.whole(width), packed(release.lattice))] if frame is None else frame
@@ -440,13 +388,7 @@ def save(release: Release, path: AnyStore) -> None:
 
 
 def require_private(release: Release) -> None:
-    """Refuse a release that was made for reproduction, and warn of one that promises or tells little.
-
-    Raises
-    ------
-    RefusedError
-        If it is not private as claimed.
-    """
+    """Refuse a release that was made for reproduction, and warn of one that promises or tells little."""
     if release.private_as_claimed and release.guarantee is not None:
         caution.warn(release.guarantee.loss, release.neighbours, release.rows)
         _warn_of_bound(release)

@@ -84,17 +84,7 @@ class ArraySum:
 
 
 class RowSum:
-    """Adds rows that come in blocks of any length.
-
-    Parameters
-    ----------
-    bound
-        How rows are bounded.
-    key
-        The key of the register that will know the rows again.
-    dither
-        The key by which they are dithered, in the order in which they are added; None where they are not.
-    """
+    """Adds rows that come in blocks of any length."""
 
     def __init__(self, bound: RowBound, key: bytes, dither: DitherKey | None = None) -> None:
         self._bound = bound
@@ -157,18 +147,7 @@ class RowSum:
 
 
 def dense(rows: Any) -> npt.NDArray[np.generic]:
-    """Return rows as a C-ordered NumPy array of a type that rows are stored in: others become float64.
-
-    Parameters
-    ----------
-    rows
-        (r, d), whatever NumPy makes an array of, or a sparse matrix.
-
-    Raises
-    ------
-    DataError
-        If entries are masked: NumPy would take what is stored behind the mask.
-    """
+    """Return rows as a C-ordered NumPy array of a type that rows are stored in: others become float64."""
     if isinstance(rows, np.ma.MaskedArray):
         raise DataError("A block of X is a masked array, and a masked entry is no number: fill it by a public rule.")
     found = np.ascontiguousarray(summed(rows).toarray() if hasattr(rows, "tocsr") else rows)
@@ -183,11 +162,6 @@ class BlockSum:
     How many rows stand before a block nobody knows, so they are numbered from 0 in each. The key of its dithers is
     drawn where the block is summed, and stays there: each block is in the total once, in one version, and so every row
     has dithers that are in no other sum that leaves.
-
-    Parameters
-    ----------
-    bound, key
-        As of :class:`RowSum`.
     """
 
     bound: RowBound
@@ -240,20 +214,7 @@ def add_sums(total: ArraySum, more: ArraySum) -> ArraySum:
 
 
 def require_sound(total: ArraySum, bound: RowBound, *, missing: bool = False) -> None:
-    """Check a total before anything is charged for it.
-
-    Parameters
-    ----------
-    total, bound
-        The total, and how its rows were bounded.
-    missing
-        Whether a value may be no finite number: its row is the centre then.
-
-    Raises
-    ------
-    DataError
-        If a value is no finite number and may not be, there are no rows, or more than 64-bit integers can sum.
-    """
+    """Check a total before anything is charged for it."""
     if not total.rows:
         raise DataError("X has no rows: there is nothing to release.")
     if not total.finite and not missing:

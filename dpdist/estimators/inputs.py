@@ -167,16 +167,7 @@ class Rows:
         names: Sequence[str],
         dim: str,
     ) -> Any:
-        """Return what a function makes of the rows, each of which it takes alone: lazy where they are.
-
-        Parameters
-        ----------
-        function
-            Takes (r, d) and returns (r, width).
-        width, dtype, names, dim
-            Number of columns of the result, its type and, where columns are labelled, their names and that of their
-            dimension.
-        """
+        """Return what a function makes of the rows, each of which it takes alone: lazy where they are."""
         found: Any
         if self.lazy:
             rows = whole_rows(self.data)
@@ -221,13 +212,7 @@ class StoredRows(NamedTuple):
 
 
 def rows_at(given: object) -> Store | None:
-    """Return where a rows.zarr is, if X is a path or an address.
-
-    Raises
-    ------
-    RowsError
-        If X is a rows.zarr that was opened: its ledger would be passed over.
-    """
+    """Return where a rows.zarr is, if X is a path or an address."""
     if isinstance(given, str | os.PathLike):
         return store_at(given)
     if isinstance(given, zarr.Array) and _format(given) == FORMAT:
@@ -244,22 +229,7 @@ def _format(array: Array) -> object:
 
 
 def rows_of(estimator: BaseEstimator, given: object, *, fitting: bool) -> Rows:
-    """Return the rows of X, and tell the estimator their number of columns and names, or hold them to what it knows.
-
-    Parameters
-    ----------
-    estimator
-        ``n_features_in_`` and ``feature_names_in_`` are set when fitting, else compared.
-    given
-        X. A path is that of a rows.zarr, which is only ever given to be mapped.
-    fitting
-        Whether the estimator is being fitted.
-
-    Raises
-    ------
-    RowsError
-        If X is no table of finite real numbers, or has other columns. What is lazy or stored elsewhere is not read.
-    """
+    """Return the rows of X, and tell the estimator their number of columns and names, or hold them to what it knows."""
     if isinstance(given, str | os.PathLike):
         table = open_rows(given)
         names = None if table.names == numbered(table.columns) else table.names
@@ -283,13 +253,7 @@ def rows_of(estimator: BaseEstimator, given: object, *, fitting: bool) -> Rows:
 
 
 def scores_given(given: object, columns: int) -> Rows:
-    """Return scores, which are a table of so many columns, whatever these are called.
-
-    Raises
-    ------
-    RowsError
-        If they are no such table.
-    """
+    """Return scores, which are a table of so many columns, whatever these are called."""
     scores = _examined(_described(given), partial(check_array, input_name="X"))
     if scores.columns != columns:
         raise RowsError(f"X has {scores.columns} columns, and there are {columns} components.")

@@ -60,13 +60,7 @@ class Normal:
 
 
 def tell(estimator: Any, found: Components, held: Captured | None) -> None:
-    """Give an estimator the attributes about the variances of its scores.
-
-    Raises
-    ------
-    UsageError
-        If it shall whiten, and the noise lets one of these be 0, or they are not known.
-    """
+    """Give an estimator the attributes about the variances of its scores."""
     known = held if found.per_row else None
     estimator.score_variances_ = None if known is None else known.variances
     estimator.score_variance_intervals_ = None if known is None else known.intervals
@@ -85,13 +79,7 @@ def deviations(estimator: Any) -> Matrix:
 
 
 def model_of(estimator: Any) -> Normal:
-    """Return the model of a fitted estimator.
-
-    Raises
-    ------
-    UsageError
-        If the release tells no variances, or the noise lets one of them be 0.
-    """
+    """Return the model of a fitted estimator."""
     if estimator.correlation:
         raise UsageError("Nothing can be told of likelihoods of standardised columns: fit without correlation.")
     k, d = estimator.components_.shape
@@ -102,13 +90,7 @@ def model_of(estimator: Any) -> Normal:
 
 
 def require(held: Captured | None, what: str, k: int, rest: int) -> Captured:
-    """Return the variances of k scores, and of so many other directions, if the noise leaves all of them positive.
-
-    Raises
-    ------
-    UsageError
-        If it does not, or they are not known.
-    """
+    """Return the variances of k scores, and of so many other directions, if the noise leaves all of them positive."""
     if held is None:
         raise UsageError(
             f"Nothing can be {what}: this release tells no variances per row, or the noise drowns them all. Take a "

@@ -623,13 +623,7 @@ def _number(count: float | None) -> int | None:
 
 
 def _require_components(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
-    """Refuse a number of components that no release could have, before one is paid for.
-
-    Raises
-    ------
-    UsageError
-        If there are not so many columns, or the noise has no known law and the number is left to it.
-    """
+    """Refuse a number of components that no release could have, before one is paid for."""
     if count is None:
         require_law(request, columns)
     elif count > columns:

@@ -43,13 +43,7 @@ class Targets:
         return is_a(self.data, "dask", "Array")
 
     def beside(self, rows: Rows) -> Rows:
-        """Return rows of X with the targets as last columns, and a name for every column.
-
-        Raises
-        ------
-        RowsError
-            If they are not of the same rows, or have the name of a column.
-        """
+        """Return rows of X with the targets as last columns, and a name for every column."""
         if both := set(self.names) & set(rows.column_names):
             raise RowsError(f"y has the name of a column of X: {listed(sorted(both))}. Give it another.")
         names = (*rows.column_names, *self.names)
@@ -94,13 +88,7 @@ def _joined(rows: Any, targets: Any) -> Values:
 
 
 def targets_of(given: Any, estimator: object) -> Targets:
-    """Return the targets of y.
-
-    Raises
-    ------
-    RowsError
-        If y is nothing of the kind.
-    """
+    """Return the targets of y."""
     if given is None:
         raise RowsError(
             f"{type(estimator).__name__} requires y to be passed, but the target y is None: it is what is explained."

@@ -47,26 +47,7 @@ def ingest_collection(
     progress: Progress | None,
     schema: Schema | None = None,
 ) -> RowsTable:
-    """Write a table that Python code holds into a new rows.zarr.
-
-    Parameters
-    ----------
-    found
-        The table.
-    target, budget, columns, compress
-        As of :func:`dpdist.ingest.write.ingest`.
-    cluster
-        Where to compute; None: where its owner does.
-    progress
-        Told how many blocks are done, and how many there are, of each of its steps.
-    schema
-        What the columns of a DataFrame mean; None: they are numbers.
-
-    Raises
-    ------
-    UsageError, DataError, ResumableError
-        As :func:`dpdist.ingest.write.ingest`. The messages name the block and its row.
-    """
+    """Write a table that Python code holds into a new rows.zarr."""
     target.require_new("rows")
     where = chosen(cluster)
     require_publishable(f"The {found.kind}", found.names)
@@ -192,15 +173,7 @@ def _look(reader: Reader, number: int, block: Any) -> tuple[int, str, str]:
 
 @dataclass(frozen=True)
 class _Write:
-    """Writes the chunks that begin in the first of some blocks.
-
-    Parameters
-    ----------
-    start, pieces
-        Number of the first row, and the rows of blocks that the chunks need.
-    digest
-        Of all rows of the first block, if it is known.
-    """
+    """Writes the chunks that begin in the first of some blocks."""
 
     reader: Reader
     aside: Store

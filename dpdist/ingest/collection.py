@@ -105,14 +105,7 @@ class Collection:
         return self.dtype is None and hasattr(self.data, "columns")
 
     def fitted(self, schema: Schema, columns: Sequence[str] | None) -> Collection:
-        """Return what a DataFrame is by a schema.
-
-        Raises
-        ------
-        UsageError
-            If it is no DataFrame, or has other columns, or if columns are named besides, or if it is of Dask and the
-            schema has a privacy unit.
-        """
+        """Return what a DataFrame is by a schema."""
         if not self.framed:
             raise UsageError(f"{self} has no columns of different kinds, which a schema is for.", parameter="schema")
         if columns is not None:
@@ -193,15 +186,7 @@ class Collection:
 
 
 def collection_of(given: Any, rows_dimension: str | None = None) -> Collection | None:
-    """Return what a table is that Python code holds; None: it is something else, such as a path.
-
-    Raises
-    ------
-    DataError
-        If it is one that cannot be used.
-    UsageError
-        If it has no such dimension.
-    """
+    """Return what a table is that Python code holds; None: it is something else, such as a path."""
     given = as_frame(given)
     labels, kind, data = None, "", given
     if is_labelled(given):
@@ -273,20 +258,7 @@ class Reader(NamedTuple):
         return f"Block {number} (counting from 0) of {self.table}"
 
     def rows(self, block: Any, number: int) -> Iterator[Rows]:
-        """Yield the rows of a block in pieces of about 8 MiB, as C-ordered arrays of a type that is stored.
-
-        Parameters
-        ----------
-        block
-            An array, a sparse matrix, or a DataFrame of the columns that are kept.
-        number
-            Of the block.
-
-        Raises
-        ------
-        DataError
-            If it is no such table, or a value is missing or not finite.
-        """
+        """Yield the rows of a block in pieces of about 8 MiB, as C-ordered arrays of a type that is stored."""
         row, where = 0, self.where(number)
         for piece in self._pieces(block, where):
             if self.schema is None and piece.dtype.kind == "f" and not np.isfinite(piece).all():

@@ -160,13 +160,7 @@ class Laid:
 
 
 def laid_out(given: Any, rows_dimension: str | None = None) -> Laid:
-    """Return how a DataArray or a Dataset is a table, with rows along a dimension; None: the first.
-
-    Raises
-    ------
-    DataError
-        If it has no columns, if variables of a Dataset differ in their first dimension, or if rows are variants.
-    """
+    """Return how a DataArray or a Dataset is a table, with rows along a dimension; None: the first."""
     if rows_dimension is not None:
         if rows_dimension not in given.dims:
             raise UsageError(
@@ -213,30 +207,7 @@ def _require_each_once(array: Any) -> None:
 def relabelled(
     like: object, vectors: Mapping[str, Matrix], labels: list[Any], more: Mapping[str, Matrix | None]
 ) -> Any:
-    """Lay vectors out as the columns of an array of xarray are.
-
-    Parameters
-    ----------
-    like
-        A DataArray or a Dataset with the columns of the rows; its values are not read.
-    vectors
-        (k, d) or (d,) float64, by name.
-    labels
-        Of the k.
-    more
-        (k,) float64, by name; None is left out.
-
-    Returns
-    -------
-    xarray.Dataset
-        Of a DataArray, variables of these names; of a Dataset, ``VARIABLE_NAME`` for each of its variables. The first
-        dimension of (k, d) is ``component``.
-
-    Raises
-    ------
-    UsageError
-        If it is nothing of xarray, or has another number of columns.
-    """
+    """Lay vectors out as the columns of an array of xarray are."""
     if not is_labelled(like):
         raise UsageError(
             "Components are laid out as the columns of a DataArray or a Dataset of xarray: pass what the rows came in, "

@@ -25,13 +25,7 @@ from dpdist.storage.store import Store
 def origin_of(
     source: SourceLocation, *, columns: Sequence[str] | None, compress: bool, unit: Unit | None, choices: Choices
 ) -> dict[str, object]:
-    """Return what a table is ingested from, as JSON values.
-
-    Raises
-    ------
-    DataError
-        If the source cannot be listed.
-    """
+    """Return what a table is ingested from, as JSON values."""
     return {
         "files": [state for place, keys in located(source) for state in attempt(place, partial(_states, place, keys))],
         "columns": None if columns is None else list(columns),
@@ -67,14 +61,7 @@ def collection_origin(
 
 
 def require_same_origin(rows: Store, origin: Mapping[str, object]) -> None:
-    """Refuse to take what stands at a place for the table that would be ingested.
-
-    Raises
-    ------
-    DataError
-        If it is something else, or nobody can tell: an older version ingested it, its files were touched, or Dask draws
-        the name of a graph at random.
-    """
+    """Refuse to take what stands at a place for the table that would be ingested."""
     found = attributes_of(rows)
     if found is not None and found.get("origin") == origin:
         return

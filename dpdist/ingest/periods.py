@@ -53,11 +53,6 @@ def waiting(source: Path, closed: Sequence[str] = ()) -> tuple[dict[str, Path], 
     All periods have names of one shape, that of the first one that was closed: letters, digits and marks stand at the
     same places. Otherwise one file under a wrong name, ``test.csv``, would be closed, and every later date come before
     it.
-
-    Raises
-    ------
-    DataError
-        If it is not a folder.
     """
     if not source.is_dir():
         raise DataError(f"{source} is not a folder. With periods = true the source is a folder, one entry per period.")
@@ -163,31 +158,6 @@ def take_in(
 
     What an earlier call left of this period is made anew. An empty folder is a period without rows: under add-remove
     a night without rows must be released like any other, because whether it had one is private.
-
-    Parameters
-    ----------
-    table
-        The folder of periods.
-    period, entry
-        Its name, and its source.
-    closed
-        The periods that are closed, in order, each with its seal as the ledger has it.
-    excluded
-        Of a table with a privacy unit: persons whose rows are left out, a line each.
-    columns, choices, progress, say
-        As :func:`dpdist.ingest.write.ingest`.
-
-    Returns
-    -------
-    str
-        The seal, to close the period with.
-
-    Raises
-    ------
-    RefusedError
-        If a file repeats another one, of this or an earlier period, or is none.
-    DataError
-        If the files cannot be used, have other columns than earlier periods, or change meanwhile.
     """
     target = table.rows_of(period)
     before = None

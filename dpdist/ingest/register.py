@@ -35,13 +35,7 @@ Identify = Callable[[str], str]
 
 
 def asked_of(source: SourceLocation, variable: str | None) -> Asked:
-    """Return what is asked for, by which the same command again is known.
-
-    Raises
-    ------
-    DataError
-        If the name of the source is no text.
-    """
+    """Return what is asked for, by which the same command again is known."""
     return Asked(source=_text_of(source), variable=variable)
 
 
@@ -83,15 +77,7 @@ class Surveyed:
 
 
 def survey(source: SourceLocation, target: Store, asked: Asked) -> Surveyed:
-    """Judge a source before any row of it is read, as ingest does, and cut it into chunks.
-
-    Raises
-    ------
-    RefusedError
-        If the source is a table of dpdist: its budget would be doubled.
-    DataError
-        If it is unusable, or of a kind that cannot be read in place, or too much of it must be read at once.
-    """
+    """Judge a source before any row of it is read, as ingest does, and cut it into chunks."""
     try:
         with opened_sources(source, target.scratch_folder, Choices(asked.variable)) as sources:
             sizes = [size_of(each) for each in sources.entries]
@@ -179,15 +165,7 @@ def _read(source: Source, keep: Places, dtype: np.dtype[Any], record: Any) -> No
 def registering(
     found: Surveyed, target: Store, asked: Asked, budget: PrivacyLoss | None, identify: Identify, tasks: int
 ) -> Iterator[list[RegisterTask]]:
-    """Give about so many tasks that read a source; the table appears at target when the block ends without error.
-
-    Raises
-    ------
-    DataError
-        If target exists or cannot be written, or a chunk cannot be used. It names the first such file and row.
-    Exception
-        Whatever ``identify`` raises.
-    """
+    """Give about so many tasks that read a source; the table appears at target when the block ends without error."""
     with target.staged("rows", private=True) as aside:
         sources, work = write_sources(aside, found.entries), []
         for number, run in enumerate(part_lengths(len(found.records), tasks)):

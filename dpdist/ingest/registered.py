@@ -89,21 +89,7 @@ class RegisteredAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True
 
 @dataclass(frozen=True)
 class Registered:
-    """Who holds the chunks of registered rows: a :class:`dpdist.rows.table.Reference`.
-
-    Parameters
-    ----------
-    manifest
-        What is known of each chunk.
-    dtype
-        The type of the table.
-    keep
-        Places of the columns.
-    variable
-        The array of rows in every source that holds several, or None.
-    stored_bytes, buffer_bytes
-        As of the table.
-    """
+    """Who holds the chunks of registered rows: a :class:`dpdist.rows.table.Reference`."""
 
     manifest: Manifest
     dtype: str
@@ -131,13 +117,7 @@ class Registered:
 
 
 def opener_of(variable: str | None) -> Any:
-    """Return what opens sources in place, one at a time; it is closed when nobody uses it any more.
-
-    Parameters
-    ----------
-    variable
-        The array of rows where a source holds several, or None.
-    """
+    """Return what opens sources in place, one at a time; it is closed when nobody uses it any more."""
     from dpdist.ingest.sources import Opener  # noqa: PLC0415 - the readers of all kinds of files
 
     opener = Opener(Path(gettempdir()), Choices(variable))
@@ -170,11 +150,6 @@ class RegisteredPieces:
 
         Only when the last one was taken is it known that all are what was registered: what was made of the others must
         be discarded if this raises.
-
-        Raises
-        ------
-        DataError
-            If an object is missing, has another length, or holds other rows than were registered. It names the object.
         """
         manifest = self._reference.manifest
         known = manifest.record(index)
@@ -209,13 +184,7 @@ class RegisteredPieces:
 
 
 def attributes_in(store: Store, otherwise: str) -> RegisteredAttributes:
-    """Return what the head of a registered table says.
-
-    Raises
-    ------
-    DataError
-        If there is none, or it is damaged.
-    """
+    """Return what the head of a registered table says."""
     try:
         return msgspec.convert(require_format(store, FORMAT, otherwise), RegisteredAttributes)
     except msgspec.ValidationError:
@@ -224,13 +193,7 @@ def attributes_in(store: Store, otherwise: str) -> RegisteredAttributes:
 
 
 def open_registered(store: Store) -> RowsTable:
-    """Open a registered table; none of its chunks, and nothing of its source, is looked at before it is read.
-
-    Raises
-    ------
-    DataError
-        If there is none, or it is damaged.
-    """
+    """Open a registered table; none of its chunks, and nothing of its source, is looked at before it is read."""
     store = store.absolute()
     otherwise = f"There are no usable rows at {store}. Make them with: {step('register', 'SOURCE', store)}"
     said = attributes_in(store, otherwise)

@@ -33,18 +33,7 @@ _TELL = ("size", "ETag", "Content-MD5", "Digest", "Last-Modified")
 
 @dataclass(frozen=True)
 class Remote:
-    """A place in a store, asked as a :class:`~pathlib.Path` is.
-
-    Parameters
-    ----------
-    address
-        Its URL.
-
-    Raises
-    ------
-    UsageError
-        If it is of another kind than is read, carries a credential, or goes over the network unencrypted.
-    """
+    """A place in a store, asked as a :class:`~pathlib.Path` is."""
 
     address: str
 
@@ -102,14 +91,7 @@ class Remote:
 
     @cached_property
     def _system(self) -> Any:
-        """The file system of fsspec, by which no row goes over a network in plain.
-
-        Raises
-        ------
-        UsageError
-            If a library is not installed, or the store is reached without encryption over a network. A redirect to
-            such an address is refused when it comes.
-        """
+        """The file system of fsspec, by which no row goes over a network in plain."""
         if self.web:
             return self._made(client_kwargs=self._web_options())
         made = self._made()
@@ -217,13 +199,7 @@ class Remote:
 
 
 def location_of(text: str) -> Path | Remote:
-    """Return the place that a user named: a path, or an address.
-
-    Raises
-    ------
-    UsageError
-        As :class:`Remote`.
-    """
+    """Return the place that a user named: a path, or an address."""
     if not _URL.match(text):
         return Path(text)
     if text.startswith("file://"):

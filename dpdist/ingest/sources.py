@@ -79,11 +79,6 @@ def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
     Names in a folder that begin with ``.`` or ``_`` are passed over, and so is what lies beside a .bed or .pgen file
     and belongs to it. Of folders in it, those named KEY=VALUE are looked into. The place itself may be a link, and
     nothing in it.
-
-    Raises
-    ------
-    DataError
-        If there is nothing, or something that is of no supported kind, or a link, or one file under two names.
     """
     if not attempt(place, place.is_dir) or is_store(place):
         return [(place, ())]
@@ -216,15 +211,7 @@ def state_of(place: SourceLocation) -> str:
 
 
 class Opener:
-    """Opens one source after the other.
-
-    Parameters
-    ----------
-    beside
-        Folder in which a file may be fetched or unpacked for a while.
-    choices
-        The options of kinds of files.
-    """
+    """Opens one source after the other."""
 
     def __init__(self, beside: Path, choices: Choices) -> None:
         self._beside, self._choices = beside, choices
@@ -233,13 +220,7 @@ class Opener:
         self._entry: Entry | None = None
 
     def opened(self, entry: Entry) -> Source:
-        """Return the reader of a source; what was fetched for the one before is removed.
-
-        Raises
-        ------
-        DataError
-            If it is not there, or of no supported kind.
-        """
+        """Return the reader of a source; what was fetched for the one before is removed."""
         if entry != self._entry:
             self._stack.close()
             self._entry = None
@@ -316,24 +297,7 @@ class Sources(Sequence[Source]):
 
 @contextmanager
 def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choices()) -> Iterator[Sources]:  # noqa: B008 - frozen
-    """Give the sources at a place, in order, and remove afterwards what had to be fetched.
-
-    Parameters
-    ----------
-    place
-        A file, a folder, or the address of one.
-    beside
-        Folder in which a file may be fetched or unpacked for a while.
-    choices
-        The options of kinds of files.
-
-    Raises
-    ------
-    DataError
-        If there is nothing, or something that is of no supported kind.
-    UsageError
-        If an option is given that no file takes.
-    """
+    """Give the sources at a place, in order, and remove afterwards what had to be fetched."""
     places = located(place)
     kinds = {_kind(each) for each, _ in places}
     for name in choices.made:
@@ -359,15 +323,6 @@ def columns_at(place: SourceLocation, beside: Path, header: str | None) -> tuple
     """Return the names of the columns of a source that a schema is for, and their Arrow types where these are stored.
 
     Whether the first line of text is one of them is never guessed from the lines below it.
-
-    Raises
-    ------
-    UsageError
-        If it is of a kind that holds numbers only.
-    AskError
-        If it is text, and `header` does not say what its first line is.
-    DataError
-        If there is nothing, or something that is of no supported kind.
     """
     if not any("schema" in _kind(each).takes for each, _ in located(place)):
         raise _no_columns(place)

@@ -124,15 +124,7 @@ Run = Callable[[Job, Sequence[Any]], list[Any]]
 
 @dataclass(frozen=True)
 class Look:
-    """Opens files, and reads text for its rows and types.
-
-    Parameters
-    ----------
-    entries
-        All files.
-    like, keep
-        The first head, without types, and the places of the columns that are kept.
-    """
+    """Opens files, and reads text for its rows and types."""
 
     entries: Sequence[Entry]
     like: Head
@@ -201,26 +193,7 @@ def surveyed(
     unit: Unit | None = None,
     may_be_empty: bool = False,
 ) -> Surveyed:
-    """Survey files before anything is made of them.
-
-    Parameters
-    ----------
-    place
-        As the user named it.
-    sources, sizes
-        The files, and their bytes.
-    columns, unit
-        As of :func:`dpdist.ingest.write.ingest`.
-    run
-        Computes units.
-    may_be_empty
-        Whether there may be no rows.
-
-    Raises
-    ------
-    UsageError, DataError
-        As :func:`dpdist.ingest.write.ingest`.
-    """
+    """Survey files before anything is made of them."""
     number, head = first_head(sources)
     require_publishable(sources.entries[number].shown, head.names)
     keep = kept_places(head.names, columns, unit)
@@ -325,13 +298,7 @@ def grouped(items: Iterable[Any], sizes: Iterable[int]) -> list[list[Any]]:
 
 
 def require_each_once(sources: Sources, filled: Sequence[int]) -> None:
-    """Refuse samples that have several rows, in one file or in several: each row would be protected alone.
-
-    Raises
-    ------
-    DataError
-        Naming the files.
-    """
+    """Refuse samples that have several rows, in one file or in several: each row would be protected alone."""
     key = blake2b(random_token().encode()).digest()
     known = np.empty(0, "V16")
     owners = np.empty(0, np.int64)
@@ -365,13 +332,7 @@ def units_named(head: Head) -> str:
 
 
 def _require_no_index(where: object, head: Head, keep: Places) -> None:
-    """Ask whether columns that may be an index are kept; no value decides, for rows may have been filtered.
-
-    Raises
-    ------
-    AskError
-        If there are such columns.
-    """
+    """Ask whether columns that may be an index are kept; no value decides, for rows may have been filtered."""
     found = [place for place in head.indexes if place in keep]
     if not found:
         return

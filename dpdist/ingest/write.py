@@ -106,60 +106,7 @@ def ingest(
     say: Callable[[str], None] | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> RowsTable:
-    """Write files of rows into a new rows.zarr.
-
-    Parameters
-    ----------
-    source
-        A file or Zarr store of a kind in :data:`dpdist.ingest.sources.KINDS`, or a folder of them, read in the order of
-        their names and all with the same columns; or the address of one in an object store. Integers and floats up to
-        64 bits keep their type (bool becomes uint8, float16 becomes float32, big-endian native). Whole numbers in CSV
-        take the narrowest integer type that holds all of them, other numbers in CSV float64. Several types together
-        take the one NumPy promotes them to.
-    target
-        Where the table of shape (n, d), n >= 1 and d >= 2, appears; must not exist.
-    budget
-        The budget to declare for the table, or None.
-    columns
-        Names of the columns to keep, in this order; all by default. Columns without names are c0, c1, and so on.
-    compress
-        Whether to compress the chunks: less to read from a slow disk, more work for the processor.
-    progress
-        Called with the rows done and the rows in all.
-    ledger_id, period
-        For rows of one period: the ledger of all periods, and the name. Such files, and so the table, may be without
-        rows.
-    unit
-        The privacy unit: of each, only the first rows are kept, as many as it says. Its column is not stored.
-    watch
-        Of rows of one period with a privacy unit: whose rows are left out.
-    choices
-        The options of kinds of files. A schema says also which columns are kept, and the privacy unit.
-    say
-        Told what was guessed of the files, and when workers were asked for in vain.
-    elsewhere
-        The workers that may be asked; None: this process does all.
-
-    Returns
-    -------
-    RowsTable
-        The new table, opened.
-
-    Raises
-    ------
-    UsageError
-        If columns names one that is not there, or one twice; if a choice is for other kinds of files; if the
-        package that reads a kind of file is not installed.
-    RefusedError
-        If the source is a table of dpdist: its budget would be doubled.
-    DataError
-        If target exists or cannot be written; if a file is missing, damaged, of another kind or with other columns
-        than the first; if a value is missing, NaN, infinite or not a number. The message names the file and the
-        row, never a value, and nothing is left behind. If a file can be taken in several ways it names the options
-        to choose from.
-    ResumableError
-        If the workers were lost; what they finished is kept for the same ingest.
-    """
+    """Write files of rows into a new rows.zarr."""
     target = store_at(target)
     target.require_new("rows")
     named = unit
@@ -382,13 +329,7 @@ class _Ingest:
                     yield np.ascontiguousarray(block).view("S16")[:, 0]
 
     def _labels(self) -> tuple[str, ...]:
-        """Return the labels beside the rows that say whose they are; none where a column or a schema does.
-
-        Raises
-        ------
-        UsageError
-            If not every file has them, or a column is called so too.
-        """
+        """Return the labels beside the rows that say whose they are; none where a column or a schema does."""
         if self.unit is None or self.choices.schema is not None:
             return ()
         first, head = first_head(self.sources)
@@ -445,19 +386,7 @@ class WriteUnit(NamedTuple):
 
 
 def units_of(parts: Sequence[Part], shape: Shape, kept: KeptRows | None, size: int | None) -> list[WriteUnit]:
-    """Cut the chunks of a table into units of about so many bytes of rows; None: one unit.
-
-    Parameters
-    ----------
-    parts
-        All fragments, in order.
-    shape
-        The table.
-    kept
-        Which rows are kept; None: all.
-    size
-        Bytes.
-    """
+    """Cut the chunks of a table into units of about so many bytes of rows; None: one unit."""
     high, chunks = shape.chunk_rows, -(-shape.rows // shape.chunk_rows)
     rows = starts = np.cumsum([0, *(part.rows for part in parts)])
     if kept is not None:
@@ -495,21 +424,7 @@ def _merged(parts: Sequence[Part]) -> list[Part]:
 
 @dataclass(frozen=True)
 class Write:
-    """Writes chunks.
-
-    Parameters
-    ----------
-    entries, states
-        All files, and what :func:`dpdist.ingest.sources.state_of` said of each.
-    aside, shape
-        The table that is built.
-    keep, names
-        The columns that are kept, by their places in a file, and their names.
-    there
-        Chunks that are there.
-    some
-        Whether not all rows are kept.
-    """
+    """Writes chunks."""
 
     entries: Sequence[Entry]
     states: Sequence[str]

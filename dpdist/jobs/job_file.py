@@ -140,32 +140,7 @@ def read_job(
     insecure: bool = False,
     continual: int | None = None,
 ) -> Job:
-    """Read and check a job file.
-
-    Parameters
-    ----------
-    path
-        The file.
-    scheduler
-        Address taken instead of the scheduler or the local workers that the file names.
-    certificates
-        Taken instead of those the file names.
-    insecure
-        Allow a scheduler on the network that is not encrypted, whatever the file says.
-    continual
-        Taken instead of what the file says.
-
-    Raises
-    ------
-    UsageError
-        If it is not TOML, or a key is missing, unknown, or has a value of the wrong kind.
-    RefusedError
-        If its scheduler is on the network and not encrypted.
-    DataError
-        If the file cannot be read, or a number is out of range.
-
-    Whatever is wrong is told at once. Where mistakes are of several kinds it is a UsageError.
-    """
+    """Read and check a job file."""
     path = local(path)
     try:
         content = tomllib.loads(read_plain(path, LARGEST_FILE).decode(), parse_float=Decimal)
@@ -190,14 +165,7 @@ def read_job(
 
 
 def _with_unit(job: Job, rows: Rows, path: Path) -> Job:
-    """Return the job with the privacy unit that its schema says, if it has one.
-
-    Raises
-    ------
-    UsageError
-        If rows come in periods, and it is not said in how many periods of a unit rows are kept; or that is said, and
-        the schema has no unit.
-    """
+    """Return the job with the privacy unit that its schema says, if it has one."""
     if job.choices.schema is None:
         return job
     unit = job.choices.schema.unit
@@ -349,13 +317,7 @@ def _request(release: Release, files: _Files, number: float | None) -> ReleaseRe
 
 
 def _require_none(path: Path, errors: Sequence[DpdistError]) -> None:
-    """Refuse a file in which something is wrong, and say all of it.
-
-    Raises
-    ------
-    UsageError, DataError, RefusedError
-        If there are errors: of their kind, or the first where they are of several.
-    """
+    """Refuse a file in which something is wrong, and say all of it."""
     said = list(dict.fromkeys(map(str, errors)))
     if not said:
         return

@@ -98,17 +98,7 @@ def largest(plan: Tree | Toeplitz, window: int | None) -> int:
 
 
 def total_reads(job: Job, columns: int | None, count: int) -> TotalReads:
-    """Return what is opened for the total of so many periods.
-
-    Parameters
-    ----------
-    job
-        With periods.
-    columns
-        Number of columns; None where it is not known yet.
-    count
-        Number of periods.
-    """
+    """Return what is opened for the total of so many periods."""
     releases, size = opened(job.plan, count, job.window), None
     if columns is not None:
         width = job.request.sized.bound(columns).width
@@ -117,20 +107,7 @@ def total_reads(job: Job, columns: int | None, count: int) -> TotalReads:
 
 
 def total_noise(job: Job, periods: Sequence[str]) -> TotalNoise | None:
-    """Return the noise of the last total that is published, and of the next; None where there is none.
-
-    Parameters
-    ----------
-    job
-        With periods.
-    periods
-        Those that are closed, in order.
-
-    Raises
-    ------
-    DataError
-        If the total is damaged.
-    """
+    """Return the noise of the last total that is published, and of the next; None where there is none."""
     folder = local(str(job.release))
     count = next((n for n in range(len(periods), 0, -1) if (folder / "total" / f"{periods[n - 1]}.zarr").exists()), 0)
     if not count:

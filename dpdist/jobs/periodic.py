@@ -90,28 +90,7 @@ class PeriodicOutcome:
 
 
 def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
-    """Take in the new periods of a job, release them, and add up the total.
-
-    Parameters
-    ----------
-    job, say
-        As :func:`dpdist.jobs.run.run`.
-
-    Returns
-    -------
-    PeriodicOutcome
-        What is closed, what was released now, and where total and model are.
-
-    Raises
-    ------
-    RefusedError
-        If the budget does not suffice; when all else is done, if files of closed periods came late or changed, an
-        entry repeats another, or is of no period.
-    DataError
-        If rows, cluster or folders cannot be used; when all else is done, if a new period cannot.
-    DpdistError
-        As :func:`dpdist.pipeline.release.release_table`.
-    """
+    """Take in the new periods of a job, release them, and add up the total."""
     series = open_series(job)
     problems: list[DpdistError] = []
     sources: dict[str, Path] = {}

@@ -47,13 +47,6 @@ def require_same_rows(job: Job, table: RowsTable) -> None:
     """Refuse rows that were ingested otherwise than a job says, because what it asks for would be ignored.
 
     A job without a source takes rows as they are, and says of them only what it likes.
-
-    Raises
-    ------
-    RefusedError
-        If they have another privacy unit or other columns, and both are named; or another schema.
-    UsageError
-        If they have another budget, which is declared once.
     """
     cure = "Change the job file, or name another place for rows that are ingested so ([rows] path)."
     schema = job.choices.schema
@@ -77,13 +70,7 @@ def require_same_rows(job: Job, table: RowsTable) -> None:
 
 
 def require_components(job: Job, table: RowsTable) -> None:
-    """Refuse a number of components that no release of these rows could have.
-
-    Raises
-    ------
-    UsageError
-        If there are not so many columns, or they are left to the noise, of which no law is known.
-    """
+    """Refuse a number of components that no release of these rows could have."""
     if job.components is not None and job.components > table.columns:
         raise UsageError(
             f"{job.components} components were asked for; {job.rows} has {table.columns} columns: "
@@ -101,32 +88,7 @@ def _unit_words(unit: Unit | None) -> str:
 def run(
     job: Job, *, say: Callable[[str], None], progress: Progress | None = None
 ) -> JobOutcome | periodic.PeriodicOutcome:
-    """Run a job: ingest, release, components, scores.
-
-    Parameters
-    ----------
-    job
-        What to do.
-    say
-        Told a sentence after every step.
-    progress
-        Told how far its work has come; None tells nobody.
-
-    Returns
-    -------
-    JobOutcome or PeriodicOutcome
-        The latter where rows come in periods.
-
-    Raises
-    ------
-    UsageError
-        If more components are asked for than there are columns, or those above noise of which no edge is known;
-        nothing is spent then.
-    RefusedError
-        If there are rows already that were ingested otherwise than the job says.
-    DpdistError
-        As the steps of :mod:`dpdist.pipeline.release`.
-    """
+    """Run a job: ingest, release, components, scores."""
     job = replace(job, cluster=replace(job.cluster, progress=progress))
     if job.periodic:
         return periodic.run(job, say=say)

@@ -127,12 +127,6 @@ def share_of(
 
     Where a person may be in several periods, a node of more of them takes a larger share, in proportion to the square
     of what it counts the person for: so all nodes have the same noise, but for the rounding of epsilon.
-
-    Raises
-    ------
-    UsageError
-        If releases of this mechanism cannot be added up, or not by weights, or not of such a privacy unit, or so small
-        a loss cannot be divided.
     """
     if unit is not None and request.mechanism != "gaussian":
         raise UsageError(
@@ -159,13 +153,7 @@ def share_of(
 
 
 def require_same_unit(job: Job, table: PeriodicTable) -> None:
-    """Refuse a folder of periods with another privacy unit than a job says.
-
-    Raises
-    ------
-    RefusedError
-        If they differ.
-    """
+    """Refuse a folder of periods with another privacy unit than a job says."""
     if job.unit != table.unit:
         held, wanted = ("one row" if unit is None else f"{unit.column}, {unit.most}" for unit in (table.unit, job.unit))
         raise RefusedError(
@@ -175,13 +163,7 @@ def require_same_unit(job: Job, table: PeriodicTable) -> None:
 
 
 def open_series(job: Job) -> Series:
-    """Open the table and ledger of a job; create them the first time.
-
-    Raises
-    ------
-    DpdistError
-        As :func:`dpdist.pipeline.budget.periodic_table`; or if the rows have another privacy unit than the job.
-    """
+    """Open the table and ledger of a job; create them the first time."""
     table, ledger = budget.periodic_table(job.rows, job.budget, job.ledger, job.unit)
     require_same_unit(job, table)
     return Series(job, table, ledger, job.ledger or budget.default_ledger(job.rows))

@@ -307,13 +307,7 @@ def _released_of(job: Job, periods: int) -> int:
 
 
 def require_places(job: Job) -> None:
-    """Refuse paths that the run would refuse: of what is read and not there, or written and cannot be.
-
-    Raises
-    ------
-    DataError
-        Naming the path.
-    """
+    """Refuse paths that the run would refuse: of what is read and not there, or written and cannot be."""
     if isinstance(job.source, Path) and not job.source.exists():
         raise DataError(f"There is no source at {job.source}.")
     if not store_at(job.rows).exists():
@@ -343,13 +337,7 @@ def _proved(guarantee: Guarantee | None) -> Guarantee:
 
 
 def preview(job: Job) -> Preview:
-    """Return what the next run would release and spend; nothing is read, created or charged.
-
-    Raises
-    ------
-    DpdistError
-        As the run itself, where the request makes no sense, the ledger is damaged, behind its witness or not there.
-    """
+    """Return what the next run would release and spend; nothing is read, created or charged."""
     require_places(job)
     ledger = ledger_of(job.rows, job.ledger, job.budget)
     if ledger is not None and _charges(job, ledger):
@@ -415,13 +403,7 @@ def _charges(job: Job, ledger: Ledger) -> bool:
 
 
 def status_of(job: Job) -> JobStatus:
-    """Return where a job stands: budget, releases by state, unfinished ones, periods.
-
-    Raises
-    ------
-    DataError
-        If its ledger is damaged, or its source cannot be listed.
-    """
+    """Return where a job stands: budget, releases by state, unfinished ones, periods."""
     ledger, refused = None, None
     try:
         ledger = ledger_of(job.rows, job.ledger)

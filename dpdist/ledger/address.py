@@ -35,23 +35,12 @@ _CURE = (
 class Address:
     """A ledger in a PostgreSQL database. Several share a database, each under a name of its own.
 
-    Parameters
-    ----------
-    text
-        ``postgresql+psycopg://[USER@]HOST[:PORT]/DATABASE?ledger=NAME``, and after another ``&`` what libpq takes
-        besides, such as ``sslmode=verify-full``. HOST may be left out, and a socket's folder stand in ``host=``.
-
     Attributes
     ----------
     connection
         Keywords of libpq, of which none is secret.
     ledger
         The name.
-
-    Raises
-    ------
-    UsageError
-        If it is anything else, above all if a password stands in it. The text is not repeated then.
     """
 
     text: str
@@ -95,13 +84,7 @@ LedgerAddressGiven = Address | AnyPath
 
 
 def address_given(place: LedgerAddressGiven) -> LedgerAddress:
-    """Read a place that a caller named.
-
-    Raises
-    ------
-    UsageError
-        If it is an address that :class:`Address` refuses.
-    """
+    """Read a place that a caller named."""
     return place if isinstance(place, Address) else address_of(os.fspath(place), Path())
 
 
@@ -111,11 +94,5 @@ def absolute(place: LedgerAddress) -> LedgerAddress:
 
 
 def address_of(text: str, folder: Path) -> LedgerAddress:
-    """Read a place; a path is relative to a folder.
-
-    Raises
-    ------
-    UsageError
-        If it is an address that :class:`Address` refuses.
-    """
+    """Read a place; a path is relative to a folder."""
     return Address(text) if "://" in text or (text.startswith("postgres") and ":" in text) else folder / text

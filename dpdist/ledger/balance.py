@@ -138,19 +138,7 @@ class Balance:
 def refusal(
     place: str, budget: PrivacyLoss, accounts: PeriodFilters | None, charged: Sequence[Charge], charge: Charge
 ) -> str:
-    """Return the words with which a release is refused.
-
-    Parameters
-    ----------
-    place
-        Of the ledger.
-    budget
-        Its budget.
-    accounts
-        What is charged; None of a ledger of version 1 that cannot go on.
-    charged, charge
-        The releases before, and the one that does not fit.
-    """
+    """Return the words with which a release is refused."""
     if accounts is None:
         return (
             f"{place} was begun by an older version, and its releases fit no caps that were fixed before the first "

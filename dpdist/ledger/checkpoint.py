@@ -116,13 +116,7 @@ class _Table:
 
 
 def encoded(view: View) -> bytes:
-    """Return a view as a checkpoint; equal views have equal bytes.
-
-    Raises
-    ------
-    ValueError, OverflowError
-        If its journal holds what cannot stand in one.
-    """
+    """Return a view as a checkpoint; equal views have equal bytes."""
     texts, guarantees, priced = _Table(), _Table(), _Table()
     records = tuple(
         _Release(

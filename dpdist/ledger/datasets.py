@@ -46,13 +46,7 @@ class Seen(Struct, frozen=True):
     reproduced: bool = False
 
     def require_charged_to(self, ledger_id: str, place: str) -> None:
-        """Refuse to charge another ledger than the one that was seen first.
-
-        Raises
-        ------
-        RefusedError
-            If another one was, or the data set was reproduced from.
-        """
+        """Refuse to charge another ledger than the one that was seen first."""
         if self.reproduced:
             raise RefusedError(
                 f"The rows of the ledger {place}, or a copy of them, were released for reproduction, perhaps without "
@@ -89,30 +83,14 @@ def seen(dataset_id: str) -> Seen:
 
 @contextmanager
 def held(dataset_id: str) -> Iterator[StateFile[Seen]]:
-    """Hold the file that says what was seen of a data set against every other process.
-
-    Raises
-    ------
-    DataError
-        If the folder cannot be made private, written or locked.
-    ResumableError
-        If the disk is full, or another process holds it for a minute.
-    """
+    """Hold the file that says what was seen of a data set against every other process."""
     file = _file(dataset_id)
     with file.locked():
         yield file
 
 
 def charge(dataset_id: str, ledger_id: str, place: str) -> None:
-    """Let a ledger be the one that is charged for a data set; idempotent.
-
-    Raises
-    ------
-    RefusedError
-        If another one is, or the data set was reproduced from.
-    DataError
-        If the file is damaged, or cannot be written.
-    """
+    """Let a ledger be the one that is charged for a data set; idempotent."""
     known = seen(dataset_id)
     known.require_charged_to(ledger_id, place)
     if known.ledger_id is None:

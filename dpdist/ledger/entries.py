@@ -190,13 +190,7 @@ Event = (
 
 
 def event_of(entry: Entry) -> Event:
-    """Read an entry.
-
-    Raises
-    ------
-    msgspec.ValidationError
-        If it is none that any version wrote.
-    """
+    """Read an entry."""
     event: Event = msgspec.convert(entry, Event)
     return event
 

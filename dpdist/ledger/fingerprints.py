@@ -174,15 +174,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, rows: Values, key: bytes) -> Fingerprints:
-        """Return the fingerprints of rows.
-
-        Parameters
-        ----------
-        rows
-            (r, d) float64. Zeros of either sign are the same value, and so are all NaN.
-        key
-            The secret key of a register.
-        """
+        """Return the fingerprints of rows."""
         step = max(64, _PIECE // max(1, rows.shape[1]))
         pieces = [rows[start : start + step] for start in range(0, len(rows), step)]
         with np.errstate(all="ignore"):  # what is not finite is left out below, and refused elsewhere

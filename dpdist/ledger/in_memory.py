@@ -82,37 +82,7 @@ class Register:
         budget: PrivacyLoss | None,
         account: Budget | None = None,
     ) -> tuple[str, ...]:
-        """Charge a release before its noise is drawn; it stays charged whatever happens to the draw.
-
-        Parameters
-        ----------
-        fingerprints, shape
-            Of all rows of the table.
-        guarantee
-            Of the release.
-        budget
-            What it may cost together with all earlier releases that share a row with it. None: all of these have to be
-            charged to the same account, which decides.
-        account
-            What it is charged to besides, whatever its rows are.
-
-        Returns
-        -------
-        tuple of str
-            Random identities of the tables that these rows are of.
-
-        Raises
-        ------
-        RefusedError
-            If the budget or the account does not suffice, or an earlier release is private in another sense. Nothing
-            is charged.
-
-        Warns
-        -----
-        UserWarning
-            If a table of the same shape was released before, whether or not rows of it are known again, and not all of
-            this is charged to one account.
-        """
+        """Charge a release before its noise is drawn; it stays charged whatever happens to the draw."""
         with self._lock:
             shared = [fit for fit in self._fits if fit.fingerprints and fit.fingerprints.share_rows(fingerprints)]
             if budget is not None:

@@ -37,30 +37,13 @@ def _digest(previous: str, entry: str) -> str:
 
 
 class Transaction(ABC):
-    """An open, exclusive transaction on the journal of one ledger.
-
-    Parameters
-    ----------
-    place
-        Where the ledger is, for error messages.
-    """
+    """An open, exclusive transaction on the journal of one ledger."""
 
     def __init__(self, place: str) -> None:
         self._place = place
 
     def read(self, after: int, head: str) -> tuple[list[Entry], int, str]:
-        """Return the entries after a known point, checked against the chain, and the new end.
-
-        Parameters
-        ----------
-        after, head
-            Sequence number and digest of the last entry already known (0 and :func:`origin` at the start).
-
-        Raises
-        ------
-        DataError
-            If the chain is broken: an entry was edited, removed or inserted, or there is none at all.
-        """
+        """Return the entries after a known point, checked against the chain, and the new end."""
         rows = self._rows(after)
         entries = []
         if not rows or (after and rows[0][::2] != (after, head)):

@@ -15,18 +15,7 @@ _NETWORK = {
 
 
 def network_file_system(path: Path) -> str | None:
-    """Return the type of the network file system a path stands, or would stand, on.
-
-    Parameters
-    ----------
-    path
-        It need not exist.
-
-    Returns
-    -------
-    str or None
-        None where it is local, or the kernel does not tell.
-    """
+    """Return the type of the network file system a path stands, or would stand, on."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

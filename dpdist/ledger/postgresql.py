@@ -96,11 +96,6 @@ def _require_encrypted(address: Address) -> None:
 
     A socket's folder and the loopback interface are on this machine. Names are not looked up, because what they mean
     may change until the connection is made; what libpq takes from its own variables counts as if the address said it.
-
-    Raises
-    ------
-    RefusedError
-        If it may go over a network and does not insist on encryption.
     """
     given = dict(address.connection)
     hosts = ",".join([given.get("host", os.environ.get("PGHOST", "")), os.environ.get("PGHOSTADDR", "")]).split(",")
@@ -174,13 +169,7 @@ class PostgresTransaction(Transaction):
 
 
 class PostgresStorage:
-    """One ledger of a database; every transaction has a connection of its own, so a fork shares none.
-
-    Raises
-    ------
-    RefusedError
-        If its server is reached over a network, and the address does not insist on encryption.
-    """
+    """One ledger of a database; every transaction has a connection of its own, so a fork shares none."""
 
     def __init__(self, address: Address) -> None:
         _require_encrypted(address)
@@ -204,17 +193,7 @@ class PostgresStorage:
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """Give a connection in a transaction, committed when the block ends.
-
-        Raises
-        ------
-        ResumableError
-            If the server cannot be reached, or cannot serve now.
-        RefusedError
-            If it does not take the password.
-        DataError
-            If it refuses what is asked of it.
-        """
+        """Give a connection in a transaction, committed when the block ends."""
         try:
             with self._engine.begin() as connection:
                 yield connection
@@ -259,15 +238,7 @@ class PostgresStorage:
         return connection.execute(query).first() is not None
 
     def create(self, first: Entry) -> None:
-        """Write the first entry of the journal, and the tables if there are none.
-
-        Raises
-        ------
-        DataError
-            If there is a ledger of that name already.
-        RefusedError
-            If the server does not flush what it commits, or the database holds a ledger of the same data set.
-        """
+        """Write the first entry of the journal, and the tables if there are none."""
         with self._connection() as connection:
             self._lock(connection, "")
             _TABLES.create_all(connection)
@@ -298,29 +269,13 @@ class PostgresStorage:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Hold the journal exclusively; what was appended is durable when the block ends, or undone if it raises.
-
-        Raises
-        ------
-        DataError
-            If there is no such ledger, or the server refuses.
-        RefusedError
-            If the server does not flush what it commits.
-        ResumableError
-            If the server cannot be reached, or others hold the journal for a minute.
-        """
+        """Hold the journal exclusively; what was appended is durable when the block ends, or undone if it raises."""
         with self._connection() as connection:
             self._lock(connection, self._address.ledger)
             yield PostgresTransaction(connection, self._address, self._drafts)
 
     def stage(self, name: str, pieces: Iterable[bytes]) -> str:
-        """Write a nameless file; it is sent in the transaction that commits it.
-
-        Raises
-        ------
-        ResumableError
-            If the disk is full.
-        """
+        """Write a nameless file; it is sent in the transaction that commits it."""
         try:
             self._drafts[name] = TemporaryFile()  # noqa: SIM115 - it is closed when it is discarded or kept
             return written(self._drafts[name], pieces)

@@ -41,20 +41,6 @@ def identity_of(content: str, place: str) -> str:
     """Return the identity of rows that are registered: that which they had before, or a new one.
 
     It is remembered when this returns, before there is a table: should the process die then, the next gets the same.
-
-    Parameters
-    ----------
-    content
-        SHA-256 of what the table holds, hexadecimal.
-    place
-        Where the table is put.
-
-    Raises
-    ------
-    DataError
-        If the state folder cannot be made private, written or locked.
-    ResumableError
-        If the disk is full, or another process holds it for a minute.
     """
     file = _file(content)
     with file.locked():

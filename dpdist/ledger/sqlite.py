@@ -91,15 +91,7 @@ class FolderStorage:
         return self._path.is_file()
 
     def create(self, first: Entry) -> None:
-        """Create the folder; all of it appears at once.
-
-        Raises
-        ------
-        DataError
-            If the folder exists or cannot be created.
-        RefusedError
-            If it would stand on a network file system.
-        """
+        """Create the folder; all of it appears at once."""
         self._require_local()
         with staged(self._folder, "ledger", private=True) as aside:
             (aside / "blobs").mkdir(mode=0o700)
@@ -135,17 +127,7 @@ class FolderStorage:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Hold the journal exclusively; what was appended is durable when the block ends, or undone if it raises.
-
-        Raises
-        ------
-        DataError
-            If there is no journal here, or the file is damaged.
-        RefusedError
-            If it stands on a network file system.
-        ResumableError
-            If the disk is full or other processes hold the journal for a minute.
-        """
+        """Hold the journal exclusively; what was appended is durable when the block ends, or undone if it raises."""
         if not self.exists():
             raise DataError(f"There is no ledger database at {self._path}. Restore it from a copy.")
         self._require_local()
@@ -177,13 +159,7 @@ class FolderStorage:
             )
 
     def stage(self, name: str, pieces: Iterable[bytes]) -> str:
-        """Write and flush a new private file. If the process dies before it is kept, the next attempt sweeps it.
-
-        Raises
-        ------
-        ResumableError
-            If the disk is full.
-        """
+        """Write and flush a new private file. If the process dies before it is kept, the next attempt sweeps it."""
         try:
             return self._write(self._folder / "blobs" / name, pieces)
         except OSError as error:

@@ -271,15 +271,7 @@ class View:
         )
 
     def fold(self, entry: Entry) -> None:
-        """Take in the next entry of the journal.
-
-        Raises
-        ------
-        ValueError, ArithmeticError, KeyError
-            If it is none that any version wrote, or speaks of a release that was never reserved.
-        DataError
-            If it cannot follow those before it.
-        """
+        """Take in the next entry of the journal."""
         event = event_of(entry)
         changed = getattr(event, "id", "")
         before = self.records[changed].drawn if changed in self.records else frozenset()
@@ -477,11 +469,6 @@ class View:
         A ledger of version 1 has charges and no caps. Where all are pure, all are Gaussian, or there is one, the caps
         that follow from the budget and the first charge are those that it would have begun with. Otherwise caps chosen
         now could follow from answers, and nothing is proved of them.
-
-        Returns
-        -------
-        tuple of CapSet or None
-            None of a ledger of version 1 that cannot go on.
         """
         if self.accounts is not None:
             return self.accounts.caps

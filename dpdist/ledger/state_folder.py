@@ -34,13 +34,6 @@ def state_home() -> Path:
     """Return the state folder of this user.
 
     It is ``DPDIST_STATE_HOME``, else ``dpdist`` in ``XDG_STATE_HOME``, else ``~/.local/state/dpdist``.
-
-    Raises
-    ------
-    UsageError
-        If DPDIST_STATE_HOME is not an absolute path.
-    DataError
-        If none of them is set and the user has no home.
     """
     chosen = os.environ.get(VARIABLE)
     if chosen:
@@ -63,23 +56,7 @@ Content = TypeVar("Content", bound=Struct)
 
 
 class StateFile(Generic[Content]):
-    """One file in the state folder.
-
-    Parameters
-    ----------
-    path
-        Its place.
-    what
-        What it is, for messages.
-    format
-        What its content says it is.
-    kind
-        The type of its content.
-    lost
-        What to do if it is damaged and there is no copy, a sentence.
-    later
-        Later formats, and in which format a content is written; all are read. None: there are none.
-    """
+    """One file in the state folder."""
 
     def __init__(
         self,
@@ -100,15 +77,7 @@ class StateFile(Generic[Content]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold it against every other process; the folder is made if there is none.
-
-        Raises
-        ------
-        DataError
-            If the folder cannot be made private, written or locked.
-        ResumableError
-            If the disk is full, or another process holds it for a minute.
-        """
+        """Hold it against every other process; the folder is made if there is none."""
         try:
             make_private(self.path.parent)
             handle = _lock_file(self.path.with_suffix(".lock"))
@@ -138,13 +107,7 @@ class StateFile(Generic[Content]):
                 return
 
     def read(self) -> Content | None:
-        """Return what it says, or None where there is nothing.
-
-        Raises
-        ------
-        DataError
-            If it is damaged, cannot be read, or was written by another version.
-        """
+        """Return what it says, or None where there is nothing."""
         try:
             whole = self.path.read_bytes()
         except FileNotFoundError:
@@ -178,15 +141,7 @@ class StateFile(Generic[Content]):
         )
 
     def write(self, content: Content) -> None:
-        """Replace it, while it is locked; it is durable when this returns.
-
-        Raises
-        ------
-        DataError
-            If the folder cannot be written.
-        ResumableError
-            If the disk is full.
-        """
+        """Replace it, while it is locked; it is durable when this returns."""
         body = _text({"format": self._written(content), **msgspec.structs.asdict(content)})
         whole = body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n"
         aside = self.path.with_suffix(".partial")  # one name: whoever writes holds the lock

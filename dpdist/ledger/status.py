@@ -37,13 +37,7 @@ class FoldedLedger:
             yield self._folded(transaction), transaction
 
     def _folded(self, transaction: Transaction) -> View:
-        """Return the view folded up to the end of the journal.
-
-        Raises
-        ------
-        DataError
-            If the journal is broken, or an entry is none that a ledger writes.
-        """
+        """Return the view folded up to the end of the journal."""
         if not self._view.after:
             self._view = self._checkpoint(transaction) or View()
             self._kept = self._view.after
@@ -78,13 +72,7 @@ class FoldedLedger:
             self._kept = view.after
 
     def _proved(self) -> View:
-        """Fold the journal from its first entry, and prove the checkpoint if it is of this journal.
-
-        Raises
-        ------
-        DataError
-            If the journal is broken, or the checkpoint says what the journal does not.
-        """
+        """Fold the journal from its first entry, and prove the checkpoint if it is of this journal."""
         with self._storage.transaction() as transaction:
             content = _kept_of(transaction)
             kept = checkpoint.decoded(content or b"")

@@ -171,15 +171,7 @@ class FolderWitness:
 
     @contextmanager
     def held(self, ledger_id: str) -> Iterator[StateFile[Testimony]]:
-        """Lock the witness of a ledger against every other process.
-
-        Raises
-        ------
-        DataError
-            If the folder cannot be made private, written or locked.
-        ResumableError
-            If the disk is full, or another process holds it for a minute.
-        """
+        """Lock the witness of a ledger against every other process."""
         file = self._file(ledger_id)
         with file.locked():
             yield file

@@ -35,11 +35,6 @@ class Witnessed(FoldedLedger):
         """Hold the journal, and before it the witness, which must know nothing that the journal does not know.
 
         The witness is not asked about a release whose bytes were given out: they can only be given out again.
-
-        Raises
-        ------
-        RefusedError
-            If the ledger is behind its witness, the witness is lost, or another ledger is charged for the data set.
         """
         record = None if release_id is None else self.record(release_id)
         if record is not None and record.given_out:

@@ -121,30 +121,14 @@ def _mod_sulq(size: int, loss: PrivacyLoss) -> float:
 
 @dataclass(frozen=True)
 class PublishedGaussian:
-    """Gaussian noise of a published scale.
-
-    Parameters
-    ----------
-    info
-        What is said of it in public.
-    scale
-        Standard deviation on the diagonal for S = 1, of the number of columns and the loss.
-    symmetrised
-        Whether the noise is the symmetric part of d² independent entries, instead of a mirrored triangle.
-    """
+    """Gaussian noise of a published scale."""
 
     info: MechanismInfo
     scale: Callable[[int, PrivacyLoss], float]
     symmetrised: bool
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedPublished:
-        """Return the published scale, rounded up, with what it proves.
-
-        Raises
-        ------
-        UsageError
-            If the noise would exceed 2^50 lattice units, or the published scale is not defined.
-        """
+        """Return the published scale, rounded up, with what it proves."""
         s = math.ceil(query.bound * self.scale(query.size, loss))
         require_on_lattice(query, loss, s, MAX_SCALE)
         t = math.isqrt((s * s + 1) // 2 - 1) + 1 if self.symmetrised else s

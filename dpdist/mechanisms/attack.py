@@ -89,17 +89,7 @@ class _Watched(KnownMoment):
 
 @dataclass(frozen=True)
 class Scene:
-    """Two tables and where releases are drawn.
-
-    Parameters
-    ----------
-    first, second
-        The moments of the two tables.
-    apart
-        The number of rows by which they differ.
-    drawn
-        None: releases of either are drawn and counted. Else the moment from which releases are drawn, to be weighted.
-    """
+    """Two tables and where releases are drawn."""
 
     first: KnownMoment
     second: KnownMoment
@@ -186,19 +176,7 @@ def _concentrated(query: LatticeQuery, epsilon: float, amounts: Iterable[float])
 
 
 def scenes(query: LatticeQuery, epsilon: float, *, additive: bool, iterated: bool, weighted: bool) -> Iterator[Scene]:
-    """Yield the tables that are tried.
-
-    Parameters
-    ----------
-    query, epsilon
-        What is protected, and what is claimed.
-    additive
-        Whether the release is the moment plus noise that does not depend on it: then no base is needed.
-    iterated
-        Whether the moment is multiplied with frames that the attacker sees.
-    weighted
-        Whether releases are drawn from a third table.
-    """
+    """Yield the tables that are tried."""
     empty = np.zeros((query.size, query.size), dtype=np.int64)
     sampled = not (additive or iterated)
     if additive or query.size == 1:

@@ -88,11 +88,6 @@ class Calibrated(Protocol):
         """Return ``log p(release | here) - log p(release | there)`` as a function of the release; None: not known.
 
         For audits (:mod:`dpdist.mechanisms.ratios`): the guarantee does not rest on it.
-
-        Parameters
-        ----------
-        here, there
-            Two exact moments in lattice units, (d, d) float64.
         """
         ...
 
@@ -171,20 +166,6 @@ class Mechanism(Protocol):
         """A method that chooses the least noise that keeps the loss, or the noise as published.
 
         Call :func:`dpdist.mechanisms.registry.calibrated` instead, which checks delta and fills the options.
-
-        Parameters
-        ----------
-        query
-            What is protected.
-        loss
-            Epsilon and delta; delta as the information says.
-        **options
-            A checked value for every option of the information, each a keyword of its own.
-
-        Raises
-        ------
-        UsageError
-            If the options make no sense for this query, or the noise would leave the 64-bit lattice.
         """
         ...
 
@@ -204,35 +185,12 @@ def proved(
     mu_squared: Fraction | None = None,
     bounded_ranges: Sequence[Fraction] = (),
 ) -> Guarantee:
-    """Return what is proved of a release.
-
-    Parameters
-    ----------
-    query
-        What is protected; of it the neighbouring relation is kept.
-    loss
-        What is proved to be kept.
-    module
-        The module whose docstring holds the proof: ``__name__`` of a mechanism. Its name is written into ledgers and
-        releases, so such a module never moves.
-    arithmetic
-        The arithmetic the proof is about.
-    mu_squared, bounded_ranges
-        See :class:`~dpdist.privacy.guarantee.Guarantee`.
-    """
+    """Return what is proved of a release."""
     return Guarantee(query.neighbours, loss, mu_squared, arithmetic, module, tuple(bounded_ranges))
 
 
 def with_true_delta(loss: PrivacyLoss, delta: float) -> PrivacyLoss | None:
-    """Return what noise as published keeps at the same epsilon; None if nothing.
-
-    Parameters
-    ----------
-    loss
-        What was asked for. Its delta is kept where the true one is smaller.
-    delta
-        The true one, rounded up here to its unit.
-    """
+    """Return what noise as published keeps at the same epsilon; None if nothing."""
     atto = max(loss.delta_atto, math.ceil(Fraction(delta) * ATTO))
     return PrivacyLoss(loss.epsilon_micro, atto) if atto < ATTO else None
 
@@ -245,22 +203,7 @@ def require_on_lattice(
     *,
     or_else: str = "a larger epsilon",
 ) -> None:
-    """Refuse noise that does not fit into 64-bit integers, or is too large to be drawn exactly.
-
-    Parameters
-    ----------
-    query, loss
-        What is protected, and what was asked for: what the message names.
-    spread, largest
-        How far the noise spreads in lattice units, by the mechanism's own measure, and the most that is allowed.
-    or_else
-        What people may take instead of fewer grid bits.
-
-    Raises
-    ------
-    UsageError
-        If it spreads further.
-    """
+    """Refuse noise that does not fit into 64-bit integers, or is too large to be drawn exactly."""
     if not spread <= largest:
         raise UsageError(
             f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise leaves the "
@@ -269,12 +212,6 @@ def require_on_lattice(
 
 
 def require_components(query: LatticeQuery, count: int) -> None:
-    """Refuse a number of components that the columns do not have.
-
-    Raises
-    ------
-    UsageError
-        If it is not between 1 and the number of columns.
-    """
+    """Refuse a number of components that the columns do not have."""
     if not 1 <= count <= query.size:
         raise UsageError(f"{count} components were asked for; there are between 1 and {query.size} columns.")

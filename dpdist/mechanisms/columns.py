@@ -111,13 +111,7 @@ def _edges(ends: tuple[float, float] | None) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Grid:
-    """The public bins of one column: bin i holds the numbers from edge i - 1 on and below edge i.
-
-    Parameters
-    ----------
-    ends
-        The public range of the column, the lower end first; None: the signed logarithmic grid.
-    """
+    """The public bins of one column: bin i holds the numbers from edge i - 1 on and below edge i."""
 
     ends: tuple[float, float] | None = None
 
@@ -192,13 +186,7 @@ def calibrated(loss: PrivacyLoss, neighbours: Neighbours, columns: int, max_rows
 
 
 def require_bins(bins: int, columns: int) -> None:
-    """Refuse a table that is too wide for its histograms.
-
-    Raises
-    ------
-    UsageError
-        If they have more bins than :data:`MOST_BINS`.
-    """
+    """Refuse a table that is too wide for its histograms."""
     if bins > MOST_BINS:
         raise UsageError(
             f"The histograms of {columns} columns have {bins} bins, and {MOST_BINS} are the most that are counted. "
@@ -226,17 +214,7 @@ def _thresholds(noise: CountNoise, bins: int, intervals: int) -> tuple[int, ...]
 
 
 def occupied(noisy: Counts, noise: CountNoise, intervals: int) -> tuple[int, int] | None:
-    """Return the bins from the first to the last shortest occupied interval, half open; None where there is none.
-
-    Parameters
-    ----------
-    noisy
-        Noisy counts, (bins,).
-    noise
-        That of each.
-    intervals
-        The number of all that are looked at, in this histogram and others.
-    """
+    """Return the bins from the first to the last shortest occupied interval, half open; None where there is none."""
     sums = np.concatenate([[0], noisy.cumsum()])
     first, last, starts_last, ends_first = 0, 0, -1, noisy.size + 1
     for width, least in enumerate(_thresholds(noise, noisy.size, intervals), start=1):

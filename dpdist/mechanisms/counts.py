@@ -148,13 +148,7 @@ CountNoise = DiscreteLaplace | RoundedNormal
 
 
 def noise_from_json(value: dict[str, Any]) -> CountNoise:
-    """Read what ``to_json`` of a noise wrote.
-
-    Raises
-    ------
-    DataError
-        If it names another law.
-    """
+    """Read what ``to_json`` of a noise wrote."""
     if value["law"] == DiscreteLaplace.law:
         return DiscreteLaplace(value["scale"])
     if value["law"] == RoundedNormal.law:
@@ -177,17 +171,7 @@ class CalibratedHistogram:
 def calibrated_histogram(
     loss: PrivacyLoss, neighbours: Neighbours, *, squared: int, absolute: int, proof: str
 ) -> CalibratedHistogram:
-    """Return the least integer scale that keeps a loss: of Gaussian noise with a delta, of discrete Laplace without.
-
-    Parameters
-    ----------
-    loss, neighbours
-        What is to be kept, under which relation.
-    squared, absolute
-        ``Delta_2²`` and ``Delta_1``.
-    proof
-        The module where these are proved.
-    """
+    """Return the least integer scale that keeps a loss: of Gaussian noise with a delta, of discrete Laplace without."""
     noise: CountNoise
     if loss.delta_atto:
         # sqrt(Delta_2² sigma²), rounded up in integers

@@ -42,17 +42,7 @@ ALLOCATION_OPTIONS = (
 
 @dataclass(frozen=True)
 class Allocation:
-    """How precision is divided among the directions; see :func:`precisions`.
-
-    Parameters
-    ----------
-    kind
-        ``uniform``, ``binary`` or ``optimal``.
-    informative, share
-        k and tau of ``binary``.
-    spectrum
-        Public variances of the moment along the directions, for ``optimal``; else empty.
-    """
+    """How precision is divided among the directions; see :func:`precisions`."""
 
     kind: str = "uniform"
     informative: int = 1
@@ -72,11 +62,6 @@ def orthonormal(rows: OptionMatrix, size: int) -> Matrix | None:
     """Return the directions as orthonormal columns, (d, d), or None for the coordinate axes.
 
     What is off by rounding is replaced by the nearest orthogonal matrix, orthonormal to float64.
-
-    Raises
-    ------
-    UsageError
-        If they are not d orthonormal vectors of d entries.
     """
     if not rows:
         return None
@@ -94,13 +79,7 @@ def orthonormal(rows: OptionMatrix, size: int) -> Matrix | None:
 
 
 def covariance_spectrum(rows: OptionMatrix, size: int) -> tuple[Matrix, Matrix | None]:
-    """Return eigenvalues (d,), ascending, and eigenvectors (d, d) of a public covariance; without one, the identity's.
-
-    Raises
-    ------
-    UsageError
-        If it is not a symmetric positive definite d x d matrix.
-    """
+    """Return eigenvalues (d,), ascending, and eigenvectors (d, d) of a public covariance, or of the identity."""
     if not rows:
         return np.ones(size), None
     matrix = np.array(rows)
@@ -130,27 +109,6 @@ def precisions(total: float, power: int, size: int, allocation: Allocation) -> M
       one trace it maximises ``det(I + V K^{-1})``, the power-to-noise ratio of the paper (KKT conditions; with every
       x_i positive the level is ``(trace + sum 1/v_i) / d``). The level is chosen to spend the total; an x_i of
       0 would be infinite noise and becomes 2^-20 of the greatest.
-
-    Parameters
-    ----------
-    total
-        What the published condition allows, positive, in units of C² (C the clip norm) to the power the
-        condition gives it.
-    power
-        1 or 2.
-    size
-        d.
-    allocation
-        How it is divided.
-
-    Returns
-    -------
-    ndarray, shape (d,)
-
-    Raises
-    ------
-    UsageError
-        If the allocation makes no sense for d directions.
     """
     spectrum = np.array(allocation.spectrum)
     if allocation.kind == "optimal":

@@ -139,13 +139,7 @@ class KapralovTalwar:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedEigenpairs:
-        """Split epsilon evenly over the vectors and the values.
-
-        Raises
-        ------
-        UsageError
-            If there are not so many components, or the noise would exceed the 64-bit lattice.
-        """
+        """Split epsilon evenly over the vectors and the values."""
         require_components(query, components)
         share = loss.epsilon / (2 * components)
         scale = query.bound / (share if query.size > 1 else loss.epsilon)
@@ -172,13 +166,7 @@ class Amin:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedEigenpairs:
-        """Give the eigenvalues one share of epsilon and every vector that has to be drawn another.
-
-        Raises
-        ------
-        UsageError
-            If there are not so many components, or the noise would exceed the 64-bit lattice.
-        """
+        """Give the eigenvalues one share of epsilon and every vector that has to be drawn another."""
         require_components(query, components)
         drawn = min(components, query.size - 1)
         share = loss.epsilon / (drawn + 1)

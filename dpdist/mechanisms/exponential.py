@@ -117,13 +117,7 @@ class Bingham:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedBingham:
-        """Return the largest concentration that is proved to keep epsilon.
-
-        Raises
-        ------
-        UsageError
-            If there are not so many components.
-        """
+        """Return the largest concentration that is proved to keep epsilon."""
         require_components(query, components)
         drawn = min(components, query.size - 1)
         shares = successive_shares(query, components)
@@ -188,13 +182,7 @@ class Ppca:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int, sweeps: int) -> CalibratedPpca:
-        """Return the largest concentration whose exact law keeps epsilon.
-
-        Raises
-        ------
-        UsageError
-            If there are not so many components, or no sweep is asked for.
-        """
+        """Return the largest concentration whose exact law keeps epsilon."""
         require_components(query, components)
         if sweeps < 1:
             raise UsageError("The Gibbs sampler needs at least one sweep.", parameter="options.sweeps")

@@ -48,17 +48,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Option:
-    """A public parameter of one mechanism, beyond those all of them take.
-
-    Parameters
-    ----------
-    name, kind, meaning
-        What it is called, takes and means.
-    default
-        The value when it is left out; None if it must be given, or ``()`` where leaving it out means "none".
-    choices
-        The words allowed, for a word.
-    """
+    """A public parameter of one mechanism, beyond those all of them take."""
 
     name: str
     kind: Kind
@@ -67,13 +57,7 @@ class Option:
     choices: tuple[str, ...] = ()
 
     def checked(self, value: object) -> OptionValue:
-        """Return the value as its kind.
-
-        Raises
-        ------
-        UsageError
-            If it is of another kind.
-        """
+        """Return the value as its kind."""
         try:
             return self._as_kind(value)
         except (TypeError, ValueError):
@@ -118,31 +102,7 @@ COMPONENTS = Option("components", Kind.INTEGER, "number k of components, between
 
 @dataclass(frozen=True)
 class MechanismInfo:
-    """What is said of a mechanism in public, in words; ``dpdist mechanisms`` prints it.
-
-    Parameters
-    ----------
-    name
-        What people type.
-    output, additive
-        What is released, and whether it is the moment plus noise that does not depend on it.
-    law, sensitivity, arithmetic, cost, reference
-        How the answer is distributed, the sensitivity it is calibrated to, the arithmetic of the proof, what a draw
-        costs, and who published it.
-    claimed, proved
-        The guarantee as published, and what is proved.
-    delta
-        Whether it takes a delta.
-    options
-        Public parameters of its own.
-    replacement
-        What to take instead where the claim is not proved; empty where it is.
-    units
-        Whether the proof covers neighbours that differ in several rows, all those of one privacy unit.
-    semidefinite
-        Whether every matrix that it releases is positive semidefinite, as the exact one is. False where it releases
-        none.
-    """
+    """What is said of a mechanism in public, in words; ``dpdist mechanisms`` prints it."""
 
     name: str
     output: Output
@@ -161,13 +121,7 @@ class MechanismInfo:
     semidefinite: bool = False
 
     def filled(self, options: Options) -> dict[str, OptionValue]:
-        """Return a value for every option, checked.
-
-        Raises
-        ------
-        UsageError
-            If one is unknown, missing or of the wrong kind.
-        """
+        """Return a value for every option, checked."""
         known = {option.name: option for option in self.options}
         for name in options:
             if name not in known:
@@ -184,13 +138,7 @@ class MechanismInfo:
         return values
 
     def require_delta_use(self, loss: PrivacyLoss) -> None:
-        """Refuse a delta where none belongs, and none where one is needed.
-
-        Raises
-        ------
-        UsageError
-            Naming what to take instead.
-        """
+        """Refuse a delta where none belongs, and none where one is needed."""
         if self.delta is DeltaUse.REQUIRED and not loss.delta_atto:
             raise UsageError(
                 f"{self.name} needs a positive delta: pass {parameter('delta')}, or take "

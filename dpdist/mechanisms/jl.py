@@ -54,17 +54,7 @@ _BLOCK = 1 << 22
 
 @dataclass(frozen=True)
 class CalibratedProjection:
-    """The second moment of ``sketch`` normal combinations of rows and ridge, over their number.
-
-    Parameters
-    ----------
-    size, sketch
-        Columns d and combinations r.
-    ridge
-        w², in lattice units.
-    guarantee, claim
-        What is proved at this ridge (None: nothing), and what was asked for.
-    """
+    """The second moment of ``sketch`` normal combinations of rows and ridge, over their number."""
 
     size: int
     sketch: int
@@ -135,13 +125,7 @@ class Projection:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sketch: int, ridge: str) -> CalibratedProjection:
-        """Return the projection with the ridge that was asked for.
-
-        Raises
-        ------
-        UsageError
-            If the number of combinations is not between 1 and 10⁵, or the ridge exceeds 2^60 lattice units.
-        """
+        """Return the projection with the ridge that was asked for."""
         delta = profile(query.neighbours, query.size, sketch)
         if ridge == "exact":
             square = least_ridge(loss, query.neighbours, query.size, sketch, query.bound)

@@ -155,13 +155,7 @@ class CalibratedFrobenius(_Calibrated):
 
 
 def _guarantee(query: LatticeQuery, loss: PrivacyLoss, scale: int) -> Guarantee:
-    """Return epsilon with noise of this scale.
-
-    Raises
-    ------
-    UsageError
-        If the noise would exceed the 64-bit lattice.
-    """
+    """Return epsilon with noise of this scale."""
     require_on_lattice(query, loss, scale * query.size, _MAX_SPREAD)
     return proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL)
 
@@ -185,13 +179,7 @@ class Nuclear:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedNuclear:
-        """Return the smallest integer scale that keeps epsilon.
-
-        Raises
-        ------
-        UsageError
-            If the noise would exceed the 64-bit lattice.
-        """
+        """Return the smallest integer scale that keeps epsilon."""
         scale = -(-query.nuclear * MICRO // loss.epsilon_micro)
         return CalibratedNuclear(query.size, scale, _guarantee(query, loss, scale))
 
@@ -214,13 +202,7 @@ class Frobenius:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedFrobenius:
-        """Return the smallest integer scale that keeps epsilon.
-
-        Raises
-        ------
-        UsageError
-            If the noise would exceed the 64-bit lattice.
-        """
+        """Return the smallest integer scale that keeps epsilon."""
         # the root of an integer not below (Delta / epsilon)², rounded up in integers
         square = -(-query.frobenius_squared * MICRO**2 // loss.epsilon_micro**2)
         scale = math.isqrt(square - 1) + 1

@@ -78,13 +78,7 @@ class CalibratedLaplace(Proved, IndependentEntries):
 
 
 def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> CalibratedLaplace:
-    """Return the least integer scale t with ``sensitivity / t <= epsilon``.
-
-    Raises
-    ------
-    UsageError
-        If t would exceed 2^50 lattice units.
-    """
+    """Return the least integer scale t with ``sensitivity / t <= epsilon``."""
     scale = -(-sensitivity * MICRO // loss.epsilon_micro)
     require_on_lattice(query, loss, scale, MAX_SCALE)
     if query.triangle_l1 * MICRO > loss.epsilon_micro * scale:
@@ -113,13 +107,7 @@ class Laplace:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedLaplace:
-        """Return the smallest integer scale that keeps epsilon.
-
-        Raises
-        ------
-        UsageError
-            If the noise would exceed 2^50 lattice units.
-        """
+        """Return the smallest integer scale that keeps epsilon."""
         return _calibrated(query, loss, query.triangle_l1)
 
 
@@ -141,13 +129,7 @@ class LaplacePublished:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedLaplace:
-        """Return the published scale, rounded up.
-
-        Raises
-        ------
-        UsageError
-            If the noise would exceed 2^50 lattice units.
-        """
+        """Return the published scale, rounded up."""
         return _calibrated(query, loss, 2 * query.size * query.bound)
 
 

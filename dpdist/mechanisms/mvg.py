@@ -72,19 +72,7 @@ _UNIT = 2**160
 
 @dataclass(frozen=True, eq=False)
 class CalibratedMatrixGaussian(Additive):
-    """The symmetric part of matrix-variate Gaussian noise with fixed covariances (see the module for the law).
-
-    Parameters
-    ----------
-    eigenvalues
-        Of Sigma, (d,): in squared lattice units if one-sided, else in lattice units.
-    directions
-        Its eigenvectors as columns, (d, d), or None for the coordinate axes.
-    two_sided
-        Whether Psi = Sigma; else Psi = I.
-    guarantee, claim
-        What is proved, and what the condition it was calibrated by promises.
-    """
+    """The symmetric part of matrix-variate Gaussian noise with fixed covariances (see the module for the law)."""
 
     eigenvalues: Matrix
     directions: Matrix | None
@@ -150,13 +138,7 @@ def _mu_squared(query: LatticeQuery, eigenvalues: Matrix, *, two_sided: bool) ->
 def _calibrated(
     query: LatticeQuery, loss: PrivacyLoss, eigenvalues: Matrix, directions: Matrix | None, *, two_sided: bool
 ) -> CalibratedMatrixGaussian:
-    """Put the noise and what is proved of it together.
-
-    Raises
-    ------
-    UsageError
-        If the noise leaves the 64-bit lattice.
-    """
+    """Put the noise and what is proved of it together."""
     largest = float(eigenvalues.max())
     deviation = largest if two_sided else math.sqrt(largest)
     require_on_lattice(
@@ -220,13 +202,7 @@ class Published:
         directions: OptionMatrix,
         spectrum: tuple[float, ...],
     ) -> CalibratedMatrixGaussian:
-        """Return the noise that meets the published condition with equality, spread as the options say.
-
-        Raises
-        ------
-        UsageError
-            If the options make no sense for this query, or the noise leaves the lattice.
-        """
+        """Return the noise that meets the published condition with equality, spread as the options say."""
         if not 1 <= rows <= 1 << 62:
             raise UsageError("The bound on the number of rows must be between 1 and 2^62.", parameter="options.rows")
         phi = published_norm(query, loss, rows, two_sided=self._two_sided)
@@ -262,13 +238,7 @@ class Exact:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sigma: OptionMatrix) -> CalibratedMatrixGaussian:
-        """Return the least multiple of Sigma that keeps (epsilon, delta).
-
-        Raises
-        ------
-        UsageError
-            If Sigma is not a covariance of this size, or the noise leaves the lattice.
-        """
+        """Return the least multiple of Sigma that keeps (epsilon, delta)."""
         shape, directions = covariance_spectrum(sigma, query.size)
         shape = shape / shape[0]
         sensitivity = math.sqrt(_mu_squared(query, shape, two_sided=True))

@@ -114,13 +114,7 @@ class Part:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Part:
-        """Read what :meth:`to_json` wrote.
-
-        Raises
-        ------
-        ValueError, TypeError, KeyError
-            If it is something else.
-        """
+        """Read what :meth:`to_json` wrote."""
         kind = EdgeKind(value["edge"])
         part = cls(
             kind,
@@ -176,13 +170,7 @@ class Noise(Mapping[str, Any]):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Noise:
-        """Read what a release stores, of this version or an older one.
-
-        Raises
-        ------
-        ValueError, TypeError, KeyError
-            If it is no description of noise: a variance below zero, a kind that does not exist.
-        """
+        """Read what a release stores, of this version or an older one."""
         own = {"law", "edge", "parts", *_MOMENTS}
         noise = cls(
             law=str(value["law"]),

@@ -68,19 +68,7 @@ _MAX_SPREAD = 2.0**56
 
 @dataclass(frozen=True)
 class CalibratedWishart(Additive):
-    """A Wishart matrix of fixed degrees of freedom and integer scale.
-
-    Parameters
-    ----------
-    size, columns
-        d and the degrees of freedom m.
-    scale
-        s², in lattice units.
-    arithmetic
-        How it is drawn.
-    guarantee, claim
-        What is proved of this noise (None: nothing), and what was claimed.
-    """
+    """A Wishart matrix of fixed degrees of freedom and integer scale."""
 
     size: int
     columns: int
@@ -119,17 +107,7 @@ class CalibratedWishart(Additive):
 
 @lru_cache(maxsize=256)
 def least_noise(size: int, loss: PrivacyLoss, neighbours: Neighbours) -> tuple[int, float]:
-    """Return degrees of freedom m and ``theta = 2 s²/C²`` that keep a loss with the least edge of the spectrum of E.
-
-    Parameters
-    ----------
-    size
-        d.
-    loss
-        With a positive delta.
-    neighbours
-        The relation.
-    """
+    """Return degrees of freedom m and ``theta = 2 s²/C²`` that keep a loss with the least edge of the spectrum of E."""
     delta = loss.delta * (1 - 2.0**-50)  # the float may be above the exact one
 
     def edge(columns: int) -> float:
@@ -152,13 +130,7 @@ def _calibrated(
     scale: int,
     arithmetic: Arithmetic = Arithmetic.IDEAL_REAL,
 ) -> CalibratedWishart:
-    """Put the noise and what it keeps together.
-
-    Raises
-    ------
-    UsageError
-        If the noise would exceed the 64-bit lattice.
-    """
+    """Put the noise and what it keeps together."""
     require_on_lattice(query, loss, scale * (math.sqrt(columns) + math.sqrt(query.size)) ** 2, _MAX_SPREAD)
     guarantee = None
     if kept is not None:
@@ -191,28 +163,14 @@ class Wishart:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, arithmetic: str) -> CalibratedWishart:
-        """Return the noise of least spectral edge that keeps (epsilon, delta).
-
-        Raises
-        ------
-        UsageError
-            If the noise would exceed the 64-bit lattice.
-        """
+        """Return the noise of least spectral edge that keeps (epsilon, delta)."""
         columns, theta = least_noise(query.size, loss, query.neighbours)
         scale = math.ceil(Fraction(theta) * query.bound / 2)
         return _calibrated(query, loss, loss, columns=columns, scale=scale, arithmetic=Arithmetic(arithmetic))
 
 
 class PublishedWishart:
-    """Noise with d+1 degrees of freedom, published as purely private: ``s² = factor C² / (2 epsilon)``.
-
-    Parameters
-    ----------
-    name, factor, reference
-        As published.
-    share
-        epsilon/factor, in words.
-    """
+    """Noise with d+1 degrees of freedom, published as purely private: ``s² = factor C² / (2 epsilon)``."""
 
     def __init__(self, name: str, factor: int, share: str, reference: str) -> None:
         self.factor = factor
@@ -233,13 +191,7 @@ class PublishedWishart:
         )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedWishart:
-        """Return the noise as published, with its true delta.
-
-        Raises
-        ------
-        UsageError
-            If the noise would exceed the 64-bit lattice.
-        """
+        """Return the noise as published, with its true delta."""
         scale = -(-self.factor * query.bound * MICRO // (2 * loss.epsilon_micro))
         true_delta = leaving_delta(loss.epsilon, 1.0, 2 * scale / query.bound)
         return _calibrated(query, loss, _published(loss, true_delta), columns=query.size + 1, scale=scale)
@@ -265,13 +217,7 @@ class SheffetWishart:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedWishart:
-        """Return the noise as published, with its true delta.
-
-        Raises
-        ------
-        UsageError
-            If the noise would exceed the 64-bit lattice.
-        """
+        """Return the noise as published, with its true delta."""
         extra = math.floor(28 * math.log(4 / loss.delta) / loss.epsilon**2)
         kappa = (extra + 1) / 2
         kept = None

@@ -86,24 +86,7 @@ def _rate(epsilon: Fraction, query: LatticeQuery) -> float:
 def _aligned(
     values: Matrix, vectors: Matrix, spectrum: Matrix, rate: float, entropy: Entropy, progress: Steps | None
 ) -> Matrix:
-    """Draw Re H, density ``exp(rate tr(A H) / (gamma_1 - gamma_d))``.
-
-    Parameters
-    ----------
-    values, vectors
-        Eigenpairs of A, (d,) ascending and (d, d) columns.
-    spectrum
-        gamma, (d,), descending.
-    rate
-        Exponent for a spectrum of spread 1, per lattice unit.
-    entropy, progress
-        Where randomness comes from, and where sweeps are reported.
-
-    Returns
-    -------
-    ndarray
-        (d, d), symmetric, in units of the spectrum.
-    """
+    """Draw Re H, density ``exp(rate tr(A H) / (gamma_1 - gamma_d))``."""
     highest, lowest = float(spectrum[0]), float(spectrum[-1])
     if highest == lowest:
         return highest * np.eye(spectrum.size)
@@ -118,19 +101,7 @@ def _guarantee(query: LatticeQuery, loss: PrivacyLoss, *ranges: Fraction) -> Gua
 
 @dataclass(frozen=True)
 class CalibratedOrbit(Proved, ReportsProgress):
-    """Algorithm 1 for one public spectrum.
-
-    Parameters
-    ----------
-    unit
-        S, the lattice units in one unit of the spectrum.
-    spectrum
-        gamma_1 ... gamma_d, descending.
-    rate
-        alpha (gamma_1 - gamma_d), per lattice unit.
-    guarantee
-        What is proved.
-    """
+    """Algorithm 1 for one public spectrum."""
 
     unit: int
     spectrum: tuple[float, ...]
@@ -162,19 +133,7 @@ class CalibratedOrbit(Proved, ReportsProgress):
 
 @dataclass(frozen=True)
 class CalibratedLowRankOrbit(Proved, ReportsProgress):
-    """Algorithm 2 for one rank.
-
-    Parameters
-    ----------
-    components
-        k, the rank.
-    scale
-        Scale of the Laplace noise on an eigenvalue, lattice units.
-    rate
-        alpha g_1 (alpha (g_1 - g_d) if k = d), per lattice unit.
-    guarantee
-        What is proved.
-    """
+    """Algorithm 2 for one rank."""
 
     components: int
     scale: float
@@ -232,13 +191,7 @@ class Orbit:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, spectrum: tuple[float, ...]) -> CalibratedOrbit:
-        """Put all of epsilon in the exponent.
-
-        Raises
-        ------
-        UsageError
-            If the spectrum is empty, too long, not descending, negative, or leaves the 64-bit lattice.
-        """
+        """Put all of epsilon in the exponent."""
         if not 1 <= len(spectrum) <= query.size:
             raise UsageError(
                 f"The spectrum has {len(spectrum)} values; give between 1 and {query.size}, the number of columns.",
@@ -279,13 +232,7 @@ class LowRankOrbit:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedLowRankOrbit:
-        """Spend half of epsilon on the eigenvalues and half on the orbit; with one column there is no orbit to draw.
-
-        Raises
-        ------
-        UsageError
-            If there are not so many components, or the noise leaves the 64-bit lattice.
-        """
+        """Spend half of epsilon on the eigenvalues and half on the orbit; with one column there is no orbit to draw."""
         require_components(query, components)
         share = Fraction(loss.epsilon_micro, MICRO if query.size == 1 else 2 * MICRO)
         scale = (query.bound if components == 1 else query.nuclear) / share

@@ -187,13 +187,7 @@ class Power:
     def calibrate(
         self, query: LatticeQuery, loss: PrivacyLoss, *, components: int, iterations: int, route: str
     ) -> CalibratedPower:
-        """Return the least noise that keeps the loss.
-
-        Raises
-        ------
-        UsageError
-            If there are not so many components, or no round.
-        """
+        """Return the least noise that keeps the loss."""
         del route  # however the products are computed, the law is the same
         require_components(query, components)
         _require_rounds(iterations)
@@ -230,13 +224,7 @@ class PublishedPower:
     def calibrate(
         self, query: LatticeQuery, loss: PrivacyLoss, *, components: int, iterations: int, route: str
     ) -> CalibratedPower:
-        """Return the noise as published, and what it proves for rows.
-
-        Raises
-        ------
-        UsageError
-            If there are not so many components, or no round.
-        """
+        """Return the noise as published, and what it proves for rows."""
         del route  # however the products are computed, the law is the same
         require_components(query, components)
         _require_rounds(iterations)

@@ -122,13 +122,7 @@ def weights(bins: int, edge: int, quantile: Fraction, *, rows_known: bool) -> We
 
 
 def require_quantile(quantile: Fraction) -> None:
-    """Refuse what is no quantile.
-
-    Raises
-    ------
-    UsageError
-        If it is not between 0 and 1, both excluded.
-    """
+    """Refuse what is no quantile."""
     if not 0 < quantile < 1:
         raise UsageError("A quantile lies between 0 and 1, both excluded, such as 0.95.", parameter="quantile")
 
@@ -145,21 +139,7 @@ def _bounds(
 def rank_error(
     noise: CountNoise, edges: int, quantile: Fraction, *, rows_known: bool, confidence: float = CONFIDENCE
 ) -> float:
-    """Return how far noise moves the number of rows above an edge at most, at the worst edge of a grid, in rows.
-
-    Parameters
-    ----------
-    noise
-        That of each count.
-    edges
-        Their number.
-    quantile
-        q; where n is public it makes no difference.
-    rows_known
-        Whether n is public.
-    confidence
-        Of the bound, at all edges together.
-    """
+    """Return how far noise moves the number of rows above an edge at most, at the worst edge of a grid, in rows."""
     return max(_bounds(noise, edges, quantile, rows_known=rows_known, confidence=confidence))
 
 
@@ -199,26 +179,7 @@ class QuantileFound:
 def quantile_of(
     noisy: Sequence[int], noise: CountNoise, quantile: Fraction, *, rows: int | None, confidence: float = CONFIDENCE
 ) -> QuantileFound:
-    """Say where a quantile lies. Free: it looks at a release only.
-
-    Parameters
-    ----------
-    noisy
-        The noisy counts, at least two; the last is that of the bin beyond the grid.
-    noise
-        That of each count.
-    quantile
-        q, between 0 and 1.
-    rows
-        n where it is public, else None.
-    confidence
-        Of the bounds, together.
-
-    Raises
-    ------
-    UsageError
-        If q is no quantile.
-    """
+    """Say where a quantile lies. Free: it looks at a release only."""
     require_quantile(quantile)
     bins, total = len(noisy), sum(noisy)
     edges = range(bins - 1)

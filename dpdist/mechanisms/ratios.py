@@ -29,15 +29,6 @@ def gaussian(here: Matrix, there: Matrix, variance: Matrix, basis: Matrix | None
     """Symmetric noise with independent normal entries on and above the diagonal.
 
     ``sum_{i<=j} D_ij (y_ij - m_ij) / v_ij``, D the difference and m the mean of the moments.
-
-    Parameters
-    ----------
-    here, there
-        The moments, (d, d).
-    variance
-        v, of each entry.
-    basis
-        Orthonormal columns in which the entries are independent; None for the coordinate axes.
     """
 
     def turned(matrix: Matrix) -> Matrix:
@@ -180,15 +171,6 @@ def clipped_pair(here: Matrix, there: Matrix, scale: float, direction: Callable[
     """Release of ``l X``: l Laplace around the largest eigenvalue and clipped at 0, X drawn independently, tr X = 1.
 
     Where l is 0 the matrix is 0 and says nothing of X.
-
-    Parameters
-    ----------
-    here, there
-        The moments, (d, d).
-    scale
-        Of the Laplace variable.
-    direction
-        The ratio of X, of the release and of l.
     """
     a, b = (float(np.linalg.eigvalsh(matrix)[-1]) for matrix in (here, there))
     clipped = _laplace_left(a, scale) - _laplace_left(b, scale)
@@ -225,17 +207,6 @@ def power_rounds(here: Matrix, there: Matrix, shape: str, scale: float, *, relat
     Given x, the next vector has the density ``integral over r of |r|^(d-1) f(r x' - M x)``, f the density of g and r
     from minus to plus infinity, because the sign is lost. The integral is a sum over a grid around its peak. x_0 does
     not depend on the data, and the ratios of the rounds add up.
-
-    Parameters
-    ----------
-    here, there
-        The moments, (d, d).
-    shape
-        ``normal``, ``k-norm`` or ``laplace``.
-    scale
-        Standard deviation, scale of the norm, or scale of the entries of g.
-    relative
-        Whether the scale is multiplied by the largest entry of x.
     """
     size = len(here)
 

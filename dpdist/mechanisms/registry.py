@@ -98,13 +98,7 @@ def list_mechanisms() -> tuple[MechanismInfo, ...]:
 
 
 def mechanism_named(name: str) -> Mechanism:
-    """Look a mechanism up.
-
-    Raises
-    ------
-    UsageError
-        If there is none of that name; the message lists them.
-    """
+    """Look a mechanism up."""
     try:
         return MECHANISMS[name]
     except KeyError:
@@ -112,15 +106,7 @@ def mechanism_named(name: str) -> Mechanism:
 
 
 def calibrated(name: str, query: LatticeQuery, loss: PrivacyLoss, options: Options | None = None) -> Calibrated:
-    """Return a mechanism fixed for a query, a loss and its options; those left out take their defaults.
-
-    Raises
-    ------
-    UsageError
-        If there is no such mechanism, delta or an option does not belong to it, or the noise leaves the lattice.
-    RefusedError
-        If neighbours may differ in several rows and nothing is proved of that.
-    """
+    """Return a mechanism fixed for a query, a loss and its options; those left out take their defaults."""
     mechanism = mechanism_named(name)
     if query.rows > 1 and not mechanism.info.units:
         proved = [known for known, other in MECHANISMS.items() if other.info.units]

@@ -62,24 +62,7 @@ from dpdist.privacy.guarantee import Neighbours
 
 @dataclass(frozen=True)
 class LatticeQuery:
-    """The integer second moment a mechanism protects.
-
-    Parameters
-    ----------
-    size
-        Number of columns of a row, the constant one included: the matrix is ``size x size``.
-    bound
-        Largest squared Euclidean norm of an integer row, verified row by row.
-    neighbours
-        The neighbouring relation.
-    rows
-        M: how many rows neighbours may differ in, all of one privacy unit.
-
-    Raises
-    ------
-    UsageError
-        If size, bound or rows is not positive.
-    """
+    """The integer second moment a mechanism protects."""
 
     size: int
     bound: int

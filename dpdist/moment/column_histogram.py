@@ -26,18 +26,7 @@ from dpdist.rows.table import Table
 
 @dataclass(frozen=True)
 class ColumnCounting:
-    """Counts the numbers of every column over its own grid; the bins of the first column come first.
-
-    Parameters
-    ----------
-    grids
-        One for each column.
-
-    Raises
-    ------
-    UsageError
-        If they have too many bins together.
-    """
+    """Counts the numbers of every column over its own grid; the bins of the first column come first."""
 
     grids: tuple[Grid, ...]
     value_seconds: ClassVar[float] = 5e-8

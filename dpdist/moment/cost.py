@@ -40,17 +40,7 @@ _SAMPLE = 2000
 
 @dataclass(frozen=True)
 class Rates:
-    """CPU seconds of one core, for one of each.
-
-    Parameters
-    ----------
-    bound
-        Value of a row that is bounded.
-    multiply
-        Entry of the moment to which a row is added.
-    draw
-        Exactly rounded normal.
-    """
+    """CPU seconds of one core, for one of each."""
 
     bound: float
     multiply: float
@@ -94,17 +84,6 @@ class ClusterCost:
 
     The draw is counted as one normal for every entry, as that of `gaussian`. Seconds are those on as many of the
     workers as help: where further ones would only add to what is sent and handed out, they are not counted on.
-
-    Parameters
-    ----------
-    table
-        The shape of the rows.
-    layout
-        What will be done.
-    rates
-        What a core takes for it.
-    bandwidth
-        Bytes a second that the store of the rows sends and takes, all workers together. Infinite: each has its own.
     """
 
     table: Shape
@@ -201,13 +180,7 @@ class ClusterCost:
 
 
 def described(rows: int, columns: int, dtype: str) -> Shape:
-    """Describe a table as it would be ingested.
-
-    Raises
-    ------
-    UsageError
-        If it has no rows, or fewer than two columns.
-    """
+    """Describe a table as it would be ingested."""
     if rows < 1 or columns < 2:
         raise UsageError(
             f"The cost is that of a table of one row and two columns at least ({parameter('n')}, {parameter('d')})."
@@ -224,28 +197,7 @@ def forecast(
     divisible: bool,
     bandwidth: float | None = None,
 ) -> list[ClusterCost]:
-    """Return what the release of a table will cost, for each number of workers. More of them are never slower.
-
-    Parameters
-    ----------
-    table, bound
-        The shape of the rows, which need not be stored anywhere, and how they are bounded.
-    workers
-        Numbers of worker processes.
-    memory
-        Bytes that each process may use.
-    divisible
-        Whether the mechanism's noise has independent entries.
-    bandwidth
-        Bytes a second that the store of the rows sends and takes, all workers together. None: as much as they ask for.
-
-    Raises
-    ------
-    UsageError
-        If there is no worker, no bandwidth, or the memory does not suffice.
-    DataError
-        If 64-bit integers cannot sum so many rows.
-    """
+    """Return what the release of a table will cost, for each number of workers. More of them are never slower."""
     if min(workers) < 1:
         raise UsageError("At least one worker is needed.", parameter="workers")
     if bandwidth is not None and not 0 < bandwidth < math.inf:

@@ -88,24 +88,7 @@ def fastest(norm_bound: int, largest: int | None = None) -> Arithmetic:
 
 
 class GramSum:
-    """Adds ``Z^T Z`` of many blocks exactly, or a band of its rows.
-
-    Parameters
-    ----------
-    band
-        Which rows of the triangle; its size is the number of columns of a block.
-    norm_bound
-        S, which the squared norm of no row exceeds.
-    arithmetic
-        What multiplies, one of :func:`available`; the rest would end the process. None: the fastest one.
-    largest
-        What no entry of a row exceeds in magnitude. None: ``sqrt(S)``.
-
-    Raises
-    ------
-    ValueError
-        If that arithmetic does not hold a single row exactly.
-    """
+    """Adds ``Z^T Z`` of many blocks exactly, or a band of its rows."""
 
     def __init__(
         self, band: Band, norm_bound: int, arithmetic: Arithmetic | None = None, largest: int | None = None
@@ -123,13 +106,7 @@ class GramSum:
         return self._sum.at_once if isinstance(self._sum, _Integers) else 1
 
     def add(self, block: Block) -> None:
-        """Add the product of integer-valued rows, C-ordered (r, size).
-
-        Raises
-        ------
-        ValueError
-            If there are more rows than float64 adds exactly, ``floor(2^53 / S)``, and float64 is what multiplies.
-        """
+        """Add the product of integer-valued rows, C-ordered (r, size)."""
         self._sum.add(block)
 
     def add_dithered(self, rows: npt.NDArray[np.generic], bound: RowBound, dithers: Dithers) -> None:

@@ -54,13 +54,7 @@ class HistogramTask:
 
 
 def partition_histogram(task: HistogramTask) -> Partial[np.int64]:
-    """Count the rows of one partition; the values of the sum are (bins,) int64.
-
-    Raises
-    ------
-    DataError
-        If a chunk is missing, short or altered.
-    """
+    """Count the rows of one partition; the values of the sum are (bins,) int64."""
     reader = ChunkReader(task.table, piece_rows(task.counting.columns))
     values = np.zeros(task.counting.bins, dtype=np.int64)
     rows = fingerprint = 0

@@ -63,17 +63,7 @@ _WORDS = ir.VectorType(_I32, PANEL)
 
 @dataclass(frozen=True)
 class _Tile:
-    """What adds a tile of ``A^T B`` of two panels or more to 64-bit integers.
-
-    Parameters
-    ----------
-    feature
-        Of the processor, whose instruction adds products of pairs.
-    lanes
-        Pairs that it takes at once.
-    height, width
-        Of the tile; a height that divides PANEL, and a width that is a multiple of it.
-    """
+    """What adds a tile of ``A^T B`` of two panels or more to 64-bit integers."""
 
     feature: str
     lanes: int
@@ -96,19 +86,6 @@ class _Tile:
         """Emit the loop over the rows, two of 16 bits or four of 8, and the addition.
 
         Its arguments are int64.
-
-        Parameters
-        ----------
-        left, right
-            The addresses of the first pair, or the first four, of the left and of the right factor.
-        pairs
-            How many pairs or fours of rows there are, at least one.
-        panel
-            Bytes from one panel to the next.
-        place, line
-            The address of the tile, and bytes from one of its rows to the next.
-        begin
-            The address of what the sums of each row of the tile begin with, 32 bits each; they begin at 0 of 16 bits.
         """
         left, right, pairs, panel, place, line, begin = arguments
         sums, wide = ir.VectorType(_I32, self.lanes), ir.VectorType(_I64, self.lanes)
@@ -352,25 +329,7 @@ def _split(panels: Any, pairs: int, found: Any, order: Any) -> int:
 
 @njit  # type: ignore[untyped-decorator]
 def _regrouped(panels: Any, pairs: int, most: int, room: Any) -> int:
-    """Put rows that 8 bits hold in front of the panels, four to a line, and the pairs of the others behind them.
-
-    Parameters
-    ----------
-    panels
-        (panels, pairs or more, 16) int32, of two rows each; changed.
-    pairs
-        How many there are.
-    most
-        Rows that are multiplied as integers of 8 bits at once; with more, none are.
-    room
-        As :func:`room_for` makes it. The first lines become what the sums of each column begin with.
-
-    Returns
-    -------
-    int
-        How many lines of four rows there are. 0: nothing was changed, because too many rows need 16 bits, or there are
-        too many rows or too few columns.
-    """
+    """Put rows that 8 bits hold in front of the panels, four to a line, and the pairs of the others behind them."""
     if 2 * pairs > most or panels.shape[0] < _FEWEST_PANELS:
         return 0
     columns = panels.shape[0]

@@ -26,13 +26,7 @@ def drawn() -> bytes:
 
 
 def partition_of_own_key(task: MomentTask) -> Partial[np.int64]:
-    """Sum one partition, whose rows are in no other sum of the attempt, dithered by a key that nobody else has.
-
-    Raises
-    ------
-    DataError
-        If a chunk is missing, short or altered.
-    """
+    """Sum one partition, whose rows are in no other sum of the attempt, dithered by a key that nobody else has."""
     if task.bound.rule != DITHERED:
         return partition_moment(task)
     return replace(partition_moment(task.keyed(drawn())), key="")

@@ -40,19 +40,7 @@ _SHARE = 2
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes of a table, its bands, and the workers that sum them; made by :func:`layout_of`.
-
-    Parameters
-    ----------
-    table, bound
-        The sizes of the rows, which need not be stored anywhere, and how they are bounded.
-    workers
-        Number of worker processes. More may come, and some may go: it is what is expected.
-    bands
-        Bands in the order of their rows, together the whole triangle.
-    threads
-        Units that a worker sums at the same time.
-    """
+    """The sizes of a table, its bands, and the workers that sum them; made by :func:`layout_of`."""
 
     table: Sizes
     bound: RowBound
@@ -155,26 +143,7 @@ class Layout:
 
 
 def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divisible: bool, threads: int = 1) -> Layout:
-    """Cut the triangle into as few bands as the memory of the processes allows.
-
-    Parameters
-    ----------
-    table, bound
-        The sizes of the rows and how they are bounded.
-    workers
-        Number of worker processes.
-    memory
-        Bytes that each process may use, the trusted node included.
-    divisible
-        Whether the mechanism's noise has independent entries, so that bands can be noised one after the other.
-    threads
-        Units that a worker can sum at the same time. If its memory does not suffice for so many, it sums fewer.
-
-    Raises
-    ------
-    UsageError
-        If the memory does not suffice, with what to take instead.
-    """
+    """Cut the triangle into as few bands as the memory of the processes allows."""
     size = bound.width
     whole = Layout(table, bound, workers, (Band.whole(size),), threads)
     if max(whole.worker_bytes, whole.trusted_bytes) <= memory // _SHARE:

@@ -32,15 +32,7 @@ from dpdist.rows.bounding import RowBound
 
 @dataclass(frozen=True)
 class NormCounting:
-    """Counts the norms of rows over a grid.
-
-    Parameters
-    ----------
-    bound
-        Its centre and scale.
-    edges
-        Of the grid, rising.
-    """
+    """Counts the norms of rows over a grid."""
 
     bound: RowBound
     edges: tuple[float, ...]
@@ -178,17 +170,7 @@ def bits_for(columns: int) -> int:
 
 
 def norms_of(rows: npt.NDArray[np.generic], bound: RowBound, out: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the norms of rows after the public shift and scale of a bound, shape (r,).
-
-    Parameters
-    ----------
-    rows
-        Shape (r, columns), any real dtype.
-    bound
-        Its centre and scale; its clip norm is not looked at.
-    out
-        float64 buffer of shape (at least r, columns); overwritten.
-    """
+    """Return the norms of rows after the public shift and scale of a bound, shape (r,)."""
     z = out[: rows.shape[0]]
     bound.shifted(rows, z)
     z[~np.isfinite(z).all(axis=1)] = 0

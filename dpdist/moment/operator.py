@@ -36,15 +36,7 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MomentMatrix:
-    """An exact moment that is held in memory. Private.
-
-    Parameters
-    ----------
-    packed
-        Packed triangle, int64.
-    size
-        d, of the (d, d) matrix.
-    """
+    """An exact moment that is held in memory. Private."""
 
     packed: Triangle
     size: int
@@ -88,26 +80,12 @@ class _Elsewhere:
 
 @dataclass(frozen=True)
 class MomentBands(_Elsewhere):
-    """An exact moment that is only ever held band by band: summed on the workers, forgotten when it is noisy.
-
-    Parameters
-    ----------
-    sums
-        Starts a new pass over the table for every band, and yields the bands from the first row to the last.
-    """
+    """An exact moment that is only ever held band by band: summed on the workers, forgotten when it is noisy."""
 
     sums: Callable[[], Iterator[Partial[np.int64]]]
 
     def bands(self) -> Iterator[tuple[Band, Triangle]]:
-        """Yield one band after the other, and hold none when the next one comes.
-
-        Raises
-        ------
-        DataError
-            If a later pass over the table read other rows than the first one did.
-        DpdistError
-            If it rounded them by another key: no row would be in the moment with the integers that were verified.
-        """
+        """Yield one band after the other, and hold none when the next one comes."""
         first: int | None = None
         key: str | None = None
         for partial in self.sums():
@@ -130,13 +108,7 @@ class MomentBands(_Elsewhere):
 
 @dataclass(frozen=True)
 class MomentProducts(_Elsewhere):
-    """An exact moment that is never formed: only its products are computed, wherever the rows are.
-
-    Parameters
-    ----------
-    product
-        Takes (d, k) vectors and returns the moment times them.
-    """
+    """An exact moment that is never formed: only its products are computed, wherever the rows are."""
 
     product: Callable[[Matrix], Matrix]
 
@@ -147,15 +119,7 @@ class MomentProducts(_Elsewhere):
 
 @dataclass(frozen=True)
 class Digits:
-    """How products of rows and vectors are cut into digits, so that they are added exactly: from public numbers.
-
-    Parameters
-    ----------
-    bits
-        h, of each digit but the last, which has no more, and a sign.
-    count
-        How many there are.
-    """
+    """How products of rows and vectors are cut into digits, so that they are added exactly: from public numbers."""
 
     bits: int
     count: int
@@ -204,13 +168,7 @@ class ProductTask:
 
 
 def partition_product(task: ProductTask) -> Partial[np.int64]:
-    """Return the digits of ``sum z (z^T V)`` over one partition, exactly: d k each where the moment has d² entries.
-
-    Raises
-    ------
-    DataError
-        If a chunk is missing, short or altered.
-    """
+    """Return the digits of ``sum z (z^T V)`` over one partition, exactly: d k each where the moment has d² entries."""
     table, bound = task.partition.table, task.partition.bound
     if table.weights:
         raise AssertionError("rows that are added unequally often are summed, and not multiplied with vectors")

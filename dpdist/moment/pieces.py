@@ -48,18 +48,6 @@ def unit_count(table: Sizes, *, row_seconds: float, entries: int, workers: int) 
 
 
 def units_of(table: Sizes, *, row_seconds: float, entries: int, workers: int) -> list[range]:
-    """Cut the chunks of a table into units; nothing is read.
-
-    Parameters
-    ----------
-    table
-        The sizes of the rows.
-    row_seconds
-        What a row takes.
-    entries
-        Length of a unit's sum.
-    workers
-        Threads of workers that are expected.
-    """
+    """Cut the chunks of a table into units; nothing is read."""
     count = unit_count(table, row_seconds=row_seconds, entries=entries, workers=workers)
     return partitions(table.chunks, count)

@@ -93,13 +93,7 @@ class MomentTask:
 
 
 def require_summable(table: Sizes, bound: RowBound) -> None:
-    """Check that a table can be summed exactly under a bound; it looks at their shapes only.
-
-    Raises
-    ------
-    DataError
-        If the sum of so many rows could leave 64-bit integers, or the bound is for other columns.
-    """
+    """Check that a table can be summed exactly under a bound; it looks at their shapes only."""
     if bound.columns != table.columns:
         raise DataError(f"The bound is for {bound.columns} columns, {table} has {table.columns}.")
     if table.added_rows > bound.total_rows:
@@ -113,11 +107,6 @@ def moment_task(table: Table, bound: RowBound, band: Band | None = None) -> Mome
     """Return the sum of all chunks of a table, for a band or the whole moment; it is computed in parts.
 
     Rows that are dithered cannot be summed before it is given a key (:meth:`MomentTask.keyed`).
-
-    Raises
-    ------
-    DataError
-        As :func:`require_summable`.
     """
     require_summable(table, bound)
     return MomentTask(table, bound, range(table.chunks), band or Band.whole(bound.width))
@@ -127,11 +116,6 @@ def partition_moment(task: MomentTask) -> Partial[np.int64]:
     """Sum one band of one partition: bound its rows, block by block, and add the products of their columns.
 
     Where rows are added several times, those that are added equally often are summed once, and their sum is multiplied.
-
-    Raises
-    ------
-    DataError
-        If a chunk is missing, short or altered.
     """
     total: Partial[np.int64] | None = None
     for weight, chunks in groupby(task.chunks, task.table.weight_of):
@@ -191,13 +175,6 @@ class BoundedBlocks:
 
     Iterating yields (r, width) integer-valued float64 in one buffer that is used again, and raises DataError if a
     chunk is missing, short or altered.
-
-    Parameters
-    ----------
-    task
-        Which rows.
-    most
-        Rows of a block; the last one may have fewer.
 
     Attributes
     ----------
@@ -266,14 +243,7 @@ def hash_of(index: int, checksum: int) -> int:
 
 
 def add_partials(total: Partial[Value], part: Partial[Value]) -> Partial[Value]:
-    """Add a partial over other chunks to a total, in the total's own memory: only the result may be used afterwards.
-
-    Raises
-    ------
-    DpdistError
-        If both cover the same chunk, which would count twice, or they are of different bands or keys. Nothing is added
-        then.
-    """
+    """Add a partial over other chunks to a total, in the total's own memory: only the result may be used afterwards."""
     if part.band != total.band:
         raise DpdistError("Sums of different rows of the moment met; the release was stopped before any noise.")
     if part.key != total.key:
@@ -297,13 +267,7 @@ def _union(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def complete(table: Table, total: Partial[Value] | None = None) -> Partial[Value]:
-    """Check that a total covers the table once.
-
-    Raises
-    ------
-    DpdistError
-        If a chunk is missing or came twice, or there is no total.
-    """
+    """Check that a total covers the table once."""
     if total is None or total.covered != ((0, table.chunks),) or total.rows != table.rows:
         raise DpdistError(
             f"The sums do not cover the {table.chunks} chunks of {table} once: the release was stopped before "

@@ -42,21 +42,7 @@ _BATCH = 1 << 20
 
 
 def bingham(matrix: Floats, count: int, entropy: Entropy) -> Floats:
-    """Draw independent unit vectors of density proportional to ``exp(x^T B x)``.
-
-    Parameters
-    ----------
-    matrix
-        B, symmetric (d, d), d >= 1; its lower triangle is read. One eigendecomposition, O(d³).
-    count
-        Number of draws; each takes O(sqrt(d)) candidates of d normals.
-    entropy
-        Where the bits come from.
-
-    Returns
-    -------
-    ndarray of float64, shape (count, d)
-    """
+    """Draw independent unit vectors of density proportional to ``exp(x^T B x)``."""
     values, vectors = np.linalg.eigh(matrix)
     levels = values[-1] - values[::-1]
     size = levels.size
@@ -74,21 +60,7 @@ def bingham(matrix: Floats, count: int, entropy: Entropy) -> Floats:
 
 
 def angular_central_gaussian(levels: Floats, tried: int, entropy: Entropy) -> Floats:
-    """Return the accepted among ``tried`` candidates, in the eigenbasis.
-
-    Parameters
-    ----------
-    levels
-        l, ascending from 0, shape (d,), d >= 1.
-    tried
-        Number of candidates.
-    entropy
-        Where the bits come from.
-
-    Returns
-    -------
-    ndarray of float64, shape (accepted, d)
-    """
+    """Return the accepted among ``tried`` candidates, in the eigenbasis."""
     shape = (tried, levels.size)
     points, accepted = _angular(np.broadcast_to(levels, shape), np.full(tried, _balance(2 * levels)), entropy)
     return points[accepted]
@@ -150,22 +122,7 @@ def _circle(second: Floats, entropy: Entropy) -> Floats:
 
 
 def successive(matrix: Floats, count: int, entropy: Entropy) -> Floats:
-    """Draw orthonormal vectors one after the other, each a Bingham vector in the complement of those before.
-
-    Parameters
-    ----------
-    matrix
-        B, symmetric (d, d). One eigendecomposition and two products of that size per vector.
-    count
-        Number k of vectors, 1 <= k <= d.
-    entropy
-        Where the bits come from.
-
-    Returns
-    -------
-    ndarray of float64, shape (k, d)
-        Row i has density proportional to ``exp(x^T B x)`` on the unit sphere orthogonal to the rows above.
-    """
+    """Draw orthonormal vectors one after the other, each a Bingham vector in the complement of those before."""
     size = len(matrix)
     frame = np.eye(size)
     for i in range(count):
@@ -178,21 +135,6 @@ def gibbs(matrix: Floats, count: int, sweeps: int, entropy: Entropy) -> Floats:
 
     Hoff's (2009) Gibbs sampler of the matrix Bingham law, from a uniform start: a sweep redraws every vector given the
     others, here exactly. The law after finitely many sweeps is not known, so nothing can be proved of it.
-
-    Parameters
-    ----------
-    matrix
-        B, symmetric (d, d).
-    count
-        Number k of vectors, 1 <= k < d.
-    sweeps
-        Number of sweeps, each of k eigendecompositions of size d - k + 1.
-    entropy
-        Where the bits come from.
-
-    Returns
-    -------
-    ndarray of float64, shape (k, d)
     """
     size = len(matrix)
     frame = haar(size, size, entropy)

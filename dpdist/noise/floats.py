@@ -34,13 +34,7 @@ def exponentials(count: int, entropy: Entropy) -> Floats:
 
 
 def gammas(shape: float, count: int, entropy: Entropy) -> Floats:
-    """Draw gamma variables of scale 1 (Marsaglia & Tsang 2000, ACM TOMS 26(3)), shape (count,).
-
-    Raises
-    ------
-    ValueError
-        If the shape parameter is not positive.
-    """
+    """Draw gamma variables of scale 1 (Marsaglia & Tsang 2000, ACM TOMS 26(3)), shape (count,)."""
     if not shape > 0:
         raise ValueError("the shape of a gamma variable is positive")
     if shape < 1:

@@ -91,13 +91,6 @@ class Polytope:
 
     A state is a vector of all d(d+1)/2 cells, the free ones first. Cells that the spectrum pins (between two equal
     values, and the last row) never change.
-
-    Parameters
-    ----------
-    spectrum
-        gamma, (d,), descending, between 0 and 1.
-    levels
-        l, (d,), descending.
     """
 
     def __init__(self, spectrum: Floats, levels: Floats) -> None:
@@ -192,24 +185,7 @@ class _Blocks:
 
 
 def patterns(spectrum: Floats, levels: Floats, entropy: Entropy, *, progress: Steps | None = None) -> Iterator[Floats]:
-    """Yield independent Gelfand-Tsetlin patterns of the orbit density for ever.
-
-    Parameters
-    ----------
-    spectrum
-        gamma, (d,), descending, between 0 and 1.
-    levels
-        l, (d,), descending: the exponent is ``sum_m l_m H_mm``.
-    entropy
-        Where randomness comes from.
-    progress
-        Called every few sweeps.
-
-    Yields
-    ------
-    ndarray
-        (d, d); the first m entries of row m-1 are the eigenvalues of the leading m x m minor, descending.
-    """
+    """Yield independent Gelfand-Tsetlin patterns of the orbit density for ever."""
     polytope = Polytope(spectrum, levels)
     blocks = _Blocks(polytope, entropy, progress)
     for state in blocks.states(blocks.trial()):
@@ -221,11 +197,6 @@ def _squared_border(inner: Floats, outer: Floats) -> Floats:
 
     ``|b_j|^2 = -prod_i (mu_j - nu_i) / prod_(i != j) (mu_j - mu_i)``, paired so that every quotient lies in [0, 1].
     Among equal eigenvalues of the minor the eigenbasis is free, and the last one takes what belongs to all.
-
-    Parameters
-    ----------
-    inner, outer
-        Eigenvalues mu, (m,), of the minor and nu, (m+1,), of the matrix, descending and interlacing.
     """
     gap = np.abs(inner[:, None] - inner)
     between = np.abs(inner[:, None] - outer[1:-1])  # nu_(i+1) lies between mu_i and mu_(i+1)
@@ -247,13 +218,6 @@ def matrix_of(pattern: Floats, entropy: Entropy) -> Complex:
 
     Each minor borders the one before. The eigenvalues prescribed, not those computed, enter every step, so that errors
     add up and are never amplified: about ``d`` units of the last place.
-
-    Parameters
-    ----------
-    pattern
-        (d, d), as :func:`patterns` yields them.
-    entropy
-        Where the phases come from.
     """
     size = pattern.shape[0]
     out = np.zeros((size, size), dtype=np.complex128)

@@ -40,13 +40,6 @@ _SPARE = 40
 def log_sphere(levels: Floats, power: float) -> float:
     """Return ``log E exp(-sum_i l_i |x_i|²)`` for a uniform unit vector x.
 
-    Parameters
-    ----------
-    levels
-        l, (n,), n >= 1, any order, the least of them 0.
-    power
-        1/2 for a real vector, 1 for a complex one.
-
     Examples
     --------
     >>> round(log_sphere(np.array([0.0, 3.0]), 1.0), 12) == round(math.log((1 - math.exp(-3)) / 3), 12)
@@ -73,16 +66,7 @@ def log_bingham(values: Floats) -> float:
 
 
 def log_orbit(levels: Floats, spectrum: Floats) -> float:
-    """Return ``log E exp(sum_m l_m H_mm)`` for H = U diag(g) U*, U Haar unitary.
-
-    Parameters
-    ----------
-    levels
-        l, (d,), any order.
-    spectrum
-        g, (d,), any order. Rank one and rank d-1 projectors take microseconds; otherwise the cost is a determinant of
-        thousands of digits: milliseconds at d = 8, minutes at d = 50.
-    """
+    """Return ``log E exp(sum_m l_m H_mm)`` for H = U diag(g) U*, U Haar unitary."""
     if np.count_nonzero(spectrum == 0) == spectrum.size - 1 and spectrum.max() == 1:
         return float(levels.max()) + log_sphere(levels.max() - levels, 1.0)
     if np.count_nonzero(spectrum == 1) == spectrum.size - 1 and spectrum.min() == 0:

@@ -70,26 +70,7 @@ def _on_lattice(reals: Reals, scale: int, plus: int) -> Integers:
 
 
 def rounded_normal(sigma: int, size: int, entropy: Entropy) -> Integers:
-    """Draw independent exactly rounded normals ``rnd(sigma Z)``.
-
-    Parameters
-    ----------
-    sigma
-        Standard deviation before rounding, an integer, ``1 <= sigma <= 2**50``.
-    size
-        Number of draws.
-    entropy
-        Where the bits come from.
-
-    Returns
-    -------
-    ndarray of int64, shape (size,)
-
-    Raises
-    ------
-    ValueError
-        If sigma is out of range.
-    """
+    """Draw independent exactly rounded normals ``rnd(sigma Z)``."""
     if not 1 <= sigma <= MAX_SCALE:
         raise ValueError(f"sigma must lie between 1 and {MAX_SCALE}")
     out = np.empty(size, dtype=np.int64)
@@ -99,26 +80,7 @@ def rounded_normal(sigma: int, size: int, entropy: Entropy) -> Integers:
 
 
 def discrete_laplace(scale: int, size: int, entropy: Entropy) -> Integers:
-    """Draw independent integers with ``P(n) ∝ exp(-|n| / scale)``.
-
-    Parameters
-    ----------
-    scale
-        t, an integer, ``1 <= t <= 2**50``.
-    size
-        Number of draws.
-    entropy
-        Where the bits come from.
-
-    Returns
-    -------
-    ndarray of int64, shape (size,)
-
-    Raises
-    ------
-    ValueError
-        If the scale is out of range.
-    """
+    """Draw independent integers with ``P(n) ∝ exp(-|n| / scale)``."""
     if not 1 <= scale <= MAX_SCALE:
         raise ValueError(f"the scale must lie between 1 and {MAX_SCALE}")
     out = np.empty(size, dtype=np.int64)

@@ -183,26 +183,7 @@ def _inverted(grid: _Grid, others: Floats, u: Floats) -> Floats:
 
 
 def quantile(others: Floats, low: Floats | float, high: Floats | float, u: Floats) -> Floats:
-    """Return quantiles of the density ``prod_j |x - others_j| exp(-|x|)`` on an interval free of other sites.
-
-    Parameters
-    ----------
-    others
-        Sites that repel, (m, c): one column per chain.
-    low, high
-        Ends of the interval, (c,), or minus infinity and infinity for all chains.
-    u
-        Probabilities, (c,), multiples of 2^-53.
-
-    Returns
-    -------
-    ndarray, (c,)
-
-    Raises
-    ------
-    ArithmeticError
-        If the inversion does not converge.
-    """
+    """Return quantiles of the density ``prod_j |x - others_j| exp(-|x|)`` on an interval free of other sites."""
     upper = u > 0.5
     tail = np.where(upper, 1 - u, u)  # exact for these u: the upper half is mirrored, so small masses stay accurate
     drop = _NEGLIGIBLE - np.log(tail)

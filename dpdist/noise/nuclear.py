@@ -47,15 +47,7 @@ from dpdist.noise.log_gas import quantile
 
 
 def sweep(chains: Floats, u: Floats) -> None:
-    """Redraw every site of every chain in place, i = d..1 and then 1..d.
-
-    Parameters
-    ----------
-    chains
-        One descending state per column, (d, c).
-    u
-        Uniforms, (2, d, c): for the way down and the way up.
-    """
+    """Redraw every site of every chain in place, i = d..1 and then 1..d."""
     last = chains.shape[0] - 1
     others = chains[:-1].copy()
     for i in range(last, -1, -1):
@@ -74,18 +66,7 @@ def _interval(chains: Floats, i: int) -> tuple[Floats | float, Floats | float]:
 
 
 def extremes(u: Floats) -> Floats:
-    """Return the extreme chains after the first sweep, from plus and minus infinity.
-
-    Parameters
-    ----------
-    u
-        Uniforms of that sweep, (2, d, count).
-
-    Returns
-    -------
-    ndarray, (d, 2 count)
-        Above all chains, then below all chains, that used the same uniforms.
-    """
+    """Return the extreme chains after the first sweep, from plus and minus infinity."""
     _, size, count = u.shape
     top, bottom = np.empty((size, count)), np.empty((size, count))
     for i in range(size - 1, -1, -1):
@@ -97,29 +78,7 @@ def extremes(u: Floats) -> Floats:
 
 
 def nuclear_spectra(size: int, count: int, entropy: Entropy, *, progress: Steps | None = None) -> Floats:
-    """Draw independent spectra of nuclear-norm noise, density ``prod |l_i - l_j| exp(-sum |l_i|)``.
-
-    Parameters
-    ----------
-    size
-        d, the number of eigenvalues of one spectrum.
-    count
-        Number of spectra; they are drawn side by side, at little extra cost up to about a hundred.
-    entropy
-        Where the uniforms come from.
-    progress
-        Called after every sweep.
-
-    Returns
-    -------
-    ndarray, (count, size)
-        Descending eigenvalues, in units of the scale of the noise, each within ``size 2^-42`` of an exact draw.
-
-    Raises
-    ------
-    ArithmeticError
-        If rounding errors break the order of the extreme chains, which only a defect can do.
-    """
+    """Draw independent spectra of nuclear-norm noise, density ``prod |l_i - l_j| exp(-sum |l_i|)``."""
     tolerance = size * 2.0**-42
     blocks: list[Floats] = []  # latest first
     done, sweeps = 0, 0

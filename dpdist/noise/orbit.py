@@ -43,24 +43,7 @@ ATTEMPTS = 1000
 
 
 def hermitian(spectrum: Floats, levels: Floats, entropy: Entropy, *, progress: Steps | None = None) -> Complex:
-    """Draw H once.
-
-    Parameters
-    ----------
-    spectrum
-        gamma, (d,), descending from 1 to 0, or constant.
-    levels
-        l, (d,), descending.
-    entropy
-        Where randomness comes from.
-    progress
-        Called every few sweeps, if sweeps there are.
-
-    Returns
-    -------
-    ndarray
-        (d, d), Hermitian, with these eigenvalues.
-    """
+    """Draw H once."""
     size = spectrum.size
     ones = int(np.count_nonzero(spectrum == spectrum[0]))
     if ones == size:
@@ -86,15 +69,7 @@ def _tilt(rates: Floats) -> float:
 
 
 def line(levels: Floats, entropy: Entropy) -> Complex:
-    """Draw the projector on a line, (d, d), d at least 2: complex Bingham, by rejection.
-
-    Parameters
-    ----------
-    levels
-        l, (d,), descending.
-    entropy
-        Where randomness comes from.
-    """
+    """Draw the projector on a line, (d, d), d at least 2: complex Bingham, by rejection."""
     rates = levels[0] - levels[1:]
     c = _tilt(rates)
     count = math.isqrt(16 * levels.size)  # at the worst about one of them is accepted
@@ -110,19 +85,7 @@ def line(levels: Floats, entropy: Entropy) -> Complex:
 
 
 def subspace(levels: Floats, count: int, attempts: int, entropy: Entropy) -> Complex | None:
-    """Draw the projector on a subspace, (d, d), by proposals on the ball; None if none was accepted.
-
-    Parameters
-    ----------
-    levels
-        l, (d,), descending.
-    count
-        k, the dimension of the subspace, below d.
-    attempts
-        Number of proposals.
-    entropy
-        Where randomness comes from.
-    """
+    """Draw the projector on a subspace, (d, d), by proposals on the ball; None if none was accepted."""
     rates = levels[:count] - levels[count:, None]
     with np.errstate(divide="ignore"):
         # no entry beyond 1 is necessary: this probability bounds the acceptance, and depends on no proposal

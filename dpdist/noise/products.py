@@ -67,15 +67,7 @@ Limb = npt.NDArray[np.float64]
 
 
 class _Splitting:
-    """Where Z of shape (size, columns) is cut into limbs, and what is lost by keeping the first few products.
-
-    Parameters
-    ----------
-    columns
-        m, at most 2^20.
-    norm
-        An upper bound on the norms of the rows of Z.
-    """
+    """Where Z of shape (size, columns) is cut into limbs, and what is lost by keeping the first few products."""
 
     def __init__(self, columns: int, norm: float) -> None:
         self.columns = columns
@@ -133,13 +125,7 @@ def _limbs(z: Reals, entries: slice, splitting: _Splitting, limbs: int) -> list[
 
 
 def _products(left: list[Limb], right: list[Limb], splitting: _Splitting) -> tuple[Integers, Words]:
-    """Return integral part and 64 fractional bits of the sum of the products of order below ``len(left)``.
-
-    Parameters
-    ----------
-    left, right
-        The limbs of rows of Z, each (rows, columns): those of the same rows are the same list.
-    """
+    """Return integral part and 64 fractional bits of the sum of the products of order below ``len(left)``."""
     shape = left[0].shape[0], right[0].shape[0]
     high, low = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.uint64)
     for order in range(len(left)):
@@ -235,34 +221,7 @@ def _rounded_gram(
 def rounded_wishart(
     size: int, columns: int, scale: int, entropy: Entropy, *, limbs: int | None = None, threads: int | None = None
 ) -> Triangle:
-    """Draw the exactly rounded Wishart matrix ``rnd(scale Z Z^T)``.
-
-    Parameters
-    ----------
-    size, columns
-        Shape (d, m) of Z, at least 1 each; m at most 2^20.
-    scale
-        Variance of an entry before rounding, in lattice units: an integer, at least 1, at most 2^57 divided by the
-        larger of size and columns.
-    entropy
-        Where the bits come from.
-    limbs
-        Number of limbs to keep instead of the best one; fewer only send more entries down the exact path, which
-        changes no value (the tests use this).
-    threads
-        How many threads draw and multiply. They change no value but which word of entropy is which bit of Z. None: as
-        many as there are cores, one for a small matrix.
-
-    Returns
-    -------
-    ndarray of int64, shape (size (size + 1) / 2,)
-        The packed triangle.
-
-    Raises
-    ------
-    ValueError
-        If shape or scale is out of range.
-    """
+    """Draw the exactly rounded Wishart matrix ``rnd(scale Z Z^T)``."""
     if size < 1 or not 1 <= columns <= 2**20:
         raise ValueError("a Wishart matrix has at least one row, and between 1 and 2^20 columns of normals")
     if not 1 <= scale * max(size, columns) <= MAX_SPREAD:

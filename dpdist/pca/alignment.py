@@ -144,17 +144,7 @@ def known(values: Values) -> list[float | None]:
 
 
 def pair_variances(values: Values, vectors: Values, noise: EntryNoise, divisor: Values | None = None) -> Values:
-    """Return the variances of the error between eigenvectors, (d, d).
-
-    Parameters
-    ----------
-    values, vectors
-        All eigenvalues (d,), and their eigenvectors, (d, d), a column each.
-    noise
-        Of the matrix A.
-    divisor
-        (d,): the diagonal of D, of correlations; None: components are those of A.
-    """
+    """Return the variances of the error between eigenvectors, (d, d)."""
     a = vectors if divisor is None else divisor[:, None] * vectors
     lengths, along, squares = (a**2).sum(axis=0), a.T @ noise.centre, a**2
     c = 0.0 if divisor is None else (values[:, None] + values) / 2
@@ -197,11 +187,6 @@ def entry_variances(release: Release) -> tuple[float, float]:
     """Return the variance of the noise on an entry on the diagonal, and off it, rounding included.
 
     They are in the squared units of the components' eigenvalues: per row where they are.
-
-    Raises
-    ------
-    UsageError
-        If the mechanism does not add noise of known variance.
     """
     on, off = release.noise.variance_diagonal, release.noise.variance_off_diagonal
     if on is None or off is None:
@@ -304,15 +289,7 @@ def _more(release: Release, found: Components) -> Values:
 
 
 def aligned(spectrum: Spectrum, vectors: Values, every: Values | None) -> Alignment:
-    """Say of each of the first components, (k, d), what its spectrum tells.
-
-    Parameters
-    ----------
-    spectrum
-        Of all components, or of these.
-    vectors, every
-        (k, d), a row each, and (d, d), all of them and a column each; None: these are not known.
-    """
+    """Say of each of the first components, (k, d), what its spectrum tells."""
     k, count = len(vectors), spectrum.counted()
     groups = spectrum.groups(count)
     strengths, cosines, ends = np.full(k, math.nan), np.full(k, math.nan), np.full((k, 2), math.nan)
@@ -339,20 +316,7 @@ def noise_reach(release: Release) -> float | None:
 
 
 def counted_components(release: Release, product: Callable[[Values], Values] | None = None) -> Components:
-    """Return the components of a release that are counted.
-
-    Parameters
-    ----------
-    release, product
-        As for :func:`dpdist.pca.components.components`.
-
-    Raises
-    ------
-    DrownedError
-        If none is.
-    UsageError
-        If the law of the noise is not known.
-    """
+    """Return the components of a release that are counted."""
     law = noise_law(release)
     if law is None:
         raise UsageError(_no_law(release.mechanism))
@@ -384,13 +348,7 @@ def none_counted(where: str) -> DrownedError:
 
 
 def require_alignment(release: Release, found: Components) -> Alignment:
-    """Return what is told of components of a release whose noise has a known law.
-
-    Raises
-    ------
-    UsageError
-        If it is not known.
-    """
+    """Return what is told of components of a release whose noise has a known law."""
     told = alignment(release, found)
     if told is None:
         raise UsageError(_no_law(release.mechanism))
@@ -398,13 +356,7 @@ def require_alignment(release: Release, found: Components) -> Alignment:
 
 
 def require_law(request: ReleaseRequest, columns: int) -> None:
-    """Refuse to leave the number of components to noise of which no law is known, before it is paid for.
-
-    Raises
-    ------
-    UsageError
-        If none is known.
-    """
+    """Refuse to leave the number of components to noise of which no law is known, before it is paid for."""
     subspace = request.mechanism_info.output is Output.COMPONENTS
     if subspace or law_of(request.sized.calibrated(columns).noise, columns) is None:
         raise UsageError(_no_law(request.mechanism))

@@ -135,11 +135,6 @@ def about_mean(release: Release) -> AboutMean:
     private centring it is the covariance ``S/m - u u^T + v I``, u = row_sum/m, m = n or its private
     estimate; ``u u^T`` exceeds its expectation by v = (variance of an entry of u) on the diagonal, which is put back
     (mechanisms in the field subtract it silently). The mean of the noise on the diagonal is taken away.
-
-    Raises
-    ------
-    DrownedError
-        If the private estimate of the number of rows is not positive: the noise drowns the data.
     """
     total, count = release.row_sum, release.row_count
     mean = np.zeros(release.bound.columns)
@@ -204,22 +199,7 @@ def _leading(subspace: Matrix, count: int) -> Matrix:
 
 
 def components(release: Release, count: int, product: Callable[[Matrix], Matrix] | None = None) -> Components:
-    """Return the top components of a release, with the bookkeeping that leads back to the input's units.
-
-    Parameters
-    ----------
-    release
-        The release.
-    count
-        Number of components.
-    product
-        Multiplies the stored second moment with (d, k) vectors where it is too large for this process, or None.
-
-    Raises
-    ------
-    UsageError
-        If count is out of range or the release is drowned in noise.
-    """
+    """Return the top components of a release, with the bookkeeping that leads back to the input's units."""
     d = release.bound.columns
     eigenvalues: Matrix | None
     if release.subspace is not None:
@@ -242,11 +222,6 @@ def highest_eigenvalues(release: Release, count: int, product: Callable[[Matrix]
     Lanczos stops sooner: an error of a vector counts squared in its value. Where components are drowned in noise, whose
     eigenvalues lie close, it takes a third of the products that :func:`components` takes to tell them apart, as
     measured of 20000 columns.
-
-    Raises
-    ------
-    UsageError
-        As :func:`components`.
     """
     values, _ = _from_products(about_mean(release), _rounded(release, product), count, _ROUGH)
     return values + _SLACK * np.abs(values)
@@ -267,13 +242,6 @@ def captured_variance(vectors: Matrix, matrix: Matrix) -> float:
     """Return ``tr(V A V^T)`` over the sum of A's k largest eigenvalues: 1 for the best subspace.
 
     Of the exact A this is a function of private data: compute it on public data only, or of a private matrix.
-
-    Parameters
-    ----------
-    vectors
-        V, (k, d), orthonormal rows.
-    matrix
-        A, (d, d), symmetric.
     """
     best, _ = top_eigenpairs(matrix, vectors.shape[0])
     return float(np.einsum("ij,jk,ik->", vectors, matrix, vectors, optimize=True) / best.sum())

@@ -111,24 +111,6 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
     The fewest that hold a share of the variance are those of which the lower ends of their shares, added up, reach it.
     What is added up has at most the sum of the deviations, so this is at least as sure as each end is; and it is about
     what these components hold of the exact matrix, as what noise adds along them is subtracted twice in each.
-
-    Parameters
-    ----------
-    release
-        Of a second moment, with the mean, or of rows that were shifted by a centre.
-    count
-        Number of components; or below 1 the share of the variance that they shall hold for sure, of the columns that
-        stand above the noise. None: those that are counted (:mod:`dpdist.pca.overlap`).
-    drop_first
-        Whether to leave out the first column of each categorical variable of the schema. All of them add up to 1, so
-        that with all a component sets one category against the others, whatever it has to do with other columns.
-
-    Raises
-    ------
-    UsageError
-        If count is out of range, the release is no such one or too large for memory, or the noise drowns it.
-    DrownedError
-        If all components together do not hold such a share for sure, or none is counted.
     """
     require_centre(release)
     about = about_mean(release)
@@ -245,15 +227,7 @@ def _enough(low: Values, share: float) -> int:
 
 
 def evidence(release: Release, variances: Values) -> Values:
-    """Return how many standard deviations of the noise each column's variance stands above 0, (d,).
-
-    Parameters
-    ----------
-    release
-        The release.
-    variances
-        (d,), as released, in squared units of the bounded rows: per row where n is known.
-    """
+    """Return how many standard deviations of the noise each column's variance stands above 0, (d,)."""
     about = about_mean(release)
     on, _ = entry_variances(release)
     found: Values = np.zeros(len(variances))
@@ -271,13 +245,7 @@ def evidence_of(release: Release) -> Values:
 
 
 def drowned(release: Release) -> tuple[int, ...]:
-    """Return the columns that do not stand above the noise, without those that weigh nothing; none where it has no law.
-
-    Raises
-    ------
-    UsageError
-        If the release is of components only.
-    """
+    """Return the columns that do not stand above the noise, but for weightless ones; none where it has no law."""
     if release.noise.variance_diagonal is None or release.noise.variance_off_diagonal is None:
         return ()
     found = evidence_of(release)
@@ -286,13 +254,7 @@ def drowned(release: Release) -> tuple[int, ...]:
 
 
 def require_centre(release: Release) -> None:
-    """Refuse a release that has no correlations.
-
-    Raises
-    ------
-    UsageError
-        If it is of components only, is too large for memory, or has neither a mean nor a centre.
-    """
+    """Refuse a release that has no correlations."""
     centred = bool(release.bound.constant) or release.bound.centre is not None
     require_correlated(subspace=release.subspace is not None, mechanism=release.mechanism, centred=True)
     release.require_moment()
@@ -305,22 +267,7 @@ def require_centre(release: Release) -> None:
 
 
 def require_correlated(*, subspace: bool, mechanism: str, centred: bool) -> None:
-    """Refuse a release, made or yet to be made, that has no correlations.
-
-    Parameters
-    ----------
-    subspace
-        Whether it is of components only.
-    mechanism
-        Its mechanism.
-    centred
-        Whether it has a mean, or its rows are shifted by a centre.
-
-    Raises
-    ------
-    UsageError
-        If it is of components only, or has neither.
-    """
+    """Refuse a release, made or yet to be made, that has no correlations."""
     if subspace:
         raise UsageError(
             f"{mechanism} releases components, and no second moment to take correlations of: leave "

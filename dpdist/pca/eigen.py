@@ -43,11 +43,6 @@ def by_lanczos(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     """Return the top eigenvalues and eigenvectors (columns) from restarted Lanczos (ARPACK).
 
     Products with a vector are bound by memory; one that reads a triangle only takes little more than half the time.
-
-    Raises
-    ------
-    ArpackError
-        If it does not converge.
     """
     transposed = np.ascontiguousarray(matrix).T  # what BLAS takes without a copy
     return top_eigenpairs_of(lambda x: dsymv(1.0, transposed, np.ravel(x), lower=1), matrix.shape[0], count)
@@ -87,27 +82,6 @@ def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
 
     Whatever solver found them, all pairs are checked. Memory beside the matrix: 3 k + 20 vectors for Lanczos, and for
     LAPACK a copy of the matrix.
-
-    Parameters
-    ----------
-    matrix
-        (d, d), symmetric.
-    count
-        k, between 1 and d.
-
-    Returns
-    -------
-    eigenvalues
-        (k,), descending.
-    vectors
-        (k, d), orthonormal rows; the entry of largest magnitude of each is positive.
-
-    Raises
-    ------
-    UsageError
-        If k is out of range.
-    ArithmeticError
-        If a pair does not solve the eigenvalue equation to 1e-12 of the matrix's norm.
     """
     size = matrix.shape[0]
     if not 1 <= count <= size:
@@ -137,19 +111,7 @@ Piece = tuple[int, Matrix]
 
 @dataclass(frozen=True)
 class ProductTask:
-    """Some rows of a released second moment, and what they are multiplied with; all of it public.
-
-    Parameters
-    ----------
-    release
-        The release.zarr.
-    rows
-        Rows that begin where a tile does.
-    vectors
-        (d, k) float64.
-    keep
-        Whether the process keeps the rows in memory for the next product.
-    """
+    """Some rows of a released second moment, and what they are multiplied with; all of it public."""
 
     release: Store
     rows: range
@@ -206,27 +168,6 @@ def top_eigenpairs_of(
 
     The start is fixed, so that the same release gives the same components, and has no pattern: one orthogonal to an
     eigenvector (the constant one, where columns sum to zero) would miss it.
-
-    Parameters
-    ----------
-    product
-        Takes (d, k) vectors and returns the matrix times them.
-    size, count
-        d and k, k < d.
-    tolerance
-        Largest ``|A v - lambda v| / |lambda|`` of a pair: an eigenvalue of the matrix is as near. 0 is full precision.
-
-    Returns
-    -------
-    eigenvalues
-        (k,), in no order.
-    columns
-        (d, k), orthonormal columns.
-
-    Raises
-    ------
-    ArpackError
-        If it does not converge.
     """
 
     def times(vector: Matrix) -> Matrix:

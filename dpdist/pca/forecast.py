@@ -66,20 +66,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody who owns several rows, whom a release protects as a whole.
-
-    Parameters
-    ----------
-    max_rows
-        R: rows that he has at most; where rows come in periods, in each period.
-    max_periods
-        K: periods that he is in at most; None: rows do not come in periods.
-
-    Raises
-    ------
-    UsageError
-        If R or K is not positive, or too large.
-    """
+    """Somebody who owns several rows, whom a release protects as a whole."""
 
     max_rows: int = 1
     max_periods: int | None = None

@@ -66,18 +66,7 @@ class Model:
         return f"Model(k={k}, d={d}, of {short(self.release_id)})"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the loadings by name, as a pandas DataFrame.
-
-        Returns
-        -------
-        DataFrame
-            (k, d) float64: a row for each component, numbered from 1, and a column for each column of the rows.
-
-        Raises
-        ------
-        UsageError
-            If pandas is not installed.
-        """
+        """Return the loadings by name, as a pandas DataFrame."""
         try:
             import pandas as pd  # noqa: PLC0415 - a library that nothing else here needs
         except ImportError:
@@ -86,25 +75,7 @@ class Model:
         return pd.DataFrame(self.components.components, index=numbers, columns=list(self.names))
 
     def to_xarray(self, like: object) -> xarray.Dataset:
-        """Return the components laid out as the columns came in: (component, lat, lon), for example.
-
-        Parameters
-        ----------
-        like : xarray.DataArray or xarray.Dataset
-            What the rows came in, or any with the same columns, such as one day of it. Its values are not read.
-
-        Returns
-        -------
-        Dataset
-            ``components`` (component, ...), numbered from 1, ``mean`` and ``scale`` (...), and where they are known
-            ``eigenvalues`` (component,). Of a Dataset the first three are there for each of its variables,
-            ``tas_components``.
-
-        Raises
-        ------
-        UsageError
-            If `like` is nothing of xarray, or has another number of columns.
-        """
+        """Return the components laid out as the columns came in: (component, lat, lon), for example."""
         found = self.components
         vectors = {"components": found.components, "mean": found.mean, "scale": found.scale}
         numbers = list(range(1, len(found.components) + 1))
@@ -126,13 +97,7 @@ class _Attributes(msgspec.Struct, frozen=True):
 
 
 def save(model: Model, release: Release, target: AnyStore, found_by: Correlation | None = None) -> None:
-    """Write model.zarr, with what is said of components of a correlation matrix; it appears complete or not at all.
-
-    Raises
-    ------
-    DataError
-        If target exists or cannot be written.
-    """
+    """Write model.zarr, with what is said of components of a correlation matrix; it appears complete or not at all."""
     attributes: dict[str, object] = {
         "format": FORMAT,
         "release_id": model.release_id,

@@ -132,13 +132,7 @@ class NoiseLaw:
         return found
 
     def edge_at(self, confidence: float) -> float:
-        """Return what the largest eigenvalue of the noise stays below, with at least this probability.
-
-        Raises
-        ------
-        ValueError
-            If the confidence is not in :data:`QUANTILES`.
-        """
+        """Return what the largest eigenvalue of the noise stays below, with at least this probability."""
         place = list(QUANTILES).index(confidence)
         beyond = [_row(BEYOND[kind], self.size)[place] for kind in self.kinds if kind in BEYOND]
         return self.edge + max([QUANTILES[confidence], *beyond]) * self.width
@@ -152,22 +146,7 @@ def _row(rows: dict[int, tuple[float, float, float, float]], size: int) -> tuple
 
 
 def law_of(noise: Noise, size: int, unit: float = 1.0) -> NoiseLaw | None:
-    """Return the spectrum of noise, in the limit of many columns.
-
-    Parameters
-    ----------
-    noise
-        What is known of the noise of a release or of a calibrated mechanism.
-    size
-        Number d of columns of the matrix whose eigenvalues are looked at.
-    unit
-        What a lattice unit is worth in the units wanted.
-
-    Returns
-    -------
-    law
-        None where nothing is known of it.
-    """
+    """Return the spectrum of noise, in the limit of many columns."""
     parts = noise.summands
     if not parts:
         return None

@@ -29,15 +29,6 @@ def covering_log_number(size: int, rank: int, largest: float, radius: float) -> 
     ball of a real normed space of dimension 2dk, covered by ``(1 + 2/r)^(2dk)`` balls of radius r. A ball that meets
     the matrices with orthonormal rows lies within 2r of one of them, and ``|V* G V - W* G W| <= 2 gamma_1 |V - W|``
     maps that to a ball of radius ``4 gamma_1 r`` about a point of the orbit. ∎
-
-    Parameters
-    ----------
-    size, rank
-        d and k.
-    largest
-        gamma_1.
-    radius
-        Of the balls, spectral norm.
     """
     return 2 * size * rank * math.log1p(8 * largest / radius)
 
@@ -48,13 +39,6 @@ def grassmannian_ball_log_volume(size: int, dimension: int, radius: float) -> fl
     The chordal distance is the root of the summed squares of the sines of the principal angles, ``|P - Q|_F / sqrt 2``
     for the projectors. Up to radius 1 the share is exactly ``c radius^(2k(d-k))`` with
     ``c = prod_(i<=m) (d-i)!/(m-i)! / (m(d-m))!``, m = min(k, d-k) (Dai, Liu & Rider 2008, theorem 1).
-
-    Parameters
-    ----------
-    size, dimension
-        d, and k between 1 and d-1.
-    radius
-        Chordal, above 0 and at most 1.
 
     Examples
     --------
@@ -106,13 +90,6 @@ def packing_log_number(spectrum: Floats, distance: float) -> float:
     *Proof.* A largest set of subspaces that are pairwise farther apart than s is covered by balls of radius s, so it
     has at least ``1/volume(s)`` of them; turned into points of the orbit (see ``_Turn``) they are farther apart than
     ``sqrt 2 gap s``. The best gap is taken. ∎ The paper has an unknown constant in place of the volume.
-
-    Parameters
-    ----------
-    spectrum
-        gamma, (d,), descending.
-    distance
-        Frobenius norm.
     """
     found = 0.0
     for turn in _turns(spectrum):
@@ -129,13 +106,6 @@ def ball_packing_log_number(spectrum: Floats, distance: float, radius: float) ->
     ``|U G U* - G|_F <= (gamma_1 - gamma_d) |U - 1|_F``. So subspaces within a chordal distance r <= 1/2 of the first
     give points within ``sqrt 2 (gamma_1 - gamma_d) r / cos 15°``. A largest packing of their ball at distance s has at
     least as many as the quotient of the volumes, ``(r/s)^(2i(d-j+1))``: the constant of the volume cancels. ∎
-
-    Parameters
-    ----------
-    spectrum
-        gamma, (d,), descending.
-    distance, radius
-        Frobenius norm; the ball is about a point of the orbit, which one does not matter.
     """
     spread = float(spectrum[0] - spectrum[-1])
     found = 0.0
@@ -164,17 +134,6 @@ def utility_bound(levels: Floats, spectrum: Floats, exponent: float, failure: fl
     measure ``1/N``, N the covering number, because all balls of one radius have the same (lemma 6.4). So
     ``P(loss >= t + s) <= exp(-c s) N``. ∎ No loss exceeds that of the worst order, which is returned where it is
     smaller.
-
-    Parameters
-    ----------
-    levels
-        lambda, (d,), descending, not negative, not all 0.
-    spectrum
-        gamma, (d,), descending, not negative, not all 0.
-    exponent
-        c.
-    failure
-        beta.
     """
     rank = int(np.count_nonzero(spectrum))
     worst = float(levels @ spectrum - levels @ spectrum[::-1])
@@ -188,19 +147,6 @@ def low_rank_bound(levels: Floats, rank: int, scale: float, rate: float, failure
     variables stay below ``x = scale log(2k/beta)`` but with probability beta/2; sorting and clipping bring no
     eigenvalue farther from its own. Both bounds of the loss grow with every gamma_i, so they are taken at
     ``lambda_i + x``: that of the covering, and ``sum gamma_i max(0, lambda_i - lambda_(d+1-i))``.
-
-    Parameters
-    ----------
-    levels
-        lambda, (d,), descending, not negative, not all 0.
-    rank
-        k.
-    scale
-        Of the Laplace noise.
-    rate
-        c times the largest value of the spectrum.
-    failure
-        beta.
     """
     x = scale * math.log(2 * rank / failure)
     raised = np.where(np.arange(levels.size) < rank, levels + x, 0.0)
@@ -238,15 +184,6 @@ def lower_bound(levels: Floats, spectrum: Floats, epsilon: float) -> float:
     eigenvalues lambda - 1 and 1, and exchange the row back: 3q rows besides those that carry the change. ∎
 
     The best r is ``f cos 15° / (epsilon (lambda_1 - lambda_d) sqrt q)``.
-
-    Parameters
-    ----------
-    levels
-        lambda, (d,), descending, not negative.
-    spectrum
-        gamma, (d,), descending.
-    epsilon
-        Of the algorithm.
     """
     spread = float(levels[0] - levels[-1])
     found = 0.0
@@ -273,15 +210,6 @@ def first_order_error(levels: Floats, spectrum: Floats, exponent: float, eigenva
 
     Near the optimum the loss is a sum of independent quadratic forms, one complex coordinate for every pair i < j with
     ``gamma_i > gamma_j`` and ``lambda_i > lambda_j``, each of mean 1/c. It is capped at the loss of a uniform rotation.
-
-    Parameters
-    ----------
-    levels, spectrum
-        lambda and gamma, (d,), descending.
-    exponent
-        c.
-    eigenvalue_variance
-        Of every nonzero eigenvalue that is released, 0 if they are public.
     """
     apart = (levels[:, None] > levels) & (spectrum[:, None] > spectrum)
     uniform = float(levels @ spectrum - levels.sum() * spectrum.sum() / levels.size)

@@ -72,28 +72,6 @@ class OrbitForecast:
 def forecast_orbit(request: ReleaseRequest, columns: int, rows: int, spectrum: Sequence[float]) -> OrbitForecast:
     """Bound the error of `orbit` or `orbit-lowrank`, from public numbers alone.
 
-    Parameters
-    ----------
-    request : ReleaseRequest
-        With a clip norm.
-    columns : int
-        Columns d of the table.
-    rows : int
-        Rows n of the table, or a public guess.
-    spectrum : sequence of float
-        Guessed eigenvalues of the second moment per row, in squared units of the rows; descending, the rest is 0. It
-        must be public.
-
-    Returns
-    -------
-    OrbitForecast
-        ``upper``, ``about``, ``least`` and ``zero`` (float, per row, in squared units of the rows).
-
-    Raises
-    ------
-    UsageError
-        If there are no rows, no possible spectrum, or the request is another one.
-
     References
     ----------
     Mangoubi, Wu, Kale, Thakurta & Vishnoi 2022; constants and proofs in :mod:`dpdist.pca.orbit_bounds`.

@@ -218,15 +218,7 @@ class Spectrum:
         return 1 / (1 + total), low, 1 / (1 + self.sure * least * _chi2(degrees, _TAIL))
 
     def loadings(self, i: int, vectors: Values) -> Values | None:
-        """Return between what ends the loadings of a single counted component lie, (d, 2); None: that is not told.
-
-        Parameters
-        ----------
-        i
-            Which one.
-        vectors
-            (d, d): all eigenvectors, a column each, in the order of the values.
-        """
+        """Return between what ends the loadings of a single counted component lie, (d, 2); None: that is not told."""
         alone = range(i, i + 1)
         terms = self._terms(i, alone)
         tangent = float(terms.sum())

@@ -58,13 +58,6 @@ class Projector:
     Rows are shifted and multiplied in pieces that stay in cache; the scale is divided out of the components once, and
     so is what the mean loses as float32. It may be pickled, and called by several threads at once.
 
-    Parameters
-    ----------
-    found
-        The components, (k, d).
-    rows
-        The type that rows come in.
-
     Attributes
     ----------
     dtype
@@ -89,13 +82,7 @@ class Projector:
         return out
 
     def project(self, reader: ChunkReader, index: int, out: npt.NDArray[np.floating]) -> int:
-        """Write the scores of a chunk to the first rows of ``out``, and return how many they are.
-
-        Raises
-        ------
-        DataError
-            If the chunk cannot be read, or its checksum does not match: what was written is to be discarded then.
-        """
+        """Write the scores of a chunk to the first rows of ``out``, and return how many they are."""
         return self._write(reader.read(index), out)
 
     def _write(self, pieces: Iterable[npt.NDArray[np.generic]], out: npt.NDArray[np.floating]) -> int:
@@ -122,11 +109,6 @@ def project_chunks(task: ProjectionTask) -> None:
 
     A chunk of scores is written when the checksum of its rows is known to match, by another thread while the next one
     is made: two are in memory.
-
-    Raises
-    ------
-    DataError
-        If a chunk of rows cannot be read.
     """
     scoring = _Scoring(task.table, task.components)
     shape = (task.table.chunk_rows, task.components.components.shape[0])
@@ -189,13 +171,7 @@ class _Scoring:
 
 
 def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[np.floating]:
-    """Return the scores of all rows of a table, (n, k): the bits that ``dpdist project`` writes on this machine.
-
-    Raises
-    ------
-    DataError
-        If a chunk of rows cannot be read, or there is no memory for the scores.
-    """
+    """Return the scores of all rows of a table, (n, k): the bits that ``dpdist project`` writes on this machine."""
     projector = Projector(found, table.dtype)
     reader = ChunkReader(table, projector.piece_rows)
     try:
@@ -225,13 +201,7 @@ def scores_dtype(rows: npt.DTypeLike, found: Components) -> np.dtype[np.floating
 
 @contextmanager
 def scores_of(table: RowsTable, model: Model, model_at: AnyStore, target: AnyStore) -> Iterator[ProjectionTask]:
-    """Prepare scores.zarr and give the task that fills it; it appears at target when the block ends without error.
-
-    Raises
-    ------
-    DataError
-        If the model is for other columns, target exists or cannot be written, or a chunk was not written.
-    """
+    """Prepare scores.zarr and give the task that fills it; it appears at target when the block ends without error."""
     if model.schema != table.schema:
         cure = (
             "Take a model of a release of rows with this schema."
@@ -282,13 +252,7 @@ def _identity(head: dict[str, Buffer], found: Components) -> str:
 
 
 def require_whole(scores: AnyStore, table: RowsTable) -> None:
-    """Refuse scores of which a chunk is missing.
-
-    Raises
-    ------
-    DataError
-        If one is, or they cannot be read.
-    """
+    """Refuse scores of which a chunk is missing."""
     try:
         found = zarr.open_array(store_at(scores).for_zarr(), mode="r", zarr_format=3)
         whole = found.nchunks_initialized == found.nchunks and found.shape[0] == table.rows

@@ -46,11 +46,6 @@ if TYPE_CHECKING:
 def default_ledger(rows: AnyStore) -> Path:
     """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``.
 
-    Raises
-    ------
-    UsageError
-        If the rows do not lie in a folder of this machine.
-
     Examples
     --------
     >>> default_ledger(Path("rows.zarr")).name, default_ledger(Path("visits.2025")).name
@@ -66,11 +61,6 @@ def ledger_place(table: Table | PeriodicTable, ledger: LedgerAddressGiven | None
     """Return where the ledger of a table is: as it is named, else beside its folder.
 
     That of rows in an object store is where this user has seen it first (:mod:`dpdist.ledger.datasets`).
-
-    Raises
-    ------
-    UsageError
-        If it is not named, and cannot be known.
     """
     if ledger is not None:
         return address_given(ledger)
@@ -270,13 +260,7 @@ def ingest_rows(
 
 
 def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | None) -> RowsTable:
-    """Open rows that are there for whoever would make them, and create the ledger of their budget if there is none yet.
-
-    Raises
-    ------
-    UsageError
-        If they declare another budget, or have another ledger than is named.
-    """
+    """Open rows that are there already, and create the ledger of their budget if there is none yet."""
     table = open_rows(rows)
     if budget not in {None, table.budget}:
         raise UsageError(
@@ -400,17 +384,7 @@ def periodic_table(
     ledger: LedgerAddress | None = None,
     unit: Unit | None = None,
 ) -> tuple[PeriodicTable, Ledger]:
-    """Open a folder of periods and its ledger, and create them if there is none; what died half-way is completed.
-
-    Raises
-    ------
-    UsageError
-        If there is none and no budget to create it with, or it declares another one.
-    RefusedError
-        If its ledger is not at the place.
-    DataError
-        If it is damaged, or cannot be written.
-    """
+    """Open a folder of periods and its ledger, and create them if there is none; what died half-way is completed."""
     rows = store_at(rows)
     if not isinstance(rows.address(), Path):
         raise UsageError(
@@ -443,11 +417,6 @@ def _only_ledger(
     """Return the one ledger of rows that name none yet; create it if there is none.
 
     Copies of these rows may ask for one as well, at the same time: the first of them creates it.
-
-    Raises
-    ------
-    DpdistError
-        As :func:`_ledger_to_name`.
     """
     with datasets.held(dataset_id) as data:
         opened = _ledger_to_name(place, rows, dataset_id, budget)
@@ -459,17 +428,7 @@ def _only_ledger(
 
 
 def _ledger_to_name(place: LedgerAddress, rows: Store, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
-    """Return the ledger that rows which name none may name; None if it may be created at this place.
-
-    Raises
-    ------
-    UsageError
-        If it has another budget, or would be created and none is declared.
-    RefusedError
-        If the data set has a ledger that is not at this place, or was released for reproduction.
-    DataError
-        If a ledger of other rows stands there.
-    """
+    """Return the ledger that rows which name none may name; None if it may be created at this place."""
     found = datasets.seen(dataset_id)
     if found.reproduced:
         raise reproduced(rows)
@@ -501,27 +460,7 @@ def _declared(rows: Store, budget: PrivacyLoss | None) -> PrivacyLoss:
 
 
 def ledger_of(rows: AnyStore, ledger: LedgerAddress | None = None, budget: PrivacyLoss | None = None) -> Ledger | None:
-    """Return the ledger that a release of rows, or of a folder of periods, would charge; nothing is created.
-
-    Parameters
-    ----------
-    rows, ledger
-        Where the rows are, or will be, and their ledger if it is not beside them.
-    budget
-        What would be declared for rows that are not there yet.
-
-    Returns
-    -------
-    Ledger or None
-        None where it would be created, or no budget is declared.
-
-    Raises
-    ------
-    RefusedError
-        If the ledger of the rows is not at the place, or that of a copy of them is elsewhere.
-    DataError
-        If the rows or the ledger are damaged, or a ledger of other rows stands where one would be created.
-    """
+    """Return the ledger that a release of rows, or of a folder of periods, would charge; nothing is created."""
     rows = store_at(rows)
     if not rows.exists():
         if budget is not None:
@@ -559,13 +498,7 @@ def complete_ingest(rows: AnyStore, ledger: LedgerAddressGiven | None = None) ->
 
 
 def _require_their_ledger(table: RowsTable, named: LedgerAddress | None) -> None:
-    """Refuse a ledger that is named for rows which have another one.
-
-    Raises
-    ------
-    UsageError
-        If it is not at the place that is named, however that is written.
-    """
+    """Refuse a ledger that is named for rows which have another one."""
     if named is None or table.ledger_id is None:
         return
     if Ledger.stands_at(named) and Ledger(named).ledger_id == table.ledger_id:
@@ -586,13 +519,6 @@ def verify_ledger(ledger: LedgerAddressGiven, releases: Sequence[AnyStore] = ())
     """Check a ledger from its first entry, and that it knows of these releases; return it.
 
     One that was adopted is known by its id alone: its bytes were committed to another copy, and are compared there.
-
-    Raises
-    ------
-    DataError
-        If anything was altered, in the ledger or in a release.
-    RefusedError
-        If the ledger has forgotten a release: it was cut short or restored from an older copy.
     """
     opened = Ledger(ledger)
     opened.verify()

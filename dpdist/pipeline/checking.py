@@ -20,19 +20,7 @@ _BUFFERS = 512 << 20
 def damaged_chunks(
     table: Table, chunks: Sequence[int], progress: Progress | None, known: dict[int, str]
 ) -> tuple[str, ...]:
-    """Read chunks and return what is wrong, in their order.
-
-    Parameters
-    ----------
-    table
-        The table.
-    chunks
-        Which of its chunks.
-    progress
-        Told how many are checked.
-    known
-        What is wrong with some of them; these are not read.
-    """
+    """Read chunks and return what is wrong, in their order."""
     piece = max(1, _PIECE_BYTES // (8 * table.columns))
     own = threading.local()  # a reader has buffers
 
@@ -54,19 +42,7 @@ def damaged_chunks(
 def found_wrong(
     check: Callable[[int], str | None], chunks: Sequence[int], buffer_bytes: int, progress: Progress | None
 ) -> tuple[str, ...]:
-    """Check chunks on all cores, and return what is said of them, in their order.
-
-    Parameters
-    ----------
-    check
-        Takes the number of a chunk, and returns what is wrong with it; called by several threads at once.
-    chunks
-        Which ones.
-    buffer_bytes
-        What a thread needs.
-    progress
-        Told how many are checked.
-    """
+    """Check chunks on all cores, and return what is said of them, in their order."""
     count = Count(progress, "Checking chunks", len(chunks))
     wrong = []
     with threaded(max(1, min(available_cores(), _BUFFERS // max(1, buffer_bytes)))) as each:

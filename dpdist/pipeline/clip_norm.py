@@ -392,15 +392,7 @@ def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[Norms
 
 
 def _table_at(rows: Store) -> RowsTable:
-    """Open a table whose rows do not come in periods.
-
-    Raises
-    ------
-    RefusedError
-        If they do.
-    DataError
-        If there is none.
-    """
+    """Open a table whose rows do not come in periods."""
     table = None if is_periodic(rows) else open_rows(rows)
     if table is None or table.period is not None:
         raise RefusedError(

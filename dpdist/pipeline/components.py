@@ -173,13 +173,7 @@ def _release_product(release: Store, size: int, engine: Engine) -> Callable[[Mat
 
 
 def made_from(place: AnyStore, what: str, **expected: object) -> bool:
-    """Say whether a model or scores in a store carry these attributes; refuse to take it for another's.
-
-    Raises
-    ------
-    DataError
-        If something exists there that is something else, or was made from something else.
-    """
+    """Say whether a model or scores in a store carry these attributes; refuse to take it for another's."""
     store = store_at(place)
     if not store.exists():
         return False

@@ -20,13 +20,7 @@ from dpdist.storage.arrays import ROOT
 
 
 def draw_histogram(engine: Engine, transaction: HistogramTransaction[Any], label: str) -> None:
-    """Count the rows, and commit a noisy histogram of them; what was reserved is refunded if rows fail.
-
-    Raises
-    ------
-    DataError
-        If a chunk of the rows cannot be used.
-    """
+    """Count the rows, and commit a noisy histogram of them; what was reserved is refunded if rows fail."""
     table, threads, counting = transaction.table, engine.threads, transaction.counting()
     task = HistogramTask(table, counting, range(table.chunks))
     units = units_of(
@@ -42,17 +36,7 @@ def draw_histogram(engine: Engine, transaction: HistogramTransaction[Any], label
 
 
 def draw_alone(transaction: HistogramTransaction[Any], cluster: Cluster, label: str) -> bool:
-    """Charge a histogram that is a release of its own, draw and commit it; say whether it was not drawn before.
-
-    Raises
-    ------
-    RefusedError
-        If the budget does not suffice.
-    DataError
-        If a chunk of the rows cannot be used; the charge is refunded then.
-    ResumableError
-        If the cluster was lost half-way.
-    """
+    """Charge a histogram that is a release of its own, draw and commit it; say whether it was not drawn before."""
     table = transaction.table
     with cluster.connected() as engine:
         engine.require_visible(table.probe, ROOT)
@@ -77,16 +61,7 @@ def _taken_from(choice: Choice) -> str:
 
 
 def require_choice(transaction: MomentTransaction) -> None:
-    """Refuse a release that could choose nothing of these rows; it looks at what is public, and charges nothing.
-
-    Raises
-    ------
-    RefusedError
-        If the rows come in periods; or n is public, and the noise would hide even the median of the norms, or half of
-        the rows in one bin of a column.
-    UsageError
-        If the table is too wide for histograms of its columns.
-    """
+    """Refuse a release that could choose nothing of these rows; it looks at what is public, and charges nothing."""
     table, chosen = transaction.table, transaction.request.chooses
     if table.seals:
         raise RefusedError(

@@ -18,15 +18,7 @@ from dpdist.storage.store import Store
 
 @dataclass(frozen=True)
 class Workers:
-    """Threads of this process, or workers of a cluster, which is connected to when it is needed.
-
-    Parameters
-    ----------
-    cluster
-        The cluster; None: threads of this process.
-    progress
-        Told how far they are, where the cluster tells nobody.
-    """
+    """Threads of this process, or workers of a cluster, which is connected to when it is needed."""
 
     cluster: Cluster | None
     progress: Progress | None

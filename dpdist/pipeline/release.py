@@ -305,13 +305,7 @@ def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: 
 
 
 def _layout(cluster_engine: Engine, transaction: trusted.MomentTransaction, where: Cluster) -> Layout | None:
-    """Return how the moment is laid out over bands and workers; None where it is never formed.
-
-    Raises
-    ------
-    UsageError
-        If the processes have too little memory for it.
-    """
+    """Return how the moment is laid out over bands and workers; None where it is never formed."""
     request, table = transaction.request, transaction.table
     if request.by_products:
         return None

@@ -66,11 +66,6 @@ def gaussian_sigma(loss: PrivacyLoss) -> float:
     The root of :func:`gaussian_delta` in sigma by bisection; what is returned is the upper end of the last
     bracket, so the guarantee holds for the returned number itself.
 
-    Raises
-    ------
-    UsageError
-        If delta is 0: no Gaussian mechanism is purely private.
-
     Examples
     --------
     >>> round(gaussian_sigma(PrivacyLoss.parse("1", "1e-6")), 6)
@@ -103,11 +98,6 @@ def share(loss: PrivacyLoss, count: int | Fraction, *, gaussian: bool) -> Privac
     Gaussian ones keep its delta, at which an epsilon stands for one mu: the largest epsilon is taken whose mu², times
     ``count``, still keeps the whole loss. So ``count`` may be a fraction of at least 1, for a release that costs some
     rows less than others. Others divide epsilon, and delta, evenly.
-
-    Raises
-    ------
-    UsageError
-        If a share would be less than a millionth of epsilon, or less than 1e-18 of a positive delta.
 
     Examples
     --------
@@ -147,17 +137,7 @@ class CapSetJson(TypedDict):
 
 @dataclass(frozen=True)
 class CapSet:
-    """Limits on what is charged: E for pure epsilons, M for squares of Gaussian mu, D for probabilities of failure.
-
-    Parameters
-    ----------
-    epsilon_micro
-        E in millionths.
-    mu_squared
-        M, exact.
-    delta_atto
-        D in units of 1e-18.
-    """
+    """Limits on what is charged: E for pure epsilons, M for squares of Gaussian mu, D for probabilities of failure."""
 
     epsilon_micro: int = 0
     mu_squared: Fraction = Fraction(0)
@@ -217,13 +197,6 @@ def caps_for(budget: PrivacyLoss, first: Guarantee | None = None) -> tuple[CapSe
     one. It is (0, M, 0) unless somebody declared another (:class:`dpdist.privacy.guarantee.MixedBudget`), or the first
     release is an (e, d) point without mu, such as `wishart`: then it is (e, M, d). M is the largest that the budget
     allows; where it allows none, E is epsilon.
-
-    Parameters
-    ----------
-    budget
-        Epsilon and delta of everything together.
-    first
-        The first release, which no answer preceded; None: not known yet, or of no concern.
 
     Examples
     --------
@@ -366,13 +339,6 @@ class Filter:
     A release is charged in every open cap set that holds it, at the first of its :func:`prices` that fits; a set that
     does not hold it is closed. How it is charged follows from what was charged before it and never changes, so no
     charge depends on a later answer. Not safe for several threads: whoever owns it has a lock.
-
-    Parameters
-    ----------
-    budget
-        What the caps keep to.
-    caps
-        The cap sets.
     """
 
     budget: PrivacyLoss
@@ -547,15 +513,7 @@ def _pure_micro(mu_squared: Fraction) -> int:
 
 
 def filter_for(budget: PrivacyLoss, guarantees: Iterable[Guarantee]) -> Filter:
-    """Return the account of releases in the order in which they were asked for; those beyond the budget are missing.
-
-    Parameters
-    ----------
-    budget
-        Of all of them.
-    guarantees
-        The first of them decides on the caps (:func:`caps_for`).
-    """
+    """Return the account of releases in the order in which they were asked for; those beyond the budget are missing."""
     every = list(guarantees)
     account = Filter(budget, caps_for(budget, every[0] if every else None))
     for number, guarantee in enumerate(every):
@@ -570,13 +528,7 @@ def fits(guarantees: Iterable[Guarantee], budget: PrivacyLoss) -> bool:
 
 
 def least_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int:
-    """Return epsilon, in millionths, of the least budget with this delta that releases could all be charged to.
-
-    Raises
-    ------
-    UsageError
-        If no epsilon suffices, or more than a million.
-    """
+    """Return epsilon, in millionths, of the least budget with this delta that releases could all be charged to."""
     every, most = list(guarantees), 10**6 * MICRO
 
     def suffices(micro: int) -> bool:
@@ -616,23 +568,12 @@ def composed_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> 
     """Return the least epsilon, in millionths, of releases together at a delta, if all were fixed before any answer.
 
     It is no bound for an analyst who chose a later one from an earlier answer: that is what a :class:`Filter` is for.
-
-    Raises
-    ------
-    UsageError
-        If they keep to that delta at no epsilon.
     """
     return _least_of_caps(composed(guarantees), Fraction(delta_atto, ATTO))
 
 
 def _least_of_caps(total: CapSet, delta: Fraction) -> int:
-    """Return the least epsilon, in millionths, at which caps keep to a delta.
-
-    Raises
-    ------
-    UsageError
-        If they keep to it at no epsilon.
-    """
+    """Return the least epsilon, in millionths, at which caps keep to a delta."""
 
     def keeps(micro: int) -> bool:
         return total.delta(Fraction(micro, MICRO)) <= delta

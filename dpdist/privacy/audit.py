@@ -93,17 +93,7 @@ def clopper_pearson(hits: Sample, draws: int, error: float) -> tuple[Sample, Sam
 
 @dataclass(frozen=True)
 class Weighted:
-    """The probability of an event as the mean of weights in [0, 1] times ``exp(log_unit)``.
-
-    Parameters
-    ----------
-    hits, draws
-        How many draws were in the event, of how many.
-    mean
-        Of the weights, 0 outside the event.
-    log_unit
-        Logarithm of the largest weight the event allows.
-    """
+    """The probability of an event as the mean of weights in [0, 1] times ``exp(log_unit)``."""
 
     hits: int
     draws: int
@@ -112,13 +102,7 @@ class Weighted:
 
     @classmethod
     def of(cls, log_weights: Sample, event: npt.NDArray[np.bool_], log_unit: float) -> Weighted:
-        """Measure an event on which no log weight exceeds ``log_unit``.
-
-        Raises
-        ------
-        AssertionError
-            If one does.
-        """
+        """Measure an event on which no log weight exceeds ``log_unit``."""
         inside = log_weights[event] - log_unit
         if inside.max(initial=0.0) > 1e-9:
             raise AssertionError("the event bounds the weights")
@@ -155,19 +139,7 @@ def _where(mean: float, end: float, limit: float) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one event shows: its probabilities on two tables, as measured.
-
-    Parameters
-    ----------
-    more, less
-        On the table on which the event is more likely, and on the other.
-    error
-        Probability that a bound below is wrong.
-    apart
-        j, the number of rows by which the tables differ.
-    ratio
-        Weighted: the least log-likelihood ratio of a release in the event, so ``Q(event) <= exp(-ratio) P(event)``.
-    """
+    """What one event shows: its probabilities on two tables, as measured."""
 
     more: Measure
     less: Measure
@@ -204,20 +176,7 @@ class Finding:
 def examine(
     first: Sample, second: Sample, error: float, *, epsilon: float | None = None, delta: float = 0.0, apart: int = 1
 ) -> Finding:
-    """Find the threshold that tells two samples apart best, and count it on draws that had no say in it.
-
-    Parameters
-    ----------
-    first, second
-        The attacker's number on draws from either of two tables, shapes (m,) and (n,), each of at least four
-        independent draws; infinite values are allowed.
-    error
-        Probability with which a bound of the finding is wrong.
-    epsilon, delta
-        The event is the one that shows the largest delta at epsilon, or without epsilon the largest epsilon at delta.
-    apart
-        The number of rows by which the tables differ.
-    """
+    """Find the threshold that tells two samples apart best, and count it on draws that had no say in it."""
     halves = [(sample[: sample.size // 2], sample[sample.size // 2 :]) for sample in (first, second)]
     (chosen_first, rest_first), (chosen_second, rest_second) = halves
     best = (-math.inf, math.inf, 1, False)
@@ -259,16 +218,6 @@ def examine_weighted(first: Sample, second: Sample, error: float, delta: float) 
     """Find the event that shows the largest epsilon on one half of weighted draws, and measure it on the other half.
 
     Events are ``L >= t``, L the log-likelihood ratio of the two tables, where the weight lies in a window.
-
-    Parameters
-    ----------
-    first, second
-        Log-likelihood ratios of two neighbouring tables to the one the draws were made at, (n,) each, of the same
-        independent draws, at least eight; minus infinity where a table cannot have made them.
-    error
-        Probability with which a bound of the finding is wrong, if the ratios are right.
-    delta
-        Where epsilon is bounded.
     """
     half = first.size // 2
     event = weighted_event(first[:half], second[:half], error, delta, half)

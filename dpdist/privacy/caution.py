@@ -29,15 +29,7 @@ _EXPONENT = 700.0
 
 
 def cautions(loss: PrivacyLoss, neighbours: Neighbours, rows: int | None) -> tuple[str, ...]:
-    """Return what should be known of a guarantee that promises little, a sentence or two each; none of most.
-
-    Parameters
-    ----------
-    loss, neighbours
-        The guarantee.
-    rows
-        n, or None where it is not public.
-    """
+    """Return what should be known of a guarantee that promises little, a sentence or two each; none of most."""
     said = []
     if loss.epsilon_micro > LARGEST_EPSILON * MICRO:
         odds = f"{math.exp(loss.epsilon):.3g}" if loss.epsilon < _EXPONENT else f"e^{loss.epsilon:g}"
@@ -70,13 +62,7 @@ def in_words(said: tuple[str, ...]) -> str:
 
 
 def require_small_delta(loss: PrivacyLoss, neighbours: Neighbours, rows: int, *, accepted: bool) -> None:
-    """Refuse a delta that is not below 1/n, where n is public, unless it was accepted.
-
-    Raises
-    ------
-    RefusedError
-        If it is not.
-    """
+    """Refuse a delta that is not below 1/n, where n is public, unless it was accepted."""
     if accepted or not reaches_one(loss, neighbours, rows):
         return
     raise RefusedError(

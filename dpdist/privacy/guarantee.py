@@ -60,13 +60,7 @@ class Neighbours(enum.StrEnum):
 
 
 def neighbours_of(given: str) -> Neighbours:
-    """Return the relation that a word stands for.
-
-    Raises
-    ------
-    UsageError
-        If it is no such word.
-    """
+    """Return the relation that a word stands for."""
     try:
         return Neighbours(given)
     except ValueError:
@@ -252,22 +246,7 @@ class PrivacyLoss:
 
 @dataclass(frozen=True)
 class MixedBudget(PrivacyLoss):
-    """A budget of which parts are declared for other than Gaussian releases, before the first release.
-
-    Parameters
-    ----------
-    epsilon_micro, delta_atto
-        The budget.
-    pure_micro
-        Sum of the epsilons of releases without mu that shall fit beside Gaussian ones, in millionths; at most epsilon.
-    reserve_atto
-        Sum of their deltas, in units of 1e-18; at most delta.
-
-    Raises
-    ------
-    UsageError
-        If a part is negative or larger than the whole, or the budget has no delta: then all of it is pure.
-    """
+    """A budget of which parts are declared for other than Gaussian releases, before the first release."""
 
     pure_micro: int = 0
     reserve_atto: int = 0

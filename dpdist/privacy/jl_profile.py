@@ -144,13 +144,7 @@ def row_replaced(epsilon: float, sketch: int, gain: float) -> float:
 
 
 def profile(neighbours: Neighbours, size: int, sketch: int) -> Callable[[float, float], float]:
-    """Return delta, rounded up, as a function of epsilon and gain, for d = size columns, r = sketch draws.
-
-    Raises
-    ------
-    UsageError
-        If r is not between 1 and 10⁵.
-    """
+    """Return delta, rounded up, as a function of epsilon and gain, for d = size columns, r = sketch draws."""
     if not 1 <= sketch <= MAX_SKETCH:
         raise UsageError(
             f"The number of random combinations lies between 1 and {MAX_SKETCH}.", parameter="options.sketch"
@@ -161,22 +155,7 @@ def profile(neighbours: Neighbours, size: int, sketch: int) -> Callable[[float, 
 
 
 def least_ridge(loss: PrivacyLoss, neighbours: Neighbours, size: int, sketch: int, bound: int) -> int:
-    """Return the least ridge w², an integer, that keeps (epsilon, delta), to a relative 2^-30 on the safe side.
-
-    Parameters
-    ----------
-    loss, neighbours
-        What is to be kept; delta is positive.
-    size, sketch
-        Columns d and draws r.
-    bound
-        S, the largest squared norm of a row; the ridge is in its units.
-
-    Raises
-    ------
-    UsageError
-        If it exceeds 2^60.
-    """
+    """Return the least ridge w², an integer, that keeps (epsilon, delta), to a relative 2^-30 on the safe side."""
     delta = profile(neighbours, size, sketch)
 
     def private(ridge: int) -> bool:

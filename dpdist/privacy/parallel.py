@@ -57,22 +57,7 @@ from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 
 @dataclass(frozen=True)
 class Charge:
-    """What one release guarantees, and the periods it reads.
-
-    Parameters
-    ----------
-    guarantee
-        Of the rows that are added most often.
-    periods
-        None: the whole table.
-    weights
-        How often the rows of each period are added; none: all equally often.
-
-    Raises
-    ------
-    ValueError
-        If there are weights, and not one of at least 1 for each period, or the guarantee is not Gaussian.
-    """
+    """What one release guarantees, and the periods it reads."""
 
     guarantee: Guarantee
     periods: tuple[str, ...] = ()
@@ -101,15 +86,6 @@ class PeriodFilters:
     Where rows come in no periods, the last is that of every row. All have the same caps, which were fixed before the
     first answer; a release that does not read a period tells nothing of it, so the caps of a period need only precede
     the first answer that reads it.
-
-    Parameters
-    ----------
-    budget
-        What no row may bear more than.
-    caps
-        The cap sets of every account.
-    periods
-        The periods closed so far.
     """
 
     budget: PrivacyLoss

@@ -59,13 +59,6 @@ MOST_PERIODS = 4096
 def rows_charged(max_periods: int, read: int) -> int:
     """Return c: for how many people with rows in one period somebody with rows in several is counted.
 
-    Parameters
-    ----------
-    max_periods
-        K, at least 1.
-    read
-        m: how many periods the release reads.
-
     Examples
     --------
     >>> [rows_charged(7, read) for read in (1, 2, 4, 8, 365)], rows_charged(1, 365)

@@ -144,13 +144,6 @@ def _joint(phi: _Function, exp: _Function, mu: _Number, pure: _Number, epsilon: 
 def profile(pure: Fraction, mu_squared: Fraction, epsilon: Fraction) -> Fraction:
     """Return H(epsilon) of the caps E = ``pure`` and M = ``mu_squared``, rounded up; never negative.
 
-    Parameters
-    ----------
-    pure, mu_squared
-        E and M, not negative.
-    epsilon
-        At least ``pure``.
-
     Examples
     --------
     >>> round(float(profile(Fraction(0), Fraction(1), Fraction(1))), 6)
@@ -187,15 +180,6 @@ def _kept(value: _Number, *, up: bool) -> Fraction:
 @lru_cache(maxsize=256)
 def largest_mu_squared(pure: Fraction, delta: Fraction, epsilon: Fraction) -> Fraction:
     """Return the largest M for which ``H(epsilon) <= delta``, rounded down; 0 where none is.
-
-    Parameters
-    ----------
-    pure
-        E, at most ``epsilon``.
-    delta
-        At least 0.
-    epsilon
-        Of the budget.
 
     Examples
     --------

@@ -45,24 +45,7 @@ from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
 def divided(
     loss: PrivacyLoss, share: Fraction, stage: Callable[[PrivacyLoss], Guarantee], *, gaussian: bool
 ) -> tuple[PrivacyLoss, PrivacyLoss]:
-    """Return the losses of a stage and of the release after it, which together keep to a loss.
-
-    Parameters
-    ----------
-    loss
-        Of both together.
-    share
-        The stage's part: of mu² where the release is Gaussian, of epsilon where it is not; then the stage is pure.
-    stage
-        What is proved of a stage at a loss: rounded to integers it costs a little less, and the release gets the rest.
-    gaussian
-        Whether the release has a mu.
-
-    Raises
-    ------
-    UsageError
-        If a part would be less than a millionth of epsilon.
-    """
+    """Return the losses of a stage and of the release after it, which together keep to a loss."""
     if gaussian:
         whole = 1 / Fraction(gaussian_sigma(loss)) ** 2
         first = largest_gaussian(share * whole, loss)
@@ -82,15 +65,7 @@ def _too_small(loss: PrivacyLoss) -> UsageError:
 
 
 def together(stage: Guarantee, release: Guarantee, loss: PrivacyLoss) -> Guarantee:
-    """Return what a stage and the release that follows from it are together (theorem: see the module).
-
-    Parameters
-    ----------
-    stage, release
-        What is proved of each; of the release whatever the stage answers.
-    loss
-        What was asked for of both: what is stated.
-    """
+    """Return what a stage and the release that follows from it are together (theorem: see the module)."""
     parts = (stage, release)
     squares = [part.mu_squared for part in parts if part.mu_squared is not None]
     square: Fraction | None = None

@@ -82,17 +82,6 @@ def _excess(epsilon: _Floats, shift: _Floats, kappa: float, theta: float) -> _Fl
     With ``x = epsilon / a`` a positive shift has L above epsilon for z < shift / (1 - e^-x), for every z where x <= 0;
     a negative one for z > shift / (1 - e^-x), and for no z where x >= 0. Within, ``exp(-L) f(z) = exp(-shift/theta)
     f(z - shift)``.
-
-    Parameters
-    ----------
-    epsilon, shift
-        Arrays of one shape, broadcast beforehand.
-    kappa, theta
-        Shape, at least 1, and scale.
-
-    Returns
-    -------
-    ndarray of float64, between 0 and 1
     """
     from scipy import special  # noqa: PLC0415 - SciPy takes its time, and few need it
 
@@ -134,23 +123,7 @@ def joining_delta(epsilon: float, kappa: float, theta: float) -> float:
 
 
 def add_remove_delta(epsilon: float, kappa: float, theta: float) -> float:
-    """Return the smallest delta at epsilon under add-remove, rounded up.
-
-    Parameters
-    ----------
-    epsilon
-        At least 0.
-    kappa
-        ``(m - d + 1) / 2``, at least 1.
-    theta
-        ``2 s² / S``, positive.
-
-    Returns
-    -------
-    float
-        Delta, exact but for the rounding (relative to the larger of the two probabilities whose difference it is,
-        1e-12 and 2e-15 times ``kappa + 1/theta``), which is added.
-    """
+    """Return the smallest delta at epsilon under add-remove, rounded up."""
     return max(leaving_delta(epsilon, kappa, theta), joining_delta(epsilon, kappa, theta))
 
 
@@ -214,21 +187,7 @@ def _cell_bound(epsilon: float, kappa: float, theta: float, first_is_one: bool, 
 
 
 def replace_one_delta(epsilon: float, kappa: float, theta: float, enough: float = 0.0) -> float:
-    """Return a certified upper bound of delta at epsilon under replace-one, for two columns or more.
-
-    Parameters
-    ----------
-    epsilon, kappa, theta
-        As in :func:`add_remove_delta`.
-    enough
-        A bound that suffices: the search ends there. Otherwise it ends 1 % above the bound of the pairs (1, 1) and
-        (0, 1), or at cells of width 2^-12.
-
-    Returns
-    -------
-    float
-        Above the largest delta of :func:`replace_one_delta_at` by 1 to 20 %, most where delta is small.
-    """
+    """Return a certified upper bound of delta at epsilon under replace-one, for two columns or more."""
     points = {mu: _pair_bound(epsilon, kappa, theta, mu) for mu in ((1.0, 1.0), (0.0, 1.0), (1.0, 0.0))}
     target = max(enough, 1.01 * max(points.values()))
     cells: list[tuple[float, bool, float, float]] = []  # a heap, the worst first
@@ -257,18 +216,6 @@ def replace_one_delta_at(epsilon: float, kappa: float, theta: float, mu: tuple[f
 
     Gauss-Legendre in z-scores of g and in the square root of q.
 
-    Parameters
-    ----------
-    epsilon, kappa, theta
-        As in :func:`add_remove_delta`.
-    mu
-        (mu1, mu2), each in [0, 1], in units of S.
-
-    Returns
-    -------
-    float
-        Delta.
-
     Examples
     --------
     >>> round(replace_one_delta_at(1.0, 5.0, 3.0, (1.0, 1.0)), 6)
@@ -292,23 +239,6 @@ def least_theta(epsilon: float, delta: float, kappa: float, neighbours: Neighbou
     """Return a theta at which delta is kept, from above; the least one under add-remove.
 
     Delta falls as theta grows (rows of smaller norm), so a larger theta keeps it too.
-
-    Parameters
-    ----------
-    epsilon
-        Positive.
-    delta
-        Between 0 and 1.
-    kappa
-        At least 1.
-    neighbours
-        The relation; replace-one is about two columns or more.
-
-    Returns
-    -------
-    float
-        Under add-remove within 1e-12 of the root. Under replace-one the certificate costs 0.2 to 1 %, up to 5 % where
-        kappa is below 10 and delta above 0.01.
     """
     if neighbours is Neighbours.ADD_REMOVE:
         return _upper_root(lambda theta: add_remove_delta(epsilon, kappa, theta) <= delta, 1.0, 2.0, 1e-12)

@@ -35,13 +35,6 @@ def archived(heading: Heading, answer: npt.NDArray[np.float64] | Bands) -> Itera
     """Yield the archive of a release, piece by piece.
 
     Under replace-one n is public: the corner of an augmented matrix, ``n constant²``, is put back exactly.
-
-    Parameters
-    ----------
-    heading
-        What is known about the release.
-    answer
-        A subspace, (k, d) orthonormal rows, or the bands of a second moment, each drawn when it is asked for.
     """
     store = MemoryStore()
     group = zarr.create_group(store=store, zarr_format=3, attributes={"dpdist": heading.attributes()})
@@ -114,20 +107,7 @@ def _files(store: MemoryStore) -> Iterator[bytes]:
 
 
 def publish(archive: IO[bytes], target: AnyStore, *, private: bool = False) -> None:
-    """Unpack an archive to target: all of it appears at once, flushed; the same bytes already there are left alone.
-
-    Parameters
-    ----------
-    archive, target
-        What is unpacked, and where it appears.
-    private
-        Whether nobody but its owner may enter the folder or read its files, whatever the umask.
-
-    Raises
-    ------
-    DataError
-        If something else stands at target, or its folder cannot be written.
-    """
+    """Unpack an archive to target: all of it appears at once, flushed; the same bytes already there are left alone."""
     make_once(partial(holds, target, archive), partial(_unpack, archive, store_at(target), private=private))
 
 

@@ -78,13 +78,7 @@ class Attributes(Struct, frozen=True):
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> Attributes:
-        """Read the JSON values.
-
-        Raises
-        ------
-        msgspec.ValidationError
-            If one is missing or of another type.
-        """
+        """Read the JSON values."""
         return msgspec.convert(info, cls)
 
 

@@ -57,15 +57,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ForComponents:
-    """What a clip norm is for: so many components of a release that costs so much.
-
-    Parameters
-    ----------
-    number
-        K, at least 1 and below the number of columns.
-    loss
-        Of the release to come.
-    """
+    """What a clip norm is for: so many components of a release that costs so much."""
 
     number: int
     loss: PrivacyLoss
@@ -75,11 +67,6 @@ def noise_share(purpose: ForComponents, neighbours: Neighbours, columns: int, ma
     """Return s: the standard deviation of the noise off the diagonal, over the square of the clip norm.
 
     It is that of ``gaussian``, or of ``two-sided-wishart`` where the release has no delta.
-
-    Raises
-    ------
-    UsageError
-        If there are not fewer components than columns, or the loss is too small for any noise.
     """
     if not 1 <= purpose.number < columns:
         raise UsageError(
@@ -145,17 +132,7 @@ class Trade:
 
 
 def trades(norms: Sequence[float], columns: int, rows: int, share: float, edge: float) -> tuple[Trade, ...]:
-    """Return what each of the guessed norms would cost as a clip norm, smallest first.
-
-    Parameters
-    ----------
-    norms
-        A public guess of the rows' norms, positive; equally many rows have each.
-    columns, rows
-        d and n.
-    share, edge
-        Standard deviation of the noise on an entry off the diagonal of the sum, and its largest eigenvalue, over C².
-    """
+    """Return what each of the guessed norms would cost as a clip norm, smallest first."""
     guess, clips = np.array(norms, dtype=np.float64), np.unique(norms)
     trace, whole = rows * (np.minimum.outer(clips, guess) ** 2).mean(axis=1), rows * (guess**2).mean()
     each = {k: losses(k, columns, share, clips, trace, whole) for k in LEADING if k < columns}
@@ -175,20 +152,6 @@ def quantile_for(purpose: ForComponents, histogram: NormHistogram, columns: int,
     """Return the quantile, in hundredths, at whose edge the components are expected to lose least. Free.
 
     It is one that the histogram surely answers; 0.95 where it answers none, or its noise hides all norms.
-
-    Parameters
-    ----------
-    purpose
-        What the clip norm is for.
-    histogram
-        The released one.
-    columns, max_rows
-        Of the table.
-
-    Raises
-    ------
-    UsageError
-        As :func:`noise_share`.
     """
     share = noise_share(purpose, histogram.guarantee.neighbours, columns, max_rows)
     *trace, whole = traces(histogram, np.array([*histogram.edges, np.inf]))
@@ -212,11 +175,6 @@ def clip_for(
 
     Norms between the edges are compared as well. Where the noise of the histogram hides all norms, or no clip norm
     is expected to do, it is :meth:`NormHistogram.clip_norm`.
-
-    Raises
-    ------
-    UsageError
-        As :func:`noise_share`.
     """
     first, last = _occupied(histogram)
     edges = np.array(histogram.edges)

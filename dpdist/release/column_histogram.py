@@ -74,13 +74,7 @@ class ColumnHistograms:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ColumnHistograms:
-        """Read what was committed in this version or an earlier one.
-
-        Raises
-        ------
-        DataError
-            If its format, its grid or its noise is not known.
-        """
+        """Read what was committed in this version or an earlier one."""
         rule = {name: number for number, name in FORMATS.items()}.get(value["format"])
         if rule is None:
             known = " and ".join(map(repr, FORMATS.values()))
@@ -121,13 +115,7 @@ class ColumnsTransaction(HistogramTransaction[RequestT_co], ABC):
         return {**named, **found.to_json(), "ledger_head": ledger_head}
 
     def read(self) -> ColumnHistograms:
-        """Return what was committed, from these bytes alone.
-
-        Raises
-        ------
-        DataError
-            If the committed bytes are missing or were altered, or their format is not known.
-        """
+        """Return what was committed, from these bytes alone."""
         return ColumnHistograms.from_json(self.published())
 
 

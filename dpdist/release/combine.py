@@ -46,30 +46,7 @@ _LIMIT = 2**62
 
 
 def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
-    """Return the sum of second moments of disjoint rows.
-
-    Parameters
-    ----------
-    releases
-        Of one mechanism, with the same columns, bound and neighbouring relation; some may be sums already.
-    disjoint
-        Whether the owners of different tables say that no row stands in two of them; of releases with a privacy unit,
-        that no unit does.
-
-    Returns
-    -------
-    Release
-        Its id follows from theirs, whatever their order and however they were grouped; variances are added up.
-
-    Raises
-    ------
-    UsageError
-        If there are none, or their matrices cannot be added up.
-    RefusedError
-        If two are of the same rows, or one is not private as claimed.
-    DataError
-        If the sum leaves 64-bit integers.
-    """
+    """Return the sum of second moments of disjoint rows."""
     if not releases:
         raise UsageError("There is nothing to combine: name at least one release.")
     first = releases[0]
@@ -102,25 +79,6 @@ def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
     """Return the best estimate of the moment of a node, from its release and those of all nodes below it.
 
     The weighted sum of integers is rounded to the nearest, by at most half a lattice unit an entry.
-
-    Parameters
-    ----------
-    node
-        The root of the tree.
-    released
-        Gives the release of each of its nodes. One at a time is held in memory, beside two matrices.
-
-    Returns
-    -------
-    Release
-        That of a single period itself; else one with the ids of all, and their weighted noise.
-
-    Raises
-    ------
-    UsageError, RefusedError
-        If they are not alike, or one is not private as claimed.
-    DataError
-        If one is of other periods than those of its node, or the estimate leaves 64-bit integers.
     """
     root = released(node)
     if node.level == 0:
@@ -157,28 +115,6 @@ def next_total(plan: Toeplitz, night: Release, total: Callable[[int], Release]) 
     """Return the total of all periods up to a night, from its release and earlier totals.
 
     Integers are added exactly, and the sum is rounded to the nearest; the module of the series says what that becomes.
-
-    Parameters
-    ----------
-    plan
-        The series.
-    night
-        The release of the last night.
-    total
-        Gives the total of so many periods, those of :meth:`Toeplitz.earlier`. One at a time is held in memory, beside
-        three matrices.
-
-    Returns
-    -------
-    Release
-        With the ids of all nights, and their weighted noise.
-
-    Raises
-    ------
-    UsageError, RefusedError
-        If they are not alike, or one is not private as claimed.
-    DataError
-        If one is not what its name says, or the total leaves 64-bit integers.
     """
     count = (night.extents[0].stop if night.extents else None) or 0
     _require_night(plan, night, count)
@@ -213,22 +149,7 @@ def next_total(plan: Toeplitz, night: Release, total: Callable[[int], Release]) 
 
 
 def last_periods(plan: Toeplitz, window: int, night: Release, total: Release, earlier: Release | None) -> Release:
-    """Return the sum of the last periods, a total less an earlier one; it tells what all nights tell.
-
-    Parameters
-    ----------
-    plan, window
-        The series, and how many periods.
-    night, total
-        The release of the last night, and the total up to it.
-    earlier
-        The total of the periods before the window; None where there are none, and the total is that of the window.
-
-    Raises
-    ------
-    UsageError, RefusedError, DataError
-        As :func:`next_total`.
-    """
+    """Return the sum of the last periods, a total less an earlier one; it tells what all nights tell."""
     count = night.extents[0].stop or 0
     _require_total(plan, night, total, count)
     if earlier is None:
@@ -346,11 +267,6 @@ def write_sum(total: Release, target: AnyStore) -> bool:
     """Publish a sum of releases; the same sum already there is left alone. It is held in memory meanwhile.
 
     Return whether it was written now. An older version may have written it, in other words.
-
-    Raises
-    ------
-    DataError
-        If something else stands at target, or its folder cannot be written.
     """
     target = store_at(target)
     if (attributes_of(target) or {}).get("release_id") == total.release_id:

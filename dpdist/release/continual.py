@@ -93,13 +93,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Tree:
-    """Which nodes are released, and when.
-
-    Parameters
-    ----------
-    levels
-        L.
-    """
+    """Which nodes are released, and when."""
 
     levels: int
     horizon: ClassVar[None] = None

@@ -54,13 +54,7 @@ class Coverage(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def merged(extents: Iterable[Coverage]) -> tuple[Coverage, ...]:
-    """Return disjoint extents with neighbours joined, in order.
-
-    Raises
-    ------
-    RefusedError
-        If two of them share rows: added up, these would count twice.
-    """
+    """Return disjoint extents with neighbours joined, in order."""
     out: list[Coverage] = []
     for extent in sorted(extents, key=lambda e: (e.dataset, e.start or 0, e.stop or 0)):
         last = out[-1] if out and out[-1].dataset == extent.dataset else None

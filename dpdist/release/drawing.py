@@ -33,17 +33,7 @@ def pieces(band: Band) -> Iterator[Band]:
 
 
 def noisy(calibrated: IndependentEntries, band: Band, exact: Triangle, entropy: Entropy) -> Triangle:
-    """Return a band of the moment plus its noise, every entry drawn once.
-
-    Parameters
-    ----------
-    calibrated
-        The mechanism.
-    band, exact
-        Rows of the triangle, and the exact sums there, packed. Private.
-    entropy
-        Where random bits come from.
-    """
+    """Return a band of the moment plus its noise, every entry drawn once."""
     out, first = np.empty_like(exact), 0
     with threaded(available_cores() if band.entries > PIECE else 1) as each:
         for noise in each(lambda piece: calibrated.draw_band(piece, entropy), pieces(band)):

@@ -105,36 +105,16 @@ class FirstScale(ColumnsTransaction[FirstScaleRequest]):
         return self.request.parts(self.table).stages["scale"]
 
     def require_seen(self) -> None:
-        """Refuse histograms in which not even a bin with half of all rows would count; it reads no row.
-
-        Raises
-        ------
-        RefusedError
-            If n is public and that is so.
-        UsageError
-            If the table is too wide for them.
-        """
+        """Refuse histograms in which not even a bin with half of all rows would count; it reads no row."""
         stages.require_seen(shared(self.request.series), self.counting(), self.table.rows, self.table.max_rows)
 
     def blindly_scaled(self) -> tuple[list[str], list[str]]:
-        """Return the columns of which no variance was seen, and those that weigh nothing, as a release tells them.
-
-        Raises
-        ------
-        DataError
-            If the committed bytes are missing or were altered.
-        """
+        """Return the columns of which no variance was seen, and those that weigh nothing, as a release tells them."""
         found = list(zip(self.table.names, self.read().standardised, strict=True))
         weightless = [name for name, column in found if column.scale == BEYOND]
         return [name for name, column in found if not column.seen and name not in weightless], weightless
 
     def following(self) -> ReleaseRequest:
-        """Return what the releases of the series share: their loss, and the centre and scale that were committed.
-
-        Raises
-        ------
-        DataError
-            If the committed bytes are missing or were altered.
-        """
+        """Return what the releases of the series share: their loss, and the centre and scale that were committed."""
         series, parts = self.request.series, self.request.parts(self.table)
         return stages.standardising(series, parts, self.read(), self.table.names)[0]

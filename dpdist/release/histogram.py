@@ -40,30 +40,14 @@ class HistogramTransaction(ReleaseTransaction[RequestT_co], ABC):
         """Return what is committed of the noisy counts, as JSON values."""
 
     def published(self) -> dict[str, Any]:
-        """Read the committed values back, checked, and record that they were given out; idempotent.
-
-        Raises
-        ------
-        DataError
-            If the committed bytes are missing or were altered.
-        """
+        """Read the committed values back, checked, and record that they were given out; idempotent."""
         with self.committed() as content:
             found: dict[str, Any] = json.loads(content.read())
         return found
 
 
 def finalise(transaction: HistogramTransaction[Any], total: Partial[np.int64] | None = None) -> None:
-    """Check the total, draw the noise and commit; idempotent, and once whoever else runs it.
-
-    Raises
-    ------
-    DpdistError
-        If it does not cover the table exactly once. Nothing is drawn then.
-    RefusedError
-        If the histogram was aborted meanwhile.
-    ResumableError
-        If the ledger cannot be written, or others overtake this attempt again and again and die.
-    """
+    """Check the total, draw the noise and commit; idempotent, and once whoever else runs it."""
     exact: Counts = complete(transaction.table, total).values
     transaction.commit(lambda head: _drawn(transaction, exact, ledger_head=head))
 

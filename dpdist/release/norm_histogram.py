@@ -215,12 +215,6 @@ class NormHistogram:
 
         It is the 0.95-quantile of the norms, or the largest smaller one, in hundredths, that surely lies on the grid.
         Where not even the median does, it is what is estimated of the median, or the last norm of the grid. Free.
-
-        Parameters
-        ----------
-        interpolated
-            Whether norms are taken to be spread evenly, on a logarithmic scale, over the bin where the quantile is; or
-            the edge above it is taken, as by the first rule (:data:`dpdist.release.request.CHOICE_RULE`).
         """
         for hundredths in range(95, 49, -1):
             quantile = Fraction(hundredths, 100)
@@ -261,13 +255,7 @@ class NormHistogram:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NormHistogram:
-        """Read what :meth:`to_json` wrote, in this version or an earlier one.
-
-        Raises
-        ------
-        DataError
-            If its format is not known.
-        """
+        """Read what :meth:`to_json` wrote, in this version or an earlier one."""
         if value["format"] not in FORMATS.values():
             known = ", ".join(map(repr, FORMATS.values()))
             raise DataError(f"The histogram has format {value['format']!r}; this version reads {known}.")
@@ -287,11 +275,6 @@ def settled(transaction: NormsTransaction) -> NormsTransaction:
 
     Where the ledger holds the histogram already, with that delta or, as of earlier versions, with none, the first that
     was reserved is the one: what was released for a request is given again, and never drawn anew under another law.
-
-    Raises
-    ------
-    RefusedError
-        If the ledger is not the table's.
     """
     request, table = transaction.request, transaction.table
     ledger = transaction.account()
@@ -305,11 +288,5 @@ def settled(transaction: NormsTransaction) -> NormsTransaction:
 
 
 def published(transaction: NormsTransaction) -> NormHistogram:
-    """Read the committed histogram back, checked, and record that it was given out; idempotent.
-
-    Raises
-    ------
-    DataError
-        If the committed bytes are missing or were altered.
-    """
+    """Read the committed histogram back, checked, and record that it was given out; idempotent."""
     return NormHistogram.from_json(transaction.published())

@@ -56,13 +56,6 @@ def request_from(
 
     Without a mechanism, `gaussian` is taken when a delta is given and `two-sided-wishart` when none is. A public centre
     and scale that were read before are ``vectors``; else each word may be the name of a file of them.
-
-    Raises
-    ------
-    UsageError
-        If a value is out of range.
-    DataError
-        If a number is out of range, or a file of public numbers cannot be read.
     """
     loss = PrivacyLoss.parse(epsilon, delta or "0")
     if delta is not None and not loss.delta_atto:
@@ -96,15 +89,7 @@ def request_from(
 
 
 def public_numbers(centre: str, scale: str, folder: Path) -> dict[str, tuple[float, ...] | None]:
-    """Read the files of public numbers that are named for a centre and for a scale, if any.
-
-    Raises
-    ------
-    UsageError
-        If two scales are named, or the file of a scale holds a centre too and nothing is said of it.
-    DataError
-        If a file is missing or holds something else.
-    """
+    """Read the files of public numbers that are named for a centre and for a scale, if any."""
     shift = {} if centre in set(Centring) else read_public_centre(folder / centre)
     if scale in {"none", "private"}:
         return shift
@@ -124,13 +109,7 @@ def _two_scales() -> str:
 
 
 def clip_from(text: str) -> float | Word:
-    """Read a clip norm, or how it is to be chosen.
-
-    Raises
-    ------
-    UsageError
-        If it is neither.
-    """
+    """Read a clip norm, or how it is to be chosen."""
     for word in get_args(Word):
         if text == word:
             return cast("Word", word)
@@ -150,15 +129,7 @@ def norms_request_from(
     scale: str = "none",
     accept_large_delta: bool = False,
 ) -> NormsRequest:
-    """Make a request for a histogram of norms from text as it stands on the command line; without delta it has none.
-
-    Raises
-    ------
-    UsageError
-        If a value is out of range, or the centre or scale is to be private.
-    DataError
-        If a number is out of range, or a file of public numbers cannot be read.
-    """
+    """Make a request for a histogram of norms from text as it stands on the command line; without delta it has none."""
     if centre == Centring.PRIVATE:
         raise UsageError(
             f"With {parameter('centre', 'private')} rows are clipped about zero, before their mean is known: choose "
@@ -180,13 +151,7 @@ def norms_request_from(
 
 
 def quantile_from(text: str) -> Fraction:
-    """Read a quantile exactly.
-
-    Raises
-    ------
-    UsageError
-        If it is no number between 0 and 1.
-    """
+    """Read a quantile exactly."""
     try:
         value = Decimal(text)
         # the exponent is looked at first, because 1e-999999999 has too many digits
@@ -198,13 +163,7 @@ def quantile_from(text: str) -> Fraction:
 
 
 def options_from(texts: Sequence[str]) -> dict[str, str]:
-    """Split ``NAME=VALUE`` texts.
-
-    Raises
-    ------
-    UsageError
-        If one has no name, or a name comes twice.
-    """
+    """Split ``NAME=VALUE`` texts."""
     options: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -215,13 +174,7 @@ def options_from(texts: Sequence[str]) -> dict[str, str]:
 
 
 def columns_from(text: str) -> list[str]:
-    """Read names that are separated by commas; one that holds a comma stands in double quotes.
-
-    Raises
-    ------
-    UsageError
-        If a quote is not closed.
-    """
+    """Read names that are separated by commas; one that holds a comma stands in double quotes."""
     try:
         return [name.strip() for name in next(csv.reader([text], skipinitialspace=True, strict=True), [""])]
     except csv.Error:
@@ -229,13 +182,7 @@ def columns_from(text: str) -> list[str]:
 
 
 def numbers_from(text: str, option: str) -> tuple[float, ...]:
-    """Read numbers that are separated by commas.
-
-    Raises
-    ------
-    UsageError
-        If something else stands there.
-    """
+    """Read numbers that are separated by commas."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -278,13 +225,6 @@ def _directions_of(path: Path) -> list[list[float]]:
 
     They are as public as the release, whose budget paid for them. Signs are fixed and entries rounded to 2^-30, so that
     the same command asks for the same release again on a machine whose last bits differ.
-
-    Raises
-    ------
-    DataError
-        If there is no release at the path, it is damaged, not private as claimed, or too large for memory.
-    UsageError
-        If it holds no second moment.
     """
     found = open_release(path)
     found.require_moment()
@@ -301,13 +241,7 @@ def _directions_of(path: Path) -> list[list[float]]:
 
 
 def _arrays(path: Path, word: str = "centre") -> dict[str, Any]:
-    """Return the arrays of a .npz file of public numbers, or that of a .npy file by a name of its own.
-
-    Raises
-    ------
-    OSError, ValueError
-        If it cannot be read, or is longer than any public numbers are, packed or not.
-    """
+    """Return the arrays of a .npz file of public numbers, or that of a .npy file by a name of its own."""
     content = read_plain(path, LARGEST_FILE)
     if path.suffix == ".npz":
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -318,13 +252,7 @@ def _arrays(path: Path, word: str = "centre") -> dict[str, Any]:
 
 
 def _of_release(path: Path, word: str) -> dict[str, tuple[float, ...] | None]:
-    """Return the centre and scale of a release.
-
-    Raises
-    ------
-    DataError
-        If there is none at the path, it is damaged, or its rows had no such thing.
-    """
+    """Return the centre and scale of a release."""
     found = open_release(path)
     vectors = {"centre": found.bound.centre, "scale": found.bound.scale}
     if not found.private_as_claimed or not any(vectors.values()) or (word == "scale" and vectors["scale"] is None):
@@ -345,18 +273,6 @@ def read_public_centre(
     A ``.npy`` file holds what it is read for; a ``.npz`` or ``.json`` file holds ``centre`` and ``scale``, or one of
     them. A release.zarr gives those by which its rows were shifted and scaled, such as a private choice: they are as
     public as it is.
-
-    Parameters
-    ----------
-    path
-        The file.
-    word
-        What it is read for: of a scale there must be one.
-
-    Raises
-    ------
-    DataError
-        If the file is missing or holds something else.
     """
     path = local(path)
     if (path / "zarr.json").is_file():

@@ -24,11 +24,6 @@ def require_undeclared(table: Table) -> None:
     The rows' own metadata tell: a ledger that was moved away, that lies in a database, or that was not created yet
     counts too. Of rows that were copied before they had one, what was seen of their data set tells. Rows that come in
     periods always have a budget.
-
-    Raises
-    ------
-    RefusedError
-        If one was.
     """
     copied = datasets.seen(table.dataset_id).ledger_id is not None
     if not copied and table.budget is None and table.ledger_id is None and not table.periodic:
@@ -41,15 +36,7 @@ def require_undeclared(table: Table) -> None:
 
 
 def admit(table: Table) -> None:
-    """Let rows be released for reproduction: refuse those that have a budget, and mark the others; idempotent.
-
-    Raises
-    ------
-    RefusedError
-        If a budget was ever declared for them, or for a copy of them.
-    DataError
-        If other rows stand there by now, or the mark cannot be written.
-    """
+    """Let rows be released for reproduction: refuse those that have a budget, and mark the others; idempotent."""
     require_undeclared(table)
     with table.store.locked(), datasets.held(table.dataset_id) as data:
         found = open_rows(table.store)
@@ -63,13 +50,7 @@ def admit(table: Table) -> None:
 
 
 def require_unreproduced(table: RowsTable) -> None:
-    """Refuse a budget for rows that were released for reproduction; hold ``table.store.locked()`` meanwhile.
-
-    Raises
-    ------
-    RefusedError
-        If they were.
-    """
+    """Refuse a budget for rows that were released for reproduction; hold ``table.store.locked()`` meanwhile."""
     if table.reproduced:
         raise reproduced(table.store)
 

@@ -113,13 +113,7 @@ class Centring(enum.StrEnum):
 
 
 def _centring_of(given: str) -> Centring:
-    """Return what a word stands for.
-
-    Raises
-    ------
-    UsageError
-        If it is no such word.
-    """
+    """Return what a word stands for."""
     try:
         return Centring(given)
     except ValueError:
@@ -626,13 +620,7 @@ def auto_clip(columns: int, rule: int = CHOICE_RULE) -> float:
 
 
 def share_from(given: object, name: str = "scale_share") -> Fraction:
-    """Return a share exactly, of a float with the digits with which it is written.
-
-    Raises
-    ------
-    UsageError
-        If it is no number between 0 and 1.
-    """
+    """Return a share exactly, of a float with the digits with which it is written."""
     if isinstance(given, Fraction):
         share = given
     else:

@@ -109,19 +109,7 @@ def _following(
     max_rows: int = 1,
     known: float | None = None,
 ) -> tuple[ReleaseRequest, Staged]:
-    """Return the release that follows from its stages, and what it tells of them.
-
-    Parameters
-    ----------
-    asked, parts
-        What was charged.
-    columns_found, norms_found
-        What was drawn.
-    names, max_rows
-        Of the columns, and of the table.
-    known
-        A norm that no row exceeds, from what is public; None: none is known.
-    """
+    """Return the release that follows from its stages, and what it tells of them."""
     request, chosen, by, answer = parts.moment, Chosen(), [], {}
     if columns_found is not None:
         request, chosen = standardising(asked, parts, columns_found, names)
@@ -190,15 +178,7 @@ def _norm_by_schema(transaction: MomentTransaction) -> float | None:
 
 
 def require_columns_seen(transaction: MomentTransaction) -> None:
-    """Refuse histograms of columns in which not even a bin with half of all rows would count; it reads no row.
-
-    Raises
-    ------
-    RefusedError
-        If n is public and that is so.
-    UsageError
-        If the table is too wide for them.
-    """
+    """Refuse histograms of columns in which not even a bin with half of all rows would count; it reads no row."""
     table = transaction.table
     require_seen(transaction.request, _columns(transaction).counting(), table.rows, table.max_rows)
 
@@ -239,15 +219,6 @@ def draw_unrecorded(
 
     Whoever calls this has charged all draws before, and passes on what it returns
     (:func:`dpdist.release.trusted.draw_unrecorded`).
-
-    Parameters
-    ----------
-    request
-        The release.
-    names, rows
-        Of the columns, and n.
-    counts
-        Returns how many rows fall into each bin of what is counted: the exact counts, private.
     """
     width = len(names)
     parts = _parts_of(request, width, 1)

@@ -103,15 +103,7 @@ class Night:
 
 @dataclass(frozen=True)
 class Toeplitz:
-    """Which periods each night adds up, how often, and what the total of them is made of.
-
-    Parameters
-    ----------
-    weights
-        F(0), F(1), ..., positive and not increasing.
-    horizon
-        Number of nights; None: no last night.
-    """
+    """Which periods each night adds up, how often, and what the total of them is made of."""
 
     weights: tuple[int, ...]
     horizon: int | None
@@ -202,13 +194,7 @@ class Toeplitz:
 
 
 def square_root(horizon: int) -> Toeplitz:
-    """Return the square root for so many nights.
-
-    Raises
-    ------
-    UsageError
-        If they are more than 4096.
-    """
+    """Return the square root for so many nights."""
     if horizon > LONGEST:
         raise UsageError(
             f"{parameter('factorisation', 'square-root')} is for {LONGEST} periods at most: take "

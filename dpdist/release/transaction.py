@@ -94,13 +94,7 @@ class ReleaseTransaction(Generic[RequestT_co]):
         return None if record is None else record.state
 
     def account(self) -> Ledger:
-        """Open the one ledger that may be charged.
-
-        Raises
-        ------
-        RefusedError
-            If no budget is declared for the table, or its ledger is not at the place.
-        """
+        """Open the one ledger that may be charged."""
         if self.table.ledger_id is None:
             raise RefusedError(
                 f"No budget is declared for {self.table}. Declare one with "
@@ -109,16 +103,7 @@ class ReleaseTransaction(Generic[RequestT_co]):
         return Ledger.charged_for(self.table.store, self.table.ledger_id, self.ledger)
 
     def reserve(self) -> State:
-        """Charge the release before any row is read; free when it is charged already.
-
-        Raises
-        ------
-        RefusedError
-            If nothing is proved of it, the budget does not suffice, the id stands for something else, the ledger is not
-            the table's, or delta is not below 1/n, where n is public, and that was not accepted.
-        DataError
-            If the ledger is missing.
-        """
+        """Charge the release before any row is read; free when it is charged already."""
         return self.charge(self.account())
 
     def charge(self, ledger: Ledger) -> State:
@@ -150,13 +135,6 @@ class ReleaseTransaction(Generic[RequestT_co]):
         """Give what was committed, checked, and record at the end of the block that it was given out; idempotent.
 
         A stage counts as given out from its commitment on.
-
-        Raises
-        ------
-        DataError
-            If the committed bytes are missing or were altered.
-        RefusedError
-            If they were committed to another copy of the ledger.
         """
         ledger = Ledger(self.ledger)
         with ledger.opened(self.release_id, self.part) as content:
@@ -172,25 +150,7 @@ class ReleaseTransaction(Generic[RequestT_co]):
 def commit_once(
     ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable[bytes]], part: Part = Part.RELEASE
 ) -> None:
-    """Draw and commit what was reserved under an id, unless it was committed already; whoever else does the same.
-
-    Parameters
-    ----------
-    ledger, release_id
-        Where it is reserved.
-    drawn
-        Draws fresh noise at every call and returns what is to be committed; it is given the head of the ledger's
-        journal, after the attempt was recorded there.
-    part
-        Of a release in several draws: which one.
-
-    Raises
-    ------
-    RefusedError
-        If it was aborted meanwhile.
-    ResumableError
-        If the ledger cannot be written, or others overtake this attempt again and again and die.
-    """
+    """Draw and commit what was reserved under an id, unless it was committed already; whoever else does the same."""
     for _ in range(_ATTEMPTS):
         fence = ledger.begin(release_id, part)
         if fence is None:

@@ -98,17 +98,7 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
         object.__setattr__(self, "request", self.request.of_table(self.table))
 
     def reserve(self) -> State:
-        """Charge the release, as any, once its place is known to be free or its own.
-
-        Raises
-        ------
-        UsageError
-            If it is for reproduction.
-        RefusedError
-            As any; or if the release is there already and the ledger does not know of it.
-        DataError
-            If something else stands where the release shall be published, or the ledger is missing.
-        """
+        """Charge the release, as any, once its place is known to be free or its own."""
         stands = require_place(self)
         if self.request.for_reproduction:
             raise UsageError("A release for reproduction has no guarantee that a ledger could charge.")
@@ -126,20 +116,6 @@ def charged_request(
     Rows were truncated to the grid, and clip norm and scale chosen otherwise, by versions up to 0.1.0. A release that
     was charged or published then is the same for ever: to draw it again by today's rule would be a second draw of the
     same rows, charged again.
-
-    Parameters
-    ----------
-    request, table
-        What is asked for, as it was asked, of which rows.
-    ledger
-        Of these rows; None if there is none.
-    target
-        Where the release is published, or None.
-
-    Returns
-    -------
-    ReleaseRequest
-        With a number of grid bits.
     """
     there = {} if target is None else attributes_of(target) or {}
     for older in request.older():
@@ -166,16 +142,7 @@ def as_charged(request: ReleaseRequest, table: Table, place: LedgerAddress, targ
 
 
 def require_remembered(ledger: Ledger, target: AnyStore) -> None:
-    """Refuse a ledger that has forgotten a release: it would pay for a second draw of the same noise-free sum.
-
-    Raises
-    ------
-    RefusedError
-        If the release at target was committed to another ledger or to none, or the ledger was cut short or restored
-        from a copy that is older.
-    DataError
-        If there is no release at target, or it is damaged, or the ledger is.
-    """
+    """Refuse a ledger that has forgotten a release: it would pay for a second draw of the same noise-free sum."""
     found = open_release(target)
     if found.ledger_head is None or not ledger.remembers(found.release_id, found.ledger_head):
         raise RefusedError(
@@ -187,24 +154,12 @@ def require_remembered(ledger: Ledger, target: AnyStore) -> None:
 
 
 def require_place(transaction: MomentTransaction) -> bool:
-    """Say whether this very release stands at its place already.
-
-    Raises
-    ------
-    DataError
-        If something else does, or the place cannot be written.
-    """
+    """Say whether this very release stands at its place already."""
     return stands_at(transaction.target, transaction.release_id)
 
 
 def stands_at(target: Store, release_id: str | None) -> bool:
-    """Say whether a release stands at a place; None: no release does that is meant.
-
-    Raises
-    ------
-    DataError
-        If something else does, or the place cannot be written.
-    """
+    """Say whether a release stands at a place; None: no release does that is meant."""
     held = attributes_of(target) or {}
     if release_id is not None and held.get("release_id") == release_id and held.get("format") == FORMAT:
         return True
@@ -222,15 +177,7 @@ def finalise(
     total: Partial[np.int64] | None = None,
     progress: Steps | None = None,
 ) -> None:
-    """Check the total and conclude the release.
-
-    Raises
-    ------
-    DpdistError
-        If it does not cover the table exactly once. Nothing is drawn then.
-    DpdistError
-        As :func:`conclude`.
-    """
+    """Check the total and conclude the release."""
     total = complete(transaction.table, total)
     width = transaction.request.bound(transaction.table.columns).width
     conclude(transaction, MomentMatrix(total.values, width), progress)
@@ -246,13 +193,6 @@ def conclude(transaction: MomentTransaction, moment: BandedMoment, progress: Ste
 
     An attempt that was fenced out discards its draw and waits for the winner; only when the winner died does it
     begin again, with a new draw.
-
-    Raises
-    ------
-    RefusedError
-        If the release was aborted meanwhile, or is for reproduction and a budget was ever declared for its rows.
-    ResumableError
-        If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
     if transaction.request.for_reproduction:
         admit(transaction.table)
@@ -343,24 +283,6 @@ def draw_unrecorded(
 
     There is no id by which a second call could be told from the first. Whoever calls this has charged
     the draw before, to the register of this process (:mod:`dpdist.ledger.in_memory`), and calls it once.
-
-    Parameters
-    ----------
-    request
-        What was asked for; for reproduction it is refused.
-    moment
-        The exact total. Private.
-    names, rows
-        Columns, and n.
-    datasets
-        Random identities under which the register knows these rows.
-    staged
-        Where a stage was drawn before it: what the release tells of that.
-
-    Raises
-    ------
-    RefusedError
-        If what is proved falls short of what is claimed.
     """
     calibrated = request.calibrated(len(names))
     if request.for_reproduction:
@@ -407,15 +329,7 @@ def _noisy_bands(calibrated: IndependentEntries, moment: BandedMoment) -> Iterat
 
 
 def publish(transaction: MomentTransaction) -> None:
-    """Read the committed bytes back, publish them, and record it; idempotent.
-
-    Raises
-    ------
-    DataError
-        If the committed bytes were altered, or the target cannot be written.
-    RefusedError
-        If they were committed to another copy of the ledger, and the release does not stand at its place.
-    """
+    """Read the committed bytes back, publish them, and record it; idempotent."""
     ledger = Ledger(transaction.ledger)
     record = ledger.record(transaction.release_id)
     if record is not None and record.state is State.ADOPTED and require_place(transaction):

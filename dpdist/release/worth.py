@@ -101,20 +101,7 @@ def worth_of(request: NormsRequest, table: Table, quantile: Fraction) -> Worth:
 
 
 def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int = 1) -> str | None:
-    """Say why a release could choose no clip norm of a table, which epsilon is enough, and what else helps.
-
-    Parameters
-    ----------
-    request
-        The release.
-    columns, rows, max_rows
-        Of the table; its number of rows is looked at where it is public.
-
-    Returns
-    -------
-    str or None
-        None: the release chooses none, or n is private, or the noise leaves the median of the norms in sight.
-    """
+    """Say why a release could choose no clip norm of a table, which epsilon is enough, and what else helps."""
     if request.clip_norm != "private" or request.neighbours is not Neighbours.REPLACE_ONE:
         return None
     loss, found = _choice(request, columns, rows, max_rows)
@@ -172,23 +159,7 @@ def two_digits(value: float) -> int:
 
 
 def forecast(request: NormsRequest, table: Table, asked: Fraction | None, left_micro: int | None = None) -> str:
-    """Say what an answer will be worth, before anything is spent.
-
-    Parameters
-    ----------
-    request, table
-        What is asked for, of which rows.
-    asked
-        The quantile; None: one that will follow from the answer. Then the median, the easiest, must be worth something.
-    left_micro
-        The largest epsilon, in millionths, that the budget still pays for such a request; None: not known here.
-
-    Raises
-    ------
-    RefusedError
-        If n is public and nothing would bound the clip norm from above: the noise moves ranks by more rows than lie
-        above the quantile. It names an epsilon with which the answer is useful, or says that the table is too small.
-    """
+    """Say what an answer will be worth, before anything is spent."""
     quantile = Fraction(1, 2) if asked is None else asked
     worth = worth_of(request, table, quantile)
     moved = f"moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
@@ -236,20 +207,7 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
 
 
 def require_centre_of_dropped(table: Table, *, centred: bool) -> None:
-    """Refuse to count rows of which some are dropped where nothing public or private says where they stand.
-
-    Parameters
-    ----------
-    table
-        The table.
-    centred
-        Whether the rows are shifted by a centre.
-
-    Raises
-    ------
-    RefusedError
-        If the schema drops rows, which stand for a centre, and there is none.
-    """
+    """Refuse to count rows of which some are dropped where nothing public or private says where they stand."""
     names = () if table.schema is None else table.schema.dropping
     if names and not centred and table.dropped == "nan":
         raise RefusedError(

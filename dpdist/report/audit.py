@@ -17,15 +17,7 @@ _GRID = 41
 
 
 def plot(result: Audit, path: AnyPath) -> None:
-    """Draw the privacy profile: delta against epsilon as claimed, as proved and as measured.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib is not installed.
-    DataError
-        If the file cannot be written.
-    """
+    """Draw the privacy profile: delta against epsilon as claimed, as proved and as measured."""
     loss = result.task.loss
     grid = np.linspace(0, 2 * loss.epsilon, _GRID)
     first, second = result.sample

@@ -171,13 +171,7 @@ def card_of(release: Release, ledger: Ledger | None = None) -> Card:
 
 
 def write(release: Release, path: AnyStore, ledger: Ledger | None = None) -> None:
-    """Write the card of a release; one that is there is replaced.
-
-    Raises
-    ------
-    DataError
-        If it cannot be written.
-    """
+    """Write the card of a release; one that is there is replaced."""
     content = json.dumps(msgspec.to_builtins(card_of(release, ledger)), indent=2, allow_nan=False).encode() + b"\n"
     private = not release.private_as_claimed
     replace_own(store_at(path), content, "card", private=private, own=lambda found: b'"dpdist-card/' in found[:4096])

@@ -85,17 +85,7 @@ def tests(guarantee: Guarantee) -> Markup:
 
 
 def spectrum(told: Alignment, per_row: bool, total: int) -> Markup:
-    """Draw eigenvalues with their intervals, and what noise alone stays below.
-
-    Parameters
-    ----------
-    told
-        Of all components, or the first ones.
-    per_row
-        Whether they are per row.
-    total
-        How many components there are.
-    """
+    """Draw eigenvalues with their intervals, and what noise alone stays below."""
     values, edge = told.eigenvalues, told.edge or 0.0
     low, high = told.intervals.T
     bottom, top = min(float(values.min()), 0.0), max(float(high.max()), edge)

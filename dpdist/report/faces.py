@@ -27,20 +27,7 @@ def _image(component: Components, side: int, left: int, top: int) -> list[str]:
 
 
 def side_by_side(private: Components, exact: Components, side: int) -> str:
-    """Draw private components above the exact ones, with how well each agrees with the one below it.
-
-    Parameters
-    ----------
-    private, exact
-        Unit vectors, (k, side²), by eigenvalue; of public rows, or the exact ones would be a leak.
-    side
-        Pixels of a row of the image.
-
-    Returns
-    -------
-    str
-        An SVG that stands alone, on a light or a dark page.
-    """
+    """Draw private components above the exact ones, with how well each agrees with the one below it."""
     count, width = len(private), side * _PIXEL
     cosines = (private * exact).sum(axis=1)
     second = _TOP + width + 2 * _GAP

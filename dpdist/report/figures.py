@@ -20,15 +20,7 @@ _POINTS = 200
 
 @contextmanager
 def picture(path: AnyPath, *, size: tuple[float, float] = (7, 4.5)) -> Iterator[Any]:
-    """Draw on the axes of the block; they are saved at its end, all at once, in the format that the name says.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib is not installed.
-    DataError
-        If the file cannot be written.
-    """
+    """Draw on the axes of the block; they are saved at its end, all at once, in the format that the name says."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError:

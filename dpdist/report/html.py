@@ -46,26 +46,14 @@ _PARTS = 20
 
 @dataclass(frozen=True)
 class Shape:
-    """How the entries of a component are arranged as an image.
-
-    Parameters
-    ----------
-    height, width
-        In pixels; their product is the number of columns.
-    """
+    """How the entries of a component are arranged as an image."""
 
     height: int
     width: int
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Read ``28x28``.
-
-        Raises
-        ------
-        UsageError
-            If it is something else.
-        """
+        """Read ``28x28``."""
         parts = text.split("x")
         if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
             raise UsageError(f"An image has a height and a width, such as 28x28, not {text!r}.", parameter="image")
@@ -82,33 +70,7 @@ def write(
     targets: Sequence[str] = (),
     on: Sequence[str] | None = None,
 ) -> None:
-    """Write the page about a release; a page of dpdist that is there is replaced.
-
-    Parameters
-    ----------
-    release
-        What it is about.
-    path
-        Where it goes.
-    count
-        Number of components that are shown one by one; None takes those told from noise, and at least ten.
-    image
-        Draw the components as images of this shape instead of by their largest loadings.
-    ledger
-        The ledger that was charged, to show what was charged to it and what is left.
-    targets
-        Names of columns to explain by others; none: no regression.
-    on
-        Names of the columns that explain them; None: all others.
-
-    Raises
-    ------
-    UsageError
-        If there are not so many components or no such columns, the image has another number of pixels, the ledger does
-        not know of the release, or it gives no regression.
-    DataError
-        If the page cannot be written.
-    """
+    """Write the page about a release; a page of dpdist that is there is replaced."""
     if image is not None and image.height * image.width != release.bound.columns:
         raise UsageError(
             f"An image of {image.height} x {image.width} pixels does not show {release.bound.columns} columns.",
@@ -142,13 +104,7 @@ def write(
 
 
 def require_charged(release: Release, ledger: Ledger | None) -> None:
-    """Refuse a ledger, if one is named, that does not know of a release, or is behind its witness.
-
-    Raises
-    ------
-    UsageError, RefusedError
-        With what is wrong.
-    """
+    """Refuse a ledger, if one is named, that does not know of a release, or is behind its witness."""
     if ledger is None:
         return
     for one in _drawn(release):

@@ -143,15 +143,7 @@ def accuracy(guarantee: Guarantee) -> float:
 
 
 def hits(guarantee: Guarantee, alarms: float) -> float:
-    """Return the largest share of true alarms of any test of a release that raises so many false ones.
-
-    Parameters
-    ----------
-    guarantee
-        What is proved of the release.
-    alarms
-        The share of false alarms, from 0 to 1.
-    """
+    """Return the largest share of true alarms of any test of a release that raises so many false ones."""
     loss = guarantee.loss
     grown = alarms * math.exp(min(loss.epsilon, _EXPONENT))
     found = min(1.0, loss.delta + grown, 1 - math.exp(-loss.epsilon) * (1 - loss.delta - alarms))

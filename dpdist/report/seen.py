@@ -121,17 +121,7 @@ class Seen:
 
 
 def seen_of(release: Release, found: Components, shape: tuple[int, int] | None) -> Seen:
-    """Return what there is to see of the components of a release.
-
-    Parameters
-    ----------
-    release
-        The release.
-    found
-        Its first components.
-    shape
-        Height and width, to draw them as images; None: by their largest loadings.
-    """
+    """Return what there is to see of the components of a release."""
     told = alignment(release, found)
     shown = [_loadings(release, found, i, told, shape) for i in range(min(len(found.components), _MOST))]
     clear = tuple(each for each in shown if not each.drowned)

@@ -24,17 +24,7 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale from values to places.
-
-    Parameters
-    ----------
-    low, high
-        The values at its ends.
-    start, stop
-        The places of these.
-    warp
-        What is done to values first; it ascends.
-    """
+    """A scale from values to places."""
 
     low: float
     high: float
@@ -50,19 +40,7 @@ class Axis:
 
 
 def chart(name: str, title: str, words: str, height: float, parts: Iterable[str], width: float = WIDTH) -> Markup:
-    """Return a chart.
-
-    Parameters
-    ----------
-    name
-        Of its identifiers in the page: letters.
-    title, words
-        What it is called, and what is to be seen, for those who do not see it.
-    height, width
-        Of the drawing.
-    parts
-        What it is made of, as the functions of this module return it.
-    """
+    """Return a chart."""
     body = Markup("").join(parts)
     return Markup(
         '<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-labelledby="{n}-title {n}-words">'
@@ -132,17 +110,7 @@ def shortened_name(name: str, letters: int) -> str:
 
 
 def image(values: Values, words: str, limit: float) -> Markup:
-    """Return a small picture: orange where values are positive, blue where they are negative, as dense as they are.
-
-    Parameters
-    ----------
-    values
-        (height, width).
-    words
-        What it shows.
-    limit
-        Magnitude of the densest colour.
-    """
+    """Return a small picture: orange where values are positive, blue where they are negative, as dense as they are."""
     height, width = values.shape
     dots = np.empty((height, width, 4), dtype=np.uint8)
     dots[..., :3] = np.where(values[..., None] > 0, (222, 107, 31), (47, 129, 247))

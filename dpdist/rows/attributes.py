@@ -61,13 +61,7 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> RowsAttributes:
-        """Read JSON values.
-
-        Raises
-        ------
-        msgspec.ValidationError
-            If one is missing or of another type.
-        """
+        """Read JSON values."""
         return msgspec.convert(info, cls)
 
 

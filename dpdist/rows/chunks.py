@@ -32,15 +32,7 @@ class Digest(Protocol):
 
 
 class ChunkReader:
-    """Reads chunks of one table, piece by piece, into buffers that every piece overwrites.
-
-    Parameters
-    ----------
-    table
-        The table, of one part or several.
-    piece_rows
-        Most rows of a piece. A piece that fits the processor's cache is checked and used before it leaves it.
-    """
+    """Reads chunks of one table, piece by piece, into buffers that every piece overwrites."""
 
     def __init__(self, table: Table, piece_rows: int) -> None:
         self._table = table
@@ -58,12 +50,6 @@ class ChunkReader:
 
         Checksum and seal of a plain chunk are known to match only when the last piece was taken: what was made of the
         others must be discarded if this raises.
-
-        Raises
-        ------
-        DataError
-            If the chunk is missing, short, does not match its checksum, or is not what was sealed. The message names
-            the chunk only.
         """
         part, place = self._table.located(index)
         if part.seal is None:
@@ -77,13 +63,7 @@ class ChunkReader:
             raise DataError(f"Chunk {place} of {part} is not what was sealed when its period was closed. Restore it.")
 
     def tag(self, index: int) -> str:
-        """Return the SHA-256 of the rows of chunk ``index``, 64 hexadecimal digits, by which it can be sealed.
-
-        Raises
-        ------
-        DataError
-            If the chunk is missing, short, or does not match its checksum.
-        """
+        """Return the SHA-256 of the rows of chunk ``index``, 64 hexadecimal digits, by which it can be sealed."""
         digest = hashlib.sha256()
         for _ in self._checked(*self._table.located(index), digest):
             pass

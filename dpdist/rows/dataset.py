@@ -193,34 +193,7 @@ def created(
     unit: Unit | None = None,
     schema: Schema | None = None,
 ) -> Iterator[RowsWriter]:
-    """Create a rows.zarr; it appears at target when the block ends without an error and all rows were written.
-
-    Parameters
-    ----------
-    target
-        Where it shall appear; must not exist.
-    rows
-        Number of rows n.
-    dtype
-        One of :data:`DTYPES`.
-    names
-        Column names; their number is d.
-    budget
-        The declared budget, or None.
-    compress
-        Whether to compress the chunks.
-    ledger_id, period
-        For rows of one period: the ledger of all periods, and the name.
-    unit
-        The privacy unit, of which no more rows are written than it says, or None.
-    schema
-        By what the rows are made, or None.
-
-    Raises
-    ------
-    DataError
-        If target exists or cannot be written.
-    """
+    """Create a rows.zarr; it appears at target when the block ends without an error and all rows were written."""
     shape = shape_of(rows, len(names), dtype, compress=compress)
     with store_at(target).staged("rows", private=True) as aside:
         require_space(aside, shape, rows)
@@ -255,19 +228,7 @@ def head_of(
     origin: Mapping[str, object] | None = None,
     schema: Schema | None = None,
 ) -> bytes:
-    """Return what is stored of a new table beside its chunks, the last of its objects, with a new identity.
-
-    Parameters
-    ----------
-    shape
-        Its shape.
-    names, budget, ledger_id, period, unit
-        As of :func:`created`.
-    origin
-        What the rows are ingested from, as JSON values, or None.
-    schema
-        As of :func:`created`.
-    """
+    """Return what is stored of a new table beside its chunks, the last of its objects, with a new identity."""
     objects = MemoryStore()
     array = zarr.create_array(
         store=objects,
@@ -297,11 +258,6 @@ def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTa
     """Record, once and for all, which ledger is charged for these rows; hold ``table.store.locked()`` meanwhile.
 
     A second ledger of the same rows would let the same release be drawn twice and its noise be averaged away.
-
-    Raises
-    ------
-    DataError
-        If the table has a ledger already, or cannot be written.
     """
     if (attributes_of(table.store) or {}).get("ledger_id") is not None:
         raise DataError(f"{table} has a ledger already.")
@@ -314,13 +270,7 @@ def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTa
 
 
 def mark_reproduced(table: RowsTable) -> None:
-    """Record, for ever, that rows were released for reproduction; hold ``table.store.locked()`` meanwhile.
-
-    Raises
-    ------
-    DataError
-        If the table cannot be written.
-    """
+    """Record, for ever, that rows were released for reproduction; hold ``table.store.locked()`` meanwhile."""
 
     def undeclared(found: dict[str, object]) -> bool:
         return found["ledger_id"] is None and found["budget"] is None
@@ -330,13 +280,7 @@ def mark_reproduced(table: RowsTable) -> None:
 
 @quiet()
 def open_ingested(path: AnyStore) -> RowsTable:
-    """Open and validate a rows.zarr that an ingest wrote; of its chunks none is looked at before it is read.
-
-    Raises
-    ------
-    DataError
-        If there is none, or it is no such table.
-    """
+    """Open and validate a rows.zarr that an ingest wrote; of its chunks none is looked at before it is read."""
     store = store_at(path)
     otherwise = f"There are no usable rows at {store}. Make them with: {step('ingest', 'SOURCE', store)}"
     info = require_format(store, FORMAT, otherwise)

@@ -106,13 +106,7 @@ _LANES = 16
 
 @dataclass(frozen=True)
 class DitherKey:
-    """The key of all dithers of one unit of work, or of all units and bands of one attempt at a release.
-
-    Parameters
-    ----------
-    key
-        32 bytes. Whoever has it and a sum knows more than a release tells: it is shown and stored nowhere.
-    """
+    """The key of all dithers of one unit of work, or of all units and bands of one attempt at a release."""
 
     key: bytes = field(repr=False)
 
@@ -254,20 +248,7 @@ class Affine(NamedTuple):
 
 @dataclass(frozen=True)
 class Dithering:
-    """How rows of so many columns are rounded to a grid of so many bits.
-
-    Parameters
-    ----------
-    columns
-        d.
-    grid_bits
-        b: noise is calibrated for rows of ``2^b`` steps.
-
-    Raises
-    ------
-    UsageError
-        If the grid is too coarse for so many columns.
-    """
+    """How rows of so many columns are rounded to a grid of so many bits."""
 
     columns: int
     grid_bits: int
@@ -300,21 +281,7 @@ class Dithering:
         *,
         compiled: bool = True,
     ) -> None:
-        """Shift, scale, shorten and round rows into out, both (r, columns).
-
-        Parameters
-        ----------
-        rows
-            Any real dtype.
-        affine
-            What is done to them first.
-        dithers
-            Of these rows.
-        out
-            float64; any strides but along a row.
-        compiled
-            Whether machine code is worth its import; it changes no bit.
-        """
+        """Shift, scale, shorten and round rows into out, both (r, columns)."""
         kernel = compiled_kernel() if compiled else None
         if kernel is None:
             out[:] = self.rounded(affine.shifted(rows), dithers.drawn(rows.shape[0], self.columns), affine.clip_norm)
@@ -322,22 +289,7 @@ class Dithering:
             kernel(self, rows, affine, dithers, out)
 
     def rounded(self, t: Block, drawn: Drawn, clip_norm: float = 1.0) -> Block:
-        """Shorten and round rows that are shifted and scaled.
-
-        Parameters
-        ----------
-        t
-            (r, columns).
-        drawn
-            The random numbers of as many rows.
-        clip_norm
-            C.
-
-        Returns
-        -------
-        ndarray of float64, (r, columns)
-            Integers, the squared norm of each row at most ``4^b``. A row with NaN or infinity is zero.
-        """
+        """Shorten and round rows that are shifted and scaled."""
         finite = np.asarray(np.isfinite(t).all(axis=1))
         t = np.where(finite[:, None], t, 0.0)
         radius, inner = self.inner * clip_norm, self.inner

@@ -600,15 +600,6 @@ class Packing(_Prepared):
     """Rounds rows straight into panels of 16-bit integers (:data:`dpdist.moment.kernel.Panels`).
 
     Rows of one pair of numbers, 2p and 2p + 1, share a place.
-
-    Parameters
-    ----------
-    rule, affine
-        As of :meth:`Dithering.apply`; at most 15 grid bits.
-    start
-        The first column that is packed.
-    constant
-        What follows the last column in every row; 0: nothing does.
     """
 
     def __init__(self, rule: Dithering, affine: Affine, start: int, constant: int) -> None:
@@ -633,17 +624,7 @@ class Packing(_Prepared):
     def pack(
         self, rows: npt.NDArray[np.generic], dithers: Dithers, panels: npt.NDArray[np.int32], slot: int, *, join: bool
     ) -> None:
-        """Pack rows.
-
-        Parameters
-        ----------
-        rows, dithers
-            As of :meth:`Dithering.apply`.
-        panels, slot
-            Where the first row goes.
-        join
-            Whether the even row of its pair is there already.
-        """
+        """Pack rows."""
         pairs = (dithers.first_row % 2 + rows.shape[0] + 1) // 2
         if panels.shape[::2] != (self._panels, _LANES) or not 0 <= slot <= panels.shape[1] - pairs:
             raise AssertionError("rows are packed where there is room")

@@ -70,13 +70,7 @@ class Fault(NamedTuple):
 
 
 class UnfitError(Exception):
-    """Values that cannot be used.
-
-    Parameters
-    ----------
-    faults
-        The first of each column that has some.
-    """
+    """Values that cannot be used."""
 
     def __init__(self, *faults: Fault) -> None:
         super().__init__(*faults)
@@ -133,20 +127,7 @@ def takes(column: Column, kind: Any) -> bool:
 
 
 def require_types(schema: Schema, kinds: Mapping[str, Any]) -> None:
-    """Refuse a source whose stored types are not of the kinds that a schema says.
-
-    Parameters
-    ----------
-    schema
-        The schema.
-    kinds
-        Arrow types of the columns, by name.
-
-    Raises
-    ------
-    UsageError
-        It names every such column.
-    """
+    """Refuse a source whose stored types are not of the kinds that a schema says."""
     wrong = [
         f"{schema.where(place)}: it is stored as {kinds[column.name]}, which cannot be of the kind {column.kind!r}"
         for place, column in enumerate(schema.columns)
@@ -171,22 +152,7 @@ def kind_of(stored: Any) -> str:
 
 
 def encoded(schema: Schema, columns: Mapping[str, Any], rows: int) -> Iterator[Rows]:
-    """Yield the rows of numbers, in pieces of about 8 MiB, C-ordered float64 of shape (r, d).
-
-    Parameters
-    ----------
-    schema
-        The schema.
-    columns
-        Arrow arrays by the names of the columns.
-    rows
-        How many rows they have.
-
-    Raises
-    ------
-    UnfitError
-        If a value cannot be used: the first of all.
-    """
+    """Yield the rows of numbers, in pieces of about 8 MiB, C-ordered float64 of shape (r, d)."""
     step = max(1, _PIECE // (8 * len(schema.features)))
     for start in range(0, rows, step):
         piece = {name: column.slice(start, step) for name, column in columns.items()}
@@ -477,11 +443,6 @@ def units_of(schema: Schema, columns: Mapping[str, Any], key: bytes) -> npt.NDAr
     """Return the privacy unit of every row: keyed digests of 128 bits, shape (r, 2).
 
     Several columns say together whose row it is. Text counts as :func:`dpdist.rows.units.spelled`.
-
-    Raises
-    ------
-    UnfitError
-        If a row does not say whose it is.
     """
     parts = []
     for column in schema.columns:
@@ -508,13 +469,7 @@ def units_of(schema: Schema, columns: Mapping[str, Any], key: bytes) -> npt.NDAr
 
 
 def columns_of(frame: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return columns of a pandas DataFrame as Arrow arrays, by name.
-
-    Raises
-    ------
-    UnfitError
-        If one holds values of several types.
-    """
+    """Return columns of a pandas DataFrame as Arrow arrays, by name."""
     found = {}
     labels = list(map(str, frame.columns))
     for name in names:

@@ -101,15 +101,7 @@ def write_index(store: Store, parts: list[bytes]) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An opened manifest; it is small, and reads its parts when they are needed.
-
-    Parameters
-    ----------
-    store
-        The rows.zarr.
-    index, sources
-        SHA-256 of both, as the head of the table has them.
-    """
+    """An opened manifest; it is small, and reads its parts when they are needed."""
 
     store: Store
     index: str

@@ -68,13 +68,7 @@ class PeriodicTable:
         return self.store.within(f"{period}.zarr")
 
     def count(self, periods: Iterable[str]) -> int:
-        """Return the number of rows of some periods together, as they are declared; public under replace-one.
-
-        Raises
-        ------
-        DataError
-            If a period is not there.
-        """
+        """Return the number of rows of some periods together, as they are declared; public under replace-one."""
         total = 0
         for period in periods:
             stored = self.rows_of(period)
@@ -85,20 +79,7 @@ class PeriodicTable:
         return total
 
     def span(self, seals: Mapping[str, str], start: int) -> Span:
-        """Return consecutive periods as one table.
-
-        Parameters
-        ----------
-        seals
-            Their names in order, at least one, each with its seal as the ledger has it.
-        start
-            Position of the first among all periods, from 0.
-
-        Raises
-        ------
-        DataError
-            If a period is not there, is not of this table, or has another shape, type or columns than was sealed.
-        """
+        """Return consecutive periods as one table."""
         parts = []
         for period, seal in seals.items():
             part = open_ingested(self.rows_of(period))
@@ -251,31 +232,14 @@ class Span:
 
 
 def counted_rows(unit: Unit | None, read: int, *, weighted: bool = False) -> int:
-    """Return for how many rows of one period a release counts those of a person (:mod:`dpdist.privacy.persons`).
-
-    Parameters
-    ----------
-    unit
-        Of the table; None: every row counts alone.
-    read
-        How many periods the release reads.
-    weighted
-        Whether it adds them by weights: such nights are counted alike, however many periods there are yet, so that all
-        have the same noise.
-    """
+    """Return for how many rows of one period a release counts those of a person (:mod:`dpdist.privacy.persons`)."""
     if unit is None or unit.max_periods is None:
         return 1
     return unit.max_rows * rows_charged(unit.max_periods, unit.max_periods if weighted else read)
 
 
 def create_periods(place: AnyStore, budget: PrivacyLoss, unit: Unit | None = None) -> PeriodicTable:
-    """Create an empty folder of periods; all of it appears at once.
-
-    Raises
-    ------
-    DataError
-        If something is there already, or it cannot be written.
-    """
+    """Create an empty folder of periods; all of it appears at once."""
     with store_at(place).staged("rows", private=True) as aside:
         aside.put(KEY, (random_token() + random_token()).encode("ascii"))
         _write(PeriodicTable(aside, random_token(), budget, None, unit))
@@ -289,13 +253,7 @@ def _write(table: PeriodicTable) -> None:
 
 
 def bind_periods(table: PeriodicTable, ledger_id: str) -> PeriodicTable:
-    """Record, once and for all, which ledger is charged for these rows; hold ``table.store.locked()`` meanwhile.
-
-    Raises
-    ------
-    DataError
-        If the table has a ledger already, or cannot be written.
-    """
+    """Record, once and for all, which ledger is charged for these rows; hold ``table.store.locked()`` meanwhile."""
     if open_periods(table.store).ledger_id is not None:
         raise DataError(f"{table.store} has a ledger already.")
     bound = replace(table, ledger_id=ledger_id)
@@ -309,13 +267,7 @@ def is_periodic(place: AnyStore) -> bool:
 
 
 def open_periods(place: AnyStore) -> PeriodicTable:
-    """Open a folder of periods; what is in the periods is looked at by whoever reads them.
-
-    Raises
-    ------
-    DataError
-        If there is none.
-    """
+    """Open a folder of periods; what is in the periods is looked at by whoever reads them."""
     store = store_at(place)
     try:
         said = msgspec.json.decode(store.get(_FILE), type=PeriodsAttributes)
@@ -332,18 +284,7 @@ def open_periods(place: AnyStore) -> PeriodicTable:
 
 
 def seal_rows(table: RowsTable) -> str:
-    """Read the rows of a period back from the disk, once, and seal them.
-
-    Returns
-    -------
-    str
-        The seal, 64 hexadecimal digits, for the ledger.
-
-    Raises
-    ------
-    DataError
-        If a chunk is damaged, or the seal cannot be written.
-    """
+    """Read the rows of a period back from the disk, once, and seal them."""
     reader = ChunkReader(table, table.chunk_rows)
     tags = [reader.tag(index) for index in range(table.chunks)]
     return write_seal(table, tags)

@@ -53,22 +53,7 @@ def _none() -> Digests:
 
 @dataclass
 class Watch:
-    """Looks at whose the rows of one new period are, and leaves out those of persons who were in enough periods.
-
-    Parameters
-    ----------
-    unit
-        The privacy unit, with its number of periods.
-    key
-        Of the digests.
-    known
-        The register of the periods before: persons in order, and in how many periods each was.
-    named
-        Whether these are called by names; None: there are none.
-    excluded
-        Whose rows are left out: lines, each a whole number or a name, or names that are separated by commas where
-        several columns say together whose row it is.
-    """
+    """Looks at whose the rows of one new period are, and leaves out those of persons who were in enough periods."""
 
     unit: Unit
     key: bytes
@@ -80,22 +65,7 @@ class Watch:
 
     @classmethod
     def of(cls, table: PeriodicTable, closed: Mapping[str, str], excluded: Sequence[str] = ()) -> Watch | None:
-        """Return what watches the next period of a table; None where every row counts alone.
-
-        Parameters
-        ----------
-        table
-            The folder of periods.
-        closed
-            The periods that are closed, in order, each with its seal as the ledger has it.
-        excluded
-            Persons, a line each.
-
-        Raises
-        ------
-        DataError
-            If the register of the last one is missing or not what was written with it.
-        """
+        """Return what watches the next period of a table; None where every row counts alone."""
         if table.unit is None:
             return None
         names = list(closed)
@@ -107,22 +77,7 @@ class Watch:
         return cls(table.unit, _key(table), known, named, excluded)
 
     def watched(self, units: Iterable[Numbers | Digests], rows: int, names: int = 0) -> Iterator[Digests]:
-        """Yield the digest of the person of every row, in order, and note whose rows are left out.
-
-        Parameters
-        ----------
-        units
-            The unit of every row, in pieces: int64, or digests under the key of this watch.
-        rows
-            Their number.
-        names
-            How many names call a person; 0: a number does.
-
-        Raises
-        ------
-        DataError
-            If earlier periods call persons otherwise, or the list of those who are left out does.
-        """
+        """Yield the digest of the person of every row, in order, and note whose rows are left out."""
         if self.named not in {None, names > 0}:
             now, before = ("names", "whole numbers") if names else ("whole numbers", "names")
             raise DataError(
@@ -183,13 +138,7 @@ class Watch:
         return content[np.argsort(content["person"], kind="stable")]
 
     def write(self, table: PeriodicTable, period: str, seal: str) -> None:
-        """Write the register up to this period, beside its rows, which are not closed yet.
-
-        Raises
-        ------
-        DataError
-            If there are more persons than it can hold, or it cannot be written.
-        """
+        """Write the register up to this period, beside its rows, which are not closed yet."""
         content = self.register().tobytes()
         if _TAG + len(content) > MOST_AT_ONCE:
             raise DataError(
@@ -244,13 +193,7 @@ def _read(table: PeriodicTable, period: str, seal: str) -> tuple[npt.NDArray[Any
 
 
 def read_excluded(path: Path) -> tuple[str, ...]:
-    """Read a private list of persons whose rows are left out, one a line; spaces around it do not count.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read.
-    """
+    """Read a private list of persons whose rows are left out, one a line; spaces around it do not count."""
     try:
         lines = path.read_text("utf-8-sig").splitlines()
     except OSError as error:

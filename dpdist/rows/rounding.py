@@ -48,15 +48,6 @@ _LONG = 4000
 def spectral_error(rows: float, columns: int, grid_bits: int) -> float:
     """Return what rounding moves eigenvalues of a second moment by at most, with probability 0.95, in squared steps.
 
-    Parameters
-    ----------
-    rows
-        n, or the most that it is.
-    columns
-        d.
-    grid_bits
-        b.
-
     Examples
     --------
     >>> noise = 2 * 4.2 * 4**12 * 54**0.5  # of `gaussian` at epsilon 1, delta 1e-6
@@ -78,15 +69,6 @@ def entry_variances(rows: float, grid_bits: int) -> tuple[float, float]:
 
 
 def is_little(rows: int, columns: int, grid_bits: int, deviation: float) -> bool:
-    """Say whether rounding moves eigenvalues by less than the twentieth part of what noise does.
-
-    Parameters
-    ----------
-    rows, columns, grid_bits
-        As of :func:`spectral_error`.
-    deviation
-        Of the noise on an entry off the diagonal, over ``4^b``. No spectrum of noise ends before that of a semicircle
-        of the same variance (:mod:`dpdist.pca.noise_edge`).
-    """
+    """Say whether rounding moves eigenvalues by less than the twentieth part of what noise does."""
     edge = 2 * deviation * math.sqrt(columns) * 4.0**grid_bits
     return spectral_error(rows, columns, grid_bits) <= LARGEST_SHARE * edge

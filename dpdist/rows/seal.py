@@ -28,13 +28,7 @@ KEY = "key"
 
 
 def key_of(periods: Store) -> bytes:
-    """Return the key of a folder of periods.
-
-    Raises
-    ------
-    DataError
-        If it is missing or damaged.
-    """
+    """Return the key of a folder of periods."""
     try:
         key = bytes.fromhex(periods.get(KEY).decode("ascii"))
     except (OSError, ValueError):
@@ -61,29 +55,14 @@ def _described(table: RowsTable, tags: tuple[str, ...]) -> SealedRows:
 
 
 def write_seal(table: RowsTable, tags: list[str]) -> str:
-    """Write ``seal.json`` of the rows of one period and return the seal.
-
-    Parameters
-    ----------
-    table
-        The rows; the key is in the folder around theirs.
-    tags
-        SHA-256 of the rows of every chunk, hexadecimal.
-    """
+    """Write ``seal.json`` of the rows of one period and return the seal."""
     sealed = _described(table, tuple(tags))
     table.store.replace(SEAL, text_of(sealed), "seal", private=True)
     return _seal_of(sealed, table.store.parent)
 
 
 def sealed_tags(table: RowsTable) -> tuple[str, ...]:
-    """Return the digest of each chunk of the rows of one period, as it was sealed.
-
-    Raises
-    ------
-    DataError
-        If ``seal.json`` is missing or does not agree with the seal, or the table is of another shape or type, or has
-        other columns, than it says.
-    """
+    """Return the digest of each chunk of the rows of one period, as it was sealed."""
     altered = DataError(f"{table} is not what was sealed when its period was closed. Restore it from a copy.")
     try:
         sealed = msgspec.json.decode(table.store.get(SEAL), type=SealedRows)

@@ -64,25 +64,7 @@ Keep = Literal["first", "random"]
 
 @dataclass(frozen=True)
 class Unit:
-    """The privacy unit of a table.
-
-    Parameters
-    ----------
-    column
-        Name of the source's column that says whose row it is; it is not stored with the rows.
-    max_rows
-        M: how many rows of each unit are kept at most; where rows come in periods, of each period.
-    keep
-        Which: ``"first"``, or ``"random"``, a random sample of them.
-    max_periods
-        K: in how many periods rows of each unit are kept at most (:mod:`dpdist.rows.persons`); None: rows do not come
-        in periods.
-
-    Raises
-    ------
-    UsageError
-        If M or K is not positive, or too large.
-    """
+    """The privacy unit of a table."""
 
     column: str
     max_rows: int
@@ -114,22 +96,7 @@ class Unit:
 def whole_numbers(
     path: Path, start: int, values: npt.NDArray[np.number], kept_as: np.dtype[np.generic] | None = None
 ) -> Numbers:
-    """Return units as int64, exactly.
-
-    Parameters
-    ----------
-    path, start
-        The file they are from, and the number of the first row, for messages.
-    values
-        Shape (r,).
-    kept_as
-        Their type in the file, where they were widened since; None: that of the values.
-
-    Raises
-    ------
-    DataError
-        If one is not a whole number, or so large that it may have been rounded when it was read.
-    """
+    """Return units as int64, exactly."""
     kind = values.dtype if kept_as is None else kept_as
     if kind.kind == "f":
         # from here on, two whole numbers that differ may be one float of this type: 2^53, 2^24 or 2^11
@@ -166,15 +133,7 @@ def spelled(name: str) -> str:
 
 
 def named_units(parts: Sequence[Sequence[str]], key: bytes) -> npt.NDArray[np.uint64]:
-    """Return units that are called by names: keyed digests of 128 bits, shape (r, 2).
-
-    Parameters
-    ----------
-    parts
-        Which say together whose row it is: of each the name for every row.
-    key
-        Of the digest, 64 bytes at most.
-    """
+    """Return units that are called by names: keyed digests of 128 bits, shape (r, 2)."""
     known: dict[tuple[str, ...], bytes] = {}
     found = bytearray()
     for names in zip(*parts, strict=True):
@@ -233,19 +192,6 @@ def kept_rows(units: Iterable[Numbers | Digests], rows: int, unit: Unit, beside:
 
     The rows are first dealt out to files by a hash of their unit, so that each file's units fit into memory. Its key
     is drawn afresh, so that no source can be made to put all into one file; the result does not depend on it.
-
-    Parameters
-    ----------
-    units
-        The unit of every row, in order, in pieces of one type: int64, or digests of 16 bytes.
-    rows
-        Their number.
-    unit
-        How many of each, and which.
-    beside
-        A folder on the disk that shall hold the files.
-    key
-        By which rows of a unit are drawn, if they are.
     """
     kept = KeptRows(rows)
     deal = np.uint64(int(random_token()[:16], 16) | 1)
@@ -297,15 +243,7 @@ def kept_of_each(units: Digests, unit: Unit, key: bytes = b"") -> npt.NDArray[np
 def _drawn(
     pieces: Iterable[tuple[Numbers, Numbers | Digests, Numbers]], most: int, key: bytes, kind: np.dtype[Any]
 ) -> Numbers:
-    """Return the rows of which the draw is among the least of their unit; no more than these are ever held.
-
-    Parameters
-    ----------
-    pieces
-        Rows, their units, and their numbers within these.
-    most, key, kind
-        M, the key of the draws, and the type of a unit.
-    """
+    """Return the rows of which the draw is among the least of their unit; no more than these are ever held."""
     held = np.empty(0, dtype=[("unit", kind), ("draw", np.uint64), ("number", np.int64), ("row", np.int64)])
     for rows, units, numbers in pieces:
         more = np.empty(rows.size, dtype=held.dtype)
@@ -360,13 +298,7 @@ def _numbered(file: IO[bytes], kind: np.dtype[Any]) -> Iterator[tuple[Numbers, N
 def unit_from(
     column: str | None, max_rows: int | None, keep: Keep | None = None, max_periods: int | None = None
 ) -> Unit | None:
-    """Make a privacy unit from what was given, or None.
-
-    Raises
-    ------
-    UsageError
-        If only one of the first two was given, or the third alone, or the number is out of range.
-    """
+    """Make a privacy unit from what was given, or None."""
     if column is None and max_rows is None and keep is None:
         return None
     if column is None or max_rows is None:

@@ -81,26 +81,14 @@ def _require_version(asked: str) -> None:
 
 
 def require_places(places: Sequence[Place]) -> None:
-    """Check, in a task, that this process sees what the work reads: it may have come since the work began.
-
-    Raises
-    ------
-    DataError
-        Naming the worker, and what to do.
-    """
+    """Check, in a task, that this process sees what the work reads: it may have come since the work began."""
     for store, key in places:
         if not store.exists(key):
             raise DataError(_unseen(_own_address(), store, key))
 
 
 def require_fit(client: Client, store: Store, key: str) -> None:
-    """Check that every worker that is there now runs this version and sees a place; there need be none.
-
-    Raises
-    ------
-    DataError
-        Naming a worker that does not, and what to do.
-    """
+    """Check that every worker that is there now runs this version and sees a place; there need be none."""
     # what a worker cannot unpickle is an error without a type: so first a task that needs nothing of ours
     for address, each in _answers(client, import_module, __name__).items():
         if isinstance(each, Exception):

@@ -145,13 +145,7 @@ class Cluster:
         return self.scheduler is not None or self.workers is not None or self.client is not None or self.trusted_worker
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields, for another process.
-
-        Raises
-        ------
-        UsageError
-            If one is a client, which belongs to this process.
-        """
+        """Return the fields, for another process."""
         if self.client is not None:
             raise UsageError(
                 "A dpdist.Cluster of a Dask client or cluster object cannot be sent to another process: name the "
@@ -275,13 +269,7 @@ def _deaf() -> Iterator[None]:
 
 
 def chosen(given: Cluster | None) -> Cluster:
-    """Return what was given for a cluster, or one on this machine.
-
-    Raises
-    ------
-    UsageError
-        If it is something else, such as a Dask client.
-    """
+    """Return what was given for a cluster, or one on this machine."""
     if given is None:
         return Cluster()
     if not isinstance(given, Cluster):

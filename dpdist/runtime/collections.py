@@ -42,13 +42,7 @@ def _configured() -> Any:
 
 
 def _owners() -> OnDask | None:
-    """Return the cluster where Dask would compute a collection now; None: this process.
-
-    Raises
-    ------
-    UsageError
-        If its client is asynchronous, or this is a task on it: then nothing can be waited for here.
-    """
+    """Return the cluster where Dask would compute a collection now; None: this process."""
     asked = _configured()
     if asked in (*_THREADS, *_PROCESSES) or isinstance(asked, ThreadPoolExecutor):
         return None
@@ -87,24 +81,7 @@ def computing(cluster: Cluster | None) -> Iterator[OnDask | None]:
 def each_block(
     engine: OnDask | None, tasks: Sequence[tuple[Callable[..., Any], ...]], progress: Progress | None, label: str
 ) -> list[Any]:
-    """Call functions with blocks, where these are computed, and return their results in order.
-
-    Parameters
-    ----------
-    engine
-        From :func:`computing`.
-    tasks
-        A function each, and what Dask makes the blocks of that it takes. Its result tells nothing of rows.
-    progress, label
-        Told how many are done, and how many there are.
-
-    Raises
-    ------
-    DataError
-        If the owner's own tasks fail; of their errors only the type is told.
-    ResumableError
-        If the cluster is lost.
-    """
+    """Call functions with blocks, where these are computed, and return their results in order."""
     token, asker = random_token(), Asker.here()
     delayed = [
         dask.delayed(guarded, pure=False, traverse=False)(asker, *task, dask_key_name=f"dpdist-block-{token}-{number}")
@@ -127,28 +104,7 @@ def _first_rows(block: Any, count: int) -> Any:
 def reduce_blocks(
     array: Any, function: Callable[[Any], Result], add: Callable[[Result, Result], Result], nbytes: int
 ) -> Result:
-    """Apply a function to every block of rows of a Dask array, and add up the results, where its owner computes.
-
-    Parameters
-    ----------
-    array
-        A Dask array of one chunk of columns.
-    function, add
-        Make a result of a block, and one of two results.
-    nbytes
-        Of a result, about.
-
-    Raises
-    ------
-    UsageError
-        If the current client is asynchronous, this is a task, or Dask is to compute in processes without a cluster.
-    RefusedError
-        If the scheduler or a worker is on the network and not encrypted; before anything is submitted.
-    DataError
-        If a worker runs another version, or the owner's own tasks fail.
-    ResumableError
-        If the cluster is lost.
-    """
+    """Apply a function to every block of rows of a Dask array, and add up the results, where its owner computes."""
     engine, token, asker = _owners(), random_token(), Asker.here()
     if _configured() in _PROCESSES:
         raise UsageError(
@@ -221,13 +177,7 @@ class _Told(Callback):  # type: ignore[misc]
 
 
 def cut_alike(columns: Any, rows: Any) -> Any:
-    """Return columns, (n, k) of Dask or NumPy, as a Dask array whose blocks have the rows that those of another have.
-
-    Raises
-    ------
-    DataError
-        If they have another number of rows, or it is not known which rows the blocks have.
-    """
+    """Return columns, (n, k) of Dask or NumPy, as a Dask array whose blocks have the rows of those of another."""
     cuts = rows.chunks[0]
     known = not any(math.isnan(each) for each in (*cuts, columns.shape[0]))
     if known and sum(cuts) != columns.shape[0]:

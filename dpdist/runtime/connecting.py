@@ -38,13 +38,7 @@ def start_tracker() -> None:
 
 @contextmanager
 def connection(scheduler: Any, security: Security | None, cure: str) -> Iterator[Client]:
-    """Connect by a client of our own, for the time of a block.
-
-    Raises
-    ------
-    DataError
-        If no scheduler answers in time, with what may cure it.
-    """
+    """Connect by a client of our own, for the time of a block."""
     from distributed import Client  # noqa: PLC0415 - threads of this process need none of it
 
     # Dask's complaints about an address: no port, an unknown protocol, TLS without certificates
@@ -116,15 +110,7 @@ def require_given(given: Any) -> None:
 
 
 def known(given: Any) -> tuple[str, Security | None]:
-    """Say where a client or a cluster object computes, and by which keys it connects.
-
-    Raises
-    ------
-    UsageError
-        If it is asynchronous and this is its event loop: who waits here would stop it.
-    DataError
-        If it is closed, or not started.
-    """
+    """Say where a client or a cluster object computes, and by which keys it connects."""
     from distributed import Client  # noqa: PLC0415 - whoever gives one has imported it
 
     is_client = isinstance(given, Client)

@@ -41,13 +41,7 @@ class Cut(Protocol):
 
 
 class Secret:
-    """Bytes that no log and no repr shows.
-
-    Parameters
-    ----------
-    content
-        The bytes.
-    """
+    """Bytes that no log and no repr shows."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -55,26 +49,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Work:
-    """What a pass computes.
-
-    Parameters
-    ----------
-    step
-        What its tasks are called: ``dpdist-`` and this.
-    function, values
-        The function takes what the values make of a unit.
-    units
-        Small and public.
-    add
-        Adds the second of two results to the first, which it may change, and returns the sum. None: results are not
-        added, and hold nothing private.
-    nbytes
-        Of a sum, about.
-    threads
-        Units that one process computes at the same time, at most; None: as many as it has threads.
-    key
-        A key that all units have in common; None: there is none.
-    """
+    """What a pass computes."""
 
     step: str
     function: Callable[[Any], Any]
@@ -115,13 +90,7 @@ def _called(function: Callable[[], Result]) -> Result:
 
 
 class Engine(ABC):
-    """Computes passes.
-
-    Parameters
-    ----------
-    progress
-        Told how many units of a pass are done.
-    """
+    """Computes passes."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -137,26 +106,13 @@ class Engine(ABC):
 
     @abstractmethod
     def require_visible(self, place: AnyStore, key: str = "") -> None:
-        """Check that every process that computes sees a place: a store, and an object in it.
-
-        Raises
-        ------
-        DataError
-            Naming the one that does not.
-        """
+        """Check that every process that computes sees a place: a store, and an object in it."""
 
     @abstractmethod
     def begin(self, work: Work, told: Callable[[], None]) -> Generator[tuple[int, Any]]:
         """Begin a pass, and yield its results as they end: with their number, or sums of some of them, with any number.
 
         What is yielded is the caller's, who may change it.
-
-        Parameters
-        ----------
-        work
-            What to compute.
-        told
-            Called when a unit is done.
         """
 
     def trusted(self, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -206,13 +162,7 @@ class Engine(ABC):
 
 
 def total(work: Work, parts: Generator[tuple[int, Any]]) -> Any:
-    """Add the results of a pass.
-
-    Raises
-    ------
-    DpdistError
-        As the addition.
-    """
+    """Add the results of a pass."""
     if work.add is None:
         raise AssertionError("what is summed is added")
     found = None

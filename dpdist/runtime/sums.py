@@ -59,21 +59,7 @@ _AGAIN = "run the same command again: a release in a ledger goes on at no furthe
 
 
 class OnDask(Engine):
-    """Computes on the workers of a cluster; made by :meth:`dpdist.runtime.cluster.Cluster.connected`.
-
-    Parameters
-    ----------
-    client
-        The connection.
-    trusted_worker
-        Whether the trusted node is a worker that offers the resource ``trusted``.
-    insecure
-        Whether workers may be on the network without encryption.
-    foreign
-        Whether it is the connection of the user's own, by which nobody was asked whether the network is safe.
-    progress
-        Told how far the work has come.
-    """
+    """Computes on the workers of a cluster; made by :meth:`dpdist.runtime.cluster.Cluster.connected`."""
 
     def __init__(
         self, client: Client, *, trusted_worker: bool = False, insecure: bool = False, foreign: bool = False,
@@ -127,13 +113,6 @@ class OnDask(Engine):
 
         A cluster that adapts to its work starts none for nothing, and closes one that is idle: the result of a task, a
         few bytes, is held as long as this connection.
-
-        Raises
-        ------
-        RefusedError
-            If the scheduler or a worker could be listened to, unless told to be insecure.
-        DataError
-            If none comes in time, or none is the trusted one.
         """
         known = self._known()
         with translated():
@@ -158,15 +137,7 @@ class OnDask(Engine):
             )
 
     def require_visible(self, place: AnyStore, key: str = "") -> None:
-        """Check that nobody listens to the cluster, and that every worker runs this version and sees a place.
-
-        Raises
-        ------
-        RefusedError
-            If the scheduler or a worker is on the network and not encrypted, unless told to be insecure.
-        DataError
-            Naming the worker that does not.
-        """
+        """Check that nobody listens to the cluster, and that every worker runs this version and sees a place."""
         self._known()
         store = store_at(place)
         # what is built is found at another place when it is done: the next work of this connection reads it there
@@ -271,13 +242,7 @@ class OnDask(Engine):
         return found
 
     def compute(self, tasks: Sequence[Any], told: Callable[[], None] | None = None) -> Generator[tuple[int, Any]]:
-        """Compute what Dask makes values of, such as blocks of a collection, and yield them with their numbers.
-
-        Raises
-        ------
-        Exception
-            Whatever a task raises.
-        """
+        """Compute what Dask makes values of, such as blocks of a collection, and yield them with their numbers."""
         with translated():
             futures = self._client.compute(list(tasks))
         units = _Units(0 if told is None else len(futures), told)

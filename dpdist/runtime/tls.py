@@ -142,13 +142,6 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
 
     ``tls://``, ``wss://`` and ``gateway://`` are encrypted. Plain ``tcp://`` may stay on this machine: 127.0.0.0/8,
     ::1 or localhost. Other names are not looked up, because what they mean may change until the connection is made.
-
-    Raises
-    ------
-    RefusedError
-        If the address is neither, unless told to be ``insecure``.
-    UsageError
-        If the address and the certificates do not go together.
     """
     protocol, host, _ = parts_of(scheduler)
     if protocol in {"http", "https"}:
@@ -178,21 +171,7 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
 
 
 def require_safe_cluster(scheduler: str, workers: Iterable[str], *, foreign: bool) -> None:
-    """Refuse a cluster that others could listen to: a scheduler that is reached on loopback may have workers elsewhere.
-
-    Parameters
-    ----------
-    scheduler, workers
-        The addresses by which they call themselves.
-    foreign
-        Whether the user's own client connected to it. Nobody was asked then whether the network itself is safe, so
-        there is no way round.
-
-    Raises
-    ------
-    RefusedError
-        If one is neither encrypted nor on this machine's loopback interface.
-    """
+    """Refuse a cluster that others can listen to: a scheduler on loopback may have workers elsewhere."""
     for what, address in (("scheduler", scheduler), *(("worker", each) for each in workers)):
         if not _is_safe(address):
             cure = (

@@ -44,24 +44,7 @@ def attributes_of(store: Store) -> dict[str, Any] | None:
 
 
 def set_attributes(store: Store, what: str, agreed: Callable[[dict[str, object]], bool], **declared: object) -> None:
-    """Add to the ``dpdist`` attributes of what is private, in one step; hold ``store.locked()`` meanwhile.
-
-    Parameters
-    ----------
-    store, what
-        Where, and what it is, for messages.
-    agreed
-        Says whether they may be added to those that are there.
-    declared
-        The new ones.
-
-    Raises
-    ------
-    DataError
-        If they cannot be written.
-    ResumableError
-        If that was not agreed to: another process, which a store cannot hold off, was faster.
-    """
+    """Add to the ``dpdist`` attributes of what is private, in one step; hold ``store.locked()`` meanwhile."""
     before = store.get(ROOT)
     whole = json.loads(before)
     if not agreed(whole["attributes"]["dpdist"]):
@@ -71,20 +54,7 @@ def set_attributes(store: Store, what: str, agreed: Callable[[dict[str, object]]
 
 
 def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any]:
-    """Return the attributes of what stands in a store, if it is of one format.
-
-    Parameters
-    ----------
-    expected
-        Such as ``dpdist-rows/1``.
-    otherwise
-        What to tell the user when there is no such thing: what is missing and how to make one.
-
-    Raises
-    ------
-    DataError
-        If there is none, or it has another format.
-    """
+    """Return the attributes of what stands in a store, if it is of one format."""
     found = attributes_of(store)
     if found is None:
         raise DataError(otherwise)
@@ -156,15 +126,6 @@ def complete_arrays(store: Store, names: set[str]) -> dict[str, Array]:
     """Open the arrays of a group, of which no chunk is missing.
 
     It may come from anybody: nothing is read beyond it, and no more than the arrays announce and objects hold.
-
-    Raises
-    ------
-    DataError
-        If something in it is a link or no file.
-    ValueError
-        If the group does not hold exactly these arrays, or a chunk is missing or of another size.
-    Exception
-        Whatever Zarr raises for damaged metadata.
     """
     sizes: dict[str, int] = {}
     for key, size in store.list():
@@ -188,11 +149,5 @@ def complete_arrays(store: Store, names: set[str]) -> dict[str, Array]:
 
 
 def read_arrays(store: Store, names: set[str]) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays of a group completely.
-
-    Raises
-    ------
-    Exception
-        As :func:`complete_arrays`, or whatever Zarr raises for a chunk that does not match its checksum.
-    """
+    """Read the arrays of a group completely."""
     return {name: np.asarray(array[...]) for name, array in complete_arrays(store, names).items()}

@@ -19,13 +19,7 @@ _FLUSHED_AT_ONCE = 8
 
 
 def require_new(target: Path, what: str) -> None:
-    """Refuse to write over something.
-
-    Raises
-    ------
-    DataError
-        If the target exists, or the folder it should stand in does not, or cannot be written.
-    """
+    """Refuse to write over something."""
     if os.path.lexists(target):
         raise DataError(f"{target} exists already. Choose another place for the {what}.")
     parent = target.absolute().parent
@@ -46,20 +40,6 @@ def require_space(folder: Path, size: int, what: str) -> None:
     """Refuse to write more than there is room for: a few bytes may announce any number of rows.
 
     How much was announced is not said, because the number of rows may be private.
-
-    Parameters
-    ----------
-    folder
-        Where it shall be written.
-    size
-        Bytes, at least.
-    what
-        What they are, for the message.
-
-    Raises
-    ------
-    DataError
-        If they are more than the file system has free.
     """
     free = shutil.disk_usage(folder).free
     if size > free:
@@ -70,13 +50,7 @@ def require_space(folder: Path, size: int, what: str) -> None:
 
 
 def require_folder(target: Path) -> None:
-    """Refuse a folder that is neither there nor can be made, with those above it.
-
-    Raises
-    ------
-    DataError
-        If it, or the nearest one above it that exists, is no folder or cannot be written.
-    """
+    """Refuse a folder that is neither there nor can be made, with those above it."""
     nearest = target.absolute()
     while not os.path.lexists(nearest):
         nearest = nearest.parent
@@ -108,20 +82,6 @@ def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
     """Give an empty folder beside target to build in; on success it is flushed and renamed to target, else removed.
 
     The folder is locked while its builder lives, so what a killed one left behind is recognised and removed.
-
-    Parameters
-    ----------
-    target
-        Where the folder shall appear. It must not exist.
-    what
-        What it is, for error messages.
-    private
-        Whether to deny all of it to everybody but the owner.
-
-    Raises
-    ------
-    DataError
-        As :func:`require_new`, also when the target appears meanwhile or the disk is full.
     """
     require_new(target, what)
     try:
@@ -144,18 +104,6 @@ def make_once(there: Callable[[], bool], make: Callable[[], object]) -> bool:
     """Make what is not there; should another process make it meanwhile, that is taken.
 
     Return whether it was made now.
-
-    Parameters
-    ----------
-    there
-        Says whether it is there, whole, and what is wanted.
-    make
-        Makes all of it at once, as :func:`staged` does.
-
-    Raises
-    ------
-    DataError
-        If it could not be made, and still is not there.
     """
     if there():
         return False
@@ -173,18 +121,6 @@ def scratch(beside: Path, name: str, size: int = 0) -> Iterator[Path]:
     """Give an empty folder that only its owner can enter, for private rows that pass through the disk; then remove it.
 
     As in :func:`staged`, what a killed process left of that name is recognised and removed by the next one.
-
-    Parameters
-    ----------
-    beside, name
-        Where it is made, and its name but for a random part.
-    size
-        Bytes that will be written into it.
-
-    Raises
-    ------
-    DataError
-        If there is no room for so many.
     """
     remove_abandoned(beside / name)
     require_space(beside, size, "rows, which are unpacked first,")
@@ -251,13 +187,7 @@ def _aside_of(target: Path) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against every other process that asks to hold it, waiting for it if need be.
-
-    Raises
-    ------
-    DataError
-        If its file system has no locks.
-    """
+    """Hold a folder against every other process that asks to hold it, waiting for it if need be."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -277,13 +207,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: bytes, what: str, *, private: bool = False) -> None:
-    """Replace the content of a file in one step, flushed; a private one nobody but its owner can read.
-
-    Raises
-    ------
-    DataError
-        If its folder cannot be written.
-    """
+    """Replace the content of a file in one step, flushed; a private one nobody but its owner can read."""
     aside = _aside_of(path)
     try:
         with interruption.aside(aside), ExitStack() as stack:

@@ -21,13 +21,7 @@ from dpdist.storage.atomic import lock
 
 
 def clean(target: Path, age: float) -> list[Path]:
-    """Remove what was left of attempts at a place that nobody touched for so many seconds; return it.
-
-    Raises
-    ------
-    DataError
-        If others can change a folder above it.
-    """
+    """Remove what was left of attempts at a place that nobody touched for so many seconds; return it."""
     target = target.absolute()
     found = []
     for path in _named_so(target.parent, re.escape(target.name)):

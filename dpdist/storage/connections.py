@@ -41,13 +41,7 @@ _NO_CREDENTIALS = (
 
 
 def plain_address(url: str) -> str:
-    """Check an address, and write it in one way.
-
-    Raises
-    ------
-    UsageError
-        If it is none of a store, or holds a user name, a password or a query. The text is not repeated then.
-    """
+    """Check an address, and write it in one way."""
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
     if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest or has_control(rest):
@@ -65,13 +59,7 @@ def plain_address(url: str) -> str:
 
 
 def obstore() -> Any:
-    """Import obstore.
-
-    Raises
-    ------
-    UsageError
-        If it is not installed.
-    """
+    """Import obstore."""
     try:
         import obstore as found  # noqa: PLC0415 - an extra
     except ImportError:
@@ -85,13 +73,6 @@ def connection(scheme: str, bucket: str, prefix: str = "") -> Any:
     """Return this process's connection to a bucket, or to what stands below a prefix of it.
 
     Who renews credentials in the environment of the process gets a new one.
-
-    Raises
-    ------
-    UsageError
-        If obstore is not installed, or the store is reached without encryption over a network.
-    DataError
-        If the environment says nothing that obstore can use.
     """
     return _connected(scheme, bucket, prefix, settings(scheme), os.getpid())
 
@@ -130,13 +111,7 @@ def _plain_endpoint(given: tuple[tuple[str, str], ...]) -> str | None:
 
 
 def is_plain(endpoint: str, name: str) -> bool:
-    """Say whether an endpoint is on this machine and reached without encryption.
-
-    Raises
-    ------
-    UsageError
-        If it is so over a network; it is told by the name of what gives it.
-    """
+    """Say whether an endpoint is on this machine and reached without encryption."""
     if not endpoint.strip().lower().startswith("http://"):
         return False
     if not on_loopback(endpoint):
@@ -182,17 +157,7 @@ def no_bucket(url: str) -> DataError:
 
 
 def failure(error: Exception, url: str, how: str) -> DpdistError:
-    """Return what is said of a request that failed; the library's own text may quote anything, and is not told.
-
-    Parameters
-    ----------
-    error
-        What obstore raised.
-    url
-        What was asked for.
-    how
-        Such as ``read``.
-    """
+    """Return what is said of a request that failed; the library's own text may quote anything, and is not told."""
     if isinstance(error, DpdistError):
         return error
     if says(error, *_NO_BUCKET):
@@ -215,15 +180,7 @@ def failure(error: Exception, url: str, how: str) -> DpdistError:
 
 
 def asked(url: str, question: Callable[[], T], how: str = "read") -> T:
-    """Ask a store for something.
-
-    Raises
-    ------
-    OSError
-        If it is not there.
-    DpdistError
-        If the store does not say whether it is.
-    """
+    """Ask a store for something."""
     try:
         return question()
     except FileNotFoundError as error:
@@ -242,13 +199,7 @@ def asked(url: str, question: Callable[[], T], how: str = "read") -> T:
 
 @contextmanager
 def locked_here(url: str) -> Iterator[int]:
-    """Hold an address against the other processes of this user on this machine; give the file that is locked for it.
-
-    Raises
-    ------
-    DataError
-        If there is no folder for such locks.
-    """
+    """Hold an address against the other processes of this user on this machine; give the file that is locked for it."""
     folder = Path(gettempdir()) / f"dpdist-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

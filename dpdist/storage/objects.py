@@ -68,19 +68,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """What stands at an address in an object store; see :class:`dpdist.storage.store.Store`.
-
-    Parameters
-    ----------
-    url
-        ``s3://BUCKET/KEY``, ``gs://BUCKET/KEY`` or ``az://CONTAINER/KEY``.
-
-    Raises
-    ------
-    UsageError
-        If it is no such address, or one with a user name, a password or a query: such a text is a credential, and an
-        address is printed, logged and seen in lists of processes. The text is not repeated then.
-    """
+    """What stands at an address in an object store; see :class:`dpdist.storage.store.Store`."""
 
     url: str
     folder: str | None = field(default=None, compare=False, repr=False)
@@ -576,13 +564,7 @@ def _changed(store: ObjectStore, what: str) -> ResumableError:
 
 @lru_cache(maxsize=64)
 def _require_conditional(folder: ObjectStore, _settings: tuple[tuple[str, str], ...], _process: int) -> None:
-    """Refuse a store in which two could publish at one place; it is tried once for a folder in each process.
-
-    Raises
-    ------
-    DataError
-        If an object is created a second time, or cannot be created at all.
-    """
+    """Refuse a store in which two could publish at one place; it is tried once for a folder in each process."""
     probe = folder.within(f".dpdist-probe-{random_token()}")
     lacks = probe.lacks(probe._key)  # noqa: SLF001 - of this module
     if lacks is not None:

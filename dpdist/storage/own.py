@@ -10,22 +10,7 @@ from dpdist.storage.store import Store
 
 
 def replace_own(place: Store, content: bytes, what: str, *, private: bool, own: Callable[[bytes], bool]) -> None:
-    """Write a file; one that is there is replaced if dpdist wrote it.
-
-    Parameters
-    ----------
-    place, content, what
-        Where it goes, its bytes, and how messages name it.
-    private
-        Whether to deny it to everybody but the owner.
-    own
-        Says of the bytes that are there whether dpdist wrote them.
-
-    Raises
-    ------
-    DataError
-        If something else is there, or it cannot be written.
-    """
+    """Write a file; one that is there is replaced if dpdist wrote it."""
     name, found = str(place).rpartition("/")[2], b""
     with suppress(OSError):
         found = place.parent.get(name)

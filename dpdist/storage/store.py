@@ -141,26 +141,7 @@ class Store(Protocol):
         identity: Callable[[], str] | None = None,
         keys: Callable[[], Iterable[str]] = tuple,
     ) -> AbstractContextManager[Store]:
-        """Give a store to build in; it appears here when the block ends, once, whole and durable, or never.
-
-        Parameters
-        ----------
-        what
-            What it is, for error messages.
-        private
-            Whether to deny all of it to everybody but the owner, where the place knows owners.
-        identity
-            Tells from what every object of it follows, to the last byte that matters: whoever builds the same may
-            write the same objects at the same time, and a place may let them. None: nobody else builds the same.
-        keys
-            Tells the keys of all its objects, where an identity is given. A place that others can write to refuses
-            what they put there besides.
-
-        Raises
-        ------
-        DataError
-            As :meth:`require_new`, also when it appears meanwhile or cannot be written, or others wrote there.
-        """
+        """Give a store to build in; it appears here when the block ends, once, whole and durable, or never."""
         ...
 
     def resumed(self, what: str, identity: bytes) -> AbstractContextManager[Store]:
@@ -168,18 +149,6 @@ class Store(Protocol):
 
         It appears here as :meth:`staged` does, of what was put and :meth:`flushed <flush>`. If the process dies, or the
         block raises ResumableError, what was put stays for the next builder; any other error removes it.
-
-        Parameters
-        ----------
-        what
-            What it is, for error messages.
-        identity
-            From what every byte of it follows.
-
-        Raises
-        ------
-        DataError
-            As :meth:`staged`.
         """
         ...
 
@@ -228,13 +197,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class FolderStore:
-    """A folder, and its files: it is built aside, flushed and renamed into place (:mod:`dpdist.storage.atomic`).
-
-    Parameters
-    ----------
-    path
-        The folder, reachable under the same name from every worker.
-    """
+    """A folder, and its files: it is built aside, flushed and renamed into place (:mod:`dpdist.storage.atomic`)."""
 
     path: Path
 
@@ -396,11 +359,6 @@ PLACES: dict[str, Callable[[str], Store]] = {
 
 def store_at(place: AnyStore) -> Store:
     """Return the store at a place, whether or not anything stands there.
-
-    Raises
-    ------
-    UsageError
-        If it is the address of something that is neither read nor written in place; or neither an address nor a path.
 
     Examples
     --------

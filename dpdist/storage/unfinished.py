@@ -30,18 +30,6 @@ def resumed(target: Path, what: str, identity: bytes) -> Iterator[Path]:
 
     On success it is renamed to target, as it is. It stays if the process dies or raises ResumableError, and is removed
     on any other error. Another process that builds the same is waited for.
-
-    Parameters
-    ----------
-    target, what
-        As of :func:`dpdist.storage.atomic.staged`.
-    identity
-        From what every byte of it follows.
-
-    Raises
-    ------
-    DataError
-        As :func:`dpdist.storage.atomic.staged`.
     """
     require_new(target, what)
     try:

@@ -15,15 +15,7 @@ T = TypeVar("T")
 
 
 class ZarrObjects(WrapperStore[ObjectStore[Any]]):
-    """A folder of a bucket.
-
-    Parameters
-    ----------
-    store
-        Zarr's store of it.
-    url
-        What people call it.
-    """
+    """A folder of a bucket."""
 
     def __init__(self, store: ObjectStore[Any], url: str) -> None:
         super().__init__(store)
@@ -51,13 +43,7 @@ class ZarrObjects(WrapperStore[ObjectStore[Any]]):
             yield name
 
     async def _told(self, question: Awaitable[T], how: str) -> T:
-        """Wait for an answer.
-
-        Raises
-        ------
-        DpdistError
-            If there is none.
-        """
+        """Wait for an answer."""
         try:
             return await question
         except OSError:

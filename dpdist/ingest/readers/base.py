@@ -207,11 +207,6 @@ class Choices:
         Rules for genotypes (:mod:`dpdist.ingest.readers.genotypes`), or None.
     rows_dimension
         Name of the dimension of an array along which the rows are; None: the first.
-
-    Raises
-    ------
-    UsageError
-        If one is none of these.
     """
 
     variable: str | None = None
@@ -243,17 +238,7 @@ class Choices:
 
 
 class AskError(DataError):
-    """A file that can be taken in several ways; nothing is guessed, and whoever asked for it chooses.
-
-    Parameters
-    ----------
-    said
-        The question.
-    ways
-        The parameters of an ingest to choose from: name, value, and what it means.
-    more
-        Another way out.
-    """
+    """A file that can be taken in several ways; nothing is guessed, and whoever asked for it chooses."""
 
     def __init__(self, said: str, ways: Sequence[tuple[str, str, str]] = (), more: str = "") -> None:
         super().__init__(said)
@@ -283,19 +268,7 @@ class UncutError(Exception):
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A file of rows.
-
-    Parameters
-    ----------
-    path
-        The file.
-    beside
-        Folder in which it may be unpacked for a while.
-    choices
-        The options that its kind takes.
-    keys
-        Of the folders that it lies in.
-    """
+    """A file of rows."""
 
     takes: ClassVar[tuple[str, ...]] = ()
     """The options that this kind of file takes."""
@@ -357,15 +330,7 @@ class Source(ABC):
         return 0
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:  # noqa: ARG002 - for readers that can
-        """Yield the privacy unit of every row: arrays of shape (r, 2), uint64, keyed digests of 128 bits.
-
-        Parameters
-        ----------
-        key
-            Of the digest.
-        labels
-            Which labels say together whose row it is; none where a schema says it.
-        """
+        """Yield the privacy unit of every row: arrays of shape (r, 2), uint64, keyed digests of 128 bits."""
         raise DataError(f"{self.path} is read without a schema, which would say whose row it is.")
 
     def state(self, start: int, stop: int) -> State:  # noqa: ARG002 - a file is one object

@@ -310,11 +310,6 @@ def require_no_variants(path: object, first: Sequence[object]) -> None:
     """Refuse an array whose rows are along a dimension called ``variants``, as VCF Zarr and sgkit have it.
 
     Taken for a table, a variant would be protected, and the people would be its columns.
-
-    Raises
-    ------
-    DataError
-        With what to write instead.
     """
     if "variants" in first:
         raise DataError(
@@ -325,13 +320,7 @@ def require_no_variants(path: object, first: Sequence[object]) -> None:
 
 
 def require_chunks(path: Any, size: int) -> None:
-    """Refuse chunks of so many bytes that one of them fills the memory.
-
-    Raises
-    ------
-    DataError
-        With their size, and how large they may be.
-    """
+    """Refuse chunks of so many bytes that one of them fills the memory."""
     if size > _LARGEST:
         raise DataError(
             f"{path} has chunks of {size >> 20} MiB, and a chunk is unpacked as a whole. Write it with chunks of at "
@@ -340,19 +329,7 @@ def require_chunks(path: Any, size: int) -> None:
 
 
 def only(path: Any, found: Mapping[str, tuple[int, ...]], variable: str | None, many: str) -> str:
-    """Return the name of the array of rows: the one that was chosen, or the only one there is.
-
-    Parameters
-    ----------
-    path
-        The file.
-    found
-        Shapes by name, of the arrays of two or more dimensions.
-    variable
-        The choice, or None.
-    many
-        What an array is called there.
-    """
+    """Return the name of the array of rows: the one that was chosen, or the only one there is."""
     if variable in found:
         return str(variable)
     if variable is None and len(found) == 1:

@@ -58,11 +58,6 @@ class Genotypes:
         Absolute path of the public file, or None.
     digest
         SHA-256 of its content, hexadecimal.
-
-    Raises
-    ------
-    UsageError
-        If one is no such rule.
     """
 
     multiallelic: str | None = None
@@ -81,22 +76,7 @@ class Genotypes:
 
     @classmethod
     def of(cls, rules: Mapping[str, str], folder: Path | None = None) -> Genotypes | None:
-        """Return what a person stated; None if nothing.
-
-        Parameters
-        ----------
-        rules
-            Values by name.
-        folder
-            In which the file of frequencies is looked for; None: where the process is.
-
-        Raises
-        ------
-        UsageError
-            If a name or a value is unknown.
-        DataError
-            If the file cannot be read.
-        """
+        """Return what a person stated; None if nothing."""
         names = (*_RULES, "frequencies")
         if unknown := [name for name in rules if name not in names]:
             raise UsageError(f"{parameter('genotypes')} takes {', '.join(names)}, not {listed(unknown)}.")
@@ -127,13 +107,7 @@ class Genotypes:
         return np.dtype(np.float32 if self.frequencies is not None or self.field == "DS" else np.uint8)
 
     def allele_frequencies(self, names: Sequence[str]) -> npt.NDArray[np.float64] | None:
-        """Return p of each variant; None where there is no file.
-
-        Raises
-        ------
-        DataError
-            If the file lacks one, or is another one by now.
-        """
+        """Return p of each variant; None where there is no file."""
         if self.frequencies is None:
             return None
         known = _frequencies(self.frequencies, self.digest or "")
@@ -158,17 +132,7 @@ NO_RULES = Genotypes()
 
 
 def columns_of_site(where: str, place: str, name: str, alleles: Sequence[str], rules: Genotypes) -> list[str] | None:
-    """Return the names of the columns that a site becomes, one for each alternative allele; None: it is refused.
-
-    Parameters
-    ----------
-    where, place, name
-        Its contig, its position and its name, ``.`` where it has none.
-    alleles
-        The reference first.
-    rules
-        What to do with a site of more or fewer than two.
-    """
+    """Return the names of the columns that a site becomes, one for each alternative allele; None: it is refused."""
     first, *others = alleles
     if len(others) == 1:
         return [f"{where}:{place}:{first}:{others[0]}" if name == "." else name]

@@ -26,20 +26,7 @@ _FEW = 64
 
 @contextmanager
 def contained(path: Location, h5py: Any) -> Iterator[Any]:
-    """Open an HDF5 file that points to nothing outside of it.
-
-    Parameters
-    ----------
-    path
-        The file.
-    h5py
-        The library.
-
-    Raises
-    ------
-    DataError
-        If it holds a link, or a data set that lies elsewhere, read or not; or attributes of too many bytes.
-    """
+    """Open an HDF5 file that points to nothing outside of it."""
     with h5py.File(path, "r") as file:
 
         def elsewhere(name: str, link: Any) -> str | None:
@@ -58,13 +45,7 @@ def contained(path: Location, h5py: Any) -> Iterator[Any]:
 
 
 def require_few_attributes(path: Location, h5py: Any, file: Any) -> None:
-    """Refuse attributes of many bytes, for libraries that read all of them when they open a file.
-
-    Raises
-    ------
-    DataError
-        With the most there may be.
-    """
+    """Refuse attributes of many bytes, for libraries that read all of them when they open a file."""
     length, total = path.stat().st_size, 0
 
     def too_many(_: str, found: Any) -> bool | None:
@@ -90,17 +71,7 @@ def require_few_attributes(path: Location, h5py: Any, file: Any) -> None:
 
 
 def strings(data: Any, count: int, longest: int) -> Iterator[list[str]]:
-    """Yield strings in pieces, the fewer at a time the longer one of them may be.
-
-    Parameters
-    ----------
-    data
-        Gives an array of strings, or of their bytes in UTF-8, when it is sliced.
-    count
-        Their number.
-    longest
-        Bytes of one at most, such as those of the file it is in.
-    """
+    """Yield strings in pieces, the fewer at a time the longer one of them may be."""
     step = max(1, min(_TOGETHER, MOST_LABELS // max(1, longest)))
     for start in range(0, count, step):
         piece = np.asarray(data[start : start + step]).tolist()

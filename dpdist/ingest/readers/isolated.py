@@ -137,13 +137,7 @@ def _child() -> _Child:
 
 
 class ReaderProcess:
-    """The process in which all fragile sources of a place are read; it starts with the first question.
-
-    Parameters
-    ----------
-    beside
-        Folder in which it may unpack files for a while.
-    """
+    """The process in which all fragile sources of a place are read; it starts with the first question."""
 
     def __init__(self, beside: Path) -> None:
         self._beside = beside
@@ -157,15 +151,7 @@ class ReaderProcess:
         return self._child is not None
 
     def ask(self, source: Source, question: str, *arguments: Any) -> Any:
-        """Ask a source, and return the answer; whatever went wrong is raised here.
-
-        Raises
-        ------
-        DpdistError
-            What the reader raised.
-        DataError
-            If the process ended, by a crash, or because it took too long.
-        """
+        """Ask a source, and return the answer; whatever went wrong is raised here."""
         if self._child is None or self._child.owner != os.getpid():  # a forked process has one of its own
             self._known.clear()
             self._child, self._sound = _child(), True
@@ -215,15 +201,7 @@ class ReaderProcess:
 
 @dataclass(frozen=True)
 class IsolatedSource(Source):
-    """A source that is read in another process.
-
-    Parameters
-    ----------
-    inner
-        The reader of the file, which has read nothing yet.
-    process
-        The process.
-    """
+    """A source that is read in another process."""
 
     inner: Any = None  # a Source
     process: Any = None  # a ReaderProcess
@@ -266,13 +244,7 @@ class IsolatedSource(Source):
 
 
 def serve(handle: int) -> None:
-    """Answer the questions that come through a socket, until there are no more.
-
-    Parameters
-    ----------
-    handle
-        Its number.
-    """
+    """Answer the questions that come through a socket, until there are no more."""
     pipe = Connection(handle)
     room = _Room()
     with suppress(EOFError, OSError):
@@ -304,16 +276,7 @@ class _Room:
         self._blocks: dict[int, Generator[Rows]] = {}
 
     def reply(self, question: str, *arguments: Any) -> tuple[Any, Any]:
-        """Return of what kind the answer is, or of what class the error, and the answer, or what the error is made of.
-
-        Parameters
-        ----------
-        question
-            ``begin`` and ``end`` of the work for one place; else about a source.
-        arguments
-            To begin: seconds, bytes, and how messages name what people can set. Of a source: its number, the source
-            if it was not asked before, and more.
-        """
+        """Return the kind of the answer, or the class of the error, and the answer, or the arguments of the error."""
         if question == "begin":
             patience, self._memory, self._face = arguments
             self._taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * _PAGE

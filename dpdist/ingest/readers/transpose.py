@@ -26,17 +26,7 @@ def width_for(rows: int, dtype: np.dtype[np.generic]) -> int:
 def turned(
     path: Location, beside: Path, blocks: Iterator[Rows], shape: tuple[int, int], dtype: np.dtype[np.generic]
 ) -> Generator[Rows]:
-    """Yield the rows of a table that comes in blocks of columns.
-
-    Parameters
-    ----------
-    path, beside
-        The file they are of, and the folder to turn them in.
-    blocks
-        Arrays of shape (n, v), in the order of the columns.
-    shape, dtype
-        (n, d), and the type to keep them in.
-    """
+    """Yield the rows of a table that comes in blocks of columns."""
     n, d = shape
     with scratch(beside, "unpacked", n * d * dtype.itemsize) as folder:
         widths = []

@@ -120,13 +120,7 @@ def _chained(codecs: Any) -> Iterator[Any]:
 
 @contextmanager
 def opened(path: Any, way: Callable[..., Any] = zarr.open, **options: Any) -> Iterator[Any]:
-    """Give the array or group at a place, local or in an object store.
-
-    Raises
-    ------
-    DataError
-        When it is read: if something in it is a link, is packed by an unknown codec, or describes it at great length.
-    """
+    """Give the array or group at a place, local or in an object store."""
     store: Any
     if isinstance(path, Path):
         store = LocalStore(path, read_only=True)
@@ -158,13 +152,7 @@ def _is_anndata(group: zarr.Group) -> bool:
 
 
 def require_foreign(path: Any, place: str) -> None:
-    """Refuse an array of a store that is a table of dpdist, or lies in one.
-
-    Raises
-    ------
-    RefusedError
-        If it, or the store, or a group between them says so: its budget would be doubled.
-    """
+    """Refuse an array of a store that is a table of dpdist, or lies in one."""
 
     def ours() -> bool:
         with opened(path, zarr.open_group, use_consolidated=False) as root:  # what was consolidated may be of before
