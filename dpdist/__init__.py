@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dpdist.ledger.budget import Budget
     from dpdist.ledger.ledger import Ledger
     from dpdist.mechanisms.registry import list_mechanisms
-    from dpdist.moment.norm_histogram import NormGrid
+    from dpdist.moment.histograms import NormGrid
     from dpdist.pca.components import Components
     from dpdist.pca.forecast import forecast_release
     from dpdist.pca.model import open_model

@@ -96,7 +96,7 @@ def points() -> dict[str, Point]:
     from dpdist.ledger.sqlite import FolderStorage
     from dpdist.ledger.state_folder import StateFile
     from dpdist.mechanisms.counts import CalibratedHistogram
-    from dpdist.moment import keys
+    from dpdist.moment import total
     from dpdist.pipeline import release
     from dpdist.release import archive, drawing, stages, trusted
     from dpdist.rows.chunks import ChunkReader
@@ -114,7 +114,7 @@ def points() -> dict[str, Point]:
         "before reading": Point(ChunkReader, "read", after=False),
         "with the cluster at work": Point(sums.OnDask, "_submitted", after=True),
         "after the sum": Point(release, "partition_of_own_key", after=True),
-        "after a partial": Point(keys, "partition_moment", after=True),
+        "after a partial": Point(total, "partition_moment", after=True),
         "before the sums are fetched": Point(sums.OnDask, "_fetched", after=False, which=_sums),
         "before the attempt": Point(Ledger, "begin", after=False),
         "inside the beginning": Point(Transaction, "append", after=True, which=_appends("begun")),

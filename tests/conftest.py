@@ -23,7 +23,7 @@ from support.folders import without_data
 
 from dpdist import cli
 from dpdist.mechanisms.gaussian import CalibratedGaussian
-from dpdist.moment import keys
+from dpdist.moment import total
 from dpdist.naming import COMMAND_LINE, naming
 from dpdist.pipeline import budget
 from dpdist.rows import dataset
@@ -55,7 +55,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dither all rows by one key, so that the same draws make the same release."""
-    monkeypatch.setattr(keys, "drawn", lambda: KEY.key)
+    monkeypatch.setattr(total, "drawn", lambda: KEY.key)
 
 
 @pytest.fixture

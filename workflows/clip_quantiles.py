@@ -24,7 +24,7 @@ from scipy.linalg import eigh
 from sklearn.datasets import load_digits
 
 from dpdist.mechanisms.quantile import calibrated
-from dpdist.moment.norm_histogram import NormGrid
+from dpdist.moment.histograms import NormGrid
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.clip_trade import ForComponents, noise_share, quantile_for

@@ -53,7 +53,7 @@ Task = tuple[str, str, float, float]
 def streamed(folder: Path) -> list[Task]:
     """Release made-up rows and return the tasks."""
     dataset._TARGET_CHUNK = CHUNK_ROWS * COLUMNS  # noqa: SLF001 - chunks of this length
-    layout.BOUND_SECONDS = CHUNK_SECONDS / (CHUNK_ROWS * COLUMNS)  # type: ignore[attr-defined] # as long as they take
+    layout.BOUND_SECONDS = CHUNK_SECONDS / (CHUNK_ROWS * COLUMNS)  # as long as they take
     np.save(
         folder / "rows.npy", np.random.default_rng(0).integers(0, 9, (CHUNKS * CHUNK_ROWS, COLUMNS), dtype=np.uint8)
     )

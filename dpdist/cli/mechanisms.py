@@ -31,7 +31,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
-from dpdist.moment.column_histogram import ColumnCounting, grids_of_numbers
+from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
 from dpdist.pca.forecast import forecast_release
 from dpdist.pca.orbit_forecast import ORBITS, forecast_orbit
 from dpdist.pipeline.budget import ledger_place

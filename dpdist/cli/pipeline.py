@@ -35,7 +35,7 @@ from dpdist.cli.words import answer, say
 from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddress
-from dpdist.moment.norm_histogram import NormGrid
+from dpdist.moment.histograms import NormGrid
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.combine import combine_releases

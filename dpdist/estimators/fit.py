@@ -34,7 +34,7 @@ from dpdist.ledger.in_memory import REGISTER, Shape
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.info import COMPONENTS, Output
 from dpdist.mechanisms.registry import mechanism_named, recommended
-from dpdist.moment.column_histogram import ColumnCounting, grids_of_numbers
+from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
 from dpdist.moment.operator import MomentMatrix
 from dpdist.naming import Python, step
 from dpdist.pca.shortened import shortened

@@ -1,6 +1,6 @@
 """The exact sum over rows in memory, block by block: by one key the same integers as a pass over a rows.zarr has.
 
-Every part of the rows that one thread or one task sums is dithered by a key of its own (:mod:`dpdist.moment.keys`).
+Every part of the rows that one thread or one task sums is dithered by a key of its own (:mod:`dpdist.moment.total`).
 
 A block is a NumPy array, or a sparse matrix that is made dense piece by piece. With the integer moment comes what the
 caller must know before noise is drawn: whether all values are finite, fingerprints to recognise rows, and sums to
@@ -19,9 +19,8 @@ from dpdist._util.frames import summed
 from dpdist.errors import DataError
 from dpdist.ledger.fingerprints import EXACT_KEPT, Fingerprints
 from dpdist.moment.gram import Arithmetic, GramSum
-from dpdist.moment.histogram import Counting, Counts
-from dpdist.moment.keys import key_here
-from dpdist.moment.total import block_rows, piece_rows
+from dpdist.moment.histograms import Counting, Counts
+from dpdist.moment.total import block_rows, key_here, piece_rows
 from dpdist.rows.bounding import COMPILED_VALUES, RowBound
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dither import DitherKey, Dithers

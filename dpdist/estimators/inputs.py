@@ -35,8 +35,8 @@ from dpdist.ingest.labelled import is_labelled, laid_out
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import BEYOND, EXACT, UNNAMED, numbered
 from dpdist.ingest.readers.chunked import fill_of
-from dpdist.moment.histogram import Counting, Counts
-from dpdist.moment.keys import key_here
+from dpdist.moment.histograms import Counting, Counts
+from dpdist.moment.total import key_here
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import FORMAT

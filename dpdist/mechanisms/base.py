@@ -185,7 +185,7 @@ def proved(
     mu_squared: Fraction | None = None,
     bounded_ranges: Sequence[Fraction] = (),
 ) -> Guarantee:
-    """Return what the docstring of a module proves of a release; its name is written into ledgers, so it never moves."""
+    """Return what the docstring of a module proves; its name is written into ledgers, so it never moves."""
     return Guarantee(query.neighbours, loss, mu_squared, arithmetic, module, tuple(bounded_ranges))
 
 

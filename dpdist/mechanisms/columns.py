@@ -5,7 +5,7 @@ normals where the loss has a delta, discrete Laplace where it has none, of one i
 (:mod:`dpdist.mechanisms.counts`). The noisy counts are the release; all else here is post-processing.
 
 **Sensitivity.** A row adds 1 to exactly one bin of each column, found from this row alone, or to none if one of its
-values is not finite (:mod:`dpdist.moment.column_histogram`). So in each column the bins of M rows add up to at most M.
+values is not finite (:mod:`dpdist.moment.histograms`). So in each column the bins of M rows add up to at most M.
 Let neighbours differ in at most M rows, those of one privacy unit (M = 1: one row).
 
 * add-remove: one column changes by counts that are not negative and add up to at most M: by at most M in the l1 and in

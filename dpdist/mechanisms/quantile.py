@@ -4,7 +4,7 @@
 the loss has a delta it is a rounded normal, ``rnd(s Z)``; where it has none it is discrete Laplace,
 ``P(x) ∝ exp(-|x| / t)``. s and t are integers. The noisy counts are the release; all else here is post-processing.
 
-**Sensitivity.** A row stands in exactly one bin, found from this row alone (:mod:`dpdist.moment.norm_histogram`), so
+**Sensitivity.** A row stands in exactly one bin, found from this row alone (:mod:`dpdist.moment.histograms`), so
 its part of the histogram is a unit vector. Let neighbours differ in at most M rows, those of one privacy unit (M = 1:
 one row).
 

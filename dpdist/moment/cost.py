@@ -19,8 +19,7 @@ import numpy as np
 from dpdist._util.tree import fan_in
 from dpdist.errors import UsageError
 from dpdist.moment.gram import GramSum
-from dpdist.moment.layout import Layout, layout_of
-from dpdist.moment.pieces import BOUND_SECONDS, TASK_SECONDS, unit_count
+from dpdist.moment.layout import BOUND_SECONDS, TASK_SECONDS, Layout, layout_of, unit_count
 from dpdist.moment.total import require_summable
 from dpdist.naming import parameter
 from dpdist.noise.entropy import SYSTEM

@@ -6,25 +6,79 @@ once, to the trusted node, and is added to nothing. Rows are read whole for ever
 norm, and a band needs all columns from its first one on, so tiles of columns would save nothing.
 
 The release follows this layout and ``dpdist forecast --cluster`` counts it: there is no second formula.
+
+How a pass over a table is cut into units of work, whatever cluster computes it: pure arithmetic on public sizes.
+
+Workers come and go, so a unit is small: what a lost worker loses is small, and the last unit does not keep the others
+waiting. And it is not too small: to add its sum costs little beside it. How long it takes is not measured but estimated
+from the sizes, for a core of today; a wrong estimate makes more units or fewer, and nothing else.
+
+Whether the first sum on a machine begins by compiling: looked up in files, as numba takes time to import.
+
+It decides what a progress bar says, and nothing else. Machine code is kept by :mod:`dpdist._util.machine_code`.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 
-from dpdist import triangle
+from dpdist import rows, triangle
 from dpdist._util.tree import fan_in, levels
 from dpdist.errors import UsageError
-from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, unit_count
-from dpdist.moment.total import MomentTask, block_rows, moment_task, piece_rows
+from dpdist.moment.total import MomentTask, block_rows, moment_task, piece_rows, worth_compiling
 from dpdist.naming import parameter
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import partitions
 from dpdist.rows.table import Sizes, Table
 from dpdist.triangle import Band
+
+BOUND_SECONDS = 2e-9
+"""To read a value of a row and bound it."""
+MULTIPLY_SECONDS = 2e-11
+"""To add a row to one entry of the moment: between 16-bit integers, 1e-11, and float64, 3e-11."""
+_FOLD_SECONDS = 6e-9
+"""For each entry of a unit's sum: to begin with zeros, to pack it, and to add it."""
+_LONGEST = 30.0
+"""Seconds of a unit at most, where chunks are not longer."""
+_SHORTEST = 0.2
+"""Seconds of a unit at least: some 4 ms of a worker are spent on the task itself (`workflows/passes.py`)."""
+_FOLDS = 50
+"""A unit takes at least so many times what it costs to add its sum."""
+_EACH = 50
+"""Units for each worker, as far as they are not too short."""
+_EXPECTED = 8
+"""Workers for which there are enough units even if fewer are there at first."""
+_FEWEST = 4
+"""Units for each worker, however short, where sums are small."""
+TASK_SECONDS = 3e-3
+"""Of driver and scheduler for a unit (`workflows/many_partitions.py`)."""
+_IDLE = 2
+"""Driver and scheduler have time for so many times the units that there are, but for the fewest."""
+
+
+def unit_count(table: Sizes, *, row_seconds: float, entries: int, workers: int) -> int:
+    """Return into how many units the chunks of a table are cut, as :func:`units_of`."""
+    seconds = table.rows * row_seconds
+    shortest = max(_SHORTEST, _FOLDS * _FOLD_SECONDS * entries)
+    handed_out = seconds / (workers * _IDLE * TASK_SECONDS)
+    enough = min(_EACH * max(workers, _EXPECTED), seconds / shortest, handed_out)
+    # one for each worker where sums are large: to add them would take as long as what is computed
+    fewest = workers if fan_in(8 * entries) == 2 else _FEWEST * workers
+    wanted = max(seconds / _LONGEST, enough, fewest)
+    return max(1, min(table.chunks, round(wanted)))
+
+
+def units_of(table: Sizes, *, row_seconds: float, entries: int, workers: int) -> list[range]:
+    """Cut the chunks of a table into units; nothing is read."""
+    count = unit_count(table, row_seconds=row_seconds, entries=entries, workers=workers)
+    return partitions(table.chunks, count)
+
 
 PROCESS_BYTES = 320 << 20
 """What a worker or the driver needs before any sum: the interpreter, its libraries and the compiled kernel."""
@@ -212,3 +266,22 @@ def _trusted_bytes(band: Band) -> int:
 
 def _gib(count: int) -> str:
     return f"{np.ceil(count / 2**30 * 10) / 10:g} GiB"
+
+
+_MODULE = "dither_kernel"
+"""What takes longest to compile of all that sums a large table."""
+
+
+def compiles_first(table: Sizes) -> bool:
+    """Say whether code is compiled before a table is summed on this machine: it is large, and none is kept here."""
+    if not worth_compiling(table) or find_spec("numba") is None:
+        return False
+    source = Path(rows.__file__).with_name(f"{_MODULE}.py")
+    named = os.environ.get("NUMBA_CACHE_DIR")
+    places = [Path(named)] if named else [source.parent / "__pycache__", Path.home() / ".cache" / "numba"]
+    try:
+        since = source.stat().st_mtime
+        kept = (file for place in places for file in place.rglob(f"{_MODULE}.*.nbi"))
+        return not any(file.stat().st_mtime >= since for file in kept)
+    except (OSError, RuntimeError):  # a folder that cannot be read, or nobody's home
+        return False

@@ -6,8 +6,8 @@ from typing import Any
 
 from dpdist.errors import DataError, RefusedError
 from dpdist.ledger.state import Part, State
-from dpdist.moment.histogram import HistogramTask, partition_histogram
-from dpdist.moment.pieces import units_of
+from dpdist.moment.histograms import HistogramTask, partition_histogram
+from dpdist.moment.layout import units_of
 from dpdist.moment.total import add_partials
 from dpdist.naming import parameter
 from dpdist.release import histogram, stages, worth

@@ -22,18 +22,17 @@ from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
-from dpdist.moment.first_time import compiles_first
-from dpdist.moment.keys import common_key, partition_of_own_key
-from dpdist.moment.layout import Layout, layout_of
+from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, Layout, compiles_first, layout_of, units_of
 from dpdist.moment.operator import Digits, Matrix, MomentBands, MomentProducts, ProductTask, partition_product
-from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
 from dpdist.moment.total import (
     MomentTask,
     Partial,
     add_partials,
+    common_key,
     complete,
     moment_task,
     partition_moment,
+    partition_of_own_key,
     require_summable,
 )
 from dpdist.naming import parameter

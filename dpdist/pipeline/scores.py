@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from dpdist.ingest.opening import open_rows
-from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
+from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
 from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.pipeline.components import made_from

@@ -16,7 +16,7 @@ from dpdist.errors import DataError
 from dpdist.ledger.state import Part
 from dpdist.mechanisms.columns import GRID, Grid, Standardised, counting_bins, intervals_of, standardised, threshold
 from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
-from dpdist.moment.column_histogram import ColumnCounting, grids_of
+from dpdist.moment.histograms import ColumnCounting, grids_of
 from dpdist.release.histogram import HistogramTransaction
 from dpdist.release.request import CHOICE_RULE, FIRST_RULE, ReleaseRequest
 from dpdist.release.transaction import RequestT_co

@@ -18,7 +18,7 @@ import numpy as np
 from dpdist._util.text import canonical
 from dpdist._version import __version__
 from dpdist.mechanisms.counts import CalibratedHistogram, Counts
-from dpdist.moment.histogram import Counting
+from dpdist.moment.histograms import Counting
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.release.transaction import ReleaseTransaction, RequestT_co

@@ -28,7 +28,7 @@ from dpdist.mechanisms.counts import (
     noise_from_json,
 )
 from dpdist.mechanisms.quantile import NAME, calibrated, quantile_of
-from dpdist.moment.norm_histogram import NormCounting, NormGrid
+from dpdist.moment.histograms import NormCounting, NormGrid
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.release.histogram import HistogramTransaction

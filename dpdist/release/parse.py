@@ -19,7 +19,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms.info import Kind, MechanismInfo
 from dpdist.mechanisms.quantile import require_quantile
 from dpdist.mechanisms.registry import mechanism_named, recommended
-from dpdist.moment.norm_histogram import NormGrid
+from dpdist.moment.histograms import NormGrid
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import PrivacyLoss, neighbours_of
 from dpdist.release.artefact import open_release

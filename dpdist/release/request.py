@@ -26,7 +26,7 @@ from dpdist.mechanisms.counts import CalibratedHistogram
 from dpdist.mechanisms.info import MechanismInfo
 from dpdist.mechanisms.registry import calibrated, mechanism_named
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.moment.norm_histogram import NormGrid
+from dpdist.moment.histograms import NormGrid
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.privacy.staged import divided, together

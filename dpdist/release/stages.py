@@ -19,9 +19,7 @@ from dpdist._util.text import rounded_up
 from dpdist.errors import RefusedError
 from dpdist.mechanisms import columns, quantile
 from dpdist.mechanisms.counts import Counts
-from dpdist.moment.column_histogram import ColumnCounting, grids_of_numbers
-from dpdist.moment.histogram import Counting
-from dpdist.moment.norm_histogram import NormCounting
+from dpdist.moment.histograms import ColumnCounting, Counting, NormCounting, grids_of_numbers
 from dpdist.naming import parameter
 from dpdist.privacy.caution import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss

@@ -24,7 +24,7 @@ from fractions import Fraction
 from dpdist._util.text import listed, rounded_up
 from dpdist.errors import RefusedError
 from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
-from dpdist.moment.norm_histogram import NormGrid
+from dpdist.moment.histograms import NormGrid
 from dpdist.naming import parameter
 from dpdist.privacy.caution import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss

@@ -47,7 +47,7 @@ noise. The noise itself never comes from here.
 **Privacy.** Whatever the dithers are, a row becomes an integer vector of squared norm at most ``4^b`` alone, and that
 is verified. Keys are secret and new for every attempt at a release, under every neighbouring relation: one for each
 unit of work where every row is summed once, or one in common where rows are summed several times
-(:mod:`dpdist.moment.keys`). ChaCha8 under secret keys is taken for independent uniforms, as the noise takes the
+(:mod:`dpdist.moment.total`). ChaCha8 under secret keys is taken for independent uniforms, as the noise takes the
 kernel's generator, whatever unit a row is in. These have the same law in every place, so the law of a table's sum does
 not depend on the order of its rows. Let each row that both neighbours have carry its dithers along, wherever it stands:
 that changes the law of neither sum. So coupled, every such row has the same integers in both, and given the dithers the

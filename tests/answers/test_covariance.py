@@ -17,7 +17,7 @@ from dpdist.answers.shrinkage import Shrinkage
 from dpdist.errors import UsageError
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.mechanisms.noise_law import Noise
-from dpdist.moment.keys import drawn as drawn_key
+from dpdist.moment.total import drawn as drawn_key
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release

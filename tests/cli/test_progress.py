@@ -13,9 +13,9 @@ import pytest
 from support.cli_scene import WHERE
 
 from dpdist.cli.progress import Bars
-from dpdist.moment import first_time
+from dpdist.moment import layout
 from dpdist.moment.cost import described
-from dpdist.moment.first_time import compiles_first
+from dpdist.moment.layout import compiles_first
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import release_rows
@@ -63,7 +63,7 @@ def test_the_first_large_sum_on_a_machine_says_that_it_compiles(
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(code))
     large, small = (described(rows, 100, "float32") for rows in (10**6, 10**5))
     assert [compiles_first(large), compiles_first(small)] == [True, False]
-    monkeypatch.setattr(first_time, "worth_compiling", lambda _: True)
+    monkeypatch.setattr(layout, "worth_compiling", lambda _: True)
     told: Told = []
     steps(tmp_path, Cluster(progress=lambda *facts: told.append(facts)), told)
     assert "Summing rows (compiling first, once) in this process" in {label for label, _, _ in told}

@@ -24,8 +24,7 @@ from dpdist.jobs import job_file, nights, status, totals
 from dpdist.jobs.series import open_series
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
-from dpdist.moment.keys import key_here
-from dpdist.moment.total import moment_task, partition_moment
+from dpdist.moment.total import key_here, moment_task, partition_moment
 from dpdist.pca.model import open_model
 from dpdist.privacy.accounting import Left
 from dpdist.privacy.guarantee import PrivacyLoss

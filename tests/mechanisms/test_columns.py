@@ -26,7 +26,7 @@ from dpdist.mechanisms.columns import (
     threshold,
 )
 from dpdist.mechanisms.counts import CountNoise, DiscreteLaplace, RoundedNormal
-from dpdist.moment.column_histogram import ColumnCounting
+from dpdist.moment.histograms import ColumnCounting
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 

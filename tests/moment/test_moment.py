@@ -21,7 +21,7 @@ from dpdist.errors import DataError, DpdistError
 from dpdist.ingest.opening import open_rows
 from dpdist.moment import total
 from dpdist.moment.gram import Arithmetic, GramSum, available
-from dpdist.moment.pieces import units_of
+from dpdist.moment.layout import units_of
 from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound

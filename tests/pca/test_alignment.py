@@ -13,7 +13,7 @@ from support.releases import assemble
 
 from dpdist.errors import DrownedError, UsageError
 from dpdist.mechanisms.attack import KnownMoment
-from dpdist.moment import keys
+from dpdist.moment import total
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.alignment import (
     EntryNoise,
@@ -159,7 +159,7 @@ def rounded_release(bits: int, rows: Floats) -> Release:
     """Return a release of rows that were rounded to a grid, under a new key."""
     request = ReleaseRequest("gaussian", PrivacyLoss.parse("30", "1e-6"), C, grid_bits=bits)
     bound, calibrated = request.bound(D), request.calibrated(D)
-    z = bound.apply(rows, np.empty(rows.shape), Dithers(DitherKey(keys.drawn()), 0))
+    z = bound.apply(rows, np.empty(rows.shape), Dithers(DitherKey(total.drawn()), 0))
     return assemble(
         release_id="x", mechanism="gaussian", names=tuple(map(str, range(D))), neighbours=Neighbours.REPLACE_ONE,
         claim=calibrated.claim, guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise, rows=len(rows),

@@ -35,8 +35,15 @@ from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace
 from dpdist.mechanisms.quantile import Weights, calibrated, quantile_of, weights
 from dpdist.moment import total
-from dpdist.moment.histogram import HistogramTask, partition_histogram
-from dpdist.moment.norm_histogram import NormCounting, NormGrid, bits_for, counted, norms_of
+from dpdist.moment.histograms import (
+    HistogramTask,
+    NormCounting,
+    NormGrid,
+    bits_for,
+    counted,
+    norms_of,
+    partition_histogram,
+)
 from dpdist.moment.total import complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pipeline import budget, clip_norm

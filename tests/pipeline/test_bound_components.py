@@ -19,7 +19,7 @@ from dpdist.errors import UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.counts import RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
-from dpdist.moment.norm_histogram import NormGrid
+from dpdist.moment.histograms import NormGrid
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.clip_trade import ForComponents, clip_for, losses, noise_share, quantile_for, traces
 from dpdist.release.norm_histogram import NormHistogram

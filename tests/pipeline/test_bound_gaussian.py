@@ -22,7 +22,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
-from dpdist.moment.norm_histogram import NormGrid, counted, norms_of
+from dpdist.moment.histograms import NormGrid, counted, norms_of
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import create_ledger, default_ledger
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss

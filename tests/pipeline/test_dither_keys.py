@@ -22,10 +22,9 @@ from dpdist.errors import DpdistError
 from dpdist.estimators.inputs import Rows
 from dpdist.ingest.opening import open_rows
 from dpdist.mechanisms.gaussian import CalibratedGaussian
-from dpdist.moment import keys
-from dpdist.moment.keys import common_key
+from dpdist.moment import total
 from dpdist.moment.operator import MomentBands, ProductTask
-from dpdist.moment.total import MomentTask, Partial, moment_task, partition_moment
+from dpdist.moment.total import MomentTask, Partial, common_key, moment_task, partition_moment
 from dpdist.pca.rounding import rounding
 from dpdist.pipeline import release as release_steps
 from dpdist.pipeline.budget import create_ledger, default_ledger
@@ -92,7 +91,7 @@ class Noted(NamedTuple):
 
 SUMMED: list[Noted] = []
 DRAWN: list[DitherKey] = []
-_draw = keys.drawn
+_draw = total.drawn
 
 
 def noting() -> bytes:
@@ -111,8 +110,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[DitherKey]:
     """Every secret key that is drawn in this process, where the workers are, too."""
     DRAWN.clear()
     SUMMED.clear()
-    monkeypatch.setattr(keys, "drawn", noting)
-    monkeypatch.setattr(keys, "partition_moment", noting_rows)
+    monkeypatch.setattr(total, "drawn", noting)
+    monkeypatch.setattr(total, "partition_moment", noting_rows)
     return DRAWN
 
 
@@ -299,7 +298,7 @@ def test_neither_key_nor_fingerprint_is_in_a_file_or_a_log(
 # --- rows in memory
 
 
-def total(rows: Any) -> Lattice:
+def total_of(rows: Any) -> Lattice:
     return Rows(rows).total(BOUND, b"register" * 4).values
 
 
@@ -310,7 +309,7 @@ def test_rows_in_memory_are_dithered_in_their_order_whatever_they_come_in(
     monkeypatch.setattr("dpdist.estimators.inputs._PIECE_BYTES", 8 * COLUMNS * 7)
     monkeypatch.setattr("dpdist.estimators.inputs._WORTH_A_THREAD", 1)
     monkeypatch.setattr("dpdist.estimators.inputs.available_cores", lambda: threads)
-    added = total(VALUES).tolist()
+    added = total_of(VALUES).tolist()
     assert len({key.key for key in drawn}) == threads
     parts = [VALUES[ROWS * i // threads : ROWS * (i + 1) // threads] for i in range(threads)]
     sums = [
@@ -333,6 +332,6 @@ def test_each_block_of_a_dask_array_has_a_key_that_stays_where_it_is_summed(
         return found
 
     with Client(cluster) if client else nullcontext():
-        summed = total(array).tolist()
+        summed = total_of(array).tolist()
     assert len({key.key for key in drawn}) == 3
     assert [sum_of(*order) for order in permutations(drawn)].count(summed) == 1

@@ -235,7 +235,7 @@ def test_rows_that_fail_are_refunded_before_the_stage_is_drawn_and_never_afterwa
 
     target = tmp_path / "release.zarr"
     with monkeypatch.context() as patch:
-        patch.setattr("dpdist.moment.histogram.hash_of", unusable)
+        patch.setattr("dpdist.moment.histograms.hash_of", unusable)
         with pytest.raises(DataError):
             release_rows(rows, target, GAUSSIAN)
     assert losses(ledger_of_rows(rows)) == []

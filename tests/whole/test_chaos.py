@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from dpdist.mechanisms.base import Additive
-from dpdist.moment.keys import drawn
+from dpdist.moment.total import drawn
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest

@@ -12,22 +12,151 @@ norm too small (d columns; 2e-5 for d = 100), so a row that close to an edge may
 
 Privacy needs none of this accuracy. Whatever rounding does, a row falls into one bin, so that one row more adds one to
 one count: that is all :mod:`dpdist.mechanisms.quantile` asks for.
+
+Numbers of every column, counted over public grids: what a centre and a scale follow from, once noise is added.
+
+Each row of finite numbers adds 1 to exactly one bin of each column, found by comparing its number, as float64, with the
+edges of the column's grid: the same on every processor and in every block size. A row with another number, such as one
+that the schema drops, is counted nowhere. So a row adds at most 1 to the bins of a column, which is all that
+:mod:`dpdist.mechanisms.columns` asks for.
+
+The histograms of d columns have 243 bins each, or 66 where a public range is known, 8 bytes a bin: 105 kB of 54
+columns, 27 MB of 14000. They are held once in each process that counts, and limited
+(``dpdist.mechanisms.columns.MOST_BINS``).
+
+Counts of rows over public bins, summed over partitions as a moment is: exact, and complete or refused.
+
+What is counted is decided by a :class:`Counting`: the norms of rows, or the numbers of every column.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
-from dpdist.moment.histogram import Counts
-from dpdist.moment.pieces import BOUND_SECONDS
+from dpdist.mechanisms.columns import Grid, require_bins
+from dpdist.moment.layout import BOUND_SECONDS
+from dpdist.moment.total import Partial, hash_of, piece_rows
 from dpdist.naming import parameter
 from dpdist.rows.bounding import RowBound
+from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.table import Table
+
+Counts = npt.NDArray[np.int64]
+
+
+class Counting(Protocol):
+    """Into which bins rows fall. Each row falls into its bins alone, whatever the others are."""
+
+    value_seconds: ClassVar[float]
+    """To read a number of a row and count it, on a core of today."""
+
+    @property
+    def columns(self) -> int:
+        """Of the table."""
+        ...
+
+    @property
+    def bins(self) -> int:
+        """Of the histogram, or of all histograms together."""
+        ...
+
+    def count(self, rows: npt.NDArray[np.generic], counts: Counts) -> None:
+        """Add rows, (r, columns) of any real dtype, to the counts of the bins, (bins,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class HistogramTask:
+    """One partition of one table, and how it is counted: what a worker needs to know, all of it public."""
+
+    table: Table
+    counting: Counting
+    chunks: range
+
+    def cut(self, chunks: range) -> HistogramTask:
+        """Return the same of other chunks."""
+        return replace(self, chunks=chunks)
+
+
+def partition_histogram(task: HistogramTask) -> Partial[np.int64]:
+    """Count the rows of one partition; the values of the sum are (bins,) int64."""
+    reader = ChunkReader(task.table, piece_rows(task.counting.columns))
+    values = np.zeros(task.counting.bins, dtype=np.int64)
+    rows = fingerprint = 0
+    for index in task.chunks:
+        for piece in reader.read(index):
+            task.counting.count(piece, values)
+            rows += piece.shape[0]
+        fingerprint += hash_of(index, reader.checksum)
+    return Partial(values, rows, ((task.chunks.start, task.chunks.stop),), fingerprint=fingerprint)
+
+
+@dataclass(frozen=True)
+class ColumnCounting:
+    """Counts the numbers of every column over its own grid; the bins of the first column come first."""
+
+    grids: tuple[Grid, ...]
+    value_seconds: ClassVar[float] = 5e-8
+
+    def __post_init__(self) -> None:
+        require_bins(self.bins, self.columns)
+
+    @property
+    def columns(self) -> int:
+        """Of the table."""
+        return len(self.grids)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where the bins of each column begin, and at last where all end."""
+        return tuple(np.cumsum([0, *(grid.bins for grid in self.grids)]).tolist())
+
+    @property
+    def bins(self) -> int:
+        """Of all columns together."""
+        return self.starts[-1]
+
+    @cached_property
+    def _alike(self) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.intp], Counts]]:
+        """The edges of each grid, and the columns that have it, with where their bins begin."""
+        places: dict[Grid, list[int]] = {}
+        for column, grid in enumerate(self.grids):
+            places.setdefault(grid, []).append(column)
+        return [
+            (np.array(grid.edges), np.array(columns), np.array([self.starts[each] for each in columns]))
+            for grid, columns in places.items()
+        ]
+
+    def count(self, rows: npt.NDArray[np.generic], counts: Counts) -> None:
+        """Add rows to the counts, (bins,)."""
+        rows = rows[np.isfinite(rows).all(axis=1)]
+        for edges, columns, starts in self._alike:
+            values = rows[:, columns].astype(np.float64)
+            bins = np.searchsorted(edges, values, side="right") + starts
+            np.add.at(counts, bins.ravel(), 1)  # what it takes does not grow with the number of bins
+
+    def of_columns(self, counts: Counts) -> list[Counts]:
+        """Return the counts of each column."""
+        return np.split(counts, self.starts[1:-1])
+
+
+def grids_of(table: Table) -> tuple[Grid, ...]:
+    """Return the grid of each column of a table: over its public range, where a schema says one."""
+    if table.schema is None:
+        return grids_of_numbers(table.columns)
+    return tuple(Grid() if ends is None else Grid.of_range(*ends) for ends in table.schema.ranges)
+
+
+def grids_of_numbers(columns: int) -> tuple[Grid, ...]:
+    """Return the grids of columns of which no range is known."""
+    return (Grid(),) * columns
 
 
 @dataclass(frozen=True)
