@@ -44,9 +44,9 @@ from dpdist.answers.shrinkage import Shrinkage
 from dpdist.errors import DpdistError
 from dpdist.moment.operator import MomentMatrix
 from dpdist.pca.alignment import Alignment, require_alignment
+from dpdist.pca.bias import shortened
 from dpdist.pca.components import components
 from dpdist.pca.correlation import correlation
-from dpdist.pca.shortened import shortened
 from dpdist.release import stages, trusted
 from dpdist.rows.bounding import TRUNCATED
 from dpdist.triangle import packed

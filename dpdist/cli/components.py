@@ -13,8 +13,8 @@ from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.cli.words import answer
 from dpdist.errors import UsageError
 from dpdist.pca.alignment import alignment, loadings_json, loadings_table, require_alignment
+from dpdist.pca.bias import shortened
 from dpdist.pca.correlation import correlation as correlation_of
-from dpdist.pca.shortened import shortened
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.scores import project_rows, scores_words
 from dpdist.privacy.caution import in_words

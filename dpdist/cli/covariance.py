@@ -17,7 +17,7 @@ from dpdist.cli.options import PLACE, json_option
 from dpdist.cli.tables import csv_of, kind_of
 from dpdist.cli.words import answer
 from dpdist.errors import DataError, UsageError
-from dpdist.pca.shortened import shortened
+from dpdist.pca.bias import shortened
 from dpdist.privacy.caution import in_words
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.scaling import blindly_scaled_json, blindly_scaled_words

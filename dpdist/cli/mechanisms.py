@@ -33,7 +33,7 @@ from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
 from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
 from dpdist.pca.forecast import forecast_release
-from dpdist.pca.orbit_forecast import ORBITS, forecast_orbit
+from dpdist.pca.orbit import ORBITS, forecast_orbit
 from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.parse import clip_from, numbers_from, request_from

@@ -13,7 +13,7 @@ from dpdist.cli.options import PLACE, count_of, json_option
 from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.cli.words import answer
 from dpdist.errors import UsageError
-from dpdist.pca.shortened import shortened
+from dpdist.pca.bias import shortened
 from dpdist.privacy.caution import in_words
 from dpdist.release.artefact import open_release
 from dpdist.release.parse import columns_from

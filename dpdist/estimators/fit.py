@@ -37,7 +37,7 @@ from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
 from dpdist.moment.operator import MomentMatrix
 from dpdist.naming import Python, step
-from dpdist.pca.shortened import shortened
+from dpdist.pca.bias import shortened
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.release import release_table
 from dpdist.privacy import caution

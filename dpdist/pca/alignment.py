@@ -16,7 +16,7 @@ only the largest eigenvalues are known. Then ``off + t² |x|² + h² |x|⁴`` is
 
 **Eigenvalues.** By Weyl's inequality each released eigenvalue differs from the exact one, of the clipped rows, by at
 most the largest eigenvalue of the error, for all at once: the edge of the noise (:mod:`dpdist.pca.noise_edge`) at
-confidence 0.95, and the stated error of rounding (:mod:`dpdist.pca.rounding`). With a private mean, ``x e' + e x' + e
+confidence 0.95, and the stated error of rounding (:mod:`dpdist.pca.bias`). With a private mean, ``x e' + e x' + e
 e'`` has rank two, and counts in full: |e| is at most ``t (sqrt(d) + 2.12)`` and -x.e at most ``3 t |x|``, each with
 probability 0.998. Under add-remove m is private as well. Its relative error h, at most 3 of its standard deviations,
 multiplies the matrix, which adds ``h l`` for each eigenvalue, and adds ``h |x|²``.
@@ -34,10 +34,10 @@ import numpy.typing as npt
 from dpdist.errors import DrownedError, UsageError
 from dpdist.mechanisms.info import Output
 from dpdist.naming import parameter, step
+from dpdist.pca.bias import Rounding, rounding
 from dpdist.pca.components import Components, about_mean, components, highest_eigenvalues, mean_variance
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.pca.overlap import FAR, Spectrum
-from dpdist.pca.rounding import Rounding, rounding
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.bounding import DITHERED

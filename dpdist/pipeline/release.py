@@ -36,8 +36,8 @@ from dpdist.moment.total import (
     require_summable,
 )
 from dpdist.naming import parameter
-from dpdist.pca.rounding import warning as rounding_warning
-from dpdist.pca.shortened import shortened
+from dpdist.pca.bias import shortened
+from dpdist.pca.bias import warning as rounding_warning
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.histograms import draw_stages, require_choice
 from dpdist.privacy import caution

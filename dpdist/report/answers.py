@@ -7,7 +7,7 @@ import math
 from dpdist._util.text import counted, listed, wrapped
 from dpdist.answers.regression import Estimate, Regression
 from dpdist.naming import parameter
-from dpdist.pca.shortened import shortened
+from dpdist.pca.bias import shortened
 from dpdist.release.artefact import Release
 from dpdist.report.text import aligned
 

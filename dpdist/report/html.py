@@ -24,9 +24,8 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.pca.alignment import counted_components
+from dpdist.pca.bias import Rounding, rounding, shortened
 from dpdist.pca.components import components
-from dpdist.pca.rounding import Rounding, rounding
-from dpdist.pca.shortened import shortened
 from dpdist.pipeline.release import stage_words
 from dpdist.release.artefact import Release
 from dpdist.report.charts import guesses, tests

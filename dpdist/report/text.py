@@ -18,7 +18,7 @@ from dpdist.pca.alignment import SHOWN, Alignment
 from dpdist.pca.correlation import Correlation
 from dpdist.pca.forecast import GOOD, Forecast, Person
 from dpdist.pca.noise_edge import CONFIDENCE
-from dpdist.pca.orbit_forecast import FAILURE, OrbitForecast
+from dpdist.pca.orbit import FAILURE, OrbitForecast
 from dpdist.privacy.caution import in_words
 from dpdist.release.request import Parts, ReleaseRequest
 

@@ -25,7 +25,7 @@ from dpdist.mechanisms.orbit import CalibratedLowRankOrbit, CalibratedOrbit
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import exponentials
 from dpdist.noise.orbit import hermitian
-from dpdist.pca import orbit_bounds
+from dpdist.pca import orbit
 from dpdist.pca.eigen import top_eigenpairs
 from dpdist.triangle import packed
 from papers.common import pictures, runs
@@ -177,12 +177,12 @@ def compared(matrix: Matrix, epsilon: str) -> Json:
         rate, scale = constants(matrix, METHODS[method], epsilon)
         exponent = rate / float(spectrum[0] - spectrum[-1])
         if scale:
-            upper = orbit_bounds.low_rank_bound(levels, matrix.rank, scale, rate, FAILURE)
+            upper = orbit.low_rank_bound(levels, matrix.rank, scale, rate, FAILURE)
         else:
-            upper = math.sqrt(tail + 2 * orbit_bounds.utility_bound(levels, spectrum, exponent, FAILURE))
+            upper = math.sqrt(tail + 2 * orbit.utility_bound(levels, spectrum, exponent, FAILURE))
         found[f"upper bound, {method}"] = upper
-        found[f"first order, {method}"] = orbit_bounds.first_order_error(levels, spectrum, exponent, 2 * scale**2)
-    found["lower bound"] = orbit_bounds.lower_bound(levels, levels, e)
+        found[f"first order, {method}"] = orbit.first_order_error(levels, spectrum, exponent, 2 * scale**2)
+    found["lower bound"] = orbit.lower_bound(levels, levels, e)
     found["rate, theorem 2.3"] = rates.low_rank_rate(levels, matrix.rank, e)
     found["rate, Amin et al."] = rates.amin_rate(levels, matrix.rank, e)
     found["error of zero"] = float(np.linalg.norm(levels))

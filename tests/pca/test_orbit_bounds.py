@@ -11,7 +11,7 @@ from support.tallies import FALSE_ALARM
 
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.orbit import hermitian
-from dpdist.pca import orbit_bounds as bounds
+from dpdist.pca import orbit as bounds
 
 RNG = np.random.default_rng(5)
 Floats = npt.NDArray[np.float64]

@@ -12,8 +12,8 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca import orbit_forecast
-from dpdist.pca.orbit_forecast import forecast_orbit
+from dpdist.pca import orbit
+from dpdist.pca.orbit import forecast_orbit
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.triangle import rounded, unpacked
@@ -27,7 +27,7 @@ def request(mechanism: str) -> ReleaseRequest:
     return ReleaseRequest(mechanism, PrivacyLoss.parse("1", "0"), 2.0, options=options, grid_bits=12)
 
 
-@pytest.mark.parametrize("mechanism", orbit_forecast.ORBITS)
+@pytest.mark.parametrize("mechanism", orbit.ORBITS)
 def test_errors_lie_below_the_upper_bound_and_the_forecast_is_in_units_of_the_rows(
     mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +43,7 @@ def test_errors_lie_below_the_upper_bound_and_the_forecast_is_in_units_of_the_ro
         return float(np.linalg.norm(drawn - truth)) / ROWS
 
     errors = [error() for _ in range(DRAWS)]
-    monkeypatch.setattr(orbit_forecast, "FAILURE", FALSE_ALARM / DRAWS)
+    monkeypatch.setattr(orbit, "FAILURE", FALSE_ALARM / DRAWS)
     found = forecast_orbit(asked, columns, ROWS, SHARES)
     assert max(errors) <= found.upper
     assert 0 < found.least < found.about

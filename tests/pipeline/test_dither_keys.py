@@ -25,7 +25,7 @@ from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.moment import total
 from dpdist.moment.operator import MomentBands, ProductTask
 from dpdist.moment.total import MomentTask, Partial, common_key, moment_task, partition_moment
-from dpdist.pca.rounding import rounding
+from dpdist.pca.bias import rounding
 from dpdist.pipeline import release as release_steps
 from dpdist.pipeline.budget import create_ledger, default_ledger
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss

@@ -22,8 +22,8 @@ from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.ledger.budget import Budget
 from dpdist.ledger.state import Part, State
+from dpdist.pca.bias import shortened
 from dpdist.pca.model import open_model
-from dpdist.pca.shortened import shortened
 from dpdist.pipeline import histograms, release
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.components import fit_components

@@ -20,8 +20,8 @@ from dpdist.cli import cli
 from dpdist.errors import ShortenedRowsWarning
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.bias import Shortened, shortened, trace_deviation
 from dpdist.pca.components import total_variance
-from dpdist.pca.shortened import Shortened, shortened, trace_deviation
 from dpdist.pipeline.release import Outcome
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release

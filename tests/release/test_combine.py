@@ -16,7 +16,7 @@ from support.releases import archive_of
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
-from dpdist.pca.rounding import rounding
+from dpdist.pca.bias import rounding
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
