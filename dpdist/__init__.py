@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
     from dpdist.ingest.labelled import area_scale
     from dpdist.ingest.opening import open_rows
-    from dpdist.ledger.budget import Budget
+    from dpdist.ledger.in_memory import Budget
     from dpdist.ledger.ledger import Ledger
     from dpdist.mechanisms.registry import list_mechanisms
     from dpdist.moment.histograms import NormGrid

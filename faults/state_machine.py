@@ -35,8 +35,7 @@ from dpdist._util.text import canonical
 from dpdist.errors import DpdistError, RefusedError
 from dpdist.ledger import journal
 from dpdist.ledger import ledger as ledgers
-from dpdist.ledger.entries import Caps, CommittedRelease
-from dpdist.ledger.journal import Transaction
+from dpdist.ledger.journal import Caps, CommittedRelease, Transaction
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State, View
 from dpdist.ledger.witness import Testimony

@@ -33,7 +33,7 @@ from pathlib import Path
 from dpdist import PrivacyLoss
 from dpdist.ledger import checkpoint, witness
 from dpdist.ledger.address import Address, LedgerAddress
-from dpdist.ledger.entries import Begun, Capped, Closed, Committed, CommitWitnessed, Event, Published, Reserved
+from dpdist.ledger.journal import Begun, Capped, Closed, Committed, CommitWitnessed, Event, Published, Reserved
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.witness import FolderWitness, Testimony
 from dpdist.mechanisms.gaussian import Gaussian

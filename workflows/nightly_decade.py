@@ -34,7 +34,7 @@ from dpdist.jobs import run as job_runs
 from dpdist.jobs.nights import opened
 from dpdist.jobs.series import open_series
 from dpdist.ledger import checkpoint
-from dpdist.ledger.entries import Begun, Closed, Committed, CommitWitnessed, Event, Published, Reserved
+from dpdist.ledger.journal import Begun, Closed, Committed, CommitWitnessed, Event, Published, Reserved
 from dpdist.ledger.witness import FolderWitness, Testimony
 from dpdist.release import combine
 from dpdist.release.artefact import Release, open_release

@@ -21,8 +21,7 @@ from dpdist.pca.bias import shortened
 from dpdist.privacy.caution import in_words
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.scaling import blindly_scaled_json, blindly_scaled_words
-from dpdist.storage.own import replace_own
-from dpdist.storage.store import AnyStore, store_at
+from dpdist.storage.store import AnyStore, replace_own, store_at
 
 _KINDS = (".csv", ".npz")
 

@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from dpdist.errors import UsageError
 from dpdist.release.artefact import Release
-from dpdist.storage.own import replace_own
-from dpdist.storage.store import AnyStore, store_at
+from dpdist.storage.store import AnyStore, replace_own, store_at
 
 KINDS = (".csv", ".parquet")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -39,7 +39,7 @@ from dpdist.estimators.fit import (
 )
 from dpdist.estimators.inputs import RowsError, rows_at, rows_of
 from dpdist.ledger.address import LedgerAddressGiven
-from dpdist.ledger.budget import Budget
+from dpdist.ledger.in_memory import Budget
 from dpdist.naming import naming
 from dpdist.privacy.guarantee import Neighbours, Number
 from dpdist.release.artefact import Release, open_release

@@ -29,8 +29,7 @@ from dpdist.estimators.inputs import Rows, rows_at, rows_of
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_of
-from dpdist.ledger.budget import Budget
-from dpdist.ledger.in_memory import REGISTER, Shape
+from dpdist.ledger.in_memory import REGISTER, Budget, Shape
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.info import COMPONENTS, Output
 from dpdist.mechanisms.registry import mechanism_named, recommended

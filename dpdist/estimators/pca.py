@@ -37,7 +37,7 @@ from dpdist.estimators.inputs import RowsError, rows_at, rows_of, scores_given
 from dpdist.ingest.labelled import relabelled
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddressGiven
-from dpdist.ledger.budget import Budget
+from dpdist.ledger.in_memory import Budget
 from dpdist.naming import naming, parameter, step
 from dpdist.pca.alignment import Alignment, alignment, counted_components, require_law
 from dpdist.pca.components import Components, components, total_variance

@@ -35,7 +35,7 @@ from msgspec import Struct
 from dpdist._util.text import canonical
 from dpdist._version import __version__
 from dpdist.errors import DpdistError
-from dpdist.ledger.entries import Draws
+from dpdist.ledger.journal import Draws
 from dpdist.ledger.state import Draw, Record, State, View
 from dpdist.ledger.state_folder import make_private, state_home
 from dpdist.privacy.accounting import CapSet, CapSetJson, Filter, Price

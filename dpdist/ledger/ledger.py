@@ -51,8 +51,8 @@ from dpdist._util.ids import random_token
 from dpdist._util.text import canonical, counted, listed
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_given
-from dpdist.ledger.balance import Balance
-from dpdist.ledger.charging import (
+from dpdist.ledger.balance import (
+    Balance,
     caps_to_fix,
     charge_of,
     closed_as_read,
@@ -61,7 +61,7 @@ from dpdist.ledger.charging import (
     require_kept,
     restated,
 )
-from dpdist.ledger.entries import (
+from dpdist.ledger.journal import (
     Aborted,
     Begun,
     Capped,
@@ -72,13 +72,13 @@ from dpdist.ledger.entries import (
     Published,
     Reserved,
     Staged,
+    Storage,
+    digest_of_file,
     entry_of,
 )
-from dpdist.ledger.journal import Storage, digest_of_file
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import FORMAT, PERIODIC, Part, Record, State
-from dpdist.ledger.witness import FolderWitness, Witness
-from dpdist.ledger.witnessed import Witnessed
+from dpdist.ledger.witness import FolderWitness, Witness, Witnessed
 from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import PERIOD_PATTERN, PeriodFilters

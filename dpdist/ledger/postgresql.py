@@ -52,8 +52,7 @@ from sqlalchemy.pool import NullPool
 
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
 from dpdist.ledger.address import Address
-from dpdist.ledger.entries import Entry
-from dpdist.ledger.journal import WAIT_SECONDS, Transaction, origin, written
+from dpdist.ledger.journal import WAIT_SECONDS, Entry, Transaction, origin, written
 
 _PART = 1 << 26
 """Bytes of a release in one row; PostgreSQL holds at most a gibibyte in a value."""

@@ -10,7 +10,7 @@ from typing import assert_never
 from msgspec.structs import replace as replaced
 
 from dpdist.errors import DataError
-from dpdist.ledger.entries import (
+from dpdist.ledger.journal import (
     Aborted,
     Adopted,
     Begun,
@@ -27,8 +27,8 @@ from dpdist.ledger.entries import (
     Reserved,
     Staged,
     event_of,
+    origin,
 )
-from dpdist.ledger.journal import origin
 from dpdist.privacy.accounting import CapSet, caps_for, composed, has_choice, widest
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dpdist.errors import DataError, UsageError
 from dpdist.ledger import checkpoint
 from dpdist.ledger.balance import Balance
-from dpdist.ledger.entries import Entry, Event, entry_of
-from dpdist.ledger.journal import Storage, Transaction
+from dpdist.ledger.journal import Entry, Event, Storage, Transaction, entry_of
 from dpdist.ledger.state import Record, View
 from dpdist.privacy.accounting import CapSet, Left
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss

@@ -20,7 +20,7 @@ from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.readers.genotypes import Genotypes
 from dpdist.ingest.remote import Remote, location_of
-from dpdist.ledger import datasets
+from dpdist.ledger import state_folder
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, absolute, address_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -60,14 +60,14 @@ def default_ledger(rows: AnyStore) -> Path:
 def ledger_place(table: Table | PeriodicTable, ledger: LedgerAddressGiven | None = None) -> LedgerAddress:
     """Return where the ledger of a table is: as it is named, else beside its folder.
 
-    That of rows in an object store is where this user has seen it first (:mod:`dpdist.ledger.datasets`).
+    That of rows in an object store is where this user has seen it first (:mod:`dpdist.ledger.state_folder`).
     """
     if ledger is not None:
         return address_given(ledger)
     rows = table.store.parent if isinstance(table, RowsTable) and table.period is not None else table.store
     if isinstance(rows.address(), Path):
         return default_ledger(rows)
-    seen = datasets.seen(table.dataset_id).place
+    seen = state_folder.seen(table.dataset_id).place
     return address_given(seen) if seen is not None else default_ledger(rows)
 
 
@@ -418,18 +418,18 @@ def _only_ledger(
 
     Copies of these rows may ask for one as well, at the same time: the first of them creates it.
     """
-    with datasets.held(dataset_id) as data:
+    with state_folder.held(dataset_id) as data:
         opened = _ledger_to_name(place, rows, dataset_id, budget)
         if opened is None:
             opened = Ledger.create(place, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic)
-        if datasets.seen(dataset_id).ledger_id is None:
-            data.write(datasets.Seen(opened.ledger_id, str(absolute(place))))
+        if state_folder.seen(dataset_id).ledger_id is None:
+            data.write(state_folder.Seen(opened.ledger_id, str(absolute(place))))
         return opened
 
 
 def _ledger_to_name(place: LedgerAddress, rows: Store, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
     """Return the ledger that rows which name none may name; None if it may be created at this place."""
-    found = datasets.seen(dataset_id)
+    found = state_folder.seen(dataset_id)
     if found.reproduced:
         raise reproduced(rows)
     if found.ledger_id is None:
@@ -503,7 +503,7 @@ def _require_their_ledger(table: RowsTable, named: LedgerAddress | None) -> None
         return
     if Ledger.stands_at(named) and Ledger(named).ledger_id == table.ledger_id:
         return
-    known = datasets.seen(table.dataset_id).place
+    known = state_folder.seen(table.dataset_id).place
     which = f"the ledger {known}" if known is not None else f"a ledger with the id {table.ledger_id}"
     raise UsageError(
         f"{table.store} exists already and has {which}; {named} is not that ledger. Rows have one for ever: leave "

@@ -11,7 +11,7 @@ from dpdist.ingest.register import asked_of, register_chunks, registering, surve
 from dpdist.ingest.registered import FORMAT, Asked, attributes_in
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.ingest.sources import SourceLocation
-from dpdist.ledger import registered
+from dpdist.ledger import state_folder
 from dpdist.ledger.address import LedgerAddressGiven, address_given
 from dpdist.pipeline.budget import default_ledger, taken_up
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -124,7 +124,7 @@ def _there(target: Store, asked: Asked) -> bool:
 def _register(source: SourceLocation, target: Store, asked: Asked, budget: PrivacyLoss | None, where: Cluster) -> None:
     target.require_new("rows")
     found = survey(source, target, asked)
-    identify = partial(registered.identity_of, place=str(target.absolute()))
+    identify = partial(state_folder.identity_of, place=str(target.absolute()))
     with where.connected() as engine:
         tasks = _PER_WORKER * engine.threads * len(engine.workers)
         with registering(found, target, asked, budget, identify, tasks) as work:

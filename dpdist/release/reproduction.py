@@ -3,7 +3,7 @@
 A release for reproduction may be the exact second moment, and no ledger charges it. Whoever then sees a charged release
 of the same rows subtracts the two, and has its noise: nothing that the ledger promises is left. So the first of the
 two excludes the other, whichever it was, and wherever the ledger is kept by now, also where copies of the rows were
-made before (:mod:`dpdist.ledger.datasets`). Both look and write while they hold the folder of the rows and what was
+made before (:mod:`dpdist.ledger.state_folder`). Both look and write while they hold the folder of the rows and what was
 seen of their data set, so that of two at once one is refused.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.opening import open_rows
-from dpdist.ledger import datasets
+from dpdist.ledger import state_folder
 from dpdist.naming import step
 from dpdist.rows.dataset import RowsTable, mark_reproduced
 from dpdist.rows.table import Table
@@ -25,7 +25,7 @@ def require_undeclared(table: Table) -> None:
     counts too. Of rows that were copied before they had one, what was seen of their data set tells. Rows that come in
     periods always have a budget.
     """
-    copied = datasets.seen(table.dataset_id).ledger_id is not None
+    copied = state_folder.seen(table.dataset_id).ledger_id is not None
     if not copied and table.budget is None and table.ledger_id is None and not table.periodic:
         return
     raise RefusedError(
@@ -38,13 +38,13 @@ def require_undeclared(table: Table) -> None:
 def admit(table: Table) -> None:
     """Let rows be released for reproduction: refuse those that have a budget, and mark the others; idempotent."""
     require_undeclared(table)
-    with table.store.locked(), datasets.held(table.dataset_id) as data:
+    with table.store.locked(), state_folder.held(table.dataset_id) as data:
         found = open_rows(table.store)
         require_undeclared(found)
         if found.dataset_id != table.dataset_id:
             raise DataError(f"{table} was replaced by other rows meanwhile. Run the same command again.")
-        if not datasets.seen(table.dataset_id).reproduced:
-            data.write(datasets.Seen(reproduced=True))
+        if not state_folder.seen(table.dataset_id).reproduced:
+            data.write(state_folder.Seen(reproduced=True))
         if not found.reproduced:
             mark_reproduced(found)
 

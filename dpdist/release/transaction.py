@@ -28,7 +28,7 @@ from typing import IO, ClassVar, Generic, Protocol, TypeVar
 
 from dpdist.errors import RefusedError, ResumableError
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.entries import Draws
+from dpdist.ledger.journal import Draws
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State
 from dpdist.naming import step

@@ -25,8 +25,7 @@ from dpdist._util.progress import Steps
 from dpdist._util.text import canonical
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.entries import Draws
-from dpdist.ledger.journal import written
+from dpdist.ledger.journal import Draws, written
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State
 from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix, released

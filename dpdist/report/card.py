@@ -22,8 +22,7 @@ from dpdist.mechanisms.registry import mechanism_named
 from dpdist.privacy.guarantee import Arithmetic
 from dpdist.release.artefact import Release
 from dpdist.report.promise import accuracy, promise
-from dpdist.storage.own import replace_own
-from dpdist.storage.store import AnyStore, store_at
+from dpdist.storage.store import AnyStore, replace_own, store_at
 
 FORMAT = "dpdist-card/1"
 

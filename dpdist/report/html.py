@@ -33,8 +33,7 @@ from dpdist.report.numbers import digits, number
 from dpdist.report.promise import promise
 from dpdist.report.seen import edge_is_known, explained_of, heat_of, seen_of
 from dpdist.report.text import ALIGNED, SURE
-from dpdist.storage.own import replace_own
-from dpdist.storage.store import AnyStore, store_at
+from dpdist.storage.store import AnyStore, replace_own, store_at
 
 _DEFAULT = 10
 _PAST = 50

@@ -20,6 +20,8 @@ Every function of the library, every command and every job file then takes its a
 told by that and raises as :meth:`Store.require_new` does. Either that object is a pointer: :meth:`Store.staged` then
 gives a prefix that nobody else writes to, and what is put there is found by no reader. What a dead builder left is a
 prefix that nothing points to. Or it is the root object, and a lease keeps those out who would build something else.
+
+Replacing a file that dpdist wrote, and no other: a slip of the hand must not cost somebody his table.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -37,12 +39,23 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dpdist._util.ids import random_token
 from dpdist._util.paths import AnyPath, is_address, local, read_plain, read_plain_range
-from dpdist.errors import ResumableError, UsageError
+from dpdist.errors import DataError, ResumableError, UsageError
 from dpdist.naming import step
-from dpdist.storage import atomic, cleaning, unfinished
+from dpdist.storage import atomic, lifecycle
 
 if TYPE_CHECKING:
     from zarr.storage import StoreLike
+
+
+def replace_own(place: Store, content: bytes, what: str, *, private: bool, own: Callable[[bytes], bool]) -> None:
+    """Write a file; one that is there is replaced if dpdist wrote it."""
+    name, found = str(place).rpartition("/")[2], b""
+    with suppress(OSError):
+        found = place.parent.get(name)
+    if place.exists() and not own(found):
+        raise DataError(f"{place} exists already, and is no {what} of dpdist. Choose another place for the {what}.")
+    place.parent.replace(name, content, what, private=private)
+
 
 ABANDONED_SECONDS = 86400.0
 """For how long nobody touched what is taken for a leftover."""
@@ -293,7 +306,7 @@ class FolderStore:
     @contextmanager
     def resumed(self, what: str, identity: bytes) -> Iterator[FolderStore]:
         """Give a locked folder beside it, which is renamed."""
-        with unfinished.resumed(self.path, what, identity) as aside:
+        with lifecycle.resumed(self.path, what, identity) as aside:
             yield FolderStore(aside)
 
     def put(self, key: str, content: bytes | memoryview) -> None:
@@ -311,11 +324,11 @@ class FolderStore:
 
     def flush(self, keys: Iterable[str]) -> None:
         """Flush files, and the folders that they stand in."""
-        unfinished.flush(self.path, (self.path / key for key in keys))
+        lifecycle.flush(self.path, (self.path / key for key in keys))
 
     def drop(self, prefix: str) -> None:
         """Remove a folder in it."""
-        unfinished.drop(self.path / prefix)
+        lifecycle.drop(self.path / prefix)
 
     def replace(
         self, key: str, content: bytes, what: str, *, private: bool = False, expected: bytes | None = None
@@ -331,7 +344,7 @@ class FolderStore:
 
     def clean(self, age: float = ABANDONED_SECONDS) -> tuple[str, ...]:
         """Remove folders and files of this user that were to be renamed, and that nobody holds."""
-        return tuple(map(str, cleaning.clean(self.path, age)))
+        return tuple(map(str, lifecycle.clean(self.path, age)))
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the folder (flock)."""

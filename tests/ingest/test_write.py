@@ -41,8 +41,8 @@ from dpdist.rows.table import Shape
 from dpdist.rows.units import KeptRows, Unit
 from dpdist.rows.writing import RowsWriter, chunk_key
 from dpdist.runtime.cluster import Cluster
+from dpdist.storage import lifecycle
 from dpdist.storage import store as stores
-from dpdist.storage import unfinished
 from dpdist.storage.store import Store, store_at
 
 ROWS = 97
@@ -505,7 +505,7 @@ def test_one_that_was_killed_at_its_end_is_published(
     alone = serial(source, tmp_path / "alone.zarr")
     where = {
         "head": (stores.FolderStore, "put", "zarr.json"), "drop": (stores.FolderStore, "drop", "work"),
-        "publish": (unfinished, "sync", ""),
+        "publish": (lifecycle, "sync", ""),
     }[moment]  # fmt: skip
     original = getattr(*where[:2])
 

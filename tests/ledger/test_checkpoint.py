@@ -33,7 +33,7 @@ from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ledger import checkpoint
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.checkpoint import decoded, encoded
-from dpdist.ledger.entries import (
+from dpdist.ledger.journal import (
     Aborted,
     Adopted,
     Begun,

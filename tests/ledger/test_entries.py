@@ -14,8 +14,8 @@ from support.folders import STORED
 from support.ledgers import DATASET, committed, pure, reserve
 
 from dpdist.errors import DataError
-from dpdist.ledger import datasets
-from dpdist.ledger.entries import Entry, entry_of, event_of
+from dpdist.ledger import state_folder
+from dpdist.ledger.journal import Entry, entry_of, event_of
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state_folder import state_home
 from dpdist.ledger.witness import FolderWitness
@@ -101,4 +101,4 @@ def test_a_state_file_of_other_types_is_damaged(folder_ledger: Ledger, change: C
             folder_ledger.require_current()
         path.write_bytes(kept)
     folder_ledger.require_current()
-    assert datasets.seen(DATASET).ledger_id == folder_ledger.ledger_id
+    assert state_folder.seen(DATASET).ledger_id == folder_ledger.ledger_id

@@ -39,8 +39,7 @@ from support.releases import content_of
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.entries import Capped, Reserved
-from dpdist.ledger.journal import Transaction
+from dpdist.ledger.journal import Capped, Reserved, Transaction
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import State

@@ -19,8 +19,7 @@ from support.releases import content_of
 
 from dpdist.errors import DataError, DpdistError, ResumableError
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.entries import Capped, Event, Reserved
-from dpdist.ledger.journal import Transaction, origin
+from dpdist.ledger.journal import Capped, Event, Reserved, Transaction, origin
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.privacy.accounting import CapSet

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dpdist.errors import RefusedError
-from dpdist.ledger import mounts
+from dpdist.ledger import sqlite
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.mounts import network_file_system
+from dpdist.ledger.sqlite import network_file_system
 from dpdist.privacy.guarantee import PrivacyLoss
 
 LINES = r"""
@@ -30,7 +30,7 @@ def mount_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return a file that is read in place of the kernel's."""
     table = tmp_path / "mountinfo"
     table.write_text(LINES.strip())
-    monkeypatch.setattr(mounts, "MOUNTS", table)
+    monkeypatch.setattr(sqlite, "MOUNTS", table)
     return table
 
 

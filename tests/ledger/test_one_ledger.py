@@ -17,7 +17,7 @@ from support.ledgers import DATASET, DiedError, dies, new_address, pure, reserve
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.write import ingest
-from dpdist.ledger import datasets
+from dpdist.ledger import state_folder
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -50,8 +50,8 @@ def twins(here: Path) -> tuple[Path, Path]:
     return rows, Path(shutil.copytree(rows, here / "twin.zarr"))
 
 
-def seen_of(rows: Path) -> datasets.Seen:
-    return datasets.seen(open_rows(rows).dataset_id)
+def seen_of(rows: Path) -> state_folder.Seen:
+    return state_folder.seen(open_rows(rows).dataset_id)
 
 
 @pytest.mark.usefixtures("twins")
@@ -245,8 +245,8 @@ def test_a_copy_of_rows_that_were_reproduced_from_gets_no_budget(call: Call) -> 
 
 def test_a_ledger_from_elsewhere_is_not_charged_for_what_was_reproduced_from(place: LedgerAddress) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=BUDGET)
-    with datasets.held(DATASET) as data:
-        data.write(datasets.Seen(reproduced=True))
+    with state_folder.held(DATASET) as data:
+        data.write(state_folder.Seen(reproduced=True))
     with pytest.raises(RefusedError, match="released for reproduction"):
         reserve(ledger, "a")
     assert ledger.records == []
@@ -284,4 +284,4 @@ def test_a_state_folder_that_cannot_be_written_is_told_before_a_ledger_is_create
 @pytest.mark.parametrize("identity", ["../../escape", "", "A" * 32])
 def test_an_identity_that_is_none_names_no_file(identity: str) -> None:
     with pytest.raises(DataError, match="proper identity"):
-        datasets.seen(identity)
+        state_folder.seen(identity)

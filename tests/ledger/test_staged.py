@@ -13,7 +13,7 @@ from support.ledgers import DATASET, DiedError, blobs, copy_of, dies, losses, pu
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ledger import state, witness
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.entries import Draws, entry_of
+from dpdist.ledger.journal import Draws, entry_of
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State
 from dpdist.ledger.state_folder import StateFile, state_home

@@ -20,7 +20,7 @@ from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.ingest.opening import open_rows
-from dpdist.ledger.budget import Budget
+from dpdist.ledger.in_memory import Budget
 from dpdist.ledger.state import State
 from dpdist.mechanisms.columns import BEYOND, Grid, standardised
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal

@@ -20,7 +20,7 @@ from dpdist.answers.regression import regressions
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
-from dpdist.ledger.budget import Budget
+from dpdist.ledger.in_memory import Budget
 from dpdist.ledger.state import Part, State
 from dpdist.pca.bias import shortened
 from dpdist.pca.model import open_model

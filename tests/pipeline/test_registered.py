@@ -22,7 +22,7 @@ from dpdist.estimators import PrivatePCA
 from dpdist.ingest import register as reading
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.write import ingest
-from dpdist.ledger import datasets, registered
+from dpdist.ledger import state_folder
 from dpdist.ledger.ledger import Ledger
 from dpdist.moment.total import MomentTask, complete, partition_moment
 from dpdist.pipeline import budget, register, release
@@ -229,7 +229,7 @@ def test_two_that_register_at_once_get_one_identity(state: Path) -> None:
 
     def run(place: str) -> None:
         barrier.wait()
-        found.append(registered.identity_of("a" * 64, place))
+        found.append(state_folder.identity_of("a" * 64, place))
 
     threads = [threading.Thread(target=run, args=(name,)) for name in ("one", "two")]
     for thread in threads:
@@ -252,7 +252,7 @@ def test_two_that_register_in_one_place_leave_one_table(monkeypatch: pytest.Monk
     monkeypatch.setattr(reading, "_conclude", overtaken)
     table = register_rows("table.npy", "rows.zarr")
     assert table.rows == 200
-    assert datasets.seen(table.dataset_id) == datasets.Seen()
+    assert state_folder.seen(table.dataset_id) == state_folder.Seen()
 
 
 @pytest.mark.parametrize("point", ["register_chunks", "write_index", "_content_of", "identify"])
@@ -264,7 +264,7 @@ def test_whatever_fails_on_the_way_leaves_no_table_and_the_same_call_makes_it(
 
     with monkeypatch.context() as patch:
         if point == "identify":
-            patch.setattr(registered, "identity_of", dies)
+            patch.setattr(state_folder, "identity_of", dies)
         else:
             patch.setattr(register if point == "register_chunks" else reading, point, dies)
         with pytest.raises(KeyboardInterrupt):

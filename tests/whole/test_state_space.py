@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dpdist.ledger import witness
-from dpdist.ledger.entries import Aborted, Staged
+from dpdist.ledger.journal import Aborted, Staged
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, Record, State, View
 from dpdist.privacy.parallel import PeriodFilters
