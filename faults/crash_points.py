@@ -98,7 +98,7 @@ def points() -> dict[str, Point]:
     from dpdist.mechanisms.counts import CalibratedHistogram
     from dpdist.moment import total
     from dpdist.pipeline import release
-    from dpdist.release import archive, drawing, stages, trusted
+    from dpdist.release import archive, stages, transaction, trusted
     from dpdist.rows.chunks import ChunkReader
     from dpdist.runtime import sums
     from dpdist.storage import atomic
@@ -119,7 +119,7 @@ def points() -> dict[str, Point]:
         "before the attempt": Point(Ledger, "begin", after=False),
         "inside the beginning": Point(Transaction, "append", after=True, which=_appends("begun")),
         "after the beginning": Point(Ledger, "begin", after=True),
-        "in the second band": Point(drawing, "noisy", after=True, which=_continues),
+        "in the second band": Point(transaction, "noisy", after=True, which=_continues),
         "after the draw": Point(trusted, "_noisy", after=True),
         "after the counts are drawn": Point(CalibratedHistogram, "answer", after=True),
         "with half a draft": Point(FolderStorage, "_write", after=False, first=_half_written),

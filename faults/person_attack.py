@@ -19,8 +19,7 @@ from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import rounded_normal
 from dpdist.privacy.audit import Finding, examine_weighted, rejects
-from dpdist.release.continual import Tree, levels_for
-from dpdist.release.toeplitz import Toeplitz, banded, square_root
+from dpdist.release.series import Toeplitz, Tree, banded, levels_for, square_root
 from dpdist.rows.periods import counted_rows
 from dpdist.rows.units import Unit
 

@@ -163,4 +163,4 @@ class Seeded:
 @pytest.fixture
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the stages of releases in this process by one seed."""
-    monkeypatch.setattr("dpdist.release.histogram.SYSTEM", Seeded())
+    monkeypatch.setattr("dpdist.release.histograms.SYSTEM", Seeded())

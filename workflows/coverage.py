@@ -40,8 +40,8 @@ from dpdist.pca.alignment import require_alignment
 from dpdist.pca.components import components
 from dpdist.pca.noise_edge import QUANTILES, NoiseLaw, law_of
 from dpdist.pca.overlap import Spectrum
+from dpdist.release.attributes import Coverage
 from dpdist.release.combine import combined
-from dpdist.release.coverage import Coverage
 from dpdist.rows.bounding import TRUNCATED
 from dpdist.triangle import unpacked
 from workflows.edge_table import draws, noise_named

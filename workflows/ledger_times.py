@@ -40,7 +40,7 @@ from dpdist.mechanisms.gaussian import Gaussian
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.accounting import caps_for, share
 from dpdist.privacy.guarantee import Guarantee, Neighbours
-from dpdist.release.continual import ended, levels_for
+from dpdist.release.series import ended, levels_for
 from faults.postgres_server import PASSWORD, Server, programs, running
 
 BUDGET = PrivacyLoss.parse("1", "1e-6")

@@ -38,8 +38,7 @@ from dpdist.ledger.journal import Begun, Closed, Committed, CommitWitnessed, Eve
 from dpdist.ledger.witness import FolderWitness, Testimony
 from dpdist.release import combine
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.continual import Tree, total_of
-from dpdist.release.toeplitz import Toeplitz
+from dpdist.release.series import Toeplitz, Tree, total_of
 from dpdist.rows.dataset import created, open_ingested
 from dpdist.rows.periods import PeriodicTable, open_periods, seal_rows
 from faults.nightly import JOB

@@ -45,8 +45,17 @@ from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
 from dpdist.ledger.state import State
 from dpdist.release.artefact import Release
-from dpdist.release.continual import Node, Tree, levels_for, total_of, variance_factor
-from dpdist.release.toeplitz import BAND, Toeplitz, banded, square_root
+from dpdist.release.series import (
+    BAND,
+    Node,
+    Toeplitz,
+    Tree,
+    banded,
+    levels_for,
+    square_root,
+    total_of,
+    variance_factor,
+)
 from faults.nightly import JOB
 
 _COLUMNS = 16

@@ -27,7 +27,7 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.products import rounded_wishart
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release import drawing
+from dpdist.release import transaction
 from dpdist.triangle import Band
 
 
@@ -40,9 +40,9 @@ def drawn(columns: int, threads: int) -> dict[str, float]:
     band = Band.whole(columns)
     exact = np.zeros(band.entries, dtype=np.int64)
     exact[:] = 1  # its pages are there
-    drawing.available_cores = lambda: threads  # type: ignore[attr-defined]
+    transaction.available_cores = lambda: threads  # type: ignore[attr-defined]
     begun, own = time.perf_counter(), time.process_time()
-    noisy = drawing.noisy(fixed, band, exact, SYSTEM)
+    noisy = transaction.noisy(fixed, band, exact, SYSTEM)
     wall, own = time.perf_counter() - begun, time.process_time() - own
     if not noisy.all():
         raise SystemExit("an entry has no noise")

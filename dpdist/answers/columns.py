@@ -56,7 +56,7 @@ def beside(release: Release, targets: Sequence[int]) -> tuple[int, ...]:
     """Return the columns that may explain the targets where nobody names any.
 
     These are all but what was made of the same column, and what weighs nothing in the release
-    (:func:`dpdist.release.scaling.weightless`).
+    (:func:`dpdist.release.worth.weightless`).
     """
     names = {release.names[i] for i in targets}
     kin = {name for made in _made(release).values() if names & set(made) for name in made}

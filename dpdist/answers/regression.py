@@ -76,7 +76,7 @@ from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.correlation import drowned
 from dpdist.release.artefact import Release
-from dpdist.release.scaling import cure, weightless
+from dpdist.release.worth import cure, weightless
 
 Matrix = npt.NDArray[np.float64]
 NORMAL = 1.959964

@@ -18,7 +18,7 @@ from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.scores import project_rows, scores_words
 from dpdist.privacy.caution import in_words
-from dpdist.release.scaling import blindly_scaled_json, blindly_scaled_words
+from dpdist.release.worth import blindly_scaled_json, blindly_scaled_words
 from dpdist.report import text
 from dpdist.report.figures import draw_scree
 from dpdist.runtime.cluster import Cluster

@@ -20,7 +20,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.pca.bias import shortened
 from dpdist.privacy.caution import in_words
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.scaling import blindly_scaled_json, blindly_scaled_words
+from dpdist.release.worth import blindly_scaled_json, blindly_scaled_words
 from dpdist.storage.store import AnyStore, replace_own, store_at
 
 _KINDS = (".csv", ".npz")

@@ -17,7 +17,7 @@ from dpdist.pca.bias import shortened
 from dpdist.privacy.caution import in_words
 from dpdist.release.artefact import open_release
 from dpdist.release.parse import columns_from
-from dpdist.release.scaling import blindly_scaled_json, blindly_scaled_words
+from dpdist.release.worth import blindly_scaled_json, blindly_scaled_words
 from dpdist.report.answers import about_intervals, regression
 from dpdist.storage.store import AnyStore
 

@@ -18,7 +18,7 @@ from dpdist.cli.words import answer
 from dpdist.pca.bias import shortened
 from dpdist.privacy.caution import in_words
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.scaling import blindly_scaled_json, blindly_scaled_words
+from dpdist.release.worth import blindly_scaled_json, blindly_scaled_words
 from dpdist.storage.arrays import array_options, digest_of_objects
 from dpdist.storage.store import AnyStore, Store, store_at
 

@@ -45,9 +45,8 @@ from dpdist.release import archive, stages, trusted
 from dpdist.release.artefact import Release
 from dpdist.release.parse import request_from
 from dpdist.release.request import ROWS_AT_MOST, Centring, ReleaseRequest
-from dpdist.release.scaling import blindly_scaled_words
 from dpdist.release.stages import require_seen
-from dpdist.release.worth import choice_refused
+from dpdist.release.worth import blindly_scaled_words, choice_refused
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.storage.store import AnyStore, Store, store_at

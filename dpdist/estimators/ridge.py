@@ -44,7 +44,7 @@ from dpdist.naming import naming
 from dpdist.privacy.guarantee import Neighbours, Number
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ROWS_AT_MOST, ReleaseRequest
-from dpdist.release.scaling import weightless
+from dpdist.release.worth import weightless
 from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]

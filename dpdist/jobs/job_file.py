@@ -85,10 +85,9 @@ from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import naming, step
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.continual import Tree, levels_for
 from dpdist.release.parse import LARGEST_FILE, clip_from, public_numbers, request_from
 from dpdist.release.request import ReleaseRequest, share_from
-from dpdist.release.toeplitz import BAND, Toeplitz, banded, square_root
+from dpdist.release.series import BAND, Toeplitz, Tree, banded, levels_for, square_root
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit, unit_from

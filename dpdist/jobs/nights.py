@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from dpdist._util.paths import local
 from dpdist.jobs.job_file import Job
 from dpdist.release.artefact import open_release
-from dpdist.release.continual import Tree, total_of, variance_factor
-from dpdist.release.toeplitz import Toeplitz
+from dpdist.release.series import Toeplitz, Tree, total_of, variance_factor
 
 _ENTRY = 8
 """Bytes of an entry of a release."""
@@ -69,7 +68,7 @@ def opened(plan: Tree | Toeplitz, count: int, window: int | None) -> int:
 
     Examples
     --------
-    >>> from dpdist.release.toeplitz import banded
+    >>> from dpdist.release.series import banded
     >>> [opened(banded(64), count, None) for count in (1, 2, 365)], opened(banded(64), 365, 30)
     ([1, 2, 17], 18)
     >>> [opened(Tree(9), count, None) for count in (1, 7, 256)]
@@ -87,7 +86,7 @@ def largest(plan: Tree | Toeplitz, window: int | None) -> int:
 
     Examples
     --------
-    >>> from dpdist.release.toeplitz import banded, square_root
+    >>> from dpdist.release.series import banded, square_root
     >>> largest(Tree(9), None), largest(banded(64), None), largest(square_root(365), 7)
     (256, 65, 210)
     """

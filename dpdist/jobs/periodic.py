@@ -7,7 +7,7 @@
     published/total/2026-01-08.zarr         the total up to this period, estimated from all these releases
 
 With ``factorisation = "square-root"`` or ``"banded"`` each release is named by one period, and adds it and earlier ones
-by weights (:mod:`dpdist.release.toeplitz`). Only the totals are second moments then, and with ``window = 7`` ::
+by weights (:mod:`dpdist.release.series`). Only the totals are second moments then, and with ``window = 7`` ::
 
     published/window-7/2026-01-08.zarr      the sum of the last 7 periods, or of all where there are fewer
     models/window-7/2026-01-08.zarr         with [pca], its components, beside those of the totals
@@ -44,8 +44,8 @@ from dpdist.pipeline.histograms import draw_alone
 from dpdist.pipeline.release import Outcome
 from dpdist.privacy import caution
 from dpdist.privacy.parallel import Charge
-from dpdist.release import scaling
-from dpdist.release.toeplitz import Toeplitz
+from dpdist.release import worth
+from dpdist.release.series import Toeplitz
 from dpdist.rows.periods import Span
 from dpdist.rows.persons import read_excluded
 from dpdist.runtime.cluster import Cluster
@@ -249,7 +249,7 @@ def _choose_scale(series: Series, cluster: Cluster, say: Callable[[str], None]) 
         say(
             f"{chosen.release_id}: centre and scale of each column, for all periods, were chosen privately from the "
             f"rows of {', '.join(chosen.table.seals)}, which bear {share} for it. "
-            f"{scaling.words(*chosen.blindly_scaled())}".rstrip()
+            f"{worth.words(*chosen.blindly_scaled())}".rstrip()
         )
 
 

@@ -21,7 +21,7 @@ from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.naming import COMMAND_LINE
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.request import ROWS_AT_MOST, Centring, Word
-from dpdist.release.toeplitz import BAND, LONGEST
+from dpdist.release.series import BAND, LONGEST
 from dpdist.rows.units import Keep
 
 SCHEMA = Path(__file__).with_name("job.schema.json")

@@ -20,10 +20,9 @@ from dpdist.pipeline import budget
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.release import trusted
-from dpdist.release.continual import Node, Tree
 from dpdist.release.first_scale import FirstScale, FirstScaleRequest
 from dpdist.release.request import FIRST_RULE, ReleaseRequest
-from dpdist.release.toeplitz import Night, Toeplitz
+from dpdist.release.series import Night, Node, Toeplitz, Tree
 from dpdist.rows.periods import PeriodicTable, Span, counted_rows
 from dpdist.rows.units import Unit
 from dpdist.storage.store import store_at

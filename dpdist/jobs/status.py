@@ -29,7 +29,7 @@ from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.release.first_scale import shared
 from dpdist.release.request import Parts, auto_clip
-from dpdist.release.toeplitz import Toeplitz
+from dpdist.release.series import Toeplitz
 from dpdist.release.trusted import charged_request, stands_at
 from dpdist.release.worth import choice_refused
 from dpdist.rows.dataset import RowsTable

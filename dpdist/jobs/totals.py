@@ -14,8 +14,7 @@ from dpdist.pipeline.components import fit_components
 from dpdist.privacy import caution
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, estimated, last_periods, next_total, write_sum
-from dpdist.release.continual import Node, Tree, total_of
-from dpdist.release.toeplitz import Night, Toeplitz
+from dpdist.release.series import Night, Node, Toeplitz, Tree, total_of
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_public_folder
 from dpdist.storage.store import store_at

@@ -54,7 +54,7 @@ from dpdist.pca.eigen import signed, top_eigenpairs
 from dpdist.pca.noise_edge import law_of
 from dpdist.pca.overlap import Spectrum
 from dpdist.release.artefact import Release
-from dpdist.release.scaling import weightless
+from dpdist.release.worth import weightless
 
 Values = npt.NDArray[np.float64]
 ABOVE = 4.0

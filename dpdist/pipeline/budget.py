@@ -28,7 +28,7 @@ from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
-from dpdist.release.reproduction import reproduced, require_unreproduced
+from dpdist.release.trusted import reproduced, require_unreproduced
 from dpdist.rows.dataset import RowsTable, bind_ledger
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
 from dpdist.rows.schema import Schema

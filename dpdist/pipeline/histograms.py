@@ -10,8 +10,8 @@ from dpdist.moment.histograms import HistogramTask, partition_histogram
 from dpdist.moment.layout import units_of
 from dpdist.moment.total import add_partials
 from dpdist.naming import parameter
-from dpdist.release import histogram, stages, worth
-from dpdist.release.histogram import HistogramTransaction
+from dpdist.release import histograms, stages, worth
+from dpdist.release.histograms import HistogramTransaction
 from dpdist.release.request import Choice
 from dpdist.release.trusted import MomentTransaction
 from dpdist.runtime.cluster import Cluster
@@ -29,7 +29,7 @@ def draw_histogram(engine: Engine, transaction: HistogramTransaction[Any], label
     )  # fmt: skip
     work = Work("sum", partition_histogram, task, units, add_partials, nbytes=8 * counting.bins)
     try:
-        engine.reduce(work, histogram.finalise, transaction, label=label)
+        engine.reduce(work, histograms.finalise, transaction, label=label)
     except DataError:
         engine.trusted(transaction.abort)
         raise

@@ -44,9 +44,9 @@ from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages, trusted, worth
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.reproduction import admit, require_undeclared
 from dpdist.release.request import ReleaseRequest
-from dpdist.release.scaling import blindly_scaled_words
+from dpdist.release.trusted import admit, require_undeclared
+from dpdist.release.worth import blindly_scaled_words
 from dpdist.rows.table import Table
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.local import Engine, Secret, Work

@@ -28,7 +28,7 @@ A budget is per row. Somebody with a row in each of k periods is protected, as a
 epsilon, and up to k times the GDP mu. Release i, which reads m_i of the k periods, changes by the rows of all of them,
 so it has m_i times its mu_i, and all have ``sqrt(sum (m_i mu_i)^2)``. Where no release reads two of these periods every
 m_i is 1, and that is at most sqrt k times the mu of a row; where one reads all of them it is k times. Nothing is worse,
-because a norm of a sum over k rows is at most the sum of k norms. :func:`dpdist.release.continual.person_factor` has
+because a norm of a sum over k rows is at most the sum of k norms. :func:`dpdist.release.series.person_factor` has
 the numbers of a tree of periods. With a privacy unit the accounts are of persons: :mod:`dpdist.privacy.persons`.
 
 **Weights.** A release may add each row of period p as often as a weight w_p >= 1 says. Let w be the largest weight, and
@@ -37,7 +37,7 @@ let the release be Gaussian, calibrated for neighbours that differ in w rows at 
 it by D: an integer matrix, as the rows are integers. Of Gaussian noise mu is proportional to the largest norm of the
 change, so it is ``mu w_p / w`` for them, mu what is guaranteed at all, and period p is charged ``mu² (w_p / w)²``,
 exactly. The proof above holds with these ratios: for each pair of neighbours they are fixed with the request, before
-the answer. :mod:`dpdist.release.toeplitz` has the weights of a series of periods.
+the answer. :mod:`dpdist.release.series` has the weights of a series of periods.
 
 **What is taken for granted.** The theorem is of tables whose periods are all accepted. A file that repeats another byte
 for byte, or rows that repeat those of another period, are refused, because they would be charged and counted twice; so

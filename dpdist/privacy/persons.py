@@ -31,9 +31,9 @@ the rows of a person are exchanged for as many of another in each period, becaus
 
 **What it costs.** For releases of one period each nothing is lost but the rounding of c: K periods cost ``sqrt K``.
 For a tree of 365 periods the factor is 6.3 for K = 7, and no rule gets below 6.1
-(:func:`dpdist.release.continual.person_factor`). Weighted nights take ``c = K``, so that all have the same noise: 7 and
+(:func:`dpdist.release.series.person_factor`). Weighted nights take ``c = K``, so that all have the same noise: 7 and
 30, where a series that is certain to be released as a whole would need 6.0 and 22.8
-(:meth:`dpdist.release.toeplitz.Toeplitz.person_factor`).
+(:meth:`dpdist.release.series.Toeplitz.person_factor`).
 
 **Why not the factor of the series.** It bounds what all nights together cost by the account of a period that is in all
 of them. Accounts do not know that. Which nights are released is chosen, also from earlier answers: where the first are

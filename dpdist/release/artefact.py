@@ -14,7 +14,7 @@ Rounding without bias adds n/4 squared steps to each entry of the diagonal (:mod
 stored matrices. :attr:`Release.second_moment` subtracts them, where n is public or released.
 
 A release that adds the rows of each period as often as a weight says has ``weights``, one for each period of its
-extent, and ``lattice`` alone: it is no second moment. A total is made of several (:mod:`dpdist.release.toeplitz`).
+extent, and ``lattice`` alone: it is no second moment. A total is made of several (:mod:`dpdist.release.series`).
 
 Matrices are stored in square tiles, and a large one is read tile by tile. How a release is written stands in
 :mod:`dpdist.release.archive`.
@@ -39,8 +39,7 @@ from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import step
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
-from dpdist.release.attributes import Attributes, Stage
-from dpdist.release.coverage import Coverage
+from dpdist.release.attributes import Attributes, Coverage, Stage
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit

@@ -1,21 +1,27 @@
 """What release.zarr says of itself, as types: a release may come from anybody, and nothing of it is guessed.
 
 These are the attributes that :meth:`dpdist.release.artefact.Heading.attributes` writes, and those of older versions.
+
+Of which rows a release is: a table, or consecutive periods of one. Public, and enough to tell rows apart.
 """
 
 from __future__ import annotations
 
-# From Python 3.14 on, names in the inherited annotations of a TypedDict are looked up here: NotRequired and Ratio
+import hashlib
+from collections.abc import Iterable
 from typing import Annotated, Any, NotRequired  # noqa: F401
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
 
 from dpdist._util.schemas import schema_of
+from dpdist.errors import RefusedError
 from dpdist.privacy.guarantee import GuaranteeJson, Neighbours, Ratio  # noqa: F401
-from dpdist.release.coverage import Coverage
 from dpdist.rows.attributes import UnitAttributes
 from dpdist.rows.bounding import BoundJson
+from dpdist.rows.periods import Span
+from dpdist.rows.table import Table
 from dpdist.storage.arrays import Text
 
 
@@ -85,3 +91,61 @@ class Attributes(Struct, frozen=True):
 def schema(version: str) -> dict[str, Any]:
     """Return the JSON schema of the attributes of a release of a version."""
     return schema_of(Attributes, "Attributes of a dpdist release.zarr", version)
+
+
+class Coverage(Struct, frozen=True, forbid_unknown_fields=True):
+    """All rows of a table, or those of some consecutive periods.
+
+    Attributes
+    ----------
+    dataset
+        Digest of the random identity of the table: the same in all its releases, and nothing else is to be learnt
+        from it.
+    start, stop
+        Positions of the first period and of the one behind the last, from 0; None: the whole table.
+    first, last
+        Names of the first and the last period; None: the whole table.
+    """
+
+    dataset: str
+    start: int | None = None
+    stop: int | None = None
+    first: str | None = None
+    last: str | None = None
+
+    @classmethod
+    def of(cls, table: Table) -> Coverage:
+        """Return what a release that reads a table is of."""
+        dataset = hashlib.sha256(f"dpdist dataset\n{table.dataset_id}".encode()).hexdigest()[:32]
+        if not isinstance(table, Span):
+            return cls(dataset)
+        first, last = (table.parts[i].period for i in (0, -1))
+        return cls(dataset, table.start, table.start + len(table.parts), first, last)
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return the periods, or a word for all of them."""
+        if self.first is None:
+            return "a whole table"
+        return f"period {self.first}" if self.first == self.last else f"periods {self.first} to {self.last}"
+
+
+def merged(extents: Iterable[Coverage]) -> tuple[Coverage, ...]:
+    """Return disjoint extents with neighbours joined, in order."""
+    out: list[Coverage] = []
+    for extent in sorted(extents, key=lambda e: (e.dataset, e.start or 0, e.stop or 0)):
+        last = out[-1] if out and out[-1].dataset == extent.dataset else None
+        if last is not None:
+            if last.stop is None or extent.start is None or extent.stop is None or extent.start < last.stop:
+                raise RefusedError(
+                    f"Two of the releases are of the same rows ({last} and {extent} of one table): added up, these "
+                    "would count twice. Leave one of the two out."
+                )
+            if extent.start == last.stop:
+                out[-1] = replace(last, stop=extent.stop, last=extent.last)
+                continue
+        out.append(extent)
+    return tuple(out)

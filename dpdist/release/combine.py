@@ -10,8 +10,8 @@ guarantees are composed as if every row were in each table. Where releases prote
 not ensure this, and neither do the periods of one table.
 
 Of nodes of a tree of periods, the same rows are in one release of each level. Their best estimate
-(:mod:`dpdist.release.continual`) is a release too, as private as the composition of the levels. So is the total of
-nights that add periods by weights (:mod:`dpdist.release.toeplitz`), as private as all nights together.
+(:mod:`dpdist.release.series`) is a release too, as private as the composition of the levels. So is the total of
+nights that add periods by weights (:mod:`dpdist.release.series`), as private as all nights together.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ from dpdist.privacy.accounting import composed_epsilon_micro
 from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.release.archive import archived, publish
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.continual import Node
-from dpdist.release.coverage import merged
-from dpdist.release.toeplitz import Toeplitz
+from dpdist.release.attributes import merged
+from dpdist.release.series import Node, Toeplitz
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import Band, packed

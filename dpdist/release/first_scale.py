@@ -1,7 +1,7 @@
 """The scale of a series of periods: chosen once, by private histograms of the columns of the first period.
 
 Releases of a series are added up, so all of them take one centre and scale, also for periods to come. The histograms
-(:mod:`dpdist.release.column_histogram`) are a release of their own, with an id of its own. It is charged to the first
+(:mod:`dpdist.release.histograms`) are a release of their own, with an id of its own. It is charged to the first
 period alone, before the releases of the series. These take what is left of the loss.
 
 **Theorem.** Let the loss of the series be divided as :func:`dpdist.privacy.staged.divided` does: the histograms S cost
@@ -31,9 +31,9 @@ from dpdist.mechanisms.columns import BEYOND, GRID, NAME
 from dpdist.mechanisms.counts import CalibratedHistogram
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages
-from dpdist.release.column_histogram import ColumnsTransaction
+from dpdist.release.histograms import ColumnsTransaction
 from dpdist.release.request import FIRST_RULE, Parts, ReleaseRequest
-from dpdist.release.shares import UNKNOWN
+from dpdist.release.stages import UNKNOWN
 from dpdist.rows.table import Table
 
 

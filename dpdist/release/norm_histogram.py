@@ -1,6 +1,6 @@
 """A private histogram of the rows' norms, by which a clip norm is chosen: requested, charged, drawn and committed once.
 
-It is drawn as :mod:`dpdist.release.histogram` says. A quantile of it is post-processing: asking for another one of the
+It is drawn as :mod:`dpdist.release.histograms` says. A quantile of it is post-processing: asking for another one of the
 same histogram costs nothing.
 
 The id follows from the data set's identity and public parameters, as that of a release does, and not from the quantile.
@@ -31,7 +31,7 @@ from dpdist.mechanisms.quantile import NAME, calibrated, quantile_of
 from dpdist.moment.histograms import NormCounting, NormGrid
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
-from dpdist.release.histogram import HistogramTransaction
+from dpdist.release.histograms import HistogramTransaction
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
 

@@ -30,7 +30,7 @@ from dpdist.moment.histograms import NormGrid
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.privacy.staged import divided, together
-from dpdist.release.shares import LARGEST, UNKNOWN, share_for
+from dpdist.release.stages import LARGEST, UNKNOWN, share_for
 from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
 from dpdist.rows.rounding import LEAST_BITS, OLD_BITS, SIMPLE_BITS, is_little
 from dpdist.rows.table import Table
@@ -172,7 +172,7 @@ class ReleaseRequest:
         bits, as versions up to 0.1.0 did.
     scale_share : Fraction, str or float, default None
         With a private scale: the share of mu² (of epsilon, where the mechanism has no mu) that its histograms take.
-        None: between .01 and .25, by n, epsilon and d (:mod:`dpdist.release.shares`).
+        None: between .01 and .25, by n, epsilon and d (:mod:`dpdist.release.stages`).
     clip_share : Fraction, str or float, default None
         Likewise with a private clip norm.
     components : int, default None

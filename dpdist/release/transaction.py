@@ -15,7 +15,16 @@ together (:mod:`dpdist.privacy.staged`), and their parameters are part of the id
 between.
 
 :meth:`ReleaseTransaction.abort` refunds a charge for which nothing was drawn. What is released, a second moment
-(:mod:`dpdist.release.trusted`) or a histogram (:mod:`dpdist.release.histogram`), only says what is drawn.
+(:mod:`dpdist.release.trusted`) or a histogram (:mod:`dpdist.release.histograms`), only says what is drawn.
+
+How the noise of a band is drawn: in pieces, by threads where there is much to draw.
+
+**Law.** A piece is some rows of the triangle. The noise of a mechanism with independent entries is drawn piece by
+piece, each entry in one piece and each piece from fresh random bits of the kernel. So the pieces together have the law
+of one draw of the band (:class:`~dpdist.mechanisms.base.IndependentEntries`). Where pieces are cut follows from the
+band alone, whatever number of threads draws them.
+
+**Once.** Each piece is drawn by one thread and added once, and the band is given out when all of its pieces were.
 """
 
 from __future__ import annotations
@@ -26,15 +35,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, ClassVar, Generic, Protocol, TypeVar
 
+import numpy as np
+
+from dpdist._util.cores import available_cores, threaded
 from dpdist.errors import RefusedError, ResumableError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.journal import Draws
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State
+from dpdist.mechanisms.base import IndependentEntries
 from dpdist.naming import step
+from dpdist.noise.entropy import Entropy
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.rows.table import Table
+from dpdist.triangle import Band, Triangle
 
 _WINNER_SECONDS = 60.0
 _WINNER_DRAWS = 3
@@ -163,3 +178,27 @@ def commit_once(
     raise ResumableError(
         f"{_ATTEMPTS} attempts to commit {release_id} were overtaken by others that died. Run the same command again."
     )
+
+
+PIECE = 1 << 20
+"""Entries of a piece, or of one row where that is longer: 8 MiB, and a tenth of a second to draw."""
+
+
+def pieces(band: Band) -> Iterator[Band]:
+    """Cut a band into pieces of :data:`PIECE` entries at most, or of one row."""
+    start = band.start
+    while start < band.stop:
+        stop = min(band.stop, start + max(1, PIECE // (band.size - start)))
+        yield Band(start, stop, band.size)
+        start = stop
+
+
+def noisy(calibrated: IndependentEntries, band: Band, exact: Triangle, entropy: Entropy) -> Triangle:
+    """Return a band of the moment plus its noise, every entry drawn once."""
+    out, first = np.empty_like(exact), 0
+    with threaded(available_cores() if band.entries > PIECE else 1) as each:
+        for noise in each(lambda piece: calibrated.draw_band(piece, entropy), pieces(band)):
+            run = slice(first, first + noise.size)
+            np.add(exact[run], noise, out=out[run])
+            first += noise.size
+    return out

@@ -13,24 +13,67 @@ So the clip norm lies between the two quantiles, rounded up to the grid. With ``
 quantile, nothing bounds it from above: such a histogram is refused. With ``2 R <= (1 - q) n`` and no row beyond the
 grid a clip norm is also always claimed, because at the last edge the estimate is below ``(1 - q) n`` by R or more. From
 there on, and with ``2 R <= q n`` likewise, the answer is called useful.
+
+What is said of columns of which a private choice of the scale saw too little (:mod:`dpdist.mechanisms.columns`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from dpdist._util.text import listed, rounded_up
+from dpdist._util.text import counted, listed, rounded_up
 from dpdist.errors import RefusedError
 from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
 from dpdist.moment.histograms import NormGrid
 from dpdist.naming import parameter
 from dpdist.privacy.caution import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
+from dpdist.release.artefact import Heading
 from dpdist.release.norm_histogram import NormsRequest
 from dpdist.release.request import CLIP_GRID, ReleaseRequest
 from dpdist.rows.table import Table
+
+
+def blindly_scaled_words(found: Heading) -> str:
+    """Name the columns of which no variance was seen, and those that weigh nothing; sentences, or nothing."""
+    return words(*found.blindly_scaled)
+
+
+def words(unseen: Sequence[str], weightless: Sequence[str]) -> str:
+    """Name columns of which no variance was seen, and those that weigh nothing; sentences, or nothing."""
+    said = []
+    if unseen:
+        said.append(
+            f"No variance was seen, over the noise, of {counted(len(unseen), 'column')}, so "
+            f"{'a public rule scaled it' if len(unseen) == 1 else 'public rules scaled them'}: {listed(unseen)}."
+        )
+    if weightless:
+        said.append(
+            f"{counted(len(weightless), 'column')} had numbers beyond 2^20, and weigh nothing: {listed(weightless)}. "
+            f"Nothing is known of them. {cure()}"
+        )
+    return " ".join(said)
+
+
+def blindly_scaled_json(found: Heading) -> dict[str, list[str]]:
+    """Return the same as JSON values."""
+    unseen, weightless = found.blindly_scaled
+    return {"no_variance_seen": list(unseen), "weigh_nothing": list(weightless)}
+
+
+def weightless(found: Heading, columns: Sequence[int]) -> tuple[int, ...]:
+    """Return those of some columns that weigh nothing."""
+    names = set(found.blindly_scaled[1])
+    return tuple(i for i in columns if found.names[i] in names)
+
+
+def cure() -> str:
+    """Say what to do about columns that weigh nothing."""
+    return f"Give them other units, or a public range ({parameter('schema')}), and release anew."
+
 
 _MOST_MICRO = LARGEST_EPSILON * MICRO
 """The largest epsilon that is recommended, in millionths: beyond it little is private."""

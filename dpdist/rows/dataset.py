@@ -65,7 +65,7 @@ class RowsTable(Shape):
     seal
         Digest every chunk must agree with (:mod:`dpdist.rows.seal`), or None.
     reproduced
-        Whether a release for reproduction was made of these rows (:mod:`dpdist.release.reproduction`).
+        Whether a release for reproduction was made of these rows (:mod:`dpdist.release.trusted`).
     reference
         Who holds the chunks of rows that were registered, or None where the chunks are here.
     schema

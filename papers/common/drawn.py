@@ -14,7 +14,7 @@ from dpdist.mechanisms.base import Calibrated
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
-from dpdist.release.coverage import Coverage
+from dpdist.release.attributes import Coverage
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.bounding import TRUNCATED, RowBound
 from dpdist.triangle import unpacked

@@ -21,7 +21,7 @@ from dpdist.pca.model import open_model
 from dpdist.pipeline import release
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release import histogram
+from dpdist.release import histograms
 from dpdist.release.artefact import open_release
 from dpdist.release.parse import request_from
 from dpdist.report.status import preview_words
@@ -44,13 +44,13 @@ def nights(place: Place) -> Place:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the id of each histogram that is drawn from now on."""
     seen: list[str] = []
-    original = histogram.finalise
+    original = histograms.finalise
 
     def noted(transaction: Any, *rest: Any) -> None:
         seen.append(transaction.release_id)
         original(transaction, *rest)
 
-    monkeypatch.setattr(histogram, "finalise", noted)
+    monkeypatch.setattr(histograms, "finalise", noted)
     return seen
 
 

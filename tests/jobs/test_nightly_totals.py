@@ -19,7 +19,7 @@ from dpdist.pca.model import open_model
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, write_sum
-from dpdist.release.continual import Tree, variance_factor
+from dpdist.release.series import Tree, variance_factor
 from faults.nightly import JOB
 
 

@@ -30,7 +30,7 @@ from dpdist.privacy.accounting import Left
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, sequential
-from dpdist.release.toeplitz import Toeplitz, square_root
+from dpdist.release.series import Toeplitz, square_root
 from dpdist.report.status import preview_words, status_words
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.chunks import ChunkReader

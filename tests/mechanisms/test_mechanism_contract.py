@@ -35,7 +35,7 @@ from dpdist.pca.forecast import forecast_release
 from dpdist.pca.noise_edge import law_of
 from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
-from dpdist.release import drawing
+from dpdist.release import transaction
 from dpdist.release.request import ReleaseRequest
 from dpdist.triangle import Band, diagonal_positions, unpacked
 
@@ -310,7 +310,7 @@ def test_bands_are_drawn_one_by_one_where_entries_are_independent_and_nowhere_el
     assert isinstance(fixed, IndependentEntries) is independent
     if isinstance(fixed, IndependentEntries):
         exact = np.arange(5, dtype=np.int64)
-        noisy = drawing.noisy(fixed, Band(0, 2, SIZE), exact, Scripted(3))
+        noisy = transaction.noisy(fixed, Band(0, 2, SIZE), exact, Scripted(3))
         assert np.array_equal(noisy, exact + fixed.draw_band(Band(0, 2, SIZE), Scripted(3)))
 
 

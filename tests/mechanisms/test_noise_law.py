@@ -31,8 +31,8 @@ from dpdist.pca.noise_edge import NoiseLaw, law_of
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.archive import publish
 from dpdist.release.artefact import open_release
+from dpdist.release.attributes import Coverage
 from dpdist.release.combine import combined, write_sum
-from dpdist.release.coverage import Coverage
 
 """Releases that version 0.1.0 wrote: six columns, a component of .7 C² and weaker ones; sums of epsilon 1, 2 and 1."""
 DELTAS = {"gaussian": "1e-6", "wishart": "1e-6"}

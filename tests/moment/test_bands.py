@@ -35,7 +35,8 @@ from dpdist.pipeline import release as release_steps
 from dpdist.pipeline.budget import create_ledger, default_ledger
 from dpdist.pipeline.components import fit_components
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release import artefact, drawing, trusted
+from dpdist.release import artefact, trusted
+from dpdist.release import transaction as drawing
 from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound

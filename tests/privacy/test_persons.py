@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from dpdist.privacy.persons import rows_charged
-from dpdist.release.continual import Tree, levels_for, person_factor
-from dpdist.release.toeplitz import Toeplitz, banded, square_root
+from dpdist.release.series import Toeplitz, Tree, banded, levels_for, person_factor, square_root
 from dpdist.rows.units import Unit
 from faults.person_attack import MOST, PLANS, audited
 

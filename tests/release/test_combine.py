@@ -20,9 +20,9 @@ from dpdist.pca.bias import rounding
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
+from dpdist.release.attributes import Coverage, merged
 from dpdist.release.combine import combined, estimated, parallel, sequential, write_sum
-from dpdist.release.continual import Node
-from dpdist.release.coverage import Coverage, merged
+from dpdist.release.series import Node
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.units import Unit
 

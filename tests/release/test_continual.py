@@ -18,7 +18,7 @@ from dpdist.mechanisms.gaussian import Gaussian
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.continual import ended, levels_for, person_factor, total_of, variance_factor
+from dpdist.release.series import ended, levels_for, person_factor, total_of, variance_factor
 
 WHOLE = PrivacyLoss.parse("1", "1e-6")
 

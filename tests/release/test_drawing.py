@@ -19,7 +19,8 @@ from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.noise.entropy import SYSTEM
-from dpdist.release import drawing, trusted
+from dpdist.release import transaction as drawing
+from dpdist.release import trusted
 from dpdist.release.artefact import open_release
 from dpdist.release.trusted import MomentTransaction
 from dpdist.triangle import Band

@@ -24,7 +24,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.moment.operator import MomentMatrix
 from dpdist.pipeline import budget, release
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release import reproduction, trusted
+from dpdist.release import trusted
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import created
 from dpdist.runtime.cluster import Cluster
@@ -140,7 +140,7 @@ def test_a_table_that_was_opened_before_its_budget_was_declared_is_refused_too(p
     with pytest.raises(RefusedError, match="A budget is declared"):
         release.release_table(opened, plain.with_name("exact.zarr"), EXACT)
     with pytest.raises(RefusedError, match="A budget is declared"):  # nor one that claims to have none
-        reproduction.admit(replace(open_rows(plain), budget=None, ledger_id=None))
+        trusted.admit(replace(open_rows(plain), budget=None, ledger_id=None))
     assert not plain.with_name("exact.zarr").exists()
 
 
@@ -214,7 +214,7 @@ def test_of_a_reproduction_and_a_budget_at_once_one_is_refused(tmp_path: Path) -
             passed.append(name)
 
         acts: list[tuple[Callable[[], object], str]] = [
-            (lambda table=table: reproduction.admit(table), "reproduced"),  # type: ignore[misc]
+            (lambda table=table: trusted.admit(table), "reproduced"),  # type: ignore[misc]
             (lambda rows=rows: budget.create_ledger(rows.with_suffix(".ledger"), rows, BUDGET), "budget"),  # type: ignore[misc]
         ]
         threads = [threading.Thread(target=one, args=(*act, together, passed)) for act in acts]

@@ -29,9 +29,9 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.release.archive import publish
 from dpdist.release.artefact import Release, open_release
+from dpdist.release.attributes import Coverage
 from dpdist.release.combine import combined, last_periods, next_total
-from dpdist.release.coverage import Coverage
-from dpdist.release.toeplitz import LONGEST, Night, Toeplitz, banded, square_root
+from dpdist.release.series import LONGEST, Night, Toeplitz, banded, square_root
 from dpdist.report.inspection import words
 from dpdist.rows.bounding import RowBound
 

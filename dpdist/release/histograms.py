@@ -1,25 +1,76 @@
-"""Private histograms of all columns, by which a release chooses centre and scale: the stage of that release.
+"""Private histograms, charged, drawn and committed once, by the same transaction as a release of a moment.
 
-They are drawn as :mod:`dpdist.release.histogram` says, under the id of the release, and committed before the release is
-drawn. Of the noisy counts those of the bins that count (:mod:`dpdist.mechanisms.columns`) are committed: all that
-follows is a function of them. They stand in the release too. Those of a series of periods are a release of their own
-(:mod:`dpdist.release.first_scale`).
+What is committed is noisy, as JSON; it stands in the ledger, and whoever asks again is given it at no cost. The exact
+counts are a local variable of :func:`finalise`. What is counted, and what is told, is decided by subclasses: the norms
+of rows (:mod:`dpdist.release.norm_histogram`), or the numbers of every column.
+
+Those of the columns are a stage of a release, which chooses centre and scale by them: drawn under its id, and committed
+before it is drawn. Of the noisy counts those of the bins that count (:mod:`dpdist.mechanisms.columns`) are committed:
+all that follows is a function of them. They stand in the release too. Those of a series of periods are a release of
+their own (:mod:`dpdist.release.first_scale`).
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
+from dpdist._util.text import canonical
+from dpdist._version import __version__
 from dpdist.errors import DataError
 from dpdist.ledger.state import Part
 from dpdist.mechanisms.columns import GRID, Grid, Standardised, counting_bins, intervals_of, standardised, threshold
 from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
-from dpdist.moment.histograms import ColumnCounting, grids_of
-from dpdist.release.histogram import HistogramTransaction
+from dpdist.moment.histograms import ColumnCounting, Counting, grids_of
+from dpdist.moment.total import Partial, complete
+from dpdist.noise.entropy import SYSTEM
 from dpdist.release.request import CHOICE_RULE, FIRST_RULE, ReleaseRequest
-from dpdist.release.transaction import RequestT_co
+from dpdist.release.transaction import ReleaseTransaction, RequestT_co
+
+
+class HistogramTransaction(ReleaseTransaction[RequestT_co], ABC):
+    """The release of a histogram: it stands in the ledger, and nowhere else."""
+
+    @abstractmethod
+    def counting(self) -> Counting:
+        """Return what is counted."""
+
+    @abstractmethod
+    def calibrated(self) -> CalibratedHistogram:
+        """Return the noise."""
+
+    @abstractmethod
+    def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
+        """Return what is committed of the noisy counts, as JSON values."""
+
+    def published(self) -> dict[str, Any]:
+        """Read the committed values back, checked, and record that they were given out; idempotent."""
+        with self.committed() as content:
+            found: dict[str, Any] = json.loads(content.read())
+        return found
+
+
+def finalise(transaction: HistogramTransaction[Any], total: Partial[np.int64] | None = None) -> None:
+    """Check the total, draw the noise and commit; idempotent, and once whoever else runs it."""
+    exact: Counts = complete(transaction.table, total).values
+    transaction.commit(lambda head: _drawn(transaction, exact, ledger_head=head))
+
+
+def _drawn(transaction: HistogramTransaction[Any], exact: Counts, ledger_head: str) -> Iterator[bytes]:
+    """Yield what is committed: one fresh noisy histogram; nothing of the exact one is in it."""
+    noisy = drawn(transaction.calibrated(), exact)
+    yield canonical(transaction.told(noisy, ledger_head) | {"library": f"dpdist {__version__}"}).encode()
+
+
+def drawn(calibrated: CalibratedHistogram, exact: Counts) -> Counts:
+    """Return the counts with fresh noise: each call is a draw, and is charged before."""
+    return calibrated.answer(exact, SYSTEM)
+
 
 FORMATS = {FIRST_RULE: "dpdist-columns/1", CHOICE_RULE: "dpdist-columns/2"}
 """By the rule."""
