@@ -21,7 +21,7 @@ from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
-from dpdist.report import faces
+from dpdist.report import figures
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.atomic import make_public_folder, replace_file
 
@@ -74,7 +74,7 @@ def run(directory: Path, cluster: Cluster) -> None:
     share = captured_variance(found.components, moment)
     click.echo(f"   The {_COMPONENTS} private components capture {share:.1%} of what the best {_COMPONENTS} capture.")
     picture = directory / "components.svg"
-    replace_file(picture, faces.side_by_side(found.components, best_vectors, 8).encode(), "picture")
+    replace_file(picture, figures.side_by_side(found.components, best_vectors, 8).encode(), "picture")
     click.echo(f"   {picture} shows them as images, private above exact.")
     click.echo(f"Everything is in {directory}. Run the same command again: nothing more is spent.")
 

@@ -25,10 +25,10 @@ from dpdist.ingest.readers.base import Choices, NoRowsError
 from dpdist.ingest.sources import KINDS, files_of, is_companion, is_store, located, opened_sources
 from dpdist.ingest.write import ingest
 from dpdist.privacy.parallel import PERIOD_PATTERN
+from dpdist.rows.chunks import key_of
 from dpdist.rows.dataset import RowsTable, created, open_ingested
 from dpdist.rows.periods import PeriodicTable, Span, seal_rows
 from dpdist.rows.persons import Watch
-from dpdist.rows.seal import key_of
 
 _SOURCES = "sources.json"
 _PIECE = 1 << 20

@@ -28,10 +28,10 @@ from dpdist.errors import DataError
 from dpdist.ingest.readers.base import Choices, Entry, Places, Rows, fits
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.attributes import Loss, builtins_of
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import Manifest
+from dpdist.rows.table import Loss, builtins_of
 from dpdist.storage.arrays import Text, require_format
 from dpdist.storage.store import Store
 

@@ -18,10 +18,9 @@ from msgspec.structs import asdict, replace
 from dpdist._util.schemas import schema_of
 from dpdist.errors import RefusedError
 from dpdist.privacy.guarantee import GuaranteeJson, Neighbours, Ratio  # noqa: F401
-from dpdist.rows.attributes import UnitAttributes
 from dpdist.rows.bounding import BoundJson
 from dpdist.rows.periods import Span
-from dpdist.rows.table import Table
+from dpdist.rows.table import Table, UnitAttributes
 from dpdist.storage.arrays import Text
 
 

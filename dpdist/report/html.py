@@ -28,8 +28,8 @@ from dpdist.pca.bias import Rounding, rounding, shortened
 from dpdist.pca.components import components
 from dpdist.pipeline.release import stage_words
 from dpdist.release.artefact import Release
+from dpdist.report.answers import digits, number
 from dpdist.report.charts import guesses, tests
-from dpdist.report.numbers import digits, number
 from dpdist.report.promise import promise
 from dpdist.report.seen import edge_is_known, explained_of, heat_of, seen_of
 from dpdist.report.text import ALIGNED, SURE

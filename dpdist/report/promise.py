@@ -21,7 +21,7 @@ from scipy.special import ndtr, ndtri
 
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours
 from dpdist.release.artefact import Heading
-from dpdist.report.numbers import number
+from dpdist.report.answers import number
 
 _EXPONENT = 700.0
 """Largest x whose ``exp(x)`` is a float."""

@@ -18,10 +18,8 @@ from dpdist.pca.components import Components, about_mean
 from dpdist.pca.correlation import ABOVE
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.release.artefact import Release
-from dpdist.report.answers import DROWNED, about_intervals, outward
-from dpdist.report.charts import bar, explained, heat, spectrum
-from dpdist.report.numbers import common_power, digits, in_units
-from dpdist.report.svg import image, shortened_name
+from dpdist.report.answers import DROWNED, about_intervals, common_power, digits, in_units, outward
+from dpdist.report.charts import bar, explained, heat, image, shortened_name, spectrum
 from dpdist.report.text import between, counted_words, mark
 
 _WHOLE = 2048

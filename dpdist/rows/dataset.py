@@ -25,12 +25,11 @@ from dpdist._util.paths import local
 from dpdist.errors import DataError, ResumableError, quiet
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.attributes import RowsAttributes, UnitAttributes, builtins_of
+from dpdist.rows.chunks import RowsWriter, chunk_key
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.schema import Schema
-from dpdist.rows.table import Reference, Shape
+from dpdist.rows.table import Reference, RowsAttributes, Shape, UnitAttributes, builtins_of
 from dpdist.rows.units import Unit
-from dpdist.rows.writing import RowsWriter, chunk_key
 from dpdist.storage.arrays import ROOT, Array, array_options, attributes_of, require_format, set_attributes
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -63,7 +62,7 @@ class RowsTable(Shape):
     unit
         Whose rows these are, and how many of each at most, or None where every row counts alone.
     seal
-        Digest every chunk must agree with (:mod:`dpdist.rows.seal`), or None.
+        Digest every chunk must agree with (:mod:`dpdist.rows.chunks`), or None.
     reproduced
         Whether a release for reproduction was made of these rows (:mod:`dpdist.release.trusted`).
     reference
@@ -71,7 +70,7 @@ class RowsTable(Shape):
     schema
         What the columns of the source meant, or None where they were numbers.
     dropped
-        What dropped rows are stored as (:class:`dpdist.rows.attributes.RowsAttributes`).
+        What dropped rows are stored as (:class:`dpdist.rows.table.RowsAttributes`).
     """
 
     store: Store

@@ -26,11 +26,10 @@ from dpdist.errors import DataError, UsageError
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.persons import rows_charged
-from dpdist.rows.attributes import ArrayShape, PeriodsAttributes, UnitAttributes, text_of
-from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.chunks import KEY, ChunkReader, sealed_tags, write_seal
 from dpdist.rows.dataset import RowsTable, open_ingested
 from dpdist.rows.schema import Schema
-from dpdist.rows.seal import KEY, sealed_tags, write_seal
+from dpdist.rows.table import ArrayShape, PeriodsAttributes, UnitAttributes, text_of
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at

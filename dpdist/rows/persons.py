@@ -35,8 +35,8 @@ import numpy.typing as npt
 
 from dpdist._util.text import canonical
 from dpdist.errors import DataError
+from dpdist.rows.chunks import key_of
 from dpdist.rows.periods import PeriodicTable
-from dpdist.rows.seal import key_of
 from dpdist.rows.units import Digests, KeptRows, Numbers, Unit, named_units
 from dpdist.storage.store import MOST_AT_ONCE
 

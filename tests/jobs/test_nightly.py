@@ -26,9 +26,8 @@ from dpdist.jobs import job_file
 from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
-from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.chunks import SEAL, ChunkReader, sealed_tags
 from dpdist.rows.periods import open_periods
-from dpdist.rows.seal import SEAL, sealed_tags
 from faults import crash_driver
 from faults.nightly import JOB
 
