@@ -127,7 +127,7 @@ def test_the_page_names_all_who_take_randomness_for_noise() -> None:
         if path.parent.name != "noise" and re.search(r"\bSYSTEM\b|\bSystemEntropy\b", path.read_text())
     }
     assert takers == {
-        "release/trusted.py", "release/histogram.py", "moment/keys.py", "mechanisms/attack.py", "moment/cost.py",
+        "release/trusted.py", "release/histograms.py", "moment/total.py", "mechanisms/attack.py", "moment/cost.py",
     }  # fmt: skip
     assert all(f"`{taker}`" in about for taker in takers)
 

@@ -36,8 +36,9 @@ from dpdist import (
 )
 from dpdist._util.paths import local
 from dpdist.pca.projection import ProjectionTask, scores_dtype, scores_of
-from dpdist.rows.chunks import ChunkReader, chunk_key
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import partitions
+from dpdist.rows.writing import chunk_key
 from dpdist.runtime.local import Work
 from dpdist.storage.arrays import ROOT, ChunkWriter
 from dpdist.storage.atomic import sync_tree

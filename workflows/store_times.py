@@ -30,8 +30,9 @@ import numpy as np
 import obstore
 
 from dpdist import Cluster, PrivacyLoss, ReleaseRequest, ingest_rows, open_rows, release_rows
-from dpdist.rows.chunks import ChunkReader, chunk_key
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable
+from dpdist.rows.writing import chunk_key
 from dpdist.storage.connections import connection
 from workflows.stores import free_port, s3_variables, wait_for
 

@@ -24,10 +24,10 @@ from dpdist.ingest.readers.base import Places, fits, require_exact
 from dpdist.ingest.survey import kept_places, require_publishable
 from dpdist.ingest.write import WORK, secret_of, writing
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.chunks import RowsWriter
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Shape
+from dpdist.rows.writing import RowsWriter
 from dpdist.runtime.checks import Asker, guarded
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.collections import computing, each_block, first_rows

@@ -56,12 +56,12 @@ from dpdist.ingest.survey import (
 )
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.chunks import RowsWriter
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.persons import Watch
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Shape
 from dpdist.rows.units import UNIT_BYTES, Digests, KeptRows, Numbers, Unit, among, kept_rows, whole_numbers
+from dpdist.rows.writing import RowsWriter
 from dpdist.storage import atomic
 from dpdist.storage.arrays import CHECKSUM_BYTES, ROOT
 from dpdist.storage.store import AnyStore, Store, store_at

@@ -25,8 +25,9 @@ from dpdist.errors import DataError
 from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.model import Model
-from dpdist.rows.chunks import ChunkReader, chunk_key
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable
+from dpdist.rows.writing import chunk_key
 from dpdist.storage.arrays import ROOT, ChunkWriter, array_options, digest_of_objects
 from dpdist.storage.store import AnyStore, Store, store_at
 

@@ -39,9 +39,9 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import artefact
 from dpdist.release.artefact import open_release
 from dpdist.rows import dataset
-from dpdist.rows.chunks import chunk_key
 from dpdist.rows.dataset import RowsTable, incomplete
 from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
+from dpdist.rows.writing import chunk_key
 from dpdist.storage.arrays import Text, attributes_of
 from dpdist.storage.store import AnyStore, Store, store_at
 

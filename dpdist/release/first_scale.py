@@ -33,7 +33,7 @@ from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages
 from dpdist.release.histograms import ColumnsTransaction
 from dpdist.release.request import FIRST_RULE, Parts, ReleaseRequest
-from dpdist.release.stages import UNKNOWN
+from dpdist.release.shares import UNKNOWN
 from dpdist.rows.table import Table
 
 

@@ -30,7 +30,7 @@ from dpdist.moment.histograms import NormGrid
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.privacy.staged import divided, together
-from dpdist.release.stages import LARGEST, UNKNOWN, share_for
+from dpdist.release.shares import LARGEST, UNKNOWN, share_for
 from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
 from dpdist.rows.rounding import LEAST_BITS, OLD_BITS, SIMPLE_BITS, is_little
 from dpdist.rows.table import Table

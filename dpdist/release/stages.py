@@ -6,23 +6,10 @@ facts. So whoever resumes it takes the same.
 
 Where both are chosen the scale comes first. Centre and scale of each column follow from the committed histograms of the
 columns; then norms are counted of the rows that are shifted and scaled by these, as the release bounds them.
-
-The share of the loss that a private histogram takes, where nobody names one.
-
-Noise on a count has a standard deviation of ``Delta / (mu sqrt(share))``, or ``sqrt(2) Delta / (epsilon share)`` where
-the loss has no mu, with the sensitivity ``Delta`` of the histogram. The share is the least whole percent at which that
-is at most .005 n for the histograms of the columns, whose sums then give a scale within some 20 %, and .004 n for that
-of the norms. It is at least .01 and at most .25: the release has ``1 / (1 - share)`` times the variance. More does not
-pay: at epsilon .1 and K = 10 a tenth of mu² on the norms of 48,842 x 123 numbers captured .958, .02 captured .963. n is
-public, or ``rows_at_most`` where somebody names it. Where nothing is known of n the share is a tenth.
-
-All of it is public and fixed before anything is drawn, so the theorem of :mod:`dpdist.privacy.staged` holds at any
-share.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -34,7 +21,6 @@ from dpdist.mechanisms import columns, quantile
 from dpdist.mechanisms.counts import Counts
 from dpdist.moment.histograms import ColumnCounting, Counting, NormCounting, grids_of_numbers
 from dpdist.naming import parameter
-from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.caution import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.release import norm_histogram
@@ -46,23 +32,7 @@ from dpdist.release.request import CLIP_GRID, FIRST_RULE, Choice, Parts, Release
 from dpdist.release.trusted import MomentTransaction, Staged
 from dpdist.release.worth import two_digits
 
-UNKNOWN = Fraction(1, 10)
-"""Where nothing is known of n; and by the first rule."""
-LARGEST = Fraction(1, 4)
 _COLUMNS, _NORMS = 0.005, 0.004
-
-
-def share_for(
-    loss: PrivacyLoss, neighbours: Neighbours, rows: int, *, columns: int | None, max_rows: int, gaussian: bool
-) -> Fraction:
-    """Return the share that a histogram takes, in whole percents."""
-    exchanged = 2 if neighbours is Neighbours.REPLACE_ONE else 1
-    allowed = rows * (_NORMS if columns is None else _COLUMNS) / max_rows
-    if gaussian:
-        share = exchanged * (columns or 1) * (float(gaussian_sigma(loss)) / allowed) ** 2
-    else:
-        share = math.sqrt(2) * exchanged * (columns or 1) / (loss.epsilon * allowed)
-    return min(LARGEST, Fraction(max(1, math.ceil(100 * min(share, 1))), 100))
 
 
 _OF_CLIP_NORM = 0.25

@@ -1,7 +1,5 @@
 """Reading chunks of rows: whole, checked, and in pieces small enough to be used before they leave the cache.
 
-Writing the chunks of a table, by one process or by several that each have some of them.
-
 The seal of one period's rows: a keyed digest by which nobody can alter them, or release others in their place.
 
 ``seal.json`` beside the rows holds what was sealed: shape, type, column names, and SHA-256 of every chunk. The seal is
@@ -17,23 +15,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator
 from typing import Protocol, TypeAlias
 
 import google_crc32c
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import zarr
 from numcodecs import blosc
-from zarr.storage import MemoryStore
 
 from dpdist._util.text import canonical
 from dpdist.errors import DataError
 from dpdist.rows.dataset import RowsTable
-from dpdist.rows.table import BLOSC_BYTES, ChunkPieces, Reference, SealedRows, Shape, Table, builtins_of, text_of
-from dpdist.storage.arrays import CHECKSUM_BYTES, ChunkWriter, array_options
+from dpdist.rows.table import BLOSC_BYTES, ChunkPieces, Reference, SealedRows, Table, builtins_of, text_of
+from dpdist.rows.writing import chunk_key
+from dpdist.storage.arrays import CHECKSUM_BYTES
 from dpdist.storage.store import Reader, Store
 
 SEAL = "seal.json"
@@ -216,87 +212,3 @@ class ChunkReader:
 
 class _AlteredError(Exception):
     """The bytes of a chunk are not those that were written."""
-
-
-def chunk_key(index: int) -> str:
-    """Return the key of a chunk of rows or scores in its store, as Zarr has it."""
-    return f"c/{index}/0"
-
-
-class RowsWriter:
-    """Takes consecutive rows in pieces of any length and writes the chunks that they fill.
-
-    Attributes
-    ----------
-    keys
-        Of what was written.
-    before
-        Called before a chunk is written; if it raises, that is not written.
-    """
-
-    def __init__(
-        self, store: Store, shape: Shape, first: int = 0, stop: int | None = None,
-        there: AbstractSet[int] = frozenset(),
-    ) -> None:  # fmt: skip
-        self._store, self._shape, self._there = store, shape, there
-        self.before: Callable[[], object] = bool
-        self._next = self._first = first * shape.chunk_rows
-        self._last = shape.rows if stop is None else min(stop * shape.chunk_rows, shape.rows)
-        self._chunk = ChunkWriter((shape.chunk_rows, shape.columns), shape.dtype)
-        self.keys: list[str] = []
-
-    @property
-    def rows(self) -> int:
-        """Rows taken so far."""
-        return self._next - self._first
-
-    @property
-    def full(self) -> bool:
-        """Whether all chunks are written."""
-        return self._next >= self._last
-
-    def lacks(self, start: int, stop: int) -> bool:
-        """Say whether a chunk that holds some rows of the table is still to be written."""
-        start, stop, high = max(start, self._next), min(stop, self._last), self._shape.chunk_rows
-        return start < stop and any(index not in self._there for index in range(start // high, -(-stop // high)))
-
-    def skip(self, stop: int) -> int:
-        """Pass over rows that are in chunks that are there, and return how many."""
-        before, self._next = self._next, min(max(self._next, stop), self._last)
-        return self._next - before
-
-    def append(self, rows: npt.NDArray[np.generic], start: int | None = None) -> int:
-        """Take rows of shape (r, d), and return how many were taken; their values must fit the stored dtype."""
-        high, start = self._shape.chunk_rows, self._next if start is None else start
-        rows = rows[max(0, self._next - start) : max(0, self._last - start)]
-        count = len(rows)
-        while rows.shape[0]:
-            place = self._next % high
-            take = min(rows.shape[0], high - place)
-            self._chunk.rows[place : place + take] = rows[:take]
-            self._next += take
-            rows = rows[take:]
-            if self._next % high == 0 or self._next == self._last:
-                self._write((self._next - 1) // high)
-        return count
-
-    def _write(self, index: int) -> None:
-        if index not in self._there:
-            self.before()
-            self._chunk.rows[self._next - index * self._shape.chunk_rows :] = 0
-            write_chunk(self._store, self._shape, index, self._chunk)
-            self.keys.append(chunk_key(index))
-
-
-def write_chunk(store: Store, shape: Shape, index: int, chunk: ChunkWriter) -> None:
-    """Write a chunk of a table from a buffer, as zarr does."""
-    if not shape.compressed:
-        chunk.write(store, chunk_key(index))
-        return
-    objects = MemoryStore()
-    array = zarr.create_array(
-        store=objects, shape=chunk.rows.shape, chunks=chunk.rows.shape, **array_options(shape.dtype, compress=True)
-    )
-    array[:] = chunk.rows
-    packed = objects._store_dict[chunk_key(0)]  # noqa: SLF001 - zarr reads a store by coroutines only
-    store.put(chunk_key(index), packed.to_bytes())

@@ -25,11 +25,11 @@ from dpdist._util.paths import local
 from dpdist.errors import DataError, ResumableError, quiet
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.chunks import RowsWriter, chunk_key
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Reference, RowsAttributes, Shape, UnitAttributes, builtins_of
 from dpdist.rows.units import Unit
+from dpdist.rows.writing import RowsWriter, chunk_key
 from dpdist.storage.arrays import ROOT, Array, array_options, attributes_of, require_format, set_attributes
 from dpdist.storage.store import AnyStore, Store, store_at
 

@@ -22,7 +22,7 @@ from pyarrow import feather
 from dpdist import Column, PrivacyLoss, Schema, ingest_rows, register_rows
 from dpdist.errors import DataError, ResumableError
 from dpdist.ingest.readers import columnar
-from dpdist.rows.chunks import RowsWriter
+from dpdist.rows.writing import RowsWriter
 
 WIDE = 2**53 + 1
 

@@ -266,7 +266,7 @@ def test_rows_that_no_disk_holds_are_refused_before_one_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     without_end(tmp_path / name, some=True)
-    monkeypatch.setattr("dpdist.rows.chunks.RowsWriter.append", None)
+    monkeypatch.setattr("dpdist.rows.writing.RowsWriter.append", None)
     message = refused(tmp_path / name, "free at")
     assert "10" + "0" * 11 not in message
     shutil.rmtree(tmp_path / name) if (tmp_path / name).is_dir() else (tmp_path / name).unlink()

@@ -34,9 +34,9 @@ from dpdist.ingest.readers.base import Choices, Survey
 from dpdist.ingest.sources import KINDS
 from dpdist.ingest.write import ingest
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.chunks import chunk_key
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import chunk_rows_for
+from dpdist.rows.writing import chunk_key
 
 ARROW = (pa.float32(), pa.uint8(), pa.int16())
 
@@ -507,7 +507,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert scratch.stat().st_mode & 0o777 == 0o700
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dpdist.rows.chunks.RowsWriter.append", full)
+    monkeypatch.setattr("dpdist.rows.writing.RowsWriter.append", full)
     with pytest.raises(DataError, match="No space left on device"):
         ingest(tmp_path / "t.npz", tmp_path / "rows.zarr")
     assert seen == [7]

@@ -37,9 +37,9 @@ from dpdist.ingest.write import Write, ingest, units_of
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.ingesting import computed
 from dpdist.rows import dataset
-from dpdist.rows.chunks import RowsWriter, chunk_key
 from dpdist.rows.table import Shape
 from dpdist.rows.units import KeptRows, Unit
+from dpdist.rows.writing import RowsWriter, chunk_key
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage import lifecycle
 from dpdist.storage import store as stores

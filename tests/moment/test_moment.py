@@ -25,9 +25,9 @@ from dpdist.moment.layout import units_of
 from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.chunks import chunk_key
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.table import Shape
+from dpdist.rows.writing import chunk_key
 from dpdist.triangle import packed, unpacked
 
 

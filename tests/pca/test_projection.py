@@ -23,8 +23,8 @@ from dpdist.pca.projection import ProjectionTask, project_chunks, scores_of
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.chunks import chunk_key
 from dpdist.rows.dataset import RowsTable, created, partitions
+from dpdist.rows.writing import chunk_key
 from dpdist.storage.arrays import ChunkWriter
 from dpdist.storage.store import AnyStore, Store, store_at
 from dpdist.triangle import packed

@@ -53,10 +53,11 @@ from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTran
 from dpdist.release.worth import Worth, forecast, useful_epsilon, worth_of
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.chunks import ChunkReader, chunk_key
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, created, partitions
 from dpdist.rows.periods import create_periods
 from dpdist.rows.units import Unit
+from dpdist.rows.writing import chunk_key
 from dpdist.runtime.cluster import Cluster
 from faults.forks import forking
 

@@ -30,9 +30,10 @@ from dpdist.release import norm_histogram, worth
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.worth import forecast, worth_of
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.chunks import ChunkReader, chunk_key
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.units import Unit
+from dpdist.rows.writing import chunk_key
 from dpdist.runtime.cluster import Cluster
 
 GRID = NormGrid.parse("1:64:2")

@@ -20,9 +20,9 @@ from dpdist.pipeline import budget, inspect
 from dpdist.pipeline.facts import RowsFacts
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
-from dpdist.rows.chunks import chunk_key
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.units import Unit
+from dpdist.rows.writing import chunk_key
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import CHECKSUM_BYTES
 from faults import sentinel

@@ -32,7 +32,7 @@ from dpdist.privacy.profile import mu_of_pure
 from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormHistogram
 from dpdist.release.request import CLIP_GRID, ReleaseRequest
-from dpdist.release.stages import UNKNOWN
+from dpdist.release.shares import UNKNOWN
 from dpdist.rows.columns import Column
 from dpdist.rows.dataset import created
 from dpdist.rows.schema import Schema

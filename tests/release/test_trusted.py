@@ -52,8 +52,8 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring
 from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import chunks
-from dpdist.rows.chunks import chunk_key
 from dpdist.rows.dataset import RowsTable, created
+from dpdist.rows.writing import chunk_key
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import store_at
 from dpdist.triangle import unpacked

@@ -19,9 +19,10 @@ from dpdist.errors import DataError
 from dpdist.ingest.opening import open_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
-from dpdist.rows.chunks import ChunkReader, chunk_key
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import RowsTable, chunk_rows_for, created, incomplete, partitions
+from dpdist.rows.writing import chunk_key
 
 BUDGET = PrivacyLoss.parse("2", "1e-6")
 

@@ -29,10 +29,11 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows import dataset, units
-from dpdist.rows.chunks import ChunkReader, RowsWriter
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import KeptRows, Unit, kept_rows, unit_from
+from dpdist.rows.writing import RowsWriter
 from dpdist.runtime.cluster import Cluster
 
 Numbers = npt.NDArray[np.int64]

@@ -32,7 +32,8 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.chunks import ChunkReader, chunk_key
+from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.writing import chunk_key
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage import store as stores
 from dpdist.storage.store import FolderStore, Store, store_at

@@ -1,0 +1,119 @@
+"""Writing the chunks of a table, by one process or by several that each have some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.storage import MemoryStore
+
+from dpdist.rows.table import Shape
+from dpdist.storage.arrays import ChunkWriter, array_options
+from dpdist.storage.store import Store
+
+
+def chunk_key(index: int) -> str:
+    """Return the key of a chunk of rows or scores in its store, as Zarr has it."""
+    return f"c/{index}/0"
+
+
+class RowsWriter:
+    """Takes consecutive rows in pieces of any length and writes the chunks that they fill.
+
+    Parameters
+    ----------
+    store
+        What is being built.
+    shape
+        The whole table.
+    first, stop
+        Numbers of the first chunk to write, and of that behind the last one; None: to the end of the table.
+    there
+        Chunks that are there and are not written again.
+
+    Attributes
+    ----------
+    keys
+        Of what was written.
+    before
+        Called before a chunk is written; if it raises, that is not written.
+    """
+
+    def __init__(
+        self, store: Store, shape: Shape, first: int = 0, stop: int | None = None,
+        there: AbstractSet[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        self._store, self._shape, self._there = store, shape, there
+        self.before: Callable[[], object] = bool
+        self._next = self._first = first * shape.chunk_rows
+        self._last = shape.rows if stop is None else min(stop * shape.chunk_rows, shape.rows)
+        self._chunk = ChunkWriter((shape.chunk_rows, shape.columns), shape.dtype)
+        self.keys: list[str] = []
+
+    @property
+    def rows(self) -> int:
+        """Rows taken so far."""
+        return self._next - self._first
+
+    @property
+    def full(self) -> bool:
+        """Whether all chunks are written."""
+        return self._next >= self._last
+
+    def lacks(self, start: int, stop: int) -> bool:
+        """Say whether a chunk that holds some rows of the table is still to be written."""
+        start, stop, high = max(start, self._next), min(stop, self._last), self._shape.chunk_rows
+        return start < stop and any(index not in self._there for index in range(start // high, -(-stop // high)))
+
+    def skip(self, stop: int) -> int:
+        """Pass over rows that are in chunks that are there, and return how many."""
+        before, self._next = self._next, min(max(self._next, stop), self._last)
+        return self._next - before
+
+    def append(self, rows: npt.NDArray[np.generic], start: int | None = None) -> int:
+        """Take rows of shape (r, d), and return how many were taken; their values must fit the stored dtype.
+
+        Parameters
+        ----------
+        rows
+            The rows.
+        start
+            Number of the first in the table: those before the first chunk, and behind the last, are passed over. None:
+            that of the next row.
+        """
+        high, start = self._shape.chunk_rows, self._next if start is None else start
+        rows = rows[max(0, self._next - start) : max(0, self._last - start)]
+        count = len(rows)
+        while rows.shape[0]:
+            place = self._next % high
+            take = min(rows.shape[0], high - place)
+            self._chunk.rows[place : place + take] = rows[:take]
+            self._next += take
+            rows = rows[take:]
+            if self._next % high == 0 or self._next == self._last:
+                self._write((self._next - 1) // high)
+        return count
+
+    def _write(self, index: int) -> None:
+        if index not in self._there:
+            self.before()
+            self._chunk.rows[self._next - index * self._shape.chunk_rows :] = 0
+            write_chunk(self._store, self._shape, index, self._chunk)
+            self.keys.append(chunk_key(index))
+
+
+def write_chunk(store: Store, shape: Shape, index: int, chunk: ChunkWriter) -> None:
+    """Write a chunk of a table from a buffer, as zarr does."""
+    if not shape.compressed:
+        chunk.write(store, chunk_key(index))
+        return
+    objects = MemoryStore()
+    array = zarr.create_array(
+        store=objects, shape=chunk.rows.shape, chunks=chunk.rows.shape, **array_options(shape.dtype, compress=True)
+    )
+    array[:] = chunk.rows
+    packed = objects._store_dict[chunk_key(0)]  # noqa: SLF001 - zarr reads a store by coroutines only
+    store.put(chunk_key(index), packed.to_bytes())
