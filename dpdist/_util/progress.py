@@ -1,6 +1,6 @@
 """How far long work has come, told to whoever asks. Nothing is printed here: the library is silent.
 
-The command line draws a bar of it (``dpdist/cli/progress.py``); a notebook may give a function of its own, as that of
+The command line draws a bar of it (``dpdist/cli/output.py``); a notebook may give a function of its own, as that of
 the example, to whatever takes ``progress``.
 
 Examples

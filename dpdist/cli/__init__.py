@@ -19,8 +19,7 @@ from click.shell_completion import CompletionItem
 
 from dpdist._util import interruption
 from dpdist._version import __version__
-from dpdist.cli.progress import BARS
-from dpdist.cli.words import say
+from dpdist.cli.output import BARS, say
 from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
 from dpdist.naming import COMMAND_LINE, naming
 
@@ -28,7 +27,7 @@ _COMMANDS = {
     "audit": ("mechanisms", "audit_command", "Attack a mechanism on synthetic tables, and bound its loss from below."),
     "bound": ("pipeline", "bound", "Choose the clip norm of rows privately, for a small epsilon."),
     "combine": ("pipeline", "combine", "Add up releases of disjoint rows."),
-    "covariance": ("covariance", "covariance_command", "Write the covariance of a release, shrunk and positive."),
+    "covariance": ("answers", "covariance_command", "Write the covariance of a release, shrunk and positive."),
     "demo": ("jobs", "demo_command", "Do everything on a bundled real data set."),
     "forecast": ("mechanisms", "forecast_command", "Say what a budget buys, before anything is spent."),
     "ingest": ("pipeline", "ingest", "Write rows, a Zarr array, from files."),
@@ -37,13 +36,13 @@ _COMMANDS = {
     "mechanisms": ("mechanisms", "mechanisms", "List the mechanisms: what each claims, and what is proved."),
     "pca": ("components", "pca", "Write the principal components of a release."),
     "project": ("components", "project", "Write the scores of rows: private, as the rows are."),
-    "regress": ("regress", "regress", "Explain a column of a release by others, with intervals."),
-    "register": ("register", "register", "Take rows where they are, without a copy."),
+    "regress": ("answers", "regress", "Explain a column of a release by others, with intervals."),
+    "register": ("sources", "register", "Take rows where they are, without a copy."),
     "release": ("pipeline", "release_command", "Publish one private second moment of rows."),
     "report": ("inspect", "report_command", "Write one HTML page about a release, for people."),
     "run": ("jobs", "run", "Run a whole job from a file."),
-    "schema": ("schema", "schema_command", "Draft what the columns of files mean, for a person to complete."),
-    "synthesise": ("synthesise", "synthesise", "Draw normal rows with the mean and covariance of a release."),
+    "schema": ("sources", "schema_command", "Draft what the columns of files mean, for a person to complete."),
+    "synthesise": ("answers", "synthesise", "Draw normal rows with the mean and covariance of a release."),
     "status": ("jobs", "status", "Show where a job stands."),
 }
 """Where each command is, and what it does: it is imported when it is used."""

@@ -9,8 +9,7 @@ import click
 from dpdist._util.text import counted, wrapped
 from dpdist.answers.captured import WIDE, captured
 from dpdist.cli.options import LOCAL, PLACE, cluster_options, json_option, share_of
-from dpdist.cli.tables import KINDS, kind_of, write_table
-from dpdist.cli.words import answer
+from dpdist.cli.output import KINDS, answer, kind_of, write_table
 from dpdist.errors import UsageError
 from dpdist.pca.alignment import alignment, loadings_json, loadings_table, require_alignment
 from dpdist.pca.bias import shortened

@@ -7,8 +7,7 @@ import json
 import click
 
 from dpdist.cli.options import LEDGER, PLACE, count_of, json_option, ledger_option
-from dpdist.cli.progress import BARS
-from dpdist.cli.words import answer, show
+from dpdist.cli.output import BARS, answer, show
 from dpdist.errors import DataError, UsageError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from dpdist.cli.options import LOCAL, cluster_options, json_option, tls_options
-from dpdist.cli.progress import BARS
-from dpdist.cli.words import answer, say, show
+from dpdist.cli.output import BARS, answer, say, show
 from dpdist.errors import RefusedError
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs

@@ -8,7 +8,7 @@ import click
 
 from dpdist._util.text import counted, listed, wrapped
 from dpdist.cli.options import LEDGER, PLACE, budget_options, json_option
-from dpdist.cli.words import answer, show
+from dpdist.cli.output import answer, show
 from dpdist.errors import RefusedError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger

@@ -23,7 +23,7 @@ from dpdist.cli.options import (
     options_of,
     scale_options,
 )
-from dpdist.cli.words import answer
+from dpdist.cli.output import answer
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import absolute

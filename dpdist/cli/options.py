@@ -14,7 +14,7 @@ import click
 
 from dpdist._util.paths import is_address
 from dpdist._util.text import AMOUNTS, listed
-from dpdist.cli.progress import BARS
+from dpdist.cli.output import BARS
 from dpdist.errors import UsageError
 from dpdist.ingest.remote import location_of
 from dpdist.ledger.address import LedgerAddress, address_of

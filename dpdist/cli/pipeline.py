@@ -30,8 +30,7 @@ from dpdist.cli.options import (
     scale_options,
     trusted_option,
 )
-from dpdist.cli.progress import BARS
-from dpdist.cli.words import answer, say
+from dpdist.cli.output import BARS, answer, say
 from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddress

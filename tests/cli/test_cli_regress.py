@@ -61,7 +61,7 @@ def test_a_regression_is_printed_as_json(table: Path, call: Call) -> None:
 @pytest.mark.usefixtures("table")
 def test_words_fit_a_terminal_and_say_of_which_rows_they_are(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("dpdist.cli.words.on_terminal", lambda: True)
+    monkeypatch.setattr("dpdist.cli.output.on_terminal", lambda: True)
     said = call("regress", "release.zarr", "--target", "income")
     assert (said.code, said.out) == (0, "")
     assert max(map(len, said.err.splitlines())) <= 80

@@ -32,7 +32,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say everything to a terminal."""
-    monkeypatch.setattr("dpdist.cli.words.on_terminal", lambda: True)
+    monkeypatch.setattr("dpdist.cli.output.on_terminal", lambda: True)
 
 
 def wide(text: str) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.cli_scene import WHERE
 
-from dpdist.cli.progress import Bars
+from dpdist.cli.output import Bars
 from dpdist.moment import layout
 from dpdist.moment.cost import described
 from dpdist.moment.layout import compiles_first
