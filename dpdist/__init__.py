@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
     from dpdist.ingest.labelled import area_scale
-    from dpdist.ingest.opening import open_rows
+    from dpdist.ingest.registered import open_rows
     from dpdist.ledger.in_memory import Budget
     from dpdist.ledger.ledger import Ledger
     from dpdist.mechanisms.registry import list_mechanisms
@@ -41,10 +41,9 @@ if TYPE_CHECKING:
     from dpdist.pipeline.combine import combine_releases
     from dpdist.pipeline.components import fit_components
     from dpdist.pipeline.inspect import inspect_path
-    from dpdist.pipeline.register import register_rows
     from dpdist.pipeline.release import release_rows
-    from dpdist.pipeline.schema import draft_schema
     from dpdist.pipeline.scores import project_rows
+    from dpdist.pipeline.sources import draft_schema, register_rows
     from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
     from dpdist.release.artefact import Release, open_release
     from dpdist.release.norm_histogram import NormsRequest
@@ -111,7 +110,7 @@ _NAMES = {
     ),
     "estimators": ("PrivateCovariance", "PrivatePCA", "PrivateRidge"),
     "ingest.labelled": ("area_scale",),
-    "ingest.opening": ("open_rows",),
+    "ingest.registered": ("open_rows",),
     "ledger.in_memory": ("Budget",),
     "ledger.ledger": ("Ledger",),
     "mechanisms.registry": ("list_mechanisms",),
@@ -125,9 +124,8 @@ _NAMES = {
     "pipeline.combine": ("combine_releases",),
     "pipeline.components": ("fit_components",),
     "pipeline.inspect": ("inspect_path",),
-    "pipeline.register": ("register_rows",),
     "pipeline.release": ("release_rows",),
-    "pipeline.schema": ("draft_schema",),
+    "pipeline.sources": ("draft_schema", "register_rows"),
     "pipeline.scores": ("project_rows",),
     "privacy.guarantee": ("Guarantee", "Neighbours", "PrivacyLoss"),
     "release.artefact": ("Release", "open_release"),

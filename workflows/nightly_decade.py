@@ -31,8 +31,8 @@ import numpy as np
 from dpdist import Ledger
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
-from dpdist.jobs.nights import opened
 from dpdist.jobs.series import open_series
+from dpdist.jobs.totals import opened
 from dpdist.ledger import checkpoint
 from dpdist.ledger.journal import Begun, Closed, Committed, CommitWitnessed, Event, Published, Reserved
 from dpdist.ledger.witness import FolderWitness, Testimony

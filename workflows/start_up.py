@@ -45,7 +45,7 @@ json.dump([[file, name, each[3]] for (file, _, name), each in stats.items()], sy
 SECTIONS = {
     "all of it": ("dpdist/__main__.py", "main"),
     "imports, wherever they happen": ("<frozen importlib._bootstrap>", "_find_and_load"),
-    "rows opened": ("ingest/opening.py", "open_rows"),
+    "rows opened": ("ingest/registered.py", "open_rows"),
     "charged": ("release/transaction.py", "charge"),
     "workers": ("runtime/cluster.py", "connected"),
     "rows summed": ("moment/total.py", "partition_moment"),

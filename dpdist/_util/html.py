@@ -1,7 +1,11 @@
-"""HTML from the templates of this package: every value is escaped, and what people name is never a template."""
+"""HTML from the templates of this package: every value is escaped, and what people name is never a template.
+
+Results as a notebook shows them: a table of what was found, escaped, that loads nothing from anywhere.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -26,3 +30,41 @@ def _environment(package: str) -> Environment:
 def render(package: str, name: str, **values: object) -> str:
     """Return a page of a template in the folder ``templates`` of a package of dpdist."""
     return _environment(package).get_template(name).render(values)
+
+
+_ID_SHOWN = 10
+
+
+def table(title: str, facts: Mapping[str, object]) -> str:
+    """Return an HTML table of facts by their names; what is None is left out.
+
+    Examples
+    --------
+    >>> table("Release", {"mechanism": "gaussian", "columns": 3, "rows": None})
+    '<table><caption>Release</caption><tr><th>mechanism</th><td>gaussian</td></tr><tr><th>columns</th><td>3</td></tr></table>'
+    """
+    return render("dpdist._util", "facts.html", title=title, facts=facts)
+
+
+def short(identity: str) -> str:
+    """Return the beginning of an identity, as it stands in a line.
+
+    Examples
+    --------
+    >>> short("m-2e475bc4918eb608"), short("week-47")
+    ('m-2e475bc4...', 'week-47')
+    """
+    return identity if len(identity) <= _ID_SHOWN + 3 else f"{identity[:_ID_SHOWN]}..."
+
+
+class Shown:
+    """An estimator that a notebook shows as a table of its parameters and of what it has learned."""
+
+    def _facts(self) -> dict[str, object]:
+        raise NotImplementedError  # each estimator has facts of its own
+
+    def _repr_html_(self) -> str:
+        return table(type(self).__name__, self._facts())
+
+    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:  # noqa: ARG002 - what a notebook passes
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}

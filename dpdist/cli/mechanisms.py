@@ -25,7 +25,7 @@ from dpdist.cli.options import (
 )
 from dpdist.cli.output import answer
 from dpdist.errors import RefusedError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import absolute
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.base import IndependentEntries

@@ -32,7 +32,7 @@ from dpdist.cli.options import (
 )
 from dpdist.cli.output import BARS, answer, say
 from dpdist.errors import DataError, DpdistError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddress
 from dpdist.moment.histograms import NormGrid
 from dpdist.pipeline import clip_norm

@@ -24,8 +24,7 @@ from dpdist.cli.output import answer, show
 from dpdist.errors import DataError
 from dpdist.ingest.sources import SourceLocation
 from dpdist.ledger.address import LedgerAddress
-from dpdist.pipeline.register import register_rows
-from dpdist.pipeline.schema import draft_schema
+from dpdist.pipeline.sources import draft_schema, register_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore, store_at

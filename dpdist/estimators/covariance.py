@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from dpdist._util.notebook import Shown
+from dpdist._util.html import Shown
 from dpdist._util.paths import AnyPath
 from dpdist._util.text import listed
 from dpdist.answers.block import require_law

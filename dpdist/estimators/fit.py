@@ -26,8 +26,8 @@ from dpdist._util.paths import AnyPath
 from dpdist.errors import DataError, DrownedWarning, PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
 from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_at, rows_of
-from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_of
 from dpdist.ledger.in_memory import REGISTER, Budget, Shape
 from dpdist.ledger.ledger import Ledger

@@ -32,9 +32,9 @@ from dpdist.errors import DataError
 from dpdist.estimators.in_memory import ArraySum, BlockCount, BlockSum, RowSum, add_counts, add_sums, dense
 from dpdist.ingest.collection import whole_rows
 from dpdist.ingest.labelled import is_labelled, laid_out
-from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import BEYOND, EXACT, UNNAMED, numbered
 from dpdist.ingest.readers.chunked import fill_of
+from dpdist.ingest.registered import open_rows
 from dpdist.moment.histograms import Counting, Counts
 from dpdist.moment.total import key_here
 from dpdist.rows.bounding import RowBound

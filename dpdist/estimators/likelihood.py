@@ -2,6 +2,8 @@
 
 Both divide by a variance. Where the noise of the release lets it be 0, the interval of the variance says so, and both
 are refused.
+
+What PrivatePCA refuses of components of the correlation matrix, before anything is paid for.
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ import numpy.typing as npt
 from dpdist._util.text import counted
 from dpdist.answers.captured import Captured, captured
 from dpdist.errors import UsageError
+from dpdist.estimators.fit import releases_subspace
 from dpdist.naming import parameter
 from dpdist.pca.components import Components
+from dpdist.pca.correlation import require_correlated
+from dpdist.release.request import Centring, ReleaseRequest
 
 Matrix = npt.NDArray[np.float64]
 _LARGER = "Take a larger epsilon or more rows."
@@ -111,3 +116,20 @@ def require(held: Captured | None, what: str, k: int, rest: int) -> Captured:
             f"{counted(rest, 'direction')}. {_LARGER}"
         )
     return held
+
+
+def require_kind(correlation: object, whiten: object) -> None:
+    """Refuse what does not go with components of the correlation matrix, before anything is paid for."""
+    if not isinstance(correlation, bool | np.bool_):
+        raise UsageError("correlation is True or False.")
+    if correlation and whiten:
+        raise UsageError("Scores of standardised columns are not whitened: leave whiten or correlation out.")
+
+
+def require_release(request: ReleaseRequest) -> None:
+    """Refuse a release that will have no correlations."""
+    require_correlated(
+        subspace=releases_subspace(request),
+        mechanism=request.mechanism,
+        centred=request.centring is Centring.PRIVATE or request.centre is not None or request.scale == "private",
+    )

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpdist._util.notebook import Shown
+from dpdist._util.html import Shown
 from dpdist._util.paths import AnyPath
 from dpdist.answers.captured import WIDE, captured, holding
 from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
-from dpdist.estimators import correlated, likelihood
+from dpdist.estimators import likelihood
 from dpdist.estimators.fit import (
     ESTIMATORS,
     Centre,
@@ -35,7 +35,7 @@ from dpdist.estimators.fit import (
 )
 from dpdist.estimators.inputs import RowsError, rows_at, rows_of, scores_given
 from dpdist.ingest.labelled import relabelled
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.in_memory import Budget
 from dpdist.naming import naming, parameter, step
@@ -325,7 +325,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """
         with naming(ESTIMATORS):
             count = _count(n_components)
-            correlated.require_kind(correlation, whiten)
+            likelihood.require_kind(correlation, whiten)
             if correlation:
                 opened = release if isinstance(release, Release) else open_release(release)
                 found: Components | Correlation = correlation_of(opened, count)
@@ -371,7 +371,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         with naming(ESTIMATORS):
             count = _count(self.n_components)
             number = _number(count)
-            correlated.require_kind(self.correlation, self.whiten)
+            likelihood.require_kind(self.correlation, self.whiten)
             check = partial(_require_components, count=number)
             if self.correlation:  # a share of the variance needs no law of the noise
                 check = partial(_require_correlated, count=1 if isinstance(count, float) else number)
@@ -614,7 +614,7 @@ def _count(n_components: object) -> float | None:
 
 def _require_correlated(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
     _require_components(request, columns, count=count)
-    correlated.require_release(request)
+    likelihood.require_release(request)
 
 
 def _number(count: float | None) -> int | None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpdist._util.notebook import Shown
+from dpdist._util.html import Shown
 from dpdist._util.paths import AnyPath
 from dpdist._util.text import counted
 from dpdist.answers.block import require_law
@@ -36,8 +36,8 @@ from dpdist.estimators.fit import (
 )
 from dpdist.estimators.inputs import Rows, RowsError, rows_at, rows_of
 from dpdist.estimators.targets import Targets, targets_of
-from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.in_memory import Budget
 from dpdist.naming import naming

@@ -5,6 +5,8 @@ as many and as long as they were. A time of a file that is another by now says o
 what it was. So a source that was copied away and back is the same table, and one that changed is an error.
 
 A CRC32C finds what happens by accident. It is no seal: who can write the source can make other rows of the same CRC.
+
+Opening rows, wherever their chunks are: where an ingest wrote them, or where they were registered.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from dpdist.errors import DataError
+from dpdist.errors import DataError, quiet
 from dpdist.ingest.readers.base import Choices, Entry, Places, Rows, fits
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.columns import DTYPES
-from dpdist.rows.dataset import RowsTable
+from dpdist.rows.dataset import RowsTable, open_ingested
 from dpdist.rows.manifest import Manifest
 from dpdist.rows.table import Loss, builtins_of
-from dpdist.storage.arrays import Text, require_format
-from dpdist.storage.store import Store
+from dpdist.storage.arrays import Text, attributes_of, require_format
+from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-registered/1"
 
@@ -226,3 +228,51 @@ def open_registered(store: Store) -> RowsTable:
 def head_of(said: RegisteredAttributes) -> dict[str, Any]:
     """Return the head of a registered table, a Zarr group without arrays, as JSON values."""
     return {"zarr_format": 3, "node_type": "group", "attributes": {"dpdist": builtins_of(said)}}
+
+
+@quiet()
+def open_rows(path: AnyStore) -> RowsTable:
+    """Open rows that were ingested or registered.
+
+    What is said of the table is read and validated. The chunks are checked when they are read, each time: one that is
+    missing or altered is found before any noise is added to a sum of them.
+
+    Parameters
+    ----------
+    path : str or path-like
+        Its folder, or its address (``s3://``, ``gs://``, ``az://``).
+
+    Returns
+    -------
+    RowsTable
+        ``path``, ``rows`` (n), ``columns`` (d), ``dtype``, ``names``, ``budget``, ``dataset_id`` and more. No row is
+        read.
+
+    Raises
+    ------
+    UsageError
+        If it is no path; if it is an address of no store that is known here, or one with a password.
+    DataError
+        If there is none, or it was made neither by an ingest nor by registering a source.
+
+    See Also
+    --------
+    ingest_rows, register_rows : Make them.
+    inspect_path : Says in plain values what stands at a path, and checks the chunks.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
+    >>> made = dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr")
+    >>> dpdist.open_rows(f"{here.name}/rows.zarr").names
+    ('c0', 'c1', 'c2')
+    >>> here.cleanup()
+    """
+    store = store_at(path)
+    if (attributes_of(store) or {}).get("format") == FORMAT:
+        return open_registered(store)
+    return open_ingested(store)

@@ -10,13 +10,13 @@ from pathlib import Path
 from dpdist._util.progress import Progress
 from dpdist._util.text import counted, listed
 from dpdist.errors import RefusedError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ingest.sources import SourceLocation
 from dpdist.ingest.write import LEFT_OUT
 from dpdist.jobs import periodic
 from dpdist.jobs.job_file import Job
 from dpdist.pca.alignment import require_law
-from dpdist.pipeline import budget, register, release
+from dpdist.pipeline import budget, release, sources
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import Outcome
 from dpdist.pipeline.scores import project_rows, scores_words
@@ -116,7 +116,7 @@ def _run(job: Job, say: Callable[[str], None]) -> JobOutcome:
 
 
 def _register(job: Job, source: SourceLocation, say: Callable[[str], None]) -> None:
-    table = register.register_rows(
+    table = sources.register_rows(
         source,
         job.rows,
         budget=job.budget,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpdist._util.paths import local
 from dpdist.errors import RefusedError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.jobs.job_file import Job
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger

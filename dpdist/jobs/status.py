@@ -11,12 +11,12 @@ from pathlib import Path
 
 from dpdist._util.paths import local
 from dpdist.errors import DataError, RefusedError
-from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import waiting
+from dpdist.ingest.registered import open_rows
 from dpdist.jobs.job_file import Job
-from dpdist.jobs.nights import TotalNoise, TotalReads, largest, total_noise, total_reads
 from dpdist.jobs.run import require_components, require_same_rows
 from dpdist.jobs.series import past_horizon, require_same_unit, share_of, whole_of
+from dpdist.jobs.totals import TotalNoise, TotalReads, largest, total_noise, total_reads
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Record, State

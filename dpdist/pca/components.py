@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.sparse.linalg import ArpackError
 
-from dpdist._util.notebook import table
+from dpdist._util.html import table
 from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.eigen import Matrix, _solve, signed, top_eigenpairs, top_eigenpairs_of

@@ -16,9 +16,9 @@ from dpdist._util.paths import AnyPath
 from dpdist._util.progress import Progress, steps
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.collection import collection_of
-from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.readers.genotypes import Genotypes
+from dpdist.ingest.registered import open_rows
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.ledger import state_folder
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, absolute, address_given
@@ -204,8 +204,7 @@ def ingest_rows(
         raise UsageError("The budget is a dpdist.PrivacyLoss, such as PrivacyLoss.parse(2, 1e-6).", parameter="budget")
     from dpdist.ingest import origin as origins  # noqa: PLC0415 - the readers of all kinds of files
     from dpdist.ingest.write import ingest  # noqa: PLC0415 - which only an ingest needs
-    from dpdist.pipeline.ingesting import Workers  # noqa: PLC0415 - as above
-    from dpdist.pipeline.schema import read_for  # noqa: PLC0415 - as above
+    from dpdist.pipeline.sources import Workers, read_for  # noqa: PLC0415 - as above
 
     meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
     unit, choices = (

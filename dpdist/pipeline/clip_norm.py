@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from dpdist._util.text import counted, exactly
 from dpdist.errors import RefusedError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State

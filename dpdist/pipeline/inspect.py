@@ -18,13 +18,12 @@ from msgspec import Struct
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError, RefusedError, UsageError, quiet
 from dpdist.ingest import registered
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.naming import step
 from dpdist.pca import model, projection
 from dpdist.pipeline.budget import default_ledger, ledger_place
-from dpdist.pipeline.checking import damaged_chunks, found_wrong
 from dpdist.pipeline.facts import (
     AnyFacts,
     LedgerFacts,
@@ -34,6 +33,8 @@ from dpdist.pipeline.facts import (
     ReleaseFacts,
     RowsFacts,
     ScoresFacts,
+    damaged_chunks,
+    found_wrong,
 )
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import artefact

@@ -13,12 +13,12 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from dpdist._util.notebook import table
+from dpdist._util.html import table
 from dpdist._util.paths import AnyPath
 from dpdist._util.progress import steps
 from dpdist._util.text import exactly
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries

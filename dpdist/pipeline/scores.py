@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
 from dpdist.pca import model as models
 from dpdist.pca import projection

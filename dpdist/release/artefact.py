@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import to_builtins
 
-from dpdist._util.notebook import short, table
+from dpdist._util.html import short, table
 from dpdist._util.text import exactly
 from dpdist._version import __version__
 from dpdist.errors import DataError, ResumableError, UsageError, quiet

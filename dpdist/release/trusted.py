@@ -32,7 +32,7 @@ from dpdist._util.ids import random_token
 from dpdist._util.progress import Steps
 from dpdist._util.text import canonical
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger import state_folder
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.journal import Draws, written

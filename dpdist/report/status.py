@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dpdist._util.text import counted, labelled
-from dpdist.jobs.nights import TotalReads
 from dpdist.jobs.status import JobStatus, Preview
+from dpdist.jobs.totals import TotalReads
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO
 from dpdist.privacy.parallel import Charge

@@ -14,7 +14,7 @@ import pytest
 from support.cli_scene import BUDGET, LOSS, Call, names_in, tree
 from support.ledgers import new_address
 
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release

@@ -17,7 +17,7 @@ import pytest
 import zarr
 from support.cli_scene import CHUNK, LOSS, ROWS, Call, names_in, tree
 
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release

@@ -32,7 +32,7 @@ from support.ingest_scene import refused, stored, words_of, write_anndata_zarr
 
 from dpdist.errors import DataError
 from dpdist.ingest.write import ingest
-from dpdist.pipeline.register import register_rows
+from dpdist.pipeline.sources import register_rows
 
 MIB = 1 << 20
 SIZE = 2 << 30

@@ -23,7 +23,7 @@ from dpdist.errors import DpdistError
 from dpdist.ingest import collection, survey, write
 from dpdist.ingest.readers import text
 from dpdist.ingest.readers.base import Choices
-from dpdist.pipeline.ingesting import computed
+from dpdist.pipeline.sources import computed
 from dpdist.rows import encoding
 
 SCHEMA = Schema(

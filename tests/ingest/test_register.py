@@ -24,16 +24,16 @@ from scipy import sparse
 from support.parts import added, parts_of
 
 from dpdist.errors import DataError, DpdistError, RefusedError
-from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers import base, columnar, npy, zarr_store
 from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.registered import open_rows
 from dpdist.ingest.write import ingest
 from dpdist.moment.total import Partial, complete, partition_moment
 from dpdist.pca.components import Components
 from dpdist.pca.projection import scores_in_memory
-from dpdist.pipeline import register
+from dpdist.pipeline import sources
 from dpdist.pipeline.inspect import inspect_path
-from dpdist.pipeline.register import register_rows
+from dpdist.pipeline.sources import register_rows
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable
@@ -49,7 +49,7 @@ def here(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Compute and read in this process, in pieces of a few rows."""
     monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(Cluster, "named", False)
-    monkeypatch.setattr(register, "_PER_WORKER", 1)
+    monkeypatch.setattr(sources, "_PER_WORKER", 1)
     for module in (base, npy, columnar, zarr_store):
         monkeypatch.setattr(module, "PIECE", 13 * COLUMNS * 4)
     assert not state.exists()

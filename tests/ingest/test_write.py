@@ -35,7 +35,7 @@ from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.survey import Job, Part, Run
 from dpdist.ingest.write import Write, ingest, units_of
 from dpdist.pipeline.budget import ingest_rows
-from dpdist.pipeline.ingesting import computed
+from dpdist.pipeline.sources import computed
 from dpdist.rows import dataset
 from dpdist.rows.table import Shape
 from dpdist.rows.units import KeptRows, Unit

@@ -21,7 +21,7 @@ from bed_reader import to_bed
 from support.nightly_scene import Place
 
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.jobs import job_file
 from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss

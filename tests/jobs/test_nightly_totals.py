@@ -12,7 +12,7 @@ from scipy.stats import chi2
 from support.nightly_scene import Place
 from support.tallies import FALSE_ALARM
 
-from dpdist.jobs import job_file, nights
+from dpdist.jobs import job_file, totals
 from dpdist.pca.alignment import require_alignment
 from dpdist.pca.components import components
 from dpdist.pca.model import open_model
@@ -78,7 +78,7 @@ def test_a_total_takes_in_all_that_is_published_and_opens_little_of_it(
         place.arrive(f"d{number}")
         opened.clear()
         place.run(continual=8)
-        assert len({*opened} - {f"total/d{number}.zarr"}) == nights.opened(Tree(4), number, None)
+        assert len({*opened} - {f"total/d{number}.zarr"}) == totals.opened(Tree(4), number, None)
     assert sorted(opened) == ["published/d7.zarr", "total/d6.zarr", "total/d7.zarr"]  # the last is told of
     nodes = [open_release(p).release_id for p in place.published.glob("*.zarr")]
     total = open_release(place.published / "total" / "d7.zarr")

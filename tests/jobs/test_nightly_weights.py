@@ -20,7 +20,7 @@ from support.tallies import FALSE_ALARM
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.jobs import job_file, nights, status, totals
+from dpdist.jobs import job_file, status, totals
 from dpdist.jobs.series import open_series
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -71,7 +71,7 @@ def year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, list
             opened.append(set())
             made.run()
             own = {f"total/d{number}.zarr"}  # written tonight, and told of
-            assert len(opened[-1] - own) == nights.opened(square_root(3), number, 2)
+            assert len(opened[-1] - own) == totals.opened(square_root(3), number, 2)
             assert made.ledger.balance().left.gaussian_micro == 10**6  # of periods to come, night after night
             if number == 1:
                 shutil.copytree(folder / "visits.ledger", folder / "older.ledger")

@@ -15,7 +15,7 @@ from support.cli_scene import Call
 from support.ledgers import DATASET, DiedError, dies, new_address, pure, reserve
 
 from dpdist.errors import DataError, RefusedError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ingest.write import ingest
 from dpdist.ledger import state_folder
 from dpdist.ledger.address import LedgerAddress

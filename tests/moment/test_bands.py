@@ -22,7 +22,7 @@ from support.replays import Recording, Replaying
 from dpdist import triangle
 from dpdist._util.tree import fan_in
 from dpdist.errors import DataError, DpdistError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dpdist.cli import cli
 from dpdist.errors import UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.moment import cost
 from dpdist.moment.layout import Layout, layout_of
 from dpdist.moment.total import add_partials, complete, partition_moment

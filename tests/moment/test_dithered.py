@@ -14,7 +14,7 @@ from support.dithering import KEY
 from support.parts import added, parts_of
 
 from dpdist.errors import DpdistError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.moment import gram, total
 from dpdist.moment.total import MomentTask, add_partials, complete, moment_task, partition_moment
 from dpdist.rows import bounding, dataset

@@ -18,7 +18,7 @@ from support.parts import added, parts_of
 
 from dpdist._util.tree import fan_in
 from dpdist.errors import DataError, DpdistError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.moment import total
 from dpdist.moment.gram import Arithmetic, GramSum, available
 from dpdist.moment.layout import units_of

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.parts import added, parts_of
 from support.scripted import Scripted
 
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.mechanisms.power import GRID_BITS, on_grid
 from dpdist.moment.operator import Digits, ProductTask, partition_product
 from dpdist.moment.total import block_rows, complete, moment_task, partition_moment

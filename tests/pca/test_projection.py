@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.releases import assemble
 
 from dpdist.errors import DataError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca.components import Components
 from dpdist.pca.model import Model, open_model, save

@@ -29,7 +29,7 @@ from dpdist._util.text import exactly
 from dpdist.cli import cli
 from dpdist.cli.pipeline import next_command
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace

@@ -17,7 +17,7 @@ from support.tallies import alarms
 from dpdist import Column, Schema
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal

@@ -20,7 +20,7 @@ from distributed import Client, LocalCluster
 
 from dpdist.errors import DpdistError
 from dpdist.estimators.inputs import Rows
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.moment import total
 from dpdist.moment.operator import MomentBands, ProductTask

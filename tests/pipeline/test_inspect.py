@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import dpdist
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.pca import projection
 from dpdist.pca.model import open_model
 from dpdist.pipeline import budget, inspect

@@ -17,7 +17,7 @@ from support.ledgers import ledger_of_rows, losses, stage_of
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
 from dpdist.mechanisms.quantile import calibrated

@@ -19,7 +19,7 @@ from support.ledgers import ledger_of_rows, losses, stage_of
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.in_memory import Budget
 from dpdist.ledger.state import State
 from dpdist.mechanisms.columns import BEYOND, Grid, standardised

@@ -20,15 +20,15 @@ from support.replays import Recording, Replaying
 from dpdist.errors import DataError
 from dpdist.estimators import PrivatePCA
 from dpdist.ingest import register as reading
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ingest.write import ingest
 from dpdist.ledger import state_folder
 from dpdist.ledger.ledger import Ledger
 from dpdist.moment.total import MomentTask, complete, partition_moment
-from dpdist.pipeline import budget, register, release
+from dpdist.pipeline import budget, release, sources
 from dpdist.pipeline.budget import create_ledger
-from dpdist.pipeline.register import register_rows
 from dpdist.pipeline.release import release_rows
+from dpdist.pipeline.sources import register_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.artefact import open_release
@@ -47,7 +47,7 @@ ROWS = np.random.default_rng(3).integers(0, 9, (200, 4)).astype(np.float32)
 def here(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work beside a source, computing in this process, as somebody who has registered nothing."""
     monkeypatch.setattr(Cluster, "named", False)
-    monkeypatch.setattr(register, "_PER_WORKER", 2)
+    monkeypatch.setattr(sources, "_PER_WORKER", 2)
     monkeypatch.chdir(tmp_path)
     assert not state.exists()
     table = pa.table({name: ROWS[:, place] for place, name in enumerate("abcd")})
@@ -266,7 +266,7 @@ def test_whatever_fails_on_the_way_leaves_no_table_and_the_same_call_makes_it(
         if point == "identify":
             patch.setattr(state_folder, "identity_of", dies)
         else:
-            patch.setattr(register if point == "register_chunks" else reading, point, dies)
+            patch.setattr(sources if point == "register_chunks" else reading, point, dies)
         with pytest.raises(KeyboardInterrupt):
             register_rows("table.npy", "rows.zarr", budget=BUDGET)
     assert not [path for path in here.iterdir() if path.name.startswith(("rows", ".rows"))]

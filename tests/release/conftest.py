@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from support.trusted_scene import NAMES, REQUEST, ROWS
 
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.trusted import MomentTransaction

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.cli import cli
 from dpdist.errors import RefusedError, UsageError, WeakGuaranteeWarning
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.jobs import series
 from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger

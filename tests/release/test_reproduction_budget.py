@@ -17,7 +17,7 @@ from support.memory_store import OBJECTS, MemoryStore
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.cli import cli
 from dpdist.errors import RefusedError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ingest.write import ingest
 from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger

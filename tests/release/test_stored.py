@@ -14,7 +14,7 @@ from support.folders import STORED, unpack
 
 from dpdist.errors import DpdistError, UsageError
 from dpdist.estimators import PrivatePCA, fit
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.pipeline.release import release_rows

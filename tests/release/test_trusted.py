@@ -39,7 +39,7 @@ from support.trusted_scene import (
 )
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import Additive

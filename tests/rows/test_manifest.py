@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from support.folders import STORED, unpack
 from support.parts import added, parts_of
 
-from dpdist.ingest.opening import open_rows
-from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, head_of
+from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, head_of, open_rows
 from dpdist.moment.total import complete, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dpdist.errors import DataError, RefusedError, ResumableError, UsageError
 from dpdist.ingest import survey
 from dpdist.ingest import write as ingesting
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ingest.write import ingest
 from dpdist.jobs import job_file, run, status
 from dpdist.mechanisms.registry import calibrated

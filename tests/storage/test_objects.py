@@ -26,13 +26,13 @@ from zarr.storage import ObjectStore as ZarrStore
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.ingest.write import ingest
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.pipeline.budget import create_ledger, ingest_rows
-from dpdist.pipeline.register import register_rows
 from dpdist.pipeline.release import release_rows
+from dpdist.pipeline.sources import register_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest

@@ -18,8 +18,8 @@ from support.parts import added, parts_of
 from support.s3_server import S3Server, s3_server
 
 from dpdist.errors import DataError, ResumableError, UsageError
-from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import take_in
+from dpdist.ingest.registered import open_rows
 from dpdist.ingest.write import ingest
 from dpdist.moment.total import complete, moment_task, partition_moment
 from dpdist.pca.projection import scores_in_memory

@@ -20,7 +20,7 @@ from support.cli_scene import Call
 from support.folders import STORED, unpack
 
 from dpdist.errors import DataError
-from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import open_rows
 from dpdist.pca.model import open_model
 from dpdist.release.artefact import open_release
 from dpdist.rows.chunks import ChunkReader
