@@ -24,11 +24,8 @@ the other is behind and never given out. After the witness is replaced, the same
 
 A copy on another machine, or under another state directory, cannot be seen. Nothing here is a key or a seed.
 
-What a ledger asks its witness before each step, and what it tells it afterwards.
-
-The rule, the theorem and its proof stand in :mod:`dpdist.ledger.witness`. Here is where they are kept: nothing is
-charged, drawn or committed by a ledger that is behind its witness, and nothing is given out that the witness has not
-seen.
+A ledger asks its witness before each step, and tells it afterwards (:class:`Witnessed`): nothing is charged, drawn or
+committed by a ledger that is behind its witness, and nothing is given out that the witness has not seen.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Every key is secret, new for each attempt, and drawn from the kernel; :mod:`dpdi
 each row is summed once, each unit draws a key of its own in the process that sums it, and nobody else ever has it.
 Where a row is summed several times, in bands of the moment or in rounds of products, all units of the attempt need the
 same dithers: there one key is drawn in this process, and is an argument of the tasks that no repr and no log shows. A
-sum under it carries its fingerprint, and is added to no sum under another key (:mod:`dpdist.moment.total`).
+sum under it carries its fingerprint, and is added to no sum under another key.
 """
 
 from __future__ import annotations

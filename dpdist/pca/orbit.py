@@ -6,10 +6,8 @@ paper leaves a universal constant open, the bound here has an explicit one and t
 are numbers to compare a measurement with, not rates. They speak of H; what is released is Re H, which is no farther
 from the real M: ``|M - H|² = |M - Re H|² + |Im H|²`` in Frobenius norm.
 
-What `orbit` and `orbit-lowrank` would answer, before anything is spent: between which bounds their error lies.
-
-They add no noise, so no edge says what is seen over it. The bounds are those of :mod:`dpdist.pca.orbit`, with
-the spectrum of the moment guessed from public knowledge; they cost nothing.
+A forecast of `orbit` and `orbit-lowrank` says between which of these bounds their error lies, before anything is spent.
+They add no noise, so no edge says what is seen over it. The spectrum of the moment is guessed from public knowledge.
 """
 
 from __future__ import annotations
