@@ -28,21 +28,7 @@ _COLUMNS, _NORMS = 0.005, 0.004
 def share_for(
     loss: PrivacyLoss, neighbours: Neighbours, rows: int, *, columns: int | None, max_rows: int, gaussian: bool
 ) -> Fraction:
-    """Return the share that a histogram takes, in whole percents.
-
-    Parameters
-    ----------
-    loss, neighbours
-        Of the histogram and the release together.
-    rows
-        n, or a public number of that size.
-    columns
-        d of the histograms of all columns; None: of the one histogram of the norms.
-    max_rows
-        Rows of one privacy unit at most.
-    gaussian
-        Whether the loss is divided by mu².
-    """
+    """Return the share that a histogram takes, in whole percents."""
     exchanged = 2 if neighbours is Neighbours.REPLACE_ONE else 1
     allowed = rows * (_NORMS if columns is None else _COLUMNS) / max_rows
     if gaussian:

@@ -55,15 +55,7 @@ Words = Callable[[Sequence[str]], Collection[str]]
 
 
 def read_schema(path: AnyPath, words: Words | None = None) -> Schema:
-    """Read a schema from a file, or take that of rows, a release or a model: :meth:`dpdist.Schema.read`.
-
-    Parameters
-    ----------
-    path
-        The file or folder.
-    words
-        Asked of numbers whose range is a blank. They may be drafts of what is no number: then no range is asked for.
-    """
+    """Read a schema from a file, or take that of rows, a release or a model: :meth:`dpdist.Schema.read`."""
     if is_address(str(path)) or Path(path).is_dir():
         return _stored(path)
     path = Path(path)
@@ -220,15 +212,7 @@ _TYPED = 'Correct kinds where\n# a number stands for a category, or is an index 
 
 
 def draft_of(source: object, names: Sequence[str], kinds: Sequence[str] | None) -> str:
-    """Return the text of a draft.
-
-    Parameters
-    ----------
-    source
-        How comments name it.
-    names, kinds
-        Of its columns; None where the source stores no types.
-    """
+    """Return the text of a draft."""
     shown = json.dumps(str(source), ensure_ascii=False)[1:-1]
     parts = [_HEAD.format(source=shown, types=_UNTYPED if kinds is None else _TYPED)]
     for name, kind in zip(names, kinds or ["number"] * len(names), strict=True):

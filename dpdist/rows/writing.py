@@ -23,17 +23,6 @@ def chunk_key(index: int) -> str:
 class RowsWriter:
     """Takes consecutive rows in pieces of any length and writes the chunks that they fill.
 
-    Parameters
-    ----------
-    store
-        What is being built.
-    shape
-        The whole table.
-    first, stop
-        Numbers of the first chunk to write, and of that behind the last one; None: to the end of the table.
-    there
-        Chunks that are there and are not written again.
-
     Attributes
     ----------
     keys
@@ -74,16 +63,7 @@ class RowsWriter:
         return self._next - before
 
     def append(self, rows: npt.NDArray[np.generic], start: int | None = None) -> int:
-        """Take rows of shape (r, d), and return how many were taken; their values must fit the stored dtype.
-
-        Parameters
-        ----------
-        rows
-            The rows.
-        start
-            Number of the first in the table: those before the first chunk, and behind the last, are passed over. None:
-            that of the next row.
-        """
+        """Take rows of shape (r, d), and return how many were taken; their values must fit the stored dtype."""
         high, start = self._shape.chunk_rows, self._next if start is None else start
         rows = rows[max(0, self._next - start) : max(0, self._last - start)]
         count = len(rows)

@@ -26,13 +26,7 @@ Lines = Sequence[Sequence[str]]
 
 
 def otherwise(lines: Sequence[str]) -> str | None:
-    """Return how text is written with commas and points, a sentence after a space, by its first lines.
-
-    Returns
-    -------
-    str or None
-        None: the lines look like text with commas. Empty: they are not, and nothing tells what they are.
-    """
+    """Return how text is written with commas and points, a sentence after a space, by its first lines."""
     aside = _aside(lines)
     rest = [line for line in lines[aside:] if line.strip()] or [""]
     named = lines[0].strip()[4:5] if lines and lines[0].lower().startswith("sep=") else None
