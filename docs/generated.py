@@ -22,6 +22,7 @@ from sphinx.util.docutils import SphinxDirective
 from dpdist import DpdistError, list_mechanisms
 from dpdist.jobs.sections import Sections
 from dpdist.mechanisms.info import Output
+from dpdist.options import fields_of, meta_of
 
 PACKAGE = Path(sys.modules["dpdist"].__file__ or "").parent
 _SHORTEST = 12
@@ -34,8 +35,8 @@ def job_file() -> Iterator[str]:
         (kind,) = (each for each in get_args(section.type) or (section.type,) if each is not type(None))
         yield from (f"## [{section.encode_name}]", "", kind.__doc__.splitlines()[0], "")
         yield from ("| key | takes | what it is |", "|---|---|---|")
-        for key in msgspec.structs.fields(kind):
-            (meta,) = (each for each in key.type.__metadata__ if each.extra)
+        for key in fields_of(kind).values():
+            meta = meta_of(key.type)
             written = json.dumps(key.default) if isinstance(key.default, str | int) else None
             default = " **Required.**" if key.required else f" Default: `{written}`." if written else ""
             yield f"| `{key.encode_name}` | {_cell(meta.extra['expected'])} | {_cell(meta.description)}{default} |"

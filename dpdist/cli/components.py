@@ -8,9 +8,10 @@ import click
 
 from dpdist._util.text import counted, wrapped
 from dpdist.answers.captured import WIDE, captured
-from dpdist.cli.options import LOCAL, PLACE, cluster_options, json_option, share_of
+from dpdist.cli.options import LOCAL, PLACE, cluster_options, grouped, json_option, options, share_of
 from dpdist.cli.output import KINDS, answer, kind_of, write_table
 from dpdist.errors import UsageError
+from dpdist.options import ComponentsOptions
 from dpdist.pca.alignment import alignment, loadings_json, loadings_table, require_alignment
 from dpdist.pca.bias import shortened
 from dpdist.pca.correlation import correlation as correlation_of
@@ -24,21 +25,10 @@ from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore
 
 
-@click.command()
+@grouped()
 @click.argument("release", type=PLACE)
 @click.argument("model", type=PLACE)
-@click.option(
-    "--components",
-    required=True,
-    metavar="K|SHARE|auto",
-    help="Number of principal components; the share of the variance that they hold for sure, such as 0.9; or auto: "
-    "those that can be told from noise.",
-)
-@click.option(
-    "--correlation",
-    is_flag=True,
-    help="Components of the correlation matrix: of columns standardised by what was released, without drowned ones.",
-)
+@options(ComponentsOptions, "asked")
 @click.option(
     "--drop-first",
     is_flag=True,
@@ -51,7 +41,7 @@ from dpdist.storage.store import AnyStore
 @cluster_options
 @json_option
 def pca(
-    release: AnyStore, model: AnyStore, components: str, correlation: bool, drop_first: bool, plot: Path | None,
+    release: AnyStore, model: AnyStore, asked: ComponentsOptions, drop_first: bool, plot: Path | None,
     out: AnyStore | None, cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
     """Write MODEL, the top principal components of RELEASE, and say how far each one is signal. Free.
@@ -59,12 +49,13 @@ def pca(
     A release of thousands of columns is multiplied from the disk, on the cluster if --scheduler or --workers is given.
     As many components of the same release that stand there already are left alone; nothing else is replaced.
     """
+    correlation = asked.correlation
     if correlation and plot is not None:
         raise UsageError("--plot shows eigenvalues over the noise of the second moment: leave it or --correlation out.")
     if out is not None:
         kind_of(out, KINDS)
     fitted, opened, fresh = fit_components(
-        release, model, share_of(components), correlation=correlation, drop_first=drop_first, cluster=cluster
+        release, model, share_of(asked.components), correlation=correlation, drop_first=drop_first, cluster=cluster
     )
     found = fitted.components
     standardised = correlation_of(opened, len(found.components), drop_first=drop_first) if correlation else None
@@ -107,7 +98,7 @@ def pca(
     answer(as_json, value, f"{wrapped(words)}{table}\n{wrapped(lengths.warning())}".rstrip())
 
 
-@click.command()
+@grouped()
 @click.argument("rows", type=PLACE)
 @click.argument("model", type=PLACE)
 @click.argument("scores", type=PLACE)

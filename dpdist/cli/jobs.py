@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dpdist.cli.options import LOCAL, cluster_options, json_option, tls_options
+from dpdist.cli.options import LOCAL, certificates_of, cluster_options, grouped, json_option, options
 from dpdist.cli.output import BARS, answer, say, show
 from dpdist.errors import RefusedError
 from dpdist.jobs import job_file
@@ -15,36 +15,34 @@ from dpdist.jobs import run as job_runs
 from dpdist.jobs import status as job_status
 from dpdist.jobs.sections import JOB_FILE
 from dpdist.naming import naming
+from dpdist.options import ClusterOptions
 from dpdist.report import status as status_report
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.tls import Certificates
 from dpdist.storage.atomic import replace_file
 
 
-@click.command()
+@grouped()
 @click.argument("job", type=LOCAL)
-@click.option("--scheduler", help="Address of a Dask scheduler, instead of what JOB.toml names.")
+@options(
+    ClusterOptions, "where", without={"workers", "trusted"},
+    changed={"scheduler": {"help": "Address of a Dask scheduler, instead of what JOB.toml names."}},
+)  # fmt: skip
 @click.option(
     "--continual",
     type=int,
     help="With periods: how many the noise of the total is planned for. It grows with their logarithm.",
 )
 @click.option("--dry-run", is_flag=True, help="Tell what would be released and spent, and do nothing.")
-@tls_options
 @json_option
 @naming(JOB_FILE)
-def run(
-    job: Path,
-    scheduler: str | None,
-    continual: int | None,
-    dry_run: bool,
-    certificates: Certificates | None,
-    insecure: bool,
-    as_json: bool,
-) -> None:
+def run(job: Path, where: ClusterOptions, continual: int | None, dry_run: bool, as_json: bool) -> None:
     """Run a whole job from JOB.toml. Running it again publishes nothing new."""
     read = job_file.read_job(
-        job, scheduler=scheduler, certificates=certificates, insecure=insecure, continual=continual
+        job,
+        scheduler=where.scheduler,
+        certificates=certificates_of(where),
+        insecure=where.insecure,
+        continual=continual,
     )
     if dry_run:
         preview = job_status.preview(read)
@@ -73,7 +71,7 @@ def status(job: Path, textfile: Path | None, as_json: bool) -> None:
         raise RefusedError(found.refused)
 
 
-@click.command("demo")
+@grouped("demo")
 @click.argument("directory", type=LOCAL, default=Path("dpdist-demo"))
 @cluster_options
 def demo_command(directory: Path, cluster: Cluster) -> None:

@@ -7,14 +7,14 @@ import json
 import click
 
 from dpdist._util.text import counted, listed, wrapped
-from dpdist.cli.options import LEDGER, PLACE, budget_options, json_option
+from dpdist.cli.options import LEDGER, PLACE, json_option, options
 from dpdist.cli.output import answer, show
 from dpdist.errors import RefusedError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
+from dpdist.options import BudgetOptions
 from dpdist.pipeline.budget import create_ledger, verify_ledger
-from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.storage.store import AnyStore
 
 
@@ -26,12 +26,12 @@ def ledger() -> None:
 @ledger.command("create")
 @click.argument("ledger", type=LEDGER)
 @click.option("--rows", required=True, type=PLACE, help="The rows whose budget it is.")
-@budget_options
+@options(BudgetOptions, "asked")
 @json_option
-def ledger_create(ledger: LedgerAddress, rows: AnyStore, budget: PrivacyLoss | None, as_json: bool) -> None:
+def ledger_create(ledger: LedgerAddress, rows: AnyStore, asked: BudgetOptions, as_json: bool) -> None:
     """Declare a budget for ROWS in LEDGER, a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
     fresh = not Ledger.stands_at(ledger)
-    made = create_ledger(ledger, rows, budget)
+    made = create_ledger(ledger, rows, asked.budget)
     before = "" if fresh else ", created before for these rows and left alone"
     value = {"ledger": str(ledger), "fresh": fresh, **made.budget.to_json()}
     answer(as_json, value, f"{ledger}: budget {made.budget}{before}.")

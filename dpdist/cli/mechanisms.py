@@ -7,22 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from dpdist._util.text import wrapped
-from dpdist.cli.options import (
-    LOCAL,
-    PLACE,
-    bandwidth_of,
-    cluster_options,
-    grid_options,
-    json_option,
-    mechanism_option,
-    mechanism_options,
-    neighbours_option,
-    options_of,
-    scale_options,
-)
+from dpdist.cli.options import LOCAL, PLACE, bandwidth_of, cluster_options, grouped, json_option, options
 from dpdist.cli.output import answer
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.registered import open_rows
@@ -32,11 +21,12 @@ from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
 from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
+from dpdist.options import RequestOptions
 from dpdist.pca.forecast import forecast_release
 from dpdist.pca.orbit import ORBITS, forecast_orbit
 from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy.guarantee import Neighbours
-from dpdist.release.parse import clip_from, numbers_from, request_from
+from dpdist.release.parse import numbers_from, request_from
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.stages import require_seen
 from dpdist.release.worth import choice_refused
@@ -118,35 +108,31 @@ _OF_A_CLUSTER = {
 """Options of a forecast that say nothing without --cluster, and their parameters."""
 
 
-@click.command("forecast")
+_ASKED = {"neighbours", "mechanism", "centre", "scale", "scale_share", "grid_bits", "rows_at_most", "options"}
+
+
+@grouped("forecast")
 @click.argument("table", type=PLACE, required=False, metavar="[ROWS]")
 @click.option("--d", "columns", type=click.IntRange(1), help="Columns of the table.")
 @click.option("--n", "rows", type=int, help="Rows of the table, or a public guess.")
-@click.option("--epsilon", required=True, help="Epsilon of the release.")
-@click.option("--delta", help="Delta of the release. Leave it out for pure differential privacy.")
-@click.option(
-    "--clip",
-    default="1.0",
-    show_default=True,
-    help="Public clip norm C; private: the release chooses it; auto: 1.75 sqrt(d), with a scale.",
-)
+@options(
+    RequestOptions, "asked", names={"epsilon", "delta", "clip", *_ASKED},
+    changed={
+        "clip": {"default": "1.0", "show_default": True, "required": False},
+        "centre": {"type": click.Choice(["none", "private"]), "metavar": None},
+    },
+)  # fmt: skip
 @click.option("--spectrum", help="Public guess of the variances of the components: 4,2,0.5. Never from the data.")
 @click.option(
     "--norms",
     help="Public guess of the rows' norms, equally many of each: 5,10,40. Says what each costs as a clip norm.",
 )
-@mechanism_option
-@click.option("--centre", type=click.Choice(["none", "private"]), default="none", show_default=True)
-@scale_options
-@neighbours_option
 @click.option(
     "--max-rows",
     type=int,
     help="Rows of a privacy unit at most; where rows come in periods, in each. [default: 1]",
 )
 @click.option("--max-periods", type=int, help="Periods that a privacy unit has rows in at most; for gaussian.")
-@grid_options
-@mechanism_options
 @click.option("--plot", type=LOCAL, help="Draw the quality of each component against the number of rows.")
 @click.option("--cluster", is_flag=True, help="Also print what a cluster needs: tasks, bytes, memory and time.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="As rows are stored.")
@@ -160,10 +146,8 @@ _OF_A_CLUSTER = {
 )  # fmt: skip
 @json_option
 def forecast_command(
-    table: AnyStore | None, columns: int | None, rows: int | None, epsilon: str, delta: str | None, clip: str,
-    spectrum: str | None, norms: str | None, mechanism: str | None, centre: str, scale: str, scale_share: str | None,
-    neighbours: str, max_rows: int | None, max_periods: int | None, grid_bits: int | None, rows_at_most: int,
-    options: tuple[str, ...], arithmetic: str | None, plot: Path | None, cluster: bool, dtype: str,
+    table: AnyStore | None, columns: int | None, rows: int | None, asked: RequestOptions, spectrum: str | None,
+    norms: str | None, max_rows: int | None, max_periods: int | None, plot: Path | None, cluster: bool, dtype: str,
     workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Forecast what a budget buys: how large the noise is, and which components are told from it. Free.
@@ -179,15 +163,11 @@ def forecast_command(
     unused = [f"--{name}" for name, value in _OF_A_CLUSTER.items() if given(value) is not ParameterSource.DEFAULT]
     if unused and not cluster:
         raise UsageError(f"{', '.join(unused)} is about the cost on a cluster: add --cluster.")
-    columns, rows, max_rows, max_periods = _described(table, columns, rows, max_rows, max_periods, neighbours)
+    columns, rows, max_rows, max_periods = _described(table, columns, rows, max_rows, max_periods, asked.neighbours)
     try:
-        request = request_from(
-            epsilon=epsilon, delta=delta, clip=clip_from(clip), mechanism=mechanism, neighbours=neighbours,
-            centre=centre, scale=scale, scale_share=scale_share, grid_bits=grid_bits, rows_at_most=rows_at_most,
-            period="", name=None, folder=Path(), options=options_of(options, arithmetic),
-        )  # fmt: skip
+        request = request_from(asked)
     except UsageError as error:
-        if mechanism in ORBITS and not spectrum:  # all that is missing at once
+        if asked.mechanism in ORBITS and not spectrum:  # all that is missing at once
             raise UsageError(
                 f"{error} Its forecast also needs a public guess of the eigenvalues: --spectrum."
             ) from None
@@ -227,31 +207,28 @@ def forecast_command(
     answer(as_json, value, words)
 
 
-@click.command("audit")
+@grouped("audit")
 @click.argument("mechanism", type=click.Choice(list(MECHANISMS)), metavar="MECHANISM")
-@click.option("--epsilon", required=True, help="The epsilon that is claimed.")
-@click.option("--delta", help="The delta that is claimed. Leave it out for pure differential privacy.")
+@options(
+    RequestOptions, "asked", names={"epsilon", "delta", "neighbours", "options"}, clip="1",
+    changed={"epsilon": {"help": "The epsilon that is claimed."}, "delta": {"help": "The delta that is claimed."}},
+)  # fmt: skip
 @click.option("--d", "columns", type=click.IntRange(1), default=3, show_default=True, help="Columns of the tables.")
 @click.option("--draws", type=int, default=20_000, show_default=True, help="Draws from each of the two tables.")
 @click.option("--confidence", type=float, default=0.999, show_default=True, help="Of each bound.")
-@neighbours_option
-@mechanism_options
 @cluster_options
 @click.option("--plot", type=LOCAL, help="Draw the privacy profile, claimed, proved and measured, to this picture.")
 @json_option
 def audit_command(
-    mechanism: str, epsilon: str, delta: str | None, columns: int, draws: int, confidence: float, neighbours: str,
-    options: tuple[str, ...], arithmetic: str | None, cluster: Cluster, plot: Path | None, as_json: bool,
+    mechanism: str, asked: RequestOptions, columns: int, draws: int, confidence: float, cluster: Cluster,
+    plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Attack MECHANISM on synthetic tables and bound its epsilon and delta from below. Touches no ledger."""
     # scipy's distributions are slow to import, and only needed here
     from dpdist.pipeline import audit  # noqa: PLC0415
     from dpdist.report import audit as audit_report  # noqa: PLC0415
 
-    request = request_from(
-        epsilon=epsilon, delta=delta, clip=1.0, mechanism=mechanism, neighbours=neighbours, centre="none",
-        grid_bits=None, period="", name=None, folder=Path(), options=options_of(options, arithmetic),
-    )  # fmt: skip
+    request = request_from(msgspec.structs.replace(asked, mechanism=mechanism))
     result = audit.audit_mechanism(
         mechanism, request.loss, columns=columns, draws=draws, confidence=confidence, neighbours=request.neighbours,
         options=request.options, cluster=cluster,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
+import msgspec
 
 from dpdist._util.paths import is_address
 from dpdist._util.text import AMOUNTS, listed
@@ -19,11 +22,21 @@ from dpdist.errors import UsageError
 from dpdist.ingest.remote import location_of
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.ledger.ledger import Ledger
-from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
+from dpdist.options import (
+    CLIP,
+    EXPERT,
+    PRIVACY,
+    READING,
+    WHERE,
+    ClusterOptions,
+    Options,
+    ReleaseOptions,
+    fields_of,
+    kinds_of,
+    meta_of,
+)
 from dpdist.pipeline.budget import ledger_place
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.parse import options_from
-from dpdist.release.request import ROWS_AT_MOST
+from dpdist.release.parse import columns_from, options_from
 from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.tls import Certificates
@@ -91,6 +104,11 @@ SOURCE = SourceFrom(path_type=Path)
 PLACE = Anywhere(path_type=Path)
 LOCAL = LocalPath(path_type=Path)
 LEDGER = Account(path_type=Path)
+_TYPES = {"ledger": LEDGER, "schema": PLACE, "tls_ca": LOCAL, "tls_cert": LOCAL, "tls_key": LOCAL}
+_FLAGS = {"options": "--option"}
+"""Of options that are called otherwise here."""
+_REQUIRED = "Required"
+_GROUPS = (_REQUIRED, PRIVACY, CLIP, READING, WHERE, EXPERT, "")
 
 
 def json_option(command: Command) -> Command:
@@ -98,60 +116,123 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
 
 
-def tls_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options about TLS; the command gets ``certificates`` and ``insecure``."""
+class Option(click.Option):
+    """An option that says what it is about."""
 
-    @click.option("--tls-ca", type=LOCAL, help="Certificate of the cluster's CA, for a tls:// scheduler.")
-    @click.option("--tls-cert", type=LOCAL, help="Your certificate, of that CA.")
-    @click.option("--tls-key", type=LOCAL, help="The certificate's key.")
-    @click.option("--insecure", is_flag=True, help="Allow an unencrypted scheduler on the network.")
+    def __init__(self, *words: Any, group: str = "", **more: Any) -> None:
+        super().__init__(*words, **more)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists options by what they are about."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for each group."""
+        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in _GROUPS}
+        for each in self.get_params(ctx):
+            if isinstance(each, click.Option) and (record := each.get_help_record(ctx)):
+                groups[each.group if isinstance(each, Option) else ""].append(record)
+        grouped = any(rows for name, rows in groups.items() if name)
+        for name, rows in groups.items():
+            if rows:
+                with formatter.section(name or ("Other options" if grouped else "Options")):
+                    formatter.write_dl(rows)
+
+
+grouped = functools.partial(click.command, cls=GroupedCommand)
+
+
+def _type(kind: Any, examples: list[Any] | None) -> Any:
+    """Return how a command reads a value that is no flag and no table."""
+    words = examples or (get_args(kind) if get_origin(kind) is Literal else ())
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        words = tuple(kind)
+    return click.Choice([str(word) for word in words]) if words else int if kind is int else str
+
+
+def _clicked(name: str, field: msgspec.structs.FieldInfo, changed: Mapping[str, Any]) -> Callable[[Command], Command]:
+    """Return the option of a command that a field is."""
+    meta = meta_of(field.type)
+    assert meta is not None and meta.extra is not None  # noqa: S101, PT018 - of fields_of
+    kind = next(each for each in kinds_of(field.type) if each is not type(None))
+    more: dict[str, Any] = {"help": meta.description, "metavar": meta.extra["metavar"], "group": meta.extra["group"]}
+    if kind is bool:
+        more |= {"is_flag": True}
+    elif get_origin(kind) is dict:
+        more |= {"multiple": True, "metavar": "NAME=VALUE"}
+    else:
+        more["type"] = _TYPES.get(name) or _type(kind, meta.examples)
+        if field.required:
+            more |= {"required": True, "group": _REQUIRED}
+        elif field.default is not None and get_origin(kind) is not tuple:
+            more |= {"default": field.default if kind is int else str(field.default), "show_default": True}
+    flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    return click.option(flag, name, cls=Option, **{**more, **changed})
+
+
+def _given(field: msgspec.structs.FieldInfo, value: Any) -> Any:
+    """Return what was typed as what the field holds."""
+    kinds = {get_origin(each) for each in kinds_of(field.type)}
+    if tuple in kinds:
+        return field.default if value is None else tuple(columns_from(value))
+    return options_from(value) if dict in kinds else value
+
+
+def options(
+    kind: type[Options], into: str, *, names: Container[str] | None = None, without: Container[str] = (),
+    changed: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), **fixed: object,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
+    """Add the options of a class, or those that are named; the command gets them as one object of the class."""
+    fields = {
+        name: field
+        for name, field in fields_of(kind).items()
+        if (names is None or name in names) and name not in without
+    }
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def collected(arithmetic: str | None = None, **given: Any) -> None:
+            if arithmetic is not None:
+                given["options"] = (*given["options"], f"arithmetic={arithmetic}")
+            found = {name: _given(field, given.pop(name)) for name, field in fields.items()}
+            command(**{into: kind(**found, **fixed)}, **given)
+
+        if "options" in fields:
+            words = "Short for --option arithmetic=..., where there is a choice."
+            collected = click.option("--arithmetic", cls=Option, group=EXPERT, help=words)(collected)
+        for name, field in reversed(fields.items()):
+            collected = _clicked(name, field, changed.get(name, {}))(collected)
+        return collected
+
+    return add
+
+
+def cluster_options(command: Callable[..., None], *, trusted: bool = False) -> Callable[..., None]:
+    """Add the options about where to compute, and who is trusted if asked; the command gets a ``cluster``."""
+
+    @options(ClusterOptions, "where", without=() if trusted else {"trusted"})
     @functools.wraps(command)
-    def collected(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **others: object) -> None:
-        command(certificates=Certificates.of(tls_ca, tls_cert, tls_key), **others)
+    def collected(where: ClusterOptions, **others: object) -> None:
+        cluster = Cluster(
+            where.scheduler, where.workers, trusted_worker=where.trusted == "worker",
+            certificates=certificates_of(where), insecure=where.insecure, progress=BARS,
+        )  # fmt: skip
+        command(cluster=cluster, **others)
 
     return collected
 
 
-def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options about where to compute; the command gets a ``cluster``."""
-
-    @click.option("--scheduler", help="Address of an existing Dask scheduler.")
-    @click.option("--workers", type=int, help="Local worker processes [default: none, but threads of this process].")
-    @tls_options
-    @functools.wraps(command)
-    def collected(
-        scheduler: str | None,
-        workers: int | None,
-        certificates: Certificates | None,
-        *,
-        insecure: bool,
-        **others: object,
-    ) -> None:
-        where = Cluster(scheduler, workers, certificates=certificates, insecure=insecure, progress=BARS)
-        command(cluster=where, **others)
-
-    return collected
-
-
-def trusted_option(command: Command) -> Command:
-    """Add who is trusted; the command gets ``trusted``, a word."""
-    return click.option(
-        "--trusted",
-        type=click.Choice(["driver", "worker"]),
-        default="driver",
-        show_default=True,
-        help="Where ledger and noise live: here, or on the worker started with --resources trusted=1.",
-    )(command)
+def certificates_of(where: ClusterOptions) -> Certificates | None:
+    """Return the certificates that are named, if any."""
+    return Certificates.of(
+        *(None if each is None else Path(each) for each in (where.tls_ca, where.tls_cert, where.tls_key))
+    )
 
 
 def ledger_option(command: Command) -> Command:
     """Add the place of the budget; the command gets ``ledger``."""
-    return click.option(
-        "--ledger",
-        type=LEDGER,
-        help="The budget's folder, or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME "
-        "[default: ROWS with the suffix .ledger].",
-    )(command)
+    return _clicked("ledger", fields_of(ReleaseOptions)["ledger"], {})(command)
 
 
 def kept_in(rows: AnyStore, table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | None:
@@ -165,118 +246,6 @@ def budget_words(table: RowsTable, place: LedgerAddress | None) -> str:
         return "No budget declared yet."
     kept = f" in {place}" if place is not None and Ledger.stands_at(place) else ""
     return f"Budget {table.budget}{kept}."
-
-
-def neighbours_option(command: Command) -> Command:
-    """Add the neighbouring relation; the command gets ``neighbours``, a word."""
-    return click.option(
-        "--neighbours",
-        type=click.Choice([n.value for n in Neighbours]),
-        default=Neighbours.REPLACE_ONE.value,
-        show_default=True,
-    )(command)
-
-
-def large_delta_option(command: Command) -> Command:
-    """Add that a large delta is meant; the command gets ``accept_large_delta``."""
-    return click.option(
-        "--accept-large-delta",
-        is_flag=True,
-        help="Allow a delta that is not below 1/n: it lets a random row be published as it is.",
-    )(command)
-
-
-def scale_options(command: Command) -> Command:
-    """Add the scale; the command gets ``scale``, a word or a file, and ``scale_share``, a text or None."""
-    command = click.option(
-        "--scale-share",
-        metavar="SHARE",
-        help="With --scale private: the share of the release's mu² (or epsilon) that its choice takes [default: .01 to "
-        ".25, by n, epsilon and d].",
-    )(command)
-    return click.option(
-        "--scale",
-        metavar="[none|private|FILE]",
-        default="none",
-        show_default=True,
-        help="private: the release chooses a scale of each column first, from private histograms, and shifts by a "
-        "centre from the same, unless --centre names a public one. Or a file (.npz, .npy, .json) with a public one.",
-    )(command)
-
-
-def mechanism_option(command: Command) -> Command:
-    """Add the name of the mechanism; the command gets ``mechanism``, or None for the recommended one."""
-    with_delta, pure = RECOMMENDED
-    return click.option(
-        "--mechanism",
-        type=click.Choice(list(MECHANISMS)),
-        metavar="NAME",
-        help=f"Recommended are {with_delta}, the default with --delta, and {pure}, the default without; "
-        "dpdist mechanisms --all lists the others.",
-    )(command)
-
-
-def mechanism_options(command: Command) -> Command:
-    """Add a mechanism's own parameters; the command gets ``options`` and ``arithmetic``."""
-    command = click.option("--arithmetic", help="Short for --option arithmetic=..., where there is a choice.")(command)
-    return click.option(
-        "--option", "options", multiple=True, metavar="NAME=VALUE", help="A parameter of the mechanism; repeatable."
-    )(command)
-
-
-def grid_options(command: Command) -> Command:
-    """Add how finely rows are rounded; the command gets ``grid_bits`` and ``rows_at_most``."""
-    command = click.option(
-        "--rows-at-most", type=int, default=ROWS_AT_MOST, show_default=True, metavar="N",
-        help="Public: rows of the table at most, where their number is private or they come in periods. Grid bits "
-        "follow from it.",
-    )(command)  # fmt: skip
-    return click.option(
-        "--grid-bits", type=int, metavar="B",
-        help="The clip norm is 2^B grid steps [default: so many that rounding is below 5 % of the noise].",
-    )(command)  # fmt: skip
-
-
-def options_of(options: Sequence[str], arithmetic: str | None) -> dict[str, str]:
-    """Return a mechanism's own parameters as typed."""
-    return options_from([*options, *([f"arithmetic={arithmetic}"] if arithmetic else [])])
-
-
-def budget_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the budget; the command gets ``budget``, a loss or None."""
-
-    @click.option("--budget-epsilon", help="Largest total epsilon all releases together may cost.")
-    @click.option("--budget-delta", help="Largest total delta all releases together may cost.")
-    @click.option(
-        "--budget-pure",
-        metavar="E",
-        help="Part of epsilon for releases that are not Gaussian, beside Gaussian ones [default: 0].",
-    )
-    @click.option(
-        "--budget-delta-reserve",
-        metavar="D",
-        help="Part of delta for releases with a delta that are not Gaussian [default: 0].",
-    )
-    @functools.wraps(command)
-    def collected(
-        budget_epsilon: str | None,
-        budget_delta: str | None,
-        budget_pure: str | None,
-        budget_delta_reserve: str | None,
-        **others: object,
-    ) -> None:
-        given = {"--budget-delta": budget_delta, "--budget-pure": budget_pure,
-                 "--budget-delta-reserve": budget_delta_reserve}  # fmt: skip
-        if budget_epsilon is None:
-            for name, value in given.items():
-                if value is not None:
-                    raise UsageError(f"{name} needs --budget-epsilon.")
-            command(budget=None, **others)
-            return
-        parts = (budget_delta or "0", budget_pure or "0", budget_delta_reserve or "0")
-        command(budget=PrivacyLoss.declared(budget_epsilon, *parts), **others)
-
-    return collected
 
 
 def count_of(components: str) -> int | None:

@@ -13,19 +13,20 @@ from dpdist.cli.options import (
     LOCAL,
     PLACE,
     SOURCE,
-    budget_options,
     budget_words,
     cluster_options,
+    grouped,
     json_option,
     kept_in,
     ledger_option,
+    options,
 )
 from dpdist.cli.output import answer, show
 from dpdist.errors import DataError
 from dpdist.ingest.sources import SourceLocation
 from dpdist.ledger.address import LedgerAddress
+from dpdist.options import BudgetOptions, IngestOptions, fields_of
 from dpdist.pipeline.sources import draft_schema, register_rows
-from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore, store_at
 
@@ -33,19 +34,16 @@ from dpdist.storage.store import AnyStore, store_at
 @click.command("schema")
 @click.argument("source", type=SOURCE)
 @click.argument("draft", type=LOCAL, required=False)
-@click.option(
-    "--header",
-    type=click.Choice(["yes", "no"]),
-    help="Whether the first line of a .csv names the columns, or is a row; a .csv needs it.",
-)
+@options(IngestOptions, "asked", names={"header"})
 @json_option
-def schema_command(source: SourceLocation, draft: Path | None, header: str | None, as_json: bool) -> None:
+def schema_command(source: SourceLocation, draft: Path | None, asked: IngestOptions, as_json: bool) -> None:
     """Write DRAFT, a TOML file that says what the columns of SOURCE mean, for you to complete; without it, print it.
 
     SOURCE is .csv, .csv.gz, .parquet, .arrow or .feather, or a folder of these. The draft is made of names and stored
     types; no value is looked at, so of a .csv say whether its first line names the columns: --header. Ranges and
     categories are blanks: fill them in from public knowledge, never from the data. A file that exists is not replaced.
     """
+    header = asked.header
     text = draft_schema(source, header=header)
     if draft is None:
         show(json.dumps({"draft": text}) if as_json else text.rstrip())
@@ -76,20 +74,18 @@ def _write(draft: Path, text: str) -> None:
     raise DataError(f"{draft} cannot be written: {fault}. Choose another name for the draft.")
 
 
-@click.command()
+@grouped()
 @click.argument("source", type=SOURCE)
 @click.argument("rows", type=PLACE)
-@budget_options
+@options(IngestOptions, "asked", names={*fields_of(BudgetOptions), "variable"})
 @ledger_option
-@click.option("--variable", help="The array of rows, where a Zarr group holds several.")
 @cluster_options
 @json_option
 def register(
     source: SourceLocation,
     rows: AnyStore,
-    budget: PrivacyLoss | None,
+    asked: IngestOptions,
     ledger: LedgerAddress | None,
-    variable: str | None,
     cluster: Cluster,
     as_json: bool,
 ) -> None:
@@ -101,7 +97,7 @@ def register(
     are left alone.
     """
     fresh = not store_at(rows).exists()
-    table = register_rows(source, rows, budget=budget, ledger=ledger, variable=variable, cluster=cluster)
+    table = register_rows(source, rows, budget=asked.budget, ledger=ledger, variable=asked.variable, cluster=cluster)
     place = kept_in(rows, table, ledger)
     answer(
         as_json,

@@ -41,9 +41,10 @@ from dpdist.estimators.inputs import RowsError, rows_at, rows_of
 from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.in_memory import Budget
 from dpdist.naming import naming
+from dpdist.options import ROWS_AT_MOST
 from dpdist.privacy.guarantee import Neighbours, Number
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.request import ROWS_AT_MOST, Centring, ReleaseRequest
+from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]

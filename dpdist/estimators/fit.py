@@ -36,15 +36,16 @@ from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
 from dpdist.moment.operator import MomentMatrix
 from dpdist.naming import Python, step
+from dpdist.options import ROWS_AT_MOST, Amount, Clip, RequestOptions
 from dpdist.pca.bias import shortened
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.release import release_table
 from dpdist.privacy import caution
-from dpdist.privacy.guarantee import Guarantee, Neighbours, Number, PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, Neighbours, Number, PrivacyLoss, neighbours_of
 from dpdist.release import archive, stages, trusted
 from dpdist.release.artefact import Release
 from dpdist.release.parse import request_from
-from dpdist.release.request import ROWS_AT_MOST, Centring, ReleaseRequest
+from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.release.stages import require_seen
 from dpdist.release.worth import blindly_scaled_words, choice_refused
 from dpdist.runtime.checks import forbid_core_dumps
@@ -132,24 +133,23 @@ def request_of(asked: Parameters, components: int | None = None, targets: Sequen
     if components is not None and COMPONENTS.name in {option.name for option in info.options}:
         options.setdefault(COMPONENTS.name, components)
     return request_from(
-        epsilon=str(asked.epsilon),
-        delta=delta,
-        clip=word or float(asked.clip),
-        mechanism=mechanism,
-        neighbours=str(asked.neighbours),
-        centre=centre,
-        scale=scale,
-        scale_share=None if asked.scale_share is None else str(asked.scale_share),
-        components=components if word == "private" else None,
-        targets=tuple(targets) if scale == "private" else (),
+        RequestOptions(
+            epsilon=Amount(asked.epsilon),
+            delta=None if delta is None else Amount(delta),
+            clip=Clip(word or float(asked.clip)),
+            mechanism=mechanism,
+            neighbours=neighbours_of(str(asked.neighbours)),
+            centre=centre,
+            scale=scale,
+            scale_share=None if asked.scale_share is None else Amount(asked.scale_share),
+            components=components if word == "private" else None,
+            targets=tuple(targets) if scale == "private" else (),
+            grid_bits=None if bits is None else int(bits),
+            rows_at_most=int(most),
+            options=options,
+            accept_large_delta=asked.accept_large_delta,
+        ),
         vectors={**vectors, **divisors},
-        grid_bits=None if bits is None else int(bits),
-        rows_at_most=int(most),
-        period="",
-        name=None,
-        folder=Path(),
-        options=options,
-        accept_large_delta=asked.accept_large_delta,
     )
 
 

@@ -39,6 +39,7 @@ from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.in_memory import Budget
 from dpdist.naming import naming, parameter, step
+from dpdist.options import ROWS_AT_MOST
 from dpdist.pca.alignment import Alignment, alignment, counted_components, require_law
 from dpdist.pca.components import Components, components, total_variance
 from dpdist.pca.correlation import Correlation
@@ -47,7 +48,7 @@ from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pipeline.components import components_of
 from dpdist.privacy.guarantee import Number
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.request import ROWS_AT_MOST, ReleaseRequest
+from dpdist.release.request import ReleaseRequest
 from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]

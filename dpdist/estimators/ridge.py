@@ -41,9 +41,10 @@ from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.in_memory import Budget
 from dpdist.naming import naming
+from dpdist.options import ROWS_AT_MOST
 from dpdist.privacy.guarantee import Neighbours, Number
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.request import ROWS_AT_MOST, ReleaseRequest
+from dpdist.release.request import ReleaseRequest
 from dpdist.release.worth import weightless
 from dpdist.runtime.cluster import Cluster
 

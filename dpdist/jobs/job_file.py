@@ -84,6 +84,7 @@ from dpdist.jobs.sections import Cluster as ClusterSection
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import naming, step
+from dpdist.options import ReleaseOptions, RequestOptions
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.parse import LARGEST_FILE, clip_from, public_numbers, request_from
 from dpdist.release.request import ReleaseRequest, share_from
@@ -213,7 +214,7 @@ def _job(
     return Job(
         rows=files.place(rows.path),
         source=None if rows.source is None else make(partial(_source, rows.source, files.folder)),
-        budget=make(lambda: _budget(rows)),
+        budget=make(lambda: rows.budget),
         columns=rows.columns,
         release=files.place(release.path),
         request=_request(release, files, None if pca is None else pca.components.number),
@@ -273,41 +274,17 @@ def _choices(rows: Rows, files: _Files) -> Choices:
     return Choices(rows.variable, rows.missing, rows.header, _schema(rows, files), rules, rows.rows_dimension)
 
 
-def _budget(rows: Rows) -> PrivacyLoss | None:
-    if rows.budget_epsilon is None:
-        return None
-    parts = (part or "0" for part in (rows.budget_delta, rows.budget_pure, rows.budget_delta_reserve))
-    return PrivacyLoss.declared(rows.budget_epsilon, *parts)
-
-
 def _request(release: Release, files: _Files, number: float | None) -> ReleaseRequest:
-    clip = clip_from(release.clip)
     before = len(files.errors)
-    request = files.make(
-        lambda: request_from(
-            epsilon=release.epsilon,
-            delta=release.delta,
-            clip=clip,
-            mechanism=release.mechanism,
-            neighbours=release.neighbours,
-            centre=release.centre,
-            scale=release.scale,
-            scale_share=release.scale_share,
-            components=number if clip == "private" and isinstance(number, int) else None,
-            grid_bits=release.grid_bits,
-            rows_at_most=release.rows_at_most,
-            period=release.period or "",
-            name=release.id,
-            folder=files.folder,
-            options=release.options,
-            accept_large_delta=release.accept_large_delta,
-        )
-    )
+    shared = {name: getattr(release, name) for name in ReleaseOptions.__struct_fields__}
+    components = number if release.clip == "private" and isinstance(number, int) else None
+    asked = RequestOptions(**shared, components=components, period=release.period or "")
+    request = files.make(lambda: request_from(asked, files.folder))
     if len(files.errors) > before:  # the first of its mistakes; each of these keys may hold another
         files.make(lambda: PrivacyLoss.parse(release.epsilon))
         files.make(lambda: PrivacyLoss.parse("1", release.delta or "0"))
         files.make(lambda: mechanism_named(release.mechanism) if release.mechanism else None)
-        files.make(lambda: isinstance(clip, str) or RowBound(1, clip, 16))
+        files.make(lambda: isinstance(clip := clip_from(release.clip), str) or RowBound(1, clip, 16))
         files.make(lambda: share_from(release.scale_share or "0.1"))
         if (bits := release.grid_bits) is not None:
             files.make(lambda: RowBound(1, 1.0, bits))
@@ -332,9 +309,6 @@ def _contradictions(sections: Sections) -> Iterator[str]:
     """Yield what makes no sense together, a sentence each."""
     rows, release = sections.rows, sections.release
     yield from _unfit_components(sections)
-    for key in ("budget_delta", "budget_pure", "budget_delta_reserve"):
-        if getattr(rows, key) is not None and rows.budget_epsilon is None:
-            yield f"[rows] {key} needs budget_epsilon."
     if rows.schema is not None:
         yield from _unfit_for_schema(rows)
     if rows.in_place:

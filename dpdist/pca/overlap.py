@@ -2,7 +2,7 @@
 
 Let the released matrix be A + E, with eigenvalues l and eigenvectors v, and let ``s_ij²`` be the variance of the error
 between eigenvectors i and j: of the noise, and of rounding and of a private mean where there are such
-(:mod:`dpdist.pca.entry_noise`). For noise that is asymptotically free of A, whatever the rest of the spectrum is,
+(:mod:`dpdist.answers.block`). For noise that is asymptotically free of A, whatever the rest of the spectrum is,
 
     T_i = sum over j != i of s_ij² / (l_i - l_j)²,        r_i = 1 / (1 + T_i)
 

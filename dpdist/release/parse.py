@@ -21,67 +21,50 @@ from dpdist.mechanisms.quantile import require_quantile
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.histograms import NormGrid
 from dpdist.naming import parameter
+from dpdist.options import ReleaseOptions, RequestOptions, Word
 from dpdist.privacy.guarantee import PrivacyLoss, neighbours_of
 from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormsRequest
-from dpdist.release.request import ROWS_AT_MOST, Centring, ReleaseRequest, Word, share_from
+from dpdist.release.request import Centring, ReleaseRequest, share_from
 
 LARGEST_FILE = 64 << 20
 """Bytes of a job file, or of a file of public numbers, at most."""
 
 
 def request_from(
-    *,
-    epsilon: str,
-    delta: str | None,
-    clip: float | Word,
-    mechanism: str | None,
-    neighbours: str,
-    centre: str,
-    grid_bits: int | None,
-    period: str,
-    name: str | None,
-    folder: Path,
-    options: Mapping[str, object] | None = None,
-    for_reproduction: bool = False,
-    accept_large_delta: bool = False,
-    rows_at_most: int = ROWS_AT_MOST,
-    scale: str = "none",
-    scale_share: str | None = None,
-    components: int | None = None,
-    targets: tuple[str, ...] = (),
-    vectors: Mapping[str, tuple[float, ...]] | None = None,
+    asked: RequestOptions, folder: Path | None = None, *, vectors: Mapping[str, tuple[float, ...]] | None = None
 ) -> ReleaseRequest:
-    """Make a request from text as it stands on the command line or in a job file.
+    """Make a request of options as they are typed; names of files are relative to the folder.
 
     Without a mechanism, `gaussian` is taken when a delta is given and `two-sided-wishart` when none is. A public centre
     and scale that were read before are ``vectors``; else each word may be the name of a file of them.
     """
-    loss = PrivacyLoss.parse(epsilon, delta or "0")
-    if delta is not None and not loss.delta_atto:
+    folder = folder or Path()
+    loss = PrivacyLoss.parse(asked.epsilon, asked.delta or "0")
+    if asked.delta is not None and not loss.delta_atto:
         raise DataError("Delta must lie between 0 and 1, both excluded; for pure privacy leave it out.")
-    shift = {**public_numbers(centre, scale, folder), **(vectors or {})}
-    if scale == "private" and shift.get("scale") is not None:
+    shift = {**public_numbers(asked.centre, asked.scale, folder), **(vectors or {})}
+    if asked.scale == "private" and shift.get("scale") is not None:
         raise UsageError(_two_scales())
-    chosen = mechanism or recommended(loss.delta_atto)
+    chosen = asked.mechanism or recommended(loss.delta_atto)
     request = ReleaseRequest(
         mechanism=chosen,
         loss=loss,
-        clip_norm=clip,
-        neighbours=neighbours_of(neighbours),
-        centring=Centring.PRIVATE if centre == Centring.PRIVATE else Centring.NONE,
-        grid_bits=grid_bits,
-        period=period,
-        name=name,
-        options=_typed_options(mechanism_named(chosen).info, options or {}, folder),
-        for_reproduction=for_reproduction,
-        accept_large_delta=accept_large_delta,
-        rows_at_most=rows_at_most,
+        clip_norm=clip_from(asked.clip),
+        neighbours=neighbours_of(asked.neighbours),
+        centring=Centring.PRIVATE if asked.centre == Centring.PRIVATE else Centring.NONE,
+        grid_bits=asked.grid_bits,
+        period=asked.period,
+        name=asked.id,
+        options=_typed_options(mechanism_named(chosen).info, asked.options, folder),
+        for_reproduction=asked.for_reproduction,
+        accept_large_delta=asked.accept_large_delta,
+        rows_at_most=asked.rows_at_most,
         centre=shift.get("centre"),
-        scale="private" if scale == "private" else shift.get("scale"),
-        scale_share=None if scale_share is None else share_from(scale_share),
-        components=components,
-        targets=targets,
+        scale="private" if asked.scale == "private" else shift.get("scale"),
+        scale_share=None if asked.scale_share is None else share_from(asked.scale_share),
+        components=asked.components,
+        targets=asked.targets,
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
     request.truncating().sized.bound(columns)  # range of clip norm and grid bits
@@ -119,33 +102,24 @@ def clip_from(text: str) -> float | Word:
         raise UsageError(f"{parameter('clip')} takes a number, private or auto, not {text!r}.") from None
 
 
-def norms_request_from(
-    *,
-    epsilon: str,
-    delta: str | None,
-    grid: str,
-    neighbours: str,
-    centre: str,
-    scale: str = "none",
-    accept_large_delta: bool = False,
-) -> NormsRequest:
-    """Make a request for a histogram of norms from text as it stands on the command line; without delta it has none."""
-    if centre == Centring.PRIVATE:
+def norms_request_from(asked: ReleaseOptions, grid: str) -> NormsRequest:
+    """Make a request for a histogram of norms of options as they are typed; without delta it has none."""
+    if asked.centre == Centring.PRIVATE:
         raise UsageError(
             f"With {parameter('centre', 'private')} rows are clipped about zero, before their mean is known: choose "
             f"the clip norm with {parameter('centre', 'none')}."
         )
-    if scale == "private":
+    if asked.scale == "private":
         raise UsageError(
             f"{parameter('scale', 'private')} comes before the clip norm, which is in scaled units: release with "
             f"{parameter('clip', 'auto')}, or name a public scale."
         )
-    shift = public_numbers(centre, scale, Path())
+    shift = public_numbers(asked.centre, asked.scale, Path())
     return NormsRequest(
-        PrivacyLoss.parse(epsilon, delta or "0"),
+        PrivacyLoss.parse(asked.epsilon, asked.delta or "0"),
         NormGrid.parse(grid),
-        neighbours_of(neighbours),
-        accept_large_delta=accept_large_delta,
+        neighbours_of(asked.neighbours),
+        accept_large_delta=asked.accept_large_delta,
         **shift,
     )
 

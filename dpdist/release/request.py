@@ -28,6 +28,7 @@ from dpdist.mechanisms.registry import calibrated, mechanism_named
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.moment.histograms import NormGrid
 from dpdist.naming import parameter
+from dpdist.options import ROWS_AT_MOST, Word
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.privacy.staged import divided, together
 from dpdist.release.shares import LARGEST, UNKNOWN, share_for
@@ -35,8 +36,6 @@ from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
 from dpdist.rows.rounding import LEAST_BITS, OLD_BITS, SIMPLE_BITS, is_little
 from dpdist.rows.table import Table
 
-ROWS_AT_MOST = 10**7
-"""Rows that a table of a private number of rows is taken to have at most, where nobody says another number."""
 _MOST_BITS = 24
 CLIP_GRID = NormGrid()
 """The norms that it chooses from."""
@@ -44,7 +43,6 @@ FIRST_RULE, CHOICE_RULE = 1, 2
 """How clip norm and scale are chosen: by versions up to 0.1.0, and now."""
 AUTO_CLIP = {FIRST_RULE: 1.5, CHOICE_RULE: 1.75}
 """By the rule, times the square root of the number of columns: the clip norm of scaled columns, if nobody names one."""
-Word = Literal["private", "auto"]
 Choice = Literal["scale", "clip norm"]
 """What a release may choose first, each in a draw of its own."""
 

@@ -277,7 +277,7 @@ def test_the_recommended_mechanisms_are_shown_first_and_the_others_named(call: C
     assert said.endswith(f"There are {len(MECHANISMS) - 2} others: dpdist mechanisms --all\n")
     for command in ("release", "forecast"):
         words = " ".join(call(command, "--help").out.split())
-        assert "Recommended are gaussian, the default with --delta, and two-sided-wishart" in words
+        assert "Recommended are gaussian, the default with a delta, and two-sided-wishart" in words
         assert "dpdist mechanisms --all lists the others" in words
         assert "frobenius" not in words
 

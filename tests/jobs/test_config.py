@@ -13,6 +13,7 @@ import pytest
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.jobs.job_file import Job, read_job
 from dpdist.ledger.address import Address
+from dpdist.options import Amount, Clip, RequestOptions
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.parse import read_public_centre, request_from
 from dpdist.release.request import Centring, ReleaseRequest
@@ -438,18 +439,7 @@ def test_a_bad_centre_is_refused_with_the_file_and_what_is_wanted(
 
 
 def request(centre: Path) -> ReleaseRequest:
-    return request_from(
-        epsilon="1",
-        delta=None,
-        clip=1.0,
-        mechanism=None,
-        neighbours="replace-one",
-        centre=str(centre),
-        grid_bits=16,
-        period="",
-        name=None,
-        folder=Path(),
-    )
+    return request_from(RequestOptions(epsilon=Amount(1), clip=Clip(1), centre=str(centre), grid_bits=16))
 
 
 @pytest.mark.parametrize(
@@ -510,10 +500,8 @@ def test_a_public_scale_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
     np.savez(tmp_path / "both.npz", centre=np.array([1.0, 5.0]), scale=np.array([2.0, 4.0]))
 
     def asked(centre: str, scale: str) -> Any:
-        return request_from(
-            epsilon="1", delta=None, clip="auto", mechanism=None, neighbours="replace-one", centre=centre, scale=scale,
-            grid_bits=16, period="", name=None, folder=tmp_path,
-        )  # fmt: skip
+        options = RequestOptions(epsilon=Amount(1), clip=Clip("auto"), centre=centre, scale=scale, grid_bits=16)
+        return request_from(options, tmp_path)
 
     assert asked("none", "by.npy").scale == (2.0, 4.0)
     assert asked("private", "by.npy").scale == asked("private", "both.npz").scale == (2.0, 4.0)

@@ -137,9 +137,7 @@ def test_nights_whose_scale_was_chosen_by_the_first_rule_go_on_with_it(
 ) -> None:
     """A newer version would choose otherwise: its draw would be a second one of the same rows."""
     with monkeypatch.context() as older:
-        older.setattr(
-            "dpdist.jobs.job_file.request_from", lambda **given: replace(request_from(**given), choice_rule=1)
-        )
+        older.setattr("dpdist.jobs.job_file.request_from", lambda *given: replace(request_from(*given), choice_rule=1))
         arrive(nights, "d1")
         nights.run()
     (chosen,) = of_scale(nights)

@@ -22,6 +22,7 @@ from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.ledger.in_memory import Budget
 from dpdist.ledger.state import Part, State
+from dpdist.options import Amount, Clip, RequestOptions
 from dpdist.pca.bias import shortened
 from dpdist.pca.model import open_model
 from dpdist.pipeline import histograms, release
@@ -287,19 +288,20 @@ def test_no_correlations_are_paid_for_that_cannot_be(
 def test_a_release_gives_its_centre_and_scale_to_rows_that_cannot_choose_any(rows: Path, tmp_path: Path) -> None:
     pilot = tmp_path / "pilot.zarr"
     made = release_rows(rows, pilot, GAUSSIAN).release
-    asked: dict[str, Any] = {
-        "epsilon": "1", "delta": "1e-6", "clip": 3.0, "mechanism": None, "neighbours": "replace-one",
-        "grid_bits": None, "period": "", "name": None, "folder": tmp_path,
-    }  # fmt: skip
-    found = request_from(centre="pilot.zarr", **asked)
+
+    def asked(centre: str, scale: str = "none") -> ReleaseRequest:
+        options = RequestOptions(epsilon=Amount(1), delta=Amount("1e-6"), clip=Clip(3), centre=centre, scale=scale)
+        return request_from(options, tmp_path)
+
+    found = asked("pilot.zarr")
     assert (found.centre, found.scale) == (made.bound.centre, made.bound.scale)
     release_rows(rows, tmp_path / "plain.zarr", replace(GAUSSIAN, clip_norm=9, scale=None))
     with pytest.raises(DataError, match="has no centre or scale of its rows"):
-        request_from(centre="plain.zarr", **asked)
+        asked("plain.zarr")
     with pytest.raises(DataError, match="has no scale of its rows"):
-        request_from(centre="none", scale="plain.zarr", **asked)
+        asked("none", "plain.zarr")
     with pytest.raises(UsageError, match="name it as centre, which takes both"):
-        request_from(centre="none", scale="pilot.zarr", **asked)
+        asked("none", "pilot.zarr")
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2])

@@ -14,6 +14,7 @@ import pytest
 from dpdist import cli
 from dpdist.ledger.ledger import Ledger
 from dpdist.moment.gram import GramSum
+from dpdist.options import Amount, Clip, RequestOptions
 from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
@@ -186,12 +187,11 @@ def test_directions_of_noise_come_from_a_release_that_was_paid_for(here: Path, r
     command = ("release", "rows.zarr", "second.zarr", *loss, *directional)
     assert run(*command, "directions=first.zarr")[0] == 0
     assert len(Ledger(here / "rows.ledger").records) == 2  # both are charged
-    found = np.array(
-        request_from(
-            epsilon="1", delta="1e-6", clip=20.0, mechanism="mvg", neighbours="replace-one", centre="none",
-            grid_bits=None, period="", name=None, folder=here, options={"rows": "400", "directions": "first.zarr"},
-        ).options["directions"]
+    asked = RequestOptions(
+        epsilon=Amount(1), delta=Amount("1e-6"), clip=Clip(20), mechanism="mvg",
+        options={"rows": "400", "directions": "first.zarr"},
     )  # fmt: skip
+    found = np.array(request_from(asked, here).options["directions"])
     vectors = np.linalg.eigh(open_release(here / "first.zarr").second_moment)[1].T[::-1]
     assert np.abs(found @ vectors.T) == pytest.approx(np.eye(4), abs=1e-6)
     code, out, _ = run(*command, "directions=first.zarr", "--json")
