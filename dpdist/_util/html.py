@@ -55,16 +55,3 @@ def short(identity: str) -> str:
     ('m-2e475bc4...', 'week-47')
     """
     return identity if len(identity) <= _ID_SHOWN + 3 else f"{identity[:_ID_SHOWN]}..."
-
-
-class Shown:
-    """An estimator that a notebook shows as a table of its parameters and of what it has learned."""
-
-    def _facts(self) -> dict[str, object]:
-        raise NotImplementedError  # each estimator has facts of its own
-
-    def _repr_html_(self) -> str:
-        return table(type(self).__name__, self._facts())
-
-    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:  # noqa: ARG002 - what a notebook passes
-        return {"text/plain": repr(self), "text/html": self._repr_html_()}

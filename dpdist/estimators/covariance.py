@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from dpdist._util.html import Shown
-from dpdist._util.paths import AnyPath
 from dpdist._util.text import listed
 from dpdist.answers.block import require_law
 from dpdist.answers.covariance import covariance, drowned_words, no_rows, spread_out
@@ -24,11 +21,9 @@ from dpdist.answers.partial import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
 from dpdist.errors import DrownedWarning, UsageError
+from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.fit import (
     ESTIMATORS,
-    Centre,
-    Scale,
-    facts_of,
     parameters_of,
     proved,
     released,
@@ -38,19 +33,15 @@ from dpdist.estimators.fit import (
     warn_of_score,
 )
 from dpdist.estimators.inputs import RowsError, rows_at, rows_of
-from dpdist.ledger.address import LedgerAddressGiven
-from dpdist.ledger.in_memory import Budget
 from dpdist.naming import naming
-from dpdist.options import ROWS_AT_MOST
-from dpdist.privacy.guarantee import Neighbours, Number
+from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]
 
 
-class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
+class PrivateCovariance(PrivateEstimator, centre="private"):
     """Mean and covariance of private rows from one differentially private release.
 
     Parameters
@@ -60,47 +51,10 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         matrix of its eigenvectors that is nearest to the exact one by the law of the noise; positive definite.
         ``"trace"``: its projection on positive semidefinite matrices of a trace that n rows can have. ``"none"``: as
         released, every entry right on average.
-    epsilon : str, int, float or Decimal
-        What the release may cost, of whole millionths. Required.
-    clip : float, "auto" or "private"
-        The clip norm C > 0, in the units of X after centre and scale; public. Required. ``"auto"`` is 1.75 times the
-        square root of d, for columns divided by a scale; with a private scale, of the number of columns of which that
-        choice saw a variance. ``"private"``: the release chooses it first, as of :class:`dpdist.PrivatePCA`.
-    delta : str, int, float or Decimal, default None
-        Likewise, below 1; None for pure differential privacy.
-    mechanism : str, default None
-        Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
-    neighbours : {"replace-one", "add-remove"}, default "replace-one"
-        One row exchanged, and the number of rows public; or one row more or fewer, and it is private.
+    {shared}
     centre : str, path-like, sequence of float or mapping, default "private"
         ``"private"``: mean and covariance are released together for the one price. Otherwise the covariance is the
         second moment about what is public: zero (``"none"``), or the centre given.
-    scale : str, path-like or sequence of float, default "none"
-        ``"private"``: the release chooses a scale of each column first, from private histograms of all columns, and
-        shifts by a centre from the same, unless a public one is given. Or a public scale: one positive number per
-        column, or a file of these as for ``centre``. ``clip`` is in scaled units then.
-    scale_share : str, float or Decimal, default None
-        The share of the release's mu² that this choice takes (of epsilon, where the mechanism has no mu). None: .01 to
-        .25, by n, epsilon and d.
-    ledger, release : str or path-like, default None
-        The place of the ledger, and where to publish the release, as of :class:`dpdist.PrivatePCA`.
-    budget_epsilon, budget_delta : str, int, float or Decimal, default None
-        What all fits that share a row may cost, as of :class:`dpdist.PrivatePCA`.
-    budget : Budget, default None
-        The budget this fit is charged to, as of :class:`dpdist.PrivatePCA`.
-    accept_large_delta : bool, default False
-        Whether a delta of 1/n or more is meant.
-    grid_bits : int, default None
-        The clip norm is ``2**grid_bits`` steps of the integer grid. None: so many that the error of rounding is below
-        5 % of the noise.
-    rows_at_most : int, default 10000000
-        A public number that n is at most, from which grid bits follow where n is private.
-    missing : {"refuse", "centre"}, default "refuse"
-        What becomes of rows that hold a NaN or an infinity, as of :class:`dpdist.PrivatePCA`.
-    options : mapping of str, default None
-        Public parameters of the mechanism, by name.
-    cluster : Cluster, default None
-        For the path of a rows.zarr: where to compute.
 
     Attributes
     ----------
@@ -163,47 +117,11 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
     def __init__(
         self,
         shrinkage: str = Shrinkage.OPTIMAL.value,
-        *,
-        epsilon: Number,
-        clip: float | str,
-        delta: Number | None = None,
-        mechanism: str | None = None,
-        neighbours: str = "replace-one",
-        centre: Centre = "private",
-        scale: Scale = "none",
-        scale_share: Number | None = None,
-        ledger: LedgerAddressGiven | None = None,
-        release: AnyPath | None = None,
-        budget_epsilon: Number | None = None,
-        budget_delta: Number | None = None,
-        budget: Budget | None = None,
-        accept_large_delta: bool = False,
-        grid_bits: int | None = None,
-        rows_at_most: int = ROWS_AT_MOST,
-        missing: str = "refuse",
-        options: Mapping[str, object] | None = None,
-        cluster: Cluster | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
+        shared.setdefault("centre", "private")
+        super().__init__(**shared)
         self.shrinkage = shrinkage
-        self.epsilon = epsilon
-        self.clip = clip
-        self.delta = delta
-        self.mechanism = mechanism
-        self.neighbours = neighbours
-        self.centre = centre
-        self.scale = scale
-        self.scale_share = scale_share
-        self.ledger = ledger
-        self.release = release
-        self.budget_epsilon = budget_epsilon
-        self.budget_delta = budget_delta
-        self.budget = budget
-        self.accept_large_delta = accept_large_delta
-        self.grid_bits = grid_bits
-        self.rows_at_most = rows_at_most
-        self.missing = missing
-        self.options = options
-        self.cluster = cluster
 
     @classmethod
     def from_release(cls, release: Release | str | os.PathLike[str], shrinkage: str = Shrinkage.OPTIMAL.value) -> Self:
@@ -392,12 +310,6 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         found /= len(apart) if scaling else 1
         return found if squared else math.sqrt(found)
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.non_deterministic = True
-        return tags
-
     def _partial(self) -> tuple[Partial, Callable[[Matrix], Matrix]]:
         """Return partial correlations of the columns that weigh something, and what puts them in their places."""
         check_is_fitted(self, "covariance_")
@@ -405,9 +317,6 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         with naming(ESTIMATORS):
             found = partial_correlation(self.release_, known)
         return found, partial(spread_out, places=known, d=self.location_.size)
-
-    def _facts(self) -> dict[str, object]:
-        return facts_of(self)
 
     def _learn(self, release: Release) -> None:
         self.guarantee_ = proved(release)

@@ -17,18 +17,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypedDict, cast
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
-from dpdist._util.paths import AnyPath
 from dpdist.errors import DataError, DrownedWarning, PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
+from dpdist.estimators.base import Centre, PrivateEstimator, Scale
 from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_at, rows_of
 from dpdist.ingest.readers.base import numbered
 from dpdist.ingest.registered import open_rows
-from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_of
+from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.ledger.in_memory import REGISTER, Budget, Shape
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.info import COMPONENTS, Output
@@ -41,7 +40,7 @@ from dpdist.pca.bias import shortened
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.release import release_table
 from dpdist.privacy import caution
-from dpdist.privacy.guarantee import Guarantee, Neighbours, Number, PrivacyLoss, neighbours_of
+from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.release import archive, stages, trusted
 from dpdist.release.artefact import Release
 from dpdist.release.parse import request_from
@@ -49,41 +48,9 @@ from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.release.stages import require_seen
 from dpdist.release.worth import blindly_scaled_words, choice_refused
 from dpdist.runtime.checks import forbid_core_dumps
-from dpdist.runtime.cluster import Cluster, chosen
+from dpdist.runtime.cluster import chosen
 from dpdist.storage.store import AnyStore, Store, store_at
 from dpdist.triangle import Band, packed
-
-Vector = Sequence[float] | npt.NDArray[np.number]
-Centre = AnyPath | Vector | Mapping[str, Vector]
-"""What the parameter ``centre`` takes: a word or file, public numbers, or a mapping with ``centre`` and ``scale``."""
-Scale = AnyPath | Vector
-"""What the parameter ``scale`` takes: a word or file, or public numbers."""
-
-
-class Parameters(Protocol):
-    """What all estimators are told; see :class:`dpdist.PrivatePCA`."""
-
-    epsilon: Number
-    delta: Number | None
-    clip: float | str
-    mechanism: str | None
-    neighbours: str
-    centre: Centre
-    scale: Scale
-    scale_share: Number | None
-    grid_bits: int | None
-    rows_at_most: int
-    missing: str
-    options: Mapping[str, object] | None
-    ledger: LedgerAddressGiven | None
-    release: AnyPath | None
-    budget_epsilon: Number | None
-    budget_delta: Number | None
-    budget: Budget | None
-    accept_large_delta: bool
-    cluster: Cluster | None
-    release_: Release
-
 
 _COLUMNS = {"n_features_in_", "feature_names_in_"}
 Check = Callable[[ReleaseRequest, int], None]
@@ -107,7 +74,7 @@ class Estimators(Python):
 ESTIMATORS = Estimators()
 
 
-def request_of(asked: Parameters, components: int | None = None, targets: Sequence[str] = ()) -> ReleaseRequest:
+def request_of(asked: PrivateEstimator, components: int | None = None, targets: Sequence[str] = ()) -> ReleaseRequest:
     """Make the request that the parameters describe."""
     centre, vectors = _centre(asked.centre)
     scale, divisors = _scale(asked.scale, vectors)
@@ -182,7 +149,7 @@ def _scale(given: Scale, vectors: Mapping[str, object]) -> tuple[str, dict[str, 
 
 
 def released(
-    asked: Parameters,
+    asked: PrivateEstimator,
     given: object,
     check: Check,
     components: int | None = None,
@@ -194,7 +161,7 @@ def released(
     request = request_of(asked, components, targets)
     path = rows_at(given)
     with _unchanged_by_failure(asked):
-        rows = rows_of(cast("Any", asked), given, fitting=True)
+        rows = rows_of(asked, given, fitting=True)
         rows = rows if beside is None else beside(rows)
         check(request, rows.columns)
         found = _from_memory(asked, rows, request) if path is None else _from_table(asked, path, request)
@@ -227,7 +194,7 @@ def _unchanged_by_failure(estimator: object) -> Iterator[None]:
         raise
 
 
-def release_place(asked: Parameters, rows: Store, request: ReleaseRequest) -> Store:
+def release_place(asked: PrivateEstimator, rows: Store, request: ReleaseRequest) -> Store:
     """Return where the release of a rows.zarr is published: where it is told, else beside the rows under its id."""
     if asked.release is not None:
         return store_at(asked.release)
@@ -243,11 +210,11 @@ def release_place(asked: Parameters, rows: Store, request: ReleaseRequest) -> St
     return of(next((each for each in charged if each != today), today))
 
 
-def _ledger_given(asked: Parameters) -> LedgerAddress | None:
+def _ledger_given(asked: PrivateEstimator) -> LedgerAddress | None:
     return None if asked.ledger is None else address_of(str(asked.ledger), Path())
 
 
-def _from_table(asked: Parameters, rows: Store, request: ReleaseRequest) -> Release:
+def _from_table(asked: PrivateEstimator, rows: Store, request: ReleaseRequest) -> Release:
     if asked.missing != "refuse":
         raise UsageError("missing is for rows in memory: of a rows.zarr its schema says what becomes of them.")
     if any(each is not None for each in (asked.budget_epsilon, asked.budget_delta, asked.budget)):
@@ -265,7 +232,7 @@ def _from_table(asked: Parameters, rows: Store, request: ReleaseRequest) -> Rele
     return outcome.release
 
 
-def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Release:
+def _from_memory(asked: PrivateEstimator, rows: Rows, request: ReleaseRequest) -> Release:
     if asked.ledger is not None:
         raise RefusedError(
             "Rows in memory have no identity, so no ledger can keep their budget. Ingest them "
@@ -315,7 +282,7 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     )
 
 
-def _require_centre(asked: Parameters, request: ReleaseRequest) -> None:
+def _require_centre(asked: PrivateEstimator, request: ReleaseRequest) -> None:
     """Refuse rows that are to count as a centre where there is none."""
     if asked.missing == "centre" and request.centre is None and "scale" not in request.chooses:
         raise UsageError(
@@ -333,7 +300,7 @@ def _require_choice(request: ReleaseRequest, columns: int, rows: int) -> None:
         raise RefusedError(f"{said} Nothing was spent.")
 
 
-def _budget(asked: Parameters, loss: PrivacyLoss) -> PrivacyLoss | None:
+def _budget(asked: PrivateEstimator, loss: PrivacyLoss) -> PrivacyLoss | None:
     """Return what the rows may have cost with this release: what was declared, else no more than this release.
 
     None where a Budget decides.
@@ -455,20 +422,6 @@ def tell_columns(estimator: Any, release: Release) -> None:
     estimator.n_features_in_ = release.bound.columns
     if release.names != numbered(release.bound.columns):
         estimator.feature_names_in_ = np.array(release.names, dtype=object)
-
-
-def facts_of(asked: Parameters) -> dict[str, object]:
-    """Return what a notebook shows of an estimator: what it was asked for and, once fitted, what it holds."""
-    release = getattr(asked, "release_", None)
-    asks = {"epsilon": asked.epsilon, "delta": asked.delta, "clip": asked.clip, "neighbours": asked.neighbours}
-    if release is None:
-        return {**asks, "fitted": "no"}
-    return {
-        **asks,
-        "release": release.release_id,
-        "guarantee": release.guarantee_words(),
-        "columns": release.bound.columns,
-    }
 
 
 def releases_subspace(request: ReleaseRequest) -> bool:

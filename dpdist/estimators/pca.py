@@ -5,25 +5,20 @@ from __future__ import annotations
 import numbers
 import os
 import warnings
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpdist._util.html import Shown
-from dpdist._util.paths import AnyPath
 from dpdist.answers.captured import WIDE, captured, holding
 from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
 from dpdist.estimators import likelihood
+from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.fit import (
     ESTIMATORS,
-    Centre,
-    Scale,
-    facts_of,
     parameters_of,
     proved,
     release_place,
@@ -36,17 +31,13 @@ from dpdist.estimators.fit import (
 from dpdist.estimators.inputs import RowsError, rows_at, rows_of, scores_given
 from dpdist.ingest.labelled import relabelled
 from dpdist.ingest.registered import open_rows
-from dpdist.ledger.address import LedgerAddressGiven
-from dpdist.ledger.in_memory import Budget
 from dpdist.naming import naming, parameter, step
-from dpdist.options import ROWS_AT_MOST
 from dpdist.pca.alignment import Alignment, alignment, counted_components, require_law
 from dpdist.pca.components import Components, components, total_variance
 from dpdist.pca.correlation import Correlation
 from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pipeline.components import components_of
-from dpdist.privacy.guarantee import Number
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.runtime.cluster import Cluster
@@ -55,7 +46,7 @@ Matrix = npt.NDArray[np.float64]
 AUTO = "auto"
 
 
-class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc] # no types
+class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):  # type: ignore[misc] # no types
     """Principal components of private rows: one differentially private release, then free post-processing.
 
     ``fit`` releases the second moment (or, by some mechanisms, the components) of X once, under the guarantee that
@@ -76,62 +67,9 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     whiten : bool, default False
         Whether ``transform`` divides the scores by the square roots of ``score_variances_``, so that they vary by about
         1. Refused where the noise lets one of these be 0.
-    epsilon : str, int, float or Decimal
-        What the release may cost: a number, or decimal text, of whole millionths. Required.
-    delta : str, int, float or Decimal, default None
-        Likewise, below 1; None for pure differential privacy.
-    clip : float, "auto" or "private"
-        The clip norm C, in the units of X after centre and scale: longer rows are shortened to it, and all
-        that is fitted is of rows so shortened; a release that tells that nearly all were comes with a
-        :class:`dpdist.ShortenedRowsWarning`. Required, and to be chosen from what is publicly known, never from
-        X: that would be a leak. ``"auto"`` is 1.75 times the square root of d, for columns divided by a scale; with a
-        private scale, of the number of columns of which that choice saw a variance. ``"private"``: the release chooses
-        it first, from a private histogram of the norms; after a private scale, of the norms of scaled rows. It suits
-        ``n_components``, if that is a number: another number is another release, charged anew.
-    mechanism : str, default None
-        Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
-    neighbours : {"replace-one", "add-remove"}, default "replace-one"
-        ``replace-one``: one row exchanged, and the number of rows public; ``add-remove``: it is private.
-    centre : str, path-like, sequence of float or mapping, default "none"
-        ``"none"``: components of the second moment about zero. ``"private"``: mean and covariance are released
-        together for the one price. Or a public centre: one number per column, a mapping with ``centre`` and
-        ``scale``, or a ``.npy``, ``.npz`` or ``.json`` file of these.
-    scale : str, path-like or sequence of float, default "none"
-        ``"private"``: the release chooses a scale of each column first, from private histograms of all columns, and
-        shifts by a centre from the same, unless a public one is given. Or a public scale: one positive number per
-        column, or a file of these as for ``centre``. ``clip`` is in scaled units then.
-    scale_share : str, float or Decimal, default None
-        The share of the release's mu² that this choice takes (of epsilon, where the mechanism has no mu). None: .01 to
-        .25, by n, epsilon and d.
-    ledger : str or path-like, default None
-        For the path of a rows.zarr: the place of its ledger, if it is not beside it. Refused for rows in memory.
-    release : str or path-like, default None
-        Where to publish the release.zarr. None: for a rows.zarr beside it under the release id; for rows in memory
-        nowhere.
-    budget_epsilon, budget_delta : str, int, float or Decimal, default None
-        For rows in memory: what this release may cost together with all earlier ones of this process that share a row
-        with it. None: no more than this release alone, so that a second fit is refused. It holds also for fits that
-        were chosen from earlier answers if all of them name the same; a larger one, named after an answer, was no limit
-        on that answer.
-    budget : Budget, default None
-        For rows in memory: a :class:`dpdist.Budget` that this fit is charged to, whatever its rows are. Then it decides
-        about rows that were released before, if they were charged to it too. None: there is none.
-    accept_large_delta : bool, default False
-        Whether a delta of 1/n or more is meant, which lets a random row be published as it is; where n is public it is
-        refused otherwise.
-    grid_bits : int, default None
-        The clip norm is ``2**grid_bits`` steps of the integer grid. None: so many that the error of rounding is below
-        5 % of the noise.
-    rows_at_most : int, default 10000000
-        A public number that n is at most, from which grid bits follow where n is private.
-    missing : {"refuse", "centre"}, default "refuse"
-        Of rows in memory that hold a NaN or an infinity: refuse X, or take such a row, as a whole, for the centre. It
-        counts in n. It needs ``scale="private"`` or a public centre. Of a rows.zarr the schema says it.
+    {shared}
     options : mapping of str, default None
         Public parameters of the mechanism, by name; ``components`` is filled from ``n_components``.
-    cluster : Cluster, default None
-        For the path of a rows.zarr: where to compute. None: on this machine, as
-        :func:`dpdist.release_rows`.
 
     Attributes
     ----------
@@ -250,48 +188,12 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         *,
         correlation: bool = False,
         whiten: bool = False,
-        epsilon: Number,
-        clip: float | str,
-        delta: Number | None = None,
-        mechanism: str | None = None,
-        neighbours: str = "replace-one",
-        centre: Centre = "none",
-        scale: Scale = "none",
-        scale_share: Number | None = None,
-        ledger: LedgerAddressGiven | None = None,
-        release: AnyPath | None = None,
-        budget_epsilon: Number | None = None,
-        budget_delta: Number | None = None,
-        budget: Budget | None = None,
-        accept_large_delta: bool = False,
-        grid_bits: int | None = None,
-        rows_at_most: int = ROWS_AT_MOST,
-        missing: str = "refuse",
-        options: Mapping[str, object] | None = None,
-        cluster: Cluster | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
+        super().__init__(**shared)
         self.n_components = n_components
         self.correlation = correlation
         self.whiten = whiten
-        self.epsilon = epsilon
-        self.clip = clip
-        self.delta = delta
-        self.mechanism = mechanism
-        self.neighbours = neighbours
-        self.centre = centre
-        self.scale = scale
-        self.scale_share = scale_share
-        self.ledger = ledger
-        self.release = release
-        self.budget_epsilon = budget_epsilon
-        self.budget_delta = budget_delta
-        self.budget = budget
-        self.accept_large_delta = accept_large_delta
-        self.grid_bits = grid_bits
-        self.rows_at_most = rows_at_most
-        self.missing = missing
-        self.options = options
-        self.cluster = cluster
 
     @classmethod
     def from_release(
@@ -552,13 +454,11 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.non_deterministic = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
     def _facts(self) -> dict[str, object]:
-        facts = facts_of(self)
+        facts = super()._facts()
         if hasattr(self, "components_"):
             facts |= {"components": self.n_components_, "told from noise": self.n_above_noise_}
         return facts

@@ -6,27 +6,23 @@ import math
 import numbers
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpdist._util.html import Shown
-from dpdist._util.paths import AnyPath
 from dpdist._util.text import counted
 from dpdist.answers.block import require_law
 from dpdist.answers.columns import beside, places_of
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import DrownedError, DrownedWarning, UsageError
+from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.fit import (
     ESTIMATORS,
-    Centre,
-    Scale,
-    facts_of,
     parameters_of,
     proved,
     released,
@@ -38,22 +34,18 @@ from dpdist.estimators.inputs import Rows, RowsError, rows_at, rows_of
 from dpdist.estimators.targets import Targets, targets_of
 from dpdist.ingest.readers.base import numbered
 from dpdist.ingest.registered import open_rows
-from dpdist.ledger.address import LedgerAddressGiven
-from dpdist.ledger.in_memory import Budget
 from dpdist.naming import naming
-from dpdist.options import ROWS_AT_MOST
-from dpdist.privacy.guarantee import Neighbours, Number
+from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.worth import weightless
-from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]
 Names = str | Sequence[str]
 AUTO = "auto"
 
 
-class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc] # no types
+class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator, centre="private"):  # type: ignore[misc] # no types
     """Ridge regression of private rows from one differentially private release, with intervals.
 
     ``fit`` releases the second moment of X and y together, once, under the guarantee that ``guarantee_`` states. All
@@ -71,17 +63,10 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         How many principal components of X, as released, to regress on instead of a ridge; ``"auto"``: those clear of
         the noise. Then ``coef_`` is in their span, and intervals are about the regression on these directions. None:
         the ridge.
-    epsilon : str, int, float or Decimal
-        What the release may cost, of whole millionths. Required.
+    {shared}
     clip : float, "auto" or "private"
         The clip norm C > 0 of a row of X and y together, in their units after centre and scale; public. Required.
         ``"auto"`` and ``"private"`` as of :class:`dpdist.PrivatePCA`.
-    delta : str, int, float or Decimal, default None
-        Likewise, below 1; None for pure differential privacy.
-    mechanism : str, default None
-        Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
-    neighbours : {"replace-one", "add-remove"}, default "replace-one"
-        One row exchanged, and the number of rows public; or one row more or fewer, and it is private.
     centre : str, path-like, sequence of float or mapping, default "private"
         As of :class:`dpdist.PrivatePCA`, of the columns of X and then those of y. Only ``"private"`` fits an intercept;
         otherwise the regression leads through the public centre.
@@ -89,25 +74,6 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         As of :class:`dpdist.PrivatePCA`, of the columns of X and of those of y. A private scale makes a deviation of y
         a quarter of the clip norm, so that noise hides less of it: of a rows.zarr another y is then another release,
         charged anew. A public one does so at 4 / C of the deviation.
-    ledger, release : str or path-like, default None
-        The place of the ledger, and where to publish the release, as of :class:`dpdist.PrivatePCA`.
-    budget_epsilon, budget_delta : str, int, float or Decimal, default None
-        What all fits that share a row may cost, as of :class:`dpdist.PrivatePCA`.
-    budget : Budget, default None
-        The budget this fit is charged to, as of :class:`dpdist.PrivatePCA`.
-    accept_large_delta : bool, default False
-        Whether a delta of 1/n or more is meant.
-    grid_bits : int, default None
-        The clip norm is ``2**grid_bits`` steps of the integer grid. None: so many that the error of rounding is below
-        5 % of the noise.
-    rows_at_most : int, default 10000000
-        A public number that n is at most, from which grid bits follow where n is private.
-    missing : {"refuse", "centre"}, default "refuse"
-        What becomes of rows that hold a NaN or an infinity, as of :class:`dpdist.PrivatePCA`.
-    options : mapping of str, default None
-        Public parameters of the mechanism, by name.
-    cluster : Cluster, default None
-        For the path of a rows.zarr: where to compute.
 
     Attributes
     ----------
@@ -185,47 +151,12 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         ridge: float | str = AUTO,
         *,
         n_components: int | str | None = None,
-        epsilon: Number,
-        clip: float | str,
-        delta: Number | None = None,
-        mechanism: str | None = None,
-        neighbours: str = "replace-one",
-        centre: Centre = "private",
-        scale: Scale = "none",
-        scale_share: Number | None = None,
-        ledger: LedgerAddressGiven | None = None,
-        release: AnyPath | None = None,
-        budget_epsilon: Number | None = None,
-        budget_delta: Number | None = None,
-        budget: Budget | None = None,
-        accept_large_delta: bool = False,
-        grid_bits: int | None = None,
-        rows_at_most: int = ROWS_AT_MOST,
-        missing: str = "refuse",
-        options: Mapping[str, object] | None = None,
-        cluster: Cluster | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
+        shared.setdefault("centre", "private")
+        super().__init__(**shared)
         self.ridge = ridge
         self.n_components = n_components
-        self.epsilon = epsilon
-        self.clip = clip
-        self.delta = delta
-        self.mechanism = mechanism
-        self.neighbours = neighbours
-        self.centre = centre
-        self.scale = scale
-        self.scale_share = scale_share
-        self.ledger = ledger
-        self.release = release
-        self.budget_epsilon = budget_epsilon
-        self.budget_delta = budget_delta
-        self.budget = budget
-        self.accept_large_delta = accept_large_delta
-        self.grid_bits = grid_bits
-        self.rows_at_most = rows_at_most
-        self.missing = missing
-        self.options = options
-        self.cluster = cluster
 
     @classmethod
     def from_release(
@@ -358,14 +289,12 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.non_deterministic = True
         tags.target_tags.required = True
         tags.regressor_tags.poor_score = True  # noise is the price
         return tags
 
     def _facts(self) -> dict[str, object]:
-        facts = facts_of(self)
+        facts = super()._facts()
         if hasattr(self, "coef_"):
             facts |= {"targets": ", ".join(map(str, self.target_names_)), "R²": np.round(self.r2_, 3)}
         return facts

@@ -413,6 +413,7 @@ def test_a_target_is_weighed_so_that_noise_hides_less_of_it(rows: Path, tmp_path
 def test_a_ridge_weighs_its_targets_and_the_command_asks_for_the_same(rows: Path, tmp_path: Path) -> None:
     given = {"epsilon": 1, "delta": "1e-6", "clip": 12, "scale": "private", "centre": "private"}
     fitted = PrivateRidge(release=tmp_path / "fitted.zarr", **given).fit(str(rows), "c1")  # type: ignore[arg-type]
+    assert fitted.release_.bound.scale is not None
     assert fitted.release_.bound.scale[1] == pytest.approx(100 / 3, rel=0.3)
     command = [
         "release",

@@ -232,6 +232,7 @@ def test_rows_in_memory_choose_their_clip_norm_likewise(values: npt.NDArray[np.f
     assert alone.release_.stage is not None
     assert alone.release_.stage.mechanism == "norm-histogram"
     fitted = PrivateRidge(epsilon=1, delta=1e-6, clip="private", scale="private").fit(others[1][:, :2], others[1][:, 2])
+    assert fitted.release_.stage is not None
     assert "quantile" in fitted.release_.stage.chosen
     with pytest.raises(RefusedError, match=r"clip norm would be chosen at .* Nothing was spent"):
         PrivatePCA(n_components=1, epsilon=0.01, delta=1e-6, clip="private").fit(others[0][:900] ** 2)
