@@ -29,11 +29,11 @@ extensions = [
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 root_doc = "docs/index"
 include_patterns = [
-    "docs/**.md", "docs/notebooks/*.ipynb", "*.md", "cluster/**.md", "formats/*.md", "papers/**.md", "workflows/**.md",
+    "docs/**.md", "docs/notebooks/*.ipynb", "*.md", "cluster/**.md", "papers/**.md", "benchmarks/**.md",
 ]  # fmt: skip
-exclude_patterns = [".*", "build", "dist", "dpdist", "faults", "tests", "**/__pycache__", "**/node_modules"]
+exclude_patterns = [".*", "build", "dist", "dpdist", "tests", "**/__pycache__", "**/node_modules"]
 
-nb_execution_mode = "off"  # workflows/notebooks.py runs them, and what came out is in the files
+nb_execution_mode = "off"  # benchmarks/notebooks.py runs them, and what came out is in the files
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
 

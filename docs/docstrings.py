@@ -60,7 +60,7 @@ def pages(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001
         return link[1] if (place / link[2]).is_dir() else link[0]
 
     source[0] = re.sub(r"\[([^\]]+)\]\(([^)#:\s]+)\)", words, source[0])
-    if docname.startswith("workflows/results/") and not re.search(r"^# ", source[0], re.MULTILINE):
+    if docname.startswith("benchmarks/results/") and not re.search(r"^# ", source[0], re.MULTILINE):
         source[0] = f"# {Path(docname).name.replace('_', ' ').capitalize()}\n\n{source[0]}"
 
 

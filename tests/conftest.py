@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from distributed import LocalCluster
+from faults import postgres_server
+from faults.packages import missing
+from faults.postgres_server import PASSWORD, Server
 from hypothesis import settings
 from support.cli_scene import BUDGET, CHUNKS, COLUMNS, LOSS, ROWS, Call, Said
 from support.dithering import KEY
@@ -28,9 +31,6 @@ from dpdist.naming import COMMAND_LINE, naming
 from dpdist.pipeline import budget
 from dpdist.rows import dataset
 from dpdist.rows.dataset import created
-from faults import postgres_server
-from faults.packages import missing
-from faults.postgres_server import PASSWORD, Server
 
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, derandomize=False, max_examples=2000)

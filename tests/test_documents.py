@@ -84,9 +84,9 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_files_that_a_page_names_exist(page: Path) -> None:
     """Python files, and whatever is in folders of ours; NAME is yet to be written, and secrets are an operator's."""
     named = re.findall(r"`([\w./-]+)`", page.read_text())
-    ours = ("cluster/", "dpdist/", "faults/", "papers/", "tests/", "workflows/")
+    ours = ("cluster/", "dpdist/", "papers/", "tests/", "benchmarks/")
     files = [name for name in named if name.endswith(".py") or name.startswith(ours)]
-    places = (ROOT, ROOT / "dpdist", ROOT / "workflows", page.parent)
+    places = (ROOT, ROOT / "dpdist", ROOT / "benchmarks", page.parent)
     lost = [file for file in files if not any((place / file).exists() for place in places)]
     assert [file for file in lost if "NAME" not in file and "/secrets/" not in file] == []
 
@@ -144,7 +144,7 @@ def test_the_citation_has_what_its_format_requires() -> None:
 
 
 def test_the_conda_recipe_asks_for_what_the_package_does() -> None:
-    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    recipe = yaml.safe_load((ROOT / "docs" / "conda" / "recipe.yaml").read_text())
     assert recipe["context"]["version"] == dpdist.__version__
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [f"python {project['requires-python']}", *(each.replace(">=", " >=") for each in project["dependencies"])]
@@ -170,7 +170,7 @@ def test_commands_and_options_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_programs_exist(page: Path) -> None:
-    named = set(re.findall(r"python -m ((?:dpdist|formats|papers|workflows)[\w.]*)", page.read_text()))
+    named = set(re.findall(r"python -m ((?:dpdist|papers|benchmarks)[\w.]*)", page.read_text()))
     for name in {each.rstrip(".") for each in named}:
         assert importlib.util.find_spec(name) is not None, name
 
@@ -236,7 +236,7 @@ def test_the_reference_lists_all_public_names_and_no_other() -> None:
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=lambda page: page.stem)
 def test_what_a_tutorial_says_in_python_and_toml_can_be_read(page: Path, tmp_path: Path) -> None:
-    """``python -m workflows.documentation`` runs it; this is what fits a second."""
+    """``python -m benchmarks.documentation`` runs it; this is what fits a second."""
     for kind, code in re.findall(r"^```(python|toml)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         if kind == "python":
             compile(code, page.name, "exec")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 
-import pytest
 from support.folders import ROOT
 
 ROOMS = {path.name for path in (ROOT / "dpdist").iterdir() if path.is_dir()}
 BESIDE = {"cluster", "papers"}
 """Folders of the repository, beside the package, that have tests of their own."""
-OTHERS = {"whole", "support", "stored", "__pycache__"}
+OTHERS = {"faults", "whole", "support", "stored", "__pycache__"}
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
@@ -31,14 +30,13 @@ def test_a_folder_of_tests_is_called_like_what_it_tests() -> None:
     assert all((ROOT / name).is_dir() for name in BESIDE)
 
 
-@pytest.mark.parametrize("folder", ["tests", "faults"])
-def test_nothing_that_is_tested_with_is_a_workflow(folder: str) -> None:
-    files = list((ROOT / folder).rglob("*.py"))
+def test_nothing_that_is_tested_with_is_a_benchmark() -> None:
+    files = list((ROOT / "tests").rglob("*.py"))
     assert files
-    assert [str(path) for path in files if "workflows" in imported(path.read_text())] == []
+    assert [str(path) for path in files if "benchmarks" in imported(path.read_text())] == []
 
 
 def test_nobody_imports_a_test() -> None:
     names = {path.stem for path in TESTS if path.stem.startswith("test_")}
-    files = [path for room in ("tests", "faults", "workflows", "papers") for path in (ROOT / room).rglob("*.py")]
+    files = [path for room in ("tests", "benchmarks", "papers") for path in (ROOT / room).rglob("*.py")]
     assert [str(path) for path in files if imported(path.read_text()) & names] == []

@@ -17,9 +17,9 @@ whatever m is,
 To second order the excess itself varies (:func:`dpdist.answers.shrinkage.excess_variance`), which is added. An interval
 is 1.96 standard deviations to each side, from 0 on, and up to 1 for a share.
 
-Measured (`workflows/answers.py`): intervals of variances hold in 93 % of releases or more on average, in 79 for the
+Measured (`benchmarks/answers.py`): intervals of variances hold in 93 % of releases or more on average, in 79 for the
 weakest of 30 columns that all stand just above the noise; those of shares in 88 % or more. On twenty messy tables with
-private scales both hold in 90 % or more (`workflows/messy.py`).
+private scales both hold in 90 % or more (`benchmarks/messy.py`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ the eigenvectors. So it varies by ``8 v² sum (y_i - y_j)^-2`` itself, v the var
 is added to that of ``E u``. So is what a law adds along V whose entries depend on each other, as those of a Wishart
 matrix do (:func:`dpdist.answers.shrinkage.tied`).
 
-Measured (`workflows/answers.py`): intervals of coefficients hold in 91 % of releases or more on average, least where
+Measured (`benchmarks/answers.py`): intervals of coefficients hold in 91 % of releases or more on average, least where
 weak components of a Wishart law come in.
 """
 

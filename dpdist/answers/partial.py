@@ -19,7 +19,7 @@ ridge, 0 for the constant (:mod:`dpdist.answers.design`). To first order ``dG = 
 whose variance is that of :class:`dpdist.answers.block.EntryNoise`. An interval is 1.96 standard deviations to each
 side, within -1 and 1. It is about noise alone, and rows shortened to the clip norm.
 
-Measured (`workflows/answers.py`): it holds in 93 % of releases or more on average.
+Measured (`benchmarks/answers.py`): it holds in 93 % of releases or more on average.
 """
 
 from __future__ import annotations

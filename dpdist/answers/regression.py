@@ -55,7 +55,7 @@ where G stands for 0 in the row of y, and v tr G is the shift. That is added. Th
 
 On principal components (:func:`dpdist.answers.design.principal_design`) all of this holds with another G.
 
-Measured (`workflows/regression.py`, `workflows/answers.py`): for `gaussian` and `two-sided-wishart`, weak and strong
+Measured (`benchmarks/regression.py`, `benchmarks/answers.py`): for `gaussian` and `two-sided-wishart`, weak and strong
 signals, few and clipped rows, the intervals of the coefficients hold in 93 % of releases or more on average.
 """
 

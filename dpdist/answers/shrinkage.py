@@ -23,7 +23,7 @@ it (Nikolov, Talwar & Zhang 2013; Dwork, Talwar, Thakurta & Zhang 2014, section 
 
 **None.** The released matrix: every entry is right on average, and the errors of entries are known.
 
-How far each is from the exact matrix: `workflows/shrinkage.py`.
+How far each is from the exact matrix: `benchmarks/shrinkage.py`.
 """
 
 from __future__ import annotations

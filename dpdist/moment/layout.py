@@ -47,7 +47,7 @@ _FOLD_SECONDS = 6e-9
 _LONGEST = 30.0
 """Seconds of a unit at most, where chunks are not longer."""
 _SHORTEST = 0.2
-"""Seconds of a unit at least: some 4 ms of a worker are spent on the task itself (`workflows/passes.py`)."""
+"""Seconds of a unit at least: some 4 ms of a worker are spent on the task itself (`benchmarks/passes.py`)."""
 _FOLDS = 50
 """A unit takes at least so many times what it costs to add its sum."""
 _EACH = 50
@@ -57,7 +57,7 @@ _EXPECTED = 8
 _FEWEST = 4
 """Units for each worker, however short, where sums are small."""
 TASK_SECONDS = 3e-3
-"""Of driver and scheduler for a unit (`workflows/many_partitions.py`)."""
+"""Of driver and scheduler for a unit (`benchmarks/many_partitions.py`)."""
 _IDLE = 2
 """Driver and scheduler have time for so many times the units that there are, but for the fewest."""
 

@@ -9,7 +9,7 @@ the correlation matrix is ``R = D A D`` with
 share of variance of a component is its eigenvalue over that number. Loadings of columns that were left out are 0.
 
 Measured on Covertype, epsilon .1, 54 columns: five components capture .98 of the variance of the exact correlation
-matrix of all columns (`workflows/private_scale.py`). In a release whose 20 drowned columns were kept, with
+matrix of all columns (`benchmarks/private_scale.py`). In a release whose 20 drowned columns were kept, with
 a variance of .02, they captured .72.
 
 **Interval of an eigenvalue.** Write the noise of A as N, of variance ``on`` and ``off`` the diagonal, and of the mean

@@ -63,7 +63,7 @@ def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
 
     Lanczos for few components of a large matrix, else LAPACK. Processor seconds on one core (2.6 GHz, OpenBLAS of the
     SkylakeX kernels, other work beside it), where k components are clear of the noise / where most are drowned in
-    it and eigenvalues lie close (`workflows/eigen_times.py`):
+    it and eigenvalues lie close (`benchmarks/eigen_times.py`):
 
     ======  =====  ===============  =============
     d       k      Lanczos          LAPACK, syevr

@@ -18,7 +18,7 @@ With v = d times the variance of an entry off the diagonal, a Wishart matrix of 
 
 The largest eigenvalue of E is ``edge + q w``, ``w = (K''/2)^(1/3) d^(-2/3)``, and q has the Tracy-Widom law of real
 symmetric matrices for many columns (Tracy & Widom 1996); :data:`QUANTILES` holds some of its quantiles. For few columns
-they are larger where entries have heavy tails: :data:`BEYOND`, from public simulation (`workflows/edge_table.py`). The
+they are larger where entries have heavy tails: :data:`BEYOND`, from public simulation (`benchmarks/edge_table.py`). The
 larger of the two is used, and of the kinds of a sum that of the largest.
 """
 

@@ -39,7 +39,7 @@ they are large, at ``1 - .05 * 5/d`` (Benjamini & Yekutieli 2005, of five that a
 components with T < 1/2 that have no neighbour that stands alone within 6.5 s_ij: two equal ones are farther apart in
 one release of 200.
 
-c and 4.9 were fitted on matrices of noise alone. How often all of this holds: `workflows/coverage.py`.
+c and 4.9 were fitted on matrices of noise alone. How often all of this holds: `benchmarks/coverage.py`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ noise alone asks for the smallest norm of the grid, whatever the rows.
 **Shortening** takes the share ``b(C) = 1 - S(C) / S(infinity)`` from the trace. What that turns depends on how the
 directions of long rows differ from those of short ones, which no histogram of norms tells. It is counted as
 ``b^2 / 20``. The constant and the spectrum are a rule of thumb, chosen once on public tables
-(``workflows/clip_quantiles.py`` and its results): on them the choice loses .006 of captured variance against the best
+(``benchmarks/clip_quantiles.py`` and its results): on them the choice loses .006 of captured variance against the best
 quantile, on average, .09 at worst, where the fixed 0.95-quantile loses .026 and .36. In 5 of 90 cases it does worse
 than that by more than .005, by .022 at most. What a rule of thumb says is no promise: it never touches the guarantee,
 because all of this is post-processing of one released histogram.

@@ -2,7 +2,7 @@
 
 It says what the page of :mod:`dpdist.report.html` says of the guarantee, as JSON values of stated types. All of it is
 public, and follows from the release and, if it is named, from what the ledger says was charged. Its JSON schema is
-``formats/card.schema.json``.
+``docs/formats/card.schema.json``.
 """
 
 from __future__ import annotations

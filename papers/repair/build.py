@@ -16,7 +16,7 @@ import typst
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "results"
-ANALYST = FOLDER.parent.parent / "workflows" / "results" / "adaptive_analyst.json"
+ANALYST = FOLDER.parent.parent / "benchmarks" / "results" / "adaptive_analyst.json"
 
 
 def main() -> None:

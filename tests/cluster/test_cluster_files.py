@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
-
-from dpdist.jobs.job_file import read_job
-from dpdist.runtime.cluster import WORKER_ENVIRONMENT
 from faults import nightly, worker_environment
 from faults.nightly import CLUSTER
 from faults.packages import missing, need
 from faults.waiting import until
+
+from dpdist.jobs.job_file import read_job
+from dpdist.runtime.cluster import WORKER_ENVIRONMENT
 
 WAYS = ("laptop", "hand", "ssh", "slurm", "kubernetes", "cloud", "containers", "systemd", "cron")
 PRIVATE = "DASK_DISTRIBUTED__"

@@ -11,9 +11,8 @@ from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
 
-from support.estimator_scene import ingested, table
-
 from faults.packages import missing, need_time
+from support.estimator_scene import ingested, table
 
 CONFIG = """
 c.DaskGateway.backend_class = "dask_gateway_server.backends.local.UnsafeLocalBackend"

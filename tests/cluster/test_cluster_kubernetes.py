@@ -17,7 +17,6 @@ import kubernetes_validate
 import pytest
 import yaml
 from cryptography import x509
-
 from faults.nightly import CLUSTER
 from faults.packages import missing
 

@@ -9,7 +9,6 @@ import dask
 import pytest
 import yaml
 from distributed.security import Security
-
 from faults import cluster_faults, namespaces, slurm_site
 from faults.nightly import CLUSTER
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from faults import nightly
 from faults.nightly import CLUSTER, Job
 from faults.packages import PATH, need, need_time

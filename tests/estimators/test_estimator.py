@@ -458,7 +458,7 @@ def test_the_package_is_imported_fast_and_does_without_what_is_optional() -> Non
 def test_the_lines_of_the_readme_run(tmp_path: Path) -> None:
     """No warning: both directions can be told from noise, which takes a squared cosine of 2/3.
 
-    Of 12 draws the least had .896 (deviation .008). ``workflows.documentation`` runs the other pages.
+    Of 12 draws the least had .896 (deviation .008). ``benchmarks.documentation`` runs the other pages.
     """
     block = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
     subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True, timeout=300)

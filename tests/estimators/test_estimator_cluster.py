@@ -13,12 +13,12 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
+from faults import namespaces
 from support.estimator_scene import CLIP, COLUMNS, ingested, table
 
 from dpdist import PrivatePCA
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ledger.in_memory import Register
-from faults import namespaces
 
 pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}

@@ -13,6 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse
+from faults import sentinel
 from scipy import stats
 from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
@@ -33,7 +34,6 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.accounting import composed_epsilon_micro, fits
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import combine, trusted
-from faults import sentinel
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Rows of the same number and kind were released"

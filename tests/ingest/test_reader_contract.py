@@ -40,6 +40,7 @@ import pyarrow.parquet as pq
 import pytest
 import xarray
 import zarr
+from faults import fuzzing
 from scipy import sparse
 from support.folders import ROOT
 from support.ingest_scene import (
@@ -63,7 +64,6 @@ from dpdist.ingest.readers.base import Choices, NoRowsError, Source
 from dpdist.ingest.sources import opened_sources
 from dpdist.ingest.write import ingest
 from dpdist.rows.columns import DTYPES
-from faults import fuzzing
 
 NAMES = ("one", "two", "Åthree", "with,comma", "five")
 ROWS = 23
@@ -465,7 +465,7 @@ def test_flipped_bytes_raise_nothing_else_and_leave_nothing(kind: Kind, tmp_path
     path = kind.good(tmp_path)
     draw = random.Random(1)
     parts = {part: part.read_bytes() for part in kind.parts(path)}
-    for number in range(6 if kind.apart else 50):  # workflows/fuzz.py has many more
+    for number in range(6 if kind.apart else 50):  # benchmarks/fuzz.py has many more
         part = draw.choice(list(parts))
         content = bytearray(parts[part])
         content[draw.randrange(min(len(content), 200) if number % 2 else len(content))] = draw.randrange(256)

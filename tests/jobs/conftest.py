@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.nightly import JOB
 from support.nightly_scene import Place
 
 from dpdist.rows.chunks import ChunkReader
 from dpdist.runtime.cluster import Cluster
-from faults.nightly import JOB
 
 
 @pytest.fixture

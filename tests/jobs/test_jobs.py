@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faults.nightly import events
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest import write as ingesting
@@ -23,7 +24,6 @@ from dpdist.pipeline import budget, release
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import FolderStore
-from faults.nightly import events
 
 PLAIN = """
 [rows]

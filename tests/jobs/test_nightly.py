@@ -18,6 +18,8 @@ import numpy.typing as npt
 import pytest
 import zarr
 from bed_reader import to_bed
+from faults import crash_driver
+from faults.nightly import JOB
 from support.nightly_scene import Place
 
 from dpdist.errors import DataError, RefusedError, UsageError
@@ -28,8 +30,6 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.rows.chunks import SEAL, ChunkReader, sealed_tags
 from dpdist.rows.periods import open_periods
-from faults import crash_driver
-from faults.nightly import JOB
 
 
 def test_each_night_releases_the_new_period_and_reads_nothing_else(place: Place, chunks: list[str]) -> None:

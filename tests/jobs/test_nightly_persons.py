@@ -13,6 +13,7 @@ import anndata
 import numpy as np
 import pandas as pd
 import pytest
+from faults.nightly import JOB
 from support.nightly_scene import Place
 
 from dpdist.errors import DataError, RefusedError, UsageError
@@ -31,7 +32,6 @@ from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import open_ingested
 from dpdist.rows.persons import Watch
 from dpdist.rows.units import KeptRows, Numbers, Unit, kept_of_each, named_units
-from faults.nightly import JOB
 
 PERSONS = JOB.replace("periods = true", 'periods = true\nprivacy_unit = "who"\nmax_rows = 2\nmax_periods = 3')
 ALWAYS, STRANGER = 7, 1000

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faults.nightly import JOB
 from support.nightly_scene import Place
 
 from dpdist.errors import RefusedError
@@ -25,7 +26,6 @@ from dpdist.release import histograms
 from dpdist.release.artefact import open_release
 from dpdist.release.parse import request_from
 from dpdist.report.status import preview_words
-from faults.nightly import JOB
 
 SCALED = JOB.replace("clip = 8.0", 'clip = "auto"\nscale = "private"\ncentre = "private"')
 WHOLE = PrivacyLoss.parse("1", "1e-6")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faults.nightly import JOB
 from scipy.stats import chi2
 from support.nightly_scene import Place
 from support.tallies import FALSE_ALARM
@@ -20,7 +21,6 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, write_sum
 from dpdist.release.series import Tree, variance_factor
-from faults.nightly import JOB
 
 
 def test_the_total_is_the_sum_of_what_was_published(place: Place) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from faults.nightly import JOB
 from scipy.stats import chi2
 from support.ledgers import DiedError, dies
 from support.nightly_scene import Place
@@ -36,7 +37,6 @@ from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.runtime.cluster import Cluster
 from dpdist.triangle import Band
-from faults.nightly import JOB
 
 ROOT = JOB + 'factorisation = "square-root"\ncontinual = 3\n'
 BANDED = JOB + 'factorisation = "banded"\nband = 2\n'

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from faults.nightly import JOB
 from support.cli_scene import Call
 
 from dpdist.cli import cli
@@ -21,7 +22,6 @@ from dpdist.ledger.state import State
 from dpdist.pipeline import budget
 from dpdist.report.status import preview_words, status_words
 from dpdist.runtime.cluster import Cluster
-from faults.nightly import JOB
 
 PLAIN = """
 [rows]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import crash_driver as driver
 from support.ledgers import (
     DATASET,
     begun,
@@ -45,7 +46,6 @@ from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import State
 from dpdist.privacy.accounting import caps_for
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
-from faults import crash_driver as driver
 
 PATIENCE = 300.0
 SPAWN = multiprocessing.get_context("spawn")

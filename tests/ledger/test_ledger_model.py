@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from faults.postgres_server import Server
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -24,7 +25,6 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO, PrivacyLoss
-from faults.postgres_server import Server
 
 IDS = st.sampled_from(["a", "a-b", "ab", "b_1"])
 """Some are prefixes of others: deleting the drafts of one must not touch another's."""

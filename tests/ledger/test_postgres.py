@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from faults import postgres_server
+from faults.postgres_server import PASSWORD, Server
 from support.ledgers import losses
 from support.releases import content_of
 
@@ -25,8 +27,6 @@ from dpdist.ledger.postgresql import PostgresStorage
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.runtime.cluster import Cluster
-from faults import postgres_server
-from faults.postgres_server import PASSWORD, Server
 
 MODULE = "dpdist.ledger.postgresql"
 COST = Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss(MICRO), None, Arithmetic.IDEAL_REAL, "none")

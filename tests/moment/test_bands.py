@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zarr
+from faults import crash_driver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledgers import losses
@@ -45,7 +46,6 @@ from dpdist.rows.table import Shape
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import store_at
 from dpdist.triangle import Band, packed, unpacked
-from faults import crash_driver
 
 Lattice = npt.NDArray[np.int64]
 COLUMNS = 7

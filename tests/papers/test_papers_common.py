@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client
+from faults.waiting import until
 from support.folders import HOW_TO_FETCH, NO_GENOMES, ROOT, without_data
 
 from dpdist.errors import DataError, PrivacyLeakWarning, UsageError
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.local import Here
-from faults.waiting import until
 from papers.common import answers, data, runs
 
 SETTINGS = {"seed": 1}
@@ -114,7 +114,7 @@ def bare(tmp_path: Path) -> Iterator[str]:
 def energy_there(cell: runs.Json, moment: answers.PublicMoment) -> runs.Json:
     request = answers.request_for("gaussian", ("1000", "1e-3"), moment.bound, {})
     components = answers.private_components(request, moment, cell["k"])
-    there = importlib.util.find_spec("workflows") is not None
+    there = importlib.util.find_spec("benchmarks") is not None
     return {"energy": answers.captured_energy(components, moment), "scripts": there}
 
 

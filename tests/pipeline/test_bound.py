@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from click.testing import CliRunner, Result
+from faults.forks import forking
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -59,7 +60,6 @@ from dpdist.rows.periods import create_periods
 from dpdist.rows.units import Unit
 from dpdist.rows.writing import chunk_key
 from dpdist.runtime.cluster import Cluster
-from faults.forks import forking
 
 BUDGET = PrivacyLoss.parse("3")
 GRID = NormGrid.parse("1:64:2")

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from distributed import Client, LocalCluster
+from faults import crash_driver
 
 from dpdist.errors import DpdistError
 from dpdist.estimators.inputs import Rows
@@ -39,7 +40,6 @@ from dpdist.rows.units import Unit
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.local import Work
 from dpdist.triangle import Band, packed
-from faults import crash_driver
 
 Lattice = npt.NDArray[np.int64]
 ROWS, COLUMNS, CHUNK = 90, 5, 10

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from faults import sentinel
 
 import dpdist
 from dpdist.cli import cli
@@ -25,7 +26,6 @@ from dpdist.rows.units import Unit
 from dpdist.rows.writing import chunk_key
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import CHECKSUM_BYTES
-from faults import sentinel
 
 BUDGET = PrivacyLoss.parse("2", "1e-5")
 NAMES = tuple(f"column-{i}" for i in range(sentinel.COLUMNS))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
+from faults import crash_driver
 from support.cli_scene import Call
 from support.parts import added, parts_of
 from support.replays import Recording, Replaying
@@ -35,7 +36,6 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.bounding import RowBound
 from dpdist.runtime.cluster import Cluster
-from faults import crash_driver
 
 BUDGET = PrivacyLoss.parse("4", "1e-6")
 DECLARED = ("--budget-epsilon", "4", "--budget-delta", "1e-6")

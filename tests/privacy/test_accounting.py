@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+from faults.adaptive_analyst import halves, played, random_menu, random_staircase, staircase
 from scipy import stats
 
 from dpdist.errors import DataError, UsageError
@@ -29,7 +30,6 @@ from dpdist.privacy.accounting import (
 )
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.privacy.profile import mu_of_pure
-from faults.adaptive_analyst import halves, played, random_menu, random_staircase, staircase
 
 # (epsilon, delta, sigma) at sensitivity 1 and (epsilon, sigma, Delta, delta), computed independently in 50 digits
 GOLDEN_SIGMA = [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faults import weakened
 from scipy import stats
 from support.registered import least_options, loss_for
 from support.tallies import FALSE_ALARM
@@ -19,7 +20,6 @@ from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.audit import Count, Finding, Weighted, examine, examine_weighted, implied_delta, rejects
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from faults import weakened
 
 ONE = PrivacyLoss.parse("1")
 UNIT = 4**16

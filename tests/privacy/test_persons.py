@@ -9,11 +9,11 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from faults.person_attack import MOST, PLANS, audited
 
 from dpdist.privacy.persons import rows_charged
 from dpdist.release.series import Toeplitz, Tree, banded, levels_for, person_factor, square_root
 from dpdist.rows.units import Unit
-from faults.person_attack import MOST, PLANS, audited
 
 NIGHTS = 9
 Weights = npt.NDArray[np.int64]

@@ -15,6 +15,8 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+from faults.browser import Page, browser
+from faults.packages import need
 from support.releases import assemble
 
 from dpdist._util.text import exactly
@@ -36,8 +38,6 @@ from dpdist.report.charts import spectrum
 from dpdist.report.html import Shape, write
 from dpdist.report.promise import accuracy, hits
 from dpdist.rows.units import Unit
-from faults.browser import Page, browser
-from faults.packages import need
 from papers.common.drawn import drawn
 
 HOSTILE = "<script>alert('$x$')</script>&\"'"

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from distributed import Client, LocalCluster
+from faults.waiting import until
 
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.runtime import sums
 from dpdist.runtime.collections import computing, reduce_blocks
 from dpdist.runtime.sums import OnDask
-from faults.waiting import until
 
 COLUMNS = 3
 

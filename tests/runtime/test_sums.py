@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from distributed import LocalCluster, get_worker
+from faults.waiting import until
 
 import dpdist
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
@@ -33,7 +34,6 @@ from dpdist.runtime.cluster import WORKER_ENVIRONMENT, Cluster
 from dpdist.runtime.connecting import silent
 from dpdist.runtime.local import Each, Engine, Here, Pass, Private, Secret, Work, shared_by, unit_of
 from dpdist.runtime.sums import OnDask
-from faults.waiting import until
 
 SECRET = 7_312_519
 ROOT = Path(__file__).parents[2]

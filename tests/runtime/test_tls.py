@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributed import Client
+from faults import worker_environment
+from faults.waiting import until
 from support.cli_scene import start
 from support.folders import CLUSTER
 
@@ -31,8 +33,6 @@ from dpdist.runtime import tls as tls_keys
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.sums import OnDask
 from dpdist.runtime.tls import Certificates, require_safe, require_safe_cluster
-from faults import worker_environment
-from faults.waiting import until
 
 MAKE = CLUSTER / "make-certificates"
 LOOPBACK = ("--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0")

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
+from faults.forks import Forks, forking
+from faults.store_proxy import DENIED, EXPIRED, GONE, Answer, Proxy, store_proxy
 from obstore.store import S3Store
 from support.ledgers import losses
 from support.s3_server import S3Server, s3_server
@@ -41,8 +43,6 @@ from dpdist.runtime.cluster import Cluster
 from dpdist.storage import arrays, connections, objects
 from dpdist.storage.objects import ObjectStore
 from dpdist.storage.store import store_at
-from faults.forks import Forks, forking
-from faults.store_proxy import DENIED, EXPIRED, GONE, Answer, Proxy, store_proxy
 
 BUDGET, COST = PrivacyLoss.parse("3"), PrivacyLoss.parse("1")
 REQUEST = ReleaseRequest("laplace", COST, 20.0, grid_bits=10)

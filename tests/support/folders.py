@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"
-RESULTS = ROOT / "workflows" / "results"
+RESULTS = ROOT / "benchmarks" / "results"
 STORED = ROOT / "tests" / "stored"
 """What older versions wrote."""
 PUBLIC_DATA = Path(os.environ.get("DPDIST_TEST_DATA", ROOT.parent / "shared" / "data"))

@@ -10,6 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from faults.postgres_server import Server
+
 from dpdist._util.ids import random_token
 from dpdist.ledger.address import Address, LedgerAddress
 from dpdist.ledger.ledger import Ledger
@@ -18,7 +20,6 @@ from dpdist.mechanisms.gaussian import Gaussian
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from faults.postgres_server import Server
 
 DATASET = "0123456789abcdef" * 2
 Alteration = Callable[[LedgerAddress], object]

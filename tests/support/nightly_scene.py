@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from faults.nightly import events
 
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
 from dpdist.jobs.periodic import PeriodicOutcome
 from dpdist.ledger.ledger import Ledger
 from dpdist.rows.bounding import RowBound
-from faults.nightly import events
 
 
 @dataclass

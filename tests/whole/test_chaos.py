@@ -1,4 +1,4 @@
-"""A release survives every kind of fault, on a real cluster, with either ledger; hundreds are in workflows/chaos.py.
+"""A release survives every kind of fault, on a real cluster, with either ledger; hundreds are in benchmarks/chaos.py.
 
 What is injected stands in :mod:`chaos`, what must hold afterwards in :mod:`chaos_scene`. The tests of the checks
 themselves come first: each invariant's check must fail where the invariant does not hold.
@@ -14,6 +14,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from faults import chaos, chaos_stage, sentinel
+from faults.chaos import Fault
+from faults.chaos_cluster import WORKERS
+from faults.chaos_scene import MissedError, Scene
+from faults.chaos_stage import Stage, staging
+from faults.postgres_server import Server
 
 from dpdist.mechanisms.base import Additive
 from dpdist.moment.total import drawn
@@ -22,15 +28,9 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.triangle import packed, unpacked
-from faults import chaos, chaos_stage, sentinel
-from faults.chaos import Fault
-from faults.chaos_cluster import WORKERS
-from faults.chaos_scene import MissedError, Scene
-from faults.chaos_stage import Stage, staging
-from faults.postgres_server import Server
 
 SEARCHED = {"driver killed", "trusted process killed", "chunk damaged"}
-"""Kinds after which the memory of scheduler and client is searched too; after more in workflows/chaos.py."""
+"""Kinds after which the memory of scheduler and client is searched too; after more in benchmarks/chaos.py."""
 
 # --- the checks can fail ----------------------------------------------------------------------------------------------
 

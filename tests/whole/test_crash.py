@@ -18,6 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faults import crash_driver
+from faults.crash_points import FAULTS, STAGED_FAULTS, Left
+from faults.forks import forking
+from faults.nightly import events
+from faults.waiting import PATIENCE, until
 from support.ledgers import losses
 
 from dpdist.ledger.ledger import Ledger
@@ -26,11 +31,6 @@ from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.rows.dataset import created
-from faults import crash_driver
-from faults.crash_points import FAULTS, STAGED_FAULTS, Left
-from faults.forks import forking
-from faults.nightly import events
-from faults.waiting import PATIENCE, until
 
 BUDGET, COST = PrivacyLoss.parse("3"), PrivacyLoss.parse("1")
 DRIVER = [sys.executable, crash_driver.__file__]

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zarr
+from faults import worker_environment
+from faults.waiting import until
 from scipy import stats
 from sklearn.datasets import load_breast_cancer, load_digits
 from support.folders import HOW_TO_FETCH, PUBLIC_DATA
@@ -23,8 +25,6 @@ from support.tallies import FALSE_ALARM
 
 from dpdist.pca.components import captured_variance
 from dpdist.pca.eigen import top_eigenpairs
-from faults import worker_environment
-from faults.waiting import until
 
 SECONDS = 300
 

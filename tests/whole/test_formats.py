@@ -15,13 +15,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pytest
+from faults.packages import missing, need
+from formats.schemas import schemas
 from support.cli_scene import Call
 from support.folders import ROOT, STORED, unpack
 
 import dpdist
 from dpdist.release import archive
-from faults.packages import missing, need
-from formats.schemas import schemas
 
 HOSTILE = ["=1+1", "@x", "a,b", 'q"t', "mass"]
 LOSS: dict[str, Any] = {"epsilon": 50, "delta": 1e-6, "clip": 12}
@@ -45,8 +45,8 @@ def attributes(path: Path) -> Any:
 def test_the_published_schemas_are_those_of_the_code() -> None:
     for name, schema in schemas().items():
         jsonschema.Draft202012Validator.check_schema(schema)
-        written = json.loads((ROOT / "formats" / name).read_text())
-        assert written == json.loads(json.dumps(schema)), "run: python -m formats.schemas"
+        written = json.loads((ROOT / "docs" / "formats" / name).read_text())
+        assert written == json.loads(json.dumps(schema)), "run: python docs/formats/schemas.py"
 
 
 def test_releases_and_models_of_every_version_are_as_the_schemas_say(tmp_path: Path, place: Path) -> None:
@@ -173,11 +173,11 @@ def test_r_reads_a_release_a_model_and_a_table(place: Path, tmp_path: Path, call
         missing("r-cran-jsonlite", "Debian: apt-get install r-cran-jsonlite")
     for name in ("release.zarr", "model.zarr"):
         (tmp_path / name).symlink_to(place / name)
-    (tmp_path / "formats").symlink_to(ROOT / "formats")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     assert (
         call("regress", place / "release.zarr", "--target", "mass", "--table", tmp_path / "coefficients.csv").code == 0
     )
-    page = (ROOT / "formats" / "README.md").read_text()
+    page = (ROOT / "docs" / "formats" / "README.md").read_text()
     script = page.partition("```r\n")[2].partition("```")[0]
     group = zarr_of(tmp_path / "many")
     script += (

@@ -1,4 +1,4 @@
-"""A few cases of workflows/fuzz.py of each kind, and all that failed once."""
+"""A few cases of benchmarks/fuzz.py of each kind, and all that failed once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEDS = RESULTS / "fuzz_seeds.json"
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux gives it")
 def test_damaged_files_of_every_kind_end_in_one_sentence_and_leave_nothing(tmp_path: Path) -> None:
     options = ["--cases", "1", "--seeds", str(SEEDS), "--out", str(tmp_path / "found")]
-    command = [sys.executable, "-m", "workflows.fuzz", *options]
+    command = [sys.executable, "-m", "benchmarks.fuzz", *options]
     ran = subprocess.run(command, cwd=SEEDS.parents[2], capture_output=True, text=True, check=False, timeout=600)
     assert ran.returncode == 0, ran.stderr
     found = json.loads((tmp_path / "found.json").read_text())

@@ -11,7 +11,7 @@ from support.folders import ROOT
 
 
 def test_some_nights_is_simulated_and_reported(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "workflows.nightly_year", "--periods", "4", "--output", str(tmp_path / "week")]
+    command = [sys.executable, "-m", "benchmarks.nightly_year", "--periods", "4", "--output", str(tmp_path / "week")]
     command += ["--form", "single periods", "--form", "tree"]
     run = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr

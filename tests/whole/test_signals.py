@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from faults import signals
 
 SENTENCE = "dpdist: Interrupted by {}: the same command resumes, and charges nothing twice.\n"

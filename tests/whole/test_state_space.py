@@ -1,6 +1,6 @@
 """The state machine of a release, exhaustively: every interleaving of small sets of processes that die and are copied.
 
-Larger sets are searched by ``workflows/state_space.py``; its results are in ``workflows/results/state_space.md``.
+Larger sets are searched by ``benchmarks/state_space.py``; its results are in ``benchmarks/results/state_space.md``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from faults.state_machine import Command
+from faults.state_space import Space, ViolationError
 
 from dpdist.ledger import witness
 from dpdist.ledger.journal import Aborted, Staged
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, Record, State, View
 from dpdist.privacy.parallel import PeriodFilters
-from faults.state_machine import Command
-from faults.state_space import Space, ViolationError
 
 X, Y = Command("x"), Command("y")
 COPY_OF_X = Command("x", 1)
