@@ -1,66 +1,8 @@
 """JOB.toml: a whole job as a file, checked completely before anything starts.
 
-::
-
-    [rows]                       # ingested only when the rows do not exist yet
-    path = "rows.zarr"           # or, as those below, in an object store: "s3://bucket/rows.zarr", gs://, az://
-    source = "data.csv"          # optional: file or folder, or its address, such as s3://bucket/folder
-    in_place = false             # true: rows stay in source, which is not to be changed; none are copied
-    budget_epsilon = 2           # optional, with source: declared at ingest
-    budget_delta = 1e-6
-    budget_pure = 0.5            # optional: part of epsilon for releases that are not Gaussian, beside Gaussian ones
-    budget_delta_reserve = 1e-7  # optional: part of delta for them
-    columns = ["age", "height"]  # optional
-    variable = "counts"          # optional: the array of rows, of a file that holds several
-    missing = 0                  # optional: the alleles to put where a genotype is missing
-    genotypes = {multiallelic = "skip", haploid = "double"}  # optional: rules for what else there is
-    rows_dimension = "cell"      # optional: the dimension of an array along which the rows are
-    header = "yes"               # optional: the first line of text names the columns; or "no", it is a row
-    schema = "schema.toml"       # optional: what the columns mean, where they are not all numbers
-    privacy_unit = "person"      # optional: a column of whole numbers; of each only max_rows rows are kept
-    max_rows = 3
-    keep = "random"              # optional: which of them; default: the first ones
-    periods = false              # true: path is a folder of periods, source one of an entry per period
-    max_periods = 7              # with periods and a privacy unit: rows of each are kept in the first 7 of its periods
-    exclude = "left.txt"         # optional, likewise: a private list of units whose rows to come are left out
-
-    [release]
-    path = "release.zarr"
-    epsilon = 1
-    clip = 100.0
-    delta = 1e-6                 # the rest is optional
-    mechanism = "gaussian"
-    neighbours = "replace-one"
-    centre = "none"              # none, private, or a file
-    grid_bits = 12               # default: so many that rounding is below 5 % of the noise
-    rows_at_most = 10000000      # public; grid bits follow from it where n is private, and with periods
-    options = {components = 10}  # of mechanisms that have some
-    period = "2026-W47"
-    id = "week-47"
-    accept_large_delta = false   # true: also a delta of 1/n or more
-    continual = 365              # with periods: so many keep the noise of their total logarithmic in their number
-    factorisation = "tree"       # or "square-root", "banded": less noise, and older rows are read every night
-    band = 64                    # with "banded": how many periods a night reads
-    window = 7                   # with either: the sum of the last 7 periods too, from the same releases
-    ledger = "rows.ledger"       # or "postgresql+psycopg://user@host/database?ledger=NAME", without a password
-
-    [pca]                        # optional
-    path = "model.zarr"
-    components = 10
-
-    [project]                    # optional, needs [pca]
-    path = "scores.zarr"
-
-    [cluster]                    # optional
-    scheduler = "tls://10.0.0.1:8786"  # or workers = 4, on this machine
-    tls_ca = "certificates/ca.pem"     # these three for tls://
-    tls_cert = "certificates/client.pem"
-    tls_key = "certificates/client.key"
-    insecure = false                   # true: tcp:// over the network
-    trusted = "driver"                 # or "worker", not with periods
-
-With ``periods = true`` every run takes in and releases the periods that are new (:mod:`dpdist.jobs.periodic`);
-[release] and [pca] then name folders of this machine. Paths are relative to the file. Decimal numbers are read exactly.
+Its keys are those of :mod:`dpdist.jobs.sections`. With ``periods = true`` every run takes in and releases the periods
+that are new (:mod:`dpdist.jobs.periodic`); [release] and [pca] then name folders of this machine. Paths are relative to
+the file. Decimal numbers are read exactly.
 """
 
 from __future__ import annotations

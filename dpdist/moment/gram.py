@@ -183,7 +183,7 @@ class _Integers:
             raise ValueError("16-bit integers do not hold a row")
         self._band = band
         self._multiply = kernel.multiply_with(arithmetic.value)
-        self._pack = kernel.pack()
+        self._pack = kernel.pack
         panels = -(-band.width // kernel.PANEL)
         self._pairs = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))
         self._always_exact = exact_rows // 2

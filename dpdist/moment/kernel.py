@@ -308,7 +308,7 @@ def _gathers(together: int) -> Any:
 _FOUR, _TWO = _gathers(4), _gathers(2)
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit(inline="always")  # type: ignore[untyped-decorator]
 def _split(panels: Any, pairs: int, found: Any, order: Any) -> int:
     """Write the numbers of rows that 8 bits hold, and those of the others from the end on; return how many they are."""
     found[:pairs] = 0
@@ -327,7 +327,7 @@ def _split(panels: Any, pairs: int, found: Any, order: Any) -> int:
     return few
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit(inline="always")  # type: ignore[untyped-decorator]
 def _regrouped(panels: Any, pairs: int, most: int, room: Any) -> int:
     """Put rows that 8 bits hold in front of the panels, four to a line, and the pairs of the others behind them."""
     if 2 * pairs > most or panels.shape[0] < _FEWEST_PANELS:
@@ -349,7 +349,7 @@ def _regrouped(panels: Any, pairs: int, most: int, room: Any) -> int:
     return fours
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit(inline="always")  # type: ignore[untyped-decorator]
 def _exact(factors: int, panel: int, pairs: int, least: int, at_once: Any) -> None:
     """Write for each panel how many pairs may be added at once: 32 bits hold the sums of squares of its columns.
 
@@ -412,7 +412,7 @@ def _multiply_lines(factors: int, panel: int, lines: int, exact: Any, ends: int,
             row += PANEL if tall else 8
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit(inline="always")  # type: ignore[untyped-decorator]
 def _last(room: Any, panels: int) -> Any:
     """Return the last numbers in it, one for each panel."""
     return room.reshape(-1)[room.size - panels :]
@@ -496,9 +496,13 @@ def _pack(block: Any, start: int, filled: int, panels: Any) -> None:
 
 
 @cache
-def pack() -> Callable[[npt.NDArray[np.float64], int, int, Panels], None]:
-    """Return what writes the columns of a block from one on, C-ordered integers, behind the rows that panels hold."""
+def _compiled_pack() -> Callable[[npt.NDArray[np.float64], int, int, Panels], None]:
     found: Callable[[npt.NDArray[np.float64], int, int, Panels], None] = compiled(
         _pack, "void(float64[:, ::1], int64, int64, int32[:, :, ::1])", nogil=True
     )
     return found
+
+
+def pack(block: npt.NDArray[np.float64], start: int, filled: int, panels: Panels) -> None:
+    """Write the columns of a block from one on, C-ordered integers, behind so many rows that panels hold."""
+    _compiled_pack()(block, start, filled, panels)

@@ -1,8 +1,23 @@
 """Unbiased rounding in machine code: the bits of :mod:`dpdist.rows.dither`.
 
-Rows go from what is stored to integers a bunch of 32 at a time, in buffers that stay in a core's own caches. It is
-written in the language of LLVM, which makes of vectors of 16 whatever the processor has; what it computes in float64
-are the operations of NumPy, in its order, and LLVM joins none of them.
+Rows go from what is stored to integers a bunch of 32 at a time, in buffers that stay in a core's own caches. What is
+computed in float64 are the operations of NumPy, in its order, and LLVM joins none of them.
+
+The loops are plain numba, compiled for the dtype of the rows alone, and each is inlined into the two functions that
+NumPy calls: a function that numba compiles by itself takes a quarter of a second more, of every fresh machine. Four
+things are written in the language of LLVM, as vectors of 16, because numba was measured to be slower on two cores with
+AVX2 (the whole of it in plain numba: 2.6 ns for an entry of 784 columns in place of 1.25, and 3.6 s more to compile):
+
+* ChaCha (:func:`_emit_group`): 16 words of 16 blocks stay in registers. In an array they are loaded and stored at every
+  step, 0.9 ns for an entry.
+* the squared norm (:func:`_emit_squared_norm`): 16 sums stay in registers, and their order is that of NumPy.
+* rounding two rows of 16 columns to one word for each column (:func:`_emit_panel`), which is how the Gram matrix of
+  16-bit integers takes them (:mod:`dpdist.moment.kernel`): the integer is the low half of a float64, moved with its
+  sign, and the instructions that add four bytes, or multiply two pairs of 16 bits, are found in no loop by LLVM.
+* the sums of their squares, by which each row is verified (:func:`_emit_norms`).
+
+Rows that are not finite, whose squared norm overflows, or that rounding left too long are told by their number and done
+in NumPy, one by one: of rows on the sphere one in 100,000 is too long.
 
 Machine code is handed addresses, and counts no references. So it allocates nothing: whatever it reads or writes is held
 by the caller in Python until it returns (:class:`_Prepared`).
@@ -13,7 +28,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,8 +47,10 @@ _BLOCK = _PAIRS * _LINE
 _FLOATS_OF = 2048
 """Columns of as many rows as are shifted before they are rounded: a third of the first cache."""
 _16, _LOW = np.int32(16), np.int32(0xFFFF)
-_I1, _I8, _I16, _I32, _I64, _DOUBLE = *map(ir.IntType, (1, 8, 16, 32, 64)), ir.DoubleType()
-_SUMS, _FLOATS, _MASK = (ir.VectorType(each, _LANES) for each in (_I32, _DOUBLE, _I1))
+_AS_STORED = {np.dtype(dtype) for dtype in ("f4", "f8", "i1", "i2", "i4", "u1", "u2")}
+"""Types that are read as they are stored; NumPy makes float64 of others."""
+_I16, _I32, _I64, _DOUBLE = *map(ir.IntType, (16, 32, 64)), ir.DoubleType()
+_SUMS, _FLOATS = (ir.VectorType(each, _LANES) for each in (_I32, _DOUBLE))
 
 
 def _function(build: Any, name: str, result: Any, *arguments: Any) -> Any:
@@ -104,79 +120,29 @@ def _group(_context: Any, _state: Any, _first: Any, _out: Any) -> Any:
     return types.void(*[types.int64] * 3), emit
 
 
-def _emit_shift(build: Any, dtype: Any, kind: Any, arguments: Any, *, affine: bool) -> None:
-    """Emit the loop over the columns of a row that shifts and scales it and finds its squared norm."""
-    row, columns, centre, scale, out, norm = arguments
-    raw, size = ir.VectorType(kind, _LANES), dtype.bitwidth // 8
-
-    def group(start: Any, total: Any, values: Any) -> Any:
-        eight = _times(build, start, 8)
-        if isinstance(dtype, types.Float):
-            t = values if dtype.bitwidth == 64 else build.fpext(values, _FLOATS)
-        else:
-            t = (build.sitofp if dtype.signed else build.uitofp)(values, _FLOATS)
-        if affine:
-            t = build.fsub(t, _load(build, build.add(centre, eight), _FLOATS))
-            t = build.fdiv(t, _load(build, build.add(scale, eight), _FLOATS))
-        _store(build, t, build.add(out, eight))
-        return build.fadd(total, build.fmul(t, t))
-
-    before, loop, rest = build.basic_block, build.append_basic_block(), build.append_basic_block()
-    last, after = build.append_basic_block(), build.append_basic_block()
-    whole, nothing = build.and_(columns, _I64(-_LANES)), _constant(_FLOATS, 0.0)
-    build.cbranch(build.icmp_signed(">", whole, _I64(0)), loop, rest)
-    build.position_at_end(loop)
-    start, total = build.phi(_I64), build.phi(_FLOATS)
-    added = group(start, total, _load(build, build.add(row, _times(build, start, size)), raw))
-    following = build.add(start, _I64(_LANES))
-    for phi, first, new in ((start, _I64(0), following), (total, nothing, added)):
-        phi.add_incoming(first, before)
-        phi.add_incoming(new, loop)
-    build.cbranch(build.icmp_signed("<", following, whole), loop, rest)
-    build.position_at_end(rest)
-    so_far = build.phi(_FLOATS)
-    so_far.add_incoming(nothing, before)
-    so_far.add_incoming(added, loop)
-    build.cbranch(build.icmp_signed("<", whole, columns), last, after)
-    build.position_at_end(last)
-    name = f"llvm.masked.load.v16{'f' if isinstance(dtype, types.Float) else 'i'}{dtype.bitwidth}.p0"
-    load = _function(build, name, raw, raw.as_pointer(), _I32, _MASK, raw)
-    left = _all(build, _SUMS, build.trunc(build.sub(columns, whole), _I32))
-    there = build.icmp_signed("<", ir.Constant(_SUMS, list(range(_LANES))), left)
-    place = build.inttoptr(build.add(row, _times(build, whole, size)), raw.as_pointer())
-    finished = group(whole, so_far, build.call(load, [place, _I32(1), there, ir.Constant(raw, None)]))
-    build.branch(after)
-    build.position_at_end(after)
-    found = build.phi(_FLOATS)
-    found.add_incoming(so_far, rest)
-    found.add_incoming(finished, last)
-    lanes: Any = found
-    for count in (8, 4, 2, 1):  # half to half
+def _emit_squared_norm(build: Any, t: Any, panels: Any, norm: Any) -> None:
+    """Emit the sum of squares of so many panels of a row, added in 16 lanes, which are then added half to half."""
+    before = build.basic_block
+    with _each_pair(build, panels) as panel:
+        total = build.phi(_FLOATS)
+        values = _load(build, build.add(t, _times(build, panel, 8 * _LANES)), _FLOATS, _LINE)
+        added = build.fadd(total, build.fmul(values, values))
+        total.add_incoming(_constant(_FLOATS, 0.0), before)
+        total.add_incoming(added, build.basic_block)
+    lanes = added
+    for count in (8, 4, 2, 1):
         halves = (ir.Constant(ir.VectorType(_I32, count), list(range(i, i + count))) for i in (0, count))
         lanes = build.fadd(*(build.shuffle_vector(lanes, lanes, half) for half in halves))
-    _store(build, build.extract_element(lanes, _I32(0)), norm)
+    _store(build, build.extract_element(lanes, _I32(0)), norm, 8)
 
 
-def _shifts(dtype: Any, *, affine: bool = False) -> Any:
-    """Return ``shift(row, columns, centre, scale, out, norm)``, all of them addresses, for rows of a type."""
+@intrinsic  # type: ignore[untyped-decorator]
+def _squared_norm(_context: Any, _t: Any, _panels: Any, _norm: Any) -> Any:
+    def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
+        _emit_squared_norm(build, *arguments)
+        return context.get_dummy_value()
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def shift(_context: Any, _row: Any, _columns: Any, _centre: Any, _scale: Any, _out: Any, _norm: Any) -> Any:
-        def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-            _emit_shift(build, dtype, context.get_data_type(dtype), arguments, affine=affine)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 6), emit
-
-    return shift
-
-
-_FLOAT32, _FLOAT64 = _shifts(types.float32), _shifts(types.float64)
-_INT8, _INT16, _INT32 = _shifts(types.int8), _shifts(types.int16), _shifts(types.int32)
-_UINT8, _UINT16 = _shifts(types.uint8), _shifts(types.uint16)
-_AFFINE = _shifts(types.float64, affine=True)
-_KINDS = {np.dtype(dtype): i for i, dtype in enumerate(("f4", "f8", "i1", "i2", "i4", "u1", "u2"))}
-"""Types that are read as they are stored, in the order of :func:`_shifted`; NumPy makes float64 of others."""
+    return types.void(*[types.int64] * 3), emit
 
 
 def _emit_dither(build: Any, word: Any, low: Any, high: Any) -> tuple[Any, Any]:
@@ -302,7 +268,7 @@ def _norms(_context: Any, _sums: Any, _pairs: Any, _found: Any) -> Any:
     return types.void(*[types.int64] * 3), emit
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit(inline="always")  # type: ignore[untyped-decorator]
 def _fill(bunch: int, state: Any, words: Any) -> None:
     """Write the words of a bunch, (panels, pairs, 16)."""
     for panel in range(words.shape[0]):
@@ -310,128 +276,30 @@ def _fill(bunch: int, state: Any, words: Any) -> None:
         _group(state.ctypes.data, first, words.ctypes.data + _BLOCK * panel)
 
 
-@njit  # type: ignore[untyped-decorator]
-def _shifted(kind: int, row: int, step: int, count: int, columns: int, out: int, line: int, norm: int) -> None:
-    """Write rows as float64, and their squared norms."""
-    for i in range(count):
-        at, to, square = row + i * step, out + i * line, norm + 8 * i
-        if kind == 0:
-            _FLOAT32(at, columns, 0, 0, to, square)
-        elif kind == 1:
-            _FLOAT64(at, columns, 0, 0, to, square)
-        elif kind == 2:
-            _INT8(at, columns, 0, 0, to, square)
-        elif kind == 3:
-            _INT16(at, columns, 0, 0, to, square)
-        elif kind == 4:
-            _INT32(at, columns, 0, 0, to, square)
-        elif kind == 5:
-            _UINT8(at, columns, 0, 0, to, square)
-        else:
-            _UINT16(at, columns, 0, 0, to, square)
-
-
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def _from_huge(t: Any, norm: Any, inner: float) -> float:
-    """Bring a row whose squared norm overflows into range; return what shortens it, or 0 if it is not finite."""
-    largest, other = 0.0, 0.0
-    for j in range(t.size):
-        largest = max(largest, abs(t[j]))
-        other += t[j] * 0.0  # NaN as soon as one entry is infinite or NaN
-    if other != 0.0:
-        t[:] = 0.0
-        return 0.0
-    factor = math.ldexp(1.0, -math.frexp(largest)[1])
-    for j in range(t.size):
-        t[j] *= factor
-    _FLOAT64(t.ctypes.data, t.size, 0, 0, t.ctypes.data, norm.ctypes.data)
-    return inner / math.sqrt(norm[0])
-
-
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
 def _prepared(
-    rows: Any, begin: int, count: int, before: int, affine: Any, by: Any, words: Any, t: Any, norms: Any, factors: Any
-) -> int:
-    """Write what is rounded of rows of a bunch from one on, in t behind so many, and by what: 0 if it is not finite.
-
-    Return of how many rows the squared norm is not finite.
-    """
-    address, step, kind, columns = rows
-    line, norm = t.strides[0], norms.ctypes.data + 8 * begin
-    out = t.ctypes.data + line * before
-    _shifted(kind, address, step, count, columns, out, line, norm)
-    if affine.size:
-        centre, scale = affine.ctypes.data, affine.ctypes.data + affine.strides[0]
-        for i in range(count):
-            to = out + i * line
-            _AFFINE(to, t.shape[1], centre, scale, to, norm + 8 * i)
-    radius, inner, inverse, fine = by
-    scales, thirds = factors[0], factors[1]
-    odd = 0
-    for i in range(begin, begin + count):
-        short, long = inverse * fine, inner / math.sqrt(norms[i]) * fine
-        scales[i] = short if norms[i] <= radius * radius else long
-        odd += not norms[i] < math.inf
-    if odd:
-        for i in range(begin, begin + count):
-            if not norms[i] < math.inf:
-                scales[i] = _from_huge(t[before + i - begin], norms[i : i + 1], inner) * fine
-    for i in range(begin, begin + count):
-        block = columns + (i & 1)
-        word = words[block >> 4, i >> 1, block & 15]
-        thirds[i] = np.float64(np.int32(word >> np.uint32(12))) * 2.0**-20 + 2.0**-21
-    return odd
-
-
-@njit(fastmath={"reassoc"})  # type: ignore[untyped-decorator]
-def _plus_square(total: float, value: float) -> float:
-    return total + value * value
-
-
-@njit  # type: ignore[untyped-decorator]
-def _stepped(z: Any, norm: float, limit: float) -> float:
-    """Take single steps from integers that are too long after all, each from the largest; return the squared norm."""
-    while norm > limit:
-        largest = 0
-        for j in range(z.size):
-            if abs(z[j]) > abs(z[largest]):
-                largest = j
-        step = 1.0 if z[largest] > 0 else -1.0
-        norm -= 2.0 * abs(z[largest]) - 1.0
-        z[largest] -= step
-    return norm
-
-
-@njit  # type: ignore[untyped-decorator]
-def _mended(block: Any, place: int, odd: int, z: Any, finite: bool, norm: float, limit: float) -> None:
-    """Take steps from the even or the odd row of a pair; it becomes zero if it was not finite."""
-    for j in range(z.size):
-        pair = block[j >> 4, place, j & 15]
-        z[j] = np.float64(pair >> _16 if odd else np.int32(pair << _16) >> _16)
-    if finite:
-        _stepped(z, norm, limit)
-    else:
-        z[:] = 0.0
-    for j in range(z.size):
-        kept = block[j >> 4, place, j & 15] & (_LOW if odd else ~_LOW)
-        value = np.int32(z[j])
-        block[j >> 4, place, j & 15] = kept | (value << _16 if odd else value & _LOW)
-
-
-@njit  # type: ignore[untyped-decorator]
-def _verified(
-    block: Any, at: int, begin: int, stop: int, odd: int, squares: Any, factors: Any, z: Any, limit: float
+    rows: Any, begin: int, before: int, affine: Any, by: Any, words: Any, t: Any, norms: Any, factors: Any
 ) -> None:
-    """Mend the rows of a bunch whose squared norm exceeds the bound, and those that were not finite, if any were."""
-    for i in range(begin, stop):
-        odd += squares[i] > limit
-    if odd:
-        for i in range(begin, stop):
-            if factors[0, i] == 0.0 or squares[i] > limit:
-                _mended(block, at + (i >> 1), i & 1, z, factors[0, i] != 0.0, float(squares[i]), limit)
+    """Write what is rounded of rows of a bunch from one on, in t behind so many, and by what: NaN if not finite."""
+    radius, inner, inverse, fine = by
+    columns = rows.shape[1]
+    for i in range(rows.shape[0]):
+        for j in range(columns):
+            t[before + i, j] = rows[i, j]
+        if affine.size:
+            for j in range(columns):
+                t[before + i, j] = (t[before + i, j] - affine[0, j]) / affine[1, j]
+        number = begin + i
+        _squared_norm(t.ctypes.data + (before + i) * t.strides[0], t.shape[1] >> 4, norms.ctypes.data)
+        square = norms[0]
+        factor = inverse if square <= radius * radius else inner / math.sqrt(square)
+        block = columns + (number & 1)
+        word = words[block >> 4, number >> 1, block & 15]
+        factors[0, number] = factor * fine if square < math.inf else math.nan
+        factors[1, number] = np.float64(word >> np.uint32(12)) * 2.0**-20 + 2.0**-21
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit(inline="always")  # type: ignore[untyped-decorator]
 def _moved(held: Any, begin: int, stop: int, start: int, panels: Any, place: int, join: bool) -> None:
     """Copy rows of a bunch from a column on; beside a first odd row the even one stays, if it is there already."""
     within, first = start & 15, start >> 4
@@ -454,31 +322,29 @@ def _moved(held: Any, begin: int, stop: int, start: int, panels: Any, place: int
 
 
 def _pack_rows(
-    rows: Any, count: int, first_row: int, affine: Any, by: Any, limit: float, state: Any, words: Any, t: Any,
-    norms: Any, factors: Any, z: Any, mask: Any, sums: Any, squares: Any, held: Any, start: int, constant: int,
-    panels: Any, slot: int, join: bool,
-) -> None:  # fmt: skip
-    address, step, kind, columns = rows
-    filled, line = mask.shape[0], t.strides[0]
-    done = 0
+    rows: Any, first_row: int, affine: Any, by: Any, limit: float, state: Any, words: Any, t: Any, norms: Any,
+    factors: Any, left: Any, mask: Any, sums: Any, squares: Any, held: Any, start: int, constant: int, panels: Any,
+    slot: int, join: bool,
+) -> int:  # fmt: skip
+    count, columns = rows.shape
+    line, done, undone = t.strides[0], 0, 0
     while done < count:
         number, place = first_row + done, slot + ((first_row + done) >> 1) - (first_row >> 1)
         bunch, begin = number >> 5, number & 31
         stop = min(begin + count - done, BUNCH)
         first, last = begin >> 1, (stop + 1) >> 1
         straight = start == 0 and begin & 1 == 0 and stop & 1 == 0
-        block, at = (panels, place - first) if straight else (held, 0)  # the pairs of the bunch stand from there on
+        block, at = held, 0  # the pairs of the bunch stand from there on
+        if straight:
+            block, at = panels, place - first
         _fill(bunch, state, words)
         sums[:] = 0
-        odd = 0
         for low in range(begin & ~1, stop, t.shape[0]):
             here, high = max(low, begin), min(low + t.shape[0], stop)
-            odd += _prepared(
-                (address + (done + here - begin) * step, step, kind, columns), here, high - here, here - low, affine,
-                by, words, t, norms, factors,
-            )  # fmt: skip
+            some = rows[done + here - begin : done + high - begin]
+            _prepared(some, here, here - low, affine, by, words, t, norms, factors)
             pair, pairs = low >> 1, (high - low + 1) >> 1
-            for panel in range(filled):
+            for panel in range(mask.shape[0]):
                 _panel(
                     t.ctypes.data + 8 * _LANES * panel, line, factors.ctypes.data + 16 * pair,
                     words.ctypes.data + panel * _BLOCK + pair * _LINE, mask.ctypes.data + panel * _LINE,
@@ -486,70 +352,53 @@ def _pack_rows(
                     sums.ctypes.data + 2 * pair * _LINE, pairs,
                 )  # fmt: skip
         _norms(sums.ctypes.data + 2 * first * _LINE, last - first, squares.ctypes.data + 8 * first)
-        _verified(block, at, begin, stop, odd, squares, factors, z, limit)
+        for i in range(begin, stop):
+            if not (factors[0, i] > 0.0 and squares[i] <= limit):
+                left[undone] = done + i - begin
+                undone += 1
         if constant:
             for pair in range(first, last):
                 block[columns >> 4, at + pair, columns & 15] = np.int32(constant) << _16 | np.int32(constant)
         if not straight:
             _moved(held, begin, stop, start, panels, place, join and done == 0)
         done += stop - begin
+    return undone
 
 
 def _round_rows(
-    rows: Any, count: int, first_row: int, affine: Any, by: Any, limit: float, state: Any, words: Any, t: Any,
-    norms: Any, factors: Any, z: Any, drawn: Any, out: Any,
-) -> None:  # fmt: skip
-    address, step, kind, columns = rows
-    done, byte, half, inverse = 0, np.uint32(255), float(1 << FRACTION >> 1), 1.0 / (1 << FRACTION)
+    rows: Any, first_row: int, affine: Any, by: Any, limit: float, state: Any, words: Any, t: Any, norms: Any,
+    factors: Any, left: Any, out: Any,
+) -> int:  # fmt: skip
+    count, columns = rows.shape
+    done, undone, byte, half, inverse = 0, 0, np.uint32(255), float(1 << FRACTION >> 1), 1.0 / (1 << FRACTION)
     while done < count:
         bunch, begin = (first_row + done) >> 5, (first_row + done) & 31
         stop = min(begin + count - done, BUNCH)
         _fill(bunch, state, words)
         for i in range(begin, stop):
-            place = (i - begin) % t.shape[0]
-            if place == 0:
-                row = address + (done + i - begin) * step
-                some = min(t.shape[0], stop - i)
-                _prepared((row, step, kind, columns), i, some, 0, affine, by, words, t, norms, factors)
-            factor, third, norm = factors[0, i], factors[1, i], 0.0
-            if factor == 0.0:
-                out[done + i - begin] = 0.0
-                continue
-            for panel in range(words.shape[0]):
-                for lane in range(_LANES):
-                    drawn[panel * _LANES + lane] = words[panel, i >> 1, lane]
-            shift = np.uint32(16 * (i & 1))
+            row = done + i - begin
+            _prepared(rows[row : row + 1], i, 0, affine, by, words, t, norms, factors)
+            factor, third, shift, square = factors[0, i], factors[1, i], np.uint32(16 * (i & 1)), 0.0
             for j in range(columns):
-                word = drawn[j] >> shift
-                dither = np.float64(np.int32((word & byte) + (word >> np.uint32(FRACTION) & byte)))
-                z[j] = np.floor((np.rint(t[place, j] * factor + third) + dither - half) * inverse)
-                norm = _plus_square(norm, z[j])  # of integers: exact in any order while it is below 2^53
-            _stepped(z, norm, limit)
-            for j in range(columns):
-                out[done + i - begin, j] = z[j]
+                word = words[j >> 4, i >> 1, j & 15] >> shift
+                dither = np.float64((word & byte) + (word >> np.uint32(FRACTION) & byte))
+                z = np.floor((np.rint(t[0, j] * factor + third) + dither - half) * inverse)
+                out[row, j] = z
+                square += z * z  # of integers: exact in any order while it is below 2^53
+            if not square <= limit:
+                left[undone] = row
+                undone += 1
         done += stop - begin
+    return undone
 
 
-_SIGNATURE = (
-    "UniTuple(int64, 4), int64, int64, float64[:, ::1], UniTuple(float64, 4), float64, uint32[:, ::1], "
-    "uint32[:, :, ::1], float64[:, ::1], float64[::1], float64[:, ::1], float64[::1]"
-)
+_pack: Callable[..., int] = compiled(_pack_rows, error_model="numpy", nogil=True)
+_round: Callable[..., int] = compiled(_round_rows, error_model="numpy", nogil=True)
+"""Compiled when they first meet a dtype of rows, and kept on disk for later processes.
 
-
-@cache
-def _packed() -> Callable[..., None]:
-    more = (
-        "int32[:, ::1], int32[:, :, ::1], uint32[::1], int32[:, :, ::1], int64, int64, int32[:, :, ::1], int64, boolean"
-    )
-    found: Callable[..., None] = compiled(_pack_rows, f"void({_SIGNATURE}, {more})", error_model="numpy", nogil=True)
-    return found
-
-
-@cache
-def _rounded() -> Callable[..., None]:
-    signature = f"void({_SIGNATURE}, uint32[::1], float64[:, :])"
-    found: Callable[..., None] = compiled(_round_rows, signature, error_model="numpy", nogil=True)
-    return found
+They return how many rows they left undone, and write their indices: rows that are not finite, whose squared norm
+overflows, or that are too long after all. These are rounded in NumPy (:meth:`_Prepared.rounded`).
+"""
 
 
 class _Prepared:
@@ -559,11 +408,12 @@ class _Prepared:
         self._rule = rule
         padded = -(-rule.columns // _LANES) * _LANES
         vectors = () if affine.centre is affine.scale is None else (affine.centre, affine.scale)
-        self._affine = aligned_zeros((len(vectors), padded), np.float64)
+        self._affine = affine
+        self._by_affine = aligned_zeros((len(vectors), padded), np.float64)
         for i, vector in enumerate(vectors):
-            self._affine[i] = i  # what is not there, or stands beside a row: 0 is taken off, and 1 divides
+            self._by_affine[i] = i  # what is not there, or stands beside a row: 0 is taken off, and 1 divides
             if vector is not None:
-                self._affine[i, : rule.columns] = vector
+                self._by_affine[i, : rule.columns] = vector
         self._by = (
             rule.inner * affine.clip_norm, rule.inner, 1 / affine.clip_norm, 2.0 ** (rule.grid_bits + FRACTION)
         )  # fmt: skip
@@ -573,27 +423,34 @@ class _Prepared:
         at_once = max(2, min(BUNCH, _FLOATS_OF // padded & ~1))
         self._buffers = (
             aligned_zeros((blocks_of(rule.columns) // _LANES, _PAIRS, _LANES), np.uint32),
-            aligned_zeros((at_once, padded), np.float64), aligned_zeros((BUNCH,), np.float64),
-            aligned_zeros((2, BUNCH), np.float64), aligned_zeros((rule.columns,), np.float64),
+            aligned_zeros((at_once, padded), np.float64), aligned_zeros((_LANES,), np.float64),
+            aligned_zeros((2, BUNCH), np.float64),
         )  # fmt: skip
 
-    def arguments(self, rows: npt.NDArray[np.generic], dithers: Dithers) -> tuple[tuple[Any, ...], object]:
-        """Return what compiled code takes first, and what must be held as long as it runs."""
+    def arguments(self, rows: npt.NDArray[np.generic], dithers: Dithers) -> tuple[Any, ...]:
+        """Return what compiled code takes first; the last is room for the indices of rows that it leaves undone."""
         if rows.ndim != 2 or rows.shape[1] != self._rule.columns or dithers.first_row < 0:
             raise AssertionError("rows of a table have a number, and the columns of their rule")
         if dithers.key.key is not self._key:
             self._key = dithers.key.key
             self._state[4:] = np.frombuffer(self._key, "<u4")[:, None]
-        kind = _KINDS.get(rows.dtype)
-        if kind is None:
-            kind, rows = _KINDS[np.dtype("f8")], rows.astype(np.float64)
-        if rows.strides[1] != rows.itemsize and rows.shape[1] > 1:
-            rows = np.ascontiguousarray(rows)
-        where = (rows.ctypes.data, rows.strides[0], kind, rows.shape[1])
-        limit = 4.0**self._rule.grid_bits
-        return (
-            where, rows.shape[0], dithers.first_row, self._affine, self._by, limit, self._state, *self._buffers
-        ), rows  # fmt: skip
+        if rows.dtype not in _AS_STORED:
+            rows = rows.astype(np.float64)
+        rows = np.require(rows, requirements=["C", "A"]).view()
+        rows.flags.writeable = False  # or what is compiled would depend on it
+        limit, left = 4.0**self._rule.grid_bits, np.empty(len(rows), np.int64)
+        return rows, dithers.first_row, self._by_affine, self._by, limit, self._state, *self._buffers, left
+
+    def rounded(
+        self, rows: npt.NDArray[np.generic], dithers: Dithers, left: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """Return rows that were left undone, rounded."""
+        t = self._affine.shifted(rows[left])
+        found = np.zeros(t.shape)
+        for i in np.flatnonzero(np.isfinite(t).all(axis=1)):
+            drawn = dithers.behind(left[i]).drawn(1, self._rule.columns)
+            found[i] = self._rule.rounded(t[i : i + 1], drawn, self._affine.clip_norm)[0]
+        return found
 
 
 class Packing(_Prepared):
@@ -619,7 +476,6 @@ class Packing(_Prepared):
             mask, aligned_zeros((_PAIRS, 2, _LANES), np.int32), aligned_zeros((BUNCH,), np.uint32),
             aligned_zeros((-(-width // _LANES) + 1, _PAIRS, _LANES), np.int32),
         )  # fmt: skip
-        self._compiled = _packed()
 
     def pack(
         self, rows: npt.NDArray[np.generic], dithers: Dithers, panels: npt.NDArray[np.int32], slot: int, *, join: bool
@@ -628,9 +484,18 @@ class Packing(_Prepared):
         pairs = (dithers.first_row % 2 + rows.shape[0] + 1) // 2
         if panels.shape[::2] != (self._panels, _LANES) or not 0 <= slot <= panels.shape[1] - pairs:
             raise AssertionError("rows are packed where there is room")
-        arguments, held = self.arguments(rows, dithers)
-        self._compiled(*arguments, *self._more, self._start, self._constant, panels, slot, join)
-        del held
+        arguments = self.arguments(rows, dithers)
+        left = arguments[-1][: _pack(*arguments, *self._more, self._start, self._constant, panels, slot, join)]
+        if left.size:
+            values = np.zeros((left.size, 16 * self._panels), np.int16)
+            width = self._rule.columns - self._start
+            values[:, :width] = self.rounded(rows, dithers, left)[:, self._start :]
+            if self._constant:
+                values[:, max(0, width)] = self._constant
+            numbers = dithers.first_row + left
+            halves = panels.view(np.int16).reshape(*panels.shape, 2)
+            places = slot + (numbers >> 1) - (dithers.first_row >> 1)
+            halves[:, places, :, numbers & 1] = values.reshape(left.size, -1, _LANES)
 
 
 def round_rows(
@@ -639,6 +504,8 @@ def round_rows(
     """Round rows into out, (r, columns)."""
     if out.shape != rows.shape:
         raise AssertionError("rows are rounded where there is room")
-    arguments, held = _Prepared(rule, affine).arguments(rows, dithers)
-    _rounded()(*arguments, aligned_zeros((blocks_of(rule.columns),), np.uint32), out)
-    del held
+    prepared = _Prepared(rule, affine)
+    arguments = prepared.arguments(rows, dithers)
+    left = arguments[-1][: _round(*arguments, out)]
+    if left.size:
+        out[left] = prepared.rounded(rows, dithers, left)

@@ -120,13 +120,10 @@ def test_a_job_that_is_run_is_refused_in_the_words_of_its_file(tmp_path: Path, m
 
 
 def jobs() -> Iterator[str]:
-    yield (ROOT / "cluster" / "job.toml").read_text()
-    for page in ("docs/howto/jobs.md", "docs/howto/nightly.md", "dpdist/jobs/job_file.py"):
-        text = (ROOT / page).read_text()
-        yield from re.findall(r"```toml\n(# job.toml\n.*?)```", text, re.DOTALL)
-        yield from (
-            re.sub("(?m)^    ", "", each) for each in re.findall(r"::\n\n(    \[rows\].*?)\n\nWith", text, re.DOTALL)
-        )
+    for file in (ROOT / "cluster" / "job.toml", *sorted((ROOT / "workflows").glob("*.toml"))):
+        yield file.read_text()
+    for page in ("docs/howto/jobs.md", "docs/howto/nightly.md"):
+        yield from re.findall(r"```toml\n(# job.toml\n.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def valid(content: dict[str, Any]) -> bool:
@@ -146,7 +143,7 @@ def test_every_key_says_what_it_is_for() -> None:
 
 def test_every_job_on_our_pages_is_as_the_schema_says() -> None:
     found = list(jobs())
-    assert len(found) == 4
+    assert len(found) == 6
     for text in found:
         assert valid(tomllib.loads(text)), text
 
