@@ -29,7 +29,8 @@ extensions = [
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 root_doc = "docs/index"
 include_patterns = [
-    "docs/**.md", "docs/notebooks/*.ipynb", "*.md", "cluster/**.md", "papers/**.md", "benchmarks/**.md", "workflows/*.md",
+    "docs/**.md", "docs/notebooks/*.ipynb", "*.md", "cluster/**.md", "papers/**.md", "benchmarks/**.md",
+    "workflows/*.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "dpdist", "tests", "**/__pycache__", "**/node_modules"]
 

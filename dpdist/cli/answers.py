@@ -18,7 +18,8 @@ from dpdist.answers.regression import Regression, regressions
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import Synthetic, synthetic
 from dpdist.cli.options import PLACE, count_of, json_option
-from dpdist.cli.output import KINDS, answer, csv_of, kind_of, parquet_of, write_table
+from dpdist.cli.output import answer
+from dpdist.cli.tables import KINDS, csv_of, kind_of, parquet_of, write_table
 from dpdist.errors import DataError, UsageError
 from dpdist.pca.bias import shortened
 from dpdist.privacy.caution import in_words

@@ -9,7 +9,8 @@ import click
 from dpdist._util.text import counted, wrapped
 from dpdist.answers.captured import WIDE, captured
 from dpdist.cli.options import LOCAL, PLACE, cluster_options, grouped, json_option, options, share_of
-from dpdist.cli.output import KINDS, answer, kind_of, write_table
+from dpdist.cli.output import answer
+from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.errors import UsageError
 from dpdist.options import ComponentsOptions
 from dpdist.pca.alignment import alignment, loadings_json, loadings_table, require_alignment

@@ -1,31 +1,17 @@
-"""How commands speak: words and progress on standard error, what was asked for on standard output, and in tables.
-
-Tables of what is public are .csv and .parquet files, for other tools. Numbers are written so that they are read back to
-the bit. A CSV file has no place for a mark, so a table of what is not private as claimed has a column ``status`` that
-says so in every row; a Parquet file says it in its metadata too.
-
-A spreadsheet takes a cell that begins with ``=``, ``+``, ``-`` or ``@`` for a formula, and names of columns come from
-whoever made the files. So in a CSV file such a name has an apostrophe before it, as OWASP advises; Parquet has it as it
-is.
-"""
+"""How commands speak: words and progress on standard error, what was asked for on standard output."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import click
 
 from dpdist._util.text import fitted, printable
-from dpdist.errors import UsageError
-from dpdist.release.artefact import Release
-from dpdist.storage.store import AnyStore, replace_own, store_at
 
 _NARROWEST, _WIDEST = 4, 36
 _BESIDE = 22
@@ -90,69 +76,3 @@ def answer(as_json: bool, value: Mapping[str, object], words: str) -> None:
         click.echo(json.dumps(value))
     else:
         say(words)
-
-
-KINDS = (".csv", ".parquet")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
-def kind_of(out: AnyStore, kinds: Sequence[str]) -> str:
-    """Return how a file ends."""
-    name = str(store_at(out)).rpartition("/")[2]
-    found = next((each for each in kinds if name.endswith(each)), None)
-    if found is None:
-        known = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
-        raise UsageError(f"A file that ends in {known} is written, and {name} does not.")
-    return found
-
-
-def in_csv(name: str) -> str:
-    """Return a name as it stands in a CSV file.
-
-    Examples
-    --------
-    >>> in_csv("=HYPERLINK(1)"), in_csv("mass")
-    ("'=HYPERLINK(1)", 'mass')
-    """
-    return f"'{name}" if name.startswith(_FORMULA) else name
-
-
-def csv_of(names: Sequence[str], rows: Sequence[Sequence[object]]) -> bytes:
-    """Return a CSV file: names of columns as text, numbers to the bit, None as nothing."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([in_csv(name) for name in names])
-    writer.writerows([_cell(each) for each in row] for row in rows)
-    return text.getvalue().encode()
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return in_csv(value) if isinstance(value, str) else repr(value)
-
-
-def parquet_of(columns: Mapping[str, Sequence[object]], release: Release) -> bytes:
-    """Return a Parquet file, which says of what release it is."""
-    import pyarrow as pa  # noqa: PLC0415 - it takes its time, and other kinds do without
-    from pyarrow import parquet  # noqa: PLC0415
-
-    told = {"dpdist.status": release.status, "dpdist.release_id": release.release_id}
-    written = io.BytesIO()
-    parquet.write_table(pa.table(dict(columns)).replace_schema_metadata(told), written)
-    return written.getvalue()
-
-
-def write_table(out: AnyStore, columns: Mapping[str, Sequence[object]], release: Release, what: str) -> None:
-    """Write a .csv or .parquet file about a release; such a file that is there is replaced."""
-    kind, place = kind_of(out, KINDS), store_at(out)
-    if not release.private_as_claimed:
-        columns = {**columns, "status": [release.status] * len(next(iter(columns.values())))}
-    rows = list(zip(*columns.values(), strict=True))
-    content = csv_of(list(columns), rows) if kind == ".csv" else parquet_of(columns, release)
-    head = content.partition(b"\n")[0]
-
-    def own(found: bytes) -> bool:
-        return b"dpdist.release_id" in found if kind == ".parquet" else found.startswith(head)
-
-    replace_own(place, content, what, private=not release.private_as_claimed, own=own)

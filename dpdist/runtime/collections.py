@@ -26,8 +26,8 @@ from dpdist._util.tree import levels
 from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.runtime.checks import Asker, forbid_core_dumps, guarded
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.local import Private, added
 from dpdist.runtime.sums import OnDask
+from dpdist.runtime.tasks import Private, added
 
 Result = TypeVar("Result")
 _THREADS = ("threads", "threading", "sync", "synchronous", "single-threaded")

@@ -11,7 +11,7 @@ node: it fetches the sums of additions as they end, and adds them.
 sum covers are checked at every addition and at the end (:mod:`dpdist.moment.total`), and the ledger commits one draw.
 No task changes the result of another one, so a task that is repeated finds the same inputs.
 
-**A sum is never on a disk.** Private values are in a :class:`~dpdist.runtime.local.Private`, which is serialised for
+**A sum is never on a disk.** Private values are in a :class:`~dpdist.runtime.tasks.Private`, which is serialised for
 connections between processes only. So a worker that wants to spill one keeps it in memory; its repr, which Dask logs
 then, shows nothing.
 
@@ -43,7 +43,8 @@ from dpdist._util.tree import fan_in, levels
 from dpdist._version import __version__
 from dpdist.errors import DataError, DpdistError, ResumableError
 from dpdist.runtime.checks import Asker, Place, guarded, require_fit
-from dpdist.runtime.local import Engine, Pass, Private, Secret, Work, added, concluded, memory_here, shared_by, unit_of
+from dpdist.runtime.local import Engine, Secret, Work, memory_here
+from dpdist.runtime.tasks import Pass, Private, added, concluded, shared_by, unit_of
 from dpdist.runtime.tls import on_this_machine, require_safe_cluster
 from dpdist.storage.store import AnyStore, store_at
 

@@ -32,8 +32,9 @@ from dpdist.moment.total import Partial, add_partials
 from dpdist.runtime import checks, sums
 from dpdist.runtime.cluster import WORKER_ENVIRONMENT, Cluster
 from dpdist.runtime.connecting import silent
-from dpdist.runtime.local import Each, Engine, Here, Pass, Private, Secret, Work, shared_by, unit_of
+from dpdist.runtime.local import Each, Engine, Here, Secret, Work
 from dpdist.runtime.sums import OnDask
+from dpdist.runtime.tasks import Pass, Private, shared_by, unit_of
 
 SECRET = 7_312_519
 ROOT = Path(__file__).parents[2]
