@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dpdist._util.frames import summed
 from dpdist.errors import DataError
-from dpdist.ledger.fingerprints import EXACT_KEPT, Fingerprints
+from dpdist.ledger.fingerprints import KEPT, Fingerprints
 from dpdist.moment.gram import Arithmetic, GramSum
 from dpdist.moment.histograms import Counting, Counts
 from dpdist.moment.total import block_rows, key_here, piece_rows
@@ -128,7 +128,7 @@ class RowSum:
     def _fingerprint(self, values: Values) -> None:
         self._fingerprints.append(Fingerprints.of(values, self._key))
         self._pending += len(values)
-        if self._pending >= EXACT_KEPT:  # united now and then, not for every block
+        if self._pending >= KEPT:  # united now and then, not for every block
             self._fingerprints, self._pending = [Fingerprints.union(self._fingerprints)], 0
 
     def total(self) -> ArraySum:

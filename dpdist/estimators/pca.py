@@ -139,11 +139,11 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     the guarantee covers what this estimator holds, and nothing that others compute from ``transform``.
 
     **Rows in memory have no ledger.** A register in this process knows rows again by their values: in copies, other
-    orders, types and chunkings, after a change of the last bits, of units or of single columns, and as parts of other
-    tables. It does not see what other processes released, nor every change (:mod:`dpdist.ledger.fingerprints` has a
-    table). A second fit of as many rows of the same kind therefore warns of the joint cost. Charge all fits on the same
-    people to one :class:`dpdist.Budget`: it counts whatever the rows are. Where a process is too short, ingest the rows
-    and fit the path: its ledger is durable, and the same fit again is the same release at no cost.
+    orders, types and chunkings, and as parts of other tables. It does not see what other processes released, nor any
+    change of the values, such as by a scaler (:mod:`dpdist.ledger.fingerprints` has a table). A second fit of as many
+    rows of the same kind therefore warns of the joint cost. Charge all fits on the same people to one
+    :class:`dpdist.Budget`: it counts whatever the rows are. Where a process is too short, ingest the rows and fit the
+    path: its ledger is durable, and the same fit again is the same release at no cost.
 
     NaN and infinity are refused before anything is charged, but for a rows.zarr, where such a row counts as zero.
 

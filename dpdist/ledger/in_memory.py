@@ -3,8 +3,8 @@
 Rows that were ingested have an identity and a durable ledger. An array has neither: fit twice, and the average of two
 releases undoes the privacy of both. So this process remembers of every table it released the fingerprints of its rows
 (:mod:`dpdist.ledger.fingerprints`), and refuses what those rows cannot afford. Rows are known again in a copy, in
-another order, type or chunking, in other units, and among other rows: in a cross-validation every fold shares rows with
-the others. What is not known again is said in that module, with what was measured.
+another order, type or chunking, and among other rows: in a cross-validation every fold shares rows with the others.
+Changed values are not known again.
 
 What no fingerprint shows is warned of: every release but the first of so many rows and columns of one kind of numbers
 comes with what all of them cost together. A :class:`dpdist.Budget` counts fits whatever their rows are.

@@ -57,13 +57,6 @@ GUISES: dict[str, Callable[[Table], Any]] = {
     "with others": lambda rows: np.concatenate([rows[7:8], table(9)]),
     "other zeros": lambda rows: np.where(rows == 0, -0.0, rows),
     "other chunks": lambda rows: da.from_array(rows, chunks=(7, 2))[::-1],
-    "one ulp more": lambda rows: np.nextafter(rows, np.inf),
-    "columns backwards": lambda rows: rows[::-1, ::-1],
-    "a column of zeros": lambda rows: np.insert(rows, 2, 0, axis=1),
-    "float32": lambda rows: rows.astype(np.float32),
-    "a column less": lambda rows: rows[:, :-1],
-    "another unit": lambda rows: da.from_array(rows * 100, chunks=(50, 3)),
-    "other units": lambda rows: rows * np.logspace(-2, 2, COLUMNS),
 }
 
 
@@ -268,9 +261,8 @@ def test_a_fitted_estimator_holds_nothing_private(register: Register) -> None:
         content = pickle.dumps(each)
         assert not sentinel.holds(content)
         assert register.key not in content
-        fingerprints = Fingerprints.of(rows, register.key)
-        keys = np.concatenate([fingerprints.exact.keys, *(each.keys for each in fingerprints.alike)])
-        assert len(keys) > len(rows)
+        keys = Fingerprints.of(rows, register.key).keys
+        assert len(keys) > 300
         assert not any(key.tobytes() in content for key in keys)
     # the same search finds what is there
     assert sentinel.holds(pickle.dumps([found[0], rows]))

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import stats
-from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler, normalize
 
 from dpdist.ledger import fingerprints
-from dpdist.ledger.fingerprints import Fingerprints, Sketch, log_chance
+from dpdist.ledger.fingerprints import Fingerprints, log_chance
 from dpdist.ledger.in_memory import Register
 
 Table = npt.NDArray[np.float64]
@@ -27,57 +26,23 @@ def normal(seed: int = 0, n: int = N, d: int = D) -> Table:
     return RNG(seed).normal(size=(n, d)) + 1
 
 
-def scales(seed: int = 0) -> Table:
-    return RNG(seed).lognormal(size=(N, D)) * np.logspace(0, 1, D)
-
-
 def known(rows: Table, other: Table) -> bool:
     return Fingerprints.of(rows, KEY).share_rows(Fingerprints.of(np.ascontiguousarray(other), KEY))
 
 
-ORDER = RNG(1).permutation(D)
-assert ORDER[0]
 KNOWN: dict[str, Callable[[Table], Table]] = {
     "the same": lambda x: x,
     "one row of them": lambda x: x[5:6],
     "one row among others": lambda x: np.concatenate([normal(9), x[5:6]]),
-    "one ulp more everywhere": lambda x: np.nextafter(x, np.inf),
-    "one ulp more in one column": lambda x: np.c_[np.nextafter(x[:, :1], np.inf), x[:, 1:]],
-    "noise of 1e-9": lambda x: x * (1 + 1e-9 * RNG(2).normal(size=x.shape)),
-    "float32": lambda x: x.astype(np.float32).astype(np.float64),
-    "float32, shuffled": lambda x: RNG(2).permutation(x.astype(np.float32).astype(np.float64)),
-    "float32, one half": lambda x: x[::2].astype(np.float32).astype(np.float64),
-    "float32, a tenth among others": lambda x: np.concatenate([normal(9)[:270], x[:30].astype(np.float32)]),
-    "columns in another order": lambda x: x[:, ORDER],
-    "columns and rows in another order": lambda x: RNG(2).permutation(x[:, ORDER]),
-    "columns in another order, one half": lambda x: RNG(2).permutation(x[:, ORDER])[:150],
-    "a column of zeros at the end": lambda x: np.c_[x, np.zeros(len(x))],
-    "a column of zeros in front": lambda x: np.c_[np.zeros(len(x)), x],
-    "a column of small numbers in front": lambda x: np.c_[RNG(2).uniform(size=len(x)) / 100, x],
-    "a column of ones in front": lambda x: np.c_[np.ones(len(x)), x],
-    "a column left out": lambda x: x[:, 1:],
-    "another column left out": lambda x: x[:, :-2],
-    "six digits": lambda x: np.round(x, 6),
-    "another unit": lambda x: x * 1000,
-    "another sign": np.negative,
-    "rows of norm 1": normalize,
-    "StandardScaler": lambda x: StandardScaler().fit_transform(x),
-    "StandardScaler, columns in another order": lambda x: StandardScaler().fit_transform(x)[:, ORDER],
-    "StandardScaler of float32": lambda x: StandardScaler().fit_transform(x.astype(np.float32)).astype(np.float64),
-    "StandardScaler, the first half": lambda x: StandardScaler().fit_transform(x[:150]),
-    "MinMaxScaler": lambda x: MinMaxScaler().fit_transform(x),
-    "RobustScaler": lambda x: RobustScaler().fit_transform(x),
-    "the mean subtracted": lambda x: x - x.mean(axis=0),
-    "units of the columns": lambda x: x * np.logspace(-3, 3, D),
+    "in another order": lambda x: RNG(2).permutation(x),
+    "one half": lambda x: x[::2],
 }
 UNKNOWN: dict[str, Callable[[Table], Table]] = {
     "others": lambda _: normal(9),
-    "StandardScaler, shuffled": lambda x: RNG(2).permutation(StandardScaler().fit_transform(x)),
-    "StandardScaler, a column left out": lambda x: StandardScaler().fit_transform(x)[:, 1:],
-    "a number added to all": lambda x: RNG(2).permutation(x) + 1,
-    "log1p": lambda x: np.log1p(np.abs(x)),
-    "three digits": lambda x: np.round(x, 3),
-    "float32, fifteen rows among others": lambda x: np.concatenate([normal(9)[:285], x[:15].astype(np.float32)]),
+    "float32": lambda x: x.astype(np.float32).astype(np.float64),
+    "another unit": lambda x: x * 1000,
+    "columns in another order": lambda x: x[:, ::-1],
+    "a column left out": lambda x: x[:, 1:],
 }
 
 
@@ -86,23 +51,10 @@ def test_rows_are_known_again_after(accident: str) -> None:
     assert known(normal(), KNOWN[accident](normal()))
 
 
-@pytest.mark.parametrize("accident", [each for each in KNOWN if "left out" not in each])
-def test_rows_with_columns_of_other_scales_are_known_again_after(accident: str) -> None:
-    assert known(scales(), KNOWN[accident](scales()))
-
-
 @pytest.mark.parametrize("change", UNKNOWN)
 def test_rows_are_not_known_again_after(change: str) -> None:
     """What the documentation says is not seen: where one of these fails, it has become better than it says."""
     assert not known(normal(), UNKNOWN[change](normal()))
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 1000])
-def test_in_few_and_in_many_columns_the_last_bits_do_not_matter(d: int) -> None:
-    rows = normal(d=d)
-    for other in (np.nextafter(rows, np.inf), rows.astype(np.float32).astype(np.float64)):
-        assert known(rows, RNG(2).permutation(other))
-    assert not known(rows, np.nextafter(normal(1, d=d), np.inf))
 
 
 def test_of_categories_only_the_same_table_is_evidence() -> None:
@@ -110,9 +62,6 @@ def test_of_categories_only_the_same_table_is_evidence() -> None:
     rows = np.eye(D)[RNG(3).integers(D, size=N)]
     assert not known(rows, np.eye(D))  # each is somebody's, and many people's
     assert known(rows, RNG(2).permutation(rows))
-    assert not known(rows, RNG(2).permutation(rows) * 3)
-    found = Fingerprints.of(rows, KEY), Fingerprints.of(rows[:, ORDER] * 3, KEY)
-    assert not found[0].share_rows(found[1])
 
 
 POOLS = ([2] * 6, [2, 2, 2, 2, 2, 1, 1], [3, 3, 2, 2, 1, 1], [4, 4, 2, 2], [5, 3, 2, 2], [9, 2, 1])
@@ -128,7 +77,7 @@ def test_the_bound_on_chance_holds_for_every_split_of_a_table(pool: list[int]) -
         bounds = []
         for chosen in itertools.combinations(range(12), size):
             inside = np.isin(np.arange(12), chosen)
-            bounds.append(math.exp(log_chance(Sketch.of(rows[inside], 99), Sketch.of(rows[~inside], 99))))
+            bounds.append(math.exp(log_chance(*map(Fingerprints.of_keys, (rows[inside], rows[~inside])))))
         ordered = np.sort(bounds)
         share = np.searchsorted(ordered, ordered, side="right") / len(bounds)
         assert (share <= ordered * (1 + 1e-12)).all()
@@ -149,18 +98,17 @@ CATEGORIES: dict[str, Callable[[np.random.Generator], Table]] = {
 
 @pytest.mark.parametrize("kind", CATEGORIES)
 def test_a_random_split_of_equal_rows_is_not_taken_for_shared_rows(kind: str) -> None:
-    """At level .05 in place of 1e-4 / 3, in 100 splits: more alarms than this have probability 1e-6 at that level."""
+    """At level .05 in place of 1e-4 / 2, in 100 splits: more alarms than this have probability 1e-6 at that level."""
     rng, level = RNG(4), math.log(0.05)
-    alarms, twin = np.zeros(3, dtype=int), np.zeros(3, dtype=int)
+    alarms = twin = 0
     for _ in range(100):
         rows = rng.permutation(CATEGORIES[kind](rng))
         first = Fingerprints.of(rows[:150], KEY)
-        for found, second in ((alarms, rows[150:]), (twin, np.concatenate([rows[:100], rows[150:200]]))):
-            other = Fingerprints.of(second, KEY)
-            found += [log_chance(*pair) < level for pair in zip(first.alike, other.alike, strict=True)]
+        alarms += log_chance(first, Fingerprints.of(rows[150:], KEY)) < level
+        twin += log_chance(first, Fingerprints.of(np.concatenate([rows[:100], rows[150:200]]), KEY)) < level
     most = int(stats.binom.ppf(1 - 1e-6, 100, 0.05))
-    assert alarms.max() <= most
-    assert twin.max() > most  # two thirds of the rows shared
+    assert alarms <= most
+    assert twin > most  # two thirds of the rows shared
 
 
 @pytest.mark.parametrize("columns", [3, 10, 20])
@@ -192,31 +140,25 @@ def test_the_same_people_with_a_row_more_or_in_other_folds_are_known_of_yes_and_
 
 
 def test_a_sketch_finds_a_part_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints, "EXACT_KEPT", 64)
     monkeypatch.setattr(fingerprints, "KEPT", 64)
     rows = normal(4, n=2000, d=3)
     whole = Fingerprints.of(rows, KEY)
-    assert [len(each.keys) for each in (whole.exact, *whole.alike)] == [64] * 4
+    assert len(whole.keys) == 64
     parts = Fingerprints.union([Fingerprints.of(part, KEY) for part in np.array_split(rows, 13)])
-    for one, other in zip((whole.exact, *whole.alike[:2]), (parts.exact, *parts.alike[:2]), strict=True):
-        assert np.array_equal(one.keys, other.keys)
-        assert np.array_equal(one.counts, other.counts)
-        assert one.items == other.items == 2000
+    assert whole.same_rows(parts)
     part = RNG(4).permutation(rows)[:800]
     assert whole.share_rows(Fingerprints.of(part, KEY))  # unseen with probability .6^64, 6e-15
-    assert whole.share_rows(Fingerprints.of(np.nextafter(RNG(5).permutation(rows)[:1200], 9), KEY))
     assert not whole.share_rows(Fingerprints.of(normal(5, n=2000, d=3), KEY))
-    assert not whole.share_rows(Fingerprints.of(np.nextafter(normal(5, n=2000, d=3), 9), KEY))
 
 
-def test_equal_keys_are_counted_in_a_union_as_in_one_table() -> None:
+def test_equal_keys_are_counted_in_a_union_as_in_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprints, "KEPT", 16)
     keys = RNG(6).integers(0, 40, size=500).astype(np.uint64)
-    whole = Sketch.of(keys, 16)
-    parts = [Sketch.of(part, 16) for part in np.split(keys, [90, 93])]
-    united = Sketch.union([Sketch.union(parts[:2]), parts[2]])
-    assert np.array_equal(whole.keys, united.keys)
-    assert np.array_equal(whole.counts, united.counts)
-    assert (whole.items, united.items, whole.limit) == (500, 500, 15)
+    whole = Fingerprints.of_keys(keys)
+    parts = [Fingerprints.of_keys(part) for part in np.split(keys, [90, 93])]
+    united = Fingerprints.union([Fingerprints.union(parts[:2]), parts[2]])
+    assert whole.same_rows(united)
+    assert (whole.items, whole.limit) == (500, 15)
 
 
 def test_equal_values_have_equal_fingerprints_whatever_their_bits() -> None:
@@ -226,9 +168,9 @@ def test_equal_values_have_equal_fingerprints_whatever_their_bits() -> None:
     other = np.where(rows == 0, -0.0, rows)
     other[3, 3] = np.copysign(np.nan, -1)
     assert other.tobytes() != rows.tobytes()
-    exact = Fingerprints.of(rows, KEY).exact.keys
-    assert np.array_equal(Fingerprints.of(other, KEY).exact.keys, exact)
-    assert np.array_equal(Fingerprints.of(np.asfortranarray(rows[::-1]), KEY).exact.keys, exact)
+    exact = Fingerprints.of(rows, KEY).keys
+    assert np.array_equal(Fingerprints.of(other, KEY).keys, exact)
+    assert np.array_equal(Fingerprints.of(np.asfortranarray(rows[::-1]), KEY).keys, exact)
     assert len(exact) == len(rows)
 
 
@@ -244,5 +186,5 @@ def test_fingerprints_say_nothing_without_the_key() -> None:
     registers: list[Any] = [Register(), Register()]
     first, second = (Fingerprints.of(normal(), each.key) for each in registers)
     assert not first.share_rows(second)
-    assert not any(np.intersect1d(a.keys, b.keys).size for a, b in zip(first.alike, second.alike, strict=True))
+    assert not np.intersect1d(first.keys, second.keys).size
     assert "key" not in repr(registers[0])

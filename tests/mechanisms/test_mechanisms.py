@@ -173,7 +173,7 @@ def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(ari
     size, relation = 12, Neighbours.ADD_REMOVE
     mechanism = calibrated("two-sided-wishart", size, relation, PrivacyLoss.parse("1"), arithmetic=arithmetic)
     s2 = 4**BITS / 2
-    sample = draws(mechanism, 1500).astype(np.float64) / s2
+    sample = draws(mechanism, 600).astype(np.float64) / s2
     on = np.zeros(sample.shape[1], dtype=bool)
     on[diagonal_positions(size)] = True
     stated = mechanism.noise["variance_diagonal"] / s2**2, mechanism.noise["variance_off_diagonal"] / s2**2
@@ -182,8 +182,8 @@ def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(ari
         # entries of one draw are dependent, draws are not: one mean square per draw
         squares = np.mean(entries**2, axis=1)
         assert mean_passes(squares, variance)
-        # the twin, with 9 % too little noise, is told apart with probability 1 - 1e-9
-        assert not mean_passes(0.91**2 * squares, variance)
+        # the twin, with 15 % too little noise, is told apart with probability 1 - 1e-9
+        assert not mean_passes(0.85**2 * squares, variance)
         assert mean_passes(entries[:, 0], 0)
     # tr E / s2 is a difference of two chi-squared variables with d (d + 1) degrees of freedom
     trace = sample[:, on].sum(axis=1)
@@ -195,12 +195,12 @@ def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(ari
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 def test_two_sided_wishart_in_one_dimension_is_laplace(arithmetic: str) -> None:
     mechanism = calibrated("two-sided-wishart", 1, Neighbours.ADD_REMOVE, PrivacyLoss.parse("1"), arithmetic=arithmetic)
-    sample = draws(mechanism, 2000)[:, 0] / 4**BITS
+    sample = draws(mechanism, 800)[:, 0] / 4**BITS
     # Z has two columns, so each Wishart is 2 s2 times an exponential and the difference Laplace(2 s2) = Laplace(1)
     assert stats.kstest(sample, "laplace").pvalue > FALSE_ALARM
     total = stats.gamma(sample.size)
     assert total_passes(np.abs(sample).sum(), total)
-    assert not total_passes(0.75 * np.abs(sample).sum(), total)  # 11 standard errors
+    assert not total_passes(0.6 * np.abs(sample).sum(), total)  # 11 standard errors
 
 
 def one_dimensional_law(scale: int, reach: int) -> npt.NDArray[np.float64]:
@@ -223,7 +223,7 @@ def test_two_sided_wishart_on_a_coarse_grid_has_its_lattice_law() -> None:
     reach = 14
     law = one_dimensional_law(mechanism.noise["scale"], reach)
     expected = np.concatenate([law, [1 - law.sum()]])
-    sample = draws(mechanism, 12_000)[:, 0]
+    sample = draws(mechanism, 2500)[:, 0]
 
     def passes(sample: npt.NDArray[np.int64]) -> bool:
         inside = sample[np.abs(sample) <= reach] + reach
@@ -231,8 +231,8 @@ def test_two_sided_wishart_on_a_coarse_grid_has_its_lattice_law() -> None:
         return bool(stats.chisquare(counts, expected * sample.size).pvalue > FALSE_ALARM)
 
     assert passes(sample)
-    # the twin: a rounded Laplace variable with 10 % less noise
-    twin = np.random.default_rng(1).laplace(scale=0.9 * 2 * mechanism.noise["scale"], size=sample.size)
+    # the twin: a rounded Laplace variable with 20 % less noise
+    twin = np.random.default_rng(1).laplace(scale=0.8 * 2 * mechanism.noise["scale"], size=sample.size)
     assert not passes(np.rint(twin).astype(np.int64))
 
 

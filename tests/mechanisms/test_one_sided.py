@@ -139,7 +139,7 @@ def law_passes(sample: npt.NDArray[np.float64], degrees: int) -> bool:
 
 @pytest.mark.parametrize("arithmetic", BOTH_ARITHMETICS)
 def test_draws_are_wishart_and_twins_are_not(arithmetic: Arithmetic) -> None:
-    size, columns, count = 3, 6, 4000
+    size, columns, count = 3, 6, 1500
     sample = matrices(noise(size, columns, arithmetic), count) / BOUND
     direction = np.array([0.6, -0.48, 0.64])
     inverse = 1 / np.einsum("i,nij,j->n", direction, np.linalg.inv(sample), direction)
@@ -152,7 +152,7 @@ def test_draws_are_wishart_and_twins_are_not(arithmetic: Arithmetic) -> None:
         assert not law_passes(law, degrees - 1)
     trace = float(np.trace(sample, axis1=1, axis2=2).sum())
     assert total_passes(trace, stats.chi2(columns * size * count))
-    assert not total_passes(0.95 * trace, stats.chi2(columns * size * count))
+    assert not total_passes(0.9 * trace, stats.chi2(columns * size * count))
     # independent entries of Z: u^T E v / sqrt(v^T E v) is normal for orthogonal u, v
     normal = sample[:, 0, 2] / np.sqrt(sample[:, 2, 2])
     assert stats.kstest(normal, "norm").pvalue > FALSE_ALARM

@@ -224,20 +224,20 @@ def test_with_two_columns_the_diagonal_has_the_law_of_rounded_exponentials() -> 
 
 
 def test_trace_and_schur_complement_have_their_laws_and_a_twin_fails() -> None:
-    size, columns, scale = 6, 9, 2**40
-    sample = np.stack([unpacked(rounded_wishart(size, columns, scale, SYSTEM), size) for _ in range(6000)]) / scale
+    size, columns, scale, count = 6, 9, 2**40, 1500
+    sample = np.stack([unpacked(rounded_wishart(size, columns, scale, SYSTEM), size) for _ in range(count)]) / scale
     trace = np.trace(sample, axis1=1, axis2=2)
     schur = 1 / np.linalg.inv(sample)[:, 0, 0]
     off = sample[:, 0, 1:3].ravel() * np.sqrt(1 / columns)
     for statistic, freedom in ((trace, size * columns), (schur, columns - size + 1)):
         assert stats.kstest(statistic, stats.chi2(freedom).cdf).pvalue > FALSE_ALARM
-        assert total_passes(statistic.sum(), stats.chi2(freedom * 6000))
-        # the twins: 10 % too much noise, and the neighbouring degrees of freedom
-        assert not total_passes(1.1 * statistic.sum(), stats.chi2(freedom * 6000))
+        assert total_passes(statistic.sum(), stats.chi2(freedom * count))
+        # the twins: 20 % too much noise, and the neighbouring degrees of freedom
+        assert not total_passes(1.2 * statistic.sum(), stats.chi2(freedom * count))
         assert statistic is trace or stats.kstest(statistic, stats.chi2(freedom + 1).cdf).pvalue < FALSE_ALARM
     # off the diagonal the mean square is 1; its fourth moment is 3 + 6 / columns, so z is normal well within 6
     z = (np.mean(off**2) - 1) / (np.std(off**2) / off.size**0.5)
-    assert abs(z) < 6 < abs((1.2 * np.mean(off**2) - 1) / (1.2 * np.std(off**2) / off.size**0.5))
+    assert abs(z) < 6 < abs((1.5 * np.mean(off**2) - 1) / (1.5 * np.std(off**2) / off.size**0.5))
 
 
 def test_the_low_bits_are_uniform_where_those_of_float64_are_not() -> None:
