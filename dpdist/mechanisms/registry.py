@@ -22,6 +22,9 @@ its edge: :mod:`dpdist.mechanisms.noise_law` and :mod:`dpdist.pca.noise_edge`; u
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms import (
     analyze_gauss,
@@ -116,7 +119,13 @@ def calibrated(name: str, query: LatticeQuery, loss: PrivacyLoss, options: Optio
             parameter="mechanism",
         )
     mechanism.info.require_delta_use(loss)
-    return mechanism.calibrate(query, loss, **mechanism.info.filled(options or {}))
+    return _once(name, query, loss, tuple(sorted(mechanism.info.filled(options or {}).items())))
+
+
+@lru_cache(maxsize=16)
+def _once(name: str, query: LatticeQuery, loss: PrivacyLoss, options: tuple[tuple[str, Any], ...]) -> Calibrated:
+    """Calibrate a mechanism, once for all steps of a release."""
+    return MECHANISMS[name].calibrate(query, loss, **dict(options))
 
 
 def recommended(delta_atto: int) -> str:
