@@ -12,7 +12,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 _OPTION = "options."
 
@@ -29,44 +30,47 @@ class Face(Protocol):
         ...
 
 
-class Python:
-    """Parameters and functions, as a script calls them."""
+_PARTS = {"budget_delta": "delta", "budget_pure": "pure", "budget_delta_reserve": "reserve"}
+_CERTIFICATES = {"tls_ca": "authority", "tls_cert": "certificate", "tls_key": "key"}
+_FUNCTIONS = {
+    **_PARTS, **_CERTIFICATES, "budget_epsilon": "budget", "clip": "clip_norm", "id": "name", "n": "rows",
+    "d": "columns",
+}  # fmt: skip
+_ESTIMATORS = {
+    **_PARTS, **_CERTIFICATES, "budget_delta": "budget_delta", "components": "n_components",
+    "for_reproduction": "for_reproduction to dpdist.ReleaseRequest",
+}  # fmt: skip
+_BUDGET = {**_PARTS, "budget_delta_reserve": "delta_reserve"}
+_SPELLED = {
+    ("centre", "none"): ("centring", "'none'"),
+    ("centre", "private"): ("centring", "'private'"),
+    ("trusted", "worker"): ("trusted_worker", "True"),
+}
+"""What is not called in Python as it is on the command line and in job files: of functions, estimators and a Budget."""
+_STEPS = {
+    "ingest": "ingest_rows",
+    "schema": "draft_schema",
+    "register": "register_rows",
+    "ledger create": "create_ledger",
+    "bound": "choose_clip_norm",
+    "release": "release_rows",
+    "pca": "fit_components",
+    "project": "project_rows",
+    "combine": "combine_releases",
+    "forecast": "forecast_release",
+    "audit": "audit_mechanism",
+    "inspect": "inspect_path",
+    "mechanisms": "list_mechanisms",
+}
+"""Of the steps that have one; the others are commands only."""
 
-    renamed: ClassVar[Mapping[str, str]] = {
-        "budget_epsilon": "budget",
-        "budget_delta": "delta",  # this and the next two: of PrivacyLoss.declared
-        "budget_pure": "pure",
-        "budget_delta_reserve": "reserve",
-        "clip": "clip_norm",
-        "id": "name",
-        "n": "rows",
-        "d": "columns",
-        "tls_ca": "authority",  # these: of Certificates
-        "tls_cert": "certificate",
-        "tls_key": "key",
-    }
-    spelled: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {
-        ("centre", "none"): ("centring", "'none'"),
-        ("centre", "private"): ("centring", "'private'"),
-        ("trusted", "worker"): ("trusted_worker", "True"),
-    }
-    """Values that have another name here."""
-    functions: ClassVar = {
-        "ingest": "ingest_rows",
-        "schema": "draft_schema",
-        "register": "register_rows",
-        "ledger create": "create_ledger",
-        "bound": "choose_clip_norm",
-        "release": "release_rows",
-        "pca": "fit_components",
-        "project": "project_rows",
-        "combine": "combine_releases",
-        "forecast": "forecast_release",
-        "audit": "audit_mechanism",
-        "inspect": "inspect_path",
-        "mechanisms": "list_mechanisms",
-    }
-    """Of the steps that have one; the others are commands only."""
+
+@dataclass(frozen=True)
+class Python:
+    """Parameters and functions, as a script calls them; some are called otherwise."""
+
+    renamed: Mapping[str, str]
+    spelled: Mapping[tuple[str, str], tuple[str, str]]
 
     def parameter(self, name: str, value: str | None) -> str:
         """Write ``name`` or ``name='value'``."""
@@ -79,7 +83,7 @@ class Python:
 
     def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
         """Write the function's call, or the command where there is no function."""
-        if name not in self.functions:
+        if name not in _STEPS:
             return COMMAND_LINE.step(name, operands, parameters)
         parameters = {key: _written(value) for key, value in parameters.items()}
         loss = [parameters.pop(part) for part in ("budget_epsilon", "budget_delta") if part in parameters]
@@ -88,7 +92,7 @@ class Python:
         if name == "release" and parameters:
             parameters = {"request": "dpdist.ReleaseRequest(...)"}
         given = [*map(_written, operands), *(f"{key}={value}" for key, value in parameters.items())]
-        return f"dpdist.{self.functions[name]}" + (f"({', '.join(given)})" if given else "")
+        return f"dpdist.{_STEPS[name]}" + (f"({', '.join(given)})" if given else "")
 
 
 def _written(value: str) -> str:
@@ -117,7 +121,8 @@ class CommandLine:
         return " ".join(["dpdist", name, *map(shlex.quote, operands), *given])
 
 
-PYTHON, COMMAND_LINE = Python(), CommandLine()
+PYTHON, ESTIMATORS, BUDGET = Python(_FUNCTIONS, _SPELLED), Python(_ESTIMATORS, {}), Python(_BUDGET, _SPELLED)
+COMMAND_LINE = CommandLine()
 _FACE: ContextVar[Face] = ContextVar("face", default=PYTHON)
 
 

@@ -23,7 +23,6 @@ from dpdist.answers.synthetic import synthetic
 from dpdist.errors import DrownedWarning, UsageError
 from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.fit import (
-    ESTIMATORS,
     parameters_of,
     proved,
     released,
@@ -33,7 +32,7 @@ from dpdist.estimators.fit import (
     warn_of_score,
 )
 from dpdist.estimators.inputs import RowsError, rows_at, rows_of
-from dpdist.naming import naming
+from dpdist.naming import ESTIMATORS, naming
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from dpdist.mechanisms.info import COMPONENTS, Output
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
 from dpdist.moment.operator import MomentMatrix
-from dpdist.naming import Python, step
+from dpdist.naming import step
 from dpdist.options import ROWS_AT_MOST, Amount, Clip, RequestOptions
 from dpdist.pca.bias import shortened
 from dpdist.pipeline.budget import ledger_place
@@ -55,23 +55,6 @@ from dpdist.triangle import Band, packed
 _COLUMNS = {"n_features_in_", "feature_names_in_"}
 Check = Callable[[ReleaseRequest, int], None]
 """Refuses what makes no sense for so many columns, before anything is charged."""
-
-
-class Estimators(Python):
-    """As Python, with the names that scikit-learn has for parameters."""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        **{
-            name: Python.renamed[name]
-            for name in ("budget_pure", "budget_delta_reserve", "tls_ca", "tls_cert", "tls_key")
-        },
-        "components": "n_components",
-        "for_reproduction": "for_reproduction to dpdist.ReleaseRequest",
-    }
-    spelled: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {}
-
-
-ESTIMATORS = Estimators()
 
 
 def request_of(asked: PrivateEstimator, components: int | None = None, targets: Sequence[str] = ()) -> ReleaseRequest:

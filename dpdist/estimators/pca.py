@@ -18,7 +18,6 @@ from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
 from dpdist.estimators import likelihood
 from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.fit import (
-    ESTIMATORS,
     parameters_of,
     proved,
     release_place,
@@ -31,7 +30,7 @@ from dpdist.estimators.fit import (
 from dpdist.estimators.inputs import RowsError, rows_at, rows_of, scores_given
 from dpdist.ingest.labelled import relabelled
 from dpdist.ingest.registered import open_rows
-from dpdist.naming import naming, parameter, step
+from dpdist.naming import ESTIMATORS, naming, parameter, step
 from dpdist.pca.alignment import Alignment, alignment, counted_components, require_law
 from dpdist.pca.components import Components, components, total_variance
 from dpdist.pca.correlation import Correlation

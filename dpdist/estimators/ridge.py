@@ -22,7 +22,6 @@ from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import DrownedError, DrownedWarning, UsageError
 from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.fit import (
-    ESTIMATORS,
     parameters_of,
     proved,
     released,
@@ -34,7 +33,7 @@ from dpdist.estimators.inputs import Rows, RowsError, rows_at, rows_of
 from dpdist.estimators.targets import Targets, targets_of
 from dpdist.ingest.readers.base import numbered
 from dpdist.ingest.registered import open_rows
-from dpdist.naming import naming
+from dpdist.naming import ESTIMATORS, naming
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest

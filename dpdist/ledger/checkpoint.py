@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -35,8 +35,7 @@ from msgspec import Struct
 from dpdist._util.text import canonical
 from dpdist._version import __version__
 from dpdist.errors import DpdistError
-from dpdist.ledger.journal import Draws
-from dpdist.ledger.state import Draw, Record, State, View
+from dpdist.ledger.state import Record, View
 from dpdist.ledger.state_folder import make_private, state_home
 from dpdist.privacy.accounting import CapSet, CapSetJson, Filter, Price
 from dpdist.privacy.guarantee import Guarantee, GuaranteeJson, PrivacyLoss
@@ -53,19 +52,13 @@ _APART = {"records", "accounts", "budget"}
 _PLAIN = tuple(each.name for each in fields(View) if each.init and each.name not in _APART)
 
 
-class _Release(Struct, frozen=True, array_like=True):
-    release_id: str
-    parameters: int
-    guarantee: int
-    state: State
-    fence: int
-    blob: str | None
-    digest: str | None
-    periods: tuple[str, ...]
-    witnessed: bool
-    draws: Draws
-    stages: tuple[Draw, ...]
-    weights: tuple[int, ...]
+_NUMBERED = {"parameters": int, "guarantee": int}
+_Release: Any = msgspec.defstruct(
+    "_Release",
+    [(name, _NUMBERED.get(name, kind)) for name, kind in get_type_hints(Record).items()],
+    frozen=True, array_like=True,
+)  # fmt: skip
+"""A :class:`Record`, of which parameters and guarantee are numbers of a table: most are alike."""
 
 
 class _Account(Struct, frozen=True, array_like=True):
@@ -91,7 +84,7 @@ class _Checkpoint(Struct, frozen=True):
     budget: dict[str, int]
     parameters: tuple[str, ...]
     guarantees: tuple[GuaranteeJson, ...]
-    records: tuple[_Release, ...]
+    records: tuple[_Release, ...]  # type: ignore[valid-type]
     prices: tuple[tuple[CapSetJson | None, ...], ...]
     accounts: _Accounts | None
 
@@ -118,23 +111,14 @@ class _Table:
 def encoded(view: View) -> bytes:
     """Return a view as a checkpoint; equal views have equal bytes."""
     texts, guarantees, priced = _Table(), _Table(), _Table()
+    names = _Release.__struct_fields__
     records = tuple(
-        _Release(
-            each.release_id,
-            texts.number(canonical(each.parameters)),
-            guarantees.number(each.guarantee),
-            each.state,
-            each.fence,
-            each.blob,
-            each.digest,
-            each.periods,
-            each.witnessed,
-            each.draws,
-            each.stages,
-            each.weights,
-        )
+        _Release(**{
+            **{name: getattr(each, name) for name in names},
+            "parameters": texts.number(canonical(each.parameters)), "guarantee": guarantees.number(each.guarantee),
+        })
         for each in view.records.values()
-    )
+    )  # fmt: skip
 
     def account(of: Filter) -> _Account:
         return _Account({key: priced.number(price) for key, price in of.charged.items()}, priced.number(of.rest))
@@ -192,22 +176,12 @@ def _view(checkpoint: _Checkpoint) -> View:
     ]
     parameters = [json.loads(text) for text in checkpoint.parameters]
     records = [
-        Record(
-            each.release_id,
-            parameters[each.parameters],
-            guarantees[each.guarantee],
-            each.state,
-            each.fence,
-            each.blob,
-            each.digest,
-            each.periods,
-            each.witnessed,
-            each.draws,
-            each.stages,
-            each.weights,
-        )
+        Record(**{
+            **msgspec.structs.asdict(each),
+            "parameters": parameters[each.parameters], "guarantee": guarantees[each.guarantee],
+        })
         for each in checkpoint.records
-    ]
+    ]  # fmt: skip
     budget = PrivacyLoss.from_json(checkpoint.budget)
     accounts = None
     if checkpoint.accounts is not None:

@@ -26,16 +26,16 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Self
 
 from dpdist._util.ids import random_token
 from dpdist._util.text import counted
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger.fingerprints import Fingerprints
-from dpdist.naming import Python, naming
+from dpdist.naming import BUDGET, naming
 from dpdist.privacy import accounting
 from dpdist.privacy.accounting import Filter, Left, caps_for
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, Neighbours, Number, PrivacyLoss
@@ -208,19 +208,6 @@ REGISTER = Register()
 _NO_PROCESS = -1
 
 
-class _Own(Python):
-    """As Python, with the names that a budget has for its parts."""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "budget_pure": "pure",
-        "budget_delta_reserve": "delta_reserve",
-        "budget_delta": "delta",
-    }
-
-
-_OWN = _Own()
-
-
 class Budget:
     """A privacy budget that several fits share, whatever their rows are.
 
@@ -291,7 +278,7 @@ class Budget:
                 "A budget is declared once: made anew it would forget what was charged to it. Make another Budget for "
                 "other people; for the same ones it adds to this one."
             )
-        with naming(_OWN):
+        with naming(BUDGET):
             self._loss = PrivacyLoss.declared(str(epsilon), str(delta), str(pure), str(delta_reserve))
         self._process = os.getpid()
         self._lock = threading.Lock()
