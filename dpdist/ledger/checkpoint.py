@@ -84,7 +84,7 @@ class _Checkpoint(Struct, frozen=True):
     budget: dict[str, int]
     parameters: tuple[str, ...]
     guarantees: tuple[GuaranteeJson, ...]
-    records: tuple[_Release, ...]  # type: ignore[valid-type]
+    records: tuple[_Release, ...]
     prices: tuple[tuple[CapSetJson | None, ...], ...]
     accounts: _Accounts | None
 
