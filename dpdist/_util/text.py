@@ -7,8 +7,10 @@ import re
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from dataclasses import fields
 from decimal import ROUND_CEILING, Decimal
+from typing import Any
 
 NEXT = "Next: "
 """How a line starts that names a command to type next."""
@@ -144,3 +146,26 @@ def repeated(names: Iterable[str]) -> list[str]:
 def canonical(value: object) -> str:
     """Return the one JSON text of a value: sorted keys, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def as_json(value: Any) -> Any:
+    """Return JSON values: of an object its own, a path or a store as text.
+
+    Examples
+    --------
+    >>> as_json({"seen": (1, None), "place": "rows.zarr"})
+    {'seen': [1, None], 'place': 'rows.zarr'}
+    """
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if isinstance(value, dict):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(each) for each in value]
+    return value if value is None or isinstance(value, int | float) else str(value)
+
+
+def fields_as_json(value: Any, *, optional: Container[str] = ()) -> dict[str, Any]:
+    """Return the fields of a dataclass as JSON values by their names; optional ones only where they say something."""
+    found = {each.name: getattr(value, each.name) for each in fields(value)}
+    return {name: as_json(each) for name, each in found.items() if each or name not in optional}

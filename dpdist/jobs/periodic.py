@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpdist._util.progress import steps
+from dpdist._util.text import fields_as_json
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ingest.periods import changes, discard, take_in, waiting
 from dpdist.jobs.job_file import Job
@@ -80,13 +81,7 @@ class PeriodicOutcome:
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
-        return {
-            "periods": self.periods,
-            "released": list(self.released),
-            "balance": self.balance.to_json(),
-            "total": None if self.total is None else str(self.total),
-            "model": None if self.model is None else str(self.model),
-        }
+        return fields_as_json(self)
 
 
 def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from dpdist._util.progress import Progress
-from dpdist._util.text import counted, listed
+from dpdist._util.text import counted, fields_as_json, listed
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.ingest.sources import SourceLocation
@@ -36,11 +36,7 @@ class JobOutcome:
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values: what is public of the release, and the paths of what was made of it."""
-        return {
-            "release": self.release.to_json(),
-            "model": None if self.model is None else str(self.model),
-            "scores": None if self.scores is None else str(self.scores),
-        }
+        return fields_as_json(self)
 
 
 def require_same_rows(job: Job, table: RowsTable) -> None:

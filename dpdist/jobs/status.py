@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpdist._util.paths import local
+from dpdist._util.text import fields_as_json
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.periods import waiting
 from dpdist.ingest.registered import open_rows
@@ -59,7 +60,7 @@ class PersonNoise:
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
-        return {"rows": list(self.rows), "deviation": self.deviation}
+        return fields_as_json(self)
 
 
 @dataclass(frozen=True)
@@ -173,21 +174,8 @@ class JobStatus:
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
-        return {
-            "rows": str(self.rows),
-            "refused": self.refused,
-            "budget": None if self.budget is None else self.budget.to_json(),
-            "balance": None if self.balance is None else self.balance.to_json(),
-            "releases": {state.value: count for state, count in self.releases.items()},
-            "attempts": self.attempts,
-            "unfinished": [{"id": r.release_id, "state": r.state.value, "attempts": r.fence} for r in self.unfinished],
-            "periods_closed": self.periods_closed,
-            "last_period": self.last_period,
-            "periods_waiting": list(self.periods_waiting),
-            "periods_at_most": self.periods_at_most,
-            "head": self.head,
-            "noise": None if self.noise is None else self.noise.to_json(),
-        }
+        unfinished = [{"id": r.release_id, "state": r.state.value, "attempts": r.fence} for r in self.unfinished]
+        return fields_as_json(replace(self, unfinished=())) | {"unfinished": unfinished}
 
 
 def _budget(job: Job, ledger: Ledger | None) -> PrivacyLoss | None:

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from dpdist._util.cores import available_cores, threaded
 from dpdist._util.progress import Count, Progress
+from dpdist._util.text import fields_as_json
 from dpdist.errors import DataError
 from dpdist.ledger.balance import Balance
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -57,17 +58,7 @@ class LedgerFacts:
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
-        return {
-            "place": self.place,
-            "state": self.state.value,
-            "budget": None if self.budget is None else self.budget.to_json(),
-            "balance": None if self.balance is None else self.balance.to_json(),
-            "refused": self.refused,
-        }
-
-
-def _schema_json(schema: Schema | None) -> dict[str, object]:
-    return {} if schema is None else {"schema": schema.to_json()}
+        return fields_as_json(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +84,13 @@ class Facts:
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values by name."""
-        damaged = None if self.damaged is None else list(self.damaged)
         head = {"path": self.path, "kind": self.kind, "private": self.private}
-        return {**head, **self._own_json(), "damaged": damaged}
-
-    def _own_json(self) -> dict[str, object]:
-        """Return the values that a kind has besides."""
-        raise NotImplementedError  # each kind has values of its own
+        own = fields_as_json(self, optional={"schema", "correlation"})
+        return (
+            head
+            | {name: value for name, value in own.items() if name not in {*head, "damaged"}}
+            | {"damaged": own["damaged"]}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,26 +135,6 @@ class RowsFacts(Facts):
     source: str | None
     schema: Schema | None = None
 
-    def _own_json(self) -> dict[str, object]:
-        return {
-            "n": self.n,
-            "d": self.d,
-            "dtype": self.dtype,
-            "chunks": self.chunks,
-            "chunk_rows": self.chunk_rows,
-            "codec": self.codec,
-            "checksum": self.checksum,
-            "bytes": self.bytes,
-            "dataset_id": self.dataset_id,
-            "columns": list(self.columns),
-            "period": self.period,
-            "unit": None if self.unit is None else self.unit.to_json(),
-            "reproduced": self.reproduced,
-            "ledger": self.ledger.to_json(),
-            "source": self.source,
-            **_schema_json(self.schema),
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodsFacts(Facts):
@@ -189,16 +160,6 @@ class PeriodsFacts(Facts):
     unit: Unit | None
     ledger: LedgerFacts
 
-    def _own_json(self) -> dict[str, object]:
-        return {
-            "dataset_id": self.dataset_id,
-            "periods_closed": self.periods_closed,
-            "first_period": self.first_period,
-            "last_period": self.last_period,
-            "unit": None if self.unit is None else self.unit.to_json(),
-            "ledger": self.ledger.to_json(),
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseFacts(Facts):
@@ -207,8 +168,12 @@ class ReleaseFacts(Facts):
     kind: ClassVar[str] = "release"
     release: Release
 
-    def _own_json(self) -> dict[str, object]:
-        return {**self.release.attributes(), "cautions": list(self.release.cautions)}
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values by name."""
+        found = super().to_json()
+        del found["release"]
+        damaged = found.pop("damaged")
+        return {**found, **self.release.attributes(), "cautions": list(self.release.cautions), "damaged": damaged}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,18 +206,6 @@ class ModelFacts(Facts):
     schema: Schema | None = None
     correlation: bool = False
 
-    def _own_json(self) -> dict[str, object]:
-        return {
-            "release_id": self.release_id,
-            "mechanism": self.mechanism,
-            "status": self.status,
-            "k": self.k,
-            "columns": list(self.columns),
-            "eigenvalues": self.eigenvalues,
-            **({"correlation": True} if self.correlation else {}),
-            **_schema_json(self.schema),
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresFacts(Facts):
@@ -275,16 +228,6 @@ class ScoresFacts(Facts):
     chunks: int
     dataset_id: str
     release_id: str
-
-    def _own_json(self) -> dict[str, object]:
-        return {
-            "n": self.n,
-            "k": self.k,
-            "dtype": self.dtype,
-            "chunks": self.chunks,
-            "dataset_id": self.dataset_id,
-            "release_id": self.release_id,
-        }
 
 
 AnyFacts = RowsFacts | PeriodsFacts | ReleaseFacts | ModelFacts | ScoresFacts
