@@ -105,7 +105,7 @@ def main() -> None:
             print(command[0], record[str(command[0])], flush=True)
         found = np.asarray(zarr.open_group(model, mode="r")["components"])
         record["squared_cosines"] = [round(float(c), 3) for c in np.diagonal(found @ directions) ** 2]
-        record["squared_cosines_expected"] = [round(c, 3) for c in said["squared_cosines"]]
+        record["squared_cosines_expected"] = [None if c is None else round(c, 3) for c in said["squared_cosines"]]
         record["above_noise"] = said["above_noise"]
     Path(f"{chosen.output}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=1))
