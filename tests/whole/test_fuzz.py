@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.folders import RESULTS
+from support.folders import RESULTS, ROOT
 
 SEEDS = RESULTS / "fuzz_seeds.json"
 
@@ -48,7 +48,7 @@ for before, ended in ((set(), code), ({".left.partial"}, code), ({".left.partial
 print(fuzzing.wrong_with(folder, 4, {".left.partial"}, None))
 """
     ran = subprocess.run(
-        [sys.executable, "-c", script, tmp_path], cwd=SEEDS.parents[2], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, tmp_path], cwd=ROOT / "tests", capture_output=True, text=True, check=True
     )
     assert ran.stdout.splitlines() == [
         "it left .left.partial",
