@@ -64,7 +64,7 @@ def option(description: str, expected: str, group: str = "", metavar: str | None
     return Meta(description=description, extra={"expected": expected, "group": group, "metavar": metavar}, **more)
 
 
-def meta_of(kind: Any) -> Meta | None:
+def meta_of(kind: Any) -> Any:
     """Return what is said of an option, by its type; None of a field that is none."""
     return next((each for each in getattr(kind, "__metadata__", ()) if each.extra), None)
 

@@ -21,7 +21,7 @@ from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
 from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
-from dpdist.options import RequestOptions
+from dpdist.options import CLIP, RequestOptions
 from dpdist.pca.forecast import forecast_release
 from dpdist.pca.orbit import ORBITS, forecast_orbit
 from dpdist.pipeline.budget import ledger_place
@@ -118,8 +118,10 @@ _ASKED = {"neighbours", "mechanism", "centre", "scale", "scale_share", "grid_bit
 @options(
     RequestOptions, "asked", names={"epsilon", "delta", "clip", *_ASKED},
     changed={
-        "clip": {"default": "1.0", "show_default": True, "required": False},
-        "centre": {"type": click.Choice(["none", "private"]), "metavar": None},
+        "clip": {"default": "1.0", "show_default": True, "required": False, "group": CLIP},
+        "centre": {
+            "type": click.Choice(["none", "private"]), "metavar": None, "help": "private: releases the mean as well.",
+        },
     },
 )  # fmt: skip
 @click.option("--spectrum", help="Public guess of the variances of the components: 4,2,0.5. Never from the data.")

@@ -108,7 +108,7 @@ _TYPES = {"ledger": LEDGER, "schema": PLACE, "tls_ca": LOCAL, "tls_cert": LOCAL,
 _FLAGS = {"options": "--option"}
 """Of options that are called otherwise here."""
 _REQUIRED = "Required"
-_GROUPS = (_REQUIRED, PRIVACY, CLIP, READING, WHERE, EXPERT, "")
+_GROUPS = (_REQUIRED, "", PRIVACY, CLIP, READING, WHERE, EXPERT)
 
 
 def json_option(command: Command) -> Command:
@@ -133,10 +133,9 @@ class GroupedCommand(click.Command):
         for each in self.get_params(ctx):
             if isinstance(each, click.Option) and (record := each.get_help_record(ctx)):
                 groups[each.group if isinstance(each, Option) else ""].append(record)
-        grouped = any(rows for name, rows in groups.items() if name)
         for name, rows in groups.items():
             if rows:
-                with formatter.section(name or ("Other options" if grouped else "Options")):
+                with formatter.section(name or "Options"):
                     formatter.write_dl(rows)
 
 
@@ -154,7 +153,6 @@ def _type(kind: Any, examples: list[Any] | None) -> Any:
 def _clicked(name: str, field: msgspec.structs.FieldInfo, changed: Mapping[str, Any]) -> Callable[[Command], Command]:
     """Return the option of a command that a field is."""
     meta = meta_of(field.type)
-    assert meta is not None and meta.extra is not None  # noqa: S101, PT018 - of fields_of
     kind = next(each for each in kinds_of(field.type) if each is not type(None))
     more: dict[str, Any] = {"help": meta.description, "metavar": meta.extra["metavar"], "group": meta.extra["group"]}
     if kind is bool:

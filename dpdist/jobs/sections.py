@@ -181,8 +181,7 @@ def _mistakes(where: str, kind: Any, value: object) -> Iterator[str]:
 
 
 def _expected(kind: Any) -> str:
-    meta = meta_of(kind)
-    return "" if meta is None or meta.extra is None else str(meta.extra["expected"])
+    return str(meta_of(kind).extra["expected"])
 
 
 def _typed(kind: type, value: object) -> Amount | Clip | Components:
