@@ -30,8 +30,8 @@ def ledger() -> None:
 @json_option
 def ledger_create(ledger: LedgerAddress, rows: AnyStore, asked: BudgetOptions, as_json: bool) -> None:
     """Declare a budget for ROWS in LEDGER, a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
-    fresh = not Ledger.stands_at(ledger)
-    made = create_ledger(ledger, rows, asked.budget)
+    budget, fresh = asked.budget, not Ledger.stands_at(ledger)
+    made = create_ledger(ledger, rows, budget)
     before = "" if fresh else ", created before for these rows and left alone"
     value = {"ledger": str(ledger), "fresh": fresh, **made.budget.to_json()}
     answer(as_json, value, f"{ledger}: budget {made.budget}{before}.")

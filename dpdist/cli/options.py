@@ -22,6 +22,7 @@ from dpdist.errors import UsageError
 from dpdist.ingest.remote import location_of
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.ledger.ledger import Ledger
+from dpdist.naming import COMMAND_LINE, naming
 from dpdist.options import (
     CLIP,
     EXPERT,
@@ -191,7 +192,7 @@ def options(
     def add(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def collected(arithmetic: str | None = None, **given: Any) -> None:
-            if arithmetic is not None:
+            if arithmetic:
                 given["options"] = (*given["options"], f"arithmetic={arithmetic}")
             found = {name: _given(field, given.pop(name)) for name, field in fields.items()}
             command(**{into: kind(**found, **fixed)}, **given)
@@ -223,9 +224,8 @@ def cluster_options(command: Callable[..., None], *, trusted: bool = False) -> C
 
 def certificates_of(where: ClusterOptions) -> Certificates | None:
     """Return the certificates that are named, if any."""
-    return Certificates.of(
-        *(None if each is None else Path(each) for each in (where.tls_ca, where.tls_cert, where.tls_key))
-    )
+    with naming(COMMAND_LINE):  # also where a job file is run
+        return Certificates.of(where.tls_ca, where.tls_cert, where.tls_key)
 
 
 def ledger_option(command: Command) -> Command:

@@ -83,9 +83,9 @@ def ingest(
 
     A small SOURCE is read by this process, one of 256 MiB or more by a worker per core, or by those that are named.
     """
-    fresh = not store_at(rows).exists()
+    budget, fresh = asked.budget, not store_at(rows).exists()
     table = ingest_rows(
-        source, rows, budget=asked.budget, ledger=ledger, compress=compress, progress=BARS, say=say, cluster=cluster,
+        source, rows, budget=budget, ledger=ledger, compress=compress, progress=BARS, say=say, cluster=cluster,
         **asked.parameters,
     )  # fmt: skip
     place = kept_in(rows, table, ledger)
@@ -118,7 +118,7 @@ def release_command(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
-    if not asked.clip:
+    if asked.clip is None:
         raise UsageError(_without_clip(rows))
     request = request_from(asked)
     outcome = release_rows(rows, release, request, ledger=ledger, cluster=cluster, say=say)

@@ -96,8 +96,8 @@ def register(
     worker. ROWS has all columns of SOURCE; to choose columns, ingest it. Rows that were registered from the same source
     are left alone.
     """
-    fresh = not store_at(rows).exists()
-    table = register_rows(source, rows, budget=asked.budget, ledger=ledger, variable=asked.variable, cluster=cluster)
+    budget, fresh = asked.budget, not store_at(rows).exists()
+    table = register_rows(source, rows, budget=budget, ledger=ledger, variable=asked.variable, cluster=cluster)
     place = kept_in(rows, table, ledger)
     answer(
         as_json,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,7 @@ _DOCUMENTED = f"""
         For the path of a rows.zarr: where to compute. None: on this machine, as :func:`dpdist.release_rows`.
 """
 _HERE = "{shared}\n"
+Estimator = TypeVar("Estimator", bound="PrivateEstimator")
 
 
 class Shared(TypedDict, total=False):
@@ -113,8 +114,7 @@ class Shared(TypedDict, total=False):
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
     """Base of the estimators: keeps the parameters that they share, and shows itself in a notebook.
 
-    A subclass takes them as ``**shared``; its signature and docstring get them here, so that scikit-learn, an
-    interpreter's help and the pages see them.
+    Each takes them as ``**shared``, and is told of them by :func:`sharing`.
     """
 
     release_: Release
@@ -162,17 +162,6 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         self.options = options
         self.cluster = cluster
 
-    def __init_subclass__(cls, centre: str = "none", **more: Any) -> None:
-        super().__init_subclass__(**more)
-        own = inspect.signature(cls.__init__).parameters.values()
-        taken = [each for each in own if each.kind is not each.VAR_KEYWORD]
-        if "__init__" in vars(cls) and len(taken) < len(own):
-            _, *shared = inspect.signature(PrivateEstimator.__init__).parameters.values()
-            taken += [each.replace(default=centre) if each.name == "centre" else each for each in shared]
-            cls.__init__.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
-        if cls.__doc__ is not None:  # python -OO
-            cls.__doc__ = _documented(cls.__doc__, centre)
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
@@ -197,6 +186,22 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:  # noqa: ARG002 - what a notebook passes
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
+
+def sharing(centre: str = "none") -> Callable[[type[Estimator]], type[Estimator]]:
+    """Give a class that takes ``**shared`` their signature and descriptions, which scikit-learn and people read."""
+
+    def told(kind: type[Estimator]) -> type[Estimator]:
+        own = inspect.signature(kind.__init__).parameters.values()
+        _, *shared = inspect.signature(PrivateEstimator.__init__).parameters.values()
+        taken = [each for each in own if each.kind is not each.VAR_KEYWORD]
+        taken += [each.replace(default=centre) if each.name == "centre" else each for each in shared]
+        kind.__init__.__signature__ = inspect.Signature(taken, return_annotation="None")  # type: ignore[attr-defined]
+        if kind.__doc__ is not None:  # python -OO
+            kind.__doc__ = _documented(kind.__doc__, centre)
+        return kind
+
+    return told
 
 
 def _documented(doc: str, centre: str) -> str:

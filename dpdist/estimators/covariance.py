@@ -21,7 +21,7 @@ from dpdist.answers.partial import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
 from dpdist.errors import DrownedWarning, UsageError
-from dpdist.estimators.base import PrivateEstimator, Shared
+from dpdist.estimators.base import PrivateEstimator, Shared, sharing
 from dpdist.estimators.fit import (
     parameters_of,
     proved,
@@ -40,7 +40,8 @@ from dpdist.release.request import Centring, ReleaseRequest
 Matrix = npt.NDArray[np.float64]
 
 
-class PrivateCovariance(PrivateEstimator, centre="private"):
+@sharing(centre="private")
+class PrivateCovariance(PrivateEstimator):
     """Mean and covariance of private rows from one differentially private release.
 
     Parameters
@@ -50,10 +51,10 @@ class PrivateCovariance(PrivateEstimator, centre="private"):
         matrix of its eigenvectors that is nearest to the exact one by the law of the noise; positive definite.
         ``"trace"``: its projection on positive semidefinite matrices of a trace that n rows can have. ``"none"``: as
         released, every entry right on average.
-    {shared}
     centre : str, path-like, sequence of float or mapping, default "private"
         ``"private"``: mean and covariance are released together for the one price. Otherwise the covariance is the
         second moment about what is public: zero (``"none"``), or the centre given.
+    {shared}
 
     Attributes
     ----------

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpdist.answers.captured import WIDE, captured, holding
 from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
 from dpdist.estimators import likelihood
-from dpdist.estimators.base import PrivateEstimator, Shared
+from dpdist.estimators.base import PrivateEstimator, Shared, sharing
 from dpdist.estimators.fit import (
     parameters_of,
     proved,
@@ -45,6 +45,7 @@ Matrix = npt.NDArray[np.float64]
 AUTO = "auto"
 
 
+@sharing()
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):  # type: ignore[misc] # no types
     """Principal components of private rows: one differentially private release, then free post-processing.
 
@@ -57,7 +58,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     n_components : int, float or "auto", default "auto"
         Number of components k, or ``"auto"``: those that can be told from the noise of the release. Or,
         between 0 and 1, the share of the variance that they shall hold: the fewest of which the lower end of the
-        interval of that share is not below it.
+        interval of that share is not below it. With ``clip="private"`` the clip norm suits this number: another one is
+        another release, charged anew.
     correlation : bool, default False
         Whether to take components of the correlation matrix: of columns that are standardised by what was released
         (``scale_`` is their deviation then), without those that do not stand above the noise, which ``left_out_``
@@ -66,9 +68,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     whiten : bool, default False
         Whether ``transform`` divides the scores by the square roots of ``score_variances_``, so that they vary by about
         1. Refused where the noise lets one of these be 0.
-    {shared}
     options : mapping of str, default None
         Public parameters of the mechanism, by name; ``components`` is filled from ``n_components``.
+    {shared}
 
     Attributes
     ----------

@@ -20,7 +20,7 @@ from dpdist.answers.block import require_law
 from dpdist.answers.columns import beside, places_of
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import DrownedError, DrownedWarning, UsageError
-from dpdist.estimators.base import PrivateEstimator, Shared
+from dpdist.estimators.base import PrivateEstimator, Shared, sharing
 from dpdist.estimators.fit import (
     parameters_of,
     proved,
@@ -44,7 +44,8 @@ Names = str | Sequence[str]
 AUTO = "auto"
 
 
-class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator, centre="private"):  # type: ignore[misc] # no types
+@sharing(centre="private")
+class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type: ignore[misc] # no types
     """Ridge regression of private rows from one differentially private release, with intervals.
 
     ``fit`` releases the second moment of X and y together, once, under the guarantee that ``guarantee_`` states. All
@@ -62,7 +63,6 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator, centre="p
         How many principal components of X, as released, to regress on instead of a ridge; ``"auto"``: those clear of
         the noise. Then ``coef_`` is in their span, and intervals are about the regression on these directions. None:
         the ridge.
-    {shared}
     clip : float, "auto" or "private"
         The clip norm C > 0 of a row of X and y together, in their units after centre and scale; public. Required.
         ``"auto"`` and ``"private"`` as of :class:`dpdist.PrivatePCA`.
@@ -73,6 +73,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator, centre="p
         As of :class:`dpdist.PrivatePCA`, of the columns of X and of those of y. A private scale makes a deviation of y
         a quarter of the clip norm, so that noise hides less of it: of a rows.zarr another y is then another release,
         charged anew. A public one does so at 4 / C of the deviation.
+    {shared}
 
     Attributes
     ----------

@@ -56,8 +56,9 @@ most the largest between their parts (joint convexity), and the dithers have the
 guarantee for each assignment of dithers is that of the release.
 
 * It needs that nobody sees a dither: sums under two keys of the same rows, or a key beside a sum, are outside it. A
-  unit may be computed twice, under two keys, and one of its sums is added. Which one depends on the time that it took,
-  which does not depend on dithers, and the other one is seen by nobody.
+  unit may be computed twice, under two keys, and one of its sums is added: the one that was there first. The time that
+  a unit takes does not depend on its dithers, but for the one row in 100,000 that rounding leaves too long: it takes a
+  millisecond, less than the same unit varies by from one time to the next. The other sum is seen by nobody.
 * How many units there are, and where they are cut, follows from n. Where n is private it differs between neighbours,
   and the law of the dithers is the same for every cut. Rows that are added several times are summed once, and
   multiplied.

@@ -16,8 +16,8 @@ AVX2 (the whole of it in plain numba: 2.6 ns for an entry of 784 columns in plac
   sign, and the instructions that add four bytes, or multiply two pairs of 16 bits, are found in no loop by LLVM.
 * the sums of their squares, by which each row is verified (:func:`_emit_norms`).
 
-Rows that are not finite, whose squared norm overflows, or that rounding left too long are told by their number and done
-in NumPy, one by one: of rows on the sphere one in 100,000 is too long.
+Rows that are not finite, whose squared norm overflows, or that rounding left too long are zero at first, and then done
+in NumPy: of rows on the sphere one in 100,000 is too long.
 
 Machine code is handed addresses, and counts no references. So it allocates nothing: whatever it reads or writes is held
 by the caller in Python until it returns (:class:`_Prepared`).
@@ -37,13 +37,15 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from dpdist._util.machine_code import aligned_zeros, compiled, features
-from dpdist.rows.dither import BUNCH, FRACTION, Affine, Dithering, Dithers, blocks_of
+from dpdist.rows.dither import BUNCH, FRACTION, Affine, Dithering, Dithers, Drawn, blocks_of
 
 _ROUNDS, _LANES, _PAIRS = 8, 16, BUNCH // 2
 _LINE = 4 * _LANES
 """Bytes of a line of 16 words."""
 _BLOCK = _PAIRS * _LINE
 """Bytes of the words of 16 columns of a bunch, and of their integers: a line for each pair of rows."""
+_TOGETHER = 8
+"""Bunches whose dithers are drawn together for rows that are done in NumPy."""
 _FLOATS_OF = 2048
 """Columns of as many rows as are shifted before they are rounded: a third of the first cache."""
 _16, _LOW = np.int32(16), np.int32(0xFFFF)
@@ -321,6 +323,14 @@ def _moved(held: Any, begin: int, stop: int, start: int, panels: Any, place: int
                 panels[q, to, lane] = panels[q, to, lane] & kept | value
 
 
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _zeroed(block: Any, panels: int, place: int, kept: Any) -> None:
+    """Keep one half of a place alone."""
+    for panel in range(panels):
+        for lane in range(_LANES):
+            block[panel, place, lane] &= kept
+
+
 def _pack_rows(
     rows: Any, first_row: int, affine: Any, by: Any, limit: float, state: Any, words: Any, t: Any, norms: Any,
     factors: Any, left: Any, mask: Any, sums: Any, squares: Any, held: Any, start: int, constant: int, panels: Any,
@@ -356,6 +366,7 @@ def _pack_rows(
             if not (factors[0, i] > 0.0 and squares[i] <= limit):
                 left[undone] = done + i - begin
                 undone += 1
+                _zeroed(block, mask.shape[0], at + (i >> 1), _LOW if i & 1 else ~_LOW)  # until it is done
         if constant:
             for pair in range(first, last):
                 block[columns >> 4, at + pair, columns & 15] = np.int32(constant) << _16 | np.int32(constant)
@@ -444,12 +455,17 @@ class _Prepared:
     def rounded(
         self, rows: npt.NDArray[np.generic], dithers: Dithers, left: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
-        """Return rows that were left undone, rounded."""
+        """Return rows that were left undone, rounded; what is not finite is zero."""
         t = self._affine.shifted(rows[left])
         found = np.zeros(t.shape)
-        for i in np.flatnonzero(np.isfinite(t).all(axis=1)):
-            drawn = dithers.behind(left[i]).drawn(1, self._rule.columns)
-            found[i] = self._rule.rounded(t[i : i + 1], drawn, self._affine.clip_norm)[0]
+        finite = np.flatnonzero(np.isfinite(t).all(axis=1))
+        bunches = (dithers.first_row + left[finite]) // (_TOGETHER * BUNCH)
+        for some in np.split(finite, np.flatnonzero(np.diff(bunches)) + 1):
+            if some.size:
+                first, last = int(left[some[0]]), int(left[some[-1]])
+                drawn = dithers.behind(first).drawn(last - first + 1, self._rule.columns)
+                chosen = Drawn(drawn.entries[left[some] - first], drawn.thirds[left[some] - first])
+                found[some] = self._rule.rounded(t[some], chosen, self._affine.clip_norm)
         return found
 
 
@@ -482,7 +498,8 @@ class Packing(_Prepared):
     ) -> None:
         """Pack rows."""
         pairs = (dithers.first_row % 2 + rows.shape[0] + 1) // 2
-        if panels.shape[::2] != (self._panels, _LANES) or not 0 <= slot <= panels.shape[1] - pairs:
+        fit = panels.shape[::2] == (self._panels, _LANES) and panels.dtype == np.int32 and panels.flags.c_contiguous
+        if not fit or not 0 <= slot <= panels.shape[1] - pairs:
             raise AssertionError("rows are packed where there is room")
         arguments = self.arguments(rows, dithers)
         left = arguments[-1][: _pack(*arguments, *self._more, self._start, self._constant, panels, slot, join)]

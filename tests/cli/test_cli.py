@@ -347,3 +347,12 @@ def test_an_unknown_command_is_usage(call: Call, arguments: tuple[str, ...]) -> 
     said = call(*arguments)
     assert (said.code, said.out) == (2, "")
     assert "frobnicate" in said.err
+
+
+def test_an_option_that_is_an_unset_variable_of_a_shell_is_none_or_told(call: Call, tmp_path: Path) -> None:
+    given = ("forecast", "--d", "3", "--n", "1000", "--epsilon", "1", "--delta", "1e-6")
+    assert call(*given, "--arithmetic", "").code == 0
+    said = call(*given, "--clip", "")
+    assert (said.code, "takes a number, private or auto, not ''" in said.err) == (2, True)
+    (tmp_path / "job.toml").write_text('[rows]\npath = "r"\n[release]\npath = "x"\nepsilon = 1\nclip = 2\n')
+    assert "(--tls-ca)" in call("run", tmp_path / "job.toml", "--tls-ca", "a").err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import warnings
@@ -575,3 +576,20 @@ def test_a_public_scale_stands_beside_a_private_mean_or_a_public_centre() -> Non
         PrivatePCA(2, **FINE, centre=both, scale=divisors).fit(table(1))
     with pytest.raises(UsageError, match="one public number per column"):
         PrivatePCA(2, **FINE, scale=["wide"]).fit(table(1))  # type: ignore[list-item]
+
+
+def test_a_subclass_of_an_estimator_keeps_its_own_signature() -> None:
+    class Own(PrivatePCA):
+        def __init__(self, *, epsilon: int = 1, clip: float = 2, **more: Any) -> None:
+            super().__init__(epsilon=epsilon, clip=clip, **more)
+
+    class Lossy(PrivatePCA):
+        def __init__(self, extra: int = 1, **more: Any) -> None:
+            super().__init__(**more)
+            self.extra = extra
+
+    assert (Own().epsilon, Own(whiten=True).whiten) == (1, True)
+    with pytest.raises(TypeError, match="epsilon"):  # as scikit-learn's own: what it cannot copy it does not drop
+        clone(Lossy(n_components=3, epsilon=1, clip=1))
+    for kind, centre in ((PrivatePCA, "none"), (PrivateCovariance, "private"), (PrivateRidge, "private")):
+        assert inspect.signature(kind).parameters["centre"].default == centre == kind(epsilon=1, clip=1).centre

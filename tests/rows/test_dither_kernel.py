@@ -220,3 +220,23 @@ def test_another_processor_gives_the_same_bits_and_reads_no_memory_that_was_free
         },
     )  # fmt: skip
     assert run.stdout.split() == ["AVX2", expected]
+
+
+@PACKS
+def test_a_row_that_is_not_done_yet_is_zero_and_its_neighbour_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever adds up the panels after an interruption adds no row whose norm was not verified."""
+    rule, by = Dithering(20, 12), Affine(None, None, 10.0)
+    rows = np.random.default_rng(0).normal(size=(6, 20))
+    expected = rule.rounded(rows.copy(), KEY.drawn(3, 6, 20), 10.0)
+    rows[0], rows[3] = 1e300, np.nan
+    panels = np.zeros((2, 9, 16), dtype=np.int32)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernel.Packing, "rounded", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kernel.Packing(rule, by, 0, 0).pack(rows, Dithers(KEY, 3), panels, 0, join=False)
+    found = unpacked(panels, 4)[1:7, :20]
+    assert not found[[0, 3]].any()
+    assert np.array_equal(found[[1, 2, 4, 5]], expected[[1, 2, 4, 5]])
