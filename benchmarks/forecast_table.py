@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from dpdist import RowBound
+from dpdist import PrivacyLoss, ReleaseRequest
 from dpdist.moment import cost
 from dpdist.report.text import amount, costs, duration
 
@@ -24,7 +24,8 @@ def main() -> None:
     parser.add_argument("--store-bandwidth", type=float, default=1e10)
     parser.add_argument("--output", required=True)
     chosen = parser.parse_args()
-    table, bound = cost.described(ROWS, COLUMNS, "float32"), RowBound(COLUMNS, 1.0)
+    request = ReleaseRequest("gaussian", PrivacyLoss.parse(1, "1e-12"), 1.0).on_grid(COLUMNS, ROWS)
+    table, bound = cost.described(ROWS, COLUMNS, "float32"), request.bound(COLUMNS)
     found = cost.forecast(table, bound, WORKERS, MEMORY, divisible=True, bandwidth=chosen.store_bandwidth)
     print(costs(found))
     lines = [
