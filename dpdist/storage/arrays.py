@@ -2,8 +2,6 @@
 
 Zarr reads a missing chunk as zeros and does not notice a flipped bit. Every array here carries a checksum per chunk,
 writes chunks of zeros like any others, and is read only when all its chunks are there.
-
-What Zarr reads and writes an object store by: zarr's own store over obstore, whose faults are told as ours.
 """
 
 from __future__ import annotations
@@ -11,22 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Annotated, Any, Self, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeAlias
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import zarr
 from msgspec import Meta
-from zarr.abc.store import ByteRequest
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
-from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import ObjectStore, WrapperStore
+from zarr.core.buffer import Buffer
 
 from dpdist._util.paths import not_plain
 from dpdist.errors import DataError, ResumableError
-from dpdist.storage.connections import failure
 from dpdist.storage.store import MOST_AT_ONCE, Store
 
 Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
@@ -156,45 +151,3 @@ def complete_arrays(store: Store, names: set[str]) -> dict[str, Array]:
 def read_arrays(store: Store, names: set[str]) -> dict[str, npt.NDArray[Any]]:
     """Read the arrays of a group completely."""
     return {name: np.asarray(array[...]) for name, array in complete_arrays(store, names).items()}
-
-
-T = TypeVar("T")
-
-
-class ZarrObjects(WrapperStore[ObjectStore[Any]]):
-    """A folder of a bucket."""
-
-    def __init__(self, store: ObjectStore[Any], url: str) -> None:
-        super().__init__(store)
-        self._url = url
-
-    def _with_store(self, store: ObjectStore[Any]) -> Self:
-        return type(self)(store, self._url)
-
-    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Read an object, or None."""
-        return await self._told(super().get(key, prototype, byte_range), "read")
-
-    async def exists(self, key: str) -> bool:
-        """Say whether an object is there."""
-        return await self._told(super().exists(key), "read")
-
-    async def set(self, key: str, value: Buffer) -> None:
-        """Write an object."""
-        await self._told(super().set(key, value), "written")
-
-    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Yield what stands below a prefix."""
-        names = super().list_dir(prefix)
-        while (name := await self._told(anext(names, None), "read")) is not None:
-            yield name
-
-    async def _told(self, question: Awaitable[T], how: str) -> T:
-        """Wait for an answer."""
-        try:
-            return await question
-        except OSError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as in connections.asked
-            wrong = failure(error, self._url, how)
-        raise wrong

@@ -49,9 +49,9 @@ from zarr.storage import ObjectStore as ZarrStore
 from dpdist._util.ids import random_token
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.storage import connections
-from dpdist.storage.arrays import ZarrObjects
 from dpdist.storage.connections import asked, kind_of, obstore, says
 from dpdist.storage.store import ABANDONED_SECONDS, MOST_AT_ONCE
+from dpdist.storage.zarr_objects import ZarrObjects
 
 POINTER = "dpdist-pointer/1"
 LEASE = "dpdist-lease/1"
