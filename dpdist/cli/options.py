@@ -30,6 +30,7 @@ from dpdist.options import (
     READING,
     WHERE,
     ClusterOptions,
+    Components,
     Options,
     ReleaseOptions,
     fields_of,
@@ -257,11 +258,9 @@ def count_of(components: str) -> int | None:
 
 def share_of(components: str) -> float | None:
     """Return a number of components as typed, or below 1 the share of the variance that they hold; None for auto."""
-    if re.fullmatch(r"0?\.[0-9]{1,15}", components):
-        return float(components)
-    if components != "auto" and not components.isdecimal():
+    if components != "auto" and not re.fullmatch(r"0?\.[0-9]{1,15}", components) and not components.isdecimal():
         raise UsageError(f"--components takes a number, a share of the variance or auto, not {components!r}.")
-    return count_of(components)
+    return Components(components).number
 
 
 def bandwidth_of(text: str | None) -> float | None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from dpdist._util.cores import available_cores, threaded
 from dpdist._util.progress import Count, Progress
-from dpdist._util.text import fields_as_json
+from dpdist._util.text import as_json, fields_as_json
 from dpdist.errors import DataError
 from dpdist.ledger.balance import Balance
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -85,12 +85,13 @@ class Facts:
     def to_json(self) -> dict[str, object]:
         """Return JSON values by name."""
         head = {"path": self.path, "kind": self.kind, "private": self.private}
-        own = fields_as_json(self, optional={"schema", "correlation"})
-        return (
-            head
-            | {name: value for name, value in own.items() if name not in {*head, "damaged"}}
-            | {"damaged": own["damaged"]}
-        )
+        return {**head, **self._own_json(), "damaged": as_json(self.damaged)}
+
+    def _own_json(self) -> dict[str, object]:
+        """Return the values that a kind has besides: its own fields."""
+        shared = {each.name for each in fields(Facts)}
+        found = fields_as_json(self, optional={"schema", "correlation"})
+        return {name: value for name, value in found.items() if name not in shared}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +169,8 @@ class ReleaseFacts(Facts):
     kind: ClassVar[str] = "release"
     release: Release
 
-    def to_json(self) -> dict[str, object]:
-        """Return JSON values by name."""
-        found = super().to_json()
-        del found["release"]
-        damaged = found.pop("damaged")
-        return {**found, **self.release.attributes(), "cautions": list(self.release.cautions), "damaged": damaged}
+    def _own_json(self) -> dict[str, object]:
+        return {**self.release.attributes(), "cautions": list(self.release.cautions)}
 
 
 @dataclass(frozen=True, kw_only=True)
