@@ -497,7 +497,7 @@ def test_of_several_targets_the_drowned_one_is_named_and_may_be_left_out() -> No
 
 
 def test_columns_that_explain_nothing_are_said_to() -> None:
-    """R² and five coefficients all hold 0 in 153 of 400 releases of these rows: in none of 60 with probability 4e-13."""
+    """All intervals hold 0 in 153 of 400 releases of these rows: in none of 60 with probability 4e-13."""
     rows = rows_of(3000, signal=0.0)
     assert any(first(drawn(rows, 4.0).release()).drowned for _ in range(60))
     assert not first(drawn(rows_of(3000), 4.0).release()).drowned
