@@ -8,7 +8,7 @@ from typing import Any
 
 from dpdist.pca import model
 from dpdist.release import artefact, attributes
-from dpdist.report import card
+from dpdist.report import promise
 
 HERE = Path(__file__).parent
 
@@ -18,7 +18,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     return {
         "release.schema.json": attributes.schema(artefact.FORMAT),
         "model.schema.json": model.schema(),
-        "card.schema.json": card.schema(),
+        "card.schema.json": promise.card_schema(),
     }
 
 

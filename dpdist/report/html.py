@@ -30,7 +30,7 @@ from dpdist.pipeline.release import stage_words
 from dpdist.release.artefact import Release
 from dpdist.report.answers import digits, number
 from dpdist.report.charts import guesses, tests
-from dpdist.report.promise import promise
+from dpdist.report.promise import drawn_for, promise, require_charged
 from dpdist.report.seen import edge_is_known, explained_of, heat_of, seen_of
 from dpdist.report.text import ALIGNED, SURE
 from dpdist.storage.store import AnyStore, replace_own, store_at
@@ -99,21 +99,6 @@ def write(
     )
     private = not release.private_as_claimed
     replace_own(store_at(path), page.encode(), "report", private=private, own=lambda found: b"dpdist" in found[:4096])
-
-
-def require_charged(release: Release, ledger: Ledger | None) -> None:
-    """Refuse a ledger, if one is named, that does not know of a release, or is behind its witness."""
-    if ledger is None:
-        return
-    for one in _drawn(release):
-        if ledger.record(one) is None:
-            raise UsageError(f"The ledger does not know of {one}: name the one that was charged.", parameter="ledger")
-    ledger.require_current()  # else what is said to be left is not
-
-
-def _drawn(release: Release) -> tuple[str, ...]:
-    """Return the ids of the releases that were drawn for this one: a sum is charged as its parts are."""
-    return release.releases or (release.release_id,)
 
 
 def _default_count(release: Release) -> int:
@@ -214,7 +199,7 @@ def _budget(ledger: Ledger, release: Release) -> _Budget:
             record.release_id,
             str(record.guarantee.loss),
             counted(len(record.periods), "period") if record.periods else "all rows",
-            record.release_id in _drawn(release),
+            record.release_id in drawn_for(release),
         )
         for record in charged[-_PAST:]
     )
