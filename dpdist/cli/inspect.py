@@ -80,7 +80,7 @@ def report_command(
         opened,
         out,
         count=count_of(components),
-        image=html.Shape.parse(image) if image else None,
+        image=html.shape_of(image) if image else None,
         ledger=Ledger(ledger) if ledger else None,
         targets=() if target is None else columns_from(target),
         on=None if on is None else columns_from(on),

@@ -47,8 +47,7 @@ class Rows(IngestOptions, frozen=True, kw_only=True):
     path: Annotated[
         str,
         option(
-            "Folder of the rows, or s3://bucket/rows.zarr; they are ingested only when it does not exist yet.",
-            FILE,
+            "Folder of the rows, or s3://bucket/rows.zarr; they are ingested only when it does not exist yet.", FILE
         ),
     ]
     source: Annotated[

@@ -107,12 +107,7 @@ def textfile(status: JobStatus) -> str:
         ("attempts_total", "counter", "Attempts to draw noise.", [("", status.attempts)]),
         ("periods_closed", "gauge", "Periods closed.", [("", status.periods_closed)]),
         ("refused", "gauge", "Whether the ledger refuses every new release.", [("", status.refused is not None)]),
-        (
-            "periods_waiting",
-            "gauge",
-            "Periods in the source that are not closed.",
-            [("", len(status.periods_waiting))],
-        ),
+        ("periods_waiting", "gauge", "Periods in the source that are not closed.", [("", len(status.periods_waiting))]),
     ]
     lines = []
     for name, kind, words, values in metrics:

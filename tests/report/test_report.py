@@ -35,7 +35,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.report import seen
 from dpdist.report import text as words_of
 from dpdist.report.charts import spectrum
-from dpdist.report.html import Shape, write
+from dpdist.report.html import shape_of, write
 from dpdist.report.promise import accuracy, hits
 from dpdist.rows.units import Unit
 from papers.common.drawn import drawn
@@ -208,14 +208,14 @@ def test_a_subspace_shows_its_directions_only(tmp_path: Path) -> None:
 
 
 def test_components_may_be_images(tmp_path: Path) -> None:
-    text = page(tmp_path, released(), count=3, image=Shape.parse("2x2"))
+    text = page(tmp_path, released(), count=3, image=shape_of("2x2"))
     assert text.count('src="data:image/png;base64,') == 3
     assert text.count("as an image") == 3
     with pytest.raises(UsageError, match=r"\(image\)"):
-        page(tmp_path, released(), image=Shape.parse("3x2"))
+        page(tmp_path, released(), image=shape_of("3x2"))
     for text in ("28", "ax4", "0x4", "2x2x1", "-2x-2"):
         with pytest.raises(UsageError, match=r"\(image\)"):
-            Shape.parse(text)
+            shape_of(text)
 
 
 def test_the_budget_is_that_of_the_ledger_that_was_charged(tmp_path: Path) -> None:
