@@ -10,78 +10,56 @@ be at most, for each value of the second, is one minus the trade-off function of
 
 Both hold where both are known, so the smaller share is stated.
 
-The privacy card says it as JSON values of stated types, with what the promise rests on and what a ledger says was
-charged. All of it is public. Its JSON schema is ``docs/formats/card.schema.json``.
+The privacy card says it as JSON values, with what the promise rests on and what a ledger says was charged. All of it
+is public. Its types are stated by ``docs/formats/card.schema.json``, which is part of the format and does not change.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from markupsafe import Markup
-from msgspec import Struct, convert, to_builtins
 from scipy.special import ndtr, ndtri
 
-from dpdist._util.schemas import schema_of
 from dpdist._version import __version__
 from dpdist.errors import UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.registry import mechanism_named
-from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours
+from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Heading, Release
 from dpdist.report.answers import number
 
 _EXPONENT = 700.0
 """Largest x whose ``exp(x)`` is a float."""
-_FORMAT = "dpdist-card/1"
 ALARMS = (0.01, 0.05, 0.1, 0.25, 0.5)
 """The shares of false alarms that the table tells of."""
 
 
-@dataclass(frozen=True)
-class Promise:
-    """The guarantee of a release, in words and numbers, as the page says it."""
-
-    sentence: str
-    neighbours: str
-    loss: Markup
-    factor: Markup  # e^epsilon
-    added: Markup | None  # delta, unless it is 0
-    mu: str | None  # of Gaussian differential privacy
-    arithmetic: str
-    found: tuple[tuple[str, str], ...]  # share of false alarms of a test, and the largest one of its true alarms
-
-
-def promise(release: Heading) -> Promise | None:
-    """Say what is proved of a release; None where nothing is."""
+def promise(release: Heading) -> dict[str, object] | None:
+    """Return what is proved of a release, in words and numbers as the page says them; None where nothing is."""
     guarantee = release.guarantee
     if guarantee is None:
         return None
     loss, squared = guarantee.loss, guarantee.mu_squared
-    exact = guarantee.arithmetic is Arithmetic.INTEGER_EXACT
     added = number(loss.delta) if loss.delta_atto else None
-    return Promise(
-        sentence=_sentence(release, guarantee),
-        neighbours=_neighbours(release, guarantee),
-        loss=Markup("ε = {}").format(f"{loss.epsilon:.6g}") + (Markup(", δ = {}").format(added) if added else ""),
-        factor=(
-            number(float(f"{math.exp(loss.epsilon):.3g}"))
-            if loss.epsilon < _EXPONENT
-            else Markup("e<sup>{}</sup>").format(f"{loss.epsilon:g}")
-        ),
-        added=added,
-        mu=None if squared is None else f"{math.sqrt(squared):.6g}",
-        arithmetic=(
-            "integer-exact: the proof is about the very numbers that were computed"
-            if exact
-            else "ideal-real: the proof is about real numbers, which the machine approximates"
-        ),
-        found=tuple((f"{100 * each:g} %", f"{share_up(hits(guarantee, each))} %") for each in ALARMS),
-    )
+    factor = Markup("e<sup>{}</sup>").format(f"{loss.epsilon:g}")
+    if loss.epsilon < _EXPONENT:
+        factor = number(float(f"{math.exp(loss.epsilon):.3g}"))
+    arithmetic = "ideal-real: the proof is about real numbers, which the machine approximates"
+    if guarantee.arithmetic is Arithmetic.INTEGER_EXACT:
+        arithmetic = "integer-exact: the proof is about the very numbers that were computed"
+    return {
+        "sentence": _sentence(release, guarantee),
+        "neighbours": _neighbours(release, guarantee),
+        "loss": Markup("ε = {}").format(f"{loss.epsilon:.6g}") + (Markup(", δ = {}").format(added) if added else ""),
+        "factor": factor,
+        "added": added,
+        "mu": None if squared is None else f"{math.sqrt(squared):.6g}",
+        "arithmetic": arithmetic,
+        "found": [(f"{100 * each:g} %", f"{share_up(hits(guarantee, each))} %") for each in ALARMS],
+    }
 
 
 def _sentence(release: Heading, guarantee: Guarantee) -> str:
@@ -141,128 +119,56 @@ def hits(guarantee: Guarantee, alarms: float) -> float:
     return max(found, alarms)
 
 
-class Mechanism(Struct, frozen=True):
-    """By what it was drawn."""
-
-    name: str
-    law: str
-    sensitivity: str
-    reference: str
-
-
-class Promised(Struct, frozen=True):
-    """What is proved."""
-
-    epsilon: float
-    delta: float
-    mu: float | None
-    neighbours: str
-    right_guesses: float
-    sentence: str
-    arithmetic: str
-    proof: str
-
-
-class Rows(Struct, frozen=True):
-    """Of what rows it is."""
-
-    n: int | None
-    columns: tuple[str, ...]
-    clip_norm: float
-    unit: str | None
-    max_rows: int | None
-    tables: tuple[str, ...]
-
-
-class Charged(Struct, frozen=True):
-    """One release that was charged to the same budget."""
-
-    release_id: str
-    epsilon: float
-    delta: float
-    state: str
-
-
-class Account(Struct, frozen=True):
-    """What the ledger says: the budget, what was charged to it, and the head of its hash chain."""
-
-    epsilon: float
-    delta: float
-    head: str
-    charged: tuple[Charged, ...]
-
-
-class Card(Struct, frozen=True):
-    """A privacy card."""
-
-    format: str
-    release_id: str
-    status: str
-    mechanism: Mechanism
-    guarantee: Promised | None
-    rows: Rows
-    assumptions: tuple[str, ...]
-    cautions: tuple[str, ...]
-    budget: Account | None
-    ledger_head: str | None
-    releases: tuple[str, ...]
-    made: str
-    library: str
-    cite: str
-
-
-def card_of(release: Release, ledger: Ledger | None = None) -> dict[str, Any]:
+def card_of(release: Release, ledger: Ledger | None = None) -> dict[str, object]:
     """Return the card of a release as JSON values; with a ledger, of what was charged too."""
     require_charged(release, ledger)
-    unit, guarantee, budget = release.unit, release.guarantee, None
+    info, unit, guarantee, budget = mechanism_named(release.mechanism).info, release.unit, release.guarantee, None
     if ledger is not None:
-        charged = [(record.release_id, record.guarantee.loss, record.state.value) for record in ledger.records]
-        listed = tuple(Charged(name, loss.epsilon, loss.delta, state) for name, loss, state in charged)
-        budget = Account(ledger.budget.epsilon, ledger.budget.delta, ledger.head, listed)
-    card = Card(
-        format=_FORMAT,
-        release_id=release.release_id,
-        status=release.status,
-        mechanism=convert(mechanism_named(release.mechanism).info, Mechanism, from_attributes=True),
-        guarantee=None if guarantee is None else _promised(release, guarantee),
-        rows=Rows(
-            n=release.rows,
-            columns=release.names,
-            clip_norm=release.bound.clip_norm,
-            unit=None if unit is None else unit.column,
-            max_rows=None if unit is None else unit.max_rows,
-            tables=tuple(sorted({extent.dataset for extent in release.extents})),
-        ),
-        assumptions=tuple(_assumptions(release)),
-        cautions=release.cautions,
-        budget=budget,
-        ledger_head=release.ledger_head,
-        releases=release.releases,
-        made=datetime.now(UTC).date().isoformat(),
-        library=f"dpdist {__version__}",
-        cite=f"The dpdist developers: dpdist {__version__}, release {release.release_id}.",
-    )
-    found: dict[str, Any] = to_builtins(card)
-    return found
+        charged = [
+            {"release_id": record.release_id, **_loss(record.guarantee.loss), "state": record.state.value}
+            for record in ledger.records
+        ]
+        budget = {**_loss(ledger.budget), "head": ledger.head, "charged": charged}
+    return {
+        "format": "dpdist-card/1",
+        "release_id": release.release_id,
+        "status": release.status,
+        "mechanism": {name: getattr(info, name) for name in ("name", "law", "sensitivity", "reference")},
+        "guarantee": None if guarantee is None else _promised(release, guarantee),
+        "rows": {
+            "n": release.rows,
+            "columns": list(release.names),
+            "clip_norm": release.bound.clip_norm,
+            "unit": None if unit is None else unit.column,
+            "max_rows": None if unit is None else unit.max_rows,
+            "tables": sorted({extent.dataset for extent in release.extents}),
+        },
+        "assumptions": list(_assumptions(release)),
+        "cautions": list(release.cautions),
+        "budget": budget,
+        "ledger_head": release.ledger_head,
+        "releases": list(release.releases),
+        "made": datetime.now(UTC).date().isoformat(),
+        "library": f"dpdist {__version__}",
+        "cite": f"The dpdist developers: dpdist {__version__}, release {release.release_id}.",
+    }
 
 
-def card_schema() -> dict[str, Any]:
-    """Return the JSON schema of a card."""
-    return schema_of(Card, "Privacy card of a dpdist release", _FORMAT)
+def _loss(loss: PrivacyLoss) -> dict[str, float]:
+    return {"epsilon": loss.epsilon, "delta": loss.delta}
 
 
-def _promised(release: Release, guarantee: Guarantee) -> Promised:
+def _promised(release: Release, guarantee: Guarantee) -> dict[str, object]:
     squared = guarantee.mu_squared
-    return Promised(
-        epsilon=guarantee.loss.epsilon,
-        delta=guarantee.loss.delta,
-        mu=None if squared is None else math.sqrt(squared),
-        neighbours=guarantee.neighbours.value,
-        right_guesses=accuracy(guarantee),
-        sentence=_sentence(release, guarantee),
-        arithmetic=guarantee.arithmetic.value,
-        proof=guarantee.proof,
-    )
+    return {
+        **_loss(guarantee.loss),
+        "mu": None if squared is None else math.sqrt(squared),
+        "neighbours": guarantee.neighbours.value,
+        "right_guesses": accuracy(guarantee),
+        "sentence": _sentence(release, guarantee),
+        "arithmetic": guarantee.arithmetic.value,
+        "proof": guarantee.proof,
+    }
 
 
 def _assumptions(release: Release) -> Iterator[str]:
