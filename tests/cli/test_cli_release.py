@@ -76,48 +76,31 @@ def test_the_options_of_a_release_reach_it(here: Path, call: Call, scheduler: st
 
 REFUSED: list[tuple[int, str, tuple[str, ...]]] = [
     # numbers
-    (4, "Epsilon must be positive", ("--epsilon", "0")),
-    (4, "Epsilon", ("--epsilon", "-1")),
     (4, "Epsilon", ("--epsilon", "nan")),
-    (4, "Epsilon", ("--epsilon", "inf")),
     (4, "Epsilon", ("--epsilon", "1e999999999")),
     (4, "millionths", ("--epsilon", "1e-7")),
-    (2, "Epsilon must be a number", ("--epsilon", "abc")),
     (2, "Epsilon must be a number", ("--epsilon", "")),
-    (4, "Delta", ("--delta", "0")),
     (4, "Delta", ("--delta", "1")),
-    (4, "Delta", ("--delta", "-1")),
-    (4, "Delta", ("--delta", "2")),
-    (4, "Delta", ("--delta", "nan")),
     (4, "1e-18", ("--delta", "1e-19")),
-    (2, "Delta must be a number", ("--delta", "abc")),
-    (4, "--clip", ("--clip", "0")),
     (4, "--clip", ("--clip", "-1")),
-    (4, "--clip", ("--clip", "nan")),
-    (4, "--clip", ("--clip", "inf")),
     (4, "clip norm", ("--clip", "1e200")),
-    (2, "--grid-bits", ("--grid-bits", "0")),
     (2, "--grid-bits", ("--grid-bits", "99")),
     # names and combinations
     (2, "takes no delta", ("--mechanism", "two-sided-wishart")),
+    (2, "--mechanism two-sided-wishart", ("--mechanism", "gaussian", "--delta", "0")),
     (2, "--workers", ("--workers", "0")),
-    (2, "--workers", ("--workers", "-3")),
     (2, "a variable that is not set", ("--scheduler", "")),
     (2, "not both", ("--workers", "1", "--scheduler", "tcp://127.0.0.1:1")),
-    (2, "--id", ("--id", "")),
-    (2, "--id", ("--id", "week.47")),
+    (2, "127.0.0.1", ("--scheduler", "127.0.0.1")),
+    (4, "tls://127.0.0.1:1", ("--scheduler", "tls://127.0.0.1:1")),
+    (2, "tcp://127.0.0.1:port", ("--scheduler", "tcp://127.0.0.1:port")),
     (2, "--id", ("--id", "../week")),
-    (2, "--id", ("--id", "a b")),
-    (2, "--id", ("--id", "w" * 65)),
-    (4, "--centre", ("--centre", "mean")),
     (4, "--centre", ("--centre", "nothing.npy")),
     (2, "for 3 columns", ("--centre", "narrow.json")),
-    # budget
+    # budget and places
     (3, "the budget of", ("--epsilon", "2.5")),
     (3, "the budget of", ("--delta", "1e-4", "--epsilon", "1.9")),
-    (3, "restore it from a copy", ("--ledger", "nothing.ledger")),
     (3, "not the ledger of", ("--ledger", "other.ledger")),
-    # places
     (3, "restore it from a copy", ("--ledger", "empty.ledger")),
     (4, "trusted", ("--trusted", "worker")),
 ]
@@ -140,26 +123,13 @@ def test_a_refused_release_says_why_and_costs_nothing(
     assert Ledger(here / "other.ledger").charges == []
 
 
-def test_a_gaussian_without_a_delta_is_refused_with_the_way_out(here: Path, call: Call) -> None:
-    said = call("release", "rows.zarr", "release.zarr", "--epsilon", "1", "--clip", "1", "--mechanism", "gaussian")
-    assert said.code == 2
-    assert "--mechanism two-sided-wishart" in said.message
-    assert_nothing_spent(here)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ((), "Usage"),
-        (("rows.zarr",), "RELEASE"),
         (("rows.zarr", "release.zarr", "--epsilon", "1"), "--clip"),
-        (("rows.zarr", "release.zarr", "--clip", "1"), "--epsilon"),
         (("rows.zarr", "release.zarr", *LOSS, "--clip", "abc"), "--clip"),
-        (("rows.zarr", "release.zarr", *LOSS, "--grid-bits", "1.5"), "--grid-bits"),
-        (("rows.zarr", "release.zarr", *LOSS, "--workers", "two"), "--workers"),
         (("rows.zarr", "release.zarr", *LOSS, "--mechanism", "laplacian"), "two-sided-wishart"),
-        (("rows.zarr", "release.zarr", *LOSS, "--neighbours", "add"), "add-remove"),
-        (("rows.zarr", "release.zarr", *LOSS, "--trusted", "client"), "driver"),
         (("rows.zarr", "release.zarr", *LOSS, "--seed", "1"), "--seed"),
     ],
     ids=str,
@@ -217,26 +187,17 @@ def _rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(path.read_bytes()))
 
 
-def _replace_rows(*, by_array: bool) -> None:
+def _replace_rows() -> None:
     shutil.rmtree("rows.zarr")
-    if by_array:
-        zarr.create_array("rows.zarr", data=np.ones((4, 3)))
-    else:
-        Path("rows.zarr").write_text("a,b\n1,2\n")
+    zarr.create_array("rows.zarr", data=np.ones((4, 3)))
 
 
 DAMAGES: dict[str, tuple[str, Callable[[], object]]] = {
-    "no rows at all": ("no usable rows", lambda: shutil.rmtree("rows.zarr")),
     "a chunk deleted": ("Chunk 2 of .* is missing", CHUNK.unlink),
-    "a chunk truncated": ("Chunk 2 of .* is truncated", lambda: _rewrite(CHUNK, lambda b: b[:-1])),
-    "a chunk emptied": ("Chunk 2 of .* is truncated", lambda: CHUNK.write_bytes(b"")),
     "a chunk too long": ("Chunk 2 of .* was altered", lambda: _rewrite(CHUNK, lambda b: b + b"0")),
     "a chunk altered": ("Chunk 2 .* was altered", lambda: _rewrite(CHUNK, lambda b: bytes([b[0] ^ 1]) + b[1:])),
     "garbage in zarr.json": ("no usable rows", lambda: Path("rows.zarr/zarr.json").write_bytes(b"\xff{garbage")),
-    "an empty zarr.json": ("no usable rows", lambda: Path("rows.zarr/zarr.json").write_text("")),
-    "no zarr.json": ("no usable rows", lambda: Path("rows.zarr/zarr.json").unlink()),
-    "a foreign array": ("no usable rows", lambda: _replace_rows(by_array=True)),
-    "a file": ("no usable rows", lambda: _replace_rows(by_array=False)),
+    "a foreign array": ("no usable rows", _replace_rows),
 }
 
 
@@ -359,34 +320,17 @@ def test_a_release_into_a_folder_that_does_not_exist_is_refused(here: Path, call
     assert_nothing_spent(here)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("ingest", "table.csv", ".", "--budget-epsilon", "1"),
-        ("ingest", "table.csv", "..", "--budget-epsilon", "1"),
-        ("ingest", "table.csv", "/", "--budget-epsilon", "1"),
-        ("ingest", "table.csv", "", "--budget-epsilon", "1"),
-        ("ingest", "table.csv", ""),
-        ("release", "rows.zarr", "", *LOSS),
-        ("release", "", "release.zarr", *LOSS),
-        ("release", ".", "release.zarr", *LOSS),
-        ("pca", "release.zarr", "", "--components", "1"),
-        ("pca", "", "model.zarr", "--components", "1"),
-        ("project", "rows.zarr", "", "scores.zarr"),
-        ("ledger", "show", ""),
-        ("ledger", "create", "", "--rows", "rows.zarr"),
-        ("ledger", "create", "/", "--rows", "rows.zarr"),
-        ("run", ""),
-        ("run", "."),
-    ],
-    ids=" ".join,
-)
-def test_a_path_that_names_no_file_is_not_taken_for_a_defect(
-    here: Path, call: Call, scheduler: str, command: tuple[str, ...]
-) -> None:
+def test_a_path_that_names_no_file_is_not_taken_for_a_defect(here: Path, call: Call) -> None:
     # an unset shell variable is an empty path
     (here / "table.csv").write_text("a,b\n1,2\n3,4\n")
-    extra = ("--scheduler", scheduler) if command[0] in {"release", "project"} else ()
-    said = call(*command, *extra)
-    assert said.code in {2, 4}
-    assert_nothing_spent(here, "table.csv")
+    for command in (
+        ("ingest", "table.csv", ".", "--budget-epsilon", "1"),
+        ("ingest", "table.csv", "/", "--budget-epsilon", "1"),
+        ("release", "rows.zarr", "", *LOSS),
+        ("release", ".", "release.zarr", *LOSS),
+        ("pca", "", "model.zarr", "--components", "1"),
+        ("ledger", "create", "", "--rows", "rows.zarr"),
+        ("run", ""),
+    ):
+        assert call(*command).code in {2, 4}
+        assert_nothing_spent(here, "table.csv")

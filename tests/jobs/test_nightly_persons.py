@@ -182,17 +182,6 @@ def test_whoever_was_known_by_a_number_is_not_counted_anew_by_a_name() -> None:
             list(later.watched([second], 1, 1 - names))
 
 
-def test_a_register_says_whether_it_is_of_names(named: Place) -> None:
-    named_rows_arrive(named, 1, [1, 2])
-    named.run()
-    table, closed = open_series(job_file.read_job(named.job)).table, dict(named.ledger.periods)
-    watch = Watch.of(table, closed)
-    assert watch is not None
-    assert watch.named is True
-    with pytest.raises(DataError, match="counted anew"):
-        list(watch.watched([np.array([1])], 1))
-
-
 @pytest.mark.parametrize(
     ("form", "counted"), [("continual = 4\n", "4 to 6 rows"), ('factorisation = "banded"\nband = 2\n', "6 rows")]
 )
