@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import distributed
 import numpy as np
 import pytest
 import zarr
@@ -20,7 +19,6 @@ from support.cli_scene import CHUNK, LOSS, ROWS, Call, names_in, tree
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.artefact import open_release
 from dpdist.runtime import connecting
 
 # Ingest
@@ -248,22 +246,6 @@ def test_components_that_cannot_be_had_are_refused(released: Path, call: Call) -
         assert tree(released) == before
 
 
-def test_a_private_count_drowned_in_noise_is_refused_in_words(here: Path, call: Call, scheduler: str) -> None:
-    # at so small an epsilon half of all releases estimate a negative number of rows: draw until one does
-    for i in range(40):
-        options = ("--centre", "private", "--neighbours", "add-remove", "--id", f"try-{i}", "--scheduler", scheduler)
-        said = call("release", "rows.zarr", f"r{i}.zarr", "--epsilon", "0.000001", "--clip", "300", *options)
-        assert said.code == 0
-        count = open_release(here / f"r{i}.zarr").row_count
-        if count is not None and count <= 0:
-            said = call("pca", f"r{i}.zarr", "model.zarr", "--components", "1")
-            assert said.code == 4
-            assert "noise drowns the data" in said.message
-            assert not (here / "model.zarr").exists()
-            return
-    pytest.fail("no estimate was negative: by chance once in 2^40 runs")
-
-
 def test_scores_that_cannot_be_had_are_refused_and_leave_nothing(
     released: Path, call: Call, scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,36 +262,3 @@ def test_scores_that_cannot_be_had_are_refused_and_leave_nothing(
         said = call("project", asked["rows"], asked["model"], asked["scores"], "--scheduler", asked["at"])
         assert (said.code, bool(said.message)) == (4, True)
         assert tree(released) == before
-
-
-ONCE = """
-[rows]
-path = "rows.zarr"
-[release]
-path = "release.zarr"
-epsilon = 1
-delta = 1e-6
-clip = 300
-[pca]
-path = "model.zarr"
-components = 2
-[project]
-path = "scores.zarr"
-[cluster]
-workers = 1
-"""
-
-
-def test_a_job_starts_its_workers_once(here: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    begin = distributed.LocalCluster.__init__
-
-    def counted(self: Any, **options: Any) -> None:
-        started.append(options["n_workers"])
-        begin(self, **options)
-
-    monkeypatch.setattr(distributed.LocalCluster, "__init__", counted)
-    (here / "job.toml").write_text(ONCE)
-    assert call("run", "job.toml").code == 0
-    assert (here / "scores.zarr").exists()
-    assert started == [1]
