@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dpdist._util.paths import local
-from dpdist._util.text import fields_as_json
+from dpdist._util.text import as_json, fields_as_json
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.periods import waiting
 from dpdist.ingest.registered import open_rows
@@ -72,6 +72,7 @@ class Preview:
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
+        optional = {"parts": self.parts, "refused": self.refused, "unit": self.unit, "person": self.person}
         return {
             "releases": [
                 {
@@ -86,10 +87,7 @@ class Preview:
             "charged": self.charged,
             "left": None if self.left is None else self.left.to_json(),
             "fits": self.fits,
-            **({} if self.parts is None else {"parts": self.parts.to_json()}),
-            **({} if self.refused is None else {"refused": self.refused}),
-            **({} if self.unit is None else {"unit": self.unit.to_json()}),
-            **({} if self.person is None else {"person": self.person.to_json()}),
+            **{name: as_json(value) for name, value in optional.items() if value is not None},
             **{name: each.to_json() for name, each in zip(("total", "largest_total"), self.totals, strict=False)},
         }
 

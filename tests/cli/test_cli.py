@@ -36,18 +36,6 @@ def test_a_refused_number_is_one_paragraph_and_exit_4_in_a_real_process(here: Pa
     assert_nothing_spent(here)
 
 
-def test_an_altered_chunk_found_by_a_worker_process_is_still_one_paragraph(here: Path) -> None:
-    # Dask's workers like to log the traceback of a failed task on our standard error
-    file = here / "rows.zarr" / "c" / "2" / "0"
-    content = bytearray(file.read_bytes())
-    content[3] ^= 1
-    file.write_bytes(bytes(content))
-    said = start("release", "rows.zarr", "release.zarr", *LOSS, "--workers", "1", folder=here)
-    assert said.code == 4
-    assert "Chunk 2" in said.message
-    assert_nothing_spent(here)
-
-
 DEFECT = """
 import sys
 from dpdist import cli
@@ -69,6 +57,7 @@ def test_a_defect_in_a_worker_process_tells_its_type_and_place_but_not_its_text(
     said = start(*arguments, folder=here, script=here.parent / "defect.py")
     assert said.code == 1
     assert "sentinel" not in said.out + said.err
+    assert "Traceback" not in said.err  # which Dask's workers like to log of a failed task, on our standard error
     assert re.search(r"RuntimeError at (defect\.py|<dynamic-code>):7 in broken:", said.err)
     assert not (here / "release.zarr").exists()
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.cli_scene import BUDGET, LOSS, Call, tree
-from support.ledgers import new_address
 
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
@@ -211,26 +209,24 @@ def test_a_second_declaration_is_usage_and_writes_nothing(without_ledger: Path, 
 # --- an analyst who adapts --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["folder", "postgres"])
 def test_an_analyst_who_chooses_his_second_release_by_the_first_is_refused_in_one_branch(
-    without_ledger: Path, call: Call, kind: str, request: pytest.FixtureRequest, scheduler: str
+    without_ledger: Path, call: Call, scheduler: str
 ) -> None:
     """Before caps both branches were granted, and choosing between them had 1.73 times the budget's delta."""
-    with new_address(request.getfixturevalue("postgres")) if kind == "postgres" else nullcontext("books.ledger") as at:
-        rewrite_attributes(without_ledger / "rows.zarr", budget=None)
-        budget = ("--budget-epsilon", "1.1", "--budget-delta", "1e-6")
-        assert call("ledger", "create", at, "--rows", "rows.zarr", *budget).code == 0
-        where = ("--ledger", at, "--scheduler", scheduler, "--neighbours", "add-remove", "--clip", "300")
-        first = ("--epsilon", "0.1", "--delta", "1e-6")
-        assert call("release", "rows.zarr", "first.zarr", *first, *where).code == 0
-        branch_a = ("--mechanism", "two-sided-wishart", "--epsilon", "1")
-        refused = call("release", "rows.zarr", "a.zarr", *branch_a, *where)
-        assert refused.code == 3
-        assert "if --budget-pure 1 had been declared with the budget, before the first release" in refused.message
-        assert "left: one gaussian release of epsilon 1.093 at delta 1e-06" in refused.message
-        assert not Path("a.zarr").exists()
-        branch_b = ("--epsilon", "1.093", "--delta", "1e-6")
-        assert call("release", "rows.zarr", "b.zarr", *branch_b, *where).code == 0
-        shown = call("ledger", "show", at)
-        assert "charged 2 releases" in shown.out
-        assert "spent" not in shown.out
+    rewrite_attributes(without_ledger / "rows.zarr", budget=None)
+    budget = ("--budget-epsilon", "1.1", "--budget-delta", "1e-6")
+    assert call("ledger", "create", "books.ledger", "--rows", "rows.zarr", *budget).code == 0
+    where = ("--ledger", "books.ledger", "--scheduler", scheduler, "--neighbours", "add-remove", "--clip", "300")
+    first = ("--epsilon", "0.1", "--delta", "1e-6")
+    assert call("release", "rows.zarr", "first.zarr", *first, *where).code == 0
+    branch_a = ("--mechanism", "two-sided-wishart", "--epsilon", "1")
+    refused = call("release", "rows.zarr", "a.zarr", *branch_a, *where)
+    assert refused.code == 3
+    assert "if --budget-pure 1 had been declared with the budget, before the first release" in refused.message
+    assert "left: one gaussian release of epsilon 1.093 at delta 1e-06" in refused.message
+    assert not Path("a.zarr").exists()
+    branch_b = ("--epsilon", "1.093", "--delta", "1e-6")
+    assert call("release", "rows.zarr", "b.zarr", *branch_b, *where).code == 0
+    shown = call("ledger", "show", "books.ledger")
+    assert "charged 2 releases" in shown.out
+    assert "spent" not in shown.out

@@ -416,7 +416,7 @@ def test_a_period_cannot_be_charged_to_another_ledger_or_as_a_table_of_its_own(p
 
 # --- death and company ------------------------------------------------------------------------------------------------
 
-DEATHS = ["before sealing", "after sealing", "inside the closing", "after the closing", "after the draw"]
+DEATHS = ["before sealing", "inside the closing", "after the draw"]
 """What comes before a release and is new here; the release itself is killed everywhere in test_crash.py."""
 
 
