@@ -194,6 +194,7 @@ def test_what_a_release_says_of_itself_is_text_and_no_template(tmp_path: Path) -
 @pytest.mark.parametrize(("mechanism", "said"), [("sn", "claimed by its authors"), ("none", "nothing is proved")])
 def test_what_is_not_private_says_so_in_red(tmp_path: Path, mechanism: str, said: str) -> None:
     text = page(tmp_path, released(mechanism, "0"))
+    assert (tmp_path / "out.html").stat().st_mode & 0o077 == 0
     assert said in text
     assert "class='status not'" in text
     assert "Do not publish it" in text
