@@ -41,7 +41,7 @@ def test_all_that_is_said_of_a_mechanism_fits_the_terminal(call: Call) -> None:
 
 
 def test_a_forecast_fits_a_terminal(call: Call) -> None:
-    table = ("--d", "300", "--n", "1000000000", "--epsilon", "0.001", "--delta", "1e-12")
+    table = ("--d", "100", "--n", "1000000000", "--epsilon", "0.001", "--delta", "1e-12")
     cluster = ("--cluster", "--workers", "1", "--workers", "1024", "--memory-per-worker", "2")
     norms = ("--norms", "0.000123456,1,1234567.8")
     for more in (norms, (*cluster, "--neighbours", "add-remove", "--centre", "private")):

@@ -82,7 +82,7 @@ def test_the_page_says_what_is_promised_and_what_stands_above_the_noise(tmp_path
     assert re.search(r"[234] components can be told from noise", text)
 
 
-@pytest.mark.parametrize("clip", [1e-4, 1.0, 2500.0, 65536.0, 1234567.0, 1e12])
+@pytest.mark.parametrize("clip", [1e-4, 1.0, 1234567.0, 1e12])
 def test_numbers_are_short_whatever_the_units_are(tmp_path: Path, clip: float) -> None:
     text = page(tmp_path, released(clip=clip), count=4).partition("<body>")[2]
     text = re.sub(r" d=\"[^\"]*\"", "", text)
