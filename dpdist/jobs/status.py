@@ -1,6 +1,6 @@
-"""What an operator asks of a job: what would it spend, and where does it stand. Nothing is written, charged or summed.
+"""What a job would spend, and where it stands. Nothing is written, charged or summed.
 
-Everything told is public or the operator's own: periods by name, releases by id, budgets. No value or count of rows is.
+All of it is public or the operator's own: periods by name, releases by id, budgets. No value or count of rows is.
 """
 
 from __future__ import annotations
