@@ -22,11 +22,10 @@ from dpdist.ingest.readers.genotypes import Genotypes
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.ingest.sources import SourceLocation
 from dpdist.jobs.sections import JOB_FILE, Release, Rows, Sections, mistakes, sections_of
-from dpdist.jobs.sections import Cluster as ClusterSection
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import naming, step
-from dpdist.options import ReleaseOptions, RequestOptions
+from dpdist.options import ClusterOptions, ReleaseOptions, RequestOptions
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.parse import LARGEST_FILE, clip_from, public_numbers, request_from
 from dpdist.release.request import ReleaseRequest, share_from
@@ -145,7 +144,7 @@ def _job(
     sections: Sections, files: _Files, *, scheduler: str | None, certificates: Certificates | None, insecure: bool
 ) -> Job:
     rows, release, pca, project = sections.rows, sections.release, sections.pca, sections.project
-    where, make = sections.cluster or ClusterSection(), files.make
+    where, make = sections.cluster or ClusterOptions(), files.make
     shown = [files.path(file) for file in (where.tls_ca, where.tls_cert, where.tls_key)]
     return Job(
         rows=files.place(rows.path),
