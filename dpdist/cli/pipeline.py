@@ -39,6 +39,7 @@ from dpdist.privacy.caution import in_words
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.parse import norms_request_from, request_from
+from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore, store_at
 
@@ -93,19 +94,25 @@ def ingest(
     place = kept_in(rows, table, ledger)
     norm = None if table.schema is None else table.schema.norm
     longest = None if norm is None else rounded_up(norm)
-    answer(
-        as_json,
-        {
-            "rows": str(rows), "fresh": fresh, "n": table.rows, "d": table.columns, "dtype": table.dtype,
-            "chunks": table.chunks, "dataset_id": table.dataset_id,
-            "ledger": str(place) if asked.budget else None, **({} if longest is None else {"norm": norm}),
-        },
-        f"{rows}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}, "
-        f"{counted(table.chunks, 'chunk')}{'' if fresh else ', ingested before from the same files and left alone'}. "
-        + budget_words(table, place)
-        + ("" if longest is None else f" By the schema no row is longer than {longest}: --clip {longest} shortens none"
-           "."),
-    )  # fmt: skip
+    value = _table_json(rows, table, fresh, str(place) if asked.budget else None)
+    words = _table_words(rows, table, "" if fresh else ", ingested before from the same files and left alone")
+    words += budget_words(table, place)
+    if longest is not None:
+        value["norm"] = norm
+        words += f" By the schema no row is longer than {longest}: --clip {longest} shortens none."
+    answer(as_json, value, words)
+
+
+def _table_json(rows: AnyStore, table: RowsTable, fresh: bool, ledger: str | None) -> dict[str, object]:
+    return {
+        "rows": str(rows), "fresh": fresh, "n": table.rows, "d": table.columns, "dtype": table.dtype,
+        "chunks": table.chunks, "dataset_id": table.dataset_id, "ledger": ledger,
+    }  # fmt: skip
+
+
+def _table_words(rows: AnyStore, table: RowsTable, more: str) -> str:
+    shape = f"{counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}"
+    return f"{rows}: {shape}, {counted(table.chunks, 'chunk')}{more}. "
 
 
 @click.command("schema")
@@ -169,17 +176,9 @@ def register(
     budget, fresh = asked.budget, not store_at(rows).exists()
     table = register_rows(source, rows, budget=budget, ledger=ledger, variable=asked.variable, cluster=cluster)
     place = kept_in(rows, table, ledger)
-    answer(
-        as_json,
-        {
-            "rows": str(rows), "fresh": fresh, "n": table.rows, "d": table.columns, "dtype": table.dtype,
-            "chunks": table.chunks, "dataset_id": table.dataset_id, "ledger": str(place) if table.budget else None,
-        },
-        f"{rows}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}, "
-        f"{counted(table.chunks, 'chunk')} in place{'' if fresh else ', registered before and left alone'}. "
-        f"Do not change {source}. "
-        + budget_words(table, place),
-    )  # fmt: skip
+    words = _table_words(rows, table, f" in place{'' if fresh else ', registered before and left alone'}")
+    value = _table_json(rows, table, fresh, str(place) if table.budget else None)
+    answer(as_json, value, f"{words}Do not change {source}. {budget_words(table, place)}")
 
 
 @grouped("release")
@@ -229,14 +228,11 @@ def combine(target: AnyStore, releases: tuple[AnyStore, ...], disjoint: bool, as
     made, fresh = outcome.release, outcome.fresh
     before = "" if fresh else ", written before and left alone"
     value = {"release": str(target), "fresh": fresh, **made.attributes(), "cautions": list(made.cautions)}
-    answer(
-        as_json,
-        value,
-        f"{target}: {made.release_id}, the sum of {counted(len(made.releases), 'release')}{before}. "
-        f"{made.mechanism}, "
+    words = (
+        f"{target}: {made.release_id}, the sum of {counted(len(made.releases), 'release')}{before}. {made.mechanism}, "
         f"{made.guarantee_words()}{_condition(made, disjoint=disjoint)}. This file is public."
-        + in_words(made.cautions),
     )
+    answer(as_json, value, words + in_words(made.cautions))
 
 
 def _condition(made: Release, *, disjoint: bool) -> str:
@@ -288,10 +284,8 @@ def bound(
         ledger=ledger, cluster=cluster, budget_delta=asked.delta is None, say=say,
     )  # fmt: skip
     following = next_command(rows, choice, asked.centre, asked.scale)
-    words = choice.words()
-    answer(
-        as_json, {**choice.to_json(), "next": following}, words if following is None else f"{words}\n{NEXT}{following}"
-    )
+    words = choice.words() if following is None else f"{choice.words()}\n{NEXT}{following}"
+    answer(as_json, {**choice.to_json(), "next": following}, words)
     if following is None:
         click.get_current_context().exit(DataError.exit_code)
 
