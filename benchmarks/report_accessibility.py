@@ -30,7 +30,7 @@ import dpdist
 from dpdist import Centring, Neighbours, PrivacyLoss, ReleaseRequest
 from dpdist.ledger.ledger import Ledger
 from dpdist.release.artefact import Release
-from dpdist.report.html import Shape, write
+from dpdist.report.html import write
 from papers.common.drawn import drawn
 
 SCREENS = {"desk": (1280, False), "desk, dark": (1280, True), "phone": (390, False), "phone, dark": (390, True)}
@@ -75,7 +75,7 @@ def pages(folder: Path) -> Iterator[tuple[str, Path]]:
 
     plain = made("digits", digits, ReleaseRequest("gaussian", good, 64.0))
     yield page("digits, with a budget", plain, ledger=Ledger(folder / "digits.ledger"))
-    yield page("digits, as images", plain, image=Shape(8, 8))
+    yield page("digits, as images", plain, image=(8, 8))
     table = pa.table({name: mixed[:, i] for i, name in enumerate(NAMES)}).to_pandas()
     scaled = ReleaseRequest(
         "gaussian", PrivacyLoss.parse(12, "1e-6"), "auto", Neighbours.ADD_REMOVE, centring=Centring.PRIVATE,

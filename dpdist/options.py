@@ -126,8 +126,7 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
         option("The dimension of an array along which the rows are [default: the first].", WORD, READING, "NAME"),
     ] = None
     missing: Annotated[
-        int | None,
-        option("Alleles to put where a genotype is missing: 0, 1 or 2 [default: refused].", WHOLE, READING),
+        int | None, option("Alleles to put where a genotype is missing: 0, 1 or 2 [default: refused].", WHOLE, READING)
     ] = None
     genotypes: Annotated[
         dict[str, str],
@@ -265,18 +264,13 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     ] = ROWS_AT_MOST
     options: Annotated[
         dict[str, Any],
-        option(
-            "Parameters of the mechanism, by their names.",
-            "a table, such as {components = 10}",
-            EXPERT,
-        ),
+        option("Parameters of the mechanism, by their names.", "a table, such as {components = 10}", EXPERT),
     ] = {}
     id: Annotated[str | None, option("Release id [default: follows from data set and parameters].", WORD, PRIVACY)] = (
         None
     )
     accept_large_delta: Annotated[
-        bool,
-        option("Allow a delta that is not below 1/n: it lets a random row be published as it is.", FLAG, PRIVACY),
+        bool, option("Allow a delta that is not below 1/n: it lets a random row be published as it is.", FLAG, PRIVACY)
     ] = False
     ledger: Annotated[
         str | None,
@@ -351,8 +345,7 @@ class ClusterOptions(Options, frozen=True, kw_only=True):
         option("Address of an existing Dask scheduler, such as tls://10.0.0.1:8786.", "an address in quotes", WHERE),
     ] = None
     workers: Annotated[
-        int | None,
-        option("Local worker processes [default: none, but threads of this process].", WHOLE, WHERE),
+        int | None, option("Local worker processes [default: none, but threads of this process].", WHOLE, WHERE)
     ] = None
     trusted: Annotated[
         Literal["driver", "worker"],

@@ -1,4 +1,4 @@
-"""Write the JSON schemas of what is published: they are made of the types by which it is read."""
+"""Write the JSON schemas of releases and models: they are made of the types by which these are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from dpdist.pca import model
 from dpdist.release import artefact, attributes
-from dpdist.report import card
 
 HERE = Path(__file__).parent
 
@@ -18,7 +17,6 @@ def schemas() -> dict[str, dict[str, Any]]:
     return {
         "release.schema.json": attributes.schema(artefact.FORMAT),
         "model.schema.json": model.schema(),
-        "card.schema.json": card.schema(),
     }
 
 

@@ -37,11 +37,11 @@ _COMMANDS = {
     "pca": ("components", "pca", "Write the principal components of a release."),
     "project": ("components", "project", "Write the scores of rows: private, as the rows are."),
     "regress": ("answers", "regress", "Explain a column of a release by others, with intervals."),
-    "register": ("sources", "register", "Take rows where they are, without a copy."),
+    "register": ("pipeline", "register", "Take rows where they are, without a copy."),
     "release": ("pipeline", "release_command", "Publish one private second moment of rows."),
     "report": ("inspect", "report_command", "Write one HTML page about a release, for people."),
     "run": ("jobs", "run", "Run a whole job from a file."),
-    "schema": ("sources", "schema_command", "Draft what the columns of files mean, for a person to complete."),
+    "schema": ("pipeline", "schema_command", "Draft what the columns of files mean, for a person to complete."),
     "synthesise": ("answers", "synthesise", "Draw normal rows with the mean and covariance of a release."),
     "status": ("jobs", "status", "Show where a job stands."),
 }

@@ -108,12 +108,10 @@ def _arrays(found: Covariance, partial: Partial | None, release: Release) -> byt
     ends = {"": found.intervals, "correlation_": found.correlation_intervals}
     if partial is not None:
         ends["partial_correlation_"] = spread_out(partial.intervals, found.known, len(found.matrix))
-    arrays: dict[str, Any] = {
-        f"{what}{end}": both[..., place]
-        for what, both in ends.items()
-        if both is not None
-        for place, end in enumerate(("low", "high"))
-    }
+    arrays: dict[str, Any] = {}
+    for what, pairs in ends.items():
+        if pairs is not None:
+            arrays |= {f"{what}low": pairs[..., 0], f"{what}high": pairs[..., 1]}
     if partial is not None:
         arrays["partial_correlation"] = spread_out(partial.matrix, found.known, len(found.matrix))
         arrays["partial_ridge"] = np.array(partial.ridge)
@@ -165,7 +163,7 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
     if kind == ".zarr":
         _write_zarr(place, rows, found, opened)
     else:
-        content = {".csv": _csv, ".parquet": _parquet, ".npy": _npy}[kind](rows, found, opened)
+        content = _file(kind, rows, found, opened)
         place.parent.replace(name, content, "table", private=private)
     lengths = shortened(opened)
     value = {
@@ -201,20 +199,16 @@ def about(found: Synthetic, release: Release) -> str:
     return said
 
 
-def _csv(rows: Matrix, found: Synthetic, release: Release) -> bytes:  # noqa: ARG001 - as the others
-    text = io.StringIO()
-    np.savetxt(text, rows, delimiter=",", fmt="%.17g")
-    return csv_of(found.names, ()) + text.getvalue().encode()
-
-
-def _npy(rows: Matrix, found: Synthetic, release: Release) -> bytes:  # noqa: ARG001 - as the others
+def _file(kind: str, rows: Matrix, found: Synthetic, release: Release) -> bytes:
+    if kind == ".parquet":
+        return parquet_of(dict(zip(found.names, rows.T, strict=True)), release)
     written = io.BytesIO()
-    np.save(written, rows)
+    if kind == ".npy":
+        np.save(written, rows)
+    else:
+        written.write(csv_of(found.names, ()))
+        np.savetxt(written, rows, delimiter=",", fmt="%.17g")
     return written.getvalue()
-
-
-def _parquet(rows: Matrix, found: Synthetic, release: Release) -> bytes:
-    return parquet_of(dict(zip(found.names, rows.T, strict=True)), release)
 
 
 def _write_zarr(place: Store, rows: Matrix, found: Synthetic, release: Release) -> None:

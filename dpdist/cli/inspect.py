@@ -11,10 +11,10 @@ from dpdist.cli.output import BARS, answer, show
 from dpdist.errors import DataError, UsageError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
-from dpdist.pipeline import inspect as inspecting
-from dpdist.release.artefact import Release, open_release
+from dpdist.pipeline.facts import ReleaseFacts
+from dpdist.pipeline.inspect import inspect_path
+from dpdist.release.artefact import open_release
 from dpdist.release.parse import columns_from
-from dpdist.report.inspection import words
 from dpdist.storage.store import AnyStore, store_at
 
 
@@ -27,8 +27,10 @@ from dpdist.storage.store import AnyStore, store_at
 def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: bool, as_json: bool) -> None:
     """Describe ROWS and their budget, or a release, a model or scores.
 
-    No value and no statistic of a row is printed. Exit code 4 if something is damaged. With --clean, list what was
-    removed of attempts at this place that no process holds and nothing names; what stands there is not touched.
+    No value and no statistic of a row is printed. Exit code 4 if something is damaged. With --json, a release has its
+    privacy card under the key card: what is promised and on which grounds; with --ledger also what was charged. With
+    --clean, list what was removed of attempts at this place that no process holds and nothing names; what stands there
+    is not touched.
     """
     if clean:
         if verify:
@@ -38,8 +40,15 @@ def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: b
             json.dumps({"removed": removed}) if as_json else "\n".join(removed or ["Nothing was left here to remove."])
         )
         return
-    facts = inspecting.inspect_path(path, ledger=ledger, verify=verify, progress=BARS)
-    show(json.dumps(facts.to_json()) if as_json else words(facts))
+    facts = inspect_path(path, ledger=ledger, verify=verify, progress=BARS)
+    if not as_json:
+        show(facts.words())
+    elif isinstance(facts, ReleaseFacts):
+        from dpdist.report.promise import card_of  # noqa: PLC0415 - scipy.special, only needed here
+
+        show(json.dumps({**facts.to_json(), "card": card_of(facts.release, Ledger(ledger) if ledger else None)}))
+    else:
+        show(json.dumps(facts.to_json()))
     if facts.damaged:
         click.get_current_context().exit(DataError.exit_code)
 
@@ -59,32 +68,23 @@ def report_command(
 ) -> None:  # fmt: skip
     """Write OUT, one HTML page about RELEASE for people: guarantee, components, noise and budget. Free.
 
-    It loads nothing from anywhere and runs nothing. It is readable on a phone, in the dark and on paper. If OUT ends in
-    .json, it is the privacy card instead: what is promised and on which grounds, for programs.
+    It loads nothing from anywhere and runs nothing. It is readable on a phone, in the dark and on paper. What is
+    promised and on which grounds, for programs, is the card that inspect --json prints.
     """
-    from dpdist.report import card, html  # noqa: PLC0415 - scipy.special and templates, only needed here
+    from dpdist.report import html  # noqa: PLC0415 - scipy.special and templates, only needed here
 
-    opened, charged = open_release(release), Ledger(ledger) if ledger else None
     if str(store_at(out)).endswith(".json"):
-        if image is not None or target is not None or on is not None or components != "auto":
-            raise UsageError("A card (.json) takes --ledger alone: the other options say what a page shows.")
-        html.require_charged(opened, charged)
-        card.write(opened, out, charged)
-        words = f"{out}: the privacy card, as JSON.{_mark(opened)}"
-        answer(as_json, {"card": str(out), "status": opened.status}, words)
-        return
+        raise UsageError(f"A report is a page of HTML. The privacy card is printed by: dpdist inspect {release} --json")
+    opened = open_release(release)
     html.write(
         opened,
         out,
         count=count_of(components),
-        image=html.Shape.parse(image) if image else None,
-        ledger=charged,
+        image=html.shape_of(image) if image else None,
+        ledger=Ledger(ledger) if ledger else None,
         targets=() if target is None else columns_from(target),
         on=None if on is None else columns_from(on),
     )
-    words = f"{out}: open it in a browser. It loads nothing from anywhere.{_mark(opened)}"
+    mark = "" if opened.private_as_claimed else f" {opened.status.upper()}: do not publish it."
+    words = f"{out}: open it in a browser. It loads nothing from anywhere.{mark}"
     answer(as_json, {"report": str(out), "status": opened.status}, words)
-
-
-def _mark(release: Release) -> str:
-    return "" if release.private_as_claimed else f" {release.status.upper()}: do not publish it."

@@ -130,9 +130,7 @@ _ASKED = {"neighbours", "mechanism", "centre", "scale", "scale_share", "grid_bit
     help="Public guess of the rows' norms, equally many of each: 5,10,40. Says what each costs as a clip norm.",
 )
 @click.option(
-    "--max-rows",
-    type=int,
-    help="Rows of a privacy unit at most; where rows come in periods, in each. [default: 1]",
+    "--max-rows", type=int, help="Rows of a privacy unit at most; where rows come in periods, in each. [default: 1]"
 )
 @click.option("--max-periods", type=int, help="Periods that a privacy unit has rows in at most; for gaussian.")
 @click.option("--plot", type=LOCAL, help="Draw the quality of each component against the number of rows.")

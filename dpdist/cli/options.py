@@ -47,65 +47,34 @@ from dpdist.storage.store import AnyStore, store_at
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Folder(click.Path):
-    """A path with a last name; an empty one is an unset shell variable, not the current folder."""
+class Place(click.Path):
+    """A path with a last name, or an address where ``read`` makes one of the text."""
 
-    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path, with a name."""
-        path = Path(str(super().convert(value, param, ctx)))
-        if not path.name:
-            path = path.absolute()
-        if not value or not path.name:
-            self.fail("The path is empty, or the root folder. Name a file or folder.", param, ctx)
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._read = read
+
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a path, or an address."""
+        path = self._read(str(value))
+        if isinstance(path, Path):
+            path = Path(str(super().convert(str(path), param, ctx)))  # refuses what cannot be read
+            path = path if path.name else path.absolute()
+            if not str(value) or not path.name:  # an empty one is an unset shell variable, not the current folder
+                self.fail("The path is empty, or the root folder. Name a file or folder.", param, ctx)
         return path
 
 
-class Account(Folder):
-    """A folder, or the address of a ledger in a database."""
-
-    name = "place"
-
-    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return a path, or an address."""
-        place = address_of(str(value), Path())
-        return super().convert(value, param, ctx) if isinstance(place, Path) else place
+def _local(text: str) -> Path:
+    if is_address(text):
+        raise click.BadParameter("This is a file or folder of this machine, and no address.")
+    return Path(text)
 
 
-class SourceFrom(Folder):
-    """A file or folder, or the address of one in a store."""
-
-    name = "source"
-
-    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return a path, or an address."""
-        place = location_of(str(value))
-        return super().convert(str(place), param, ctx) if isinstance(place, Path) else place
-
-
-class Anywhere(Folder):
-    """A folder, or the address of a place in an object store."""
-
-    name = "place"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return a path, or a store."""
-        return store_at(str(value)) if is_address(str(value)) else super().convert(value, param, ctx)
-
-
-class LocalPath(Folder):
-    """A path of this machine, and no address."""
-
-    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path."""
-        if is_address(str(value)):
-            self.fail("This is a file or folder of this machine, and no address.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-SOURCE = SourceFrom(path_type=Path)
-PLACE = Anywhere(path_type=Path)
-LOCAL = LocalPath(path_type=Path)
-LEDGER = Account(path_type=Path)
+SOURCE = Place(location_of)
+PLACE = Place(lambda text: store_at(text) if is_address(text) else Path(text))
+LOCAL = Place(_local)
+LEDGER = Place(lambda text: address_of(text, Path()))
 _TYPES = {"ledger": LEDGER, "schema": PLACE, "tls_ca": LOCAL, "tls_cert": LOCAL, "tls_key": LOCAL}
 _FLAGS = {"options": "--option"}
 """Of options that are called otherwise here."""

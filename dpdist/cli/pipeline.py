@@ -1,17 +1,20 @@
-"""The steps up to a release, one command each: ingest, bound, release, combine."""
+"""The steps up to a release, one command each: schema, ingest, register, bound, release, combine."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from contextlib import suppress
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from dpdist._util.text import NEXT, counted, exactly, rounded_up
 from dpdist.cli.options import (
+    LOCAL,
     PLACE,
     SOURCE,
     budget_words,
@@ -22,12 +25,12 @@ from dpdist.cli.options import (
     ledger_option,
     options,
 )
-from dpdist.cli.output import BARS, answer, say
+from dpdist.cli.output import BARS, answer, say, show
 from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddress
 from dpdist.moment.histograms import NormGrid
-from dpdist.options import IngestOptions, ReleaseOptions, RequestOptions
+from dpdist.options import BudgetOptions, IngestOptions, ReleaseOptions, RequestOptions, fields_of
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.combine import combine_releases
@@ -36,12 +39,12 @@ from dpdist.privacy.caution import in_words
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.parse import norms_request_from, request_from
+from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore, store_at
 
 if TYPE_CHECKING:
     from dpdist.ingest.sources import SourceLocation
-
 
 _COLUMNS = "Comma-separated names of the columns to keep, in this order."
 _OF_BOUND = {
@@ -91,19 +94,91 @@ def ingest(
     place = kept_in(rows, table, ledger)
     norm = None if table.schema is None else table.schema.norm
     longest = None if norm is None else rounded_up(norm)
+    value = _table_json(rows, table, fresh, str(place) if asked.budget else None)
+    words = _table_words(rows, table, "" if fresh else ", ingested before from the same files and left alone")
+    words += budget_words(table, place)
+    if longest is not None:
+        value["norm"] = norm
+        words += f" By the schema no row is longer than {longest}: --clip {longest} shortens none."
+    answer(as_json, value, words)
+
+
+def _table_json(rows: AnyStore, table: RowsTable, fresh: bool, ledger: str | None) -> dict[str, object]:
+    return {
+        "rows": str(rows), "fresh": fresh, "n": table.rows, "d": table.columns, "dtype": table.dtype,
+        "chunks": table.chunks, "dataset_id": table.dataset_id, "ledger": ledger,
+    }  # fmt: skip
+
+
+def _table_words(rows: AnyStore, table: RowsTable, more: str) -> str:
+    shape = f"{counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}"
+    return f"{rows}: {shape}, {counted(table.chunks, 'chunk')}{more}. "
+
+
+@click.command("schema")
+@click.argument("source", type=SOURCE)
+@click.argument("draft", type=LOCAL, required=False)
+@options(IngestOptions, "asked", names={"header"})
+@json_option
+def schema_command(source: SourceLocation, draft: Path | None, asked: IngestOptions, as_json: bool) -> None:
+    """Write DRAFT, a TOML file that says what the columns of SOURCE mean, for you to complete; without it, print it.
+
+    SOURCE is .csv, .csv.gz, .parquet, .arrow or .feather, or a folder of these. The draft is made of names and stored
+    types; no value is looked at, so of a .csv say whether its first line names the columns: --header. Ranges and
+    categories are blanks: fill them in from public knowledge, never from the data. A file that exists is not replaced.
+    """
+    from dpdist.pipeline.sources import draft_schema  # noqa: PLC0415 - its readers are slow to import
+
+    header = asked.header
+    text = draft_schema(source, header=header)
+    if draft is None:
+        show(json.dumps({"draft": text}) if as_json else text.rstrip())
+        return
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise DataError(f"{draft} cannot be written: {error.strerror}. Choose another name for the draft.") from None
+    columns, blanks = text.count("\n[[column]]"), text.count(" = []  # fill in")
+    following = (
+        f"dpdist ingest {shlex.quote(str(source))} ROWS --schema {shlex.quote(str(draft))} "
+        f"{'' if header is None else f'--header {header} '}--budget-epsilon E --budget-delta D"
+    )
     answer(
         as_json,
-        {
-            "rows": str(rows), "fresh": fresh, "n": table.rows, "d": table.columns, "dtype": table.dtype,
-            "chunks": table.chunks, "dataset_id": table.dataset_id,
-            "ledger": str(place) if asked.budget else None, **({} if longest is None else {"norm": norm}),
-        },
-        f"{rows}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}, "
-        f"{counted(table.chunks, 'chunk')}{'' if fresh else ', ingested before from the same files and left alone'}. "
-        + budget_words(table, place)
-        + ("" if longest is None else f" By the schema no row is longer than {longest}: --clip {longest} shortens none"
-           "."),
-    )  # fmt: skip
+        {"schema": str(draft), "columns": columns, "blanks": blanks, "next": following},
+        f"{draft}: a draft of {counted(columns, 'column')}, with {counted(blanks, 'blank')} to fill in from public "
+        'knowledge, never from the data. Its head says how; leave columns out with kind = "ignored".'
+        f"\n{NEXT}{following}",
+    )
+
+
+@grouped()
+@click.argument("source", type=SOURCE)
+@click.argument("rows", type=PLACE)
+@options(IngestOptions, "asked", names={*fields_of(BudgetOptions), "variable"})
+@ledger_option
+@cluster_options
+@json_option
+def register(
+    source: SourceLocation, rows: AnyStore, asked: IngestOptions, ledger: LedgerAddress | None, cluster: Cluster,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Make ROWS of SOURCE without a copy: .npy, .parquet or .zarr, or a folder of such files.
+
+    The workers read SOURCE once. ROWS is a small private folder that says what every part of it holds, and every later
+    step reads SOURCE where it is and holds it against that. So SOURCE must stay as it is, under the same name on every
+    worker. ROWS has all columns of SOURCE; to choose columns, ingest it. Rows that were registered from the same source
+    are left alone.
+    """
+    from dpdist.pipeline.sources import register_rows  # noqa: PLC0415 - its readers are slow to import
+
+    budget, fresh = asked.budget, not store_at(rows).exists()
+    table = register_rows(source, rows, budget=budget, ledger=ledger, variable=asked.variable, cluster=cluster)
+    place = kept_in(rows, table, ledger)
+    words = _table_words(rows, table, f" in place{'' if fresh else ', registered before and left alone'}")
+    value = _table_json(rows, table, fresh, str(place) if table.budget else None)
+    answer(as_json, value, f"{words}Do not change {source}. {budget_words(table, place)}")
 
 
 @grouped("release")
@@ -153,14 +228,11 @@ def combine(target: AnyStore, releases: tuple[AnyStore, ...], disjoint: bool, as
     made, fresh = outcome.release, outcome.fresh
     before = "" if fresh else ", written before and left alone"
     value = {"release": str(target), "fresh": fresh, **made.attributes(), "cautions": list(made.cautions)}
-    answer(
-        as_json,
-        value,
-        f"{target}: {made.release_id}, the sum of {counted(len(made.releases), 'release')}{before}. "
-        f"{made.mechanism}, "
+    words = (
+        f"{target}: {made.release_id}, the sum of {counted(len(made.releases), 'release')}{before}. {made.mechanism}, "
         f"{made.guarantee_words()}{_condition(made, disjoint=disjoint)}. This file is public."
-        + in_words(made.cautions),
     )
+    answer(as_json, value, words + in_words(made.cautions))
 
 
 def _condition(made: Release, *, disjoint: bool) -> str:
@@ -212,10 +284,8 @@ def bound(
         ledger=ledger, cluster=cluster, budget_delta=asked.delta is None, say=say,
     )  # fmt: skip
     following = next_command(rows, choice, asked.centre, asked.scale)
-    words = choice.words()
-    answer(
-        as_json, {**choice.to_json(), "next": following}, words if following is None else f"{words}\n{NEXT}{following}"
-    )
+    words = choice.words() if following is None else f"{choice.words()}\n{NEXT}{following}"
+    answer(as_json, {**choice.to_json(), "next": following}, words)
     if following is None:
         click.get_current_context().exit(DataError.exit_code)
 

@@ -22,11 +22,10 @@ from dpdist.ingest.readers.genotypes import Genotypes
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.ingest.sources import SourceLocation
 from dpdist.jobs.sections import JOB_FILE, Release, Rows, Sections, mistakes, sections_of
-from dpdist.jobs.sections import Cluster as ClusterSection
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import naming, step
-from dpdist.options import ReleaseOptions, RequestOptions
+from dpdist.options import ClusterOptions, ReleaseOptions, RequestOptions
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.parse import LARGEST_FILE, clip_from, public_numbers, request_from
 from dpdist.release.request import ReleaseRequest, share_from
@@ -134,25 +133,19 @@ class _Files:
             self.errors.append(error)
             return cast("T", None)  # nobody sees it: the job is refused
 
-    def path(self, text: str) -> Path:
-        return self.make(lambda: self.folder / local(text))
-
-    def maybe(self, text: str | None) -> Path | None:
-        return None if text is None else self.path(text)
+    def path(self, text: str | None) -> Path | None:
+        return None if text is None else self.make(lambda: self.folder / local(text))
 
     def place(self, text: str) -> Path | Store:
-        return self.make(lambda: store_at(text)) if is_address(text) else self.path(text)
-
-    def maybe_place(self, text: str | None) -> Path | Store | None:
-        return None if text is None else self.place(text)
+        return self.make(lambda: store_at(text) if is_address(text) else self.folder / local(text))
 
 
 def _job(
     sections: Sections, files: _Files, *, scheduler: str | None, certificates: Certificates | None, insecure: bool
 ) -> Job:
     rows, release, pca, project = sections.rows, sections.release, sections.pca, sections.project
-    where, make = sections.cluster or ClusterSection(), files.make
-    shown = [files.maybe(file) for file in (where.tls_ca, where.tls_cert, where.tls_key)]
+    where, make = sections.cluster or ClusterOptions(), files.make
+    shown = [files.path(file) for file in (where.tls_ca, where.tls_cert, where.tls_key)]
     return Job(
         rows=files.place(rows.path),
         source=None if rows.source is None else make(partial(_source, rows.source, files.folder)),
@@ -161,9 +154,9 @@ def _job(
         release=files.place(release.path),
         request=_request(release, files, None if pca is None else pca.components.number),
         ledger=None if release.ledger is None else make(partial(address_of, release.ledger, files.folder)),
-        model=files.maybe_place(pca.path if pca else None),
+        model=None if pca is None else files.place(pca.path),
         components=None if pca is None else pca.components.number,
-        scores=files.maybe_place(project.path if project else None),
+        scores=None if project is None else files.place(project.path),
         cluster=make(
             lambda: Cluster(
                 scheduler or where.scheduler,
@@ -174,13 +167,13 @@ def _job(
             )
         ),
         unit=make(lambda: unit_from(rows.privacy_unit, rows.max_rows, rows.keep, rows.max_periods)),
-        exclude=files.maybe(rows.exclude),
+        exclude=files.path(rows.exclude),
         periodic=rows.periods,
         in_place=rows.in_place,
         plan=make(lambda: _plan(release)),
         window=release.window,
         correlation=pca is not None and pca.correlation,
-        choices=make(lambda: _choices(rows, files)),
+        choices=make(lambda: _choices(rows, files.folder)),
     )
 
 
@@ -205,15 +198,11 @@ def _is_remote(text: str) -> bool:
         return False  # told where the source is made
 
 
-def _schema(rows: Rows, files: _Files) -> Schema | None:
-    if rows.schema is None:
-        return None
-    return Schema.read(rows.schema if is_address(rows.schema) else files.folder / rows.schema)
-
-
-def _choices(rows: Rows, files: _Files) -> Choices:
-    rules = Genotypes.of(rows.genotypes, files.folder)
-    return Choices(rows.variable, rows.missing, rows.header, _schema(rows, files), rules, rows.rows_dimension)
+def _choices(rows: Rows, folder: Path) -> Choices:
+    rules, schema = Genotypes.of(rows.genotypes, folder), None
+    if rows.schema is not None:
+        schema = Schema.read(rows.schema if is_address(rows.schema) else folder / rows.schema)
+    return Choices(rows.variable, rows.missing, rows.header, schema, rules, rows.rows_dimension)
 
 
 def _request(release: Release, files: _Files, number: float | None) -> ReleaseRequest:
@@ -250,20 +239,14 @@ def _require_none(path: Path, errors: Sequence[DpdistError]) -> None:
 def _contradictions(sections: Sections) -> Iterator[str]:
     """Yield what makes no sense together, a sentence each."""
     rows, release = sections.rows, sections.release
-    yield from _unfit_components(sections)
+    if sections.project is not None and sections.pca is None:
+        yield "[project] needs [pca]."
     if rows.schema is not None:
         yield from _unfit_for_schema(rows)
     if rows.in_place:
-        yield from _unfit_in_place(sections.rows)
+        yield from _unfit_in_place(rows)
     yield from _unfit_persons(rows)
     if rows.periods:
-        if release.clip == "private":
-            yield (
-                '[release] clip = "private" chooses it from the rows of one table, and with periods = true one clip '
-                'norm holds for all periods. Take clip = "auto" beside a scale, or choose it from what is publicly '
-                'known; or release a table of rows that come in no period once, with clip = "private", and name its '
-                "clip norm."
-            )
         yield from _unfit_for_periods(sections)
     else:
         for key in ("continual", "factorisation", "band", "window"):
@@ -292,11 +275,6 @@ def _unfit_factorisation(release: Release) -> Iterator[str]:
         yield '[release] band needs factorisation = "banded".'
     if release.window is not None and release.factorisation not in {"square-root", "banded"}:
         yield '[release] window needs factorisation = "square-root" or "banded".'
-
-
-def _unfit_components(sections: Sections) -> Iterator[str]:
-    if sections.project is not None and sections.pca is None:
-        yield "[project] needs [pca]."
 
 
 def _unfit_for_schema(rows: Rows) -> Iterator[str]:
@@ -331,6 +309,12 @@ def _unfit_in_place(rows: Rows) -> Iterator[str]:
 
 def _unfit_for_periods(sections: Sections) -> Iterator[str]:
     rows, release = sections.rows, sections.release
+    if release.clip == "private":
+        yield (
+            '[release] clip = "private" chooses it from the rows of one table, and with periods = true one clip norm '
+            'holds for all periods. Take clip = "auto" beside a scale, or choose it from what is publicly known; or '
+            'release a table of rows that come in no period once, with clip = "private", and name its clip norm.'
+        )
     if rows.source is None:
         yield "[rows] periods = true needs source, a folder of one entry per period."
     elif _is_remote(rows.source):

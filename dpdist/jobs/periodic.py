@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpdist._util.paths import local
 from dpdist._util.progress import steps
 from dpdist._util.text import fields_as_json
 from dpdist.errors import DataError, DpdistError, RefusedError
@@ -59,24 +60,12 @@ _DRAWN = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}
 
 @dataclass(frozen=True)
 class PeriodicOutcome:
-    """What a run of a job with periods made.
+    """What a run of a job with periods made."""
 
-    Attributes
-    ----------
-    periods
-        Number of closed periods.
-    released
-        Ids of the releases that were computed now.
-    balance
-        Of the budget, afterwards.
-    total, model
-        Where the total up to the last period is, and its components; None where there is none.
-    """
-
-    periods: int
-    released: tuple[str, ...]
+    periods: int  # closed
+    released: tuple[str, ...]  # ids of releases that were computed now
     balance: Balance
-    total: Path | None
+    total: Path | None  # up to the last period
     model: Path | None
 
     def to_json(self) -> dict[str, object]:
@@ -88,15 +77,11 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     """Take in the new periods of a job, release them, and add up the total."""
     series = open_series(job)
     problems: list[DpdistError] = []
-    sources: dict[str, Path] = {}
-    strays: list[DpdistError] = []
-    if isinstance(job.source, Path):
-        sources, strays = waiting(job.source, list(series.ledger.periods))
-    fresh: list[str] = []
+    sources, strays = waiting(local(str(job.source)), list(series.ledger.periods))
     for folder in filter(None, (series.releases, series.releases / "total", series.models)):
         make_public_folder(folder)
     _require_unchanged(series)
-    count, there = 0, {path.name for path in series.releases.iterdir()}
+    count, fresh, there = 0, list[str](), {path.name for path in series.releases.iterdir()}
     with job.cluster.kept() as cluster:
         for count, periods in _counts(series, sources, say, problems):
             fresh += _release(series, periods[:count], len(periods), there, cluster, say)
@@ -114,15 +99,9 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
 
 
 def _counts(
-    series: Series,
-    sources: dict[str, Path],
-    say: Callable[[str], None],
-    problems: list[DpdistError],
+    series: Series, sources: dict[str, Path], say: Callable[[str], None], problems: list[DpdistError]
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the numbers of the closed periods, from 1, each with all that are closed.
-
-    The new ones are closed meanwhile, each when its turn comes.
-    """
+    """Yield the numbers of the closed periods, from 1, each with all closed ones; close new ones in their turn."""
     count, horizon = 0, series.plan.horizon
     periods = series.ledger.periods
     for close in (None, *(source for source in sources.items() if source[0] not in periods)):
@@ -192,9 +171,9 @@ def _release(
     cluster: Cluster,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Release the nodes that end with the last of some periods, and return the ids of those that were computed now.
+    """Release the nodes that end with the last of some periods; return the ids of those that were computed now.
 
-    ``there`` are the names that were published when the run began; what another run published since is found again.
+    ``there`` are the names that were published when the run began.
     """
     _choose_scale(series, cluster, say)
     nodes = [(node, series.path_of(periods, node)) for node in series.plan.released(len(periods))]
@@ -221,10 +200,7 @@ def _release(
 
 
 def _choose_scale(series: Series, cluster: Cluster, say: Callable[[str], None]) -> None:
-    """Draw the histograms by which the scale of all periods is chosen, unless they were drawn; the first period pays.
-
-    They are of no use without the releases that they are for. So the first period must be able to bear all of it.
-    """
+    """Draw the histograms that choose the scale of all periods, once; the first period must bear all of it."""
     chosen = series.first_scale
     if chosen is None or chosen.state() in _DRAWN:
         return
@@ -294,10 +270,7 @@ def _require_whole(series: Series, release_id: str, span: Span) -> None:
 
 
 def _require_small_delta(series: Series, release_id: str, periods: Sequence[str]) -> None:
-    """Refuse to go on when delta is not below one over the number of rows so far, unless that was accepted.
-
-    Each row may lose the whole delta, over all levels, and all releases together are of all rows.
-    """
+    """Refuse to go on when delta is not below one over the number of all rows so far, unless that was accepted."""
     record, asked = series.ledger.record(release_id), series.job.request
     if asked.loss.delta_atto and (record is None or record.state is State.ABORTED):
         rows = series.table.count(periods)

@@ -47,8 +47,7 @@ class Rows(IngestOptions, frozen=True, kw_only=True):
     path: Annotated[
         str,
         option(
-            "Folder of the rows, or s3://bucket/rows.zarr; they are ingested only when it does not exist yet.",
-            FILE,
+            "Folder of the rows, or s3://bucket/rows.zarr; they are ingested only when it does not exist yet.", FILE
         ),
     ]
     source: Annotated[
@@ -119,10 +118,6 @@ class Project(Options, frozen=True, kw_only=True):
     path: Annotated[str, option("Folder or address of the scores.", FILE)]
 
 
-class Cluster(ClusterOptions, frozen=True, kw_only=True):
-    """Where to compute."""
-
-
 class Sections(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole job: rows, their release and, where wanted, its components and the scores of the rows."""
 
@@ -130,7 +125,7 @@ class Sections(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     release: Release
     pca: Pca | None = None
     project: Project | None = None
-    cluster: Cluster | None = None
+    cluster: ClusterOptions | None = None
 
 
 _MODELS: dict[str, type[Options]] = {
@@ -138,7 +133,7 @@ _MODELS: dict[str, type[Options]] = {
     "release": Release,
     "pca": Pca,
     "project": Project,
-    "cluster": Cluster,
+    "cluster": ClusterOptions,
 }
 KEYS = {section: fields_of(model) for section, model in _MODELS.items()}
 

@@ -1,9 +1,7 @@
 """Totals and windows of a series of periods, and their components: written anew each night from what is published.
 
-What a night of a series costs in published files that it opens, and what noise its total has.
-
-Both follow from the plan and from what is published. How many rows a period has, or bytes, may be private, so of rows
-it is told which periods are read, and no more.
+What a night opens and the noise of its total follow from the plan and from what is published. How many rows or bytes a
+period has may be private, so of rows it is told which periods are read, and no more.
 """
 
 from __future__ import annotations
@@ -33,21 +31,11 @@ _ENTRY = 8
 
 @dataclass(frozen=True)
 class TotalReads:
-    """What is opened for the total of some periods, where no earlier total is missing.
-
-    Attributes
-    ----------
-    periods
-        Of how many periods the total is.
-    releases
-        Published releases and totals that are opened, of a window too.
-    size
-        Their entries in bytes, before compression; None where the number of columns is not known yet.
-    """
+    """What is opened for the total of some periods, where no earlier total is missing."""
 
     periods: int
-    releases: int
-    size: int | None
+    releases: int  # published releases and totals, of a window too
+    size: int | None  # of their entries in bytes, before compression; if the number of columns is known
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -56,20 +44,11 @@ class TotalReads:
 
 @dataclass(frozen=True)
 class TotalNoise:
-    """The noise of a total that is published, and of the next one.
-
-    Attributes
-    ----------
-    periods
-        Of how many periods the published total is.
-    now, following
-        Standard deviation of an entry off the diagonal, in the units of the columns as they are bounded; ``following``
-        is that of the total of one more period, None after the last one of a series.
-    """
+    """The noise of a total that is published, and of the next one."""
 
     periods: int
-    now: float
-    following: float | None
+    now: float  # standard deviation of an entry off the diagonal, in bounded units
+    following: float | None  # with one more period; None after the last one of a series
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -77,7 +56,7 @@ class TotalNoise:
 
 
 def opened(plan: Tree | Toeplitz, count: int, window: int | None) -> int:
-    """Return how many releases and totals are opened for the total of so many periods, and for the window.
+    """Return how many releases and totals are opened for a total and its window.
 
     Examples
     --------
@@ -95,7 +74,7 @@ def opened(plan: Tree | Toeplitz, count: int, window: int | None) -> int:
 
 
 def largest(plan: Tree | Toeplitz, window: int | None) -> int:
-    """Return of how many periods the total is for which most is opened, of those that a plan is for.
+    """Return the number of periods whose total opens most.
 
     Examples
     --------
@@ -183,10 +162,10 @@ def _opened(series: Series, periods: Sequence[str], node: Node | Night) -> Relea
 
 
 def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
-    """Write the total of some periods: of a tree, the sum of the best estimates of its trees; else that of all nights.
+    """Write the total of some periods: of trees, the sum of the best estimate of each; else that of all nights.
 
-    The total of the periods before the last tree, if it is still there, spares reading the releases of these again. A
-    total that an older version made, which took the roots only, stays as it was published, and is not built upon.
+    The total before the last tree, if it is there, spares reading its releases again. A total of an older version,
+    which took the roots only, stays as it was published, and is not built upon.
     """
     plan, parts = series.plan, list[Release]()
     if isinstance(plan, Toeplitz):
@@ -205,10 +184,7 @@ def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
 
 
 def _write_totals(series: Series, plan: Toeplitz, periods: Sequence[str]) -> None:
-    """Write the total of all nights, and before it those that it follows from and that are not there.
-
-    These are of nights that were caught up, or whose run died, and of those that somebody removed.
-    """
+    """Write the total of all nights, and before it those it follows from that are missing: caught up or removed."""
     missing, needed = [], {len(periods)}
     if series.job.window is not None:
         needed.add(len(periods) - series.job.window)

@@ -1,27 +1,28 @@
-"""What :func:`dpdist.inspect_path` says of a folder, a class for each kind; all of them know their JSON values.
+"""What :func:`dpdist.inspect_path` returns: a class for each kind of folder, as JSON values and in words.
 
-Reading all chunks of a table to find the damaged ones: a thread for each core, and no more memory than for few.
+The fields of a class are its JSON values, in their order; ``lines`` says them to people.
 """
 
 from __future__ import annotations
 
 import enum
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from dpdist._util.cores import available_cores, threaded
-from dpdist._util.progress import Count, Progress
-from dpdist._util.text import as_json, fields_as_json
-from dpdist.errors import DataError
+from dpdist._util.text import as_json, counted, exactly, fields_as_json, labelled, rounded_norm, rounded_up
+from dpdist._version import __version__
 from dpdist.ledger.balance import Balance
+from dpdist.pipeline.release import stage_words
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release
-from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.bounding import TRUNCATED, RowBound
 from dpdist.rows.schema import Schema
-from dpdist.rows.table import Table
 from dpdist.rows.units import Unit
+
+_SHOWN = 6
+"""Column names that are shown to people."""
+Lines = list[tuple[str, str]]
 
 
 class LedgerState(enum.StrEnum):
@@ -36,29 +37,24 @@ class LedgerState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class LedgerFacts:
-    """Where the budget of rows is kept and how it stands.
+    """Where the budget of rows is kept and how it stands."""
 
-    Attributes
-    ----------
-    place
-        Where the ledger is looked for; None where nobody here knows.
-    state
-        Whether it is there.
-    budget
-        What the rows declare, or None.
-    balance, refused
-        How it stands, and why nothing new can be released; None where it is not in use, or nothing is in the way.
-    """
-
-    place: str | None
+    place: str | None  # None where it is not known here
     state: LedgerState
-    budget: PrivacyLoss | None
+    budget: PrivacyLoss | None  # as the rows declare it
     balance: Balance | None = None
-    refused: str | None = None
+    refused: str | None = None  # why nothing new can be released
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
         return fields_as_json(self)
+
+    def __str__(self) -> str:
+        budget = "no budget declared" if self.budget is None else f"budget {self.budget}"
+        if self.state is not LedgerState.IN_USE:
+            return f"{self.place or 'its place'} is {self.state}; {budget}"
+        refused = "" if self.refused is None else f". NOTHING NEW CAN BE RELEASED: {self.refused}"
+        return f"{self.place}: {budget}; {self.balance}{refused}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +74,7 @@ class Facts:
     """
 
     kind: ClassVar[str]
+    title: ClassVar[str]
     path: str
     private: bool = True
     damaged: tuple[str, ...] | None = None
@@ -85,40 +82,35 @@ class Facts:
     def to_json(self) -> dict[str, object]:
         """Return JSON values by name."""
         head = {"path": self.path, "kind": self.kind, "private": self.private}
-        return {**head, **self._own_json(), "damaged": as_json(self.damaged)}
+        return {**head, **self._values(), "damaged": as_json(self.damaged)}
 
-    def _own_json(self) -> dict[str, object]:
-        """Return the values that a kind has besides: its own fields."""
-        shared = {each.name for each in fields(Facts)}
-        found = fields_as_json(self, optional={"schema", "correlation"})
-        return {name: value for name, value in found.items() if name not in shared}
+    def words(self) -> str:
+        """Return text: a line for each fact."""
+        lines = [("", f"{self.path}: {self.title}. {self._warning() if self.private else 'Public'}."), *self._lines()]
+        if self.damaged is not None:
+            lines += [("DAMAGED", wrong) for wrong in self.damaged] or [("verified", "nothing is damaged")]
+        return labelled(lines)
+
+    def _values(self) -> dict[str, object]:
+        own = fields_as_json(self, optional={"schema", "correlation"})
+        return {name: value for name, value in own.items() if name not in _SHARED}
+
+    def _warning(self) -> str:
+        return "PRIVATE: for whoever may read the rows"
+
+    def _lines(self) -> Lines:
+        raise NotImplementedError
+
+
+_SHARED = {field.name for field in fields(Facts)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsFacts(Facts):
-    """What is declared about rows.
-
-    Attributes
-    ----------
-    n, d : int
-        Numbers of rows and of columns.
-    dtype, chunks, chunk_rows, codec, checksum
-        How they are stored.
-    bytes : int
-        What the chunks take that are there.
-    dataset_id : str
-        Their random identity.
-    columns : tuple of str
-        Column names.
-    period, unit, reproduced, ledger
-        As of rows; ``ledger`` says how their budget stands.
-    source : str or None
-        Where the chunks are, if they stay there.
-    schema : Schema or None
-        By what they were made of the columns of their source.
-    """
+    """What is declared about rows."""
 
     kind: ClassVar[str] = "rows"
+    title: ClassVar[str] = "rows"
     n: int
     d: int
     dtype: str
@@ -126,34 +118,39 @@ class RowsFacts(Facts):
     chunk_rows: int
     codec: str
     checksum: str
-    bytes: int
+    bytes: int  # of the chunks that are there
     dataset_id: str
     columns: tuple[str, ...]
     period: str | None
     unit: Unit | None
     reproduced: bool
     ledger: LedgerFacts
-    source: str | None
+    source: str | None  # where the chunks are, if they stay there
     schema: Schema | None = None
+
+    def _lines(self) -> Lines:
+        chunks = f"{counted(self.chunks, 'chunk')} of {counted(self.chunk_rows, 'row')}"
+        return [
+            ("rows", _rows(self.n)),
+            ("columns", _columns(self.columns)),
+            ("stored", f"{self.dtype}, {chunks}, {self.bytes} bytes"),
+            ("codec", f"compression {self.codec}, checksum {self.checksum} on every chunk"),
+            *([("in place", f"{self.source}: read where it is, and not to be changed")] if self.source else []),
+            ("data set", self.dataset_id),
+            *([("period", self.period)] if self.period else []),
+            *_schema(self.schema),
+            ("unit", _unit(self.unit)),
+            *([("reproduced", "released for reproduction: they get no budget any more")] if self.reproduced else []),
+            ("ledger", str(self.ledger)),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodsFacts(Facts):
-    """What is declared about rows that come in periods.
-
-    Attributes
-    ----------
-    dataset_id : str
-        The identity of all of them together.
-    periods_closed : int
-        How many are closed; ``first_period`` and ``last_period`` name two of them, or are None.
-    unit : Unit, optional
-        Whose rows these are, how many of a period and in how many periods at most; None: every row counts alone.
-    ledger : LedgerFacts
-        How their budget stands.
-    """
+    """What is declared about rows that come in periods."""
 
     kind: ClassVar[str] = "periods"
+    title: ClassVar[str] = "rows that come in periods"
     dataset_id: str
     periods_closed: int
     first_period: str | None
@@ -161,64 +158,99 @@ class PeriodsFacts(Facts):
     unit: Unit | None
     ledger: LedgerFacts
 
+    def _lines(self) -> Lines:
+        span = f", {self.first_period} to {self.last_period}" if self.periods_closed else ""
+        return [
+            ("periods", f"{self.periods_closed} closed{span}"),
+            ("unit", _unit(self.unit)),
+            ("data set", self.dataset_id),
+            ("ledger", str(self.ledger)),
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseFacts(Facts):
     """What is known of a release; ``release`` is it."""
 
     kind: ClassVar[str] = "release"
+    title: ClassVar[str] = "a release"
     release: Release
 
-    def _own_json(self) -> dict[str, object]:
+    def _values(self) -> dict[str, object]:
         return {**self.release.attributes(), "cautions": list(self.release.cautions)}
+
+    def _warning(self) -> str:
+        return f"{self.release.status.upper()}: do not publish it"
+
+    def _lines(self) -> Lines:
+        release, bound, weights = self.release, self.release.bound, self.release.weights
+        loss = "nothing" if release.guarantee is None else str(release.guarantee.loss)
+        of = "" if release.unit is None else f" of the rows of one {release.unit.column}, {release.unit.most}"
+        chosen = {} if release.stage is None else release.stage.chosen
+        lines = [
+            ("release", release.release_id),
+            ("mechanism", f"{release.mechanism}, {release.status}"),
+            ("proved", f"{loss} under {release.neighbours}{of}"),
+            *(("caution", said) for said in release.cautions),
+            ("clip norm", exactly(bound.clip_norm) + (", mean released as well" if bound.constant else "")),
+            ("grid", _grid(bound)),
+        ]
+        if release.stage is not None:
+            lines.append(("stage", stage_words(release).strip()))
+        if bound.centre is not None and "centre" not in chosen:
+            lines.append(("shifted by", "a public centre"))
+        if bound.scale is not None and "scale" not in chosen:
+            lines.append(("scaled by", "a public scale"))
+        lines += [
+            ("rows", "not published" if release.rows is None else str(release.rows)),
+            ("columns", _columns(release.names)),
+            *_schema(release.schema),
+            ("noise", release.noise.law),
+        ]
+        if release.releases:
+            lines.append(("sum of", counted(len(release.releases), "release")))
+        if release.window:
+            lines.append(("window", f"the last {counted(release.window, 'period')}"))
+        if weights:
+            times = f"each added {min(weights)} to {max(weights)} times"
+            lines.append(("weights", f"{counted(len(weights), 'period')}, {times}: no second moment"))
+        return [*lines, ("made by", f"dpdist {__version__}")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts(Facts):
-    """What is known of components.
-
-    Attributes
-    ----------
-    release_id, mechanism, status : str
-        Of the release that they are of.
-    k : int
-        Their number.
-    columns : tuple of str
-        Column names.
-    eigenvalues : bool
-        Whether there are eigenvalues.
-    schema : Schema or None
-        By what rows are made of the columns of a source.
-    correlation : bool
-        Whether they are components of the correlation matrix.
-    """
+    """What is known of components."""
 
     kind: ClassVar[str] = "model"
+    title: ClassVar[str] = "principal components of a release"
     release_id: str
     mechanism: str
     status: str
     k: int
     columns: tuple[str, ...]
-    eigenvalues: bool
+    eigenvalues: bool  # whether there are any
     schema: Schema | None = None
     correlation: bool = False
+
+    def _warning(self) -> str:
+        return f"{self.status.upper()}: do not publish it"
+
+    def _lines(self) -> Lines:
+        of = ", of the correlation matrix" if self.correlation else ""
+        return [
+            ("release", f"{self.release_id}, {self.mechanism}, {self.status}"),
+            ("components", f"{self.k}, {'with' if self.eigenvalues else 'without'} eigenvalues{of}"),
+            ("columns", _columns(self.columns)),
+            *_schema(self.schema),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresFacts(Facts):
-    """What is declared about scores.
-
-    Attributes
-    ----------
-    n, k : int
-        Numbers of rows and of components.
-    dtype, chunks
-        How they are stored.
-    dataset_id, release_id : str
-        Whose scores they are, and of which release.
-    """
+    """What is declared about scores."""
 
     kind: ClassVar[str] = "scores"
+    title: ClassVar[str] = "scores, private rows in fewer dimensions"
     n: int
     k: int
     dtype: str
@@ -226,47 +258,44 @@ class ScoresFacts(Facts):
     dataset_id: str
     release_id: str
 
+    def _lines(self) -> Lines:
+        return [
+            ("rows", _rows(self.n)),
+            ("components", f"{self.k}, of release {self.release_id}"),
+            ("stored", f"{self.dtype}, {counted(self.chunks, 'chunk')}"),
+            ("data set", self.dataset_id),
+        ]
+
 
 AnyFacts = RowsFacts | PeriodsFacts | ReleaseFacts | ModelFacts | ScoresFacts
 
 
-_PIECE_BYTES = 512 << 10
-"""Rows that are read and checked at once: half of a core's second-level cache."""
-_BUFFERS = 512 << 20
-"""Bytes of the buffers of all threads, at most, unless one thread needs more."""
+def _rows(count: int) -> str:
+    return f"{count} (private under add-remove, public under replace-one)"
 
 
-def damaged_chunks(
-    table: Table, chunks: Sequence[int], progress: Progress | None, known: dict[int, str]
-) -> tuple[str, ...]:
-    """Read chunks and return what is wrong, in their order."""
-    piece = max(1, _PIECE_BYTES // (8 * table.columns))
-    own = threading.local()  # a reader has buffers
-
-    def check(index: int) -> str | None:
-        if index in known:
-            return known[index]
-        if not hasattr(own, "reader"):
-            own.reader = ChunkReader(table, piece)
-        try:
-            for _ in own.reader.read(index):
-                pass
-        except DataError as error:
-            return str(error)
-        return None
-
-    return found_wrong(check, chunks, table.buffer_bytes(piece), progress)
+def _columns(names: Sequence[str]) -> str:
+    rest = len(names) - _SHOWN
+    return f"{len(names)}: {', '.join(names[:_SHOWN])}" + (f" and {rest} more" if rest > 0 else "")
 
 
-def found_wrong(
-    check: Callable[[int], str | None], chunks: Sequence[int], buffer_bytes: int, progress: Progress | None
-) -> tuple[str, ...]:
-    """Check chunks on all cores, and return what is said of them, in their order."""
-    count = Count(progress, "Checking chunks", len(chunks))
-    wrong = []
-    with threaded(max(1, min(available_cores(), _BUFFERS // max(1, buffer_bytes)))) as each:
-        for sentence in each(check, chunks):
-            if sentence is not None:
-                wrong.append(sentence)
-            count.one()
-    return tuple(wrong)
+def _unit(unit: Unit | None) -> str:
+    return "one row" if unit is None else f"all rows of one {unit.column}, {unit.most}"
+
+
+def _grid(bound: RowBound) -> str:
+    grid = f"the clip norm is 2^{bound.grid_bits} steps; rows were"
+    if bound.rule == TRUNCATED:
+        return f"{grid} truncated to it"
+    return f"{grid} shortened to norm {rounded_norm(bound.shortened_norm)}, and rounded without bias"
+
+
+def _schema(schema: Schema | None) -> Lines:
+    """Return the line about the schema by which columns were made, which is public."""
+    if schema is None:
+        return []
+    scaled = "ranges become -1 to 1" if schema.scale == "range" else "as the source has them"
+    longest = "" if schema.norm is None else f", no row longer than {rounded_up(schema.norm)}"
+    rest = len(schema.columns) - _SHOWN
+    shown = "; ".join(column.words for column in schema.columns[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+    return [("schema", f"{scaled}{longest}: {shown}")]

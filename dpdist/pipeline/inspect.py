@@ -6,8 +6,10 @@ and says only which ones are damaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,10 +17,11 @@ import numpy as np
 import zarr
 from msgspec import Struct
 
-from dpdist._util.progress import Progress
+from dpdist._util.cores import available_cores, threaded
+from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError, RefusedError, UsageError, quiet
 from dpdist.ingest import registered
-from dpdist.ingest.registered import open_rows
+from dpdist.ingest.registered import attributes_in, open_rows
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.naming import step
@@ -33,18 +36,23 @@ from dpdist.pipeline.facts import (
     ReleaseFacts,
     RowsFacts,
     ScoresFacts,
-    damaged_chunks,
-    found_wrong,
 )
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import artefact
 from dpdist.release.artefact import open_release
 from dpdist.rows import dataset
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, incomplete
-from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
+from dpdist.rows.periods import is_periodic, open_periods
+from dpdist.rows.table import Table
 from dpdist.rows.writing import chunk_key
 from dpdist.storage.arrays import Text, attributes_of
 from dpdist.storage.store import AnyStore, Store, store_at
+
+_PIECE_BYTES = 512 << 10
+"""Rows that are read and checked at once: half of a core's second-level cache."""
+_BUFFERS = 512 << 20
+"""Bytes of the buffers of all threads, at most, unless one thread needs more."""
 
 
 @quiet()
@@ -103,16 +111,17 @@ def inspect_path(
     (4, 3)
     >>> here.cleanup()
     """
-    store, ledger = store_at(path), None if ledger is None else address_given(ledger)
+    store, place = store_at(path), None if ledger is None else address_given(ledger)
+    rows = partial(_rows, store, place, verify=verify, progress=progress)
     kinds: dict[str, Callable[[], AnyFacts]] = {
-        dataset.FORMAT: lambda: _rows(store, open_rows(store), ledger, verify=verify, progress=progress),
-        registered.FORMAT: lambda: _registered(store, open_rows(store), ledger, verify=verify, progress=progress),
-        artefact.FORMAT: lambda: _release(store),
-        model.FORMAT: lambda: _model(store),
-        projection.FORMAT: lambda: _scores(store, verify=verify, progress=progress),
+        dataset.FORMAT: rows,
+        registered.FORMAT: rows,
+        artefact.FORMAT: partial(_release, store),
+        model.FORMAT: partial(_model, store),
+        projection.FORMAT: partial(_scores, store, verify=verify, progress=progress),
     }
     if is_periodic(store):
-        return _periods(store, open_periods(store), ledger, verify=verify, progress=progress)
+        return _periods(store, place, verify=verify, progress=progress)
     described = attributes_of(store)
     if described is not None and described.get("format") in kinds:
         return kinds[described["format"]]()
@@ -131,70 +140,26 @@ def inspect_path(
     )
 
 
-def _rows(
-    store: Store, table: RowsTable, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None
-) -> RowsFacts:
-    _require_plausible(table.store, table.chunks)
-    missing = dict(incomplete(table))
-    damaged = tuple(missing.values())
+def _rows(store: Store, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None) -> RowsFacts:
+    table, source = open_rows(store), None
+    missing: dict[int, str] = {}
+    if table.reference is not None:
+        source = attributes_in(table.store, f"{store} is damaged.").asked.source
+        size, codec = table.stored_bytes, "that of the source"
+    else:
+        _require_plausible(table.store, table.chunks)
+        missing = dict(incomplete(table))
+        size = sum(table.store.size(chunk_key(i)) or 0 for i in range(table.chunks) if i not in missing)
+        codec = "Blosc LZ4" if table.compressed else "none"
+    damaged = tuple(missing.values()) or None
     if verify:
-        damaged = damaged_chunks(table, range(table.chunks), progress, missing)
-    return _declared(
-        store,
-        table,
-        _place(table, ledger),
-        damaged if verify or damaged else None,
-        size=sum(table.store.size(chunk_key(i)) or 0 for i in range(table.chunks) if i not in missing),
-        codec="Blosc LZ4" if table.compressed else "none",
-        source=None,
-    )
-
-
-def _registered(
-    store: Store, table: RowsTable, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None
-) -> RowsFacts:
-    return _declared(
-        store,
-        table,
-        _place(table, ledger),
-        damaged_chunks(table, range(table.chunks), progress, {}) if verify else None,
-        size=table.stored_bytes,
-        codec="that of the source",
-        source=registered.attributes_in(table.store, f"{store} is damaged.").asked.source,
-    )
-
-
-def _declared(
-    store: Store,
-    table: RowsTable,
-    ledger: LedgerAddress | None,
-    damaged: tuple[str, ...] | None,
-    *,
-    size: int,
-    codec: str,
-    source: str | None,
-) -> RowsFacts:
-    """Return what is declared about rows."""
+        damaged = _damaged(table, progress, missing)
     return RowsFacts(
-        path=str(store),
-        damaged=damaged,
-        n=table.rows,
-        d=table.columns,
-        dtype=table.dtype,
-        chunks=table.chunks,
-        chunk_rows=table.chunk_rows,
-        codec=codec,
-        checksum="CRC32C",
-        bytes=size,
-        dataset_id=table.dataset_id,
-        columns=table.names,
-        period=table.period,
-        unit=table.unit,
-        reproduced=table.reproduced,
-        ledger=_ledger(ledger, table.ledger_id, table.budget)[0],
-        source=source,
-        schema=table.schema,
-    )
+        path=str(store), damaged=damaged, n=table.rows, d=table.columns, dtype=table.dtype, chunks=table.chunks,
+        chunk_rows=table.chunk_rows, codec=codec, checksum="CRC32C", bytes=size, dataset_id=table.dataset_id,
+        columns=table.names, period=table.period, unit=table.unit, reproduced=table.reproduced,
+        ledger=_ledger(_place(table, ledger), table.ledger_id, table.budget)[0], source=source, schema=table.schema,
+    )  # fmt: skip
 
 
 def _require_plausible(store: Store, announced: int) -> None:
@@ -204,22 +169,20 @@ def _require_plausible(store: Store, announced: int) -> None:
         raise DataError(f"{store} announces {announced} chunks and holds {stored}. Restore its zarr.json.")
 
 
-def _periods(
-    store: Store, table: PeriodicTable, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None
-) -> PeriodsFacts:
+def _periods(store: Store, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None) -> PeriodsFacts:
+    table = open_periods(store)
     place = ledger or default_ledger(table.store)
     facts, opened = _ledger(place, table.ledger_id, table.budget)
     periods = {} if opened is None else opened.periods
+    if verify and opened is None:
+        raise RefusedError(
+            f"The seals of the periods of {table.store} stand in their ledger, which is not at {place}. Name "
+            "its place.",
+            parameter="ledger",
+        )
     damaged = None
     if verify:
-        if opened is None:
-            raise RefusedError(
-                f"The seals of the periods of {table.store} stand in their ledger, which is not at {place}. Name its "
-                "place.",
-                parameter="ledger",
-            )
-        span = table.span(periods, 0) if periods else None
-        damaged = () if span is None else damaged_chunks(span, range(span.chunks), progress, {})
+        damaged = _damaged(table.span(periods, 0), progress, {}) if periods else ()
     return PeriodsFacts(
         path=str(store),
         damaged=damaged,
@@ -244,21 +207,22 @@ def _ledger(
     place: LedgerAddress | None, ledger_id: str | None, declared: PrivacyLoss | None
 ) -> tuple[LedgerFacts, Ledger | None]:
     """Return where the budget of a table is kept and how it stands, and its ledger if that is in use."""
+    where = None if place is None else str(place)
     if ledger_id is None:
-        return LedgerFacts(None if place is None else str(place), LedgerState.NOT_CREATED, declared), None
+        return LedgerFacts(where, LedgerState.NOT_CREATED, declared), None
     if place is None:
-        return LedgerFacts(None, LedgerState.NOT_NAMED, declared), None
+        return LedgerFacts(where, LedgerState.NOT_NAMED, declared), None
     if not Ledger.stands_at(place):
-        return LedgerFacts(str(place), LedgerState.NOT_THERE, declared), None
+        return LedgerFacts(where, LedgerState.NOT_THERE, declared), None
     opened = Ledger(place)
     if opened.ledger_id != ledger_id:
-        return LedgerFacts(str(place), LedgerState.OF_OTHER_ROWS, declared), None
-    balance, refused = opened.balance(), None
+        return LedgerFacts(where, LedgerState.OF_OTHER_ROWS, declared), None
+    refused = None
     try:
         opened.require_current()
     except RefusedError as error:
         refused = str(error)
-    return LedgerFacts(str(place), LedgerState.IN_USE, declared, balance, refused), opened
+    return LedgerFacts(where, LedgerState.IN_USE, declared, opened.balance(), refused), opened
 
 
 def _release(store: Store) -> ReleaseFacts:
@@ -328,4 +292,38 @@ def _scores(store: Store, *, verify: bool, progress: Progress | None) -> ScoresF
         return None if sound else f"Chunk {index} of {store} is missing or was altered. Project the rows again."
 
     taken = 2 * chunk * facts.k * array.dtype.itemsize
-    return replace(facts, damaged=found_wrong(check, range(facts.chunks), taken, progress))
+    return replace(facts, damaged=_wrong(check, range(facts.chunks), taken, progress))
+
+
+def _damaged(table: Table, progress: Progress | None, known: dict[int, str]) -> tuple[str, ...]:
+    """Read all chunks of a table and return what is wrong, in their order; of some that is known."""
+    piece = max(1, _PIECE_BYTES // (8 * table.columns))
+    own = threading.local()  # a reader has buffers
+
+    def check(index: int) -> str | None:
+        if index in known:
+            return known[index]
+        if not hasattr(own, "reader"):
+            own.reader = ChunkReader(table, piece)
+        try:
+            for _ in own.reader.read(index):
+                pass
+        except DataError as error:
+            return str(error)
+        return None
+
+    return _wrong(check, range(table.chunks), table.buffer_bytes(piece), progress)
+
+
+def _wrong(
+    check: Callable[[int], str | None], chunks: Sequence[int], buffer_bytes: int, progress: Progress | None
+) -> tuple[str, ...]:
+    """Check chunks, a thread for each core as far as memory goes, and return what is said of them, in their order."""
+    count = Count(progress, "Checking chunks", len(chunks))
+    wrong = []
+    with threaded(max(1, min(available_cores(), _BUFFERS // max(1, buffer_bytes)))) as each:
+        for sentence in each(check, chunks):
+            if sentence is not None:
+                wrong.append(sentence)
+            count.one()
+    return tuple(wrong)

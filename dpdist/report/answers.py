@@ -1,7 +1,4 @@
-"""What is said of regressions, as text for a terminal.
-
-Numbers as they stand on a page of HTML: few digits, and powers of ten as people write them.
-"""
+"""Regressions as text for a terminal, and numbers for people: few digits, and powers of ten as they are written."""
 
 from __future__ import annotations
 

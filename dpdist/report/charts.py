@@ -1,9 +1,6 @@
-"""The charts of the page about a release, drawn from its public numbers.
+"""The charts of the page about a release, as SVG: text is text, and colours are classes of the page's style sheet.
 
-Charts as SVG that stands in a page: text is text, colours are those of the page, dark or light, screen or paper.
-
-Widths are in units of about a pixel of a small screen, so that a chart is as readable there. Colours are classes, which
-the style sheet of the page names.
+Widths are in units of about a pixel of a small screen, so that a chart is as readable there.
 """
 
 from __future__ import annotations

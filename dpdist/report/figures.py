@@ -1,7 +1,4 @@
-"""Pictures: forecasts and scree plots; matplotlib is an extra, and is asked for only here.
-
-The picture of the demo: components of small images, private above exact, each drawn as the image that it is.
-"""
+"""Pictures: forecasts and scree plots, by matplotlib, which is an extra; and of the demo, components as images."""
 
 from __future__ import annotations
 

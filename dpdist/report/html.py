@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from markupsafe import Markup
@@ -19,19 +18,19 @@ from dpdist._util.text import counted, exactly
 from dpdist._version import __version__
 from dpdist.answers.columns import beside, places_of, source_units
 from dpdist.errors import DrownedError, UsageError
-from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.registry import mechanism_named
-from dpdist.pca.alignment import counted_components
-from dpdist.pca.bias import Rounding, rounding, shortened
+from dpdist.pca.alignment import counted_components, noise_law
+from dpdist.pca.bias import rounding, shortened
 from dpdist.pca.components import components
+from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pipeline.release import stage_words
 from dpdist.release.artefact import Release
 from dpdist.report.answers import digits, number
 from dpdist.report.charts import guesses, tests
-from dpdist.report.promise import promise
-from dpdist.report.seen import edge_is_known, explained_of, heat_of, seen_of
+from dpdist.report.promise import drawn_for, promise, require_charged
+from dpdist.report.seen import explained_of, heat_of, seen_of
 from dpdist.report.text import ALIGNED, SURE
 from dpdist.storage.store import AnyStore, replace_own, store_at
 
@@ -40,22 +39,15 @@ _PAST = 50
 """Releases of a ledger that are listed, the latest."""
 _PARTS = 20
 """Tables, periods and summed releases that are listed."""
+Facts = list[tuple[str, object]]
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How the entries of a component are arranged as an image."""
-
-    height: int
-    width: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """Read ``28x28``."""
-        parts = text.split("x")
-        if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
-            raise UsageError(f"An image has a height and a width, such as 28x28, not {text!r}.", parameter="image")
-        return cls(int(parts[0]), int(parts[1]))
+def shape_of(text: str) -> tuple[int, int]:
+    """Return the height and width of an image from a text such as ``28x28``."""
+    parts = text.split("x")
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise UsageError(f"An image has a height and a width, such as 28x28, not {text!r}.", parameter="image")
+    return int(parts[0]), int(parts[1])
 
 
 def write(
@@ -63,15 +55,15 @@ def write(
     path: AnyStore,
     *,
     count: int | None = None,
-    image: Shape | None = None,
+    image: tuple[int, int] | None = None,
     ledger: Ledger | None = None,
     targets: Sequence[str] = (),
     on: Sequence[str] | None = None,
 ) -> None:
     """Write the page about a release; a page of dpdist that is there is replaced."""
-    if image is not None and image.height * image.width != release.bound.columns:
+    if image is not None and image[0] * image[1] != release.bound.columns:
         raise UsageError(
-            f"An image of {image.height} x {image.width} pixels does not show {release.bound.columns} columns.",
+            f"An image of {image[0]} x {image[1]} pixels does not show {release.bound.columns} columns.",
             parameter="image",
         )
     require_charged(release, ledger)
@@ -88,32 +80,18 @@ def write(
         budget=None if ledger is None else _budget(ledger, release),
         mechanism=mechanism_named(release.mechanism).info,
         facts=_facts(release),
-        seen=seen_of(release, found, None if image is None else (image.height, image.width)),
+        seen=seen_of(release, found, image),
         images=image is not None,
         legend=f"{ALIGNED} {SURE}",
+        confidence=CONFIDENCE,
         heat=None if release.subspace is not None else heat_of(release),
         explained=_explained(release, targets, on),
         shortened=shortened(release),
         noise=_noise(release),
-        edge_known=edge_is_known(release),
+        edge_known=noise_law(release) is not None,
     )
     private = not release.private_as_claimed
     replace_own(store_at(path), page.encode(), "report", private=private, own=lambda found: b"dpdist" in found[:4096])
-
-
-def require_charged(release: Release, ledger: Ledger | None) -> None:
-    """Refuse a ledger, if one is named, that does not know of a release, or is behind its witness."""
-    if ledger is None:
-        return
-    for one in _drawn(release):
-        if ledger.record(one) is None:
-            raise UsageError(f"The ledger does not know of {one}: name the one that was charged.", parameter="ledger")
-    ledger.require_current()  # else what is said to be left is not
-
-
-def _drawn(release: Release) -> tuple[str, ...]:
-    """Return the ids of the releases that were drawn for this one: a sum is charged as its parts are."""
-    return release.releases or (release.release_id,)
 
 
 def _default_count(release: Release) -> int:
@@ -136,19 +114,18 @@ def _explained(release: Release, targets: Sequence[str], on: Sequence[str] | Non
     return explained_of(release, places, chosen, source_units(release))
 
 
-def _facts(release: Release) -> list[tuple[str, object]]:
+def _facts(release: Release) -> Facts:
     """Return of what rows the release is, by public names."""
-    said: list[tuple[str, object]] = [("rows", "private" if release.rows is None else str(release.rows))]
-    said.append(("columns", str(release.bound.columns)))
-    if release.unit is not None:
-        unit = release.unit
+    said: Facts = [
+        ("rows", "private" if release.rows is None else str(release.rows)),
+        ("columns", str(release.bound.columns)),
+    ]
+    if (unit := release.unit) is not None:
         said.append(("whose rows", Markup("one <bdi>{}</bdi>, {}").format(unit.column, unit.most)))
     if release.extents:
-        several = len({extent.dataset for extent in release.extents}) > 1
-        said.append(
-            ("of", _some([f"{extent}{f' of {extent.dataset}' if several else ''}" for extent in release.extents]))
-        )
-        said.append(("table", _some(sorted({extent.dataset for extent in release.extents}))))
+        tables = sorted({extent.dataset for extent in release.extents})
+        parts = [f"{extent}{f' of {extent.dataset}' if len(tables) > 1 else ''}" for extent in release.extents]
+        said += [("of", _some(parts)), ("table", _some(tables))]
     if release.releases:
         said.append((f"sum of {counted(len(release.releases), 'release')}", _some(release.releases)))
     if release.schema is not None:
@@ -161,61 +138,46 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_PARTS]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _noise(release: Release) -> list[tuple[str, object]]:
+def _noise(release: Release) -> Facts:
     bound, variance, count = release.bound, release.noise.variance_off_diagonal, release.row_count
     info = mechanism_named(release.mechanism).info
-    said: list[tuple[str, object]] = [("mechanism", info.name), ("law", info.law)]
+    said: Facts = [("mechanism", info.name), ("law", info.law)]
     if variance is not None:
         deviation = math.sqrt(variance) * bound.unit**2
         words = Markup("{} of an entry off the diagonal").format(number(deviation))
         if count is not None and count > 0:
             words += Markup("; {} per row").format(number(deviation / count))
         said.append(("standard deviation", words))
-    said.append(("calibrated to", info.sensitivity))
     grid = Markup("Euclidean norm {}, on a grid of {}").format(exactly(bound.clip_norm), number(bound.unit))
-    said.append(("rows were bounded to", grid))
+    said += [("calibrated to", info.sensitivity), ("rows were bounded to", grid)]
     if stage := stage_words(release).strip():
         said.append(("stage", stage))
-    if (found := _rounding(rounding(release))) is not None:
-        said.append(("rounding", found))
+    if (found := rounding(release)) is not None:
+        words = Markup("moves eigenvalues by {} at most").format(number(found.error))
+        if found.share is not None:
+            words += Markup(", {} % of the noise").format(digits(float(f"{100 * found.share:.2g}")))
+        if found.shift:
+            words += Markup("; raises all of them by the same besides, {} at most").format(number(found.shift))
+        said.append(("rounding", words))
     return [*said, ("published by", info.reference)]
 
 
-def _rounding(found: Rounding | None) -> Markup | None:
-    if found is None:
-        return None
-    said = Markup("moves eigenvalues by {} at most").format(number(found.error))
-    if found.share is not None:
-        said += Markup(", {} % of the noise").format(digits(float(f"{100 * found.share:.2g}")))
-    if found.shift:
-        said += Markup("; raises all of them by the same besides, {} at most").format(number(found.shift))
-    return said
-
-
-@dataclass(frozen=True)
-class _Budget:
-    """What a ledger says: its balance, its head, and what was charged, the latest last."""
-
-    balance: Balance
-    head: str
-    charged: tuple[tuple[str, str, str, bool], ...]
-    before: int
-
-    @property
-    def share(self) -> str:
-        """What is charged of the budget in percent; of all closed periods, where rows come in periods."""
-        return f"{100 * (self.balance.left_closed or self.balance.left).share:.1f}"
-
-
-def _budget(ledger: Ledger, release: Release) -> _Budget:
-    charged = [record for record in ledger.records if record.state is not State.ABORTED]
-    rows = tuple(
+def _budget(ledger: Ledger, release: Release) -> dict[str, object]:
+    """Return what a ledger says: its balance, its head, and what was charged, the latest last."""
+    balance, charged = ledger.balance(), [record for record in ledger.records if record.state is not State.ABORTED]
+    rows = [
         (
             record.release_id,
             str(record.guarantee.loss),
             counted(len(record.periods), "period") if record.periods else "all rows",
-            record.release_id in _drawn(release),
+            record.release_id in drawn_for(release),
         )
         for record in charged[-_PAST:]
-    )
-    return _Budget(ledger.balance(), ledger.head, rows, max(0, len(charged) - _PAST))
+    ]
+    return {
+        "balance": balance,
+        "head": ledger.head,
+        "charged": rows,
+        "before": max(0, len(charged) - _PAST),
+        "share": f"{100 * (balance.left_closed or balance.left).share:.1f}",  # of closed periods, if there are any
+    }

@@ -9,18 +9,26 @@ be at most, for each value of the second, is one minus the trade-off function of
 * ``Phi(Phi^-1(1 - a) - mu)`` for a Gaussian release (Dong, Roth & Su 2022, section 2.2).
 
 Both hold where both are known, so the smaller share is stated.
+
+The privacy card says it as JSON values, with what the promise rests on and what a ledger says was charged. All of it
+is public. Its types are stated by ``docs/formats/card.schema.json``, which is part of the format and does not change.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from markupsafe import Markup
 from scipy.special import ndtr, ndtri
 
-from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours
-from dpdist.release.artefact import Heading
+from dpdist._version import __version__
+from dpdist.errors import UsageError
+from dpdist.ledger.ledger import Ledger
+from dpdist.mechanisms.registry import mechanism_named
+from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.release.artefact import Heading, Release
 from dpdist.report.answers import number
 
 _EXPONENT = 700.0
@@ -29,73 +37,32 @@ ALARMS = (0.01, 0.05, 0.1, 0.25, 0.5)
 """The shares of false alarms that the table tells of."""
 
 
-@dataclass(frozen=True)
-class Promise:
-    """The guarantee of a release, in words and numbers.
-
-    Attributes
-    ----------
-    sentence
-        It in one sentence.
-    percent
-        The largest share of right guesses at even odds, in percent, rounded up to a tenth.
-    neighbours
-        Which tables cannot be told apart.
-    loss
-        Epsilon, and delta if there is one.
-    factor
-        e^epsilon.
-    added
-        Delta; None where it is 0.
-    mu
-        That of Gaussian differential privacy; None where it is none.
-    arithmetic
-        What the proof is about.
-    found
-        Pairs of words: the share of false alarms of a test, and the largest one of its true alarms.
-    """
-
-    sentence: str
-    percent: str
-    neighbours: str
-    loss: Markup
-    factor: Markup
-    added: Markup | None
-    mu: str | None
-    arithmetic: str
-    found: tuple[tuple[str, str], ...]
-
-
-def promise(release: Heading) -> Promise | None:
-    """Say what is proved of a release; None where nothing is."""
+def promise(release: Heading) -> dict[str, object] | None:
+    """Return what is proved of a release, in words and numbers as the page says them; None where nothing is."""
     guarantee = release.guarantee
     if guarantee is None:
         return None
     loss, squared = guarantee.loss, guarantee.mu_squared
-    exact = guarantee.arithmetic is Arithmetic.INTEGER_EXACT
-    percent, added = share_up(accuracy(guarantee)), number(loss.delta) if loss.delta_atto else None
-    return Promise(
-        sentence=_sentence(release, guarantee, percent),
-        percent=percent,
-        neighbours=_neighbours(release, guarantee),
-        loss=Markup("ε = {}").format(f"{loss.epsilon:.6g}") + (Markup(", δ = {}").format(added) if added else ""),
-        factor=(
-            number(float(f"{math.exp(loss.epsilon):.3g}"))
-            if loss.epsilon < _EXPONENT
-            else Markup("e<sup>{}</sup>").format(f"{loss.epsilon:g}")
-        ),
-        added=added,
-        mu=None if squared is None else f"{math.sqrt(squared):.6g}",
-        arithmetic=(
-            "integer-exact: the proof is about the very numbers that were computed"
-            if exact
-            else "ideal-real: the proof is about real numbers, which the machine approximates"
-        ),
-        found=tuple((f"{100 * each:g} %", f"{share_up(hits(guarantee, each))} %") for each in ALARMS),
-    )
+    added = number(loss.delta) if loss.delta_atto else None
+    factor = Markup("e<sup>{}</sup>").format(f"{loss.epsilon:g}")
+    if loss.epsilon < _EXPONENT:
+        factor = number(float(f"{math.exp(loss.epsilon):.3g}"))
+    arithmetic = "ideal-real: the proof is about real numbers, which the machine approximates"
+    if guarantee.arithmetic is Arithmetic.INTEGER_EXACT:
+        arithmetic = "integer-exact: the proof is about the very numbers that were computed"
+    return {
+        "sentence": _sentence(release, guarantee),
+        "neighbours": _neighbours(release, guarantee),
+        "loss": Markup("ε = {}").format(f"{loss.epsilon:.6g}") + (Markup(", δ = {}").format(added) if added else ""),
+        "factor": factor,
+        "added": added,
+        "mu": None if squared is None else f"{math.sqrt(squared):.6g}",
+        "arithmetic": arithmetic,
+        "found": [(f"{100 * each:g} %", f"{share_up(hits(guarantee, each))} %") for each in ALARMS],
+    }
 
 
-def _sentence(release: Heading, guarantee: Guarantee, percent: str) -> str:
+def _sentence(release: Heading, guarantee: Guarantee) -> str:
     unit, same = release.unit, guarantee.neighbours is Neighbours.REPLACE_ONE
     if unit is None:
         known = "every row of the table but one" if same else "every other row of the table"
@@ -104,8 +71,8 @@ def _sentence(release: Heading, guarantee: Guarantee, percent: str) -> str:
         known = f"all rows of the table but those of one {unit.column}, of which there are {unit.most}"
         doubt = "which of two such sets of rows these are" if same else "whether they are in it"
     said = (
-        f"Somebody who knows {known}, and has to guess {doubt}, is right in at most {percent} % of cases with this "
-        "release; a coin is right in 50 %"
+        f"Somebody who knows {known}, and has to guess {doubt}, is right in at most "
+        f"{share_up(accuracy(guarantee))} % of cases with this release; a coin is right in 50 %"
     )
     return f"{said}." if release.condition is None else f"{said}. This holds if {release.condition}."
 
@@ -150,3 +117,83 @@ def hits(guarantee: Guarantee, alarms: float) -> float:
     if guarantee.mu_squared is not None:
         found = min(found, float(ndtr(ndtri(alarms) + math.sqrt(guarantee.mu_squared))))
     return max(found, alarms)
+
+
+def card_of(release: Release, ledger: Ledger | None = None) -> dict[str, object]:
+    """Return the card of a release as JSON values; with a ledger, of what was charged too."""
+    require_charged(release, ledger)
+    info, unit, guarantee, budget = mechanism_named(release.mechanism).info, release.unit, release.guarantee, None
+    if ledger is not None:
+        charged = [
+            {"release_id": record.release_id, **_loss(record.guarantee.loss), "state": record.state.value}
+            for record in ledger.records
+        ]
+        budget = {**_loss(ledger.budget), "head": ledger.head, "charged": charged}
+    return {
+        "format": "dpdist-card/1",
+        "release_id": release.release_id,
+        "status": release.status,
+        "mechanism": {name: getattr(info, name) for name in ("name", "law", "sensitivity", "reference")},
+        "guarantee": None if guarantee is None else _promised(release, guarantee),
+        "rows": {
+            "n": release.rows,
+            "columns": list(release.names),
+            "clip_norm": release.bound.clip_norm,
+            "unit": None if unit is None else unit.column,
+            "max_rows": None if unit is None else unit.max_rows,
+            "tables": sorted({extent.dataset for extent in release.extents}),
+        },
+        "assumptions": list(_assumptions(release)),
+        "cautions": list(release.cautions),
+        "budget": budget,
+        "ledger_head": release.ledger_head,
+        "releases": list(release.releases),
+        "made": datetime.now(UTC).date().isoformat(),
+        "library": f"dpdist {__version__}",
+        "cite": f"The dpdist developers: dpdist {__version__}, release {release.release_id}.",
+    }
+
+
+def _loss(loss: PrivacyLoss) -> dict[str, float]:
+    return {"epsilon": loss.epsilon, "delta": loss.delta}
+
+
+def _promised(release: Release, guarantee: Guarantee) -> dict[str, object]:
+    squared = guarantee.mu_squared
+    return {
+        **_loss(guarantee.loss),
+        "mu": None if squared is None else math.sqrt(squared),
+        "neighbours": guarantee.neighbours.value,
+        "right_guesses": accuracy(guarantee),
+        "sentence": _sentence(release, guarantee),
+        "arithmetic": guarantee.arithmetic.value,
+        "proof": guarantee.proof,
+    }
+
+
+def _assumptions(release: Release) -> Iterator[str]:
+    own = "is one row" if release.unit is None else f"are the rows of one {release.unit.column}"
+    yield (
+        "Clip norm, centre, scale, columns, schema and all other parameters were chosen without the rows or privately."
+    )
+    yield f"What one person has in the table {own}."
+    yield "The guarantee is of this release alone; what else was released of the same rows adds to it."
+    if release.guarantee is not None and release.guarantee.arithmetic is not Arithmetic.INTEGER_EXACT:
+        yield "The proof is about real numbers, which the machine approximates."
+    if release.condition is not None:
+        yield f"It holds if {release.condition}."
+
+
+def require_charged(release: Release, ledger: Ledger | None) -> None:
+    """Refuse a ledger, if one is named, that does not know of a release, or is behind its witness."""
+    if ledger is None:
+        return
+    for drawn in drawn_for(release):
+        if ledger.record(drawn) is None:
+            raise UsageError(f"The ledger does not know of {drawn}: name the one that was charged.", parameter="ledger")
+    ledger.require_current()  # else what is said to be left is not
+
+
+def drawn_for(release: Release) -> tuple[str, ...]:
+    """Return the ids of the releases that were drawn for this one: a sum is charged as its parts are."""
+    return release.releases or (release.release_id,)

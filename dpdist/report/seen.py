@@ -13,10 +13,9 @@ from dpdist._util.text import counted
 from dpdist.answers.covariance import correlations
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import DrownedError, UsageError
-from dpdist.pca.alignment import Alignment, Values, alignment, noise_law
+from dpdist.pca.alignment import Alignment, Values, alignment
 from dpdist.pca.components import Components, about_mean
 from dpdist.pca.correlation import ABOVE
-from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.release.artefact import Release
 from dpdist.report.answers import DROWNED, about_intervals, common_power, digits, in_units, outward
 from dpdist.report.charts import bar, explained, heat, image, shortened_name, spectrum
@@ -42,93 +41,56 @@ _LETTERS = 40
 """Of a name of two in one line."""
 _COEFFICIENTS = 100
 """Coefficients that are listed of one regression."""
+Cells = tuple[str | Markup, ...]
 
 
 @dataclass(frozen=True)
 class Table:
     """A table of numbers: its heads, and its rows, of which the first cell is a name."""
 
-    head: tuple[str | Markup, ...]
-    rows: tuple[tuple[str | Markup, ...], ...]
+    head: Cells
+    rows: Sequence[Cells]
+
+
+def _table(head: Cells, rows: Sequence[Cells]) -> Table | None:
+    return Table(head, rows) if rows else None
 
 
 @dataclass(frozen=True)
 class Loadings:
-    """The largest loadings of one component, or the component as a picture.
-
-    Attributes
-    ----------
-    number
-        Counted from 1.
-    about
-        How well it points, in words.
-    rows
-        Name, bar and number of each loading, and between which ends it lies; the last empty where nobody knows.
-    picture
-        None where there are loadings.
-    drowned
-        Whether it may be nothing but noise.
-    """
+    """The largest loadings of one component, or the component as a picture."""
 
     number: int
-    about: str
-    rows: tuple[tuple[Markup, Markup, str, str], ...]
+    about: str  # how well it points
+    rows: Sequence[tuple[Markup, Markup, str, str]]  # name, bar, number and ends; none where there is a picture
     picture: Markup | None
-    drowned: bool
+    drowned: bool  # it may be nothing but noise
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The components of a release.
-
-    Attributes
-    ----------
-    sentence
-        How many can be told from noise.
-    chart
-        Of the spectrum; None where the noise has no known edge.
-    whole
-        Whether the chart has all eigenvalues.
-    unit
-        What eigenvalues are of, and by what they were divided.
-    edge, chance, confidence
-        What noise alone stays below, how probably it does not, and the opposite; empty where it is not known.
-    clear, rest, drowned
-        Tables of the components that are told, of those among them that are folded, and of the others; of no known law
-        all are in the first. None of a release of components only, and where there are none.
-    omitted
-        How many of the others are not listed.
-    first, folded, noise
-        Loadings that are shown at once, that are folded, and of components that may be nothing but noise.
-    """
+    """The components of a release."""
 
     sentence: str
-    chart: Markup | None = None
-    whole: bool = False
+    chart: Markup | None = None  # the spectrum, where the noise has a known edge
+    whole: bool = False  # the chart has all eigenvalues
     unit: str = ""
     edge: str = ""
-    chance: str = ""
-    confidence: str = ""
-    clear: Table | None = None
-    rest: Table | None = None
+    clear: Table | None = None  # those told from noise; where its law is not known, all
+    rest: Table | None = None  # those of them that are folded
     drowned: Table | None = None
     omitted: int = 0
-    first: tuple[Loadings, ...] = ()
-    folded: tuple[Loadings, ...] = ()
-    noise: tuple[Loadings, ...] = ()
+    first: Sequence[Loadings] = ()
+    folded: Sequence[Loadings] = ()
+    noise: Sequence[Loadings] = ()
 
 
 def seen_of(release: Release, found: Components, shape: tuple[int, int] | None) -> Seen:
     """Return what there is to see of the components of a release."""
     told = alignment(release, found)
     shown = [_loadings(release, found, i, told, shape) for i in range(min(len(found.components), _MOST))]
-    clear = tuple(each for each in shown if not each.drowned)
-    return replace(
-        _spectrum(release, found, told),
-        first=clear[:_OPEN],
-        folded=clear[_OPEN:],
-        noise=tuple(each for each in shown if each.drowned)[:_OPEN],
-    )
+    clear, noise = ([one for one in shown if one.drowned is drowned] for drowned in (False, True))
+    return replace(_spectrum(release, found, told), first=clear[:_OPEN], folded=clear[_OPEN:], noise=noise[:_OPEN])
 
 
 def _spectrum(release: Release, found: Components, told: Alignment | None) -> Seen:
@@ -136,35 +98,33 @@ def _spectrum(release: Release, found: Components, told: Alignment | None) -> Se
         return Seen("The mechanism releases directions, and nothing about how strong they are.")
     unit = escape(" per row" if found.per_row else " of the sum over all rows")
     if told is None or told.errors is None or told.edge is None:
+        sentence = "Nobody knows the law of this mechanism's noise, so nothing tells a component from noise."
+        if release.noise.variance_off_diagonal == 0:
+            sentence = "No noise was added: all of this is exact, and private."
         power = common_power(found.eigenvalues.tolist())
-        rows = tuple((str(i + 1), digits(value / 10.0**power)) for i, value in enumerate(found.eigenvalues))
-        exact = release.noise.variance_off_diagonal == 0
-        return Seen(
-            "No noise was added: all of this is exact, and private."
-            if exact
-            else "Nobody knows the law of this mechanism's noise, so nothing tells a component from noise.",
-            unit=unit + in_units(power),
-            clear=Table(("component", "eigenvalue"), rows),
-        )
+        rows = [(str(i + 1), digits(value / 10.0**power)) for i, value in enumerate(found.eigenvalues)]
+        return Seen(sentence, unit=unit + in_units(power), clear=Table(("component", "eigenvalue"), rows))
     total = release.bound.columns
     values = _all_values(release, found.eigenvalues)
     more = np.full(max(0, len(values) - len(told.errors)), told.errors[-1])  # no smaller eigenvalue is farther off
     every = replace(told, eigenvalues=values, errors=np.concatenate([told.errors, more]))
     power = common_power([*values.tolist(), *every.intervals.ravel().tolist()])
     one = 10.0**power
-    clear, drowned = _clear(told, one), _drowned(every, one)
+    clear = _clear_rows(told, one)
+    drowned = [
+        (str(i + 1), digits(values[i] / one), digits(every.intervals[i, 1] / one))
+        for i in range(told.counted, min(len(values), told.counted + _ROWS))
+    ]
     return Seen(
         _sentence(told, total),
         chart=spectrum(every, per_row=found.per_row, total=total),
         whole=len(values) == total,
         unit=unit + in_units(power),
         edge=digits(told.edge / one),
-        chance=f"{1 - CONFIDENCE:.2g}",
-        confidence=f"{CONFIDENCE:g}",
-        clear=Table(clear.head, clear.rows[:_LISTED]) if clear.rows else None,
-        rest=Table(clear.head, clear.rows[_LISTED:]) if clear.rows[_LISTED:] else None,
-        drowned=drowned if drowned.rows else None,
-        omitted=total - told.counted - len(drowned.rows),
+        clear=_table(_CLEAR, clear[:_LISTED]),
+        rest=_table(_CLEAR, clear[_LISTED:]),
+        drowned=_table(("component", "eigenvalue", "exact one of clipped rows at most"), drowned),
+        omitted=total - told.counted - len(drowned),
     )
 
 
@@ -183,32 +143,17 @@ def _all_values(release: Release, first: Values) -> Values:
     return np.linalg.eigvalsh(matrix)[::-1].astype(np.float64)
 
 
-def _clear(told: Alignment, one: float) -> Table:
-    head = (
-        "component",
-        "eigenvalue",
-        "without the noise",
-        "exact one of clipped rows in",
-        "squared cosine",
-        "between",
-    )
-    rows = []
+_CLEAR = ("component", "eigenvalue", "without the noise", "exact one of clipped rows in", "squared cosine", "between")
+
+
+def _clear_rows(told: Alignment, one: float) -> list[Cells]:
+    rows: list[Cells] = []
     for i in np.flatnonzero(np.isfinite(told.strengths)).tolist():
-        low, high = told.intervals[i] / one
-        rows.append((
-            str(i + 1), digits(told.eigenvalues[i] / one), digits(told.strengths[i] / one),
-            f"{digits(low)} … {digits(high)}", f"{told.squared_cosines[i]:.3f}{mark(told, i)}",
-            _ends(told.cosine_intervals[i]),
-        ))  # fmt: skip
-    return Table(head, tuple(rows))
-
-
-def _drowned(told: Alignment, one: float) -> Table:
-    rows = [
-        (str(i + 1), digits(told.eigenvalues[i] / one), digits(told.intervals[i, 1] / one))
-        for i in range(told.counted, min(len(told.eigenvalues), told.counted + _ROWS))
-    ]
-    return Table(("component", "eigenvalue", "exact one of clipped rows at most"), tuple(rows))
+        numbers = told.eigenvalues[i], told.strengths[i], *told.intervals[i]
+        value, strength, low, high = (digits(number / one) for number in numbers)
+        cosine = f"{told.squared_cosines[i]:.3f}{mark(told, i)}"
+        rows.append((str(i + 1), value, strength, f"{low} … {high}", cosine, _ends(told.cosine_intervals[i])))
+    return rows
 
 
 def _ends(interval: Values) -> str:
@@ -227,21 +172,21 @@ def _loadings(
             about = f"cannot be told from the others of {group.start + 1} to {group.stop}"
         elif group is not None:
             about = f"squared cosine with the exact one: {_ends(told.cosine_intervals[i])}"
+    reach = float(np.abs(vector).max())
     if shape is not None:
-        picture = image(vector.reshape(shape), f"Component {i + 1} as an image", float(np.abs(vector).max()))
+        picture = image(vector.reshape(shape), f"Component {i + 1} as an image", reach)
         return Loadings(i + 1, about, (), picture, drowned)
     largest = np.argsort(-np.abs(vector), kind="stable")[:_LOADINGS]
-    reach = float(np.abs(vector).max())
-    rows = tuple(
+    rows = [
         (_name(release.names[j]), bar(float(vector[j]), reach), _minus(f"{vector[j]:+.3f}"), _within(ends, i, j))
         for j in largest
         if abs(vector[j]) >= _LEAST
-    )
+    ]
     return Loadings(i + 1, about, rows, None, drowned)
 
 
 def _within(ends: Values | None, i: int, j: int) -> str:
-    """Return between which ends a loading lies, rounded outwards to two digits; nothing where that is not known."""
+    """Return the ends of a loading, rounded outwards to two digits; nothing where they are not known."""
     if ends is None or np.isnan(ends[i, j]).any():
         return ""
     low, high = 100 * ends[i, j]
@@ -254,27 +199,13 @@ def _minus(text: str) -> str:
 
 @dataclass(frozen=True)
 class Heat:
-    """Correlations of some columns, or why there are none.
-
-    Attributes
-    ----------
-    refusal
-        Why there are none, and what would give some; empty where there are.
-    chosen
-        Of which columns they are, and why.
-    most
-        What the noise may do to any of them.
-    charts
-        The correlations, and what each may be off by.
-    pairs
-        The same as a table.
-    """
+    """Correlations of some columns, or why there are none."""
 
     refusal: str
-    chosen: str
-    most: str
-    charts: tuple[Markup, Markup] | None
-    pairs: Table | None
+    chosen: str = ""  # which columns these are, and why
+    most: str = ""  # what the noise may do to any of them
+    charts: tuple[Markup, Markup] | None = None
+    pairs: Table | None = None  # the same as a table
 
 
 def heat_of(release: Release) -> Heat:
@@ -282,40 +213,32 @@ def heat_of(release: Release) -> Heat:
     try:
         found = correlations(release, _PAIRED)
     except (UsageError, DrownedError) as error:
-        return Heat(str(error), "", "", None, None)
-    names, d = release.names, release.bound.columns
-    if len(found.columns) < 2:
+        return Heat(str(error))
+    names, d, count = release.names, release.bound.columns, len(found.columns)
+    if count < 2:
         vary = "varies" if found.clear == 1 else "vary"
-        said = f"{found.clear} of {d} columns {vary} clearly above the noise, and a correlation takes two."
-        return Heat(said, "", "", None, None)
+        return Heat(f"{found.clear} of {d} columns {vary} clearly above the noise, and a correlation takes two.")
     about = "the released mean" if release.bound.constant else "the public centre: no mean was released"
     chosen = f"Of the rows as they were shortened, about {about}. "
     if found.clear < d:
         chosen += (
             f"{found.clear} of {d} columns have a variance more than {ABOVE:g} standard deviations of noise above 0. "
         )
-    if found.clear > len(found.columns):
+    if found.clear > count:
         chosen += (
-            f"These {len(found.columns)} stand farthest above it; more would be too small to read on a page. "
+            f"These {count} stand farthest above it; more would be too small to read on a page. "
             "They were chosen by their variance, and not by how they are correlated. "
         )
-    rows = sorted(
-        ((i, j) for i in range(len(found.columns)) for j in range(i)), key=lambda p: -abs(found.values[p[0], p[1]])
-    )
-    table = tuple(
-        (
-            _brief(names[found.columns[j]]) + " and " + _brief(names[found.columns[i]]),
-            _signed(found.values[i, j]),
-            _signed(math.floor(1000 * found.intervals[i, j, 0]) / 1000)
-            + " … "
-            + _signed(math.ceil(1000 * found.intervals[i, j, 1]) / 1000),
-        )
-        for i, j in rows
-    )
+    rows = []
+    places = [(i, j) for i in range(count) for j in range(i)]
+    for i, j in sorted(places, key=lambda place: -abs(found.values[place])):
+        pair = _brief(names[found.columns[j]]) + " and " + _brief(names[found.columns[i]])
+        low, high = 1000 * found.intervals[i, j]
+        ends = f"{_signed(math.floor(low) / 1000)} … {_signed(math.ceil(high) / 1000)}"
+        rows.append((pair, _signed(found.values[i, j]), ends))
     most = float((found.intervals[..., 1] - found.intervals[..., 0]).max()) / 2
-    return Heat(
-        "", chosen, f"{most:.2g}", heat(found, names), Table(("columns", "correlation", "exact one between"), table)
-    )
+    pairs = Table(("columns", "correlation", "exact one between"), rows)
+    return Heat("", chosen, f"{most:.2g}", heat(found, names), pairs)
 
 
 def _signed(value: float) -> str:
@@ -324,34 +247,14 @@ def _signed(value: float) -> str:
 
 @dataclass(frozen=True)
 class Explained:
-    """The regression of one target, or why there is none.
-
-    Attributes
-    ----------
-    target
-        Its name.
-    refusal
-        Why there is none; empty where there is.
-    summary
-        How much of it the columns explain, in words.
-    drowned
-        What is said where they may explain nothing.
-    chart
-        Of R².
-    sure, unsure
-        The coefficients of which the interval leaves out 0, and the others; None where there are none.
-    omitted
-        How many of the others are not listed.
-    about
-        What the intervals are about.
-    """
+    """The regression of one target, or why there is none."""
 
     target: str
     refusal: str
     summary: str = ""
     drowned: str = ""
     chart: Markup | None = None
-    sure: Table | None = None
+    sure: Table | None = None  # coefficients whose interval leaves out 0
     unsure: Table | None = None
     omitted: int = 0
     about: str = ""
@@ -361,7 +264,7 @@ def explained_of(
     release: Release, targets: Sequence[int], on: Sequence[int], units: tuple[Values, Values]
 ) -> tuple[Explained, ...]:
     """Return the regression of each target; that one is drowned in noise is said on the page."""
-    said = []
+    said: list[Explained] = []
     for target in targets:
         try:
             (found,) = regressions(release, [target], on, None, units)
@@ -373,30 +276,31 @@ def explained_of(
 
 
 def _explained(release: Release, found: Regression, *, first: bool) -> Explained:
-    coefficients = list(zip(found.names, found.coefficients, strict=True))
-    coefficients.sort(key=lambda each: -abs(each[1].value) / (each[1].noise or 1.0))
-    rows = [(_row(name, each), each.interval[0] > 0 or each.interval[1] < 0) for name, each in coefficients]
-    sure, unsure = ([row for row, is_sure in rows if is_sure is wanted] for wanted in (True, False))
+    estimates = sorted(
+        zip(found.names, found.coefficients, strict=True),
+        key=lambda named: -abs(named[1].value) / (named[1].noise or 1.0),
+    )
     if found.centred or found.intercept.value:
-        low, high = found.intercept.interval
-        (sure if low > 0 or high < 0 else unsure).insert(0, _row("intercept", found.intercept))
+        estimates.insert(0, ("intercept", found.intercept))
+    sure, unsure = (
+        [_row(name, each) for name, each in estimates if (each.interval[0] > 0 or each.interval[1] < 0) is clear]
+        for clear in (True, False)
+    )
     head = ("column", "coefficient", "for these rows between", "for the population between")
-    low, high = found.r2_interval
     about = "about its mean" if found.centred else "about the public centre, as no mean was released"
-    left = [table[:_COEFFICIENTS] for table in (sure, unsure)]
+    share = f"{100 * max(0.0, found.r2.value):.0f} % of its variance {about}"
     return Explained(
         target=found.target,
         refusal="",
-        summary=(
-            f"{counted(len(found.names), 'column')} explain{'s' * (len(found.names) == 1)} "
-            f"{100 * max(0.0, found.r2.value):.0f} % of its variance {about}: R² is "
-            f"{found.r2.value:.3f}, between {outward(low, high)}.".replace("-", "\N{MINUS SIGN}")
+        summary=_minus(
+            f"{counted(len(found.names), 'column')} explain{'s' * (len(found.names) == 1)} {share}: R² is "
+            f"{found.r2.value:.3f}, between {outward(*found.r2_interval)}."
         ),
         drowned=DROWNED if found.drowned else "",
         chart=explained(found),
-        sure=Table(head, tuple(left[0])) if left[0] else None,
-        unsure=Table(head, tuple(left[1])) if left[1] else None,
-        omitted=len(sure) + len(unsure) - len(left[0]) - len(left[1]),
+        sure=_table(head, sure[:_COEFFICIENTS]),
+        unsure=_table(head, unsure[:_COEFFICIENTS]),
+        omitted=max(0, len(sure) - _COEFFICIENTS) + max(0, len(unsure) - _COEFFICIENTS),
         about=about_intervals(release, found) if first else "",
     )
 
@@ -411,18 +315,9 @@ def _brief(name: str) -> Markup:
     return Markup('<bdi title="{}">{}</bdi>').format(name, shortened_name(name, _LETTERS))
 
 
-def _row(name: str, each: Estimate) -> tuple[str | Markup, ...]:
-    population = each.population_interval
+def _row(name: str, each: Estimate) -> Cells:
     if not math.isfinite(each.noise):
         return _name(name), "not told", "not known", "not known"
-    return (
-        _name(name),
-        digits(each.value),
-        " … ".join(map(digits, each.interval)),
-        "not known" if population is None else " … ".join(map(digits, population)),
-    )
-
-
-def edge_is_known(release: Release) -> bool:
-    """Say whether anybody knows where the noise of a release ends."""
-    return noise_law(release) is not None
+    pairs = each.interval, each.population_interval
+    ends = ("not known" if pair is None else " … ".join(map(digits, pair)) for pair in pairs)
+    return _name(name), digits(each.value), *ends

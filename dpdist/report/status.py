@@ -5,7 +5,6 @@ from __future__ import annotations
 from dpdist._util.text import counted, labelled
 from dpdist.jobs.status import JobStatus, Preview
 from dpdist.jobs.totals import TotalReads
-from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO
 from dpdist.privacy.parallel import Charge
 
@@ -103,23 +102,14 @@ def textfile(status: JobStatus) -> str:
         ("left_gaussian_epsilon", "gauge", "Largest Gaussian release left.", [("", gaussian / MICRO)]),
         ("left_pure_epsilon", "gauge", "Largest pure release left.", [("", pure / MICRO)]),
         ("charged_share", "gauge", "Share of the caps that is charged.", [("", share)]),
-        ("releases", "gauge", "Releases by state.", [_of_state(*counted) for counted in status.releases.items()]),
+        ("releases", "gauge", "Releases by state.", [(f',state="{s}"', n) for s, n in status.releases.items()]),
         ("attempts_total", "counter", "Attempts to draw noise.", [("", status.attempts)]),
         ("periods_closed", "gauge", "Periods closed.", [("", status.periods_closed)]),
         ("refused", "gauge", "Whether the ledger refuses every new release.", [("", status.refused is not None)]),
-        (
-            "periods_waiting",
-            "gauge",
-            "Periods in the source that are not closed.",
-            [("", len(status.periods_waiting))],
-        ),
+        ("periods_waiting", "gauge", "Periods in the source that are not closed.", [("", len(status.periods_waiting))]),
     ]
     lines = []
     for name, kind, words, values in metrics:
         lines += [f"# HELP dpdist_{name} {words}", f"# TYPE dpdist_{name} {kind}"]
         lines += [f'dpdist_{name}{{rows="{path}"{more}}} {value:g}' for more, value in values]
     return "\n".join(lines) + "\n"
-
-
-def _of_state(state: State, count: int) -> tuple[str, float]:
-    return f',state="{state}"', count

@@ -64,28 +64,31 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 def alignment(told: Alignment) -> str:
     """Return a table of eigenvalues beside the noise: of each component, how well it is aligned with the exact one."""
     heads = ("no.", "eigenvalue", "without noise", "exact one of clipped rows", "squared cosine", "between")
-    rows = [heads]
-    for i, value in enumerate(told.eigenvalues):
+    rows: list[tuple[str, ...]] = []
+    for i, value in enumerate(told.eigenvalues[:_SHOWN]):
         cells = ("-", "-", "not told", "-")
         if told.group_of(i) is not None:
             low, high = told.intervals[i]
             cosine = f"{told.squared_cosines[i]:.3f}{mark(told, i)}"
-            cells = (
-                f"{told.strengths[i]:.4g}", f"{low:.4g} .. {high:.4g}", cosine, between(told.cosine_intervals[i])
-            )  # fmt: skip
+            ends = between(told.cosine_intervals[i])
+            cells = f"{told.strengths[i]:.4g}", f"{low:.4g} .. {high:.4g}", cosine, ends
         rows.append((str(i + 1), f"{value:.6g}", *cells))
-    rows[_SHOWN + 1 :] = [("...", "", "", "", "", "")] if len(rows) > _SHOWN + 1 else []
+    rows += _dots(len(told.eigenvalues), heads)
     # Heads are wrapped, so that the table fits a terminal of 80 columns.
-    words = [max(map(len, head.split())) for head in heads]
-    widths = [
-        max(len(heads[i]) if i < 2 else 0, words[i], *(len(row[i]) for row in rows[1:])) for i in range(len(heads))
+    narrow = [*heads[:2], *(max(head.split(), key=len) for head in heads[2:])]
+    widths = [max(len(cell) for cell in column) for column in zip(narrow, *rows, strict=True)]
+    legend = [
+        "" if told.rounding is None else told.rounding.words(),
+        f"{ALIGNED} {SURE}" if told.counted else "",
+        _NOT_TOLD if told.counted < len(told.eigenvalues) else "",
     ]
-    widths[0] = max(len(row[0]) for row in rows)
-    rounded = "" if told.rounding is None else f"{told.rounding.words()} "
-    legend = f"{rounded}{ALIGNED} {SURE}" if told.counted else rounded.rstrip()
-    if told.counted < len(told.eigenvalues):
-        legend = f"{legend} {_NOT_TOLD}".lstrip()
-    return "\n".join([*(_row(row, widths) for row in rows), wrapped(counted_words(told)), wrapped(legend)])
+    table = [_row(row, widths) for row in (heads, *rows)]
+    return "\n".join([*table, wrapped(counted_words(told)), wrapped(" ".join(filter(None, legend)))])
+
+
+def _dots(count: int, heads: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the row that stands for those that are not shown, if there are any."""
+    return [("...", *[""] * (len(heads) - 1))] if count > _SHOWN else []
 
 
 def mark(told: Alignment, component: int) -> str:
@@ -96,9 +99,8 @@ def mark(told: Alignment, component: int) -> str:
 
 def counted_words(told: Alignment) -> str:
     """Say how many components can be told from noise, and which of them not from one another."""
-    count = told.counted
-    if count:
-        said = f"{counted(count, 'component')} can be told from noise, and from the rest of the table."
+    if told.counted:
+        said = f"{counted(told.counted, 'component')} can be told from noise, and from the rest of the table."
         for group in told.groups:
             if len(group) > 1 and group.start < len(told.eigenvalues):
                 cosine = told.squared_cosines[group.start]
@@ -107,18 +109,15 @@ def counted_words(told: Alignment) -> str:
                     f"of the space they span, {cosine:.3f} on average."
                 )
         return said
-    if told.edge is not None and told.eigenvalues.size and told.eigenvalues[0] > told.edge:
-        return (
-            f"No single component can be told. There is more here than noise: the largest eigenvalue of noise alone "
-            f"stays below {told.edge:.6g} (confidence {CONFIDENCE:g}). A larger epsilon or more rows would lift some: "
-            f"{step('forecast')} says how much, free."
-        )
     if told.edge is None:
         return "No single component can be told from noise, and from what is beside it."
-    return (
-        f"Nothing here can be told from noise. A larger epsilon or more rows would lift some: {step('forecast')} says "
-        "how much, free."
-    )
+    said = "Nothing here can be told from noise."
+    if told.eigenvalues.size and told.eigenvalues[0] > told.edge:
+        said = (
+            "No single component can be told. There is more here than noise: the largest eigenvalue of noise alone "
+            f"stays below {told.edge:.6g} (confidence {CONFIDENCE:g})."
+        )
+    return f"{said} A larger epsilon or more rows would lift some: {step('forecast')} says how much, free."
 
 
 def _without_loadings(told: Alignment) -> str:
@@ -129,10 +128,8 @@ def _without_loadings(told: Alignment) -> str:
     names = [str(i + 1) for i in places if not np.isfinite(told.loadings[i]).any()]
     if not names:
         return ""
-    return (
-        f"Loadings of {'component' if len(names) == 1 else 'components'} {listed(names)} are not told: the noise may "
-        "have mixed in a neighbour."
-    )
+    which = "component" if len(names) == 1 else "components"
+    return f"Loadings of {which} {listed(names)} are not told: the noise may have mixed in a neighbour."
 
 
 def loadings(vectors: npt.NDArray[np.float64], told: Alignment, names: Sequence[str]) -> str:
@@ -170,21 +167,21 @@ def largest_loadings(vector: npt.NDArray[np.float64], ends: npt.NDArray[np.float
 
 def standardised(found: Correlation, names: Sequence[str]) -> str:
     """Return a table of components of a correlation matrix: their shares of variance, and their largest loadings."""
-    rows = [("no.", "share of variance", "between", "squared cosine", "largest loadings")]
-    for i, (share, vector) in enumerate(zip(found.shares, found.components.components, strict=True)):
+    heads, told = ("no.", "share of variance", "between", "squared cosine", "largest loadings"), found.alignment
+    rows: list[tuple[str, ...]] = [heads]
+    for i, (share, vector) in enumerate(zip(found.shares, found.components.components[:_SHOWN], strict=False)):
         ends = "-" if found.intervals is None or np.isnan(found.intervals[i, 0]) else between(found.intervals[i])
-        told, reach, cosine = found.alignment, np.full((len(vector), 2), np.nan), "-"
-        group = None if told is None else told.group_of(i)
+        reach, cosine, shown = np.full((len(vector), 2), np.nan), "-", True
         if told is not None:
-            reach = reach if told.loadings is None else told.loadings[i]
             cosine = "not told"
-        if told is not None and group is not None:
-            cosine = f"{told.squared_cosines[i]:.3f}{mark(told, i)} ({between(told.cosine_intervals[i])})"
-        shown = told is None or told.loadings is None or bool(np.isfinite(reach).any())
-        rows.append(
-            (str(i + 1), f"{share:.3f}", ends, cosine, largest_loadings(vector, reach, names) if shown else "-")
-        )
-    rows[_SHOWN + 1 :] = [("...", "", "", "", "")] if len(rows) > _SHOWN + 1 else []
+            if told.group_of(i) is not None:
+                cosine = f"{told.squared_cosines[i]:.3f}{mark(told, i)} ({between(told.cosine_intervals[i])})"
+            if told.loadings is not None:
+                reach = told.loadings[i]
+                shown = bool(np.isfinite(reach).any())
+        most = largest_loadings(vector, reach, names) if shown else "-"
+        rows.append((str(i + 1), f"{share:.3f}", ends, cosine, most))
+    rows += _dots(len(found.shares), heads)
     widths = max(len(each[0]) for each in rows), 8, 14, 14
     width = max(shutil.get_terminal_size().columns - sum(widths) - len(widths) * len(_GAP), _NARROWEST)
     lines = [_row(row, (*widths, width)) for row in rows]
@@ -192,8 +189,8 @@ def standardised(found: Correlation, names: Sequence[str]) -> str:
         "Components of the correlation matrix, of columns standardised by what was released. A share, a squared cosine "
         "or a loading lies between its two ends in about nine of ten releases or more, with respect to the noise."
     )
-    if found.alignment is not None:
-        said += f" {counted_words(found.alignment)} {ALIGNED} {_without_loadings(found.alignment)}".rstrip()
+    if told is not None:
+        said += f" {counted_words(told)} {ALIGNED} {_without_loadings(told)}".rstrip()
     if found.left_out:
         were = "was" if len(found.left_out) == 1 else "were"
         why = " or came first of a variable" if found.drop_first else ""
@@ -218,16 +215,16 @@ def between(ends: npt.NDArray[np.float64]) -> str:
 
 def forecast(found: Forecast) -> str:
     """Return a forecast as text: the noise, the components, and the mechanisms compared."""
-    request = found.request
+    request, rounding = found.request, []
+    if found.rounding is not None and found.rounding_share is not None:
+        share = f"{100 * found.rounding_share:.2g} % of the noise, grid bits {request.grid_bits}"
+        rounding = [f"  error of rounding   {found.rounding:.4g} at most ({share})"]
     lines = [
-        wrapped(
-            f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {found.rows}, d = {found.columns}."
-            + _person_words(found.person)
-        ),
+        wrapped(_asked(request, found.rows, found.columns) + _person_words(found.person)),
         f"Per row, in squared units of the rows (the clip norm's square is {found.largest:g}):",
         f"  noise on an entry   {found.error:.4g} (standard deviation)",
         f"  edge of the noise   {found.edge:.4g} (confidence {CONFIDENCE})",
-        *_rounding_lines(found),
+        *rounding,
         f"  told from noise     components of variance above {found.threshold:.4g}, if alone",
         "",
     ]
@@ -266,30 +263,24 @@ def _person_words(person: Person) -> str:
 
 def orbit_forecast(found: OrbitForecast) -> str:
     """Return a forecast of an answer on an orbit as text: the bounds of its error."""
-    request = found.request
-    said = (
-        "The lower bound is of every mechanism of this loss, and for some moment of the guessed spectrum: it errs by "
-        "more with probability 1/2, measured from the matrix of the eigenvalues released and the true eigenvectors."
-    )
-    return "\n".join(
-        [
-            wrapped(f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {found.rows}, "
-                    f"d = {found.columns}."),
-            "Error of the matrix per row, Frobenius norm, in squared units of the rows:",
-            f"  at most             {found.upper:.4g} (confidence {1 - FAILURE:g})",
-            f"  about               {found.about:.4g} (if the signal is strong; the real part errs by less)",
-            f"  lower bound         {found.least:.4g}",
-            f"  of answering zero   {found.zero:.4g}",
-            wrapped(said),
-        ]
-    )  # fmt: skip
+    lines = [
+        wrapped(_asked(found.request, found.rows, found.columns)),
+        "Error of the matrix per row, Frobenius norm, in squared units of the rows:",
+        f"  at most             {found.upper:.4g} (confidence {1 - FAILURE:g})",
+        f"  about               {found.about:.4g} (if the signal is strong; the real part errs by less)",
+        f"  lower bound         {found.least:.4g}",
+        f"  of answering zero   {found.zero:.4g}",
+        wrapped(
+            "The lower bound is of every mechanism of this loss, and for some moment of the guessed spectrum: it errs "
+            "by more with probability 1/2, measured from the matrix of the eigenvalues released and the true "
+            "eigenvectors."
+        ),
+    ]
+    return "\n".join(lines)
 
 
-def _rounding_lines(found: Forecast) -> list[str]:
-    if found.rounding is None or found.rounding_share is None:
-        return []
-    share = f"{100 * found.rounding_share:.2g} % of the noise, grid bits {found.request.grid_bits}"
-    return [f"  error of rounding   {found.rounding:.4g} at most ({share})"]
+def _asked(request: ReleaseRequest, rows: int, columns: int) -> str:
+    return f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {rows}, d = {columns}."
 
 
 def _trade_lines(found: Forecast) -> list[str]:
@@ -350,15 +341,12 @@ def details(info: MechanismInfo) -> str:
 
 def costs(found: Sequence[ClusterCost]) -> str:
     """Return tables of what releases cost a cluster, a line for each number of workers."""
-    lines = [("workers", "bands", "tasks", "read", "between", "sent", "worker", "trusted")]
+    lines: list[tuple[str, ...]] = [("workers", "bands", "tasks", "read", "between", "sent", "worker", "trusted")]
     for each in found:
         layout = each.layout
         moved = (layout.bytes_read, layout.bytes_between_workers, layout.bytes_to_trusted)
-        lines.append((
-            str(layout.workers), str(len(layout.bands)), str(layout.partitions + layout.additions),
-            amount(moved[0]), amount(moved[1]), amount(moved[2]),
-            amount(layout.worker_bytes), amount(layout.trusted_bytes),
-        ))  # fmt: skip
+        counts = layout.workers, len(layout.bands), layout.partitions + layout.additions
+        lines.append((*map(str, counts), *map(amount, (*moved, layout.worker_bytes, layout.trusted_bytes))))
     legend = (
         "read: bytes read; between: bytes sent between workers; sent: bytes sent to the trusted node; worker, trusted: "
         "their most memory."
@@ -371,8 +359,7 @@ def costs(found: Sequence[ClusterCost]) -> str:
         "from: an ingest of such files, of about as many bytes as the rows; one read: a private clip norm, or a "
         "projection without its writing; lost worker: what a release takes longer at most if one dies or hangs."
     )
-    bandwidth = found[0].bandwidth
-    if not math.isinf(bandwidth):
+    if not math.isinf(bandwidth := found[0].bandwidth):
         about += f" The store of the rows gives all workers together {amount(round(bandwidth))} a second."
     return "\n".join([*aligned(lines), wrapped(legend), "", *aligned(times), wrapped(about)])
 

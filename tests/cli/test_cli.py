@@ -24,42 +24,15 @@ from dpdist.pipeline import release as release_steps
 def test_the_installed_command_is_the_module(tmp_path: Path) -> None:
     said = start("mechanisms", "--json", folder=tmp_path)
     assert (said.code, said.err) == (0, "")
-    assert [m["name"] for m in said.json["mechanisms"]] == list(MECHANISMS)
+    listed = said.json["mechanisms"]
+    for field in ("name", "output", "claimed", "proved", "arithmetic", "cost", "delta"):
+        assert [entry[field] for entry in listed] == [getattr(each.info, field) for each in MECHANISMS.values()]
 
 
 def test_a_refused_number_is_one_paragraph_and_exit_4_in_a_real_process(here: Path) -> None:
     said = start("release", "rows.zarr", "release.zarr", "--epsilon", "0", "--clip", "1", "--json", folder=here)
     assert said.code == 4
     assert "Epsilon must be positive" in said.message
-    assert_nothing_spent(here)
-
-
-def test_a_bad_option_is_exit_2_without_a_traceback_in_a_real_process(here: Path) -> None:
-    said = start("release", "rows.zarr", "release.zarr", *LOSS, "--mechanism", "laplace", folder=here)
-    assert (said.code, said.out) == (2, "")
-    assert "gaussian" in said.err
-    assert "Traceback" not in said.err
-    assert_nothing_spent(here)
-
-
-def test_an_altered_chunk_found_by_a_worker_process_is_still_one_paragraph(here: Path) -> None:
-    # Dask's workers like to log the traceback of a failed task on our standard error
-    file = here / "rows.zarr" / "c" / "2" / "0"
-    content = bytearray(file.read_bytes())
-    content[3] ^= 1
-    file.write_bytes(bytes(content))
-    said = start("release", "rows.zarr", "release.zarr", *LOSS, "--workers", "1", folder=here)
-    assert said.code == 4
-    assert "Chunk 2" in said.message
-    assert_nothing_spent(here)
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "tls://127.0.0.1:1", "tcp://127.0.0.1:port"])
-def test_an_address_that_is_none_is_refused_without_a_traceback(here: Path, address: str) -> None:
-    # a forgotten port, a cluster with TLS: what people really type
-    said = start("release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", address, folder=here)
-    assert said.code in {2, 4}
-    assert address in said.message
     assert_nothing_spent(here)
 
 
@@ -84,6 +57,7 @@ def test_a_defect_in_a_worker_process_tells_its_type_and_place_but_not_its_text(
     said = start(*arguments, folder=here, script=here.parent / "defect.py")
     assert said.code == 1
     assert "sentinel" not in said.out + said.err
+    assert "Traceback" not in said.err  # which Dask's workers like to log of a failed task, on our standard error
     assert re.search(r"RuntimeError at (defect\.py|<dynamic-code>):7 in broken:", said.err)
     assert not (here / "release.zarr").exists()
 
@@ -114,9 +88,8 @@ path = "scores.zarr"
 """
 
 
-def write_job(folder: Path, cluster: str, release: str = "", components: int = 2) -> Path:
-    text = JOB.format(cluster=cluster, release=release)
-    (folder / "job.toml").write_text(text.replace("components = 2", f"components = {components}"))
+def write_job(folder: Path, cluster: str, release: str = "") -> Path:
+    (folder / "job.toml").write_text(JOB.format(cluster=cluster, release=release))
     rows = np.random.default_rng(10).integers(0, 255, size=(40, 3))
     lines = ["a,b,c", *(",".join(map(str, row)) for row in rows.tolist())]
     (folder / "table.csv").write_text("\n".join(lines) + "\n")
@@ -148,23 +121,28 @@ def test_a_job_run_twice_by_real_workers_publishes_once_and_changes_nothing(tmp_
 # Whole jobs
 
 
-def job_here(folder: Path, scheduler: str, **options: Any) -> Path:
-    return write_job(folder, f'scheduler = "{scheduler}"', **options)
+def job_here(folder: Path, scheduler: str, release: str = "") -> Path:
+    return write_job(folder, f'scheduler = "{scheduler}"', release)
 
 
 @pytest.fixture
 def done(tmp_path: Path, call: Call, scheduler: str) -> Path:
     """Return the folder of a job that has run."""
     said = call("run", job_here(tmp_path, scheduler))
-    assert said.code == 0
-    assert said.out == ""
+    assert (said.code, said.out) == (0, "")
+    for words in ("ingested, 3 columns", "released now", "2 components", "PRIVATE"):
+        assert words in said.err
     return tmp_path
 
 
-def test_a_job_says_every_step_in_words(tmp_path: Path, call: Call, scheduler: str) -> None:
-    said = call("run", job_here(tmp_path, scheduler))
-    for words in ("ingested, 3 columns", "released now", "2 components", "PRIVATE"):
-        assert words in said.err
+def test_a_job_run_again_makes_what_is_missing_and_spends_nothing(done: Path, call: Call, scheduler: str) -> None:
+    spent = losses(Ledger(done / "rows.ledger"))
+    for lost in OUTPUTS[1:]:
+        before = tree(done / lost)
+        shutil.rmtree(done / lost)
+        assert call("run", job_here(done, scheduler)).code == 0
+        assert tree(done / lost) == before
+    assert losses(Ledger(done / "rows.ledger")) == spent
 
 
 def test_a_job_whose_model_is_of_another_release_is_refused(done: Path, call: Call, scheduler: str) -> None:
@@ -174,14 +152,6 @@ def test_a_job_whose_model_is_of_another_release_is_refused(done: Path, call: Ca
     assert said.code == 4
     assert "model.zarr exists already and was made from something else" in said.err
     assert tree(done / "model.zarr") == model
-
-
-def test_a_job_whose_model_has_another_number_of_components_is_refused(done: Path, call: Call, scheduler: str) -> None:
-    before = {name: tree(done / name) for name in OUTPUTS}
-    said = call("run", job_here(done, scheduler, components=1))
-    assert said.code == 4
-    assert "was made from something else" in said.err
-    assert {name: tree(done / name) for name in OUTPUTS} == before
 
 
 def test_a_job_whose_scores_are_of_other_rows_is_refused(done: Path, call: Call, scheduler: str) -> None:
@@ -194,32 +164,12 @@ def test_a_job_whose_scores_are_of_other_rows_is_refused(done: Path, call: Call,
     assert "scores.zarr exists already and was made from something else" in said.err
 
 
-@pytest.mark.parametrize("lost", ["release.zarr", "model.zarr", "scores.zarr"])
-def test_a_job_run_again_makes_what_is_missing_and_spends_nothing(
-    done: Path, call: Call, scheduler: str, lost: str
-) -> None:
-    before, spent = tree(done / lost), losses(Ledger(done / "rows.ledger"))
-    shutil.rmtree(done / lost)
-    assert call("run", job_here(done, scheduler)).code == 0
-    assert tree(done / lost) == before
-    assert losses(Ledger(done / "rows.ledger")) == spent
-
-
 def test_a_job_without_rows_and_without_a_source_is_refused(tmp_path: Path, call: Call, scheduler: str) -> None:
     job = job_here(tmp_path, scheduler)
     job.write_text("\n".join(line for line in job.read_text().splitlines() if not line.startswith("source")))
     said = call("run", job)
     assert said.code == 4
     assert "dpdist ingest" in said.message
-    assert names_in(tmp_path) == ["job.toml", "table.csv"]
-
-
-def test_a_job_that_cannot_be_read_starts_nothing(tmp_path: Path, call: Call, scheduler: str) -> None:
-    job = job_here(tmp_path, scheduler, release="epsilonn = 1")
-    said = call("run", job)
-    assert said.code == 2
-    assert "'epsilonn'" in said.message
-    assert call("run", tmp_path / "nothing.toml").code == 4
     assert names_in(tmp_path) == ["job.toml", "table.csv"]
 
 
@@ -255,19 +205,19 @@ def test_an_interruption_is_exit_5(here: Path, call: Call, monkeypatch: pytest.M
 # Mechanisms and help
 
 
-def test_mechanisms_are_listed_in_words_with_claim_and_proof(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    for width in (80, 120):
-        monkeypatch.setenv("COLUMNS", str(width))
-        said = call("mechanisms", "--all")
-        assert (said.code, said.err) == (0, "")
-        assert max(map(len, said.out.splitlines())) <= width
-        words = " ".join(said.out.split())
-        for mechanism in MECHANISMS.values():
-            for text in (mechanism.info.name, mechanism.info.claimed, mechanism.info.proved):
-                assert " ".join(text.split()) in words
-        names = [line.split()[0] for line in said.out.splitlines() if line[:1].strip()]
-        assert sorted(names) == sorted(MECHANISMS)
-        assert names[:2] == list(RECOMMENDED)
+def test_mechanisms_are_told_with_claim_and_proof(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = call("mechanisms", "--all")
+    assert (said.code, said.err) == (0, "")
+    words = " ".join(said.out.split())
+    for mechanism in MECHANISMS.values():
+        for text in (mechanism.info.name, mechanism.info.claimed, mechanism.info.proved):
+            assert " ".join(text.split()) in words
+    names = [line.split()[0] for line in said.out.splitlines() if line[:1].strip()]
+    assert (names[:2], sorted(names)) == (list(RECOMMENDED), sorted(MECHANISMS))
+    said = call("mechanisms", "power-published")
+    for words in ("instead      power", "--option components=...", "required"):
+        assert words in said.out
 
 
 def test_the_recommended_mechanisms_are_shown_first_and_the_others_named(call: Call) -> None:
@@ -275,78 +225,13 @@ def test_the_recommended_mechanisms_are_shown_first_and_the_others_named(call: C
     names = [line.split()[0] for line in said.splitlines() if line[:1].strip()]
     assert names[:-1] == list(RECOMMENDED)
     assert said.endswith(f"There are {len(MECHANISMS) - 2} others: dpdist mechanisms --all\n")
-    for command in ("release", "forecast"):
-        words = " ".join(call(command, "--help").out.split())
-        assert "Recommended are gaussian, the default with a delta, and two-sided-wishart" in words
-        assert "dpdist mechanisms --all lists the others" in words
-        assert "frobenius" not in words
 
 
-def test_a_forecast_fits_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    table = ("--d", "5000", "--n", "1000000000", "--epsilon", "0.001", "--delta", "1e-12")
-    cluster = ("--cluster", "--workers", "1", "--workers", "1024", "--memory-per-worker", "2")
-    norms = ("--norms", "0.000123456,1,1234567.8")
-    for more in ((), norms, cluster, (*cluster, "--neighbours", "add-remove", "--centre", "private")):
-        said = call("forecast", *table, *more)
-        assert said.code == 0, said.err
-        assert max(map(len, (said.out + said.err).splitlines())) <= 80, said.out + said.err
-
-
-def test_one_mechanism_is_told_with_its_options(call: Call) -> None:
-    said = call("mechanisms", "power-published")
-    assert said.code == 0
-    assert "instead      power" in said.out
-    assert "--option components=..." in said.out
-    assert "required" in said.out
-    assert call("mechanisms", "nothing").code == 2
-
-
-def test_mechanisms_are_listed_in_json_with_every_field_of_the_design(call: Call) -> None:
-    listed = call("mechanisms", "--json").json["mechanisms"]
-    for entry, mechanism in zip(listed, MECHANISMS.values(), strict=True):
-        for field in ("name", "output", "claimed", "proved", "arithmetic", "cost", "delta"):
-            assert entry[field] == getattr(mechanism.info, field)
-
-
-COMMANDS = {
-    "ingest": ("SOURCE", "ROWS", "--budget-epsilon", "--budget-delta", "--columns"),
-    "release": (
-        "ROWS", "RELEASE", "--epsilon", "--delta", "--clip", "--mechanism", "--neighbours", "--centre", "--grid-bits",
-        "--id", "--ledger", "--scheduler", "--workers", "--json",
-    ),
-    "forecast": (
-        "--d", "--n", "--epsilon", "--delta", "--clip", "--spectrum", "--norms", "--mechanism", "--plot", "--json",
-    ),
-    "pca": ("RELEASE", "MODEL", "--components", "--plot"),
-    "project": ("ROWS", "MODEL", "SCORES", "--scheduler", "--workers"),
-    "report": ("RELEASE", "OUT", "--components", "--image", "--ledger", "--target", "--on"),
-    "run": ("JOB",),
-    "demo": ("[DIRECTORY]",),
-    "mechanisms": ("--json",),
-    "ledger": ("create", "show", "verify", "export"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_names_that_people_script_against_are_there(call: Call, command: str) -> None:
-    said = call(command, "--help")
-    assert (said.code, said.err) == (0, "")
-    for name in COMMANDS[command]:
-        assert name in said.out
-
-
-def test_the_version_is_told(call: Call) -> None:
-    said = call("--version")
-    assert said.code == 0
-    assert __version__ in said.out
-
-
-@pytest.mark.parametrize("arguments", [("frobnicate",), ("ledger", "frobnicate"), ("--frobnicate",)], ids=" ".join)
-def test_an_unknown_command_is_usage(call: Call, arguments: tuple[str, ...]) -> None:
-    said = call(*arguments)
-    assert (said.code, said.out) == (2, "")
-    assert "frobnicate" in said.err
+def test_the_version_is_told_and_an_unknown_command_is_usage(call: Call) -> None:
+    assert __version__ in call("--version").out
+    for asked in (("frobnicate",), ("ledger", "frobnicate"), ("--frobnicate",)):
+        said = call(*asked)
+        assert (said.code, said.out, "frobnicate" in said.err) == (2, "", True)
 
 
 def test_an_option_that_is_an_unset_variable_of_a_shell_is_none_or_told(call: Call, tmp_path: Path) -> None:

@@ -76,99 +76,59 @@ def test_the_options_of_a_release_reach_it(here: Path, call: Call, scheduler: st
 
 REFUSED: list[tuple[int, str, tuple[str, ...]]] = [
     # numbers
-    (4, "Epsilon must be positive", ("--epsilon", "0")),
-    (4, "Epsilon", ("--epsilon", "-1")),
     (4, "Epsilon", ("--epsilon", "nan")),
-    (4, "Epsilon", ("--epsilon", "inf")),
     (4, "Epsilon", ("--epsilon", "1e999999999")),
     (4, "millionths", ("--epsilon", "1e-7")),
-    (2, "Epsilon must be a number", ("--epsilon", "abc")),
     (2, "Epsilon must be a number", ("--epsilon", "")),
-    (4, "Delta", ("--delta", "0")),
     (4, "Delta", ("--delta", "1")),
-    (4, "Delta", ("--delta", "-1")),
-    (4, "Delta", ("--delta", "2")),
-    (4, "Delta", ("--delta", "nan")),
     (4, "1e-18", ("--delta", "1e-19")),
-    (2, "Delta must be a number", ("--delta", "abc")),
-    (4, "--clip", ("--clip", "0")),
     (4, "--clip", ("--clip", "-1")),
-    (4, "--clip", ("--clip", "nan")),
-    (4, "--clip", ("--clip", "inf")),
     (4, "clip norm", ("--clip", "1e200")),
-    (2, "--grid-bits", ("--grid-bits", "0")),
     (2, "--grid-bits", ("--grid-bits", "99")),
     # names and combinations
     (2, "takes no delta", ("--mechanism", "two-sided-wishart")),
     (2, "--workers", ("--workers", "0")),
-    (2, "--workers", ("--workers", "-3")),
     (2, "a variable that is not set", ("--scheduler", "")),
     (2, "not both", ("--workers", "1", "--scheduler", "tcp://127.0.0.1:1")),
-    (2, "--id", ("--id", "")),
-    (2, "--id", ("--id", "week.47")),
+    (4, "answers at 127.0.0.1", ("--scheduler", "127.0.0.1")),
+    (2, "(--tls-ca, --tls-cert, --tls-key)", ("--scheduler", "tls://127.0.0.1:1")),
+    (4, "tcp://127.0.0.1:port", ("--scheduler", "tcp://127.0.0.1:port")),
     (2, "--id", ("--id", "../week")),
-    (2, "--id", ("--id", "a b")),
-    (2, "--id", ("--id", "w" * 65)),
-    (4, "--centre", ("--centre", "mean")),
     (4, "--centre", ("--centre", "nothing.npy")),
     (2, "for 3 columns", ("--centre", "narrow.json")),
-    # budget
+    # budget and places
     (3, "the budget of", ("--epsilon", "2.5")),
     (3, "the budget of", ("--delta", "1e-4", "--epsilon", "1.9")),
-    (3, "restore it from a copy", ("--ledger", "nothing.ledger")),
     (3, "not the ledger of", ("--ledger", "other.ledger")),
-    # places
     (3, "restore it from a copy", ("--ledger", "empty.ledger")),
     (4, "trusted", ("--trusted", "worker")),
 ]
 
 
-@pytest.mark.parametrize(("code", "words", "options"), REFUSED, ids=[" ".join(case[2])[:60] for case in REFUSED])
-def test_a_refused_release_says_why_and_costs_nothing(
-    here: Path, call: Call, scheduler: str, code: int, words: str, options: tuple[str, ...]
-) -> None:
+@pytest.mark.usefixtures("impatient")
+def test_a_refused_release_says_why_and_costs_nothing(here: Path, call: Call, scheduler: str) -> None:
     (here / "narrow.json").write_text('{"centre": [1, 2]}')
     (here / "empty.ledger").mkdir()
     Ledger.create(here / "other.ledger", dataset_id="0" * 32, budget=BUDGET)
-    arguments = ["release", "rows.zarr", "release.zarr", *LOSS, *options]
-    if not {"--scheduler", "--workers"} & set(options):
-        arguments += ["--scheduler", scheduler]
-    said = call(*arguments)
-    assert said.code == code
-    assert re.search(words, said.message)
-    assert_nothing_spent(here, "narrow.json", "empty.ledger", "other.ledger")
+    for code, words, options in REFUSED:
+        where = () if {"--scheduler", "--workers"} & set(options) else ("--scheduler", scheduler)
+        said = call("release", "rows.zarr", "release.zarr", *LOSS, *options, *where)
+        assert (said.code, words in said.message) == (code, True), (options, said.err)
+        assert_nothing_spent(here, "narrow.json", "empty.ledger", "other.ledger")
     assert Ledger(here / "other.ledger").charges == []
 
 
-def test_a_gaussian_without_a_delta_is_refused_with_the_way_out(here: Path, call: Call) -> None:
-    said = call("release", "rows.zarr", "release.zarr", "--epsilon", "1", "--clip", "1", "--mechanism", "gaussian")
-    assert said.code == 2
-    assert "--mechanism two-sided-wishart" in said.message
-    assert_nothing_spent(here)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "Usage"),
-        (("rows.zarr",), "RELEASE"),
-        (("rows.zarr", "release.zarr", "--epsilon", "1"), "--clip"),
-        (("rows.zarr", "release.zarr", "--clip", "1"), "--epsilon"),
-        (("rows.zarr", "release.zarr", *LOSS, "--clip", "abc"), "--clip"),
-        (("rows.zarr", "release.zarr", *LOSS, "--grid-bits", "1.5"), "--grid-bits"),
-        (("rows.zarr", "release.zarr", *LOSS, "--workers", "two"), "--workers"),
-        (("rows.zarr", "release.zarr", *LOSS, "--mechanism", "laplacian"), "two-sided-wishart"),
-        (("rows.zarr", "release.zarr", *LOSS, "--neighbours", "add"), "add-remove"),
-        (("rows.zarr", "release.zarr", *LOSS, "--trusted", "client"), "driver"),
-        (("rows.zarr", "release.zarr", *LOSS, "--seed", "1"), "--seed"),
-    ],
-    ids=str,
-)
-def test_a_malformed_release_command_is_usage(here: Path, call: Call, arguments: tuple[str, ...], words: str) -> None:
-    said = call("release", *arguments)
-    assert (said.code, said.out) == (2, "")
-    assert words in said.err
-    assert "Traceback" not in said.err
+def test_a_malformed_release_command_is_usage(here: Path, call: Call) -> None:
+    places = ("rows.zarr", "release.zarr")
+    for words, arguments in (
+        ("Usage", ()),
+        ("--clip", (*places, "--epsilon", "1")),
+        ("--clip", (*places, *LOSS, "--clip", "abc")),
+        ("two-sided-wishart", (*places, *LOSS, "--mechanism", "laplacian")),
+        ("--seed", (*places, *LOSS, "--seed", "1")),
+    ):
+        said = call("release", *arguments)
+        assert (said.code, said.out, words in said.err, "Traceback" in said.err) == (2, "", True, False)
     assert_nothing_spent(here)
 
 
@@ -217,26 +177,17 @@ def _rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(path.read_bytes()))
 
 
-def _replace_rows(*, by_array: bool) -> None:
+def _replace_rows() -> None:
     shutil.rmtree("rows.zarr")
-    if by_array:
-        zarr.create_array("rows.zarr", data=np.ones((4, 3)))
-    else:
-        Path("rows.zarr").write_text("a,b\n1,2\n")
+    zarr.create_array("rows.zarr", data=np.ones((4, 3)))
 
 
 DAMAGES: dict[str, tuple[str, Callable[[], object]]] = {
-    "no rows at all": ("no usable rows", lambda: shutil.rmtree("rows.zarr")),
     "a chunk deleted": ("Chunk 2 of .* is missing", CHUNK.unlink),
-    "a chunk truncated": ("Chunk 2 of .* is truncated", lambda: _rewrite(CHUNK, lambda b: b[:-1])),
-    "a chunk emptied": ("Chunk 2 of .* is truncated", lambda: CHUNK.write_bytes(b"")),
     "a chunk too long": ("Chunk 2 of .* was altered", lambda: _rewrite(CHUNK, lambda b: b + b"0")),
     "a chunk altered": ("Chunk 2 .* was altered", lambda: _rewrite(CHUNK, lambda b: bytes([b[0] ^ 1]) + b[1:])),
     "garbage in zarr.json": ("no usable rows", lambda: Path("rows.zarr/zarr.json").write_bytes(b"\xff{garbage")),
-    "an empty zarr.json": ("no usable rows", lambda: Path("rows.zarr/zarr.json").write_text("")),
-    "no zarr.json": ("no usable rows", lambda: Path("rows.zarr/zarr.json").unlink()),
-    "a foreign array": ("no usable rows", lambda: _replace_rows(by_array=True)),
-    "a file": ("no usable rows", lambda: _replace_rows(by_array=False)),
+    "a foreign array": ("no usable rows", _replace_rows),
 }
 
 
@@ -277,26 +228,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_port_where_nothing_listens_is_an_unreachable_scheduler(here: Path, call: Call) -> None:
+def test_a_port_where_nothing_listens_or_answers_is_an_unreachable_scheduler(here: Path, call: Call) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
-    for address in (f"tcp://127.0.0.1:{port}", "tcp://127.0.0.1:1", f"127.0.0.1:{port}"):
-        said = call("release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", address)
-        assert said.code == 4
-        assert f"No Dask scheduler answers at {address}" in said.message
-        assert "--scheduler" in said.message
-    assert_nothing_spent(here)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_port_that_never_answers_is_given_up_in_time(here: Path, call: Call) -> None:
-    # the connection succeeds, the greeting never comes: without a limit this test would not end
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        said = call(
-            "release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        )
-    assert said.code == 4
-    assert "No Dask scheduler answers" in said.message
+        # the connection succeeds, the greeting never comes: without a limit this would not end
+        said = [call("release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", f"tcp://127.0.0.1:{port}")]
+    for address in (f"tcp://127.0.0.1:{port}", f"127.0.0.1:{port}"):
+        said.append(call("release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", address))
+        assert f"No Dask scheduler answers at {address}" in said[-1].message
+    for each in said:
+        assert (each.code, "--scheduler" in each.message) == (4, True)
     assert_nothing_spent(here)
 
 
@@ -315,24 +256,19 @@ def test_a_scheduler_without_workers_is_refused_with_how_to_start_some(here: Pat
 # Places that cannot be written
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "link to nowhere"])
-def test_a_release_never_replaces_what_exists(here: Path, call: Call, scheduler: str, kind: str) -> None:
-    target = here / "release.zarr"
-    if kind == "file":
-        target.write_text("precious")
-    elif kind == "folder":
-        target.mkdir()
-        (target / "precious").write_text("precious")
-    else:
-        target.symlink_to(here / "nowhere")
-    before = tree(here)
-    said = call("release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", scheduler)
-    assert said.code == 4
-    assert "exists already" in said.message
-    assert_nothing_spent(here, "release.zarr")
-    assert {k: v for k, v in tree(here).items() if "ledger" not in k} == {
-        k: v for k, v in before.items() if "ledger" not in k
-    }
+def test_a_release_never_replaces_what_exists(here: Path, call: Call, scheduler: str) -> None:
+    (here / "file.zarr").write_text("precious")
+    (here / "folder.zarr").mkdir()
+    (here / "folder.zarr" / "precious").write_text("precious")
+    (here / "link.zarr").symlink_to(here / "nowhere")
+    before = {name: content for name, content in tree(here).items() if "ledger" not in name}
+    for name in ("file.zarr", "folder.zarr", "link.zarr", "no/release.zarr"):
+        said = call("release", "rows.zarr", name, *LOSS, "--scheduler", scheduler)
+        assert (said.code, "exists already" in said.message or f"{here / 'no'} does not exist" in said.message) == (
+            4, True,
+        )  # fmt: skip
+    assert_nothing_spent(here, "file.zarr", "folder.zarr", "link.zarr")
+    assert {name: content for name, content in tree(here).items() if "ledger" not in name} == before
 
 
 def test_a_release_of_something_else_is_not_replaced(here: Path, call: Call, scheduler: str) -> None:
@@ -352,41 +288,17 @@ def test_a_release_of_something_else_is_not_replaced(here: Path, call: Call, sch
     assert Ledger(here / "rows.ledger").head == head
 
 
-def test_a_release_into_a_folder_that_does_not_exist_is_refused(here: Path, call: Call, scheduler: str) -> None:
-    said = call("release", "rows.zarr", "results/release.zarr", *LOSS, "--scheduler", scheduler)
-    assert said.code == 4
-    assert f"{here / 'results'} does not exist" in said.message
-    assert_nothing_spent(here)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("ingest", "table.csv", ".", "--budget-epsilon", "1"),
-        ("ingest", "table.csv", "..", "--budget-epsilon", "1"),
-        ("ingest", "table.csv", "/", "--budget-epsilon", "1"),
-        ("ingest", "table.csv", "", "--budget-epsilon", "1"),
-        ("ingest", "table.csv", ""),
-        ("release", "rows.zarr", "", *LOSS),
-        ("release", "", "release.zarr", *LOSS),
-        ("release", ".", "release.zarr", *LOSS),
-        ("pca", "release.zarr", "", "--components", "1"),
-        ("pca", "", "model.zarr", "--components", "1"),
-        ("project", "rows.zarr", "", "scores.zarr"),
-        ("ledger", "show", ""),
-        ("ledger", "create", "", "--rows", "rows.zarr"),
-        ("ledger", "create", "/", "--rows", "rows.zarr"),
-        ("run", ""),
-        ("run", "."),
-    ],
-    ids=" ".join,
-)
-def test_a_path_that_names_no_file_is_not_taken_for_a_defect(
-    here: Path, call: Call, scheduler: str, command: tuple[str, ...]
-) -> None:
+def test_a_path_that_names_no_file_is_not_taken_for_a_defect(here: Path, call: Call) -> None:
     # an unset shell variable is an empty path
     (here / "table.csv").write_text("a,b\n1,2\n3,4\n")
-    extra = ("--scheduler", scheduler) if command[0] in {"release", "project"} else ()
-    said = call(*command, *extra)
-    assert said.code in {2, 4}
-    assert_nothing_spent(here, "table.csv")
+    for command in (
+        ("ingest", "table.csv", ".", "--budget-epsilon", "1"),
+        ("ingest", "table.csv", "/", "--budget-epsilon", "1"),
+        ("release", "rows.zarr", "", *LOSS),
+        ("release", ".", "release.zarr", *LOSS),
+        ("pca", "", "model.zarr", "--components", "1"),
+        ("ledger", "create", "", "--rows", "rows.zarr"),
+        ("run", ""),
+    ):
+        assert call(*command).code in {2, 4}
+        assert_nothing_spent(here, "table.csv")

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import distributed
 import numpy as np
 import pytest
 import zarr
@@ -20,33 +19,9 @@ from support.cli_scene import CHUNK, LOSS, ROWS, Call, names_in, tree
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.artefact import open_release
 from dpdist.runtime import connecting
 
 # Ingest
-
-
-@pytest.mark.parametrize(
-    ("budget", "code"),
-    [
-        (("--budget-epsilon", "0"), 4),
-        (("--budget-epsilon", "-1"), 4),
-        (("--budget-epsilon", "nan"), 4),
-        (("--budget-epsilon", "lots"), 2),
-        (("--budget-epsilon", "1", "--budget-delta", "1"), 4),
-        (("--budget-delta", "1e-6"), 2),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
-def test_a_bad_budget_is_refused_and_no_rows_are_written(
-    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch, budget: tuple[str, ...], code: int
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.save("table.npy", np.ones((4, 3)))
-    said = call("ingest", "table.npy", "rows.zarr", *budget)
-    assert said.code == code
-    assert said.message
-    assert names_in(tmp_path) == ["table.npy"]
 
 
 def test_ingest_tells_what_it_made(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +43,9 @@ def test_ingest_tells_what_it_made(tmp_path: Path, call: Call, monkeypatch: pyte
     }
     assert table.names == ("c2", "c0")
     assert Ledger(tmp_path / "rows.ledger").budget == PrivacyLoss(100_000, 10**12)
+    for bad, code in (("nan", 4), ("lots", 2)):
+        refused = call("ingest", "table.npy", "new.zarr", "--budget-epsilon", bad)
+        assert (refused.code, bool(refused.message), Path("new.zarr").exists()) == (code, True, False)
     words = call("ingest", "table.npy", "more.zarr")
     assert (words.code, words.out) == (0, "")
     assert "more.zarr: 4 rows of 3 columns" in words.err
@@ -115,37 +93,21 @@ def _plant(name: str, text: str) -> Callable[[], object]:
     return lambda: Path(name).write_text(text)
 
 
-def _plant_npy(name: str, values: Any, cut: int | None = None) -> Callable[[], object]:
-    def write() -> None:
-        with Path(name).open("wb") as file:
-            np.save(file, values)
-        Path(name).write_bytes(Path(name).read_bytes()[:cut])
-
-    return write
+def _plant_npy(name: str, values: Any) -> Callable[[], object]:
+    return lambda: np.save(name, values)
 
 
 HEAD = f"a,b,c\n{PLANTED},1,2\n3,{PLANTED},4\n"
 BAD_SOURCES: dict[str, tuple[str, Callable[[], object]]] = {
     "a cell with a unit": ("t.csv", _plant("t.csv", HEAD + f"5,6,{PLANTED}kg\n")),
-    "two numbers in a cell": ("t.csv", _plant("t.csv", HEAD + f"5,6,{PLANTED};{PLANTED}\n")),
     "a cell too many": ("t.csv", _plant("t.csv", HEAD + f"5,6,7,{PLANTED}\n")),
-    "a cell too few": ("t.csv", _plant("t.csv", HEAD + f"5,{PLANTED}\n")),
     "a missing value": ("t.csv", _plant("t.csv", HEAD + f"{PLANTED},,{PLANTED}\n")),
-    "not a number": ("t.csv", _plant("t.csv", HEAD + f"{PLANTED},nan,{PLANTED}\n")),
-    "infinity": ("t.csv", _plant("t.csv", HEAD + f"{PLANTED},1e999,{PLANTED}\n")),
     "an open quote": ("t.csv", _plant("t.csv", HEAD + f'{PLANTED},"{PLANTED},1\n')),
     "another separator": ("t.csv", _plant("t.csv", f"{PLANTED};1;2\n{PLANTED};3;4\n")),
-    "one column": ("t.csv", _plant("t.csv", f"a\n{PLANTED}\n")),
-    "a gzip that is none": ("t.csv.gz", _plant("t.csv.gz", HEAD)),
     "words in an array": ("t.npy", _plant_npy("t.npy", np.array([[PLANTED, "x"], ["y", "z"]]))),
-    "one dimension": ("t.npy", _plant_npy("t.npy", np.full(3, float(PLANTED)))),
     "a NaN in an array": ("t.npy", _plant_npy("t.npy", np.array([[float(PLANTED), 1], [np.nan, 2]]))),
-    "a truncated array": ("t.npy", _plant_npy("t.npy", np.full((4, 3), float(PLANTED)), -5)),
     "text that claims to be an array": ("t.npy", _plant("t.npy", HEAD)),
-    "text that claims to be an archive": ("t.npz", _plant("t.npz", HEAD)),
     "text that claims to be parquet": ("t.parquet", _plant("t.parquet", HEAD)),
-    "another kind of file": ("t.txt", _plant("t.txt", HEAD)),
-    "nothing there": ("t.csv", lambda: None),
 }
 
 
@@ -190,6 +152,8 @@ def test_pca_and_project_tell_what_they_made(released: Path, call: Call, schedul
     assert said.json["eigenvalues_per_row"] is True
     for cosine, (low, high) in zip(said.json["squared_cosines"], said.json["squared_cosine_intervals"], strict=True):
         assert cosine is low is high is None or 0 <= low <= cosine <= high <= 1
+    said = call("project", "rows.zarr", "model.zarr", "told.zarr", "--scheduler", scheduler)
+    assert (said.code, said.out, "PRIVATE" in said.err) == (0, "", True)
     said = call("project", "rows.zarr", "model.zarr", "scores.zarr", "--scheduler", scheduler, "--json")
     assert said.code == 0
     assert said.json == {"scores": "scores.zarr", "fresh": True, "n": ROWS, "private": True}
@@ -253,128 +217,48 @@ def test_a_forecast_is_text_json_or_a_picture_and_touches_nothing(
     assert "lower bound" in orbit.err
 
 
-@pytest.mark.parametrize(
-    ("code", "words", "arguments"),
-    [
-        (2, "numbers separated by commas", ("--spectrum", "4;2")),
-        (2, "squared clip norm", ("--spectrum", "99,2")),
-        (3, "sn was published", ("--mechanism", "sn")),
-        (2, "no forecast", ("--mechanism", "bingham", "--option", "components=2")),
-        (2, "depends on the spectrum", ("--mechanism", "orbit", "--option", "spectrum=5")),
-        (2, "Its forecast also needs a public guess", ("--mechanism", "orbit")),
-        (2, "leave them out", ("--mechanism", "orbit", "--option", "spectrum=5", "--norms", "1")),
-    ],
-)
-def test_a_forecast_that_makes_no_sense_is_refused(
-    call: Call, code: int, words: str, arguments: tuple[str, ...]
-) -> None:
-    taken = FORECAST if "--spectrum" in arguments else PURE
-    said = call(*taken, *arguments)
-    assert said.code == code
-    assert words in said.message
+def test_a_forecast_that_makes_no_sense_is_refused(call: Call) -> None:
+    orbit = ("--mechanism", "orbit", "--option", "spectrum=5")
+    for code, words, arguments in (
+        (2, "numbers separated by commas", (*FORECAST, "--spectrum", "4;2")),
+        (2, "squared clip norm", (*FORECAST, "--spectrum", "99,2")),
+        (3, "sn was published", (*PURE, "--mechanism", "sn")),
+        (2, "no forecast", (*PURE, "--mechanism", "bingham", "--option", "components=2")),
+        (2, "depends on the spectrum", (*PURE, *orbit)),
+        (2, "Its forecast also needs a public guess", (*PURE, *orbit[:2])),
+        (2, "leave them out", (*PURE, *orbit, "--norms", "1")),
+    ):
+        said = call(*arguments)
+        assert (said.code, words in said.message) == (code, True)
 
 
-def test_whoever_gets_scores_is_told_that_they_are_private(released: Path, call: Call, scheduler: str) -> None:
-    assert call("pca", "release.zarr", "model.zarr", "--components", "1").code == 0
-    said = call("project", "rows.zarr", "model.zarr", "scores.zarr", "--scheduler", scheduler)
-    assert (said.code, said.out) == (0, "")
-    assert "PRIVATE" in said.err
-    assert names_in(released) == ["model.zarr", "release.zarr", "rows.ledger", "rows.zarr", "scores.zarr"]
-
-
-@pytest.mark.parametrize(
-    ("code", "words", "arguments"),
-    [
-        (2, "between 1 and 3", ("release.zarr", "model.zarr", "--components", "0")),
+def test_components_that_cannot_be_had_are_refused(released: Path, call: Call) -> None:
+    before = tree(released)
+    for code, words, arguments in (
         (2, "between 1 and 3", ("release.zarr", "model.zarr", "--components", "4")),
         (4, "no release at nothing.zarr", ("nothing.zarr", "model.zarr", "--components", "1")),
         (4, "dpdist-rows/1", ("rows.zarr", "model.zarr", "--components", "1")),
         (4, "exists already", ("release.zarr", "rows.zarr", "--components", "1")),
         (4, "does not exist", ("release.zarr", "models/model.zarr", "--components", "1")),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
-def test_components_that_cannot_be_had_are_refused(
-    released: Path, call: Call, code: int, words: str, arguments: tuple[str, ...]
-) -> None:
-    before = tree(released)
-    said = call("pca", *arguments)
-    assert said.code == code
-    assert words in said.message
-    assert tree(released) == before
+    ):
+        said = call("pca", *arguments)
+        assert (said.code, words in said.message) == (code, True)
+        assert tree(released) == before
 
 
-def test_a_private_count_drowned_in_noise_is_refused_in_words(here: Path, call: Call, scheduler: str) -> None:
-    # at so small an epsilon half of all releases estimate a negative number of rows: draw until one does
-    for i in range(40):
-        options = ("--centre", "private", "--neighbours", "add-remove", "--id", f"try-{i}", "--scheduler", scheduler)
-        said = call("release", "rows.zarr", f"r{i}.zarr", "--epsilon", "0.000001", "--clip", "300", *options)
-        assert said.code == 0
-        count = open_release(here / f"r{i}.zarr").row_count
-        if count is not None and count <= 0:
-            said = call("pca", f"r{i}.zarr", "model.zarr", "--components", "1")
-            assert said.code == 4
-            assert "noise drowns the data" in said.message
-            assert not (here / "model.zarr").exists()
-            return
-    pytest.fail("no estimate was negative: by chance once in 2^40 runs")
-
-
-@pytest.mark.parametrize("what", ["no model", "a release", "existing scores", "no rows", "a lost chunk", "no cluster"])
 def test_scores_that_cannot_be_had_are_refused_and_leave_nothing(
-    released: Path, call: Call, scheduler: str, monkeypatch: pytest.MonkeyPatch, what: str
+    released: Path, call: Call, scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
     assert call("pca", "release.zarr", "model.zarr", "--components", "1").code == 0
     places = {"rows": "rows.zarr", "model": "model.zarr", "scores": "scores.zarr", "at": scheduler}
-    if what == "no model":
-        places["model"] = "nothing.zarr"
-    elif what == "a release":
-        places["model"] = "release.zarr"
-    elif what == "existing scores":
-        places["scores"] = "release.zarr"
-    elif what == "no rows":
-        places["rows"] = "nothing.zarr"
-    elif what == "a lost chunk":
-        CHUNK.unlink()
-    else:
-        monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
-        places["at"] = "tcp://127.0.0.1:1"
-    before = tree(released)
-    said = call("project", places["rows"], places["model"], places["scores"], "--scheduler", places["at"])
-    assert said.code == 4
-    assert said.message
-    assert tree(released) == before
-    assert not (released / "scores.zarr").exists()
-
-
-ONCE = """
-[rows]
-path = "rows.zarr"
-[release]
-path = "release.zarr"
-epsilon = 1
-delta = 1e-6
-clip = 300
-[pca]
-path = "model.zarr"
-components = 2
-[project]
-path = "scores.zarr"
-[cluster]
-workers = 1
-"""
-
-
-def test_a_job_starts_its_workers_once(here: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    begin = distributed.LocalCluster.__init__
-
-    def counted(self: Any, **options: Any) -> None:
-        started.append(options["n_workers"])
-        begin(self, **options)
-
-    monkeypatch.setattr(distributed.LocalCluster, "__init__", counted)
-    (here / "job.toml").write_text(ONCE)
-    assert call("run", "job.toml").code == 0
-    assert (here / "scores.zarr").exists()
-    assert started == [1]
+    for wrong in (
+        {"model": "nothing.zarr"}, {"model": "release.zarr"}, {"scores": "release.zarr"}, {"rows": "nothing.zarr"},
+        {"at": "tcp://127.0.0.1:1"}, {},
+    ):  # fmt: skip
+        if not wrong:
+            CHUNK.unlink()
+        before, asked = tree(released), places | wrong
+        said = call("project", asked["rows"], asked["model"], asked["scores"], "--scheduler", asked["at"])
+        assert (said.code, bool(said.message)) == (4, True)
+        assert tree(released) == before

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from faults.nightly import events
 
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError
 from dpdist.ingest import write as ingesting
 from dpdist.jobs import job_file, totals
 from dpdist.jobs import run as job_runs
@@ -171,15 +171,3 @@ def test_what_another_run_made_of_something_else_is_not(folder: Path, monkeypatc
     assert overtaken(monkeypatch, models, "save", lambda: run(other)) == []
     with pytest.raises(DataError, match="was made from something else"):
         run(folder / "plain.toml")
-
-
-def test_nothing_is_spent_where_the_number_of_components_is_left_to_noise_of_no_known_law(folder: Path) -> None:
-    job = folder / "plain.toml"
-    job.write_text(
-        PLAIN.replace("budget_epsilon = 1\n", "budget_epsilon = 1\nbudget_delta = 1e-6\n")
-        .replace("clip = 8.0\n", 'delta = 1e-6\nclip = 8.0\nmechanism = "mvg-exact"\n')
-        .replace("components = 2", 'components = "auto"')
-    )
-    with pytest.raises(UsageError, match="no known law"):
-        run(job)
-    assert Ledger(folder / "rows.ledger").records == []

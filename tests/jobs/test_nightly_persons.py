@@ -26,7 +26,6 @@ from dpdist.pipeline.inspect import inspect_path
 from dpdist.pipeline.release import release_rows
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.artefact import open_release
-from dpdist.report.inspection import words
 from dpdist.report.status import preview_words
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import open_ingested
@@ -104,7 +103,7 @@ def test_rows_are_kept_in_so_many_periods_and_everybody_is_counted_once(people: 
     night = open_release(people.published / "d1.zarr")
     alone = open_series(job_file.read_job(people.job)).request.calibrated(3, 4)
     assert night.noise == alone.noise
-    assert "who, 2 a period in 3 periods at most" in words(inspect_path(people.folder / "visits"))
+    assert "who, 2 a period in 3 periods at most" in inspect_path(people.folder / "visits").words()
     assert inspect_path(people.folder / "visits").to_json()["unit"] == {
         "column": "who", "max_rows": 2, "max_periods": 3,
     }  # fmt: skip
@@ -181,17 +180,6 @@ def test_whoever_was_known_by_a_number_is_not_counted_anew_by_a_name() -> None:
         later = Watch(unit, key, watch.register(), watch.named)
         with pytest.raises(DataError, match="would be counted anew"):
             list(later.watched([second], 1, 1 - names))
-
-
-def test_a_register_says_whether_it_is_of_names(named: Place) -> None:
-    named_rows_arrive(named, 1, [1, 2])
-    named.run()
-    table, closed = open_series(job_file.read_job(named.job)).table, dict(named.ledger.periods)
-    watch = Watch.of(table, closed)
-    assert watch is not None
-    assert watch.named is True
-    with pytest.raises(DataError, match="counted anew"):
-        list(watch.watched([np.array([1])], 1))
 
 
 @pytest.mark.parametrize(

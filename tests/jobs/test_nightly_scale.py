@@ -78,9 +78,7 @@ def squares(place: Place) -> dict[str, Fraction]:
 
 
 @pytest.mark.usefixtures("seeded")
-@pytest.mark.parametrize(
-    "more", ["", "continual = 4", 'factorisation = "square-root"\ncontinual = 4', 'factorisation = "banded"\nband = 2']
-)
+@pytest.mark.parametrize("more", ["", 'factorisation = "banded"\nband = 2'])
 def test_the_first_period_chooses_the_scale_of_all_and_pays_for_it(nights: Place, drawn: list[str], more: str) -> None:
     nights.job.write_text(f"{SCALED}{more}\n[pca]\npath = 'models'\ncomponents = 1\ncorrelation = true\n")
     for name in ("d1", "d2", "d3"):

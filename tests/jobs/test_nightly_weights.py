@@ -284,14 +284,6 @@ def test_a_job_speaks_of_its_own_releases_where_another_released_the_same_rows(
     assert said in capsys.readouterr().out
 
 
-def test_mechanisms_of_other_noise_are_refused(place: Place) -> None:
-    place.job.write_text(ROOT.replace("\ndelta = 1e-6", "") + 'mechanism = "two-sided-wishart"\n')
-    place.arrive("d1")
-    with pytest.raises(UsageError, match="two-sided-wishart cannot add periods by weights"):
-        place.run()
-    assert place.ledger.records == []
-
-
 @pytest.mark.parametrize("death", ["before the commitment", "before the publication"])
 def test_a_night_that_dies_is_resumed_by_the_next_and_charged_once(
     place: Place, monkeypatch: pytest.MonkeyPatch, death: str

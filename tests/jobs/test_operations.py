@@ -68,6 +68,12 @@ def test_a_dry_run_tells_what_a_run_then_spends_and_does_nothing(folder: Path) -
     np.save(folder / "incoming" / "d2.npy", rows(2))
     before = everything(folder)
     found = status.preview(read)
+    command = ["run", str(folder / "job.toml"), "--dry-run"]
+    words = CliRunner().invoke(cli, command, catch_exceptions=False).output
+    assert "Periods to close: d1, d2." in words
+    assert "Nothing was read, charged or published." in words
+    told = json.loads(CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False).stdout)
+    assert told["new_periods"] == ["d1", "d2"]
     assert everything(folder) == before
     assert found.new_periods == ("d1", "d2")
     assert [of for of, _ in found.releases] == ["d1", "d2", "d1--d2"]
@@ -94,18 +100,6 @@ def test_a_dry_run_of_a_plain_job_tells_when_it_would_be_refused(folder: Path) -
     assert "WOULD BE REFUSED" in preview_words(found)
     with pytest.raises(RefusedError, match="1 release is charged already"):
         run(again)
-
-
-def test_the_command_line_tells_it_too(folder: Path) -> None:
-    job(folder, PERIODS)
-    np.save(folder / "incoming" / "d1.npy", rows(1))
-    command = ["run", str(folder / "job.toml"), "--dry-run"]
-    words = CliRunner().invoke(cli, command, catch_exceptions=False)
-    assert "Periods to close: d1." in words.output
-    assert "Nothing was read, charged or published." in words.output
-    told = json.loads(CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False).stdout)
-    assert told["new_periods"] == ["d1"]
-    assert not (folder / "visits").exists()
 
 
 def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> None:

@@ -32,7 +32,6 @@ from dpdist.release.artefact import Release, open_release
 from dpdist.release.attributes import Coverage
 from dpdist.release.combine import combined, last_periods, next_total
 from dpdist.release.series import LONGEST, Night, Toeplitz, banded, square_root
-from dpdist.report.inspection import words
 from dpdist.rows.bounding import RowBound
 
 WHOLE = PrivacyLoss.parse("1", "1e-6")
@@ -323,7 +322,7 @@ def test_a_night_is_stored_as_integers_alone_and_is_no_second_moment(tmp_path: P
     ):
         with pytest.raises(UsageError, match=r"one night of a series.*Take the total"):
             asked()
-    assert "2 periods, each added 32 to 64 times: no second moment" in words(inspect_path(tmp_path / "night.zarr"))
+    assert "2 periods, each added 32 to 64 times: no second moment" in inspect_path(tmp_path / "night.zarr").words()
     attributes = tmp_path / "night.zarr" / "zarr.json"
     attributes.write_text(attributes.read_text().replace('"weights"', '"weighed"'))
     with pytest.raises(DataError, match="damaged"):

@@ -35,7 +35,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.report import seen
 from dpdist.report import text as words_of
 from dpdist.report.charts import spectrum
-from dpdist.report.html import Shape, write
+from dpdist.report.html import shape_of, write
 from dpdist.report.promise import accuracy, hits
 from dpdist.rows.units import Unit
 from papers.common.drawn import drawn
@@ -82,7 +82,7 @@ def test_the_page_says_what_is_promised_and_what_stands_above_the_noise(tmp_path
     assert re.search(r"[234] components can be told from noise", text)
 
 
-@pytest.mark.parametrize("clip", [1e-4, 1.0, 2500.0, 65536.0, 1234567.0, 1e12])
+@pytest.mark.parametrize("clip", [1e-4, 1.0, 1234567.0, 1e12])
 def test_numbers_are_short_whatever_the_units_are(tmp_path: Path, clip: float) -> None:
     text = page(tmp_path, released(clip=clip), count=4).partition("<body>")[2]
     text = re.sub(r" d=\"[^\"]*\"", "", text)
@@ -194,6 +194,7 @@ def test_what_a_release_says_of_itself_is_text_and_no_template(tmp_path: Path) -
 @pytest.mark.parametrize(("mechanism", "said"), [("sn", "claimed by its authors"), ("none", "nothing is proved")])
 def test_what_is_not_private_says_so_in_red(tmp_path: Path, mechanism: str, said: str) -> None:
     text = page(tmp_path, released(mechanism, "0"))
+    assert (tmp_path / "out.html").stat().st_mode & 0o077 == 0
     assert said in text
     assert "class='status not'" in text
     assert "Do not publish it" in text
@@ -208,14 +209,14 @@ def test_a_subspace_shows_its_directions_only(tmp_path: Path) -> None:
 
 
 def test_components_may_be_images(tmp_path: Path) -> None:
-    text = page(tmp_path, released(), count=3, image=Shape.parse("2x2"))
+    text = page(tmp_path, released(), count=3, image=shape_of("2x2"))
     assert text.count('src="data:image/png;base64,') == 3
     assert text.count("as an image") == 3
     with pytest.raises(UsageError, match=r"\(image\)"):
-        page(tmp_path, released(), image=Shape.parse("3x2"))
+        page(tmp_path, released(), image=shape_of("3x2"))
     for text in ("28", "ax4", "0x4", "2x2x1", "-2x-2"):
         with pytest.raises(UsageError, match=r"\(image\)"):
-            Shape.parse(text)
+            shape_of(text)
 
 
 def test_the_budget_is_that_of_the_ledger_that_was_charged(tmp_path: Path) -> None:

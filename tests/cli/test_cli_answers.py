@@ -1,0 +1,227 @@
+"""covariance, synthesise and regress: the files that they write, what they print and mark, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+from pyarrow import parquet
+from support.cli_scene import Call
+
+from dpdist import DrownedWarning, PrivateCovariance
+from dpdist.cli import cli
+
+LOSS = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4")
+NAMES = ["height, cm", "weight", "a_name_that_is_longer_than_a_table_has_room_for", "income"]
+MARK = "NOT PRIVATE AS CLAIMED: do not publish it."
+REGRESS = ("regress", "release.zarr", "--target", "income")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make rows with a budget, a release of them, and two that are not private as claimed."""
+    folder = tmp_path_factory.mktemp("answers")
+    random = np.random.default_rng(2)
+    x = random.normal(size=(5000, 3))
+    rows = np.column_stack([x, x @ [1.0, -0.5, 0.0] + random.normal(size=5000)])
+    header = ",".join(f'"{name}"' for name in NAMES)
+    np.savetxt(folder / "table.csv", rows, delimiter=",", header=header, comments="")
+    reproduced = ("--mechanism", "sn", "--epsilon", "1", "--clip", "4", "--for-reproduction")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for command in (
+            ("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "3", "--budget-delta", "1e-5"),
+            ("release", "rows.zarr", "release.zarr", *LOSS, "--centre", "private"),
+            ("ingest", "table.csv", "public.zarr"),
+            ("release", "public.zarr", "sn.zarr", *reproduced),
+            ("release", "public.zarr", "mean.zarr", *reproduced, "--centre", "private"),
+        ):
+            CliRunner().invoke(cli, command, catch_exceptions=False)
+    return folder
+
+
+@pytest.fixture
+def table(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a copy of it."""
+    folder = shutil.copytree(made, tmp_path / "answers")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def numbers(path: str) -> Any:
+    with Path(path).open() as file:
+        names, *lines = csv.reader(file)
+    assert names == NAMES
+    return np.array(lines, dtype=np.float64)
+
+
+@pytest.mark.usefixtures("table")
+def test_a_table_and_arrays_hold_what_the_estimator_does(call: Call) -> None:
+    fitted = PrivateCovariance.from_release("release.zarr")
+    said = call("covariance", "release.zarr", "found.csv")
+    assert said.code == 0
+    assert ", shrinkage optimal. 4 of 4 directions vary more than" in said.err
+    assert "found.csv: covariance of 4 columns of rows clipped to norm" in said.err
+    assert np.array_equal(numbers("found.csv"), fitted.covariance_)
+    for kind in ("none", "trace"):  # what is there is replaced
+        assert call("covariance", "release.zarr", "found.csv", "--shrinkage", kind).code == 0
+        known = PrivateCovariance.from_release("release.zarr", kind).covariance_
+        assert np.array_equal(numbers("found.csv"), known)
+    assert call("covariance", "release.zarr", "found.npz", "--json").json["directions_above_noise"] == 4
+    with np.load("found.npz") as read:
+        stored = dict(read)
+    assert (stored["names"].tolist(), str(stored["status"])) == (NAMES, "private")
+    for name in ("covariance", "correlation", "location", "partial_correlation", "partial_ridge"):
+        assert np.array_equal(stored[name], getattr(fitted, f"{name}_"))
+    for name in ("", "partial_correlation_"):
+        ends = np.stack([stored[f"{name}low"], stored[f"{name}high"]], -1)
+        assert np.array_equal(ends, getattr(fitted, f"{name or 'covariance_'}intervals_"))
+    assert np.all(stored["correlation_low"] <= stored["correlation_high"])
+
+
+def test_columns_that_drowned_are_named_in_every_face(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(2).normal(size=(5000, 3)) * [1.5, 0.001, 1.0]
+    np.savetxt("table.csv", rows, delimiter=",", header="tall,still,wide", comments="")
+    call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "3", "--budget-delta", "1e-5")
+    assert call("release", "rows.zarr", "release.zarr", *LOSS[:-1], "6", "--centre", "private").code == 0
+    named = "1 column did not stand above the noise, and numbers about it are mostly noise: still."
+    assert named in " ".join(call("covariance", "release.zarr", "found.npz").err.split())
+    with np.load("found.npz") as read:
+        assert read["drowned"].tolist() == ["still"]
+    assert call("covariance", "release.zarr", "found.csv", "--json").json["drowned"] == ["still"]
+    assert named in " ".join(call("synthesise", "release.zarr", "drawn.csv", "--rows", "9").err.split())
+    with pytest.warns(DrownedWarning, match="mostly noise: still"):
+        PrivateCovariance.from_release("release.zarr")
+
+
+@pytest.mark.usefixtures("table")
+def test_what_is_not_private_as_claimed_is_marked_and_kept_from_others(call: Call) -> None:
+    assert MARK in call("covariance", "sn.zarr", "sn.npz").err
+    with np.load("sn.npz") as stored:
+        assert str(stored["status"]) == "not private as claimed"
+    for name in ("drawn.npy", "drawn.zarr"):
+        assert MARK in call("synthesise", "mean.zarr", name, "--rows", "9").err
+    for name in ("sn.npz", "drawn.npy", "drawn.zarr"):
+        assert Path(name).stat().st_mode & 0o077 == 0
+    said = call("regress", "sn.zarr", "--target", "income")
+    assert (said.code, said.err.startswith(f"{MARK}\n")) == (0, True)
+    assert call("regress", "sn.zarr", "--target", "income", "--json").json["status"] == "not private as claimed"
+
+
+@pytest.mark.usefixtures("table")
+def test_synthetic_rows_come_in_the_kinds_of_files_that_are_ingested(call: Call) -> None:
+    asked = ("synthesise", "release.zarr")
+    said = call(*asked, "drawn.csv", "--rows", "3000", "--seed", "7")
+    assert said.code == 0
+    assert "drawn.csv: 3000 synthetic rows of 4 columns, by the moment of rows clipped to norm" in said.err
+    assert "% off by the noise" in said.err
+    rows = numbers("drawn.csv")
+    told = PrivateCovariance.from_release("release.zarr").covariance_
+    assert np.abs(np.cov(rows, rowvar=False) - told).max() < 0.3  # 4 entries of 16 have 7 deviations, of one seed
+    for kind in ("npy", "parquet", "zarr"):
+        value = call(*asked, f"drawn.{kind}", "--rows", "3000", "--seed", "7", "--json").json
+        assert (value["rows"], value["columns"], value["seed"]) == (3000, NAMES, 7)
+        assert 0 < value["covariance_error"] < 0.2
+    frame, stored = parquet.read_table("drawn.parquet"), zarr.open_array("drawn.zarr", mode="r")
+    assert (frame.column_names, frame.schema.metadata[b"dpdist.status"]) == (NAMES, b"private")
+    assert stored.attrs["columns"] == NAMES
+    for read in (np.load("drawn.npy"), frame.to_pandas().to_numpy(), np.asarray(stored[...])):
+        assert np.array_equal(read, rows)
+    assert call(*asked, "drawn.npy", "--rows", "5").code == 0
+    assert np.load("drawn.npy").shape == (5, 4)  # a file is replaced
+    again = call(*asked, "rows.zarr", "--rows", "5")  # the private ones
+    assert (again.code, "exists already" in again.message) == (4, True)
+    for kind in ("csv", "parquet"):
+        assert call("ingest", f"drawn.{kind}", f"{kind}.zarr").code == 0
+
+
+def test_a_regression_is_printed_as_json(table: Path, call: Call) -> None:
+    before = sorted(table.iterdir())
+    said = call(*REGRESS, "--json").json
+    assert [said[key] for key in ("release", "status", "target", "drowned")] == [
+        "release.zarr", "private", "income", False,
+    ]  # fmt: skip
+    assert list(said["coefficients"]) == NAMES[:3]
+    for each in (said["intercept"], *said["coefficients"].values()):
+        assert each["population_low"] < each["low"] < each["value"] < each["high"] < each["population_high"]
+    assert said["coefficients"]["height, cm"]["low"] > 0 > said["coefficients"]["weight"]["high"]
+    assert said["r2"]["low"] < said["r2"]["value"] < said["r2"]["high"] < 1
+    assert said["shortened"]["norm"] < 4
+    some = call(*REGRESS[:3], "weight", "--on", '"height, cm",income', "--ridge", "90", "--json").json
+    assert (list(some["coefficients"]), some["ridge"]) == (["height, cm", "income"], 90)
+    among = call(*REGRESS, "--components", "3", "--json").json
+    assert (among["components"], among["ridge"], said["components"]) == (3, 0, None)
+    assert call(*REGRESS, "--components", "auto", "--json").json["components"] == 3
+    both = call(*REGRESS[:3], "weight,income", "--json").json["regressions"]
+    assert [(each["target"], len(each["coefficients"])) for each in both] == [("weight", 2), ("income", 2)]
+    assert sorted(table.iterdir()) == before
+
+
+@pytest.mark.usefixtures("table")
+def test_words_fit_a_terminal_and_say_of_which_rows_they_are(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("dpdist.cli.output.on_terminal", lambda: True)
+    said = call(*REGRESS)
+    assert (said.code, said.out) == (0, "")
+    assert max(map(len, said.err.splitlines())) <= 80
+    for words in ("Regression of income on 3 columns", "a_name_that_is_long...", "R² 0.", "There is no ridge",
+                  "rows clipped to norm 3.9"):  # fmt: skip
+        assert words in said.err
+    assert "NOT PRIVATE" not in said.err
+    among = " ".join(call(*REGRESS, "--components", "2").err.split())
+    for words in ("It is on 2 principal components of 3 columns, as released", "about the regression on these",
+                  "They are about clipped rows"):  # fmt: skip
+        assert words in among
+
+
+def test_a_report_regresses_the_same_columns(table: Path, call: Call) -> None:
+    asked = ("--target", "income", "--on", '"height, cm",weight')
+    said = call("regress", "release.zarr", *asked, "--json").json
+    assert call("report", "release.zarr", "report.html", *asked).code == 0
+    assert f"R² is {said['r2']['value']:.3f}," in (table / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("table")
+def test_what_makes_no_sense_is_refused_in_a_sentence(call: Call) -> None:
+    for code, command, words in (
+        (2, (*REGRESS[:3], "wealth"), "no column 'wealth' (--target). There are: height, cm, weight"),
+        (2, (*REGRESS, "--on", "income,weight"), "leave it out of --on"),
+        (2, (*REGRESS, "--ridge", "much"), "--ridge takes a number or auto, not 'much'"),
+        (2, (*REGRESS, "--ridge", "-1"), "at least 0, or auto (--ridge)"),
+        (2, (*REGRESS, "--components", "0"), "0 components were asked for, of 3 columns"),
+        (2, (*REGRESS, "--components", "2", "--ridge", "3"), "leave --ridge or --components out"),
+        (4, ("regress", "rows.zarr", "--target", "income"), "not 'dpdist-release/1'"),
+        (2, ("report", "release.zarr", "report.html", "--target", "nobody"), "no column 'nobody' (--target)."),
+        (2, ("covariance", "release.zarr", "found.txt"), "ends in .csv or .npz is written, and found.txt does not."),
+        (4, ("covariance", "rows.zarr", "found.csv"), "not 'dpdist-release/1'"),
+    ):
+        said = call(*command)
+        assert (said.code, words in said.message) == (code, True), said.message
+    assert not Path("found.txt").exists()
+
+
+@pytest.mark.usefixtures("table")
+def test_a_file_of_somebody_else_is_not_replaced(call: Call) -> None:
+    pca = ("pca", "release.zarr", "model.zarr", "--components", "1", "--table")
+    for command, name in (
+        (("report", "release.zarr"), "out.html"),
+        (("covariance", "release.zarr"), "out.csv"),
+        (("covariance", "release.zarr"), "out.npz"),
+        (pca, "loadings.csv"),
+        (pca, "loadings.parquet"),
+    ):
+        assert [call(*command, name).code for _ in range(2)] == [0, 0]
+        for content in (Path("table.csv").read_bytes(), b"a,b,c\n1,2,3\n"):
+            Path(name).write_bytes(content)
+            said = call(*command, name)
+            assert (said.code, "exists already, and is no " in said.err) == (4, True)
+            assert Path(name).read_bytes() == content
