@@ -43,7 +43,7 @@ from dpdist.privacy.parallel import PeriodFilters
 
 SPACING = 256
 """A checkpoint is written after so many entries, or a 32nd of the journal: so writing it costs each entry the same."""
-_FORMAT = f"dpdist-checkpoint/2 of dpdist {__version__}"
+_FORMAT = f"dpdist-checkpoint/3 of dpdist {__version__}"
 """Another version may fold entries differently, so it believes no checkpoint of this one.
 
 Whoever changes what an entry amounts to, without a new version of the package, raises the number.

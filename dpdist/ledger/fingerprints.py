@@ -14,14 +14,6 @@ and not random. That multiplies the bound by at most ``sqrt(8 n1 n2 / (n1 + n2))
 of that number (Cover & Thomas 2006, lemma 17.5.1). Tables are said to share rows where the bound is below
 :data:`FALSE_ALARMS`.
 
-Keys that both hold more often, as of yes and no, are looked at another way. Of two parts of one table, split by
-chance, the counts differ by about their roots: the sum of ``(c1 n2 - c2 n1)² / ((c1 + c2) n1 n2)``, over the keys of
-which five are expected in each, is about chi-square, with one degree of freedom fewer than keys (Pearson 1900). The
-same people again, with a row more or less, or as another fold of a cross-validation, differ by less. Tables are said to
-share rows where a sum so small has a probability below :data:`FALSE_ALARMS`. It is a model: parts of different shares,
-as of two years, differ by more. Parts that were split to have the same shares (``stratify=``), and copies of a designed
-experiment, differ by less, and are refused though they share no row.
-
 Only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If tables of different rows share a part f of
 those of the first one, no key is seen to be common with probability at most ``(1 - f)^KEPT``.
 
@@ -35,8 +27,7 @@ these among others, or a part of them                   yes
 any other values: float32 of float64, units, scalers    **no**
 columns in another order, added or left out             **no**
 one of them, where some rows are twice in a table       **no**
-five columns of yes/no, with a row more or less; folds  yes
-one to four columns of yes/no, the same                 **no**
+columns of yes/no, with a row more or less              **no**
 a half of a table of few different rows, as of yes/no   **no**
 ======================================================  ========
 
@@ -63,27 +54,15 @@ FALSE_ALARMS = 1e-4
 """Probability that two tables that share no row are said to, if they are a random split of one table."""
 _MOST = 8
 """Keys that two tables hold more often are no evidence."""
-_EXPECTED = 5
-"""Rows of a key in the smaller table from which on its counts are about normal."""
 
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """The smallest distinct keys of the rows of a table, or of a part of it. Private.
+    """The smallest distinct keys of the rows of a table, or of a part of it. Private."""
 
-    Attributes
-    ----------
-    keys
-        Sorted and distinct.
-    counts
-        uint32: how many rows have each key.
-    items
-        How many rows there are, those whose keys are not kept included.
-    """
-
-    keys: Keys
-    counts: npt.NDArray[np.uint32]
-    items: int
+    keys: Keys  # sorted and distinct
+    counts: npt.NDArray[np.uint32]  # how many rows have each key
+    items: int  # rows, those whose keys are not kept included
 
     @classmethod
     def of(cls, rows: Values, key: bytes) -> Fingerprints:
@@ -137,8 +116,7 @@ class Fingerprints:
         """Say whether two tables are seen to share rows."""
         if self.distinct and other.distinct:
             return bool(np.intersect1d(self.keys, other.keys, assume_unique=True).size)
-        level = math.log(FALSE_ALARMS / 2)
-        return self.same_rows(other) or log_chance(self, other) < level or too_alike(self, other) < math.exp(level)
+        return self.same_rows(other) or log_chance(self, other) < math.log(FALSE_ALARMS)
 
 
 def log_chance(first: Fingerprints, second: Fingerprints) -> float:
@@ -168,28 +146,6 @@ def log_chance(first: Fingerprints, second: Fingerprints) -> float:
     divergence += (1 - seen) * math.log((1 - seen) / (1 - expected)) if seen < 1 else 0.0
     given_sizes = math.log(8 * part * two.items) / 2
     return min(0.0, given_sizes - trials * divergence)
-
-
-def too_alike(first: Fingerprints, second: Fingerprints) -> float:
-    """Return the probability that two parts of one table, split by chance, are as alike in keys that both hold often.
-
-    See the head of the module; 1 where there are no two such keys, or not all are kept.
-    """
-    from scipy.special import gammainc  # noqa: PLC0415 - SciPy takes its time, and few need it
-
-    if KEPT in {len(first.keys), len(second.keys)}:
-        return 1.0
-    keys = np.union1d(first.keys, second.keys)
-    counts = np.zeros((2, len(keys)))
-    for row, each in zip(counts, (first, second), strict=True):
-        row[np.searchsorted(keys, each.keys)] = each.counts
-    expected = counts.sum(axis=0) * min(first.items, second.items) / max(1, first.items + second.items)
-    counts = counts[:, expected >= _EXPECTED]
-    if counts.shape[1] < 2:
-        return 1.0
-    one, two = counts.sum(axis=1)
-    apart = float(((counts[0] * two - counts[1] * one) ** 2 / (counts.sum(axis=0) * one * two)).sum())
-    return float(gammainc((counts.shape[1] - 1) / 2, apart / 2))
 
 
 def _exact(rows: Values, key: bytes) -> Keys:

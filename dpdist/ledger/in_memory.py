@@ -43,46 +43,29 @@ from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, Neighbours, Number,
 
 @dataclass(frozen=True)
 class Shape:
-    """What two tables have in common that may be of the same people.
+    """What two tables have in common that may be of the same people."""
 
-    Attributes
-    ----------
-    kind
-        Of the numbers, as NumPy writes it: ``f``, ``i``, ``u`` or ``b``.
-    rows, columns
-        n and d. The first may be private.
-    """
-
-    kind: str
-    rows: int
+    kind: str  # of the numbers, as NumPy writes it: "f", "i", "u" or "b"
+    rows: int  # may be private
     columns: int
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """One release: what it guarantees, of which rows it is, the identity of their table, and what it was charged to.
-
-    Of a rows.zarr there are no fingerprints.
-    """
+    """One release."""
 
     guarantee: Guarantee
-    fingerprints: Fingerprints | None
+    fingerprints: Fingerprints | None  # None of a rows.zarr
     shape: Shape
-    dataset: str
-    account: Budget | None
+    dataset: str  # identity of the table
+    account: Budget | None  # what it was charged to
 
 
 @dataclass
 class Register:
-    """The releases of one process. Safe to use from several threads.
+    """The releases of one process. Safe to use from several threads."""
 
-    Attributes
-    ----------
-    key
-        16 random bytes. Private.
-    """
-
-    key: bytes = field(default_factory=lambda: bytes.fromhex(random_token()), repr=False)
+    key: bytes = field(default_factory=lambda: os.urandom(16), repr=False)  # private
     _fits: list[_Fit] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -144,48 +127,42 @@ def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: P
         return
     if not before:
         raise RefusedError(f"This release costs {guarantee.loss}, and the budget is {budget}. Ask for a smaller loss.")
-    needed = _needed(together, budget)
-    cost, cure = "epsilon of more than a million", ""
-    if needed is not None:
-        cost = _written(needed)
+    cost = _cost(accounting.least_epsilon_micro, together, budget.delta_atto)
+    cure = ""
+    if cost is not None:
         cure = (
             " A larger budget_epsilon does not limit an answer that was seen before: the releases keep their joint "
             "cost only if no request followed from an answer. If none did, say it with "
-            f"budget_epsilon={needed.epsilon_micro / MICRO!r}, budget_delta={needed.delta_atto / ATTO!r}."
+            f"budget_epsilon={cost.epsilon_micro / MICRO!r}, budget_delta={cost.delta_atto / ATTO!r}."
         )
     raise RefusedError(
         f"These rows, or some of them, were released {_times(len(before))} before in this process. With this release "
-        f"they would need a budget of {cost}; it is {_written(budget)}. Nothing was drawn. To use what is released "
-        "already costs nothing (from_release(fitted.release_)). If you plan several fits, charge all of them to one "
-        f"budget, from the first on: budget=dpdist.Budget(epsilon, delta).{cure}"
+        f"they would need a budget of {_written(cost)}; it is {_written(budget)}. Nothing was drawn. To use what is "
+        "released already costs nothing (from_release(fitted.release_)). If you plan several fits, charge all of them "
+        f"to one budget, from the first on: budget=dpdist.Budget(epsilon, delta).{cure}"
     )
 
 
-def _needed(together: list[Guarantee], budget: PrivacyLoss) -> PrivacyLoss | None:
-    """Return the least budget that pays for all, at a larger delta than that of a budget if none does at that.
-
-    None where it would be beyond reason.
-    """
-    for delta in (budget.delta_atto, sum(each.loss.delta_atto for each in together)):
+def _cost(
+    least: Callable[[list[Guarantee], int], int], together: list[Guarantee], delta_atto: int
+) -> PrivacyLoss | None:
+    """Return what releases cost together, at a larger delta than the given one if need be; None: beyond reason."""
+    for delta in (delta_atto, sum(each.loss.delta_atto for each in together)):
         with suppress(UsageError, DataError):
-            return PrivacyLoss(accounting.least_epsilon_micro(together, delta), delta)
+            return PrivacyLoss(least(together, delta), delta)
     return None
 
 
 def _warn_of_joint_cost(together: list[Guarantee]) -> None:
     """Warn of what the releases of one shape of table cost together if they are of the same people."""
     if len({each.neighbours for each in together}) > 1:
-        cost = "cost more than either says, and losses of different neighbours cannot be added"
+        cost = "more than either says, and losses of different neighbours cannot be added"
     else:
-        delta = max(each.loss.delta_atto for each in together)
-        cost = "cost a lot"
-        for each in (delta, sum(each.loss.delta_atto for each in together)):
-            with suppress(UsageError, DataError):
-                cost = f"cost {_written(PrivacyLoss(accounting.composed_epsilon_micro(together, each), each))}"
-                break
+        largest = max(each.loss.delta_atto for each in together)
+        cost = _written(_cost(accounting.composed_epsilon_micro, together, largest))
     warnings.warn(
         f"Rows of the same number and kind were released {_times(len(together) - 1)} before in this process. If they "
-        f"are of the same people, all these releases together {cost}, provided that none was asked for because of "
+        f"are of the same people, all these releases together cost {cost}, provided that none was asked for because of "
         "an earlier one's answer. Rows are known again by their values only: charge all fits on the same people to "
         "one dpdist.Budget (budget), or to the ledger of one rows.zarr.",
         UserWarning,
@@ -197,7 +174,9 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _written(loss: PrivacyLoss) -> str:
+def _written(loss: PrivacyLoss | None) -> str:
+    if loss is None:
+        return "epsilon of more than a million"
     return f"epsilon {loss.epsilon_micro / MICRO!r}, delta {loss.delta_atto / ATTO!r}"
 
 

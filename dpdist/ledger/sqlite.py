@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dpdist.errors import DataError, RefusedError, ResumableError
-from dpdist.ledger.journal import WAIT_SECONDS, Entry, Transaction, origin, written
+from dpdist.ledger.journal import ORIGIN, WAIT_SECONDS, Entry, Transaction, written
 from dpdist.naming import parameter
 from dpdist.storage.atomic import staged, sync
 
@@ -135,7 +135,7 @@ class FolderStorage:
                     "CREATE TABLE journal (sequence INTEGER PRIMARY KEY, entry TEXT NOT NULL, digest TEXT NOT NULL)"
                 )
             with made.transaction() as transaction:
-                transaction.append(first, 0, origin())
+                transaction.append(first, 0, ORIGIN)
 
     def _require_local(self) -> None:
         kind = network_file_system(self._folder)

@@ -110,7 +110,8 @@ class StateFile(Generic[Content]):
         """Hold it against every other process; the folder is made if there is none."""
         try:
             make_private(self.path.parent)
-            handle = _lock_file(self.path.with_suffix(".lock"))
+            handle = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_WRONLY, 0o600)
+            os.fchmod(handle, 0o600)  # whatever the umask
         except OSError as error:
             raise self._unusable(error) from None
         try:
@@ -213,32 +214,15 @@ def make_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _lock_file(path: Path) -> int:
-    """Open a file that only its owner can read, whatever the umask, and create it where there is none."""
-    handle = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
-    os.fchmod(handle, 0o600)
-    return handle
-
-
 _DATASET = "dpdist-dataset/1"
 
 
 class Seen(Struct, frozen=True):
-    """What was seen of a data set, as it is stored.
+    """What was seen of a data set, as it is stored."""
 
-    Attributes
-    ----------
-    ledger_id
-        Identity of the one ledger that may be charged for it; None while there is none.
-    place
-        Where that ledger was when it was seen first, for messages.
-    reproduced
-        Whether a release for reproduction was made of it.
-    """
-
-    ledger_id: str | None = None
-    place: str | None = None
-    reproduced: bool = False
+    ledger_id: str | None = None  # identity of the one ledger that may be charged for it; None while there is none
+    place: str | None = None  # where that ledger was when it was seen first, for messages
+    reproduced: bool = False  # a release for reproduction was made of it
 
     def require_charged_to(self, ledger_id: str, place: str) -> None:
         """Refuse to charge another ledger than the one that was seen first."""
@@ -250,19 +234,14 @@ class Seen(Struct, frozen=True):
         if self.ledger_id not in {None, ledger_id}:
             raise RefusedError(
                 f"The rows of the ledger {place} have another ledger, {self.place}, created for them or for a copy of "
-                f"them, and two ledgers would be two budgets. Nothing was drawn. {_cure()} What this ledger has given "
-                "out can be published again."
+                "them, and two ledgers would be two budgets. Nothing was drawn. Release from the rows that name that "
+                f"ledger, and if it was moved, name its place ({parameter('ledger')}). If it is lost, restore it from "
+                f"a copy, and charge what the copy misses with: {step('ledger adopt', 'LEDGER')}. What this ledger has "
+                "given out can be published again."
             )
 
 
 _LOST = "If it is lost, remove it: the ledger that is charged next is then the only one."
-
-
-def _cure() -> str:
-    return (
-        f"Release from the rows that name that ledger, and if it was moved, name its place ({parameter('ledger')}). If "
-        f"it is lost, restore it from a copy, and charge what the copy misses with: {step('ledger adopt', 'LEDGER')}."
-    )
 
 
 def _dataset_file(dataset_id: str) -> StateFile[Seen]:
@@ -300,18 +279,10 @@ _REGISTERED = "dpdist-registered-rows/1"
 
 
 class Registration(Struct, frozen=True):
-    """What is remembered of rows that were registered, as it is stored.
-
-    Attributes
-    ----------
-    dataset_id
-        Their identity.
-    place
-        Where their table was put first, for messages.
-    """
+    """What is remembered of rows that were registered, as it is stored."""
 
     dataset_id: str
-    place: str
+    place: str  # where their table was put first, for messages
 
 
 def identity_of(content: str, place: str) -> str:
@@ -319,16 +290,12 @@ def identity_of(content: str, place: str) -> str:
 
     It is remembered when this returns, before there is a table: should the process die then, the next gets the same.
     """
-    file = _registration_file(content)
+    path = state_home() / "registered" / f"{content}.json"
+    lost = "If it is lost, remove it: what it was of is then registered as new rows, with a budget of its own."
+    file = StateFile(path, "record of registered rows", _REGISTERED, Registration, lost)
     with file.locked():
         known = file.read()
         if known is None:
             known = Registration(random_token(), place)
             file.write(known)
         return known.dataset_id
-
-
-def _registration_file(digest: str) -> StateFile[Registration]:
-    place = state_home() / "registered" / f"{digest}.json"
-    lost = "If it is lost, remove it: what it was of is then registered as new rows, with a budget of its own."
-    return StateFile(place, "record of registered rows", _REGISTERED, Registration, lost)

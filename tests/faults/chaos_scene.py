@@ -25,7 +25,7 @@ import numpy as np
 from dpdist._util.ids import random_token
 from dpdist.errors import DpdistError
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.journal import origin
+from dpdist.ledger.journal import ORIGIN
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline import budget
 from dpdist.privacy import accounting
@@ -332,7 +332,7 @@ class Scene:
     def events(self) -> Counter[str]:
         """Count the entries of the journal by what happened."""
         with self.books._storage.transaction() as transaction:
-            entries, _, _ = transaction.read(0, origin())
+            entries, _, _ = transaction.read(0, ORIGIN)
         return Counter(entry["event"] for entry in entries)
 
     def damage(self, index: int, how: str) -> None:

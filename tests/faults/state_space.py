@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from dpdist._util.text import canonical
-from dpdist.ledger.journal import _digest, origin
+from dpdist.ledger.journal import ORIGIN, _digest
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO
 from faults.state_machine import (
@@ -111,7 +111,7 @@ class Space:
                 "epsilon_micro": self.budget * MICRO, "delta_atto": 0,
             }
         )  # fmt: skip
-        books = Books(((text, _digest(origin(), text)),), frozenset())
+        books = Books(((text, _digest(ORIGIN, text)),), frozenset())
         nothing = -1
         start = self._local(Local())
         return (

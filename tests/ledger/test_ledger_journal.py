@@ -19,7 +19,7 @@ from support.releases import content_of
 
 from dpdist.errors import DataError, DpdistError, ResumableError
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.journal import Capped, Event, Reserved, Transaction, origin
+from dpdist.ledger.journal import ORIGIN, Capped, Event, Reserved, Transaction
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.privacy.accounting import CapSet
@@ -111,7 +111,7 @@ def edited(sequence: int, old: str, new: str, *, redigested: bool = False) -> Al
             changed = entry.replace(old, new)
             assert json.loads(changed) != json.loads(entry)
             if redigested:
-                previous = rows[sequence - 1][2] if sequence > 1 else origin()
+                previous = rows[sequence - 1][2] if sequence > 1 else ORIGIN
                 digest = hashlib.sha256(f"{previous}\n{changed}".encode()).hexdigest()
             execute("UPDATE journal SET entry = ?, digest = ? WHERE sequence = ?", (changed, digest, sequence))
 
@@ -178,7 +178,7 @@ USES: dict[str, Callable[[Ledger], object]] = {
     "read": lambda ledger: content_of(ledger, "a"),
     "published": lambda ledger: ledger.published("a"),
     "abort": lambda ledger: ledger.abort("b"),
-    "remembers": lambda ledger: ledger.remembers("a", origin()),
+    "remembers": lambda ledger: ledger.remembers("a", ORIGIN),
 }
 
 

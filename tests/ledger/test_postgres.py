@@ -250,7 +250,7 @@ def test_a_server_that_does_not_flush_is_refused(own_server: Server) -> None:
     ledger = created(address)
     with ledger._locked() as (_, transaction):
         connection: Any = transaction._connection  # type: ignore[attr-defined]
-        assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
 
 
 @pytest.mark.parametrize("missing", ["role", "database"])
