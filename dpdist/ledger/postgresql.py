@@ -148,11 +148,8 @@ class PostgresStorage:
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
         """Give a connection in a transaction, committed when the block ends; the server undoes what was not."""
-        options: dict[str, Any] = {
-            "connect_timeout": "10",
-            "application_name": "dpdist",
-            **dict(self._address.connection),
-        }
+        options: dict[str, Any] = {"connect_timeout": "10", "application_name": "dpdist"}
+        options |= dict(self._address.connection)
         try:
             with closing(psycopg.connect(**options)) as connection:
                 connection.isolation_level = IsolationLevel.READ_COMMITTED

@@ -12,9 +12,8 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from dpdist.ledger import fingerprints
-from dpdist.ledger.fingerprints import Fingerprints, log_chance
-from dpdist.ledger.in_memory import Register
+from dpdist.ledger import in_memory
+from dpdist.ledger.in_memory import Fingerprints, Register, log_chance
 
 Table = npt.NDArray[np.float64]
 KEY = bytes(range(16))
@@ -140,7 +139,7 @@ def test_the_same_people_with_a_row_more_or_in_other_folds_are_known_of_yes_and_
 
 
 def test_a_sketch_finds_a_part_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints, "KEPT", 64)
+    monkeypatch.setattr(in_memory, "KEPT", 64)
     rows = normal(4, n=2000, d=3)
     whole = Fingerprints.of(rows, KEY)
     assert len(whole.keys) == 64
@@ -152,7 +151,7 @@ def test_a_sketch_finds_a_part_of_a_large_table(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_equal_keys_are_counted_in_a_union_as_in_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints, "KEPT", 16)
+    monkeypatch.setattr(in_memory, "KEPT", 16)
     keys = RNG(6).integers(0, 40, size=500).astype(np.uint64)
     whole = Fingerprints.of_keys(keys)
     parts = [Fingerprints.of_keys(part) for part in np.split(keys, [90, 93])]
