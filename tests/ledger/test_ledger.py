@@ -479,8 +479,8 @@ def test_publication_is_recorded_once(ledger: Ledger) -> None:
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
-def test_eight_processes_together_spend_exactly_the_budget(place: LedgerAddress) -> None:
-    processes, attempts, affordable = 8, 20, 60
+def test_four_processes_together_spend_exactly_the_budget(place: LedgerAddress) -> None:
+    processes, attempts, affordable = 4, 20, 30
     Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss(affordable * MICRO))
     barrier = SPAWN.Barrier(processes)  # none begins before all are there
     with ProcessPoolExecutor(processes, mp_context=SPAWN, initializer=driver.meet_at, initargs=(barrier,)) as pool:
@@ -519,7 +519,7 @@ def acknowledged_before_the_kill(place: LedgerAddress, prefix: str, reservations
 def test_no_acknowledged_reservation_is_lost_when_its_process_is_killed(place: LedgerAddress) -> None:
     Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss(10**5 * MICRO))
     acknowledged: list[str] = []
-    for number, reservations in enumerate([1, 2, 3, 5, 8, 13], start=1):
+    for number, reservations in enumerate([1, 3, 8], start=1):
         heard = acknowledged_before_the_kill(place, f"k{number}", reservations)
         assert len(heard) >= reservations
         acknowledged += heard
