@@ -114,21 +114,7 @@ class OldRule:
 
 @dataclass(frozen=True)
 class Game:
-    """An analyst's game against a rule.
-
-    Parameters
-    ----------
-    budget
-        Of the ledger.
-    menu
-        What he may ask for, each any number of times.
-    stages
-        Number of requests.
-    points
-        Size of the grid of losses, a multiple of 2000 and 1.
-    up
-        Whether losses are rounded up.
-    """
+    """An analyst's game against a rule."""
 
     budget: PrivacyLoss
     menu: tuple[Guarantee, ...]
@@ -208,15 +194,7 @@ def largest_pure(rule: OldRule) -> Guarantee | None:
 
 
 def staircase(budget: PrivacyLoss, shares: Sequence[Fraction]) -> tuple[Guarantee, ...]:
-    """Return the menu of the attack that was found first: Gaussian steps, and beside each what is left as a pure one.
-
-    Parameters
-    ----------
-    budget
-        Of the ledger.
-    shares
-        Of the budget's mu², one a step, less than 1 in all.
-    """
+    """Return the menu of the attack that was found first: Gaussian steps, and with each what is left as a pure one."""
     epsilon, delta = f"{budget.epsilon:f}", f"{budget.delta:.18f}"
     steps = [gaussian(epsilon, delta, share) for share in shares]
     menu: list[Guarantee] = []

@@ -56,22 +56,7 @@ def trusted_points(books: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault at one point.
-
-    Attributes
-    ----------
-    kind
-        What is done, in words; the table of results has a line for each.
-    where
-        At which point, to whom.
-    trusted, books
-        The trusted node (``driver`` or ``worker``) and the ledger (``folder`` or ``postgres``).
-    needs
-        What it takes besides: ``network``, ``disk`` or ``server``, a release that chooses its ``scale``, or
-        ``scale and norm``, or nothing.
-    inject
-        The fault; what it needs is handed over by name.
-    """
+    """One fault at one point."""
 
     kind: str
     where: str

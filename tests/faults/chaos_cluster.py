@@ -37,15 +37,7 @@ WORKERS = ("one", "two", "trusted")
 
 
 class Cluster:
-    """Made empty; :meth:`mend` starts it.
-
-    Parameters
-    ----------
-    folder
-        Where its processes run, and write what they say.
-    network
-        Machines, one for each role; without them all are on this one.
-    """
+    """Made empty; :meth:`mend` starts it."""
 
     def __init__(self, forks: Forks, folder: Path, network: Network | None = None) -> None:
         self.forks, self.folder, self.network = forks, folder, network

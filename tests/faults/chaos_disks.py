@@ -58,13 +58,7 @@ class Ballast:
 
 @contextmanager
 def small_disk(place: Path, size: str) -> Iterator[None]:
-    """Mount a small disk in memory.
-
-    Raises
-    ------
-    PermissionError
-        If this user may not.
-    """
+    """Mount a small disk in memory."""
     place.mkdir(parents=True)
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], check=False, capture_output=True

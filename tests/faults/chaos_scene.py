@@ -59,15 +59,7 @@ class ViolationError(AssertionError):
 
 @dataclass
 class Scene:
-    """A table of its own with its ledger, a cluster, and room for a release.
-
-    Parameters
-    ----------
-    ledger
-        Where its ledger is.
-    trusted
-        ``driver`` or ``worker``: where noise and ledger live.
-    """
+    """A table of its own with its ledger, a cluster, and room for a release."""
 
     folder: Path
     ledger: LedgerAddress
@@ -187,15 +179,7 @@ class Scene:
         return child, marker
 
     def wait_for(self, marker: Path, child: Child | None = None) -> None:
-        """Wait until a fault has struck.
-
-        Raises
-        ------
-        MissedError
-            If it does not.
-        OverError
-            If the command is over before.
-        """
+        """Wait until a fault has struck."""
         try:
             until(lambda: marker.exists() or (child is not None and child.ended.is_set()), LANDING)
         except AssertionError:
@@ -205,13 +189,7 @@ class Scene:
             raise OverError(f"the command was over first: {child.words.read_text()}")
 
     def land(self, what: str, *, true: bool = True) -> None:
-        """Record what was observed of the fault.
-
-        Raises
-        ------
-        MissedError
-            If it is not so.
-        """
+        """Record what was observed of the fault."""
         if not true:
             raise MissedError(f"not observed: {what}")
         self.landed.append(what)
@@ -250,13 +228,7 @@ class Scene:
         self.seen.add(hashlib.sha256(content).hexdigest())
 
     def search(self, client: Child | None = None) -> None:
-        """Search files for the sentinel; and, while a client holds what it held, the cluster's logs, and the client.
-
-        Raises
-        ------
-        ViolationError
-            If it is anywhere.
-        """
+        """Search files for the sentinel; and, while a client holds what it held, the cluster's logs, and the client."""
         found = sentinel.files_with_it([self.folder, self.cluster.folder], [self.rows])
         if found:
             raise ViolationError(f"I4: the sentinel is in {found}")
@@ -279,13 +251,7 @@ class Scene:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Run the same command again, twice, and check that every invariant holds.
-
-        Raises
-        ------
-        ViolationError
-            If one does not.
-        """
+        """Run the same command again, twice, and check that every invariant holds."""
         self.look()
         self.cluster.disarm()
         self.cluster.mend()

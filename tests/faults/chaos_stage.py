@@ -79,15 +79,6 @@ class Stage:
 
         Units are so small that one worker may sum them all before another has one. So a fault that came too late for
         the command is played again, with a table of its own.
-
-        Raises
-        ------
-        MissedError
-            If it did not land.
-        ViolationError
-            If an invariant does not hold.
-        PermissionError
-            If this user may not do what it takes.
         """
         for _ in range(TRIES - 1):
             with suppress(OverError):

@@ -84,24 +84,7 @@ class Forks:
         namespace: str | None = None,
         settings: Mapping[str, float] | None = None,
     ) -> Child:
-        """Start a process.
-
-        Parameters
-        ----------
-        words
-            Where to write what it says.
-        arguments
-            Of ``dpdist``: action, point, marker, cluster and the command line (see :mod:`crash_driver`); of a Dask
-            process, its command line.
-        program
-            ``dpdist``, ``scheduler`` or ``worker``.
-        folder
-            Of a Dask process: where it runs and its faults are armed.
-        namespace
-            Name of a network namespace to run in.
-        settings
-            Constants of modules that are other there: a minute's patience becomes seconds.
-        """
+        """Start a process."""
         assert self._server.stdin is not None
         asked = {
             "words": str(words), "arguments": list(arguments), "program": program,

@@ -59,15 +59,7 @@ GENES = ["g0", "g1", "g2", "g3"]
 
 @dataclass(frozen=True)
 class Kind:
-    """What is damaged, and what reads it.
-
-    Attributes
-    ----------
-    damaged
-        File or folder, of the files that were made.
-    commands
-        One of them runs in each case; ``new`` is where what is made shall stand.
-    """
+    """What is damaged, and what reads it."""
 
     damaged: str
     commands: tuple[tuple[str, ...], ...]

@@ -27,17 +27,7 @@ SHORT = 11
 
 @dataclass
 class Hosts:
-    """Machines: one with the scheduler, two with a worker each, and the trusted node.
-
-    Parameters
-    ----------
-    folder
-        Where their certificates and logs are.
-    job
-        What is run, so that workers can linger in it.
-    silence
-        Seconds after which Dask gives a silent connection up.
-    """
+    """Machines: one with the scheduler, two with a worker each, and the trusted node."""
 
     network: Network
     folder: Path

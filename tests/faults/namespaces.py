@@ -40,15 +40,7 @@ def _refusal() -> str | None:
 
 @dataclass(frozen=True)
 class Network:
-    """Machines by their names.
-
-    Parameters
-    ----------
-    prefix
-        What the names of the namespaces begin with: another run on this machine has others.
-    machines
-        Their names.
-    """
+    """Machines by their names."""
 
     prefix: str
     machines: tuple[str, ...]
@@ -104,13 +96,7 @@ def _join(made: Network, names: Sequence[str]) -> None:
 
 @contextmanager
 def network(*machines: str) -> Iterator[Network]:
-    """Make machines for the time of a block.
-
-    Raises
-    ------
-    PermissionError
-        If that cannot be done here.
-    """
+    """Make machines for the time of a block."""
     made = Network(f"dpdist-{os.getpid()}", machines)
     names = [made.hub, *map(made.namespace, machines)]
     try:

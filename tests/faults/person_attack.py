@@ -48,19 +48,7 @@ class Audited:
 
 
 def audited(plan: Tree | Toeplitz, unit: Unit | None, draws: int, error: float) -> Audited:
-    """Attack one form.
-
-    Parameters
-    ----------
-    plan
-        What is released.
-    unit
-        What is protected; None: each row alone.
-    draws
-        Of all that is published.
-    error
-        Probability that what is found is wrong.
-    """
+    """Attack one form."""
     asked = ReleaseRequest("gaussian", LOSS, 1.0, grid_bits=10)
     bound = asked.bound(2).norm_bound
     added, scales = [], []

@@ -88,15 +88,7 @@ def submit(site: Site, job: Job, *points: str) -> str:
 
 @contextmanager
 def running(folder: Path, *, expire: int = 5) -> Iterator[Site]:
-    """Run Slurm.
-
-    Parameters
-    ----------
-    folder
-        Where it keeps everything.
-    expire
-        Seconds for which its credentials are valid, at least 5: so long, and one more, a requeued job waits.
-    """
+    """Run Slurm."""
     need_time("slurm-wlm")
     need("slurm-wlm", "munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
     for name in ("state", "spool"):

@@ -45,17 +45,7 @@ class ViolationError(AssertionError):
 
 @dataclass
 class Space:
-    """All states that can be reached.
-
-    Attributes
-    ----------
-    commands
-        What each process runs.
-    deaths, copied, restored
-        How many processes may die, whether the ledger may be copied, and whether it may be restored from a backup.
-    budget
-        Releases of epsilon 1 that it pays for.
-    """
+    """All states that can be reached."""
 
     commands: Sequence[Command]
     deaths: int = 0
@@ -120,13 +110,7 @@ class Space:
         )  # fmt: skip
 
     def explore(self, limit: int | None = None) -> Space:
-        """Visit every state, breadth first, and check each.
-
-        Raises
-        ------
-        ViolationError
-            If an invariant is broken.
-        """
+        """Visit every state, breadth first, and check each."""
         with in_memory():
             first = self._first()
             parents: dict[tuple[int, ...], tuple[tuple[int, ...], str] | None] = {first: None}

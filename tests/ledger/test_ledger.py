@@ -1,6 +1,7 @@
 """The ledger charges once, commits once and forgets nothing, whoever asks and however many at once.
 
 One contract for both places, a folder and a PostgreSQL database; what only one of them can do wrong is tested apart.
+What follows one another in any order (charges, attempts, refunds, drafts) is played in ``test_ledger_model.py``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from support.ledgers import (
 )
 from support.releases import content_of
 
-from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.journal import Capped, Reserved, Transaction
 from dpdist.ledger.ledger import Ledger
@@ -119,21 +120,6 @@ def test_a_ledger_that_is_lost_while_it_is_used_is_not_invented(ledger: Ledger, 
 # --- charging ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_release_is_charged_once(ledger: Ledger, place: LedgerAddress) -> None:
-    assert reserve(ledger, "a", 2) is State.RESERVED
-    head = ledger.head
-    assert reserve(ledger, "a", 2) is State.RESERVED
-    assert reserve(Ledger(place), "a", 2) is State.RESERVED
-    assert ledger.head == head
-    assert epsilon_spent(ledger) == 2
-
-
-def test_a_repetition_is_free_even_when_the_budget_is_used_up(ledger: Ledger) -> None:
-    reserve(ledger, "a", 3)
-    assert reserve(ledger, "a", 3) is State.RESERVED
-    assert epsilon_spent(ledger) == 3
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -161,25 +147,6 @@ def test_the_parameters_of_an_aborted_release_still_bind_its_id(ledger: Ledger) 
     ledger.abort("a")
     with pytest.raises(RefusedError, match=r": period differ"):
         reserve(ledger, "a", period="may")
-
-
-def test_over_budget_nothing_changes(ledger: Ledger, place: LedgerAddress) -> None:
-    reserve(ledger, "a", 2)
-    head, records = ledger.head, ledger.records
-    with pytest.raises(RefusedError) as refusal:
-        reserve(ledger, "b", 2)
-    assert refusal.value.exit_code == 3
-    for each in (ledger, Ledger(place)):
-        assert (each.head, each.records) == (head, records)
-        assert each.record("b") is None
-        assert epsilon_spent(each) == 2
-    assert reserve(ledger, "b", 1) is State.RESERVED
-
-
-def test_the_first_release_must_fit_too(ledger: Ledger) -> None:
-    with pytest.raises(RefusedError):
-        reserve(ledger, "a", 4)
-    assert ledger.records == []
 
 
 def test_a_budget_without_delta_pays_for_no_gaussian_release(ledger: Ledger) -> None:
@@ -310,116 +277,7 @@ def test_caps_are_written_with_the_first_charge_and_never_again(place: LedgerAdd
     Ledger(place).verify()
 
 
-def test_an_analyst_who_chooses_by_the_first_answer_is_refused_in_one_branch(place: LedgerAddress) -> None:
-    """The attack by which two branches together had 1.73 times the budget's delta."""
-    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1.1", "1e-6"))
-    ledger.reserve("first", dataset_id=DATASET, parameters={}, guarantee=gaussian("0.1", "1e-6"))
-    with pytest.raises(RefusedError):
-        reserve(ledger, "branchA", 1)
-    ledger.reserve("branchB", dataset_id=DATASET, parameters={}, guarantee=gaussian("1.09324", "1e-6"))
-
-
-# --- aborting ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_aborted_release_is_refunded_and_can_be_reserved_again(ledger: Ledger, place: LedgerAddress) -> None:
-    reserve(ledger, "a", 3)
-    assert ledger.abort("a")
-    assert ledger.charges == []
-    assert ledger.abort("a")
-    reserve(ledger, "b", 2)
-    with pytest.raises(RefusedError):
-        reserve(ledger, "a", 3)  # what was refunded is spent elsewhere now
-    ledger.abort("b")
-    assert reserve(Ledger(place), "a", 3) is State.RESERVED
-    assert epsilon_spent(ledger) == 3
-
-
-def test_a_committed_release_cannot_be_aborted(ledger: Ledger, place: LedgerAddress) -> None:
-    committed(ledger, "a", b"bytes")
-    for _ in range(2):  # committed, then published
-        head = ledger.head
-        assert not ledger.abort("a")
-        assert ledger.head == head
-        assert epsilon_spent(ledger) == 1
-        assert content_of(Ledger(place), "a") == b"bytes"
-        ledger.published("a")
-
-
-def test_an_attempt_that_was_aborted_cannot_commit(ledger: Ledger, place: LedgerAddress) -> None:
-    fence = begun(ledger, "a")
-    ledger.abort("a")
-    assert not ledger.commit("a", fence, [b"late"])
-    # not even after somebody else reserved it again
-    reserve(ledger, "a")
-    assert not ledger.commit("a", fence, [b"later"])
-    assert blobs(place) == set()
-
-
-def test_an_aborted_release_begins_only_after_a_new_reservation(ledger: Ledger) -> None:
-    reserve(ledger, "a")
-    first = ledger.begin("a")
-    ledger.abort("a")
-    with pytest.raises(RefusedError):
-        ledger.begin("a")
-    reserve(ledger, "a")
-    second = ledger.begin("a")
-    assert first is not None
-    assert second is not None
-    assert second > first
-
-
-# --- fences and drafts ------------------------------------------------------------------------------------------------
-
-
-def test_an_attempt_with_an_old_fence_cannot_commit(ledger: Ledger, place: LedgerAddress) -> None:
-    reserve(ledger, "a")
-    old, new = ledger.begin("a"), Ledger(place).begin("a")
-    assert (old, new) == (1, 2)
-    assert not ledger.commit("a", 1, [b"old draw"])
-    assert blobs(place) == set()
-    assert ledger.commit("a", 2, [b"new draw"])
-    assert not ledger.commit("a", 1, [b"old draw"])
-    assert not ledger.commit("a", 2, [b"another draw of the winner"])
-    assert len(blobs(place)) == 1
-    assert content_of(ledger, "a") == b"new draw"
-
-
-def test_nothing_commits_without_a_reservation_or_an_attempt(ledger: Ledger, place: LedgerAddress) -> None:
-    with pytest.raises(UsageError):
-        ledger.commit("a", 1, [b"draw"])
-    reserve(ledger, "a")
-    assert not ledger.commit("a", 1, [b"draw"])
-    assert blobs(place) == set()
-    with pytest.raises(DpdistError):
-        content_of(ledger, "a")
-    for use in (ledger.begin, ledger.abort, partial(content_of, ledger), ledger.published):
-        with pytest.raises(UsageError):
-            use("unknown")
-
-
-def test_begin_deletes_the_drafts_of_dead_attempts_of_this_release_only(folder_ledger: Ledger, folder: Path) -> None:
-    committed(folder_ledger, "a-b", b"kept")
-    reserve(folder_ledger, "a")
-    folder_ledger.begin("a")
-    for name in ("a.1.dead", "a.1.beef", "a-b.1.other", "b.1.other"):
-        FolderStorage._write(folder / "blobs" / name, [b"draft"])
-    folder_ledger.begin("a")
-    left = {name for name in blobs(folder) if (folder / "blobs" / name).read_bytes() == b"draft"}
-    assert left == {"a-b.1.other", "b.1.other"}
-    assert content_of(folder_ledger, "a-b") == b"kept"
-
-
-def test_abort_and_publication_delete_drafts_but_not_what_was_committed(folder_ledger: Ledger, folder: Path) -> None:
-    reserve(folder_ledger, "a")
-    FolderStorage._write(folder / "blobs" / "a.1.dead", [b"draft"])
-    folder_ledger.abort("a")
-    assert blobs(folder) == set()
-    committed(folder_ledger, "b", b"kept")
-    FolderStorage._write(folder / "blobs" / "b.1.dead", [b"draft"])
-    folder_ledger.published("b")
-    assert len(blobs(folder)) == 1
-    assert content_of(folder_ledger, "b") == b"kept"
+# --- drafts -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
@@ -465,15 +323,6 @@ def test_what_was_committed_is_read_back_bit_for_bit(ledger: Ledger, place: Ledg
         assert record.state is state
         assert record.digest == hashlib.sha256(content).hexdigest()
         ledger.published("a")
-
-
-def test_publication_is_recorded_once(ledger: Ledger) -> None:
-    committed(ledger, "a", b"bytes")
-    ledger.published("a")
-    head = ledger.head
-    ledger.published("a")
-    assert ledger.head == head
-    assert reserve(ledger, "a") is State.PUBLISHED
 
 
 # --- several processes ------------------------------------------------------------------------------------------------

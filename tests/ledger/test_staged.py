@@ -20,6 +20,7 @@ from dpdist.ledger.state_folder import StateFile, state_home
 from dpdist.privacy.guarantee import PrivacyLoss
 
 pytestmark = pytest.mark.usefixtures("state")
+PLACES = ("folder",)
 
 
 def reserved(ledger: Ledger, release_id: str = "a", draws: Draws = 2, **more: Any) -> State:
@@ -51,20 +52,6 @@ def standing(ledger: Ledger, release_id: str = "a") -> tuple[State, int]:
     record = ledger.record(release_id)
     assert record is not None
     return record.state, len(losses(ledger))
-
-
-def test_both_draws_are_charged_once_and_each_is_drawn_once(ledger: Ledger, place: LedgerAddress) -> None:
-    assert reserved(ledger) is State.RESERVED
-    assert drawn(ledger, Part.STAGE, b"stage") == b"stage"
-    assert standing(Ledger(place)) == (State.STAGED, 1)
-    assert reserved(Ledger(place)) is State.STAGED
-    assert drawn(Ledger(place), Part.STAGE, b"never drawn") == b"stage"
-    assert drawn(Ledger(place), Part.RELEASE, b"release") == b"release"
-    ledger.published("a")
-    assert standing(ledger) == (State.PUBLISHED, 1)
-    assert drawn(ledger, Part.STAGE, b"never drawn") == b"stage"  # kept beside the release
-    assert len(blobs(place)) == 2
-    ledger.verify()
 
 
 def test_the_release_is_not_drawn_before_the_witness_has_seen_its_stage(
@@ -148,18 +135,6 @@ def test_a_copy_adopts_as_many_of_three_draws_as_were_given_out(
         with pytest.raises(RefusedError, match="another copy"):
             drawn(twin, part, b"ours")
     twin.verify()
-
-
-def test_nothing_is_refunded_once_the_stage_is_committed(ledger: Ledger, place: LedgerAddress) -> None:
-    reserved(ledger)
-    assert ledger.abort("a")
-    assert losses(ledger) == []
-    assert reserved(ledger) is State.RESERVED
-    drawn(ledger, Part.STAGE, b"stage")
-    assert not ledger.abort("a")
-    ledger.begin("a")  # sweeps drafts, and keeps the stage
-    assert standing(ledger) == (State.STAGED, 1)
-    assert drawn(Ledger(place), Part.STAGE, b"never drawn") == b"stage"
 
 
 def test_of_two_copies_one_stage_is_given_out_and_the_other_copy_adopts_it(

@@ -10,15 +10,7 @@ from dpdist.noise.entropy import Words
 
 
 class Scripted:
-    """Gives bulk words from a script, then from one stream, and single words (further bits of a draw) from another.
-
-    Attributes
-    ----------
-    drawn
-        The bulk words that were asked for, in order.
-    singles
-        The further bits that were asked for, in order.
-    """
+    """Gives bulk words from a script, then from one stream, and single words (further bits of a draw) from another."""
 
     def __init__(self, seed: int) -> None:
         self._streams = [np.random.default_rng([seed, kind]) for kind in (0, 1)]

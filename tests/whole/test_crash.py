@@ -228,7 +228,7 @@ def scaling(place: Place) -> list[str]:
 CHOICES = {"clip norm": clipping, "scale": scaling}
 
 
-@pytest.mark.parametrize(("point", "chosen"), zip(STAGED_FAULTS, cycle(CHOICES), strict=False))
+@pytest.mark.parametrize(("point", "chosen"), list(zip(STAGED_FAULTS, cycle(CHOICES), strict=False)))
 def test_a_release_that_chooses_something_first_killed_at_any_moment_keeps_its_stage(
     run: Run, place: Place, point: str, chosen: str
 ) -> None:
