@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from dpdist._util.text import counted, fields_as_json, listed
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger import checkpoint
-from dpdist.ledger.journal import Capped, Created, Entry, Event, Storage, Transaction, entry_of
+from dpdist.ledger.journal import ORIGIN, Capped, Created, Entry, Event, Storage, Transaction, entry_of
 from dpdist.ledger.state import Record, State, View
 from dpdist.naming import parameter, step
 from dpdist.privacy.accounting import CapSet, Left, certified, prices
@@ -240,22 +240,24 @@ class FoldedLedger:
             self._view = self._checkpoint(transaction) or View()
             self._kept = self._view.after
         view = self._view
-        entries, after, head = transaction.read(view.after, view.head)
+        entries, _, head = transaction.read(view.after, view.head)
         try:
-            for number, entry in enumerate(entries, view.after + 1):
-                self._fold(view, transaction, number, entry)
+            self._fold(view, transaction, entries, head)
         except BaseException:
             self._view = View()  # it holds some of the entries: the next time none of them may be passed over
             raise
-        view.after, view.head = after, head
         return view
 
     @staticmethod
-    def _fold(view: View, transaction: Transaction, number: int, entry: Entry) -> None:
-        try:
-            view.fold(entry)
-        except (ValueError, ArithmeticError, KeyError):
-            raise transaction.broken(number) from None
+    def _fold(view: View, transaction: Transaction, entries: Sequence[Entry], head: str) -> None:
+        """Take in the next entries, the last of which has a digest."""
+        for entry in entries:
+            try:
+                view.fold(entry)
+            except (ValueError, ArithmeticError, KeyError):
+                raise transaction.broken(view.after + 1) from None
+            view.after += 1
+        view.head = head
 
     @staticmethod
     def _checkpoint(transaction: Transaction) -> View | None:
@@ -269,27 +271,23 @@ class FoldedLedger:
             checkpoint.write(view)
             self._kept = view.after
 
-    def _proved(self) -> View:
+    def _prove(self) -> None:
         """Fold the journal from its first entry, and prove the checkpoint if it is of this journal."""
         with self._storage.transaction() as transaction:
-            content = _kept_of(transaction)
-            kept = checkpoint.decoded(content or b"")
-            view, proved = View(), 0
-            entries, after, head = transaction.read(view.after, view.head)
-            for number, entry in enumerate(entries, 1):
-                self._fold(view, transaction, number, entry)
-                if kept is not None and number == kept.after and transaction.passed(number, kept.head):
-                    view.after, view.head = number, kept.head
-                    if checkpoint.encoded(view) != content:
-                        raise DataError(
-                            f"The checkpoint {checkpoint.path_of(view.ledger_id)} does not say what the journal of "
-                            f"{self._storage} says, whose chain is sound: it was altered. Remove it, and verify again. "
-                            "What was charged since is in the journal, and counts."
-                        )
-                    proved = number
-            view.after, view.head = after, head
-            self._view, self._kept = view, proved
-            return view
+            content = _kept_of(transaction) or b""
+            kept, view = checkpoint.resumed(content), View()
+            entries, _, head = transaction.read(0, ORIGIN)
+            if kept is not None and transaction.passed(kept.after, kept.head):
+                self._fold(view, transaction, entries[: kept.after], kept.head)
+                if checkpoint.encoded(view) != content:
+                    raise DataError(
+                        f"The checkpoint {checkpoint.path_of(view.ledger_id)} does not say what the journal of "
+                        f"{self._storage} says, whose chain is sound: it was altered. Remove it, and verify again. "
+                        "What was charged since is in the journal, and counts."
+                    )
+            self._kept = view.after
+            self._fold(view, transaction, entries[view.after :], head)
+            self._view = view
 
     def _snapshot(self) -> View:
         with self._locked() as (view, _):

@@ -518,7 +518,7 @@ class Ledger(Witnessed):
         RefusedError
             If the ledger is behind its witness.
         """
-        self._proved()
+        self._prove()
         missing = self.missing()
         if missing or self.exhausted_elsewhere:
             what = f"{listed(missing)} committed" if missing else "the whole budget charged, as an earlier one was lost"

@@ -31,7 +31,7 @@ from support.releases import content_of
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ledger import checkpoint
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.checkpoint import decoded, encoded
+from dpdist.ledger.checkpoint import encoded, resumed
 from dpdist.ledger.journal import (
     Aborted,
     Adopted,
@@ -154,27 +154,27 @@ def test_accounts_resumed_anywhere_are_those_of_the_whole_journal(seed: int) -> 
     chance = random.Random(seed)
     events = history(chance, 40)
     cut = chance.randint(1, len(events))
-    whole, begun_, resumed = View(), View(), None
+    whole, begun_, later = View(), View(), None
     for number, event in enumerate(events, 1):
         whole.fold(entry_of(event))
         if number <= cut:
             begun_.fold(entry_of(event))
         if number == cut:
-            resumed = decoded(encoded(begun_))
-        elif resumed is not None:
-            resumed.fold(entry_of(event))
-    assert resumed is not None
-    assert encoded(resumed) == encoded(whole)
-    assert resumed.records == whole.records
-    assert list(resumed.records) == list(whole.records)
-    assert (resumed.accounts is None) == (whole.accounts is None)
-    if whole.accounts is not None and resumed.accounts is not None:
-        assert resumed.accounts == whole.accounts  # exact fractions, and which sets are closed
-        assert resumed.accounts.to_come.rest == whole.accounts.to_come.rest
+            later = resumed(encoded(begun_))
+        elif later is not None:
+            later.fold(entry_of(event))
+    assert later is not None
+    assert encoded(later) == encoded(whole)
+    assert later.records == whole.records
+    assert list(later.records) == list(whole.records)
+    assert (later.accounts is None) == (whole.accounts is None)
+    if whole.accounts is not None and later.accounts is not None:
+        assert later.accounts == whole.accounts  # exact fractions, and which sets are closed
+        assert later.accounts.to_come.rest == whole.accounts.to_come.rest
         for name in [record.release_id for record in whole.records.values()]:
-            resumed.accounts.refund(name)
+            later.accounts.refund(name)
             whole.accounts.refund(name)
-        assert resumed.accounts == whole.accounts
+        assert later.accounts == whole.accounts
 
 
 @pytest.mark.usefixtures("often")
