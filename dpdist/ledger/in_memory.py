@@ -427,12 +427,7 @@ class Budget:
             return self._left()
 
     def charge(self, guarantee: Guarantee) -> None:
-        """Charge a release before its noise is drawn. The estimators call it; there is no way back.
-
-        Parameters
-        ----------
-        guarantee
-            Of the release.
+        """Charge a release before its noise is drawn; there is no way back. The estimators call it.
 
         Raises
         ------

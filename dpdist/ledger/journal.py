@@ -1,15 +1,12 @@
 """The ledger's memory: an append-only, hash-chained journal, and what a place must offer that keeps one.
 
-Nothing is stored twice: budget, balance and the state of every release are folded from the journal's entries, so
-there is no table that could be edited apart from its history. Each entry's digest covers the digest before it.
+Nothing is stored twice: budget, balance and the state of every release are folded from the journal's entries, so there
+is no table that could be edited apart from its history. Each entry's digest covers the digest before it. An entry is an
+event (below) as JSON with sorted keys; what an event did not say in an older version has a default, which is not
+written.
 
 Two places keep a journal, and the committed releases beside it: a folder (:mod:`dpdist.ledger.sqlite`) and a
 PostgreSQL database (:mod:`dpdist.ledger.postgresql`). What a ledger means is decided in neither.
-
-The entries of a ledger's journal, as types: an event each, and what it says.
-
-The journal is JSON, whose keys are sorted. What an event did not say in an older version has a default, which is not
-written.
 """
 
 from __future__ import annotations

@@ -1,34 +1,25 @@
 """The state folder: private files of this user, outside of every ledger and table, that copies of these share.
 
 Each file is one line of JSON and one with its SHA-256. It is replaced as a whole, under a lock of its own, so whoever
-reads it without the lock sees what was written last, complete.
+reads it without the lock sees what was written last, complete. A copy on another machine, under another state folder or
+another user's cannot be seen.
 
-What this user has seen of a data set, kept outside of its rows: its one ledger, or that it was reproduced from.
+**What was seen of a data set.** Rows that were copied before they had a ledger know nothing of it, and each copy would
+get a ledger of its own, and so a second budget; or it would be reproduced from without noise. But a copy keeps the
+identity of its data set. So each identity has one file, which names the one ledger that may be charged, or says that a
+release for reproduction was made. The first of the two excludes the other for ever.
 
-Rows that were copied before they had a ledger know nothing of it, and neither does the ledger know of them. Each copy
-would get a ledger of its own, and so a second budget; or it would be reproduced from without noise. But a copy keeps
-the identity of its data set. So each identity has one private file in the state folder. It names the one ledger that
-may be charged, or says that a release for reproduction was made. The first of the two excludes the other for ever.
+It is written when the ledger is there, and before the rows name it. Should the process die before that, the ledger was
+charged nothing: the same command takes it up, or another copy's ledger comes first. Should it die after that, the same
+command finds its own ledger named and completes the rows. A ledger that none of this happened to (an older version made
+it, or another machine) is written down when it is first charged here.
 
-**Order.** It is written when the ledger is there, and before the rows name it. Should the process die before the file
-is written, the ledger was charged nothing: the same command takes it up, or another copy's ledger comes first. Should
-it die after that, the same command finds its own ledger named and completes the rows. A ledger that none of this
-happened to (an older version made it, or another machine) is written down when it is first charged here.
-
-A copy on another machine, under another state folder or another user's cannot be seen.
-
-What this user has registered, kept in the state folder: the same rows registered twice are one data set.
-
-Registering makes no copy, so it can be done again at no cost. Each time there would be a new identity, and with it a
-new budget. So a digest of what a registered table holds leads to the identity that it was given first. Registered
-again, it gets the same one: it is a copy then, and charged to the same ledger. Nothing else decides: no name, place or
-time of a file. All columns of a source are registered, so that none of the choices of
-whoever registers makes other rows of the same files.
-
-What is seen is the same files, unchanged or copied. Rows that were written in another order or way, a part of them or
-more than them are other rows to this. So are rows that were ingested. Another user's registering is not seen.
-
-The digests are of private rows: whoever can read the state folder can test guesses at a whole table with them.
+**What was registered.** Registering makes no copy, so it can be done again at no cost, and each time there would be a
+new identity with a new budget. So a digest of what a registered table holds leads to the identity that it was given
+first: registered again, it is a copy, and charged to the same ledger. Nothing else decides: no name, place or time of a
+file. All columns of a source are registered, so that no choice makes other rows of the same files. Rows that were
+written in another order or way, a part of them, more than them, or ingested ones, are other rows to this. The digests
+are of private rows: whoever can read the state folder can test guesses at a whole table with them.
 """
 
 from __future__ import annotations

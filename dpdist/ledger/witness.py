@@ -114,7 +114,7 @@ class FolderWitness:
         return _file_at(state_home() / "witness" / f"{ledger_id}.json")
 
     def place(self, ledger_id: str) -> str:
-        """Return the file."""
+        """Return where the witness of a ledger is kept, for messages."""
         return str(self._file(ledger_id).path)
 
     def read(self, ledger_id: str) -> Testimony | None:
@@ -256,9 +256,9 @@ class Witnessed(FoldedLedger):
         """Charge what was committed to other copies of this ledger, so that it may be used again; idempotent.
 
         What was under way here and never given out is refunded: another copy may have drawn it. A stage that was given
-        out stays charged, with the release that follows from it. If the witness is
-        lost, nobody can tell what was committed elsewhere. Then the whole budget is charged to this copy. The new
-        witness says so, and every other copy is charged as well before it is used again.
+        out stays charged, with the release that follows from it. If the witness is lost, nobody can tell what was
+        committed elsewhere, so the whole budget is charged to this copy. The new witness says so, and every other copy
+        is charged as well before it is used again.
 
         Returns
         -------
@@ -269,10 +269,10 @@ class Witnessed(FoldedLedger):
             with self._locked() as (view, transaction):
                 seen = witness.read()
                 lost = seen is None and view.witnessed
-                missing = [] if seen is None else seen.unknown_to(view)
-                exhausts = lost and not view.exhausted if seen is None else seen.exhausts(view)
-                if missing or exhausts:
-                    witnessed = set() if seen is None else {one for release in seen.releases for one in release.drawn}
+                heard = seen or Testimony("", (), None, None, exhausted=lost)
+                missing = heard.unknown_to(view)
+                if missing or heard.exhausts(view):
+                    witnessed = {digest for release in heard.releases for digest in release.drawn}
                     void = [
                         record.release_id
                         for record in view.records.values()
@@ -283,11 +283,11 @@ class Witnessed(FoldedLedger):
                     for release_id in void:
                         transaction.sweep(release_id, keep=view.records[release_id].voided().blobs)
                     adopted = Adopted(
-                        head=None if seen is None or seen.exhausted else seen.head,  # None: of nothing certain
+                        head=None if heard.exhausted else heard.head,  # None: of nothing certain
                         void=tuple(void),
                         releases=tuple(missing),
-                        periods={} if seen is None else seen.periods or {},
-                        capped=None if seen is None else seen.capped,
+                        periods=heard.periods or {},
+                        capped=heard.capped,
                     )
                     draws = max((release.draws for release in missing), default=1)
                     self._append(view, transaction, *restated(view, draws), adopted)
