@@ -39,7 +39,6 @@ def gaussian(epsilon: str, delta: str, share: Fraction = Fraction(1)) -> Guarant
 
 
 def pure(epsilon: str) -> Guarantee:
-    """Return a pure release."""
     return Guarantee(Neighbours.ADD_REMOVE, PrivacyLoss.parse(epsilon), None, Arithmetic.INTEGER_EXACT, "none")
 
 
@@ -58,9 +57,7 @@ def ranged(epsilon: str) -> Guarantee:
 class Rule(Protocol):
     """What a ledger accepts: a state of what is charged, which one more release turns into another."""
 
-    def key(self) -> object:
-        """Return what tells states apart."""
-        ...
+    def key(self) -> object: ...
 
     def after(self, guarantee: Guarantee) -> Rule | None:
         """Return the state after a release, or None if it is refused."""
@@ -94,7 +91,6 @@ class OldRule:
     delta_atto: int = 0
 
     def key(self) -> object:
-        """Return the three sums."""
         return self.mu_squared, self.epsilon_micro, self.delta_atto
 
     def after(self, guarantee: Guarantee) -> Rule | None:

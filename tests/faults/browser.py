@@ -37,7 +37,6 @@ class Page:
             raise
 
     def close(self) -> None:
-        """Let go of it."""
         self._loop.run_until_complete(self._left())  # outside a loop, Tornado makes one and leaves it
         self._loop.close()
 

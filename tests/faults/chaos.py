@@ -67,7 +67,6 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """All of it in words."""
         return f"{self.kind}: {self.where}, trusted {self.trusted}, ledger in {self.books}"
 
 

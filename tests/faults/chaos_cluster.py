@@ -52,7 +52,6 @@ class Cluster:
         return self.network.namespace(machine) if self.network else None
 
     def host(self, machine: str) -> str:
-        """Return the address of a machine."""
         return self.network.address(machine) if self.network else "127.0.0.1"
 
     def cut(self, machine: str) -> AbstractContextManager[None]:
@@ -62,7 +61,6 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Address of the scheduler."""
         return f"tcp://{self.host('scheduler')}:{self._port}"
 
     def alive(self, role: str) -> bool:
@@ -133,7 +131,6 @@ class Cluster:
         aside.rename(self.folder / role / point)
 
     def disarm(self) -> None:
-        """Take back what did not strike."""
         for role in WORKERS:
             for armed in (self.folder / role).iterdir():
                 if armed.is_file() and not armed.suffix:
@@ -168,7 +165,6 @@ class Cluster:
             return pool.submit(function).result()
 
     def close(self) -> None:
-        """Kill all of it."""
         for child in [*self.past, *self.children.values()]:
             child.kill(signal.SIGKILL)
             child.wait(300)

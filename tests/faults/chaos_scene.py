@@ -83,17 +83,14 @@ class Scene:
 
     @property
     def rows(self) -> Path:
-        """The table."""
         return self.folder / "rows.zarr"
 
     @property
     def target(self) -> Path:
-        """Where the release is published."""
         return self.folder / "public" / "release.zarr"
 
     @property
     def books(self) -> Ledger:
-        """The ledger, opened anew."""
         return Ledger(self.ledger)
 
     def prepare(self, pristine: Path) -> None:
@@ -114,7 +111,6 @@ class Scene:
             self._look_at_the_target()
 
     def close(self) -> None:
-        """End whatever still runs."""
         self._over.set()
         if self._watcher is not None:
             self._watcher.join()
@@ -179,7 +175,6 @@ class Scene:
         return child, marker
 
     def wait_for(self, marker: Path, child: Child | None = None) -> None:
-        """Wait until a fault has struck."""
         try:
             until(lambda: marker.exists() or (child is not None and child.ended.is_set()), LANDING)
         except AssertionError:
@@ -196,7 +191,6 @@ class Scene:
 
     @staticmethod
     def go(marker: Path) -> None:
-        """Let a lingering process go on."""
         marker.with_name(f"{marker.name}.go").touch()
 
     def left(self) -> tuple[str | None, int, bool]:
@@ -324,5 +318,4 @@ class Scene:
             sentinel.seal(path, block)
 
     def restore(self, pristine: Path) -> None:
-        """Put every chunk back."""
         shutil.copytree(pristine / "c", self.rows / "c", dirs_exist_ok=True)

@@ -48,7 +48,6 @@ class Result:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         return asdict(self)
 
 
@@ -141,7 +140,6 @@ class Stage:
         return self._far
 
     def close(self) -> None:
-        """End all of it."""
         for cluster in (self.near, self._far):
             if cluster is not None:
                 cluster.close()

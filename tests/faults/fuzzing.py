@@ -348,7 +348,6 @@ def wrong_with(folder: Path, code: int, before: set[str], entries: int | None) -
 
 
 def fuzz(kind_name: str, number: int, made: Path, scratch: Path, tally: Tally) -> None:
-    """Run one case."""
     kind = KINDS[kind_name]
     rng = np.random.default_rng([number, *kind_name.encode()])
     folder = scratch / "case"

@@ -37,7 +37,6 @@ class Hosts:
 
     @property
     def scheduler(self) -> str:
-        """Address of the scheduler."""
         return f"tls://{self.network.address('scheduler')}:{PORT}"
 
     @property
@@ -105,7 +104,6 @@ class Hosts:
         return self.processes[USER].wait(seconds)
 
     def words(self) -> str:
-        """Return what all said."""
         return "".join(f"{log.stem}: {log.read_text()[-3000:]}" for log in self.folder.glob("*.log"))
 
     def listening(self, machine: str) -> set[tuple[str, int]]:
@@ -140,7 +138,6 @@ with socket.create_connection((host, int(port)), 10) as plain, context.wrap_sock
         return codes == [0, 1]
 
     def stop(self) -> None:
-        """Kill every process of every machine."""
         for process in self.processes.values():
             try:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -47,7 +47,6 @@ class Network:
 
     @property
     def hub(self) -> str:
-        """The namespace with the bridge."""
         return f"{self.prefix}-hub"
 
     def namespace(self, machine: str) -> str:
@@ -59,7 +58,6 @@ class Network:
         return name == f"net:[{Path('/run/netns', self.namespace(machine)).stat().st_ino}]"
 
     def address(self, machine: str) -> str:
-        """Return the address of a machine."""
         return f"10.211.0.{self.machines.index(machine) + 2}"
 
     def on(self, machine: str, command: Sequence[str]) -> list[str]:

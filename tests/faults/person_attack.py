@@ -43,12 +43,10 @@ class Audited:
 
     @property
     def rejected(self) -> bool:
-        """Whether the claim is contradicted."""
         return rejects(self.finding, LOSS)
 
 
 def audited(plan: Tree | Toeplitz, unit: Unit | None, draws: int, error: float) -> Audited:
-    """Attack one form."""
     asked = ReleaseRequest("gaussian", LOSS, 1.0, grid_bits=10)
     bound = asked.bound(2).norm_bound
     added, scales = [], []

@@ -63,7 +63,6 @@ KINDS = [pure(1), gaussian("0.3", "1e-6"), gaussian("0.7", "1e-6"), POINT]
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a checkpoint with every entry."""
     monkeypatch.setattr(checkpoint, "SPACING", 1)
 
 

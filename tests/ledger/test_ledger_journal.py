@@ -249,7 +249,6 @@ def test_charges_beyond_the_budget_do_not_verify(ledger: Ledger, before: list[Ev
 
 
 def change(place: LedgerAddress, damage: str) -> None:
-    """Damage the only committed release."""
     (name,) = blobs(place)
     content = b"committed bytes"
     changed = {"flipped": bytes([content[0] ^ 1]) + content[1:], "shorter": content[:-1], "longer": content + b"\0"}

@@ -66,17 +66,14 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             self.stack.close()
 
     def charged(self) -> int:
-        """Return what the model has spent."""
         return sum(known.cost for known in self.model.values() if known.state is not State.ABORTED)
 
     @rule(handle=st.integers(0, 1))
     def reopen(self, handle: int) -> None:
-        """Forget what a handle had read."""
         self.handles[handle] = Ledger(self.place)
 
     @rule(handle=st.integers(0, 1), release_id=IDS, cost=st.integers(1, 3))
     def reserve(self, handle: int, release_id: str, cost: int) -> None:
-        """Reserve."""
         known = self.model.get(release_id)
         over, head = self.charged() + cost > BUDGET, self.handles[handle].head
         if (known is not None and known.cost != cost) or ((known is None or known.state is State.ABORTED) and over):
@@ -95,7 +92,6 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
     @rule(handle=st.integers(0, 1), release_id=IDS)
     def begin(self, handle: int, release_id: str) -> None:
-        """Begin an attempt."""
         ledger, known = self.handles[handle], self.model.get(release_id)
         if known is None:
             with pytest.raises(UsageError):
@@ -155,7 +151,6 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
     @rule(handle=st.integers(0, 1), release_id=IDS)
     def abort(self, handle: int, release_id: str) -> None:
-        """Ask for a refund."""
         ledger, known = self.handles[handle], self.model.get(release_id)
         if known is None:
             with pytest.raises(UsageError):
@@ -187,7 +182,6 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def holds_only_committed_bytes_and_drafts_of_the_live_fence(self) -> None:
-        """Look into the private folder itself."""
         expected = {name for known in self.model.values() for name in known.drafts}
         for record in self.handles[0].records:
             if record.blob is not None:

@@ -50,7 +50,6 @@ def file_of(ledger: Ledger) -> Path:
 
 
 def released(place: LedgerAddress, release_id: str, content: bytes) -> bytes:
-    """Do what one run does."""
     ledger = Ledger(place)
     state = reserve(ledger, release_id)
     if state is State.RESERVED:

@@ -45,7 +45,6 @@ class Place:
 
     @property
     def rows(self) -> Path:
-        """The table."""
         return self.folder / "rows.zarr"
 
     @property
@@ -60,7 +59,6 @@ class Place:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger, opened anew."""
         return Ledger(budget.default_ledger(self.rows))
 
     @property
