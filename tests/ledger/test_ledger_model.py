@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from faults.postgres_server import Server
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from support.ledgers import blobs, epsilon_spent, new_address, reserve
@@ -197,7 +197,8 @@ def new_folder() -> Iterator[Path]:
         yield Path(root) / "books"
 
 
-MODEL_SETTINGS = settings(stateful_step_count=30)
+MODEL_SETTINGS = settings(stateful_step_count=30, phases=(Phase.generate,))
+"""A fault is shown as it was found: to shrink it takes minutes."""
 
 
 def test_any_sequence_of_calls_on_a_folder_agrees_with_a_model() -> None:

@@ -307,13 +307,6 @@ def supply(tmp_path_factory: pytest.TempPathFactory) -> signals.Place:
     return signals.supplied(tmp_path_factory.mktemp("supply") / "place", rows=2000)
 
 
-def test_a_batch_script_ended_by_sigterm_and_requeued_makes_one_release(supply: signals.Place, tmp_path: Path) -> None:
-    struck, codes, well = signals.requeued(tmp_path / "place", supply, [4.0])
-    assert struck + 1 == len(codes)
-    assert codes[-1] == 0
-    assert well
-
-
 def test_a_job_struck_half_way_leaves_nothing_running_and_nothing_in_tmpdir(
     supply: signals.Place, tmp_path: Path
 ) -> None:
