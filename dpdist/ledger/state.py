@@ -227,6 +227,7 @@ class View:
     condition: str | None = None  # what a person stated of a ledger of version 1, on which its guarantee rests
     witnessed: bool = False  # a witness was written once, so that a missing one was lost
     exhausted: bool = False  # the whole budget was charged because the witness was lost
+    _draws: frozenset[tuple[str, str]] | None = field(default=None, init=False, compare=False)
 
     def copy(self) -> View:
         """Return a view of its own that amounts to the same; what never changes is shared."""
@@ -257,6 +258,8 @@ class View:
                 self._move(event)
             case _:
                 assert_never(event)
+        if isinstance(event, Staged | Committed | Adopted):
+            self._draws = None
 
     def _create(self, event: Created) -> None:
         if event.format not in _FORMATS:
@@ -390,7 +393,9 @@ class View:
     @property
     def draws(self) -> frozenset[tuple[str, str]]:
         """What tells each draw that was committed from all others, known here or adopted."""
-        return frozenset().union(*(record.identities for record in self.records.values()))
+        if self._draws is None:
+            self._draws = frozenset().union(*(record.identities for record in self.records.values()))
+        return self._draws
 
     def _periods(self) -> dict[str, str]:
         if self.periods is None:
