@@ -97,7 +97,8 @@ def refusal(
         )
     before = left = ""
     if charged:
-        before = f"{counted(len(charged), 'release')} charged already, "
+        verb = "is" if len(charged) == 1 else "are"
+        before = f"{counted(len(charged), 'release')} {verb} charged already, "
         left = f"; left: {accounts.left(charge.periods)}"
     head = f"This release costs {charge.guarantee.loss}; {before}the budget of {place} is {budget}{left}."
     return f"{head} Nothing was read or spent. {_cure(budget, charged, charge.guarantee)}"
