@@ -111,7 +111,7 @@ def _cure(budget: PrivacyLoss, charged: Sequence[Charge], guarantee: Guarantee) 
             f"or take {parameter('mechanism', 'two-sided-wishart')}. A delta is declared with the budget, once, before "
             f"the first release: {parameter('budget_delta', 'D')}."
         )
-    if any(_kind(other.guarantee) != _kind(guarantee) for other in charged):
+    if charged and all(_kind(other.guarantee) != _kind(guarantee) for other in charged):
         return (
             "Gaussian releases, pure ones, and those with a delta of their own share a budget only if parts of it were "
             f"set apart before the first release ({parameter('budget_pure')}, {parameter('budget_delta_reserve')}): "

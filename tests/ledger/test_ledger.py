@@ -280,6 +280,39 @@ def test_caps_are_written_with_the_first_charge_and_never_again(place: LedgerAdd
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 
+def test_begin_deletes_the_drafts_of_dead_attempts_of_this_release_only(folder_ledger: Ledger, folder: Path) -> None:
+    committed(folder_ledger, "a-b", b"kept")
+    reserve(folder_ledger, "a")
+    folder_ledger.begin("a")
+    for name in ("a.1.dead", "a.1.beef", "a-b.1.other", "b.1.other"):
+        FolderStorage._write(folder / "blobs" / name, [b"draft"])
+    folder_ledger.begin("a")
+    left = {name for name in blobs(folder) if (folder / "blobs" / name).read_bytes() == b"draft"}
+    assert left == {"a-b.1.other", "b.1.other"}
+    assert content_of(folder_ledger, "a-b") == b"kept"
+
+
+def test_abort_and_publication_delete_drafts_but_not_what_was_committed(folder_ledger: Ledger, folder: Path) -> None:
+    reserve(folder_ledger, "a")
+    FolderStorage._write(folder / "blobs" / "a.1.dead", [b"draft"])
+    folder_ledger.abort("a")
+    assert blobs(folder) == set()
+    committed(folder_ledger, "b", b"kept")
+    FolderStorage._write(folder / "blobs" / "b.1.dead", [b"draft"])
+    folder_ledger.published("b")
+    assert len(blobs(folder)) == 1
+    assert content_of(folder_ledger, "b") == b"kept"
+
+
+def test_publication_is_recorded_once(ledger: Ledger) -> None:
+    committed(ledger, "a", b"bytes")
+    ledger.published("a")
+    head = ledger.head
+    ledger.published("a")
+    assert ledger.head == head
+    assert reserve(ledger, "a") is State.PUBLISHED
+
+
 def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
     folder_ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
