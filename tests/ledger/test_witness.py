@@ -610,6 +610,22 @@ def test_a_death_around_the_witness_locks_nobody_out_and_gives_out_one_draw(
     assert epsilon_spent(mended) == 1
 
 
+def test_what_the_witness_has_seen_is_not_taken_back_when_another_release_is_adopted(
+    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = copy_of(place)
+    fence = begun(ledger, "a")
+    with monkeypatch.context() as patch:
+        _dies_after_the_witness(patch)
+        with pytest.raises(DiedError):
+            ledger.commit("a", fence, [b"ours"])
+    assert Ledger(twin).adopt() == ["a"]
+    released(twin, "b", b"theirs")
+    assert ledger.adopt() == ["b"]
+    assert content_of(ledger, "a") == b"ours"
+    assert epsilon_spent(ledger) == 2
+
+
 @pytest.mark.usefixtures("ledger")
 def test_a_death_while_adopting_is_mended_by_adopting_again(
     place: LedgerAddress, monkeypatch: pytest.MonkeyPatch, state: Path
