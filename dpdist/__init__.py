@@ -12,97 +12,54 @@ from typing import TYPE_CHECKING
 
 from dpdist._version import __version__
 
-if TYPE_CHECKING:
-    from dpdist.errors import (
-        DataError,
-        DpdistError,
-        DrownedWarning,
-        NoWitnessWarning,
-        PrivacyLeakWarning,
-        RefusedError,
-        ResumableError,
-        ShortenedRowsWarning,
-        UsageError,
-        WeakGuaranteeWarning,
-    )
-    from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
-    from dpdist.ingest.labelled import area_scale
-    from dpdist.ingest.registered import open_rows
-    from dpdist.ledger.in_memory import Budget
-    from dpdist.ledger.ledger import Ledger
-    from dpdist.mechanisms.registry import list_mechanisms
-    from dpdist.moment.histograms import NormGrid
-    from dpdist.pca.components import Components
-    from dpdist.pca.forecast import forecast_release
-    from dpdist.pca.model import open_model
-    from dpdist.pipeline.audit import audit_mechanism
-    from dpdist.pipeline.budget import create_ledger, ingest_rows
-    from dpdist.pipeline.clip_norm import choose_clip_norm
-    from dpdist.pipeline.combine import combine_releases
-    from dpdist.pipeline.components import fit_components
-    from dpdist.pipeline.inspect import inspect_path
-    from dpdist.pipeline.release import release_rows
-    from dpdist.pipeline.scores import project_rows
-    from dpdist.pipeline.sources import draft_schema, register_rows
-    from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
-    from dpdist.release.artefact import Release, open_release
-    from dpdist.release.norm_histogram import NormsRequest
-    from dpdist.release.request import Centring, ReleaseRequest
-    from dpdist.rows.bounding import RowBound
-    from dpdist.rows.columns import Column
-    from dpdist.rows.schema import Schema
-    from dpdist.runtime.cluster import Cluster
-    from dpdist.runtime.tls import Certificates
+if TYPE_CHECKING:  # a name is written twice to be exported to type checkers
+    from dpdist.errors import DataError as DataError
+    from dpdist.errors import DpdistError as DpdistError
+    from dpdist.errors import DrownedWarning as DrownedWarning
+    from dpdist.errors import NoWitnessWarning as NoWitnessWarning
+    from dpdist.errors import PrivacyLeakWarning as PrivacyLeakWarning
+    from dpdist.errors import RefusedError as RefusedError
+    from dpdist.errors import ResumableError as ResumableError
+    from dpdist.errors import ShortenedRowsWarning as ShortenedRowsWarning
+    from dpdist.errors import UsageError as UsageError
+    from dpdist.errors import WeakGuaranteeWarning as WeakGuaranteeWarning
+    from dpdist.estimators import PrivateCovariance as PrivateCovariance
+    from dpdist.estimators import PrivatePCA as PrivatePCA
+    from dpdist.estimators import PrivateRidge as PrivateRidge
+    from dpdist.ingest.labelled import area_scale as area_scale
+    from dpdist.ingest.registered import open_rows as open_rows
+    from dpdist.ledger.in_memory import Budget as Budget
+    from dpdist.ledger.ledger import Ledger as Ledger
+    from dpdist.mechanisms.registry import list_mechanisms as list_mechanisms
+    from dpdist.moment.histograms import NormGrid as NormGrid
+    from dpdist.pca.components import Components as Components
+    from dpdist.pca.forecast import forecast_release as forecast_release
+    from dpdist.pca.model import open_model as open_model
+    from dpdist.pipeline.audit import audit_mechanism as audit_mechanism
+    from dpdist.pipeline.budget import create_ledger as create_ledger
+    from dpdist.pipeline.budget import ingest_rows as ingest_rows
+    from dpdist.pipeline.clip_norm import choose_clip_norm as choose_clip_norm
+    from dpdist.pipeline.combine import combine_releases as combine_releases
+    from dpdist.pipeline.components import fit_components as fit_components
+    from dpdist.pipeline.inspect import inspect_path as inspect_path
+    from dpdist.pipeline.release import release_rows as release_rows
+    from dpdist.pipeline.scores import project_rows as project_rows
+    from dpdist.pipeline.sources import draft_schema as draft_schema
+    from dpdist.pipeline.sources import register_rows as register_rows
+    from dpdist.privacy.guarantee import Guarantee as Guarantee
+    from dpdist.privacy.guarantee import Neighbours as Neighbours
+    from dpdist.privacy.guarantee import PrivacyLoss as PrivacyLoss
+    from dpdist.release.artefact import Release as Release
+    from dpdist.release.artefact import open_release as open_release
+    from dpdist.release.norm_histogram import NormsRequest as NormsRequest
+    from dpdist.release.request import Centring as Centring
+    from dpdist.release.request import ReleaseRequest as ReleaseRequest
+    from dpdist.rows.bounding import RowBound as RowBound
+    from dpdist.rows.columns import Column as Column
+    from dpdist.rows.schema import Schema as Schema
+    from dpdist.runtime.cluster import Cluster as Cluster
+    from dpdist.runtime.tls import Certificates as Certificates
 
-__all__ = [
-    "Budget",
-    "Centring",
-    "Certificates",
-    "Cluster",
-    "Column",
-    "Components",
-    "DataError",
-    "DpdistError",
-    "DrownedWarning",
-    "Guarantee",
-    "Ledger",
-    "Neighbours",
-    "NoWitnessWarning",
-    "NormGrid",
-    "NormsRequest",
-    "PrivacyLeakWarning",
-    "PrivacyLoss",
-    "PrivateCovariance",
-    "PrivatePCA",
-    "PrivateRidge",
-    "RefusedError",
-    "Release",
-    "ReleaseRequest",
-    "ResumableError",
-    "RowBound",
-    "Schema",
-    "ShortenedRowsWarning",
-    "UsageError",
-    "WeakGuaranteeWarning",
-    "__version__",
-    "area_scale",
-    "audit_mechanism",
-    "choose_clip_norm",
-    "combine_releases",
-    "create_ledger",
-    "draft_schema",
-    "fit_components",
-    "forecast_release",
-    "ingest_rows",
-    "inspect_path",
-    "list_mechanisms",
-    "open_model",
-    "open_release",
-    "open_rows",
-    "project_rows",
-    "register_rows",
-    "release_rows",
-]
 _NAMES = {
     "errors": (
         "DataError", "DpdistError", "DrownedWarning", "NoWitnessWarning", "PrivacyLeakWarning", "RefusedError",
@@ -138,6 +95,7 @@ _NAMES = {
     "runtime.tls": ("Certificates",),
 }  # fmt: skip
 _HOMES = {name: f"dpdist.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604 - the names above, which are strings
 
 
 def __getattr__(name: str) -> object:

@@ -144,13 +144,6 @@ class WeakGuaranteeWarning(UserWarning):
     See Also
     --------
     release_rows, choose_clip_norm, PrivatePCA, PrivateCovariance, PrivateRidge : Give it.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> import dpdist
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore", dpdist.WeakGuaranteeWarning)  # in this block
     """
 
 
@@ -161,13 +154,6 @@ class ShortenedRowsWarning(UserWarning):
     --------
     PrivatePCA, PrivateCovariance, PrivateRidge : Give it.
     choose_clip_norm : Chooses a clip norm that most rows are within.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> import dpdist
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore", dpdist.ShortenedRowsWarning)  # in this block
     """
 
 
@@ -177,13 +163,6 @@ class NoWitnessWarning(UserWarning):
     See Also
     --------
     Ledger : Gives it.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> import dpdist
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore", dpdist.NoWitnessWarning)  # in this block
     """
 
 
@@ -194,13 +173,6 @@ class DrownedWarning(UserWarning):
     --------
     PrivatePCA, PrivateRidge, PrivateCovariance : Give it.
     forecast_release : Says beforehand which components will be told from noise.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> import dpdist
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore", dpdist.DrownedWarning)  # in this block
     """
 
 

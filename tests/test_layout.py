@@ -10,6 +10,7 @@ ROOMS = {path.name for path in (ROOT / "dpdist").iterdir() if path.is_dir()}
 BESIDE = {"cluster", "papers"}
 """Folders of the repository, beside the package, that have tests of their own."""
 OTHERS = {"faults", "whole", "support", "stored", "__pycache__"}
+SEARCHED = ("tests", "benchmarks", "papers")
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
@@ -30,13 +31,8 @@ def test_a_folder_of_tests_is_called_like_what_it_tests() -> None:
     assert all((ROOT / name).is_dir() for name in BESIDE)
 
 
-def test_nothing_that_is_tested_with_is_a_benchmark() -> None:
-    files = list((ROOT / "tests").rglob("*.py"))
-    assert files
-    assert [str(path) for path in files if "benchmarks" in imported(path.read_text())] == []
-
-
-def test_nobody_imports_a_test() -> None:
+def test_nobody_imports_a_test_and_what_is_tested_with_imports_no_benchmark() -> None:
     names = {path.stem for path in TESTS if path.stem.startswith("test_")}
-    files = [path for room in ("tests", "benchmarks", "papers") for path in (ROOT / room).rglob("*.py")]
-    assert [str(path) for path in files if imported(path.read_text()) & names] == []
+    files = {path: imported(path.read_text()) for room in SEARCHED for path in (ROOT / room).rglob("*.py")}
+    assert [str(path) for path, found in files.items() if found & names] == []
+    assert [str(path) for path in TESTS if "benchmarks" in files[path]] == []

@@ -32,10 +32,9 @@ def available_cores() -> int:
 
 @contextmanager
 def threaded(threads: int) -> Iterator[Each[Any, Any]]:
-    """Give what computes tasks in so many threads until the block ends; in this one if it is one.
+    """Give what computes tasks in so many threads, each with one of BLAS; in this one if it is one.
 
-    Each thread has one of BLAS. A task begins when few results wait to be taken. Whoever leaves the block early, by an
-    error or an interruption, waits for the tasks that were begun and for no other.
+    A task begins when few results wait to be taken. An error or an interruption waits only for tasks that were begun.
     """
     from threadpoolctl import threadpool_limits  # noqa: PLC0415 - most commands need none
 

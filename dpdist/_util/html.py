@@ -1,7 +1,4 @@
-"""HTML from the templates of this package: every value is escaped, and what people name is never a template.
-
-Results as a notebook shows them: a table of what was found, escaped, that loads nothing from anywhere.
-"""
+"""HTML from the templates of this package: every value is escaped, and what people name is never a template."""
 
 from __future__ import annotations
 
@@ -47,11 +44,5 @@ def table(title: str, facts: Mapping[str, object]) -> str:
 
 
 def short(identity: str) -> str:
-    """Return the beginning of an identity, as it stands in a line.
-
-    Examples
-    --------
-    >>> short("m-2e475bc4918eb608"), short("week-47")
-    ('m-2e475bc4...', 'week-47')
-    """
+    """Return the beginning of an identity, as it stands in a line."""
     return identity if len(identity) <= _ID_SHOWN + 3 else f"{identity[:_ID_SHOWN]}..."

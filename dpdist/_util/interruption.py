@@ -43,18 +43,12 @@ _RENAME_SECONDS = 5.0
 class _State:
     """What this process knows of signals."""
 
-    answered: tuple[signal.Signals, ...] = ()
-    """The signals that are answered here."""
-    at_work = False
-    """Whether there may be something to undo."""
-    done = False
-    """Whether the command has ended: signals change nothing any more."""
-    received: signal.Signals | None = None
-    """The first signal that was answered."""
-    swallowed = False
-    """Whether its exception was raised where none can pass, so that it has to be raised again."""
-    leaving = False
-    """Whether the last words are being said."""
+    answered: tuple[signal.Signals, ...] = ()  # the signals that are answered here
+    at_work = False  # there may be something to undo
+    done = False  # the command has ended: signals change nothing any more
+    received: signal.Signals | None = None  # the first signal that was answered
+    swallowed = False  # its exception was raised where none can pass, so that it has to be raised again
+    leaving = False  # the last words are being said
 
 
 _state = _State()

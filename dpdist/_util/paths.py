@@ -19,13 +19,7 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_address(text: str) -> bool:
-    """Say whether text is the address of something in a store, such as ``s3://bucket/folder``, and no path.
-
-    Examples
-    --------
-    >>> is_address("s3://bucket/rows.zarr"), is_address("data/rows.zarr")
-    (True, False)
-    """
+    """Say whether text is the address of something in a store, such as ``s3://bucket/folder``, and no path."""
     return _ADDRESS.match(text) is not None
 
 

@@ -1,13 +1,8 @@
-"""How far long work has come, told to whoever asks. Nothing is printed here: the library is silent.
-
-The command line draws a bar of it (``dpdist/cli/output.py``); a notebook may give a function of its own, as that of
-the example, to whatever takes ``progress``.
+"""How far long work has come, reported to whoever asks: a bar of the command line, or a function of a notebook.
 
 Examples
 --------
->>> def tell(step: str, done: int, total: int) -> None:
-...     print(f"{step}: {done} of {total}")
->>> count = Count(tell, "Summing rows", 2)
+>>> count = Count(lambda step, done, total: print(f"{step}: {done} of {total}"), "Summing rows", 2)
 Summing rows: 0 of 2
 >>> count.one()
 Summing rows: 1 of 2

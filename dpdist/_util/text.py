@@ -25,13 +25,7 @@ _CONTROL = re.compile(
 
 
 def has_control(text: str) -> bool:
-    r"""Say whether a name holds what is no letter but an order to whoever shows it.
-
-    Examples
-    --------
-    >>> has_control("größe, cm"), has_control("a\x1b[2J")
-    (False, True)
-    """
+    """Say whether a name holds what is no letter but an order to whoever shows it."""
     return _CONTROL.search(text) is not None
 
 
@@ -75,24 +69,12 @@ def labelled(lines: Iterable[tuple[str, str]]) -> str:
 
 
 def exactly(value: float) -> str:
-    """Return a number as it is: what is read back from it is the same float, to the last bit.
-
-    Examples
-    --------
-    >>> exactly(16384.0), exactly(1234567.0), exactly(2**-10), exactly(0.1)
-    ('16384', '1234567', '0.0009765625', '0.1')
-    """
+    """Return a number as it is: what is read back from it is the same float, to the last bit."""
     return repr(float(value)).removesuffix(".0")
 
 
 def rounded_norm(value: float) -> str:
-    """Return a norm that rows were shortened to, to six digits: it follows from the clip norm and the grid.
-
-    Examples
-    --------
-    >>> rounded_norm(23124.712948799133), rounded_norm(100.0), rounded_norm(9.98e-5)
-    ('23124.7', '100', '0.0000998')
-    """
+    """Return a norm that rows were shortened to, to six digits: it follows from the clip norm and the grid."""
     return f"{Decimal(f'{value:.6g}'):f}"
 
 
@@ -110,36 +92,18 @@ def rounded_up(value: float) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """Return how many there are of something.
-
-    Examples
-    --------
-    >>> counted(1, "chunk"), counted(0, "chunk"), counted(12, "chunk")
-    ('1 chunk', '0 chunks', '12 chunks')
-    """
+    """Return how many there are of something."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a message, the first twenty of many.
-
-    Examples
-    --------
-    >>> listed(["age", "height"])
-    'age, height'
-    """
+    """Return names for a message, the first twenty of many."""
     names = list(names)
     return ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
 
 
 def repeated(names: Iterable[str]) -> list[str]:
-    """Return the names that stand there more than once, each once, sorted.
-
-    Examples
-    --------
-    >>> repeated(["b", "a", "c", "b", "a", "a"])
-    ['a', 'b']
-    """
+    """Return the names that stand there more than once, each once, sorted."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
@@ -149,13 +113,7 @@ def canonical(value: object) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """Return JSON values: of an object its own, a path or a store as text.
-
-    Examples
-    --------
-    >>> as_json({"seen": (1, None), "place": "rows.zarr"})
-    {'seen': [1, None], 'place': 'rows.zarr'}
-    """
+    """Return JSON values: of an object its own, a path or a store as text."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if isinstance(value, dict):

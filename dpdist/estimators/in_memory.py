@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dpdist._util.frames import summed
 from dpdist.errors import DataError
-from dpdist.ledger.fingerprints import KEPT, Fingerprints
+from dpdist.ledger.in_memory import KEPT, Fingerprints
 from dpdist.moment.gram import Arithmetic, GramSum
 from dpdist.moment.histograms import Counting, Counts
 from dpdist.moment.total import block_rows, key_here, piece_rows

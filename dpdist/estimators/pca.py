@@ -141,7 +141,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
 
     **Rows in memory have no ledger.** A register in this process knows rows again by their values: in copies, other
     orders, types and chunkings, and as parts of other tables. It does not see what other processes released, nor any
-    change of the values, such as by a scaler (:mod:`dpdist.ledger.fingerprints` has a table). A second fit of as many
+    change of the values, such as by a scaler (:mod:`dpdist.ledger.in_memory` has a table). A second fit of as many
     rows of the same kind therefore warns of the joint cost. Charge all fits on the same people to one
     :class:`dpdist.Budget`: it counts whatever the rows are. Where a process is too short, ingest the rows and fit the
     path: its ledger is durable, and the same fit again is the same release at no cost.

@@ -33,18 +33,10 @@ _CURE = (
 
 @dataclass(frozen=True)
 class Address:
-    """A ledger in a PostgreSQL database. Several share a database, each under a name of its own.
-
-    Attributes
-    ----------
-    connection
-        Keywords of libpq, of which none is secret.
-    ledger
-        The name.
-    """
+    """A ledger in a PostgreSQL database. Several share a database, each under a name of its own."""
 
     text: str
-    connection: tuple[tuple[str, str], ...] = field(init=False, compare=False, repr=False)
+    connection: tuple[tuple[str, str], ...] = field(init=False, compare=False, repr=False)  # keywords of libpq
     ledger: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

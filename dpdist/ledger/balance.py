@@ -1,81 +1,43 @@
-"""How a budget stands, and why a release cannot be charged to it, in words.
+"""How a budget stands: what the journal amounts to, what is left of it, and what may still be charged.
 
-What may be charged to a ledger: the rules about prices, periods, the neighbouring relation, caps and budget.
-
-Each looks at what the journal amounts to, and refuses what may not be; none writes. ``place`` says in messages where
-the ledger is.
+The functions ``require_*`` and their like hold the rules about prices, periods, the neighbouring relation, caps and
+budget. Each looks at what the journal amounts to, and refuses what may not be; none writes. ``place`` says in messages
+where the ledger is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
-from typing import TypedDict
+from typing import Any
 
 from msgspec.structs import replace
 
-from dpdist._util.text import counted, listed
-from dpdist.errors import DataError, RefusedError
-from dpdist.ledger.journal import Capped, Created, Event
+from dpdist._util.text import counted, fields_as_json, listed
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ledger import checkpoint
+from dpdist.ledger.journal import ORIGIN, Capped, Created, Entry, Event, Storage, Transaction, entry_of
 from dpdist.ledger.state import Record, State, View
 from dpdist.naming import parameter, step
-from dpdist.privacy.accounting import Left, LeftJson, certified, composed, prices
-from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
+from dpdist.privacy.accounting import CapSet, Left, certified, prices
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
-
-
-class _LeftClosed(TypedDict, total=False):
-    left_closed: LeftJson
-
-
-class BalanceJson(_LeftClosed):
-    """A :class:`Balance` as JSON values."""
-
-    budget: dict[str, int]
-    charged: int
-    left: LeftJson
-    closed: bool
-    exhausted: bool
-    condition: str | None
-    exceeded: bool
 
 
 @dataclass(frozen=True)
 class Balance:
-    """How a budget stands. What everything charged keeps, together, is the budget; nothing less is proved.
-
-    Attributes
-    ----------
-    budget
-        The declared budget.
-    charged
-        Number of releases that are charged.
-    left
-        What can still be charged to a release of the whole table or, where rows come in periods, of one to come.
-    left_closed
-        What can still be charged to a release of all periods closed so far; None where rows come in no periods.
-    closed
-        Whether nothing can be charged any more: the ledger is of version 1 and its past has no caps, or is exhausted.
-    exhausted
-        Whether the whole budget was charged because the witness was lost (:mod:`dpdist.ledger.witness`).
-    exceeded
-        Whether what is charged exceeds the budget: two machines released at once without a common witness, or somebody
-        tampered.
-    condition
-        What a person stated of its past, on which the guarantee rests; None: it rests on nothing.
-    """
+    """How a budget stands. What everything charged keeps, together, is the budget; nothing less is proved."""
 
     budget: PrivacyLoss
-    charged: int
-    left: Left
-    left_closed: Left | None = None
-    closed: bool = False
-    exhausted: bool = False
-    condition: str | None = None
-    exceeded: bool = False
+    charged: int  # releases
+    left: Left  # for a release of the whole table or, where rows come in periods, of one to come
+    left_closed: Left | None = None  # for a release of all closed periods; None where rows come in no periods
+    closed: bool = False  # nothing can be charged any more: version 1 and a past without caps, or exhausted
+    exhausted: bool = False  # the whole budget was charged because the witness was lost (dpdist.ledger.witness)
+    condition: str | None = None  # what a person stated of its past, on which the guarantee rests; None: nothing
+    exceeded: bool = False  # two machines released at once without a common witness, or somebody tampered
 
     @property
     def promise(self) -> str:
@@ -117,34 +79,9 @@ class Balance:
     def __str__(self) -> str:
         return f"{self.so_far}; {self.rest}"
 
-    def to_json(self) -> BalanceJson:
+    def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        left_closed: _LeftClosed = {} if self.left_closed is None else {"left_closed": self.left_closed.to_json()}
-        return {
-            "budget": self.budget.to_json(),
-            "charged": self.charged,
-            "left": self.left.to_json(),
-            **left_closed,
-            "closed": self.closed,
-            "exhausted": self.exhausted,
-            "condition": self.condition,
-            "exceeded": self.exceeded,
-        }
-
-    @classmethod
-    def from_json(cls, value: BalanceJson) -> Balance:
-        """Read what :meth:`to_json` wrote."""
-        closed = value.get("left_closed")
-        return cls(
-            PrivacyLoss.from_json(value["budget"]),
-            value["charged"],
-            Left.from_json(value["left"]),
-            None if closed is None else Left.from_json(closed),
-            value["closed"],
-            value["exhausted"],
-            value["condition"],
-            value["exceeded"],
-        )
+        return fields_as_json(self, optional=("left_closed",))
 
 
 def refusal(
@@ -158,73 +95,36 @@ def refusal(
             f"before the first answer was seen, say so with {step('ledger attest', place, fixed_beforehand='')}; or "
             "repeat an earlier release by its parameters: that is free."
         )
-    count = len(charged)
-    before = f"{counted(count, 'release')} {'is' if count == 1 else 'are'} charged already, " if count else ""
-    left = "" if not count else f"; left: {accounts.left(charge.periods)}"
+    before = left = ""
+    if charged:
+        verb = "is" if len(charged) == 1 else "are"
+        before = f"{counted(len(charged), 'release')} {verb} charged already, "
+        left = f"; left: {accounts.left(charge.periods)}"
     head = f"This release costs {charge.guarantee.loss}; {before}the budget of {place} is {budget}{left}."
-    return f"{head} Nothing was read or spent. {_cure(budget, charged, charge)}"
+    return f"{head} Nothing was read or spent. {_cure(budget, charged, charge.guarantee)}"
 
 
-def _cure(budget: PrivacyLoss, charged: Sequence[Charge], charge: Charge) -> str:
-    guarantee = charge.guarantee
+def _cure(budget: PrivacyLoss, charged: Sequence[Charge], guarantee: Guarantee) -> str:
     if guarantee.loss.delta_atto and not budget.delta_atto:
         return (
             f"The delta of this budget is 0, so only purely private releases fit it: leave out {parameter('delta')}, "
             f"or take {parameter('mechanism', 'two-sided-wishart')}. A delta is declared with the budget, once, before "
             f"the first release: {parameter('budget_delta', 'D')}."
         )
-    mixed = _declaration(budget, charged, charge)
-    if mixed:
+    if charged and all(_kind(other.guarantee) != _kind(guarantee) for other in charged):
         return (
-            f"It would have fitted if {mixed} had been declared with the budget, before the first release: limits that "
-            f"are chosen after an answer was seen protect nobody. Ask for a smaller loss, or for {_kinds(charged)}."
+            "Gaussian releases, pure ones, and those with a delta of their own share a budget only if parts of it were "
+            f"set apart before the first release ({parameter('budget_pure')}, {parameter('budget_delta_reserve')}): "
+            "limits that are chosen after an answer was seen protect nobody. Ask for a smaller loss, or for a "
+            "mechanism of the kind charged already."
         )
     return "Ask for a smaller loss, or repeat an earlier release by its parameters: that is free."
 
 
-def _kinds(charged: Sequence[Charge]) -> str:
-    """Name the mechanisms whose losses fit what is charged: those of its kind, of which Gaussian ones add up best."""
-    guarantees = [each.guarantee for each in charged]
-    kinds = {
-        f"{parameter('mechanism', 'gaussian')} (with {parameter('delta')})": any(
-            g.mu_squared is not None for g in guarantees
-        ),
-        f"{parameter('mechanism', 'two-sided-wishart')} (pure, without {parameter('delta')})": any(
-            g.mu_squared is None and not g.loss.delta_atto for g in guarantees
-        ),
-        f"{parameter('mechanism', 'wishart')} (with a delta of its own)": any(
-            g.mu_squared is None and g.loss.delta_atto for g in guarantees
-        ),
-    }
-    names = [name for name, is_charged in kinds.items() if is_charged]
-    if not names:
-        return f"{parameter('mechanism', 'gaussian')}, which needs no such declaration"
-    return f"what is of the kind charged already: {' or '.join(names)}"
-
-
-def _declaration(budget: PrivacyLoss, charged: Sequence[Charge], charge: Charge) -> str:
-    """Return the options that would have let the release in, as part of the budget; empty if none would."""
-    read = [c.guarantee for c in charged if not c.periods or not charge.periods or set(c.periods) & set(charge.periods)]
-    total = composed([*read, charge.guarantee])
-    kinds = {next(prices(g)).mu_squared > 0 for g in [*read, charge.guarantee]}
-    too_much = total.epsilon_micro > budget.epsilon_micro
-    if too_much or (len(kinds) == 1 and not total.delta_atto):
-        return ""
-    if total.delta(Fraction(budget.epsilon_micro, MICRO)) > Fraction(budget.delta_atto, ATTO):
-        return ""
-    parts = []
-    if total.epsilon_micro:
-        parts.append(f"{parameter('budget_pure', _exactly(total.epsilon_micro, MICRO))}")
-    if total.delta_atto:
-        parts.append(f"{parameter('budget_delta_reserve', _exactly(total.delta_atto, ATTO))}")
-    return " and ".join(parts)
-
-
-def _exactly(count: int, unit: int) -> str:
-    """Write a number of units, short and with every digit: rounded, it would not have been enough."""
-    value = Fraction(count, unit)
-    short = f"{count / unit:g}"
-    return short if Fraction(short) == value else f"{Decimal(count) / unit}"
+def _kind(guarantee: Guarantee) -> tuple[bool, bool]:
+    """Return what tells Gaussian, pure and other releases apart: each kind has its own part of a budget."""
+    gaussian = guarantee.mu_squared is not None
+    return gaussian, not gaussian and bool(guarantee.loss.delta_atto)
 
 
 def require_charged(known: Record, guarantee: Guarantee, place: str) -> None:
@@ -273,7 +173,7 @@ def require_apart(view: View, periods: tuple[str, ...], place: str) -> None:
         )
 
 
-def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> list[Event]:
+def caps_to_fix(view: View, charge: Charge, place: str) -> list[Event]:
     """Return what has to be written before a charge that fits: the caps, if they are not fixed yet."""
     first, guarantee = view.first_charged, charge.guarantee
     if view.exhausted:
@@ -282,7 +182,7 @@ def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> 
             "another copy could have been charged in two ways. What was committed can be published again; nothing more "
             "can be released."
         )
-    require_kept(view, budget, place)
+    require_kept(view, place)
     if first is not None and first.neighbours is not guarantee.neighbours:
         relation = first.neighbours
         raise RefusedError(
@@ -291,7 +191,7 @@ def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> 
         )
     accounts = view.accounts_for(guarantee)
     if accounts is None or not accounts.holds(charge):
-        raise RefusedError(refusal(place, budget, accounts, view.charged, charge))
+        raise RefusedError(refusal(place, view.declared, accounts, view.charged, charge))
     if view.accounts is not None:
         return []
     return [Capped(tuple(caps.to_json() for caps in accounts.caps))]
@@ -305,11 +205,183 @@ def restated(view: View, draws: int) -> tuple[Created, ...]:
     return (replace(view.created, format=wanted),)
 
 
-def require_kept(view: View, budget: PrivacyLoss, place: str) -> None:
+def require_kept(view: View, place: str) -> None:
     """Refuse a journal whose caps do not keep the budget, or whose charges do not keep to its caps."""
-    capped = view.accounts is None or certified(view.accounts.caps, budget)
+    capped = view.accounts is None or certified(view.accounts.caps, view.declared)
     if view.exceeded is not None or not capped:
         raise DataError(
             f"The releases charged to {place} exceed its budget. The ledger was altered, or copies of it were used "
             "without a common witness. Nothing more can be charged to it."
         )
+
+
+def _kept_of(transaction: Transaction) -> bytes | None:
+    """Return the checkpoint that is kept of the ledger whose journal this is."""
+    first = transaction.first()
+    return None if first is None else checkpoint.read(str(first.get("ledger_id")))
+
+
+class FoldedLedger:
+    """How a ledger stands at the end of its journal, whenever it is asked."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._view = View()
+        self._kept = 0
+
+    @contextmanager
+    def _locked(self) -> Iterator[tuple[View, Transaction]]:
+        """Hold the journal and give the view folded up to its end."""
+        with self._storage.transaction() as transaction:
+            yield self._folded(transaction), transaction
+
+    def _folded(self, transaction: Transaction) -> View:
+        """Return the view folded up to the end of the journal."""
+        if not self._view.after:
+            self._view = self._checkpoint(transaction) or View()
+            self._kept = self._view.after
+        view = self._view
+        entries, _, head = transaction.read(view.after, view.head)
+        try:
+            self._fold(view, transaction, entries, head)
+        except BaseException:
+            self._view = View()  # it holds some of the entries: the next time none of them may be passed over
+            raise
+        return view
+
+    @staticmethod
+    def _fold(view: View, transaction: Transaction, entries: Sequence[Entry], head: str) -> None:
+        """Take in the next entries, the last of which has a digest."""
+        for entry in entries:
+            try:
+                view.fold(entry)
+            except (ValueError, ArithmeticError, KeyError):
+                raise transaction.broken(view.after + 1) from None
+            view.after += 1
+        view.head = head
+
+    @staticmethod
+    def _checkpoint(transaction: Transaction) -> View | None:
+        """Return the view that was kept of this very beginning of the journal; None: it is read from the start."""
+        view = checkpoint.resumed(_kept_of(transaction) or b"")
+        return view if view is not None and transaction.passed(view.after, view.head) else None
+
+    def _keep(self, view: View) -> None:
+        """Keep a checkpoint when one is due; the witness is held, and what cannot be kept is not."""
+        if checkpoint.due(view.after, self._kept):
+            checkpoint.write(view)
+            self._kept = view.after
+
+    def _prove(self) -> None:
+        """Fold the journal from its first entry, and prove the checkpoint if it is of this journal."""
+        with self._storage.transaction() as transaction:
+            content = _kept_of(transaction) or b""
+            kept, view = checkpoint.resumed(content), View()
+            entries, _, head = transaction.read(0, ORIGIN)
+            if kept is not None and transaction.passed(kept.after, kept.head):
+                self._fold(view, transaction, entries[: kept.after], kept.head)
+                if checkpoint.encoded(view) != content:
+                    raise DataError(
+                        f"The checkpoint {checkpoint.path_of(view.ledger_id)} does not say what the journal of "
+                        f"{self._storage} says, whose chain is sound: it was altered. Remove it, and verify again. "
+                        "What was charged since is in the journal, and counts."
+                    )
+            self._kept = view.after
+            self._fold(view, transaction, entries[view.after :], head)
+            self._view = view
+
+    def _snapshot(self) -> View:
+        with self._locked() as (view, _):
+            return view
+
+    @property
+    def ledger_id(self) -> str:
+        """32 random hexadecimal digits drawn when it was created; its rows name it as the one that is charged."""
+        return self._view.ledger_id or self._snapshot().ledger_id
+
+    @property
+    def dataset_id(self) -> str:
+        """Identity of the data set whose budget this is."""
+        return self._snapshot().dataset_id
+
+    @property
+    def budget(self) -> PrivacyLoss:
+        """The declared budget."""
+        return self._snapshot().declared
+
+    @property
+    def records(self) -> list[Record]:
+        """Every release ever reserved, in the order of reservation."""
+        return list(self._snapshot().records.values())
+
+    def record(self, release_id: str) -> Record | None:
+        """Return the record of one release, or None."""
+        return self._snapshot().records.get(release_id)
+
+    @property
+    def periods(self) -> dict[str, str]:
+        """The closed periods in order, each with its digest; none also where rows do not come in periods."""
+        return dict(self._snapshot().periods or {})
+
+    @property
+    def head(self) -> str:
+        """Digest of the last journal entry."""
+        return self._snapshot().head
+
+    @property
+    def charges(self) -> list[Charge]:
+        """What was charged and not refunded, and to which periods."""
+        return self._snapshot().charged
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the whole budget was charged because the witness was lost."""
+        return self._snapshot().exhausted
+
+    @property
+    def caps(self) -> tuple[CapSet, ...]:
+        """The cap sets that are fixed; none before the first charge."""
+        accounts = self._snapshot().accounts
+        return () if accounts is None else accounts.caps
+
+    @property
+    def condition(self) -> str | None:
+        """What a person stated of a ledger of version 1, on which every guarantee rests since; None: nothing."""
+        return self._snapshot().condition
+
+    def accounts(self, first: Guarantee | None = None) -> PeriodFilters | None:
+        """Return accounts to try charges on, which change nothing here; None where nothing can be charged any more.
+
+        Parameters
+        ----------
+        first
+            The next release: if it is the first, the caps may follow from it.
+        """
+        accounts = self._snapshot().accounts_for(first)
+        return None if accounts is None else accounts.copy()
+
+    def balance(self) -> Balance:
+        """Return how the budget stands."""
+        view = self._snapshot()
+        budget = view.declared
+        count, accounts = len(view.charged), view.accounts_for()
+        if accounts is None:
+            nothing = Left(0, 0, budget.delta_atto, 1.0)
+            exceeded = view.exceeded is not None
+            return Balance(budget, count, nothing, closed=True, exhausted=view.exhausted, exceeded=exceeded)
+        left = accounts.to_come.left()
+        closed = None if view.periods is None else accounts.left(view.periods) if view.periods else left
+        return Balance(budget, count, left, closed, condition=view.condition)
+
+    @staticmethod
+    def _append(view: View, transaction: Transaction, *events: Event) -> None:
+        """Append events behind the end of the view; it folds them when it is read again."""
+        after, head = view.after, view.head
+        for event in events:
+            after, head = transaction.append(entry_of(event), after, head)
+
+    def _known(self, view: View, release_id: str) -> Record:
+        record = view.records.get(release_id)
+        if record is None:
+            raise UsageError(f"The ledger {self._storage} knows no release {release_id}.")
+        return record

@@ -43,7 +43,7 @@ from dpdist.privacy.parallel import PeriodFilters
 
 SPACING = 256
 """A checkpoint is written after so many entries, or a 32nd of the journal: so writing it costs each entry the same."""
-_FORMAT = f"dpdist-checkpoint/2 of dpdist {__version__}"
+_FORMAT = f"dpdist-checkpoint/3 of dpdist {__version__}"
 """Another version may fold entries differently, so it believes no checkpoint of this one.
 
 Whoever changes what an entry amounts to, without a new version of the package, raises the number.
@@ -142,8 +142,18 @@ def encoded(view: View) -> bytes:
     return body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n"
 
 
-def decoded(content: bytes) -> View | None:
-    """Return the view of a checkpoint, or None where it is damaged, or another version wrote it."""
+def resumed(content: bytes) -> View | None:
+    """Return the view of a checkpoint, or None where it is damaged, or another version wrote it.
+
+    Bytes that were decoded last are not again: a night opens its ledger a dozen times, and decoding takes five times as
+    long as a copy.
+    """
+    view = _decoded(content)
+    return None if view is None else view.copy()
+
+
+@lru_cache(maxsize=1)
+def _decoded(content: bytes) -> View | None:
     body, _, digest = content.rpartition(b"\n")[0].rpartition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != digest:
         return None
@@ -153,20 +163,6 @@ def decoded(content: bytes) -> View | None:
         return _view(msgspec.json.decode(body, type=_Checkpoint))
     except (ValueError, ArithmeticError, LookupError, TypeError, RecursionError, DpdistError):
         return None
-
-
-def resumed(content: bytes) -> View | None:
-    """Return a view of its own of a checkpoint, as :func:`decoded`; bytes that were decoded last are not again.
-
-    A night opens its ledger a dozen times, and decoding takes five times as long as a copy.
-    """
-    view = _decoded(content)
-    return None if view is None else view.copy()
-
-
-@lru_cache(maxsize=1)
-def _decoded(content: bytes) -> View | None:
-    return decoded(content)
 
 
 def _view(checkpoint: _Checkpoint) -> View:

@@ -1,88 +1,215 @@
 """What this process has released of rows in memory: a register that lasts as long as the process, and no longer.
 
 Rows that were ingested have an identity and a durable ledger. An array has neither: fit twice, and the average of two
-releases undoes the privacy of both. So this process remembers of every table it released the fingerprints of its rows
-(:mod:`dpdist.ledger.fingerprints`), and refuses what those rows cannot afford. Rows are known again in a copy, in
-another order, type or chunking, and among other rows: in a cross-validation every fold shares rows with the others.
-Changed values are not known again.
+releases undoes the privacy of both. So this process remembers of every table it released the fingerprints of its rows,
+and refuses what those rows cannot afford. Rows are known again in a copy, in another order, type or chunking, and among
+other rows: in a cross-validation every fold shares rows with the others. Changed values are not known again. This
+protects against accidents in a notebook, and not against intent.
 
-What no fingerprint shows is warned of: every release but the first of so many rows and columns of one kind of numbers
-comes with what all of them cost together. A :class:`dpdist.Budget` counts fits whatever their rows are.
+What no fingerprint shows is warned of: every release but the first of as many rows and columns of one kind of numbers
+comes with what all of them cost together. Other processes the register does not see, those forked or started from this
+one included. The secret key of the fingerprints is drawn afresh in every process and never leaves it but to its own
+workers. They are in no release, message, log or pickle.
 
-The secret key of the fingerprints is drawn afresh in every process and never leaves it but to its own workers. They
-are in no release, message, log or pickle. Other processes the register does not see, those forked or started from this
-one included.
+A :class:`dpdist.Budget` counts fits whatever their rows are. If every fit on the same people is charged to one, all
+fits together have the guarantee of :mod:`dpdist.privacy.accounting`, even if each is chosen from the answers of the
+earlier ones. It lasts as long as the process too. The ledger of a rows.zarr is durable.
 
-A budget that fits in Python are charged to, whatever their rows are.
+**Fingerprints.** A row's key is BLAKE2b of its float64 values in their order, under a secret key of the process. Two
+tables in which no row is there twice share rows if one key is common. So do two tables of as many rows with the same
+keys, each as often.
 
-The register of a process knows rows again by their values, and misses what it cannot see. A budget does not look at
-rows at all. If every fit on the same people is charged to one :class:`Budget`, all fits together have the guarantee of
-:mod:`dpdist.privacy.accounting`, even if each is chosen from the answers of the earlier ones. A budget lasts as long as
-the process, as the register does. The ledger of a rows.zarr is durable.
+In tables of categories, or of answers yes and no, rows of different people have the same key. There one common key is
+no proof: what counts is whether more keys are common than chance explains.
+
+Suppose that two tables share no row, and that chance alone split the rows between them, as into training and test rows.
+Look at the keys that both tables together hold 2 to 8 times (c), and count how many are in both. If every row goes to
+the first table with probability q, a key is in both with probability ``1 - q^c - (1 - q)^c``, independently of the
+others. So the count has the tail of Hoeffding (1963, theorem 1). In fact the number of rows in the first table is fixed
+and not random. That multiplies the bound by at most ``sqrt(8 n1 n2 / (n1 + n2))``, the inverse of the least probability
+of that number (Cover & Thomas 2006, lemma 17.5.1). Tables are said to share rows where the bound is below
+:data:`FALSE_ALARMS`.
+
+Only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If tables of different rows share a part f of
+those of the first one, no key is seen to be common with probability at most ``(1 - f)^KEPT``.
+
+What is seen and what is not (``tests/ledger/test_fingerprints.py``):
+
+======================================================  ========
+the second table                                        is known
+======================================================  ========
+the same values: copy, order, type, chunks; one of them yes
+these among others, or a part of them                   yes
+any other values: float32 of float64, units, scalers    **no**
+columns in another order, added or left out             **no**
+one of them, where some rows are twice in a table       **no**
+columns of yes/no, with a row more or less              **no**
+a half of a table of few different rows, as of yes/no   **no**
+======================================================  ========
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
+import numpy.typing as npt
+
 from dpdist._util.ids import random_token
 from dpdist._util.text import counted
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.ledger.fingerprints import Fingerprints
 from dpdist.naming import BUDGET, naming
 from dpdist.privacy import accounting
 from dpdist.privacy.accounting import Filter, Left, caps_for
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, Neighbours, Number, PrivacyLoss
 
+Values = npt.NDArray[np.float64]
+Keys = npt.NDArray[np.uint64]
+KEPT = 2**16
+"""Keys kept of one table, half a MiB."""
+FALSE_ALARMS = 1e-4
+"""Probability that two tables that share no row are said to, if they are a random split of one table."""
+_MOST = 8
+"""Keys that two tables hold more often are no evidence."""
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """The smallest distinct keys of the rows of a table, or of a part of it. Private."""
+
+    keys: Keys  # sorted and distinct
+    counts: npt.NDArray[np.uint32]  # how many rows have each key
+    items: int  # rows, those whose keys are not kept included
+
+    @classmethod
+    def of(cls, rows: Values, key: bytes) -> Fingerprints:
+        """Return the fingerprints of rows."""
+        return cls.of_keys(_exact(rows, key))
+
+    @classmethod
+    def of_keys(cls, keys: Keys) -> Fingerprints:
+        """Return the fingerprints of rows with these keys."""
+        found, counts = np.unique(keys, return_counts=True)
+        return cls(found[:KEPT], counts[:KEPT].astype(np.uint32), len(keys))
+
+    @classmethod
+    def union(cls, parts: Sequence[Fingerprints]) -> Fingerprints:
+        """Return those of the rows of all parts. A key that it keeps was kept by each that had it."""
+        keys, place = np.unique(np.concatenate([each.keys for each in parts]), return_inverse=True)
+        counts = np.bincount(place, np.concatenate([each.counts for each in parts]), len(keys))
+        return cls(keys[:KEPT], counts[:KEPT].astype(np.uint32), sum(each.items for each in parts))
+
+    def to(self, limit: int) -> Fingerprints:
+        """Return the part of it with keys up to a limit."""
+        stop = int(np.searchsorted(self.keys, np.uint64(limit), side="right"))
+        return Fingerprints(self.keys[:stop], self.counts[:stop], self.items)
+
+    @property
+    def few(self) -> npt.NDArray[np.intp]:
+        """The counts, up to one more than is looked at."""
+        return np.minimum(self.counts, _MOST + 1).astype(np.intp)
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no key is there twice."""
+        return bool((self.counts == 1).all())
+
+    @property
+    def limit(self) -> int:
+        """The largest key up to which nothing is left out."""
+        return int(self.keys[-1]) if len(self.keys) == KEPT else 2**64 - 1
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take."""
+        return self.keys.nbytes + self.counts.nbytes
+
+    def same_rows(self, other: Fingerprints) -> bool:
+        """Say whether two passes seem to have read the same rows, in any order: as many, with the same keys."""
+        same = np.array_equal(self.keys, other.keys) and np.array_equal(self.counts, other.counts)
+        return same and self.items == other.items
+
+    def share_rows(self, other: Fingerprints) -> bool:
+        """Say whether two tables are seen to share rows."""
+        if self.distinct and other.distinct:
+            return bool(np.intersect1d(self.keys, other.keys, assume_unique=True).size)
+        return self.same_rows(other) or log_chance(self, other) < math.log(FALSE_ALARMS)
+
+
+def log_chance(first: Fingerprints, second: Fingerprints) -> float:
+    """Return the logarithm of a bound on the probability that so many keys are common by chance.
+
+    See the head of the module; 0 where no more are common than chance explains.
+    """
+    limit = min(first.limit, second.limit)
+    one, two = first.to(limit), second.to(limit)
+    _, here, there = np.intersect1d(one.keys, two.keys, assume_unique=True, return_indices=True)
+    size = 2 * _MOST + 3
+    both = np.bincount(one.few[here] + two.few[there], minlength=size)
+    apart = np.zeros(size)
+    for each, shared in ((one, here), (two, there)):
+        apart += np.bincount(each.few, minlength=size) - np.bincount(each.few[shared], minlength=size)
+    looked = slice(2, _MOST + 1)
+    common, trials = int(both[looked].sum()), int((both + apart)[looked].sum())
+    if not common:
+        return 0.0
+    part = one.items / (one.items + two.items)
+    times = np.arange(size)
+    expected = float(((both + apart) * (1 - part**times - (1 - part) ** times))[looked].sum()) / trials
+    seen = common / trials
+    if seen <= expected:
+        return 0.0
+    divergence = seen * math.log(seen / expected)
+    divergence += (1 - seen) * math.log((1 - seen) / (1 - expected)) if seen < 1 else 0.0
+    given_sizes = math.log(8 * part * two.items) / 2
+    return min(0.0, given_sizes - trials * divergence)
+
+
+def _exact(rows: Values, key: bytes) -> Keys:
+    canonical = np.add(rows, 0.0, order="C")  # -0.0 becomes 0.0
+    canonical[np.isnan(canonical)] = np.nan
+    keyed = hashlib.blake2b(key=key, digest_size=8)
+    found = np.empty(len(rows), dtype=np.uint64)
+    for i, row in enumerate(canonical):
+        each = keyed.copy()
+        each.update(row.data)
+        found[i] = int.from_bytes(each.digest(), "little")
+    return found
+
 
 @dataclass(frozen=True)
 class Shape:
-    """What two tables have in common that may be of the same people.
+    """What two tables have in common that may be of the same people."""
 
-    Attributes
-    ----------
-    kind
-        Of the numbers, as NumPy writes it: ``f``, ``i``, ``u`` or ``b``.
-    rows, columns
-        n and d. The first may be private.
-    """
-
-    kind: str
-    rows: int
+    kind: str  # of the numbers, as NumPy writes it: "f", "i", "u" or "b"
+    rows: int  # may be private
     columns: int
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """One release: what it guarantees, of which rows it is, the identity of their table, and what it was charged to.
-
-    Of a rows.zarr there are no fingerprints.
-    """
+    """One release."""
 
     guarantee: Guarantee
-    fingerprints: Fingerprints | None
+    fingerprints: Fingerprints | None  # None of a rows.zarr
     shape: Shape
-    dataset: str
-    account: Budget | None
+    dataset: str  # identity of the table
+    account: Budget | None  # what it was charged to
 
 
 @dataclass
 class Register:
-    """The releases of one process. Safe to use from several threads.
+    """The releases of one process. Safe to use from several threads."""
 
-    Attributes
-    ----------
-    key
-        16 random bytes. Private.
-    """
-
-    key: bytes = field(default_factory=lambda: bytes.fromhex(random_token()), repr=False)
+    key: bytes = field(default_factory=lambda: os.urandom(16), repr=False)  # private
     _fits: list[_Fit] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -144,48 +271,42 @@ def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: P
         return
     if not before:
         raise RefusedError(f"This release costs {guarantee.loss}, and the budget is {budget}. Ask for a smaller loss.")
-    needed = _needed(together, budget)
-    cost, cure = "epsilon of more than a million", ""
-    if needed is not None:
-        cost = _written(needed)
+    cost = _cost(accounting.least_epsilon_micro, together, budget.delta_atto)
+    cure = ""
+    if cost is not None:
         cure = (
             " A larger budget_epsilon does not limit an answer that was seen before: the releases keep their joint "
             "cost only if no request followed from an answer. If none did, say it with "
-            f"budget_epsilon={needed.epsilon_micro / MICRO!r}, budget_delta={needed.delta_atto / ATTO!r}."
+            f"budget_epsilon={cost.epsilon_micro / MICRO!r}, budget_delta={cost.delta_atto / ATTO!r}."
         )
     raise RefusedError(
         f"These rows, or some of them, were released {_times(len(before))} before in this process. With this release "
-        f"they would need a budget of {cost}; it is {_written(budget)}. Nothing was drawn. To use what is released "
-        "already costs nothing (from_release(fitted.release_)). If you plan several fits, charge all of them to one "
-        f"budget, from the first on: budget=dpdist.Budget(epsilon, delta).{cure}"
+        f"they would need a budget of {_written(cost)}; it is {_written(budget)}. Nothing was drawn. To use what is "
+        "released already costs nothing (from_release(fitted.release_)). If you plan several fits, charge all of them "
+        f"to one budget, from the first on: budget=dpdist.Budget(epsilon, delta).{cure}"
     )
 
 
-def _needed(together: list[Guarantee], budget: PrivacyLoss) -> PrivacyLoss | None:
-    """Return the least budget that pays for all, at a larger delta than that of a budget if none does at that.
-
-    None where it would be beyond reason.
-    """
-    for delta in (budget.delta_atto, sum(each.loss.delta_atto for each in together)):
+def _cost(
+    least: Callable[[list[Guarantee], int], int], together: list[Guarantee], delta_atto: int
+) -> PrivacyLoss | None:
+    """Return what releases cost together, at a larger delta than the given one if need be; None: beyond reason."""
+    for delta in (delta_atto, sum(each.loss.delta_atto for each in together)):
         with suppress(UsageError, DataError):
-            return PrivacyLoss(accounting.least_epsilon_micro(together, delta), delta)
+            return PrivacyLoss(least(together, delta), delta)
     return None
 
 
 def _warn_of_joint_cost(together: list[Guarantee]) -> None:
     """Warn of what the releases of one shape of table cost together if they are of the same people."""
     if len({each.neighbours for each in together}) > 1:
-        cost = "cost more than either says, and losses of different neighbours cannot be added"
+        cost = "more than either says, and losses of different neighbours cannot be added"
     else:
-        delta = max(each.loss.delta_atto for each in together)
-        cost = "cost a lot"
-        for each in (delta, sum(each.loss.delta_atto for each in together)):
-            with suppress(UsageError, DataError):
-                cost = f"cost {_written(PrivacyLoss(accounting.composed_epsilon_micro(together, each), each))}"
-                break
+        largest = max(each.loss.delta_atto for each in together)
+        cost = _written(_cost(accounting.composed_epsilon_micro, together, largest))
     warnings.warn(
         f"Rows of the same number and kind were released {_times(len(together) - 1)} before in this process. If they "
-        f"are of the same people, all these releases together {cost}, provided that none was asked for because of "
+        f"are of the same people, all these releases together cost {cost}, provided that none was asked for because of "
         "an earlier one's answer. Rows are known again by their values only: charge all fits on the same people to "
         "one dpdist.Budget (budget), or to the ledger of one rows.zarr.",
         UserWarning,
@@ -197,7 +318,9 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _written(loss: PrivacyLoss) -> str:
+def _written(loss: PrivacyLoss | None) -> str:
+    if loss is None:
+        return "epsilon of more than a million"
     return f"epsilon {loss.epsilon_micro / MICRO!r}, delta {loss.delta_atto / ATTO!r}"
 
 
@@ -304,12 +427,7 @@ class Budget:
             return self._left()
 
     def charge(self, guarantee: Guarantee) -> None:
-        """Charge a release before its noise is drawn. The estimators call it; there is no way back.
-
-        Parameters
-        ----------
-        guarantee
-            Of the release.
+        """Charge a release before its noise is drawn; there is no way back. The estimators call it.
 
         Raises
         ------

@@ -1,15 +1,12 @@
 """The ledger's memory: an append-only, hash-chained journal, and what a place must offer that keeps one.
 
-Nothing is stored twice: budget, balance and the state of every release are folded from the journal's entries, so
-there is no table that could be edited apart from its history. Each entry's digest covers the digest before it.
+Nothing is stored twice: budget, balance and the state of every release are folded from the journal's entries, so there
+is no table that could be edited apart from its history. Each entry's digest covers the digest before it. An entry is an
+event (below) as JSON with sorted keys; what an event did not say in an older version has a default, which is not
+written.
 
 Two places keep a journal, and the committed releases beside it: a folder (:mod:`dpdist.ledger.sqlite`) and a
 PostgreSQL database (:mod:`dpdist.ledger.postgresql`). What a ledger means is decided in neither.
-
-The entries of a ledger's journal, as types: an event each, and what it says.
-
-The journal is JSON, whose keys are sorted. What an event did not say in an older version has a default, which is not
-written.
 """
 
 from __future__ import annotations
@@ -129,28 +126,16 @@ class Aborted(Struct, frozen=True, tag_field="event", tag="aborted"):
 
 
 class CommittedRelease(Struct, frozen=True, omit_defaults=True):
-    """What a witness keeps of a release that was committed, or of which a stage was.
-
-    Attributes
-    ----------
-    digest
-        SHA-256 of the committed bytes; None where only the stage was committed.
-    stage
-        That of the first stage; None of a release of one draw.
-    weights
-        How often it adds the rows of each period; none: once.
-    second
-        Of a release of three draws: the digest of its second stage, none while that is to come. None: of any other.
-    """
+    """What a witness keeps of a release that was committed, or of which a stage was."""
 
     id: str
     parameters: dict[str, object]
     guarantee: GuaranteeJson
     periods: tuple[str, ...]
-    digest: str | None
-    stage: str | None = None
-    weights: tuple[int, ...] = ()
-    second: tuple[str, ...] | None = None
+    digest: str | None  # SHA-256 of the committed bytes; None where only a stage was committed
+    stage: str | None = None  # that of the first stage; None of a release of one draw
+    weights: tuple[int, ...] = ()  # how often it adds the rows of each period; none: once
+    second: tuple[str, ...] | None = None  # of three draws: that of the second stage, if it is there; None: of fewer
 
     @property
     def draws(self) -> Draws:
@@ -160,14 +145,10 @@ class CommittedRelease(Struct, frozen=True, omit_defaults=True):
         return 1 if self.stage is None else 2
 
     @property
-    def stages(self) -> tuple[str, ...]:
-        """The digests of its stages that were committed, in order."""
-        return () if self.stage is None else (self.stage, *(self.second or ()))
-
-    @property
-    def drawn(self) -> frozenset[str]:
-        """The digests of all that was drawn for it."""
-        return frozenset((*self.stages, *(() if self.digest is None else (self.digest,))))
+    def drawn(self) -> tuple[str, ...]:
+        """The digests of all that was drawn for it, in order."""
+        stages = () if self.stage is None else (self.stage, *(self.second or ()))
+        return stages if self.digest is None else (*stages, self.digest)
 
 
 class Caps(Struct, frozen=True):
@@ -183,18 +164,10 @@ class Caps(Struct, frozen=True):
 
 
 class Adopted(Struct, frozen=True, tag_field="event", tag="adopted"):
-    """What other copies of the ledger committed was charged here.
+    """What other copies of the ledger committed was charged here."""
 
-    Attributes
-    ----------
-    head
-        Digest of the other journal's last entry; None where the witness was lost, and so the whole budget is charged.
-    void
-        Ids of what was under way here, and is refunded.
-    """
-
-    head: str | None
-    void: tuple[str, ...]
+    head: str | None  # of the other journal; None: the witness was lost, and so the whole budget is charged
+    void: tuple[str, ...]  # ids of what was under way here, and is refunded
     releases: tuple[CommittedRelease, ...]
     periods: dict[str, str]
     capped: Caps | None
@@ -217,15 +190,11 @@ def entry_of(event: Event) -> Entry:
     return entry
 
 
-_ORIGIN = "0" * 64
+ORIGIN = "0" * 64
+"""The digest that stands before the first entry."""
 _PIECE = 1 << 20
 WAIT_SECONDS = 60
 """How long a transaction waits for another process to end its own."""
-
-
-def origin() -> str:
-    """Return the digest that stands before the first entry."""
-    return _ORIGIN
 
 
 def _digest(previous: str, entry: str) -> str:
@@ -254,7 +223,7 @@ class Transaction(ABC):
     def first(self) -> Entry | None:
         """Return the first entry, or None where there is none that its digest covers."""
         row = self._row(1)
-        if row is None or row[1] != _digest(_ORIGIN, row[0]):
+        if row is None or row[1] != _digest(ORIGIN, row[0]):
             return None
         entry: Entry = json.loads(row[0])
         return entry

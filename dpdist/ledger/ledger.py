@@ -78,7 +78,7 @@ from dpdist.ledger.journal import (
 )
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import FORMAT, PERIODIC, Part, Record, State
-from dpdist.ledger.witness import FolderWitness, Witness, Witnessed
+from dpdist.ledger.witness import FolderWitness, Witnessed
 from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import PERIOD_PATTERN, PeriodFilters
@@ -192,25 +192,19 @@ class Ledger(Witnessed):
 
     @classmethod
     def charged_for(cls, rows: object, ledger_id: str, place: LedgerAddress) -> Ledger:
-        """Open the one ledger that may be charged for rows, by the id that they name.
-
-        Raises
-        ------
-        RefusedError
-            If there is none at the place, or another one.
-        """
+        """Open the one ledger that may be charged for rows, by the id that they name, or raise RefusedError."""
         if not cls.stands_at(place):
             raise RefusedError(
                 f"The ledger of {rows} is not at {place}. If it was moved, name its place ({parameter('ledger')}, or "
                 "ledger in a job file); if it is lost, restore it from a copy: what was spent is known nowhere else."
             )
-        found = cls(place)
-        if found.ledger_id != ledger_id:
+        ledger = cls(place)
+        if ledger.ledger_id != ledger_id:
             raise RefusedError(
                 f"{place} is not the ledger of {rows}. Name the one that was created for it ({parameter('ledger')}, or "
                 "ledger in a job file)."
             )
-        return found
+        return ledger
 
     @staticmethod
     def stands_at(place: LedgerAddressGiven) -> bool:
@@ -282,7 +276,7 @@ class Ledger(Witnessed):
             caps = view.fixed_caps()
             count = len(view.charged)
             condition = f"the {counted(count, 'request')} up to entry {view.after} were fixed before the first answer"
-            trial = PeriodFilters(self._budget_of(view), (caps,), view.periods or ())
+            trial = PeriodFilters(view.declared, (caps,), view.periods or ())
             if not all(trial.book(str(i), charge) for i, charge in enumerate(view.charged)):
                 raise RefusedError(
                     f"The releases charged to {self._storage} do not keep its budget, even if all of them were fixed "
@@ -329,7 +323,7 @@ class Ledger(Witnessed):
         UsageError
             If the id is malformed.
         """
-        asked: dict[str, object] = json.loads(canonical(parameters))
+        requested: dict[str, object] = json.loads(canonical(parameters))
         place = str(self._storage)
         if not re.fullmatch(ID_PATTERN, release_id):
             raise UsageError("A release id is 1 to 64 letters, digits, hyphens or underscores.", parameter="id")
@@ -341,21 +335,21 @@ class Ledger(Witnessed):
                 )
             charge = charge_of(guarantee, closed_as_read(view, periods or {}, place), weights or {})
             known = view.records.get(release_id)
-            same = known is None or (known.parameters, known.periods, known.draws, known.weights) == (
-                asked, charge.periods, draws, charge.weights,
-            )  # fmt: skip
-            if known is not None and not same:
-                raise RefusedError(
-                    f"The release id {release_id} stands for other parameters in {self._storage}: "
-                    f"{_differences(known.parameters, asked) or 'periods'} differ. Choose another "
-                    f"{parameter('id')}."
-                )
-            if known is not None and known.state is not State.ABORTED:
-                require_charged(known, guarantee, place)
-                return known.state
+            if known is not None:
+                stored = known.parameters
+                names = sorted(k for k in stored | requested if stored.get(k, ...) != requested.get(k, ...))
+                reads = (known.periods, known.draws, known.weights) == (charge.periods, draws, charge.weights)
+                if names or not reads:
+                    raise RefusedError(
+                        f"The release id {release_id} stands for other parameters in {place}: "
+                        f"{', '.join(names) or 'periods'} differ. Choose another {parameter('id')}."
+                    )
+                if known.state is not State.ABORTED:
+                    require_charged(known, guarantee, place)
+                    return known.state
             require_apart(view, charge.periods, place)
-            caps = caps_to_fix(view, self._budget_of(view), charge, place)
-            reserved = Reserved(release_id, asked, guarantee.to_json(), charge.periods, draws, charge.weights)
+            caps = caps_to_fix(view, charge, place)
+            reserved = Reserved(release_id, requested, guarantee.to_json(), charge.periods, draws, charge.weights)
             self._append(view, transaction, *restated(view, draws), *caps, reserved)
         return State.RESERVED
 
@@ -524,7 +518,7 @@ class Ledger(Witnessed):
         RefusedError
             If the ledger is behind its witness.
         """
-        self._proved()
+        self._prove()
         missing = self.missing()
         if missing or self.exhausted_elsewhere:
             what = f"{listed(missing)} committed" if missing else "the whole budget charged, as an earlier one was lost"
@@ -533,7 +527,7 @@ class Ledger(Witnessed):
                 f"charge what is missing to this one with: {step('ledger adopt', self._storage)}"
             )
         view = self._snapshot()
-        require_kept(view, self._budget_of(view), str(self._storage))
+        require_kept(view, str(self._storage))
         for record in view.records.values():
             for part in Part:
                 if record.has(part) and record.state is not State.ADOPTED:
@@ -563,23 +557,17 @@ class Ledger(Witnessed):
 
 
 def _storage(place: LedgerAddressGiven) -> Storage:
-    found = address_given(place)
-    if isinstance(found, Path):
-        return FolderStorage(found)
+    address = address_given(place)
+    if isinstance(address, Path):
+        return FolderStorage(address)
     try:
         from dpdist.ledger.postgresql import PostgresStorage  # noqa: PLC0415 - an extra, needed for no other ledger
     except ImportError:
         raise UsageError(
-            "A ledger in PostgreSQL needs SQLAlchemy and psycopg. Install them with: pip install 'dpdist[postgres]'"
+            "A ledger in PostgreSQL needs psycopg. Install it with: pip install 'dpdist[postgres]'"
         ) from None
-    return PostgresStorage(found)
+    return PostgresStorage(address)
 
 
-def _witness() -> Witness:
+def _witness() -> FolderWitness:
     return FolderWitness()
-
-
-def _differences(left: dict[str, object], right: dict[str, object]) -> str:
-    absent = object()
-    names = sorted(k for k in left.keys() | right.keys() if left.get(k, absent) != right.get(k, absent))
-    return ", ".join(names)

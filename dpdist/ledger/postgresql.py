@@ -22,37 +22,18 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property, partial
+from contextlib import closing, contextmanager
+from functools import partial
 from ipaddress import ip_address
 from tempfile import TemporaryFile, gettempdir
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import psycopg
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    create_engine,
-    func,
-    insert,
-    inspect,
-    literal,
-    select,
-    text,
-)
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool
+from psycopg import Connection, IsolationLevel
 
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
 from dpdist.ledger.address import Address
-from dpdist.ledger.journal import WAIT_SECONDS, Entry, Transaction, origin, written
+from dpdist.ledger.journal import ORIGIN, WAIT_SECONDS, Entry, Transaction, written
 
 _PART = 1 << 26
 """Bytes of a release in one row; PostgreSQL holds at most a gibibyte in a value."""
@@ -62,31 +43,17 @@ only reads."""
 _LOGIN = re.compile("password authentication failed|no password supplied")
 """What libpq says of a login that failed; it passes no code on. A server that speaks another language is merely one
 that cannot be reached."""
-_SETTINGS = text(
-    "SELECT set_config('lock_timeout', :wait, true), set_config('idle_in_transaction_session_timeout', :wait, true),"
+_SETTINGS = (
+    "SELECT set_config('lock_timeout', %(wait)s, true),"
+    " set_config('idle_in_transaction_session_timeout', %(wait)s, true),"
     " set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'"
     " ELSE current_setting('synchronous_commit') END, true), current_setting('fsync')"
 )
-
-_TABLES = MetaData()
-_JOURNAL = Table(
-    "dpdist_journal",
-    _TABLES,
-    Column("ledger", Text, primary_key=True),
-    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    Column("entry", Text, nullable=False),
-    Column("digest", Text, nullable=False),
-)
-_BLOBS = Table(
-    "dpdist_blobs",
-    _TABLES,
-    Column("ledger", Text, primary_key=True),
-    Column("name", Text, primary_key=True),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("content", LargeBinary, nullable=False),
-)
-
-
+_TABLES = {
+    "dpdist_journal": "ledger TEXT, sequence BIGINT, entry TEXT NOT NULL, digest TEXT NOT NULL,"
+    " PRIMARY KEY (ledger, sequence)",
+    "dpdist_blobs": "ledger TEXT, name TEXT, part INTEGER, content BYTEA NOT NULL, PRIMARY KEY (ledger, name, part)",
+}
 _ENCRYPTED = ("verify-full", "verify-ca", "require")
 
 
@@ -117,6 +84,11 @@ def _on_this_machine(host: str) -> bool:
         return False
 
 
+def _has_table(connection: Connection, name: str) -> bool:
+    row = connection.execute("SELECT to_regclass(%s)", (name,)).fetchone()
+    return row is not None and row[0] is not None
+
+
 def _lock_key(name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"dpdist ledger\n{name}".encode()).digest()[:8], "big", signed=True)
 
@@ -132,39 +104,34 @@ class PostgresTransaction(Transaction):
 
     def contains(self, digest: str) -> bool:
         """Say whether an entry has this digest."""
-        query = select(literal(1)).where(_JOURNAL.c.ledger == self._ledger, _JOURNAL.c.digest == digest).limit(1)
-        return self._connection.execute(query).first() is not None
+        query = "SELECT 1 FROM dpdist_journal WHERE ledger = %s AND digest = %s LIMIT 1"
+        return self._connection.execute(query, (self._ledger, digest)).fetchone() is not None
 
     def keep(self, name: str) -> bool:
         """Store the content, in parts."""
         with self._drafts.pop(name) as draft:
             draft.seek(0)
             for part, content in enumerate(iter(partial(draft.read, _PART), b"")):
-                row = {"ledger": self._ledger, "name": name, "part": part, "content": content}
-                self._connection.execute(insert(_BLOBS), row)
+                row = self._ledger, name, part, content
+                self._connection.execute("INSERT INTO dpdist_blobs VALUES (%s, %s, %s, %b)", row)
         return True
 
     def sweep(self, release_id: str, keep: Collection[str]) -> None:
         """Do nothing: an attempt that was not committed has left nothing."""
 
     def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
-        columns = _JOURNAL.c
-        query = select(columns.sequence, columns.entry, columns.digest).where(
-            columns.ledger == self._ledger, columns.sequence >= first
+        query = (
+            "SELECT sequence, entry, digest FROM dpdist_journal WHERE ledger = %s AND sequence >= %s ORDER BY sequence"
         )
-        return [(row[0], row[1], row[2]) for row in self._connection.execute(query.order_by(columns.sequence))]
+        return self._connection.execute(query, (self._ledger, first)).fetchall()
 
     def _row(self, sequence: int) -> tuple[str, str] | None:
-        columns = _JOURNAL.c
-        query = select(columns.entry, columns.digest).where(
-            columns.ledger == self._ledger, columns.sequence == sequence
-        )
-        row = self._connection.execute(query).first()
-        return None if row is None else (row[0], row[1])
+        query = "SELECT entry, digest FROM dpdist_journal WHERE ledger = %s AND sequence = %s"
+        return self._connection.execute(query, (self._ledger, sequence)).fetchone()
 
     def _insert(self, sequence: int, entry: str, digest: str) -> None:
-        row = {"ledger": self._ledger, "sequence": sequence, "entry": entry, "digest": digest}
-        self._connection.execute(insert(_JOURNAL), row)
+        row = self._ledger, sequence, entry, digest
+        self._connection.execute("INSERT INTO dpdist_journal VALUES (%s, %s, %s, %s)", row)
 
 
 class PostgresStorage:
@@ -178,32 +145,22 @@ class PostgresStorage:
     def __str__(self) -> str:
         return str(self._address)
 
-    @cached_property
-    def _engine(self) -> Engine:
-        options = {"connect_timeout": "10", "application_name": "dpdist", **dict(self._address.connection)}
-        return create_engine(
-            "postgresql+psycopg://",
-            connect_args=options,
-            poolclass=NullPool,
-            isolation_level="READ COMMITTED",
-            hide_parameters=True,
-            use_native_hstore=False,
-        )
-
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """Give a connection in a transaction, committed when the block ends."""
+        """Give a connection in a transaction, committed when the block ends; the server undoes what was not."""
+        options: dict[str, Any] = {"connect_timeout": "10", "application_name": "dpdist"}
+        options |= dict(self._address.connection)
         try:
-            with self._engine.begin() as connection:
+            with closing(psycopg.connect(**options)) as connection:
+                connection.isolation_level = IsolationLevel.READ_COMMITTED
                 yield connection
-        except DBAPIError as error:
+                connection.commit()
+        except psycopg.Error as error:
             raise self._translated(error) from None
 
-    def _translated(self, error: DBAPIError) -> DpdistError:
-        cause = error.orig
-        state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-        if not isinstance(cause, psycopg.Error) or state is None:
-            reason = " ".join(str(cause).split())  # of a connection, never of a statement
+    def _translated(self, error: psycopg.Error) -> DpdistError:
+        if error.sqlstate is None:
+            reason = " ".join(str(error).split())  # of a connection, never of a statement
             if _LOGIN.search(reason):
                 return RefusedError(
                     f"The server of the ledger {self} refused the login: role or password is wrong, or no password "
@@ -214,15 +171,15 @@ class PostgresStorage:
                 f"The ledger {self} cannot be reached ({reason}). What was reserved stays reserved. Start the server, "
                 "or mend address and password (PGPASSFILE or PGPASSWORD), then run the same command again."
             )
-        said = cause.diag.message_primary or state
-        if state.startswith(_PASSING):
+        message = error.diag.message_primary or error.sqlstate
+        if error.sqlstate.startswith(_PASSING):
             return ResumableError(
-                f"The ledger {self} could not be used now ({said}). What was reserved stays reserved; run the "
+                f"The ledger {self} could not be used now ({message}). What was reserved stays reserved; run the "
                 "same command again."
             )
         return DataError(
-            f"PostgreSQL refused to use the ledger {self} ({said}). Its role needs SELECT and INSERT on "
-            f"{_JOURNAL.name} and {_BLOBS.name}, and CREATE where they are missing; if they were altered, restore them."
+            f"PostgreSQL refused to use the ledger {self} ({message}). Its role needs SELECT and INSERT on "
+            f"{' and '.join(_TABLES)}, and CREATE where they are missing; if they were altered, restore them."
         )
 
     def exists(self) -> bool:
@@ -231,26 +188,27 @@ class PostgresStorage:
             return self._has_journal(connection)
 
     def _has_journal(self, connection: Connection) -> bool:
-        if not inspect(connection).has_table(_JOURNAL.name):
+        if not _has_table(connection, "dpdist_journal"):
             return False
-        query = select(literal(1)).where(_JOURNAL.c.ledger == self._address.ledger).limit(1)
-        return connection.execute(query).first() is not None
+        query = "SELECT 1 FROM dpdist_journal WHERE ledger = %s LIMIT 1"
+        return connection.execute(query, (self._address.ledger,)).fetchone() is not None
 
     def create(self, first: Entry) -> None:
         """Write the first entry of the journal, and the tables if there are none."""
         with self._connection() as connection:
             self._lock(connection, "")
-            _TABLES.create_all(connection)
+            for name, columns in _TABLES.items():
+                if not _has_table(connection, name):  # a role may lack CREATE where the tables are there
+                    connection.execute(f"CREATE TABLE {name} ({columns})")
             self._lock(connection, self._address.ledger)
             if self._has_journal(connection):
                 raise DataError(f"{self} exists already. Choose another name for the ledger (?ledger=NAME).")
             self._require_only(connection, first)
-            PostgresTransaction(connection, self._address, self._drafts).append(first, 0, origin())
+            PostgresTransaction(connection, self._address, self._drafts).append(first, 0, ORIGIN)
 
     def _require_only(self, connection: Connection, first: Entry) -> None:
         """Refuse a second ledger of a data set in one database: another machine may have created the first."""
-        query = select(_JOURNAL.c.ledger, _JOURNAL.c.entry).where(_JOURNAL.c.sequence == 1)
-        for name, entry in connection.execute(query):
+        for name, entry in connection.execute("SELECT ledger, entry FROM dpdist_journal WHERE sequence = 1"):
             if f'"dataset_id":"{first["dataset_id"]}"' in entry:
                 raise RefusedError(
                     f"The database of {self} holds a ledger of these rows, or of a copy of them, under the name "
@@ -258,13 +216,13 @@ class PostgresStorage:
                 )
 
     def _lock(self, connection: Connection, name: str) -> None:
-        settings = connection.execute(_SETTINGS, {"wait": f"{WAIT_SECONDS}s"}).one()
-        if settings[-1] != "on":
+        settings = connection.execute(_SETTINGS, {"wait": f"{WAIT_SECONDS}s"}).fetchone()
+        if settings is None or settings[-1] != "on":
             raise RefusedError(
                 f"The server of {self} runs with fsync off: after a power cut it would have forgotten what was spent. "
                 "Turn fsync on, or use another server."
             )
-        connection.execute(select(func.pg_advisory_xact_lock(_lock_key(name))))
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_lock_key(name),))
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -292,12 +250,10 @@ class PostgresStorage:
     @contextmanager
     def blob(self, name: str) -> Iterator[BinaryIO]:
         """Copy what was committed under a name to a nameless file; an empty one if it is missing."""
-        columns = _BLOBS.c
-        query = select(columns.content).where(columns.ledger == self._address.ledger, columns.name == name)
+        query = "SELECT content FROM dpdist_blobs WHERE ledger = %s AND name = %s ORDER BY part"
         with TemporaryFile() as file:
             with self._connection() as connection:
-                found = connection.execution_options(yield_per=1).execute(query.order_by(columns.part))
-                for content in found.scalars():
+                for (content,) in connection.cursor().stream(query, (self._address.ledger, name)):
                     file.write(content)
             file.seek(0)
             yield file

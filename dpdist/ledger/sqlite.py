@@ -2,9 +2,7 @@
 
 SQLite runs in WAL mode with ``synchronous=FULL`` and every change in one ``BEGIN IMMEDIATE`` transaction: a reader
 that later writes would otherwise see its snapshot overtaken. It needs a local disk of the trusted node; a network
-file system, whose locks and shared memory do not reach across machines, is refused where it can be recognised.
-
-Which file system a path stands on, as far as Linux tells.
+file system, whose locks and shared memory do not reach across machines, is refused where Linux tells of one.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dpdist.errors import DataError, RefusedError, ResumableError
-from dpdist.ledger.journal import WAIT_SECONDS, Entry, Transaction, origin, written
+from dpdist.ledger.journal import ORIGIN, WAIT_SECONDS, Entry, Transaction, written
 from dpdist.naming import parameter
 from dpdist.storage.atomic import staged, sync
 
@@ -113,11 +111,6 @@ class FolderStorage:
     def __str__(self) -> str:
         return str(self._folder)
 
-    @property
-    def path(self) -> Path:
-        """The database file."""
-        return self._path
-
     def exists(self) -> bool:
         """Say whether the database is there."""
         return self._path.is_file()
@@ -128,14 +121,14 @@ class FolderStorage:
         with staged(self._folder, "ledger", private=True) as aside:
             (aside / "blobs").mkdir(mode=0o700)
             made = FolderStorage(aside)
-            os.close(os.open(made.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            os.close(os.open(made._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             with closing(made._connect()) as connection:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute(
                     "CREATE TABLE journal (sequence INTEGER PRIMARY KEY, entry TEXT NOT NULL, digest TEXT NOT NULL)"
                 )
             with made.transaction() as transaction:
-                transaction.append(first, 0, origin())
+                transaction.append(first, 0, ORIGIN)
 
     def _require_local(self) -> None:
         kind = network_file_system(self._folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import assert_never
@@ -11,6 +12,7 @@ from msgspec.structs import replace as replaced
 
 from dpdist.errors import DataError
 from dpdist.ledger.journal import (
+    ORIGIN,
     Aborted,
     Adopted,
     Begun,
@@ -27,7 +29,6 @@ from dpdist.ledger.journal import (
     Reserved,
     Staged,
     event_of,
-    origin,
 )
 from dpdist.privacy.accounting import CapSet, caps_for, composed, has_choice, widest
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
@@ -67,11 +68,6 @@ class Part(enum.StrEnum):
     SECOND = "second stage"
     RELEASE = "release"
 
-    @property
-    def before(self) -> int:
-        """How many stages are committed before it, if it is one."""
-        return 1 if self is Part.SECOND else 0
-
 
 @dataclass(frozen=True)
 class Draw:
@@ -83,40 +79,18 @@ class Draw:
 
 @dataclass(frozen=True)
 class Record:
-    """One release in the ledger.
-
-    Attributes
-    ----------
-    parameters
-        What was asked for, JSON values; the same id with other parameters is refused.
-    fence
-        Number of the latest attempt to draw noise; only that one may commit.
-    blob, digest
-        File name and SHA-256 of the committed bytes, None before.
-    periods
-        The periods it reads; none: the whole table.
-    witnessed
-        Whether the witness had seen its latest commitment, so that these bytes may have been given out.
-    draws
-        1, or more where stages are drawn first, and each draw follows from what those before it published.
-    stages
-        The draws before the release, as far as they are committed.
-    weights
-        How often it adds the rows of each period; none: once.
-    """
+    """One release in the ledger."""
 
     release_id: str
-    parameters: dict[str, object]
+    parameters: dict[str, object]  # JSON values; the same id with other parameters is refused
     guarantee: Guarantee
     state: State
-    fence: int = 0
-    blob: str | None = None
-    digest: str | None = None
-    periods: tuple[str, ...] = ()
-    witnessed: bool = False
-    draws: Draws = 1
-    stages: tuple[Draw, ...] = ()
-    weights: tuple[int, ...] = ()
+    fence: int = 0  # number of the latest attempt to draw noise; only that one may commit
+    drawn: tuple[Draw, ...] = ()  # what was committed, in order: the stages, then the release
+    periods: tuple[str, ...] = ()  # that it reads; none: the whole table
+    witnessed: bool = False  # the witness had seen its latest commitment, so these bytes may have been given out
+    draws: Draws = 1  # more where stages are drawn first, and each draw follows from what those before it published
+    weights: tuple[int, ...] = ()  # how often it adds the rows of each period; none: once
 
     @property
     def charge(self) -> Charge:
@@ -124,45 +98,58 @@ class Record:
         return Charge(self.guarantee, self.periods, self.weights)
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is drawn for it, in order."""
+        return (*(Part.STAGE, Part.SECOND)[: self.draws - 1], Part.RELEASE)
+
+    @property
     def due(self) -> Part | None:
         """What is to be drawn next; None where nothing is.
 
         Nothing is due before the witness has seen the stage that it follows from.
         """
-        if self.state is State.RESERVED or (self.state is State.STAGED and self.witnessed):
-            parts = (*(Part.STAGE, Part.SECOND)[: self.draws - 1], Part.RELEASE)
-            return next((part for part in parts if not self.has(part)), None)
-        return None
+        waits = self.state is State.STAGED and not self.witnessed
+        if waits or self.state not in {State.RESERVED, State.STAGED} or len(self.drawn) == self.draws:
+            return None
+        return self.parts[len(self.drawn)]
 
     def has(self, part: Part) -> bool:
         """Say whether a part is committed, here or elsewhere."""
-        return self.digest is not None if part is Part.RELEASE else len(self.stages) > part.before
+        return part in self.parts[: len(self.drawn)]
 
     def committed(self, part: Part) -> Draw | None:
         """Return the draw of a part that was committed; None where it was not."""
-        if not self.has(part):
-            return None
-        return Draw(self.blob, str(self.digest)) if part is Part.RELEASE else self.stages[part.before]
+        return self.drawn[self.parts.index(part)] if self.has(part) else None
 
     @property
-    def drawn(self) -> frozenset[str]:
-        """The digests of all that was committed."""
-        return frozenset(draw.digest for draw in self._every)
+    def stages(self) -> tuple[Draw, ...]:
+        """The draws before the release, as far as they are committed."""
+        return self.drawn[: self.draws - 1]
+
+    @property
+    def blob(self) -> str | None:
+        """File name of the committed bytes of the release; None before, or where another copy has them."""
+        return self.drawn[-1].blob if len(self.drawn) == self.draws else None
+
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the committed bytes of the release; None before."""
+        return self.drawn[-1].digest if len(self.drawn) == self.draws else None
 
     @property
     def latest(self) -> str | None:
         """The digest of what was committed last; None before anything was."""
-        return self._every[-1].digest if self._every else None
+        return self.drawn[-1].digest if self.drawn else None
 
     @property
     def blobs(self) -> tuple[str, ...]:
         """The names of all committed bytes that are here."""
-        return tuple(draw.blob for draw in self._every if draw.blob is not None)
+        return tuple(draw.blob for draw in self.drawn if draw.blob is not None)
 
     @cached_property
-    def _every(self) -> tuple[Draw, ...]:
-        """All that was committed, in order."""
-        return self.stages if self.digest is None else (*self.stages, Draw(self.blob, self.digest))
+    def identities(self) -> frozenset[tuple[str, str]]:
+        """What tells each of its draws from all others."""
+        return draws_of(self.release_id, (draw.digest for draw in self.drawn))
 
     @property
     def seen(self) -> bool:
@@ -183,10 +170,9 @@ class Record:
     def testimony(self) -> CommittedRelease:
         """What a witness keeps of it; the inverse of :meth:`adopted`. Each commitment writes those of all releases."""
         stages = [draw.digest for draw in self.stages]
-        second = (stages[1],) if len(stages) > 1 else ()
         return CommittedRelease(
             self.release_id, self.parameters, self.guarantee.to_json(), self.periods, self.digest,
-            stages[0] if stages else None, self.weights, second if self.draws > 2 else None,
+            stages[0] if stages else None, self.weights, tuple(stages[1:]) if self.draws > 2 else None,
         )  # fmt: skip
 
     @classmethod
@@ -198,67 +184,49 @@ class Record:
             Guarantee.from_json(release.guarantee),
             State.ADOPTED,
             fence,
-            digest=release.digest,
-            periods=release.periods,
+            tuple(Draw(None, digest) for digest in release.drawn),
+            release.periods,
             draws=release.draws,
-            stages=tuple(Draw(None, digest) for digest in release.stages),
             weights=release.weights,
         )
 
     def elsewhere(self, release_id: str) -> Record:
         """Return it as one that another copy committed, under another id."""
-        stages = tuple(Draw(None, draw.digest) for draw in self.stages)
-        return replace(self, release_id=release_id, state=State.ADOPTED, blob=None, stages=stages)
+        drawn = tuple(Draw(None, draw.digest) for draw in self.drawn)
+        return replace(self, release_id=release_id, state=State.ADOPTED, drawn=drawn)
 
     def voided(self) -> Record:
         """Return it without what was under way and never given out; what was given out stays charged."""
         seen = self._stages_seen
-        lost = replace(self, fence=self.fence + 1, blob=None, digest=None, witnessed=False, stages=seen)
-        return replace(lost, state=State.STAGED, witnessed=True) if seen else replace(lost, state=State.ABORTED)
+        state = State.STAGED if seen else State.ABORTED
+        return replace(self, state=state, fence=self.fence + 1, drawn=seen, witnessed=bool(seen))
 
 
-def draw_of(release_id: str, digest: str) -> tuple[str, str]:
-    """Return what tells a draw from all others, also where two draws under one id are both known."""
-    return release_id.partition(".")[0], digest
+def draws_of(release_id: str, digests: Iterable[str]) -> frozenset[tuple[str, str]]:
+    """Return what tells draws from all others, also where two draws under one id are both known."""
+    return frozenset((release_id.partition(".")[0], digest) for digest in digests)
 
 
 @dataclass
 class View:
-    """The ledger folded from the journal up to one entry.
-
-    Attributes
-    ----------
-    periods
-        Digest of the content of each closed period, in the order of closing; None where rows do not come in periods.
-    accounts
-        What is charged, against the caps; None before the first charge, and in a ledger of version 1 until it goes on.
-    exceeded
-        The first release that does not fit the caps, came before them, or is under another relation than the first one;
-        None unless somebody tampered, or two copies released without a common witness.
-    begun_with_caps
-        Whether caps precede every charge; False of a ledger of version 1.
-    condition
-        What a person stated of a ledger of version 1, on which its guarantee rests; None: it rests on nothing.
-    witnessed
-        Whether a witness was ever written, so that a missing one was lost.
-    exhausted
-        Whether the whole budget was charged because the witness was lost.
-    """
+    """The ledger folded from the journal up to one entry."""
 
     after: int = 0
-    head: str = field(default_factory=origin)
+    head: str = ORIGIN
     format: str = ""
     ledger_id: str = ""
     dataset_id: str = ""
     budget: PrivacyLoss | None = None
-    periods: dict[str, str] | None = None
+    periods: dict[str, str] | None = None  # digest of the content of each closed period, in the order of closing
     records: dict[str, Record] = field(default_factory=dict)
-    accounts: PeriodFilters | None = None
+    accounts: PeriodFilters | None = None  # None before the first charge, and in version 1 until it goes on
     exceeded: str | None = None
-    begun_with_caps: bool = True
-    condition: str | None = None
-    witnessed: bool = False
-    exhausted: bool = False
+    """The first release that does not fit the caps, came before them, or is under another relation than the first one;
+    None unless somebody tampered, or two copies released without a common witness."""
+    begun_with_caps: bool = True  # caps precede every charge; False of a ledger of version 1
+    condition: str | None = None  # what a person stated of a ledger of version 1, on which its guarantee rests
+    witnessed: bool = False  # a witness was written once, so that a missing one was lost
+    exhausted: bool = False  # the whole budget was charged because the witness was lost
     _draws: frozenset[tuple[str, str]] | None = field(default=None, init=False, compare=False)
 
     def copy(self) -> View:
@@ -273,8 +241,6 @@ class View:
     def fold(self, entry: Entry) -> None:
         """Take in the next entry of the journal."""
         event = event_of(entry)
-        changed = getattr(event, "id", "")
-        before = self.records[changed].drawn if changed in self.records else frozenset()
         match event:
             case Created():
                 self._create(event)
@@ -292,12 +258,8 @@ class View:
                 self._move(event)
             case _:
                 assert_never(event)
-        if isinstance(event, Adopted):
+        if isinstance(event, Staged | Committed | Adopted):
             self._draws = None
-        elif self._draws is not None and changed:
-            drawn = self.records[changed].drawn
-            more = {draw_of(changed, digest) for digest in drawn - before}
-            self._draws = self._draws | more if before <= drawn else None
 
     def _create(self, event: Created) -> None:
         if event.format not in _FORMATS:
@@ -318,7 +280,7 @@ class View:
     def created(self) -> Created:
         """What the ledger was created as."""
         return Created(
-            format=self.format, ledger_id=self.ledger_id, dataset_id=self.dataset_id, **self._budget().to_json()
+            format=self.format, ledger_id=self.ledger_id, dataset_id=self.dataset_id, **self.declared.to_json()
         )
 
     @property
@@ -336,14 +298,14 @@ class View:
         match event:
             case Begun():
                 record = replace(record, fence=record.fence + 1)
-            case Staged():
-                # the fence moves on, so that the attempt which drew the stage cannot commit it as the next part too
-                if len(record.stages) > record.draws - 2 or record.digest is not None:
-                    raise DataError(f"The journal commits more stages of {event.id} than it has.")
-                stages = (*record.stages, Draw(event.blob, event.digest))
-                record = replace(record, state=State.STAGED, fence=record.fence + 1, stages=stages, witnessed=False)
-            case Committed():
-                record = replace(record, state=State.COMMITTED, blob=event.blob, digest=event.digest, witnessed=False)
+            case Staged() | Committed():
+                last = isinstance(event, Committed)
+                if (len(record.drawn) >= record.draws - 1) is not last:
+                    raise DataError(f"The journal commits other draws of {event.id} than it has.")
+                # after a stage the fence moves on: the attempt that drew it cannot commit it as the next part too
+                state, fence = (State.COMMITTED, record.fence) if last else (State.STAGED, record.fence + 1)
+                drawn = (*record.stages, Draw(event.blob, event.digest))
+                record = replace(record, state=state, fence=fence, drawn=drawn, witnessed=False)
             case CommitWitnessed():
                 self.witnessed = True
                 record = replace(record, witnessed=True)
@@ -354,7 +316,7 @@ class View:
         self.records[event.id] = record
         if isinstance(event, Aborted) and self.accounts is not None:
             self.accounts.refund(event.id)
-            if all(other.state is State.ABORTED for other in self.records.values()):
+            if not self._active:
                 self.accounts = None  # nothing was ever committed, so the next release is the first again
 
     def _reserve(self, event: Reserved) -> None:
@@ -375,16 +337,14 @@ class View:
 
     def _cap(self, caps: Caps) -> None:
         """Fix the caps, and charge what a ledger of version 1 had charged before."""
-        self.accounts = PeriodFilters(self._budget(), caps.fixed, self.periods or ())
+        self.accounts = PeriodFilters(self.declared, caps.fixed, self.periods or ())
         self.condition = caps.condition
-        for record in self.records.values():
-            if record.state is not State.ABORTED:
-                self._book(self.accounts, record)
+        for record in self._active:
+            self._book(self.accounts, record)
 
     def _book(self, accounts: PeriodFilters, record: Record) -> None:
         """Charge a release; what does not fit, or is under another relation than the first one, keeps no budget."""
-        first = next(other for other in self.records.values() if other.state is not State.ABORTED)
-        alike = first.guarantee.neighbours is record.guarantee.neighbours
+        alike = self.first_charged is not None and self.first_charged.neighbours is record.guarantee.neighbours
         if not accounts.book(record.release_id, record.charge) or not alike:
             self.exceeded = self.exceeded or record.release_id
 
@@ -398,8 +358,9 @@ class View:
             self.periods = dict(sorted({**self._periods(), **event.periods}.items()))
         for release in event.releases:
             here = self.records.pop(release.id, None)  # it goes to the end
-            if here is not None and here.drawn - release.drawn:  # draws of both are out: both stay charged
-                second = f"{here.release_id}.{max(here.drawn - release.drawn)[:16]}"
+            alone = set() if here is None else {draw.digest for draw in here.drawn}.difference(release.drawn)
+            if here is not None and alone:  # draws of both are out: both stay charged
+                second = f"{here.release_id}.{max(alone)[:16]}"
                 self.records[second] = here.elsewhere(second)
             self.records[release.id] = Record.adopted(release, here.fence + 1 if here else 0)
         self._cap_as_adopted(event.capped)
@@ -419,8 +380,7 @@ class View:
             self.exhausted |= any(record.seen for record in self.records.values())
         fixed = capped or here
         if fixed is not None:
-            known = [record.guarantee for record in self.records.values() if record.state is not State.ABORTED]
-            self.exhausted |= any(has_choice(guarantee, fixed.fixed) for guarantee in known)
+            self.exhausted |= any(has_choice(record.guarantee, fixed.fixed) for record in self._active)
             self._cap(fixed)
 
     @property
@@ -434,8 +394,7 @@ class View:
     def draws(self) -> frozenset[tuple[str, str]]:
         """What tells each draw that was committed from all others, known here or adopted."""
         if self._draws is None:
-            every = (draw_of(r.release_id, one) for r in self.records.values() for one in r.drawn)
-            self._draws = frozenset(every)
+            self._draws = frozenset().union(*(record.identities for record in self.records.values()))
         return self._draws
 
     def _periods(self) -> dict[str, str]:
@@ -443,25 +402,27 @@ class View:
             raise DataError("The journal speaks of periods, and the rows of this ledger come in none.")
         return self.periods
 
-    def _budget(self) -> PrivacyLoss:
+    @property
+    def declared(self) -> PrivacyLoss:
+        """The budget, which only a damaged journal does not declare."""
         if self.budget is None:
-            raise DataError("The journal declares no budget.")
+            raise DataError("The journal declares no budget: it is damaged. Restore the ledger from a copy.")
         return self.budget
+
+    @property
+    def _active(self) -> list[Record]:
+        """The releases that were charged and not refunded."""
+        return [record for record in self.records.values() if record.state is not State.ABORTED]
 
     @property
     def charged(self) -> list[Charge]:
         """What the releases guarantee, and of which periods, that were charged and not refunded."""
-        return [r.charge for r in self.records.values() if r.state is not State.ABORTED]
+        return [record.charge for record in self._active]
 
     @property
     def first_charged(self) -> Guarantee | None:
         """What the first release guarantees that was charged and not refunded."""
         return next((r.guarantee for r in self.records.values() if r.state is not State.ABORTED), None)
-
-    @property
-    def count(self) -> int:
-        """How many releases were charged and not refunded."""
-        return sum(record.state is not State.ABORTED for record in self.records.values())
 
     def caps(self, first: Guarantee | None = None) -> tuple[CapSet, ...] | None:
         """Return the caps: those that are fixed, or those that would be if this were the next release.
@@ -476,7 +437,7 @@ class View:
         pure = all(g.mu_squared is None and g.loss.delta_atto == 0 for g in past)
         if len(past) > 1 and not pure and any(g.mu_squared is None for g in past):
             return None
-        return caps_for(self._budget(), past[0] if past else first)
+        return caps_for(self.declared, past[0] if past else first)
 
     def accounts_for(self, first: Guarantee | None = None) -> PeriodFilters | None:
         """Return the accounts, under :meth:`caps`; None of a ledger of version 1 that cannot go on.
@@ -490,9 +451,8 @@ class View:
         caps = self.caps(first)
         if caps is None:
             return None
-        accounts = PeriodFilters(self._budget(), caps, self.periods or ())
-        active = [record for record in self.records.values() if record.state is not State.ABORTED]
-        booked = [accounts.book(r.release_id, r.charge) for r in active]
+        accounts = PeriodFilters(self.declared, caps, self.periods or ())
+        booked = [accounts.book(record.release_id, record.charge) for record in self._active]
         return accounts if all(booked) else None
 
     def fixed_caps(self) -> CapSet:
@@ -504,4 +464,4 @@ class View:
         every = [[c.guarantee for c in self.charged if not c.periods or p in c.periods] for p in self.periods or ("",)]
         totals = [composed(guarantees) for guarantees in every]
         pure, reserve = max(t.epsilon_micro for t in totals), max(t.delta_atto for t in totals)
-        return widest(self._budget(), pure if pure <= self._budget().epsilon_micro else 0, reserve)
+        return widest(self.declared, pure if pure <= self.declared.epsilon_micro else 0, reserve)

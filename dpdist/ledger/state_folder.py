@@ -1,34 +1,25 @@
 """The state folder: private files of this user, outside of every ledger and table, that copies of these share.
 
 Each file is one line of JSON and one with its SHA-256. It is replaced as a whole, under a lock of its own, so whoever
-reads it without the lock sees what was written last, complete.
+reads it without the lock sees what was written last, complete. A copy on another machine, under another state folder or
+another user's cannot be seen.
 
-What this user has seen of a data set, kept outside of its rows: its one ledger, or that it was reproduced from.
+**What was seen of a data set.** Rows that were copied before they had a ledger know nothing of it, and each copy would
+get a ledger of its own, and so a second budget; or it would be reproduced from without noise. But a copy keeps the
+identity of its data set. So each identity has one file, which names the one ledger that may be charged, or says that a
+release for reproduction was made. The first of the two excludes the other for ever.
 
-Rows that were copied before they had a ledger know nothing of it, and neither does the ledger know of them. Each copy
-would get a ledger of its own, and so a second budget; or it would be reproduced from without noise. But a copy keeps
-the identity of its data set. So each identity has one private file in the state folder. It names the one ledger that
-may be charged, or says that a release for reproduction was made. The first of the two excludes the other for ever.
+It is written when the ledger is there, and before the rows name it. Should the process die before that, the ledger was
+charged nothing: the same command takes it up, or another copy's ledger comes first. Should it die after that, the same
+command finds its own ledger named and completes the rows. A ledger that none of this happened to (an older version made
+it, or another machine) is written down when it is first charged here.
 
-**Order.** It is written when the ledger is there, and before the rows name it. Should the process die before the file
-is written, the ledger was charged nothing: the same command takes it up, or another copy's ledger comes first. Should
-it die after that, the same command finds its own ledger named and completes the rows. A ledger that none of this
-happened to (an older version made it, or another machine) is written down when it is first charged here.
-
-A copy on another machine, under another state folder or another user's cannot be seen.
-
-What this user has registered, kept in the state folder: the same rows registered twice are one data set.
-
-Registering makes no copy, so it can be done again at no cost. Each time there would be a new identity, and with it a
-new budget. So a digest of what a registered table holds leads to the identity that it was given first. Registered
-again, it gets the same one: it is a copy then, and charged to the same ledger. Nothing else decides: no name, place or
-time of a file. All columns of a source are registered, so that none of the choices of
-whoever registers makes other rows of the same files.
-
-What is seen is the same files, unchanged or copied. Rows that were written in another order or way, a part of them or
-more than them are other rows to this. So are rows that were ingested. Another user's registering is not seen.
-
-The digests are of private rows: whoever can read the state folder can test guesses at a whole table with them.
+**What was registered.** Registering makes no copy, so it can be done again at no cost, and each time there would be a
+new identity with a new budget. So a digest of what a registered table holds leads to the identity that it was given
+first: registered again, it is a copy, and charged to the same ledger. Nothing else decides: no name, place or time of a
+file. All columns of a source are registered, so that no choice makes other rows of the same files. Rows that were
+written in another order or way, a part of them, more than them, or ingested ones, are other rows to this. The digests
+are of private rows: whoever can read the state folder can test guesses at a whole table with them.
 """
 
 from __future__ import annotations
@@ -110,7 +101,8 @@ class StateFile(Generic[Content]):
         """Hold it against every other process; the folder is made if there is none."""
         try:
             make_private(self.path.parent)
-            handle = _lock_file(self.path.with_suffix(".lock"))
+            handle = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_WRONLY, 0o600)
+            os.fchmod(handle, 0o600)  # whatever the umask
         except OSError as error:
             raise self._unusable(error) from None
         try:
@@ -213,32 +205,15 @@ def make_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _lock_file(path: Path) -> int:
-    """Open a file that only its owner can read, whatever the umask, and create it where there is none."""
-    handle = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
-    os.fchmod(handle, 0o600)
-    return handle
-
-
 _DATASET = "dpdist-dataset/1"
 
 
 class Seen(Struct, frozen=True):
-    """What was seen of a data set, as it is stored.
+    """What was seen of a data set, as it is stored."""
 
-    Attributes
-    ----------
-    ledger_id
-        Identity of the one ledger that may be charged for it; None while there is none.
-    place
-        Where that ledger was when it was seen first, for messages.
-    reproduced
-        Whether a release for reproduction was made of it.
-    """
-
-    ledger_id: str | None = None
-    place: str | None = None
-    reproduced: bool = False
+    ledger_id: str | None = None  # identity of the one ledger that may be charged for it; None while there is none
+    place: str | None = None  # where that ledger was when it was seen first, for messages
+    reproduced: bool = False  # a release for reproduction was made of it
 
     def require_charged_to(self, ledger_id: str, place: str) -> None:
         """Refuse to charge another ledger than the one that was seen first."""
@@ -250,19 +225,14 @@ class Seen(Struct, frozen=True):
         if self.ledger_id not in {None, ledger_id}:
             raise RefusedError(
                 f"The rows of the ledger {place} have another ledger, {self.place}, created for them or for a copy of "
-                f"them, and two ledgers would be two budgets. Nothing was drawn. {_cure()} What this ledger has given "
-                "out can be published again."
+                "them, and two ledgers would be two budgets. Nothing was drawn. Release from the rows that name that "
+                f"ledger, and if it was moved, name its place ({parameter('ledger')}). If it is lost, restore it from "
+                f"a copy, and charge what the copy misses with: {step('ledger adopt', 'LEDGER')}. What this ledger has "
+                "given out can be published again."
             )
 
 
 _LOST = "If it is lost, remove it: the ledger that is charged next is then the only one."
-
-
-def _cure() -> str:
-    return (
-        f"Release from the rows that name that ledger, and if it was moved, name its place ({parameter('ledger')}). If "
-        f"it is lost, restore it from a copy, and charge what the copy misses with: {step('ledger adopt', 'LEDGER')}."
-    )
 
 
 def _dataset_file(dataset_id: str) -> StateFile[Seen]:
@@ -300,18 +270,10 @@ _REGISTERED = "dpdist-registered-rows/1"
 
 
 class Registration(Struct, frozen=True):
-    """What is remembered of rows that were registered, as it is stored.
-
-    Attributes
-    ----------
-    dataset_id
-        Their identity.
-    place
-        Where their table was put first, for messages.
-    """
+    """What is remembered of rows that were registered, as it is stored."""
 
     dataset_id: str
-    place: str
+    place: str  # where their table was put first, for messages
 
 
 def identity_of(content: str, place: str) -> str:
@@ -319,16 +281,12 @@ def identity_of(content: str, place: str) -> str:
 
     It is remembered when this returns, before there is a table: should the process die then, the next gets the same.
     """
-    file = _registration_file(content)
+    path = state_home() / "registered" / f"{content}.json"
+    lost = "If it is lost, remove it: what it was of is then registered as new rows, with a budget of its own."
+    file = StateFile(path, "record of registered rows", _REGISTERED, Registration, lost)
     with file.locked():
         known = file.read()
         if known is None:
             known = Registration(random_token(), place)
             file.write(known)
         return known.dataset_id
-
-
-def _registration_file(digest: str) -> StateFile[Registration]:
-    place = state_home() / "registered" / f"{digest}.json"
-    lost = "If it is lost, remove it: what it was of is then registered as new rows, with a budget of its own."
-    return StateFile(place, "record of registered rows", _REGISTERED, Registration, lost)

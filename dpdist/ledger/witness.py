@@ -33,21 +33,19 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import Struct
 
 from dpdist._util.text import counted, listed
 from dpdist.errors import DataError, NoWitnessWarning, RefusedError
 from dpdist.ledger import state_folder
-from dpdist.ledger.balance import restated
+from dpdist.ledger.balance import FoldedLedger, restated
 from dpdist.ledger.journal import Adopted, Caps, CommittedRelease, CommitWitnessed, Storage, Transaction
-from dpdist.ledger.state import State, View, draw_of
+from dpdist.ledger.state import State, View, draws_of
 from dpdist.ledger.state_folder import VARIABLE, StateFile, state_home
-from dpdist.ledger.status import FoldedLedger
 from dpdist.naming import step
 
 FORMAT = "dpdist-witness/1"
@@ -55,32 +53,14 @@ STAGES = {2: "dpdist-witness/2", 3: "dpdist-witness/3"}
 """Formats of one that has seen a stage, by the draws of its release: a version that would forget it refuses them."""
 
 
-def _lost() -> str:
-    return f"If it is lost, remove it and see what {step('ledger adopt')} says."
-
-
 class Testimony(Struct, frozen=True, dict=True):
-    """What a witness has seen of a ledger, as it is stored.
+    """What a witness has seen of a ledger, as it is stored."""
 
-    Attributes
-    ----------
-    head
-        Digest of the journal's last entry when it was seen.
-    releases
-        Every release that was committed, or of which a stage was, with its charge.
-    periods
-        The closed periods with their digests; None where rows do not come in periods.
-    capped
-        The caps that were fixed before the first release; None where none were.
-    exhausted
-        Whether the whole budget was charged to a copy, because an earlier witness was lost.
-    """
-
-    head: str
-    releases: tuple[CommittedRelease, ...]
-    periods: dict[str, str] | None
-    capped: Caps | None
-    exhausted: bool = False
+    head: str  # digest of the journal's last entry when it was seen
+    releases: tuple[CommittedRelease, ...]  # every one that was committed, or of which a stage was
+    periods: dict[str, str] | None  # the closed periods with their digests; None where rows do not come in periods
+    capped: Caps | None  # the caps that were fixed before the first release
+    exhausted: bool = False  # the whole budget was charged to a copy, because an earlier witness was lost
 
     @classmethod
     def of(cls, view: View) -> Testimony:
@@ -92,7 +72,7 @@ class Testimony(Struct, frozen=True, dict=True):
     @cached_property
     def draws(self) -> frozenset[tuple[str, str]]:
         """What tells each draw from all others."""
-        return frozenset(draw for release in self.releases for draw in _draws(release))
+        return frozenset().union(*map(_draws, self.releases))
 
     def unknown_to(self, view: View) -> list[CommittedRelease]:
         """Return the releases that a ledger does not know of, in the order of commitment."""
@@ -110,54 +90,19 @@ class Testimony(Struct, frozen=True, dict=True):
         return view.draws <= self.draws and (self.exhausted or not view.exhausted)
 
 
-def _draws(release: CommittedRelease) -> set[tuple[str, str]]:
-    return {draw_of(release.id, digest) for digest in release.drawn}
+def _draws(release: CommittedRelease) -> frozenset[tuple[str, str]]:
+    return draws_of(release.id, release.drawn)
 
 
 def _format(testimony: Testimony) -> str:
     return STAGES.get(max((release.draws for release in testimony.releases), default=1), FORMAT)
 
 
-class Held(Protocol):
-    """The witness of one ledger, locked."""
-
-    def read(self) -> Testimony | None:
-        """Return what was seen last, or None where there is nothing."""
-        ...
-
-    def write(self, content: Testimony, /) -> None:
-        """Replace it; it is durable when this returns."""
-        ...
-
-
-class Witness(Protocol):
-    """Where the witnesses of ledgers are kept."""
-
-    def held(self, ledger_id: str) -> AbstractContextManager[Held]:
-        """Lock the witness of a ledger against every other process."""
-        ...
-
-    def read(self, ledger_id: str) -> Testimony | None:
-        """Return what was seen last of a ledger, without a lock; nothing is created."""
-        ...
-
-    def place(self, ledger_id: str) -> str:
-        """Return where the witness of a ledger is kept, for messages."""
-        ...
-
-    def charged(self, dataset_id: str) -> state_folder.Seen:
-        """Return which ledger is charged for a data set, without a lock; nothing is created."""
-        ...
-
-    def charge(self, dataset_id: str, ledger_id: str, place: str) -> None:
-        """Let a ledger be the one that is charged for a data set, or raise RefusedError if another one is."""
-        ...
-
-
 @lru_cache(maxsize=1)
 def _file_at(path: Path) -> StateFile[Testimony]:
     """Return the file; what was read of it last need not be decoded again, as a night opens its ledger many times."""
-    return StateFile(path, "witness", FORMAT, Testimony, _lost(), later=(tuple(STAGES.values()), _format))
+    lost = f"If it is lost, remove it and see what {step('ledger adopt')} says."
+    return StateFile(path, "witness", FORMAT, Testimony, lost, later=(tuple(STAGES.values()), _format))
 
 
 class FolderWitness:
@@ -169,7 +114,7 @@ class FolderWitness:
         return _file_at(state_home() / "witness" / f"{ledger_id}.json")
 
     def place(self, ledger_id: str) -> str:
-        """Return the file."""
+        """Return where the witness of a ledger is kept, for messages."""
         return str(self._file(ledger_id).path)
 
     def read(self, ledger_id: str) -> Testimony | None:
@@ -195,7 +140,7 @@ class FolderWitness:
 class Witnessed(FoldedLedger):
     """A ledger and its witness."""
 
-    def __init__(self, storage: Storage, witness: Witness) -> None:
+    def __init__(self, storage: Storage, witness: FolderWitness) -> None:
         super().__init__(storage)
         self._witness = witness
 
@@ -217,7 +162,7 @@ class Witnessed(FoldedLedger):
             self._keep(view)
             yield view, transaction
 
-    def _require_current(self, witness: Held, view: View) -> None:
+    def _require_current(self, witness: StateFile[Testimony], view: View) -> None:
         """Refuse a ledger that is behind its witness; else let the witness see what is new to it."""
         seen = witness.read()
         self._require_knows(seen, view)
@@ -282,7 +227,7 @@ class Witnessed(FoldedLedger):
             seen, view = self._witness.read(self.ledger_id), self._snapshot()
         return seen, view
 
-    def _tell(self, witness: Held, release_id: str) -> None:
+    def _tell(self, witness: StateFile[Testimony], release_id: str) -> None:
         """Let the witness see what was committed, and note in the journal that it did."""
         with self._locked() as (view, transaction):
             self._require_current(witness, view)
@@ -311,9 +256,9 @@ class Witnessed(FoldedLedger):
         """Charge what was committed to other copies of this ledger, so that it may be used again; idempotent.
 
         What was under way here and never given out is refunded: another copy may have drawn it. A stage that was given
-        out stays charged, with the release that follows from it. If the witness is
-        lost, nobody can tell what was committed elsewhere. Then the whole budget is charged to this copy. The new
-        witness says so, and every other copy is charged as well before it is used again.
+        out stays charged, with the release that follows from it. If the witness is lost, nobody can tell what was
+        committed elsewhere, so the whole budget is charged to this copy. The new witness says so, and every other copy
+        is charged as well before it is used again.
 
         Returns
         -------
@@ -324,10 +269,10 @@ class Witnessed(FoldedLedger):
             with self._locked() as (view, transaction):
                 seen = witness.read()
                 lost = seen is None and view.witnessed
-                missing = [] if seen is None else seen.unknown_to(view)
-                exhausts = lost and not view.exhausted if seen is None else seen.exhausts(view)
-                if missing or exhausts:
-                    witnessed = set() if seen is None else {one for release in seen.releases for one in release.drawn}
+                heard = seen or Testimony("", (), None, None, exhausted=lost)
+                missing = heard.unknown_to(view)
+                if missing or heard.exhausts(view):
+                    witnessed = {digest for release in heard.releases for digest in release.drawn}
                     void = [
                         record.release_id
                         for record in view.records.values()
@@ -338,11 +283,11 @@ class Witnessed(FoldedLedger):
                     for release_id in void:
                         transaction.sweep(release_id, keep=view.records[release_id].voided().blobs)
                     adopted = Adopted(
-                        head=None if seen is None or seen.exhausted else seen.head,  # None: of nothing certain
+                        head=None if heard.exhausted else heard.head,  # None: of nothing certain
                         void=tuple(void),
                         releases=tuple(missing),
-                        periods={} if seen is None else seen.periods or {},
-                        capped=None if seen is None else seen.capped,
+                        periods=heard.periods or {},
+                        capped=heard.capped,
                     )
                     draws = max((release.draws for release in missing), default=1)
                     self._append(view, transaction, *restated(view, draws), adopted)

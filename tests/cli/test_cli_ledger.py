@@ -222,7 +222,7 @@ def test_an_analyst_who_chooses_his_second_release_by_the_first_is_refused_in_on
     branch_a = ("--mechanism", "two-sided-wishart", "--epsilon", "1")
     refused = call("release", "rows.zarr", "a.zarr", *branch_a, *where)
     assert refused.code == 3
-    assert "if --budget-pure 1 had been declared with the budget, before the first release" in refused.message
+    assert "set apart before the first release (--budget-pure, --budget-delta-reserve)" in refused.message
     assert "left: one gaussian release of epsilon 1.093 at delta 1e-06" in refused.message
     assert not Path("a.zarr").exists()
     branch_b = ("--epsilon", "1.093", "--delta", "1e-6")

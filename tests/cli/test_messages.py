@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,28 +105,12 @@ def test_a_clip_norm_is_said_as_it_is(here: Path, call: Call) -> None:
 BUDGET = PrivacyLoss.parse("2", "1e-6")
 
 
-@pytest.mark.parametrize(
-    ("charged", "asked", "named"),
-    [
-        (gaussian("0.5", "1e-6"), pure(1), "what is of the kind charged already: mechanism='gaussian' (with delta)."),
-        (pure(1), gaussian("0.5", "1e-6"), "charged already: mechanism='two-sided-wishart' (pure, without delta)."),
-    ],
-)
-def test_a_refusal_for_the_kind_of_noise_names_a_mechanism_that_fits(
-    charged: Guarantee, asked: Guarantee, named: str
-) -> None:
+@pytest.mark.parametrize(("charged", "asked"), [(gaussian("0.5", "1e-6"), pure(1)), (pure(1), gaussian("0.5", "1e-6"))])
+def test_a_refusal_for_the_kind_of_noise_names_the_kind_that_fits(charged: Guarantee, asked: Guarantee) -> None:
     said = refusal(
         "rows.ledger", BUDGET, PeriodFilters(BUDGET, caps_for(BUDGET, charged)), [Charge(charged)], Charge(asked)
     )
-    assert named in said
-
-
-def test_a_first_release_of_a_kind_that_was_not_declared_is_told_which_kind_needs_no_declaration() -> None:
-    point = replace(pure(1), loss=PrivacyLoss.parse("1", "1e-7"))
-    said = refusal(
-        "rows.ledger", BUDGET, PeriodFilters(BUDGET, caps_for(BUDGET, gaussian("1", "1e-6"))), [], Charge(point)
-    )
-    assert "mechanism='gaussian', which needs no such declaration" in said
+    assert "for a mechanism of the kind charged already." in said
 
 
 def test_releases_that_cannot_be_added_up_say_in_what_they_differ(here: Path, call: Call) -> None:

@@ -28,8 +28,7 @@ from support.folders import ROOT
 from dpdist import Budget, PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.errors import DataError, DrownedError, DrownedWarning, RefusedError, UsageError
 from dpdist.estimators import fit
-from dpdist.ledger.fingerprints import Fingerprints
-from dpdist.ledger.in_memory import Register
+from dpdist.ledger.in_memory import Fingerprints, Register
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.scores import project_rows
 from dpdist.release import artefact

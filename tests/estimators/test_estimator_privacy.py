@@ -26,8 +26,7 @@ from support.estimator_scene import CLIP, COLUMNS, HELD, Table, table
 from dpdist import Budget, PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.errors import DataError, DrownedWarning, PrivacyLeakWarning, RefusedError
 from dpdist.estimators import fit
-from dpdist.ledger.fingerprints import Fingerprints
-from dpdist.ledger.in_memory import Register
+from dpdist.ledger.in_memory import Fingerprints, Register
 from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.mechanisms.registry import calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery

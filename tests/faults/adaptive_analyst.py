@@ -39,7 +39,6 @@ def gaussian(epsilon: str, delta: str, share: Fraction = Fraction(1)) -> Guarant
 
 
 def pure(epsilon: str) -> Guarantee:
-    """Return a pure release."""
     return Guarantee(Neighbours.ADD_REMOVE, PrivacyLoss.parse(epsilon), None, Arithmetic.INTEGER_EXACT, "none")
 
 
@@ -58,9 +57,7 @@ def ranged(epsilon: str) -> Guarantee:
 class Rule(Protocol):
     """What a ledger accepts: a state of what is charged, which one more release turns into another."""
 
-    def key(self) -> object:
-        """Return what tells states apart."""
-        ...
+    def key(self) -> object: ...
 
     def after(self, guarantee: Guarantee) -> Rule | None:
         """Return the state after a release, or None if it is refused."""
@@ -94,7 +91,6 @@ class OldRule:
     delta_atto: int = 0
 
     def key(self) -> object:
-        """Return the three sums."""
         return self.mu_squared, self.epsilon_micro, self.delta_atto
 
     def after(self, guarantee: Guarantee) -> Rule | None:
@@ -114,21 +110,7 @@ class OldRule:
 
 @dataclass(frozen=True)
 class Game:
-    """An analyst's game against a rule.
-
-    Parameters
-    ----------
-    budget
-        Of the ledger.
-    menu
-        What he may ask for, each any number of times.
-    stages
-        Number of requests.
-    points
-        Size of the grid of losses, a multiple of 2000 and 1.
-    up
-        Whether losses are rounded up.
-    """
+    """An analyst's game against a rule."""
 
     budget: PrivacyLoss
     menu: tuple[Guarantee, ...]
@@ -208,15 +190,7 @@ def largest_pure(rule: OldRule) -> Guarantee | None:
 
 
 def staircase(budget: PrivacyLoss, shares: Sequence[Fraction]) -> tuple[Guarantee, ...]:
-    """Return the menu of the attack that was found first: Gaussian steps, and beside each what is left as a pure one.
-
-    Parameters
-    ----------
-    budget
-        Of the ledger.
-    shares
-        Of the budget's mu², one a step, less than 1 in all.
-    """
+    """Return the menu of the attack that was found first: Gaussian steps, and with each what is left as a pure one."""
     epsilon, delta = f"{budget.epsilon:f}", f"{budget.delta:.18f}"
     steps = [gaussian(epsilon, delta, share) for share in shares]
     menu: list[Guarantee] = []

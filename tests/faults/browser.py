@@ -25,13 +25,7 @@ _LARGEST = 1 << 30
 
 
 class Page:
-    """The one tab of a browser.
-
-    Parameters
-    ----------
-    address
-        Of its protocol, ``ws://``.
-    """
+    """The one tab of a browser."""
 
     def __init__(self, address: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -43,7 +37,6 @@ class Page:
             raise
 
     def close(self) -> None:
-        """Let go of it."""
         self._loop.run_until_complete(self._left())  # outside a loop, Tornado makes one and leaves it
         self._loop.close()
 
@@ -120,13 +113,7 @@ def _until(done: Any) -> Any:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Page]:
-    """Start a browser without a screen, and give its tab.
-
-    Parameters
-    ----------
-    folder
-        Private, for its profile.
-    """
+    """Start a browser without a screen, and give its tab."""
     profile = folder / "profile"
     process = subprocess.Popen(
         ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0",

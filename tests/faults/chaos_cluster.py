@@ -37,15 +37,7 @@ WORKERS = ("one", "two", "trusted")
 
 
 class Cluster:
-    """Made empty; :meth:`mend` starts it.
-
-    Parameters
-    ----------
-    folder
-        Where its processes run, and write what they say.
-    network
-        Machines, one for each role; without them all are on this one.
-    """
+    """Made empty; :meth:`mend` starts it."""
 
     def __init__(self, forks: Forks, folder: Path, network: Network | None = None) -> None:
         self.forks, self.folder, self.network = forks, folder, network
@@ -60,7 +52,6 @@ class Cluster:
         return self.network.namespace(machine) if self.network else None
 
     def host(self, machine: str) -> str:
-        """Return the address of a machine."""
         return self.network.address(machine) if self.network else "127.0.0.1"
 
     def cut(self, machine: str) -> AbstractContextManager[None]:
@@ -70,7 +61,6 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Address of the scheduler."""
         return f"tcp://{self.host('scheduler')}:{self._port}"
 
     def alive(self, role: str) -> bool:
@@ -141,7 +131,6 @@ class Cluster:
         aside.rename(self.folder / role / point)
 
     def disarm(self) -> None:
-        """Take back what did not strike."""
         for role in WORKERS:
             for armed in (self.folder / role).iterdir():
                 if armed.is_file() and not armed.suffix:
@@ -176,7 +165,6 @@ class Cluster:
             return pool.submit(function).result()
 
     def close(self) -> None:
-        """Kill all of it."""
         for child in [*self.past, *self.children.values()]:
             child.kill(signal.SIGKILL)
             child.wait(300)

@@ -41,7 +41,6 @@ class Ballast:
         self._file = disk / "ballast"
 
     def fill(self) -> None:
-        """Leave no room at all."""
         with self._file.open("wb", buffering=0) as file, suppress(OSError):
             for size in (1 << 16, 1 << 10, 1):
                 with suppress(OSError):
@@ -52,19 +51,11 @@ class Ballast:
             raise MissedError(f"{state.f_bavail} blocks are free")
 
     def remove(self) -> None:
-        """Make room again."""
         self._file.unlink(missing_ok=True)
 
 
 @contextmanager
 def small_disk(place: Path, size: str) -> Iterator[None]:
-    """Mount a small disk in memory.
-
-    Raises
-    ------
-    PermissionError
-        If this user may not.
-    """
     place.mkdir(parents=True)
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place], check=False, capture_output=True

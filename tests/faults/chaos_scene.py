@@ -25,7 +25,7 @@ import numpy as np
 from dpdist._util.ids import random_token
 from dpdist.errors import DpdistError
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.journal import origin
+from dpdist.ledger.journal import ORIGIN
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline import budget
 from dpdist.privacy import accounting
@@ -59,15 +59,7 @@ class ViolationError(AssertionError):
 
 @dataclass
 class Scene:
-    """A table of its own with its ledger, a cluster, and room for a release.
-
-    Parameters
-    ----------
-    ledger
-        Where its ledger is.
-    trusted
-        ``driver`` or ``worker``: where noise and ledger live.
-    """
+    """A table of its own with its ledger, a cluster, and room for a release."""
 
     folder: Path
     ledger: LedgerAddress
@@ -91,17 +83,14 @@ class Scene:
 
     @property
     def rows(self) -> Path:
-        """The table."""
         return self.folder / "rows.zarr"
 
     @property
     def target(self) -> Path:
-        """Where the release is published."""
         return self.folder / "public" / "release.zarr"
 
     @property
     def books(self) -> Ledger:
-        """The ledger, opened anew."""
         return Ledger(self.ledger)
 
     def prepare(self, pristine: Path) -> None:
@@ -122,7 +111,6 @@ class Scene:
             self._look_at_the_target()
 
     def close(self) -> None:
-        """End whatever still runs."""
         self._over.set()
         if self._watcher is not None:
             self._watcher.join()
@@ -187,15 +175,6 @@ class Scene:
         return child, marker
 
     def wait_for(self, marker: Path, child: Child | None = None) -> None:
-        """Wait until a fault has struck.
-
-        Raises
-        ------
-        MissedError
-            If it does not.
-        OverError
-            If the command is over before.
-        """
         try:
             until(lambda: marker.exists() or (child is not None and child.ended.is_set()), LANDING)
         except AssertionError:
@@ -205,20 +184,13 @@ class Scene:
             raise OverError(f"the command was over first: {child.words.read_text()}")
 
     def land(self, what: str, *, true: bool = True) -> None:
-        """Record what was observed of the fault.
-
-        Raises
-        ------
-        MissedError
-            If it is not so.
-        """
+        """Record what was observed of the fault."""
         if not true:
             raise MissedError(f"not observed: {what}")
         self.landed.append(what)
 
     @staticmethod
     def go(marker: Path) -> None:
-        """Let a lingering process go on."""
         marker.with_name(f"{marker.name}.go").touch()
 
     def left(self) -> tuple[str | None, int, bool]:
@@ -250,13 +222,7 @@ class Scene:
         self.seen.add(hashlib.sha256(content).hexdigest())
 
     def search(self, client: Child | None = None) -> None:
-        """Search files for the sentinel; and, while a client holds what it held, the cluster's logs, and the client.
-
-        Raises
-        ------
-        ViolationError
-            If it is anywhere.
-        """
+        """Search files for the sentinel; and, while a client holds what it held, the cluster's logs, and the client."""
         found = sentinel.files_with_it([self.folder, self.cluster.folder], [self.rows])
         if found:
             raise ViolationError(f"I4: the sentinel is in {found}")
@@ -279,13 +245,7 @@ class Scene:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Run the same command again, twice, and check that every invariant holds.
-
-        Raises
-        ------
-        ViolationError
-            If one does not.
-        """
+        """Run the same command again, twice, and check that every invariant holds."""
         self.look()
         self.cluster.disarm()
         self.cluster.mend()
@@ -332,7 +292,7 @@ class Scene:
     def events(self) -> Counter[str]:
         """Count the entries of the journal by what happened."""
         with self.books._storage.transaction() as transaction:
-            entries, _, _ = transaction.read(0, origin())
+            entries, _, _ = transaction.read(0, ORIGIN)
         return Counter(entry["event"] for entry in entries)
 
     def damage(self, index: int, how: str) -> None:
@@ -358,5 +318,4 @@ class Scene:
             sentinel.seal(path, block)
 
     def restore(self, pristine: Path) -> None:
-        """Put every chunk back."""
         shutil.copytree(pristine / "c", self.rows / "c", dirs_exist_ok=True)

@@ -48,7 +48,6 @@ class Result:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
         return asdict(self)
 
 
@@ -79,15 +78,6 @@ class Stage:
 
         Units are so small that one worker may sum them all before another has one. So a fault that came too late for
         the command is played again, with a table of its own.
-
-        Raises
-        ------
-        MissedError
-            If it did not land.
-        ViolationError
-            If an invariant does not hold.
-        PermissionError
-            If this user may not do what it takes.
         """
         for _ in range(TRIES - 1):
             with suppress(OverError):
@@ -150,7 +140,6 @@ class Stage:
         return self._far
 
     def close(self) -> None:
-        """End all of it."""
         for cluster in (self.near, self._far):
             if cluster is not None:
                 cluster.close()

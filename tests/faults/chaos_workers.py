@@ -10,7 +10,6 @@ from faults.waiting import until
 
 
 def workers_killed(scene: Scene, point: str, roles: tuple[str, ...]) -> None:
-    """Kill workers that sum."""
     markers = [scene.arm(role, point, "kill") for role in roles]
     child = scene.start()
     for role, marker in zip(roles, markers, strict=True):

@@ -29,7 +29,6 @@ class Story:
         self._began = time.monotonic()
 
     def tell(self, what: str) -> None:
-        """Add a line, and show it."""
         self.lines.append(f"{time.monotonic() - self._began:6.1f} s  {what}")
         sys.stderr.write(f"{self.lines[-1]}\n")
 

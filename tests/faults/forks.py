@@ -30,13 +30,11 @@ class Child:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """Return its exit code."""
         assert self.ended.wait(seconds), f"it did not end within {seconds} s: {self.words.read_text()}"
         assert self.code is not None
         return self.code
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send it a signal."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -84,24 +82,6 @@ class Forks:
         namespace: str | None = None,
         settings: Mapping[str, float] | None = None,
     ) -> Child:
-        """Start a process.
-
-        Parameters
-        ----------
-        words
-            Where to write what it says.
-        arguments
-            Of ``dpdist``: action, point, marker, cluster and the command line (see :mod:`crash_driver`); of a Dask
-            process, its command line.
-        program
-            ``dpdist``, ``scheduler`` or ``worker``.
-        folder
-            Of a Dask process: where it runs and its faults are armed.
-        namespace
-            Name of a network namespace to run in.
-        settings
-            Constants of modules that are other there: a minute's patience becomes seconds.
-        """
         assert self._server.stdin is not None
         asked = {
             "words": str(words), "arguments": list(arguments), "program": program,

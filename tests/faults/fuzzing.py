@@ -59,15 +59,7 @@ GENES = ["g0", "g1", "g2", "g3"]
 
 @dataclass(frozen=True)
 class Kind:
-    """What is damaged, and what reads it.
-
-    Attributes
-    ----------
-    damaged
-        File or folder, of the files that were made.
-    commands
-        One of them runs in each case; ``new`` is where what is made shall stand.
-    """
+    """What is damaged, and what reads it."""
 
     damaged: str
     commands: tuple[tuple[str, ...], ...]
@@ -356,7 +348,6 @@ def wrong_with(folder: Path, code: int, before: set[str], entries: int | None) -
 
 
 def fuzz(kind_name: str, number: int, made: Path, scratch: Path, tally: Tally) -> None:
-    """Run one case."""
     kind = KINDS[kind_name]
     rng = np.random.default_rng([number, *kind_name.encode()])
     folder = scratch / "case"

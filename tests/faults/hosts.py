@@ -27,17 +27,7 @@ SHORT = 11
 
 @dataclass
 class Hosts:
-    """Machines: one with the scheduler, two with a worker each, and the trusted node.
-
-    Parameters
-    ----------
-    folder
-        Where their certificates and logs are.
-    job
-        What is run, so that workers can linger in it.
-    silence
-        Seconds after which Dask gives a silent connection up.
-    """
+    """Machines: one with the scheduler, two with a worker each, and the trusted node."""
 
     network: Network
     folder: Path
@@ -47,7 +37,6 @@ class Hosts:
 
     @property
     def scheduler(self) -> str:
-        """Address of the scheduler."""
         return f"tls://{self.network.address('scheduler')}:{PORT}"
 
     @property
@@ -115,7 +104,6 @@ class Hosts:
         return self.processes[USER].wait(seconds)
 
     def words(self) -> str:
-        """Return what all said."""
         return "".join(f"{log.stem}: {log.read_text()[-3000:]}" for log in self.folder.glob("*.log"))
 
     def listening(self, machine: str) -> set[tuple[str, int]]:
@@ -150,7 +138,6 @@ with socket.create_connection((host, int(port)), 10) as plain, context.wrap_sock
         return codes == [0, 1]
 
     def stop(self) -> None:
-        """Kill every process of every machine."""
         for process in self.processes.values():
             try:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -11,6 +11,5 @@ _MODULES = (
 
 
 def everything() -> None:
-    """Import what most commands need."""
     for module in _MODULES:
         import_module(module)

@@ -40,22 +40,13 @@ def _refusal() -> str | None:
 
 @dataclass(frozen=True)
 class Network:
-    """Machines by their names.
-
-    Parameters
-    ----------
-    prefix
-        What the names of the namespaces begin with: another run on this machine has others.
-    machines
-        Their names.
-    """
+    """Machines by their names."""
 
     prefix: str
     machines: tuple[str, ...]
 
     @property
     def hub(self) -> str:
-        """The namespace with the bridge."""
         return f"{self.prefix}-hub"
 
     def namespace(self, machine: str) -> str:
@@ -67,7 +58,6 @@ class Network:
         return name == f"net:[{Path('/run/netns', self.namespace(machine)).stat().st_ino}]"
 
     def address(self, machine: str) -> str:
-        """Return the address of a machine."""
         return f"10.211.0.{self.machines.index(machine) + 2}"
 
     def on(self, machine: str, command: Sequence[str]) -> list[str]:
@@ -104,13 +94,7 @@ def _join(made: Network, names: Sequence[str]) -> None:
 
 @contextmanager
 def network(*machines: str) -> Iterator[Network]:
-    """Make machines for the time of a block.
-
-    Raises
-    ------
-    PermissionError
-        If that cannot be done here.
-    """
+    """Make machines for the time of a block."""
     made = Network(f"dpdist-{os.getpid()}", machines)
     names = [made.hub, *map(made.namespace, machines)]
     try:

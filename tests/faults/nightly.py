@@ -50,7 +50,6 @@ class Job:
 
     @property
     def file(self) -> Path:
-        """The job file."""
         return self.folder / "job.toml"
 
     def environment(self, *points: str) -> dict[str, str]:
@@ -81,7 +80,6 @@ class Job:
 
     @property
     def ledger(self) -> Ledger:
-        """Its ledger, opened anew."""
         return Ledger(self.folder / "rows.ledger")
 
     def states(self) -> list[str]:
@@ -94,7 +92,6 @@ class Job:
         return record.fence
 
     def spent(self) -> str:
-        """Return what was spent, in words."""
         return f"{self.ledger.balance()}; budget {self.ledger.budget}"
 
     def published(self) -> dict[str, bytes]:

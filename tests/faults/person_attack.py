@@ -43,24 +43,10 @@ class Audited:
 
     @property
     def rejected(self) -> bool:
-        """Whether the claim is contradicted."""
         return rejects(self.finding, LOSS)
 
 
 def audited(plan: Tree | Toeplitz, unit: Unit | None, draws: int, error: float) -> Audited:
-    """Attack one form.
-
-    Parameters
-    ----------
-    plan
-        What is released.
-    unit
-        What is protected; None: each row alone.
-    draws
-        Of all that is published.
-    error
-        Probability that what is found is wrong.
-    """
     asked = ReleaseRequest("gaussian", LOSS, 1.0, grid_bits=10)
     bound = asked.bound(2).norm_bound
     added, scales = [], []

@@ -39,13 +39,11 @@ class Server:
     process: subprocess.Popen[bytes] | None = None
 
     def address(self, ledger: str, schema: str = "public", **options: str) -> str:
-        """Return the address of a ledger."""
         more = "".join(f"&{key}={value}" for key, value in options.items())
         path = f"&options=-csearch_path%3D{schema}"
         return f"postgresql+psycopg://dpdist@/postgres?host={self.folder}&ledger={ledger}{path}{more}"
 
     def connect(self, **keywords: Any) -> Any:
-        """Connect behind the product's back."""
         import psycopg
 
         return psycopg.connect(
@@ -77,7 +75,6 @@ class Server:
                 return
 
     def stop(self) -> None:
-        """Stop it at once."""
         if self.process is not None:
             self.process.terminate()  # no new connections; it waits for those that are open
             try:

@@ -82,7 +82,6 @@ class Ended:
 
     @property
     def faults(self) -> list[str]:
-        """What is not as promised."""
         if self.finished:
             return [] if self.code == 0 else [f"exit code {self.code}"]
         name = self.sent.split()[0]
@@ -120,7 +119,6 @@ class Place:
 
     @property
     def words(self) -> str:
-        """What the last program said."""
         return (self.folder.parent / "words").read_text()
 
     def done(self, command: str) -> float:
@@ -177,7 +175,6 @@ class Place:
 
 
 def program(command: str) -> tuple[str, ...]:
-    """Return a command line."""
     return (sys.executable, "-m", "dpdist", *COMMANDS[command])
 
 

@@ -59,7 +59,6 @@ class Site:
         return run.stdout.strip()
 
     def log(self, number: str) -> str:
-        """Return what a job said."""
         found = self.folder / f"dpdist-{number}.log"
         return found.read_text() if found.exists() else ""
 
@@ -88,15 +87,6 @@ def submit(site: Site, job: Job, *points: str) -> str:
 
 @contextmanager
 def running(folder: Path, *, expire: int = 5) -> Iterator[Site]:
-    """Run Slurm.
-
-    Parameters
-    ----------
-    folder
-        Where it keeps everything.
-    expire
-        Seconds for which its credentials are valid, at least 5: so long, and one more, a requeued job waits.
-    """
     need_time("slurm-wlm")
     need("slurm-wlm", "munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
     for name in ("state", "spool"):

@@ -130,7 +130,6 @@ class Machine:
         return self.steps == len(self.seen) + 1
 
     def step(self) -> None:
-        """Begin a step."""
         if self.gone or self.live:
             self.gone = True
             raise StopError

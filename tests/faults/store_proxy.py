@@ -21,23 +21,7 @@ GONE: Answer = (0, "")
 
 @dataclass
 class Proxy:
-    """What stands between.
-
-    Attributes
-    ----------
-    url
-        Where clients find the store by it.
-    fault
-        Given method and path of a request, with its query: how it is answered instead, or None.
-    drop
-        Headers of requests that do not arrive, in lower case.
-    tags
-        Whether entity tags are told in other words than the store knows.
-    google
-        Whether conditions and versions are told as Google Cloud Storage tells them, by generations.
-    seen
-        Method and path of every request.
-    """
+    """What stands between."""
 
     url: str = ""
     fault: Callable[[str, str], Answer | None] = lambda method, path: None  # noqa: ARG005

@@ -16,13 +16,7 @@ def until(
     every: float = 0.02,
     words: Callable[[], str] = str,
 ) -> None:
-    """Wait until something has happened; ask again after so many seconds.
-
-    Raises
-    ------
-    AssertionError
-        If it does not, with words about what did.
-    """
+    """Wait until something has happened; ask again after so many seconds."""
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, f"it did not happen: {words()}"

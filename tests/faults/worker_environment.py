@@ -8,7 +8,6 @@ FILE = Path(__file__).parents[2] / "cluster" / "worker.env"
 
 
 def declared() -> dict[str, str]:
-    """Return the variables of the file."""
     lines = FILE.read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 

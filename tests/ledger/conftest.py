@@ -18,7 +18,16 @@ def folder(tmp_path: Path, state: Path) -> Path:  # noqa: ARG001 - all tests cha
     return tmp_path / "books"
 
 
-@pytest.fixture(params=["folder", "postgres"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Play on both kinds of ledger, or on those that a module names: what a ledger means is decided in neither."""
+    if "place" in metafunc.fixturenames and not any(
+        "place" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize")
+    ):
+        places = getattr(metafunc.module, "PLACES", ("folder", "postgres"))
+        metafunc.parametrize("place", places, indirect=True)
+
+
+@pytest.fixture
 def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[LedgerAddress]:
     if request.param == "folder":
         yield folder

@@ -20,7 +20,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.tree import DecisionTreeClassifier
 from support.estimator_scene import CLIP, ingested, table
 
-import dpdist
 from dpdist import Budget, PrivateCovariance, PrivatePCA
 from dpdist.errors import DataError, DrownedWarning, RefusedError, UsageError
 from dpdist.ledger.in_memory import Register
@@ -75,14 +74,6 @@ def test_fits_are_charged_whatever_their_rows_are_until_nothing_is_left(monkeypa
     less = Fraction(budget.left.gaussian_micro, 10**6)
     pca(budget, epsilon=str(float(less))).fit(table(7))  # what is said to be left can be had
     assert budget.left.gaussian_micro < 10**4
-
-
-def test_a_pure_budget_adds_epsilons() -> None:
-    budget = Budget("0.3")
-    assert affordable(budget, epsilon="0.1", delta=None) == 3
-    assert str(budget.left) == "nothing"
-    with pytest.raises(RefusedError):
-        pca(Budget(5)).fit(table(9))  # Gaussian noise has no place in it
 
 
 def test_what_is_paid_for_is_fixed_before_the_first_answer() -> None:
@@ -290,9 +281,3 @@ def test_a_budget_that_makes_no_sense_is_refused(arguments: tuple[Any, ...], wor
     with pytest.raises((UsageError, DataError, TypeError), match=words) as refused:
         Budget(*(plain if named else arguments), **named)
     assert "--" not in str(refused.value)
-
-
-def test_it_is_public() -> None:
-    assert "Budget" in dpdist.__all__
-    assert dpdist.Budget is Budget
-    assert Budget(2, 1e-6).loss == PrivacyLoss.parse("2", "1e-6")

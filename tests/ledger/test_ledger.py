@@ -1,6 +1,7 @@
 """The ledger charges once, commits once and forgets nothing, whoever asks and however many at once.
 
 One contract for both places, a folder and a PostgreSQL database; what only one of them can do wrong is tested apart.
+What follows one another in any order (charges, attempts, refunds, drafts) is played in ``test_ledger_model.py``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from support.ledgers import (
 )
 from support.releases import content_of
 
-from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.journal import Capped, Reserved, Transaction
 from dpdist.ledger.ledger import Ledger
@@ -119,21 +120,6 @@ def test_a_ledger_that_is_lost_while_it_is_used_is_not_invented(ledger: Ledger, 
 # --- charging ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_release_is_charged_once(ledger: Ledger, place: LedgerAddress) -> None:
-    assert reserve(ledger, "a", 2) is State.RESERVED
-    head = ledger.head
-    assert reserve(ledger, "a", 2) is State.RESERVED
-    assert reserve(Ledger(place), "a", 2) is State.RESERVED
-    assert ledger.head == head
-    assert epsilon_spent(ledger) == 2
-
-
-def test_a_repetition_is_free_even_when_the_budget_is_used_up(ledger: Ledger) -> None:
-    reserve(ledger, "a", 3)
-    assert reserve(ledger, "a", 3) is State.RESERVED
-    assert epsilon_spent(ledger) == 3
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -161,25 +147,6 @@ def test_the_parameters_of_an_aborted_release_still_bind_its_id(ledger: Ledger) 
     ledger.abort("a")
     with pytest.raises(RefusedError, match=r": period differ"):
         reserve(ledger, "a", period="may")
-
-
-def test_over_budget_nothing_changes(ledger: Ledger, place: LedgerAddress) -> None:
-    reserve(ledger, "a", 2)
-    head, records = ledger.head, ledger.records
-    with pytest.raises(RefusedError) as refusal:
-        reserve(ledger, "b", 2)
-    assert refusal.value.exit_code == 3
-    for each in (ledger, Ledger(place)):
-        assert (each.head, each.records) == (head, records)
-        assert each.record("b") is None
-        assert epsilon_spent(each) == 2
-    assert reserve(ledger, "b", 1) is State.RESERVED
-
-
-def test_the_first_release_must_fit_too(ledger: Ledger) -> None:
-    with pytest.raises(RefusedError):
-        reserve(ledger, "a", 4)
-    assert ledger.records == []
 
 
 def test_a_budget_without_delta_pays_for_no_gaussian_release(ledger: Ledger) -> None:
@@ -276,25 +243,11 @@ def test_a_pure_release_fits_beside_a_gaussian_one_if_that_was_declared_beforeha
     Ledger(place).verify()
 
 
-def test_the_declaration_is_named_with_every_digit(place: LedgerAddress) -> None:
-    made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3", "1e-6"))
-    one = replace(pure(1), loss=PrivacyLoss.parse("1.234561"))
-    made.reserve("a", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
-    with pytest.raises(RefusedError, match=r"pure=1\.234561 had been declared"):
-        made.reserve("b", dataset_id=DATASET, parameters={}, guarantee=one)
-
-
-def test_a_refusal_names_the_declaration_that_would_have_avoided_it(place: LedgerAddress) -> None:
+def test_a_refusal_of_another_kind_of_release_names_the_parts_of_a_budget(place: LedgerAddress) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-6"))
     ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("0.5", "1e-6"))
-    with pytest.raises(RefusedError, match=r"if pure=1 had been declared .* before the first release"):
+    with pytest.raises(RefusedError, match=r"set apart before the first release \(pure, reserve\)"):
         reserve(ledger, "p", 1)
-    point = replace(pure(1), loss=PrivacyLoss.parse("1", "1e-7"))
-    with pytest.raises(RefusedError, match=r"if pure=1 and reserve=1e-07 had been declared"):
-        ledger.reserve("w", dataset_id=DATASET, parameters={}, guarantee=point)
-    with pytest.raises(RefusedError, match="Ask for a smaller loss, or repeat"):
-        reserve(ledger, "p", 2)  # no declaration helps
-    assert [record.release_id for record in ledger.records] == ["g"]
 
 
 def test_a_budget_without_a_delta_says_so_when_one_is_asked_for(ledger: Ledger) -> None:
@@ -324,92 +277,7 @@ def test_caps_are_written_with_the_first_charge_and_never_again(place: LedgerAdd
     Ledger(place).verify()
 
 
-def test_an_analyst_who_chooses_by_the_first_answer_is_refused_in_one_branch(place: LedgerAddress) -> None:
-    """The attack by which two branches together had 1.73 times the budget's delta."""
-    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1.1", "1e-6"))
-    ledger.reserve("first", dataset_id=DATASET, parameters={}, guarantee=gaussian("0.1", "1e-6"))
-    with pytest.raises(RefusedError):
-        reserve(ledger, "branchA", 1)
-    ledger.reserve("branchB", dataset_id=DATASET, parameters={}, guarantee=gaussian("1.09324", "1e-6"))
-
-
-# --- aborting ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_aborted_release_is_refunded_and_can_be_reserved_again(ledger: Ledger, place: LedgerAddress) -> None:
-    reserve(ledger, "a", 3)
-    assert ledger.abort("a")
-    assert ledger.charges == []
-    assert ledger.abort("a")
-    reserve(ledger, "b", 2)
-    with pytest.raises(RefusedError):
-        reserve(ledger, "a", 3)  # what was refunded is spent elsewhere now
-    ledger.abort("b")
-    assert reserve(Ledger(place), "a", 3) is State.RESERVED
-    assert epsilon_spent(ledger) == 3
-
-
-def test_a_committed_release_cannot_be_aborted(ledger: Ledger, place: LedgerAddress) -> None:
-    committed(ledger, "a", b"bytes")
-    for _ in range(2):  # committed, then published
-        head = ledger.head
-        assert not ledger.abort("a")
-        assert ledger.head == head
-        assert epsilon_spent(ledger) == 1
-        assert content_of(Ledger(place), "a") == b"bytes"
-        ledger.published("a")
-
-
-def test_an_attempt_that_was_aborted_cannot_commit(ledger: Ledger, place: LedgerAddress) -> None:
-    fence = begun(ledger, "a")
-    ledger.abort("a")
-    assert not ledger.commit("a", fence, [b"late"])
-    # not even after somebody else reserved it again
-    reserve(ledger, "a")
-    assert not ledger.commit("a", fence, [b"later"])
-    assert blobs(place) == set()
-
-
-def test_an_aborted_release_begins_only_after_a_new_reservation(ledger: Ledger) -> None:
-    reserve(ledger, "a")
-    first = ledger.begin("a")
-    ledger.abort("a")
-    with pytest.raises(RefusedError):
-        ledger.begin("a")
-    reserve(ledger, "a")
-    second = ledger.begin("a")
-    assert first is not None
-    assert second is not None
-    assert second > first
-
-
-# --- fences and drafts ------------------------------------------------------------------------------------------------
-
-
-def test_an_attempt_with_an_old_fence_cannot_commit(ledger: Ledger, place: LedgerAddress) -> None:
-    reserve(ledger, "a")
-    old, new = ledger.begin("a"), Ledger(place).begin("a")
-    assert (old, new) == (1, 2)
-    assert not ledger.commit("a", 1, [b"old draw"])
-    assert blobs(place) == set()
-    assert ledger.commit("a", 2, [b"new draw"])
-    assert not ledger.commit("a", 1, [b"old draw"])
-    assert not ledger.commit("a", 2, [b"another draw of the winner"])
-    assert len(blobs(place)) == 1
-    assert content_of(ledger, "a") == b"new draw"
-
-
-def test_nothing_commits_without_a_reservation_or_an_attempt(ledger: Ledger, place: LedgerAddress) -> None:
-    with pytest.raises(UsageError):
-        ledger.commit("a", 1, [b"draw"])
-    reserve(ledger, "a")
-    assert not ledger.commit("a", 1, [b"draw"])
-    assert blobs(place) == set()
-    with pytest.raises(DpdistError):
-        content_of(ledger, "a")
-    for use in (ledger.begin, ledger.abort, partial(content_of, ledger), ledger.published):
-        with pytest.raises(UsageError):
-            use("unknown")
+# --- drafts -----------------------------------------------------------------------------------------------------------
 
 
 def test_begin_deletes_the_drafts_of_dead_attempts_of_this_release_only(folder_ledger: Ledger, folder: Path) -> None:
@@ -434,6 +302,15 @@ def test_abort_and_publication_delete_drafts_but_not_what_was_committed(folder_l
     folder_ledger.published("b")
     assert len(blobs(folder)) == 1
     assert content_of(folder_ledger, "b") == b"kept"
+
+
+def test_publication_is_recorded_once(ledger: Ledger) -> None:
+    committed(ledger, "a", b"bytes")
+    ledger.published("a")
+    head = ledger.head
+    ledger.published("a")
+    assert ledger.head == head
+    assert reserve(ledger, "a") is State.PUBLISHED
 
 
 def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
@@ -481,20 +358,11 @@ def test_what_was_committed_is_read_back_bit_for_bit(ledger: Ledger, place: Ledg
         ledger.published("a")
 
 
-def test_publication_is_recorded_once(ledger: Ledger) -> None:
-    committed(ledger, "a", b"bytes")
-    ledger.published("a")
-    head = ledger.head
-    ledger.published("a")
-    assert ledger.head == head
-    assert reserve(ledger, "a") is State.PUBLISHED
-
-
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
-def test_eight_processes_together_spend_exactly_the_budget(place: LedgerAddress) -> None:
-    processes, attempts, affordable = 8, 20, 60
+def test_four_processes_together_spend_exactly_the_budget(place: LedgerAddress) -> None:
+    processes, attempts, affordable = 4, 20, 30
     Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss(affordable * MICRO))
     barrier = SPAWN.Barrier(processes)  # none begins before all are there
     with ProcessPoolExecutor(processes, mp_context=SPAWN, initializer=driver.meet_at, initargs=(barrier,)) as pool:
@@ -533,7 +401,7 @@ def acknowledged_before_the_kill(place: LedgerAddress, prefix: str, reservations
 def test_no_acknowledged_reservation_is_lost_when_its_process_is_killed(place: LedgerAddress) -> None:
     Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss(10**5 * MICRO))
     acknowledged: list[str] = []
-    for number, reservations in enumerate([1, 2, 3, 5, 8, 13], start=1):
+    for number, reservations in enumerate([1, 3, 8], start=1):
         heard = acknowledged_before_the_kill(place, f"k{number}", reservations)
         assert len(heard) >= reservations
         acknowledged += heard

@@ -49,9 +49,7 @@ def charge(ledger: Ledger, name: str, *days: str, epsilon: int = 1, guarantee: G
     )
 
 
-@pytest.mark.parametrize(
-    ("place", "seed"), [("folder", 0), ("folder", 1), ("folder", 2), ("postgres", 0)], indirect=["place"]
-)
+@pytest.mark.parametrize(("place", "seed"), [("folder", 0), ("folder", 1), ("postgres", 0)], indirect=["place"])
 def test_a_charge_is_granted_exactly_when_no_row_bears_more_than_the_budget(place: LedgerAddress, seed: int) -> None:
     """Pure losses of one table add up, so what a row bears is a sum of integers that needs no accounting."""
     chance = random.Random(seed)
@@ -124,7 +122,7 @@ def played(accounts: PeriodFilters, step: Step) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_charge_to_one_copy_of_the_accounts_shows_in_no_other(seed: int) -> None:
     """Copies share what has not changed: whatever is done to one, each is as if it had been alone."""
     chance = random.Random(seed)

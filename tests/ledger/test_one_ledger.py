@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from dpdist.rows import periods
 from dpdist.runtime.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("state")
+PLACES = ("folder",)
 BUDGET = PrivacyLoss.parse("2")
 DECLARED = ("--budget-epsilon", "2")
 PURE = ("--epsilon", "2", "--clip", "20")
@@ -255,13 +255,6 @@ def test_a_ledger_from_elsewhere_is_not_charged_for_what_was_reproduced_from(pla
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_only_its_owner_can_read_what_was_seen(twins: tuple[Path, Path], state: Path) -> None:
-    budget.create_ledger("rows.ledger", twins[0], BUDGET)
-    found = sorted((state / "datasets").iterdir())
-    assert [path.name for path in found] == [f"{open_rows(twins[0]).dataset_id}.{end}" for end in ("json", "lock")]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
-
-
 def test_a_damaged_file_is_exit_4_and_named(twins: tuple[Path, Path], state: Path) -> None:
     budget.create_ledger("rows.ledger", twins[0], BUDGET)
     (file,) = (state / "datasets").glob("*.json")
@@ -269,19 +262,3 @@ def test_a_damaged_file_is_exit_4_and_named(twins: tuple[Path, Path], state: Pat
     with pytest.raises(DataError, match=rf"{file} is damaged.*only one"):
         budget.create_ledger("twin.ledger", twins[1], BUDGET)
     assert not Path("twin.ledger").exists()
-
-
-def test_a_state_folder_that_cannot_be_written_is_told_before_a_ledger_is_created(
-    twins: tuple[Path, Path], state: Path
-) -> None:
-    state.parent.mkdir(parents=True)
-    state.write_text("in the way")
-    with pytest.raises(DataError, match="DPDIST_STATE_HOME"):
-        budget.create_ledger("rows.ledger", twins[0], BUDGET)
-    assert not Path("rows.ledger").exists()
-
-
-@pytest.mark.parametrize("identity", ["../../escape", "", "A" * 32])
-def test_an_identity_that_is_none_names_no_file(identity: str) -> None:
-    with pytest.raises(DataError, match="proper identity"):
-        state_folder.seen(identity)

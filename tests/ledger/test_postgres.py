@@ -82,12 +82,6 @@ def test_ledgers_of_one_database_know_nothing_of_one_another(postgres: Server) -
     assert not first.remembers("r", second.head)
 
 
-def test_two_ledgers_do_not_wait_for_one_another(ledger: Ledger, postgres: Server) -> None:
-    other = created(Address(postgres.address(f"other-{random_token()[:12]}")))
-    with ledger._locked():
-        assert reserve(other, "r") is State.RESERVED
-
-
 def test_a_long_release_is_kept_in_parts(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{MODULE}._PART", 10)
     content = os.urandom(95)
@@ -146,25 +140,19 @@ def test_a_wrong_password_is_refused_and_never_repeated(
 ADDRESS = "postgresql+psycopg://me@{}/db?ledger=books{}"
 
 
-@pytest.mark.parametrize(
-    "host", ["db.example", "10.0.0.7", "[2001:db8::1]", "127.0.0.1.evil.example", "localhost.evil"]
-)
-@pytest.mark.parametrize("mode", ["", "disable", "allow", "prefer"])
-def test_an_address_on_the_network_insists_on_encryption(host: str, mode: str) -> None:
+def test_an_address_on_the_network_insists_on_encryption() -> None:
     """Libpq would fall back to plain text as soon as somebody on the way says that the server speaks no TLS."""
-    address = Address(ADDRESS.format(host, f"&sslmode={mode}" if mode else ""))
-    for use in (lambda: Ledger(address), lambda: created(address), lambda: Ledger.stands_at(address)):
-        assert "sslmode=verify-full" in failure_of(RefusedError, use)
-
-
-@pytest.mark.parametrize("mode", ["require", "verify-ca", "verify-full"])
-def test_an_address_that_insists_is_taken(mode: str) -> None:
-    PostgresStorage(Address(ADDRESS.format("db.example", f"&sslmode={mode}")))
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.1", "[::1]"])
-def test_this_machine_needs_no_encryption(host: str) -> None:
-    PostgresStorage(Address(ADDRESS.format(host, "")))
+    for host in ("db.example", "10.0.0.7", "[2001:db8::1]", "127.0.0.1.evil.example", "localhost.evil"):
+        address = Address(ADDRESS.format(host, ""))
+        for use in (lambda: Ledger(address), lambda: created(address), lambda: Ledger.stands_at(address)):  # noqa: B023
+            assert "sslmode=verify-full" in failure_of(RefusedError, use)
+    for mode in ("disable", "allow", "prefer"):
+        weak = Address(ADDRESS.format("db.example", f"&sslmode={mode}"))
+        failure_of(RefusedError, lambda: PostgresStorage(weak))  # noqa: B023
+    for mode in ("require", "verify-ca", "verify-full"):
+        PostgresStorage(Address(ADDRESS.format("db.example", f"&sslmode={mode}")))
+    for host in ("localhost", "127.0.0.1", "127.8.9.1", "[::1]"):  # this machine needs none
+        PostgresStorage(Address(ADDRESS.format(host, "")))
     PostgresStorage(Address(ADDRESS.format("", "&host=/run/postgresql")))
 
 
@@ -250,7 +238,7 @@ def test_a_server_that_does_not_flush_is_refused(own_server: Server) -> None:
     ledger = created(address)
     with ledger._locked() as (_, transaction):
         connection: Any = transaction._connection  # type: ignore[attr-defined]
-        assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
 
 
 @pytest.mark.parametrize("missing", ["role", "database"])
@@ -347,12 +335,11 @@ def test_a_database_restored_from_an_older_copy_pays_for_no_second_draw(
     assert record.fence == 1  # no second attempt began
 
 
-@pytest.mark.parametrize("command", [("ledger", "show"), ("ledger", "create", "--rows", "rows.zarr")])
-def test_a_password_on_the_command_line_is_refused(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
     secret = "hunter2"  # noqa: S105 - nobody's
     address = f"postgresql+psycopg://me:{secret}@host/db?ledger=books"
     done = subprocess.run(
-        [Path(sys.executable).with_name("dpdist"), *command, address],
+        [Path(sys.executable).with_name("dpdist"), "ledger", "show", address],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -1,4 +1,7 @@
-"""Releases in two draws under one id: the stage is drawn once, stays charged, and the release follows from it."""
+"""Releases in several draws under one id: a stage is drawn once, stays charged, and the release follows from it.
+
+Two draws, deaths and copies are played in ``tests/whole/test_state_space.py``.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from dpdist.ledger.state_folder import StateFile, state_home
 from dpdist.privacy.guarantee import PrivacyLoss
 
 pytestmark = pytest.mark.usefixtures("state")
+PLACES = ("folder",)
 
 
 def reserved(ledger: Ledger, release_id: str = "a", draws: Draws = 2, **more: Any) -> State:
@@ -51,44 +55,6 @@ def standing(ledger: Ledger, release_id: str = "a") -> tuple[State, int]:
     record = ledger.record(release_id)
     assert record is not None
     return record.state, len(losses(ledger))
-
-
-def test_both_draws_are_charged_once_and_each_is_drawn_once(ledger: Ledger, place: LedgerAddress) -> None:
-    assert reserved(ledger) is State.RESERVED
-    assert drawn(ledger, Part.STAGE, b"stage") == b"stage"
-    assert standing(Ledger(place)) == (State.STAGED, 1)
-    assert reserved(Ledger(place)) is State.STAGED
-    assert drawn(Ledger(place), Part.STAGE, b"never drawn") == b"stage"
-    assert drawn(Ledger(place), Part.RELEASE, b"release") == b"release"
-    ledger.published("a")
-    assert standing(ledger) == (State.PUBLISHED, 1)
-    assert drawn(ledger, Part.STAGE, b"never drawn") == b"stage"  # kept beside the release
-    assert len(blobs(place)) == 2
-    ledger.verify()
-
-
-def test_the_release_is_not_drawn_before_the_witness_has_seen_its_stage(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reserved(ledger)
-    first = ledger.begin("a", Part.STAGE)
-    assert first is not None
-    with pytest.raises(DpdistError, match="not to be drawn now"):
-        ledger.begin("a")
-    assert not ledger.commit("a", first, [b"no stage"])
-    with monkeypatch.context() as patch:
-        patch.setattr(StateFile, "write", dies)
-        with pytest.raises(DiedError):
-            ledger.commit("a", first, [b"stage"], Part.STAGE)
-    assert standing(ledger) == (State.STAGED, 1)
-    with pytest.raises(DpdistError, match="not to be drawn now"):
-        ledger.begin("a")
-    # the attempt that drew the stage can commit neither another one nor the release
-    assert not ledger.commit("a", first, [b"second"], Part.STAGE)
-    assert drawn(ledger, Part.STAGE, b"never drawn") == b"stage"
-    assert not ledger.commit("a", first, [b"second"])
-    assert not ledger.commit("a", first + 1, [b"second"], Part.STAGE)
-    assert drawn(ledger, Part.RELEASE, b"release") == b"release"
 
 
 def test_of_three_draws_each_is_drawn_once_and_after_the_one_before_it(
@@ -148,57 +114,6 @@ def test_a_copy_adopts_as_many_of_three_draws_as_were_given_out(
         with pytest.raises(RefusedError, match="another copy"):
             drawn(twin, part, b"ours")
     twin.verify()
-
-
-def test_nothing_is_refunded_once_the_stage_is_committed(ledger: Ledger, place: LedgerAddress) -> None:
-    reserved(ledger)
-    assert ledger.abort("a")
-    assert losses(ledger) == []
-    assert reserved(ledger) is State.RESERVED
-    drawn(ledger, Part.STAGE, b"stage")
-    assert not ledger.abort("a")
-    ledger.begin("a")  # sweeps drafts, and keeps the stage
-    assert standing(ledger) == (State.STAGED, 1)
-    assert drawn(Ledger(place), Part.STAGE, b"never drawn") == b"stage"
-
-
-def test_of_two_copies_one_stage_is_given_out_and_the_other_copy_adopts_it(
-    ledger: Ledger, place: LedgerAddress
-) -> None:
-    reserved(ledger)
-    twin = Ledger(copy_of(place))
-    ours = ledger.begin("a", Part.STAGE)
-    assert drawn(twin, Part.STAGE, b"theirs") == b"theirs"
-    assert ours is not None
-    with pytest.raises(RefusedError, match="behind its witness"):
-        ledger.commit("a", ours, [b"ours"], Part.STAGE)
-    assert ledger.adopt() == ["a"]
-    assert standing(ledger) == (State.ADOPTED, 1)
-    for part in Part:
-        with pytest.raises(RefusedError, match="another copy"):
-            drawn(ledger, part, b"ours")
-    # the copy goes on, and so the first ledger lacks the release that followed
-    assert drawn(twin, Part.RELEASE, b"release") == b"release"
-    assert ledger.adopt() == ["a"]
-    assert standing(ledger) == (State.ADOPTED, 1)
-    assert losses(ledger) == losses(twin)
-    ledger.verify()
-
-
-def test_a_release_that_another_copy_drew_from_the_same_stage_is_adopted_and_charged_once(
-    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reserved(ledger)
-    drawn(ledger, Part.STAGE, b"stage")
-    twin = Ledger(copy_of(place))
-    dies_in_commit(ledger, monkeypatch)
-    assert drawn(twin, Part.STAGE, b"never drawn") == b"stage"
-    assert drawn(twin, Part.RELEASE, b"theirs") == b"theirs"
-    with pytest.raises(RefusedError, match="behind its witness"):
-        drawn(ledger, Part.RELEASE, b"never drawn")
-    assert ledger.adopt() == ["a"]
-    assert standing(ledger) == (State.ADOPTED, 1)
-    ledger.verify()
 
 
 def test_what_is_adopted_beside_it_refunds_a_release_under_way_and_never_its_stage(

@@ -29,6 +29,5 @@ class Again(Replayed):
     """The twin that must fail: every piece begins one stream anew, as a state copied by a fork would."""
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
-        """Draw what every other band draws."""
         assert isinstance(entropy, SystemEntropy)
         return self.fixed.draw_band(band, Scripted(self.seed))

@@ -19,7 +19,6 @@ HOW_TO_FETCH = "python -m papers.common.fetch FOLDER, then DPDIST_TEST_DATA=FOLD
 
 
 def unpack(stored: Path, folder: Path) -> None:
-    """Unpack what an older version wrote."""
     with tarfile.open(stored) as archive:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)  # of Python 3.11.4 and newer
         archive.extractall(folder)  # noqa: S202 - our own files

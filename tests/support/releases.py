@@ -33,6 +33,5 @@ def archive_of(release: Release) -> io.BytesIO:
 
 
 def content_of(ledger: Ledger, release_id: str) -> bytes:
-    """Return the bytes that were committed."""
     with ledger.opened(release_id) as content:
         return content.read()

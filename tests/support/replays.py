@@ -14,7 +14,6 @@ class Recording:
         self.drawn: list[Words] = []
 
     def words(self, count: int) -> Words:
-        """Return random words and remember them."""
         self.drawn.append(SYSTEM.words(count))
         return self.drawn[-1]
 
@@ -26,7 +25,6 @@ class Replaying:
         self.left = list(drawn)
 
     def words(self, count: int) -> Words:
-        """Return what was recorded."""
         found = self.left.pop(0)
         assert found.shape == (count,)
         return found

@@ -36,15 +36,7 @@ def variables(port: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running server.
-
-    Attributes
-    ----------
-    environment
-        What its clients need.
-    client
-        A client of it, that is not obstore.
-    """
+    """A running server."""
 
     environment: dict[str, str]
     client: Any

@@ -10,15 +10,7 @@ from dpdist.noise.entropy import Words
 
 
 class Scripted:
-    """Gives bulk words from a script, then from one stream, and single words (further bits of a draw) from another.
-
-    Attributes
-    ----------
-    drawn
-        The bulk words that were asked for, in order.
-    singles
-        The further bits that were asked for, in order.
-    """
+    """Gives bulk words from a script, then from one stream, and single words (further bits of a draw) from another."""
 
     def __init__(self, seed: int) -> None:
         self._streams = [np.random.default_rng([seed, kind]) for kind in (0, 1)]
@@ -28,15 +20,12 @@ class Scripted:
 
     @property
     def extended(self) -> int:
-        """Number of single words."""
         return len(self.singles)
 
     def script(self, *bulk: Iterable[int]) -> None:
-        """Put these words before the stream."""
         self._script += [np.array(list(words), dtype=np.uint64) for words in bulk]
 
     def words(self, count: int) -> Words:
-        """Return the next words."""
         if count == 1:
             self.singles.append(int(self._streams[1].integers(0, 2**64, dtype=np.uint64)))
             return np.array(self.singles[-1:], dtype=np.uint64)

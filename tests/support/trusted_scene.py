@@ -45,7 +45,6 @@ def target_of(transaction: MomentTransaction) -> Path:
 
 
 def asking(transaction: MomentTransaction, **changes: Any) -> MomentTransaction:
-    """Return the transaction with another request."""
     return replace(transaction, request=replace(transaction.request, **changes))
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,6 @@ class Place:
 
     @property
     def rows(self) -> Path:
-        """The table."""
         return self.folder / "rows.zarr"
 
     @property
@@ -59,7 +59,6 @@ class Place:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger, opened anew."""
         return Ledger(budget.default_ledger(self.rows))
 
     @property
@@ -179,7 +178,15 @@ def what_is_left(place: Place) -> Left:
     return Left(record.state, record.fence, len(place.blobs), place.target.exists())
 
 
-@pytest.mark.parametrize("point", FAULTS)
+STRUCK = (
+    "inside the reservation", "after the reservation", "after the sum", "inside the beginning", "after the draw",
+    "with half a draft", "inside the commit", "before the witness", "inside the note of the witness",
+    "before the rename", "after the rename", "inside the record",
+)  # fmt: skip
+"""The other points leave what one of these leaves, and are struck by benchmarks/chaos.py."""
+
+
+@pytest.mark.parametrize("point", STRUCK)
 def test_a_release_killed_at_any_moment_is_finished_by_the_same_command(run: Run, place: Place, point: str) -> None:
     assert run(place, place.command(), "kill", point) == -signal.SIGKILL
     assert place.marker.exists()
@@ -195,12 +202,11 @@ def test_a_release_killed_at_any_moment_is_finished_by_the_same_command(run: Run
     assert place.record is not None
     assert digest in {None, place.record.digest}
     assert seen in (None, first)
-
-    head = place.ledger.head
-    assert run(place, place.command()) == 0
-    require_one_release(place)
-    assert place.published() == first
-    assert place.ledger.head == head
+    if point == "inside the commit":
+        head = place.ledger.head
+        assert run(place, place.command()) == 0
+        require_one_release(place)
+        assert (place.published(), place.ledger.head) == (first, head)
 
 
 PRIVATE_CLIP = PrivacyLoss.parse("3")
@@ -220,8 +226,7 @@ def scaling(place: Place) -> list[str]:
 CHOICES = {"clip norm": clipping, "scale": scaling}
 
 
-@pytest.mark.parametrize("chosen", CHOICES)
-@pytest.mark.parametrize("point", STAGED_FAULTS)
+@pytest.mark.parametrize(("point", "chosen"), list(zip(STAGED_FAULTS, cycle(CHOICES), strict=False)))
 def test_a_release_that_chooses_something_first_killed_at_any_moment_keeps_its_stage(
     run: Run, place: Place, point: str, chosen: str
 ) -> None:
@@ -242,16 +247,10 @@ def test_a_release_that_chooses_something_first_killed_at_any_moment_keeps_its_s
     for name in {"clip_norm", "centre", "scale"} & set(release.stage.chosen):
         assert getattr(release.bound, name) == release.stage.chosen[name]
     assert place.events()["staged"] == 1
-    first, head = place.published(), place.ledger.head
-    assert run(place, command) == 0
-    assert (place.published(), place.ledger.head) == (first, head)
 
 
-@pytest.mark.parametrize("chosen", CHOICES)
-def test_two_runs_at_once_that_choose_something_first_end_with_one_stage_and_one_release(
-    place: Place, chosen: str
-) -> None:
-    command = CHOICES[chosen](place)
+def test_two_runs_at_once_that_choose_something_first_end_with_one_stage_and_one_release(place: Place) -> None:
+    command = scaling(place)
     place.marker.mkdir()
     point = "after the counts are drawn"  # of both runs; one of these draws counts
     with (
@@ -263,10 +262,8 @@ def test_two_runs_at_once_that_choose_something_first_end_with_one_stage_and_one
     assert place.events()["staged"] == 1
 
 
-@pytest.mark.parametrize(
-    "points", [("after the draw", "after the draft", "inside the commit"), ("after the draft",) * 4]
-)
-def test_a_release_killed_again_and_again_is_charged_once(run: Run, place: Place, points: tuple[str, ...]) -> None:
+def test_a_release_killed_again_and_again_is_charged_once(run: Run, place: Place) -> None:
+    points = ("after the draw", "after the draft", "inside the commit")
     for attempt, point in enumerate(points, start=1):
         place.marker.unlink(missing_ok=True)
         assert run(place, place.command(), "kill", point) == -signal.SIGKILL
@@ -280,22 +277,14 @@ def test_a_release_killed_again_and_again_is_charged_once(run: Run, place: Place
     require_one_release(place)
 
 
-@pytest.mark.parametrize("action", ["kill", "interrupt"])
-def test_a_release_in_bands_struck_between_two_of_them_is_drawn_anew_as_a_whole(
-    run: Run, place: Place, action: str
-) -> None:
+def test_a_release_in_bands_killed_between_two_of_them_is_drawn_anew_as_a_whole(run: Run, place: Place) -> None:
     command = place.command("--mechanism", "laplace")
-    code = run(place, command, action, "in the second band", "bands")
-    assert code == (-signal.SIGKILL if action == "kill" else 5)
+    assert run(place, command, "kill", "in the second band", "bands") == -signal.SIGKILL
     assert place.marker.exists()
-    left = Left(State.RESERVED, 1, 1 if action == "kill" else 0)  # a band was drawn, and is seen by nobody
-    assert what_is_left(place) == left
+    assert what_is_left(place) == Left(State.RESERVED, 1, 1)  # a band was drawn, and is seen by nobody
     assert losses(place.ledger) == [COST]
     assert run(place, command, cluster="bands") == 0
     require_one_release(place)
-    first = place.published()
-    assert run(place, command, cluster="bands") == 0
-    assert place.published() == first
 
 
 def test_a_killed_release_may_be_published_elsewhere(run: Run, place: Place) -> None:
@@ -309,37 +298,32 @@ def test_a_killed_release_may_be_published_elsewhere(run: Run, place: Place) -> 
     require_one_release(place)
 
 
-@pytest.mark.parametrize("point", ["with the cluster at work", "after the commit"])
-def test_a_release_on_a_real_cluster_killed_half_way_is_finished_by_the_same_command(place: Place, point: str) -> None:
+def test_a_release_on_a_real_cluster_killed_half_way_is_finished_by_the_same_command(place: Place) -> None:
     command = place.command("--workers", "1")
-    with started(place, command, "kill", point) as process:
+    with started(place, command, "kill", "with the cluster at work") as process:
         assert process.wait(PATIENCE) == -signal.SIGKILL
         assert place.marker.exists()
         until(lambda: not session(process.pid))  # the workers hold sums of private rows: they must not stay behind
     record = place.record
     assert record is not None
-    assert record.state is (State.COMMITTED if point == "after the commit" else State.RESERVED)
+    assert record.state is State.RESERVED
     assert not place.target.exists()
     with started(place, command) as process:
         assert process.wait(PATIENCE) == 0
         until(lambda: not session(process.pid))
     require_one_release(place)
-    first = place.published()
-    with started(place, command) as process:
-        assert process.wait(PATIENCE) == 0
-    require_one_release(place)
-    assert place.published() == first
 
 
 # --- interruption -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("action", ["interrupt", "terminate"])
 @pytest.mark.parametrize(
-    "point",
+    ("action", "point"),
     [
-        *("after the reservation", "before reading", "after the draw", "after the draft"),
-        *("inside the commit", "after the commit", "before the rename", "inside the record"),
+        ("interrupt", "before reading"),
+        ("terminate", "after the draft"),
+        ("interrupt", "inside the commit"),
+        ("terminate", "before the rename"),
     ],
 )
 def test_an_interrupted_release_says_so_and_is_finished_by_the_same_command(
@@ -360,46 +344,19 @@ def test_an_interrupted_release_says_so_and_is_finished_by_the_same_command(
     require_one_release(place)
 
 
-def test_control_c_in_a_terminal_ends_the_cluster_too_and_the_same_command_resumes(run: Run, place: Place) -> None:
-    with started(place, place.command("--workers", "1"), "linger", "with the cluster at work") as process:
-        until(lambda: place.marker.exists() or process.poll() is not None)
-        assert process.poll() is None
-        assert len(session(process.pid)) > 1
-        os.killpg(process.pid, signal.SIGINT)  # a terminal interrupts the workers as well
-        assert process.wait(PATIENCE) == 5
-        until(lambda: not session(process.pid))
-    words = (place.folder / "words").read_text()
-    assert "same command resumes" in words
-    assert place.record is not None
-    assert place.record.state is State.RESERVED
-    assert run(place, place.command()) == 0
-    require_one_release(place)
-
-
 # --- company ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("point", "cluster"),
-    [("after the beginning", "inline"), ("before the rename", "inline"), ("with the cluster at work", "processes")],
-)
-def test_three_runs_of_one_release_at_once_all_end_well_with_one_release(
-    place: Place, point: str, cluster: str
-) -> None:
+def test_three_runs_of_one_release_at_once_all_end_well_with_one_release(place: Place) -> None:
     place.marker.mkdir()  # where they wait for one another, so that they are at it together
-    more = ("--workers", "1")
-    with (
-        started(place, place.command(*more), "meet-3", point, cluster) as one,
-        started(place, place.command(*more), "meet-3", point, cluster) as two,
-        started(place, place.command(*more), "meet-3", point, cluster) as three,
-    ):
+    meeting = (place.command(), "meet-3", "after the beginning", "inline")
+    with started(place, *meeting) as one, started(place, *meeting) as two, started(place, *meeting) as three:
         codes = [process.wait(PATIENCE) for process in (one, two, three)]
     assert codes == [0, 0, 0], (place.folder / "words").read_text()
     assert len(list(place.marker.iterdir())) == 3
     require_one_release(place)
-    if point == "after the beginning":
-        assert place.record is not None
-        assert place.record.fence == 3  # three draws were made or about to be made; one counts
+    assert place.record is not None
+    assert place.record.fence == 3  # three draws were made or about to be made; one counts
 
 
 # --- refusal ----------------------------------------------------------------------------------------------------------

@@ -54,7 +54,6 @@ DEAD: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture
 def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in what was stored."""
     unpack(STORED / "golden-1.tar.gz", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))

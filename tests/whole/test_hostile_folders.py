@@ -47,7 +47,6 @@ LOSS = ("--epsilon", "1", "--clip", "8")
 
 @pytest.fixture(autouse=True)
 def patience() -> Iterator[None]:
-    """End what waits for ever."""
     signal.alarm(SECONDS)
     yield
     signal.alarm(0)

@@ -13,6 +13,7 @@ import pytest
 from faults.state_machine import Command
 from faults.state_space import Space, ViolationError
 
+from dpdist.errors import DataError
 from dpdist.ledger import witness
 from dpdist.ledger.journal import Aborted, Staged
 from dpdist.ledger.ledger import Ledger
@@ -25,17 +26,12 @@ STAGED = Command("x", draws=2)
 THREE = Command("x", draws=3)
 COPY_OF_STAGED, FAILED, HASTY = STAGED._replace(copy=1), STAGED._replace(fails=True), STAGED._replace(hasty=True)
 SPACES = {
-    "one release run twice at once, two deaths": (Space([X, X], deaths=2), 20_000),
+    "one release run twice at once, a death": (Space([X, X], deaths=1), 7_000),
     "two releases for one budget, a death, a restored backup": (Space([X, Y], deaths=1, restored=True), 5_000),
-    "a copied ledger, a death, a restored backup": (
-        Space([X, COPY_OF_X], deaths=1, copied=True, restored=True),
-        90_000,
-    ),
-    "three processes on a copied ledger, a death": (Space([X, Y, COPY_OF_X], deaths=1, copied=True), 50_000),
-    "a release in two draws, a death": (Space([STAGED], deaths=1), 100),
+    "a copied ledger, a restored backup": (Space([X, COPY_OF_X], copied=True, restored=True), 10_000),
+    "a copied ledger, a death": (Space([X, COPY_OF_X], deaths=1, copied=True), 5_000),
     "one in two draws on a copied ledger": (Space([STAGED, COPY_OF_STAGED], copied=True), 4_000),
     "one in two draws, and who asks for a refund": (Space([STAGED, FAILED]), 300),
-    "one in two draws, by who would draw it without its stage": (Space([HASTY], deaths=1), 20),
     "one in three draws, a death": (Space([THREE], deaths=1), 50),
     "one in three draws, by who would draw it without its stages": (Space([THREE._replace(hasty=True)], deaths=1), 20),
 }
@@ -69,7 +65,7 @@ def _without_fencing(patch: pytest.MonkeyPatch) -> None:
         record = known(self, view, release_id)
         if not fences:
             return record
-        return replace(record, state=State.RESERVED, fence=fences[0], blob=None, digest=None)
+        return replace(record, state=State.RESERVED, fence=fences[0], drawn=())
 
     patch.setattr(Ledger, "commit", commits)
     patch.setattr(Ledger, "_known", knows)
@@ -101,7 +97,7 @@ def _draws_see(patch: pytest.MonkeyPatch, change: Callable[[Part, Record], Recor
 
 def _stage_drawn_twice(patch: pytest.MonkeyPatch) -> None:
     """Let a stage be drawn again when it is committed, and take its place; nor is the witness asked."""
-    moves, has = View._move, Record.has
+    moves, has, due = View._move, Record.has, Record.__dict__["due"]
 
     def change(part: Part, record: Record) -> Record:
         again = part is Part.STAGE and record.state is State.STAGED
@@ -109,17 +105,22 @@ def _stage_drawn_twice(patch: pytest.MonkeyPatch) -> None:
 
     def replaces(self: View, event: Any) -> None:
         if isinstance(event, Staged):
-            self.records[event.id] = replace(self.records[event.id], stages=())
+            self.records[event.id] = replace(self.records[event.id], drawn=())
         moves(self, event)
 
     _draws_see(patch, change)
     patch.setattr(View, "_move", replaces)
+    first = property(lambda self: Part.STAGE if self.state is State.RESERVED else due.fget(self))
+    patch.setattr(Record, "due", first)
     patch.setattr(Record, "has", lambda self, part: self.state is not State.RESERVED and has(self, part))
     patch.setattr(Ledger, "_require_knows", lambda *_: None)
 
 
 def _release_before_its_stage(patch: pytest.MonkeyPatch) -> None:
-    _draws_see(patch, lambda part, record: replace(record, draws=1) if part is Part.RELEASE else record)
+    def change(part: Part, record: Record) -> Record:
+        return record if part is not Part.RELEASE or record.drawn else replace(record, draws=1)
+
+    _draws_see(patch, change)
 
 
 def _stage_refunded(patch: pytest.MonkeyPatch) -> None:
@@ -152,7 +153,7 @@ TWINS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Space, str]] = {
     "the cap": (_without_caps, Space([X, Y]), "more is charged"),
     "drawing the stage once": (_stage_drawn_twice, Space([STAGED, STAGED]), "two draws|before the witness|does not f"),
     "charging the stage for good": (_stage_refunded, Space([STAGED, FAILED]), "the charge of x is lost"),
-    "the stage first": (_release_before_its_stage, Space([HASTY]), "before its stage"),
+    "the stage first": (_release_before_its_stage, Space([HASTY]), "commits other draws of x"),
 }
 
 
@@ -161,5 +162,5 @@ def test_the_search_finds_what_goes_wrong_without(
     remove: Callable[[pytest.MonkeyPatch], None], space: Space, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove(monkeypatch)
-    with pytest.raises(ViolationError, match=words):
+    with pytest.raises((ViolationError, DataError), match=words):  # of the journal, or of the search
         space.explore()

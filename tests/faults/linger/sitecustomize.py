@@ -19,7 +19,6 @@ PATIENCE = 1800.0
 
 
 def linger(marker: Path) -> None:
-    """Stay here, if nobody has before."""
     try:
         marker.symlink_to(Path("/proc/self/ns/net").readlink())
     except FileExistsError:
