@@ -28,7 +28,7 @@ from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
-from dpdist.release.trusted import reproduced, require_unreproduced
+from dpdist.release.trusted import reproduced
 from dpdist.rows.dataset import RowsTable, bind_ledger
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
 from dpdist.rows.schema import Schema
@@ -371,7 +371,8 @@ def _create_ledger(ledger: LedgerAddressGiven, rows: Store, budget: PrivacyLoss 
             f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
             f"{parameter('ledger')} where it is needed; if it is lost, restore it from a copy."
         )
-    require_unreproduced(table)
+    if table.reproduced:
+        raise reproduced(rows)
     opened = _only_ledger(ledger, rows, table.dataset_id, declared)
     bind_ledger(table, opened.budget, opened.ledger_id)
     return opened

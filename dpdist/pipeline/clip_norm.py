@@ -298,7 +298,7 @@ def choose_clip_norm(
         transaction, state, left = _looked_up(transaction, budget_delta)
         if state in _DONE:
             transaction.reserve()  # refuses a ledger that is not of these rows
-            return _choice(transaction, norm_histogram.published(transaction), asked, fresh=False)
+            return _choice(transaction, transaction.read(), asked, fresh=False)
         _foretell(transaction, asked, state, left, say)
     with where.connected() as engine:
         engine.require_visible(table.probe, ROOT)
@@ -309,7 +309,7 @@ def choose_clip_norm(
         fresh = engine.trusted(transaction.reserve) is State.RESERVED
         if fresh:
             draw_histogram(engine, transaction, "Counting norms")
-        return _choice(transaction, engine.trusted(norm_histogram.published, transaction), asked, fresh=fresh)
+        return _choice(transaction, engine.trusted(transaction.read), asked, fresh=fresh)
 
 
 def _asked(

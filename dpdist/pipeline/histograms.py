@@ -70,7 +70,8 @@ def require_choice(transaction: MomentTransaction) -> None:
             f"period once, and name {_taken_from(chosen[0])}."
         )
     if "scale" in chosen:
-        stages.require_columns_seen(transaction)
+        counting = stages.columns_of(transaction).counting()
+        stages.require_seen(transaction.request, counting, table.rows, table.max_rows)
     said = worth.choice_refused(transaction.request, table.columns, table.rows, table.max_rows)
     if said is not None:
         raise RefusedError(f"{said} Nothing was read or spent.")

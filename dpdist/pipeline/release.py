@@ -294,7 +294,7 @@ def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: 
     if ledger is not None:
         raise UsageError(f"A release for reproduction is charged to no ledger: leave {parameter('ledger')} out.")
     require_undeclared(transaction.table)
-    there = trusted.require_place(transaction)
+    there = trusted.stands_at(transaction.target, transaction.release_id)
     if not there:
         with where.connected() as cluster_engine:
             cluster_engine.require_visible(transaction.table.probe, ROOT)

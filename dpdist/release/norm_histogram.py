@@ -9,16 +9,14 @@ Who names no delta takes that of the budget (:func:`settled`).
 
 from __future__ import annotations
 
-import hashlib
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
-from dpdist._util.text import canonical
 from dpdist.errors import DataError
-from dpdist.ledger.state import Part, State
+from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import (
     CalibratedHistogram,
     CountNoise,
@@ -32,6 +30,7 @@ from dpdist.moment.histograms import NormCounting, NormGrid
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.release.histograms import HistogramTransaction
+from dpdist.release.request import id_of
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
 
@@ -121,12 +120,11 @@ class NormsRequest:
 
     def release_id(self, table: Table) -> str:
         """Return the id, which follows from the parameters."""
-        digest = hashlib.sha256(canonical(self.parameters(table)).encode()).hexdigest()
-        return f"n-{digest[:32]}"
+        return id_of("n", self.parameters(table))
 
 
 class NormsTransaction(HistogramTransaction[NormsRequest]):
-    """The release of a histogram of norms."""
+    """The release of a histogram of norms, or the stage of a release: of scaled rows where a scale is chosen first."""
 
     def counting(self) -> NormCounting:
         """Return what is counted."""
@@ -138,72 +136,35 @@ class NormsTransaction(HistogramTransaction[NormsRequest]):
 
     def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
         """Return what is committed of the noisy counts: all of them."""
-        noise = self.calibrated()
-        return NormHistogram(
-            release_id=self.release_id,
-            guarantee=noise.guarantee,
-            edges=self.request.grid.edges,
-            counts=tuple(noisy.tolist()),
-            noise=noise.noise,
-            rows=self.table.rows if self.request.neighbours is Neighbours.REPLACE_ONE else None,
-            ledger_head=ledger_head,
-        ).to_json()
+        rows = self.table.rows if self.request.neighbours is Neighbours.REPLACE_ONE else None
+        edges, calibrated = self.request.grid.edges, self.calibrated()
+        return NormHistogram.of_noisy(noisy, calibrated, edges, rows, self.release_id, ledger_head).to_json()
 
-
-@dataclass(frozen=True)
-class NormsStage(NormsTransaction):
-    """The same as the stage of another release, under whose id it is charged and committed.
-
-    Attributes
-    ----------
-    of
-        That id.
-    """
-
-    of: str
-    part: ClassVar[Part] = Part.STAGE
-
-    @property
-    def release_id(self) -> str:
-        """The id of the release."""
-        return self.of
-
-
-class SecondNormsStage(NormsStage):
-    """The same where a scale was chosen before it, so that it is the second stage: of scaled rows."""
-
-    part: ClassVar[Part] = Part.SECOND
+    def read(self) -> NormHistogram:
+        """Read the committed histogram back, checked, and record that it was given out; idempotent."""
+        return NormHistogram.from_json(self.published())
 
 
 @dataclass(frozen=True)
 class NormHistogram:
-    """A released histogram of norms. Public.
-
-    Attributes
-    ----------
-    release_id
-        Its id in the ledger.
-    guarantee
-        What is proved of it.
-    edges
-        The grid, rising.
-    counts
-        Noisy counts: of the norms up to each edge, and beyond the last.
-    noise
-        That of each count.
-    rows
-        n under replace-one, None under add-remove.
-    ledger_head
-        Where the ledger's journal ended before the noise was drawn, by which a ledger that forgot it is found out.
-    """
+    """A released histogram of norms. Public."""
 
     release_id: str
     guarantee: Guarantee
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-    noise: CountNoise
-    rows: int | None
-    ledger_head: str
+    edges: tuple[float, ...]  # the grid, rising
+    counts: tuple[int, ...]  # noisy: of the norms up to each edge, and beyond the last
+    noise: CountNoise  # of each count
+    rows: int | None  # n under replace-one, None under add-remove
+    ledger_head: str  # where the ledger's journal ended before the draw: a ledger that forgot it is found out
+
+    @classmethod
+    def of_noisy(
+        cls, noisy: Counts, calibrated: CalibratedHistogram, edges: tuple[float, ...], rows: int | None,
+        release_id: str = "", ledger_head: str = "",
+    ) -> NormHistogram:  # fmt: skip
+        """Return what was drawn by a calibrated noise; ``rows`` is n where it is public."""
+        counts = tuple(noisy.tolist())
+        return cls(release_id, calibrated.guarantee, edges, counts, calibrated.noise, rows, ledger_head)
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -260,14 +221,9 @@ class NormHistogram:
             known = ", ".join(map(repr, FORMATS.values()))
             raise DataError(f"The histogram has format {value['format']!r}; this version reads {known}.")
         return cls(
-            release_id=value["release_id"],
-            guarantee=Guarantee.from_json(value["guarantee"]),
-            edges=tuple(value["edges"]),
-            counts=tuple(value["counts"]),
-            noise=noise_from_json(value["noise"]),
-            rows=value["n"],
-            ledger_head=value["ledger_head"],
-        )
+            value["release_id"], Guarantee.from_json(value["guarantee"]), tuple(value["edges"]), tuple(value["counts"]),
+            noise_from_json(value["noise"]), value["n"], value["ledger_head"],
+        )  # fmt: skip
 
 
 def settled(transaction: NormsTransaction) -> NormsTransaction:
@@ -285,8 +241,3 @@ def settled(transaction: NormsTransaction) -> NormsTransaction:
     return NormsTransaction(
         next((known[name] for name in stands if name in known), gaussian), table, transaction.ledger
     )
-
-
-def published(transaction: NormsTransaction) -> NormHistogram:
-    """Read the committed histogram back, checked, and record that it was given out; idempotent."""
-    return NormHistogram.from_json(transaction.published())

@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, ClassVar, Generic, Protocol, TypeVar
+from typing import IO, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -88,8 +88,11 @@ class ReleaseTransaction(Generic[RequestT_co]):
     request: RequestT_co
     table: Table
     ledger: LedgerAddress
-    part: ClassVar[Part] = Part.RELEASE
-    """What this transaction commits: a release, or the stage of one."""
+
+    @property
+    def part(self) -> Part:
+        """What this transaction commits: a release, or the stage of one."""
+        return Part.RELEASE
 
     @property
     def draws(self) -> Draws:

@@ -31,8 +31,7 @@ from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyL
 from dpdist.privacy.profile import mu_of_pure
 from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormHistogram
-from dpdist.release.request import CLIP_GRID, ReleaseRequest
-from dpdist.release.shares import UNKNOWN
+from dpdist.release.request import CLIP_GRID, UNKNOWN, ReleaseRequest
 from dpdist.rows.columns import Column
 from dpdist.rows.dataset import created
 from dpdist.rows.schema import Schema

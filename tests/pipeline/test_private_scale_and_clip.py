@@ -35,8 +35,7 @@ from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormHistogram
 from dpdist.release.parse import request_from
-from dpdist.release.request import CLIP_GRID, Centring, ReleaseRequest
-from dpdist.release.shares import UNKNOWN
+from dpdist.release.request import CLIP_GRID, UNKNOWN, Centring, ReleaseRequest
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
 
