@@ -38,11 +38,9 @@ if TYPE_CHECKING:
     from dpdist.pipeline.audit import audit_mechanism
     from dpdist.pipeline.budget import create_ledger, ingest_rows
     from dpdist.pipeline.clip_norm import choose_clip_norm
-    from dpdist.pipeline.combine import combine_releases
-    from dpdist.pipeline.components import fit_components
+    from dpdist.pipeline.components import fit_components, project_rows
     from dpdist.pipeline.inspect import inspect_path
-    from dpdist.pipeline.release import release_rows
-    from dpdist.pipeline.scores import project_rows
+    from dpdist.pipeline.release import combine_releases, release_rows
     from dpdist.pipeline.sources import draft_schema, register_rows
     from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
     from dpdist.release.artefact import Release, open_release
@@ -121,12 +119,10 @@ _NAMES = {
     "pipeline.audit": ("audit_mechanism",),
     "pipeline.budget": ("create_ledger", "ingest_rows"),
     "pipeline.clip_norm": ("choose_clip_norm",),
-    "pipeline.combine": ("combine_releases",),
-    "pipeline.components": ("fit_components",),
+    "pipeline.components": ("fit_components", "project_rows"),
     "pipeline.inspect": ("inspect_path",),
-    "pipeline.release": ("release_rows",),
+    "pipeline.release": ("combine_releases", "release_rows"),
     "pipeline.sources": ("draft_schema", "register_rows"),
-    "pipeline.scores": ("project_rows",),
     "privacy.guarantee": ("Guarantee", "Neighbours", "PrivacyLoss"),
     "release.artefact": ("Release", "open_release"),
     "release.norm_histogram": ("NormsRequest",),

@@ -1,4 +1,4 @@
-"""From a release to its components: the model."""
+"""From a release to its components, the model, and from rows and a model to scores."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import NamedTuple
 from dpdist._util.text import listed
 from dpdist.answers.captured import holding
 from dpdist.errors import DataError, UsageError
+from dpdist.ingest.registered import open_rows
+from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
 from dpdist.moment.operator import Matrix
 from dpdist.naming import parameter
-from dpdist.pca import eigen
+from dpdist.pca import eigen, projection
 from dpdist.pca import model as models
 from dpdist.pca.alignment import counted_components
 from dpdist.pca.components import Components, components
 from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.release.artefact import Release, open_release
+from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.local import Engine, Work
 from dpdist.storage.arrays import ROOT, attributes_of
@@ -25,21 +28,12 @@ from dpdist.storage.store import AnyStore, Store, store_at
 
 
 class FittedModel(NamedTuple):
-    """A model that was written, and where it is from.
-
-    Attributes
-    ----------
-    model : Model
-        The components, with the release's id and column names.
-    release : Release
-        The release they were taken from.
-    fresh : bool
-        Whether it was written now; False: as many components of the same release stood there already.
-    """
+    """A model that was written, and the release that it is of."""
 
     model: models.Model
     release: Release
     fresh: bool
+    """Whether it was written now; False: as many components of the same release stood there already."""
 
 
 def fit_components(
@@ -124,8 +118,8 @@ def fit_components(
         "format": models.FORMAT, "release_id": opened.release_id, "correlation": correlation or None,
         "drop_first": drop_first or None,
     }  # fmt: skip
-    counted = isinstance(components, int)
-    if not made_from(target, "model", **made, **({"k": components} if counted else {})):
+    counted: dict[str, object] = {"k": components} if isinstance(components, int) else {}
+    if not made_from(target, "model", **made, **counted):
         target.require_new("model")  # before there is any work
     elif counted:
         return FittedModel(models.open_model(target), opened, fresh=False)
@@ -133,9 +127,8 @@ def fit_components(
     taken = standardised.components if standardised else _components_of(opened, release, components, cluster)
     found = models.Model(opened.release_id, opened.names, taken, opened.schema, correlation)
     there = partial(made_from, target, "model", **made, k=len(taken.components))
-    if make_once(there, partial(models.save, found, opened, target, standardised)):
-        return FittedModel(found, opened, fresh=True)
-    return FittedModel(models.open_model(target), opened, fresh=False)
+    fresh = make_once(there, partial(models.save, found, opened, target, standardised))
+    return FittedModel(found if fresh else models.open_model(target), opened, fresh)
 
 
 def components_of(
@@ -184,3 +177,90 @@ def made_from(place: AnyStore, what: str, **expected: object) -> bool:
             f"{'differs' if len(other) == 1 else 'differ'}. Name another place."
         )
     return True
+
+
+class ProjectedRows(NamedTuple):
+    """What was projected."""
+
+    rows: int
+    """n, which under add-remove is private."""
+    fresh: bool
+    """Whether the scores were written now; False: the same ones stood there already."""
+
+
+def scores_words(scores: AnyStore, *, fresh: bool) -> str:
+    """Say that scores are there, and what they are."""
+    how = "written" if fresh else "written before, and left alone"
+    return f"{scores}: {how}. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
+
+
+def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: Cluster | None = None) -> ProjectedRows:
+    """Write a scores.zarr: the rows, projected on the components of a model. They are private.
+
+    Scores of the same rows, release and number of components that stand there already are left alone.
+
+    Parameters
+    ----------
+    rows : str or path-like
+        The rows.zarr, or its address: n x d.
+    model : str or path-like
+        The model.zarr, or its address: k components of d columns.
+    scores : str or path-like
+        The folder to write, or its address: (n, k) float64, or float32 of float32 rows. They are as private as the
+        rows.
+    cluster : Cluster, default None
+        Where to compute. None: threads of this process.
+
+    Returns
+    -------
+    ProjectedRows
+        n, and whether the scores were written now.
+
+    Raises
+    ------
+    DataError
+        If something else stands at the target, or rows, model, cluster or target cannot be used.
+    ResumableError
+        If the cluster was lost half-way.
+
+    See Also
+    --------
+    fit_components : Makes the model.
+    PrivatePCA.transform : The same of rows in memory.
+
+    Examples
+    --------
+    Here it is not run.
+
+    >>> import dpdist
+    >>> dpdist.project_rows("rows.zarr", "model.zarr", "scores.zarr")  # doctest: +SKIP
+    ProjectedRows(rows=1797, fresh=True)
+    """
+    where = chosen(cluster)
+    model, target = store_at(model), store_at(scores)
+    table, found = open_rows(rows), models.open_model(model)
+    there = partial(
+        made_from,
+        target,
+        "scores",
+        format=projection.FORMAT,
+        dataset_id=table.dataset_id,
+        release_id=found.release_id,
+        k=len(found.components.components),
+    )
+    fresh = make_once(there, partial(_project, table, found, model, target, where))
+    if not fresh:
+        projection.require_whole(target, table)
+    return ProjectedRows(table.rows, fresh)
+
+
+def _project(table: RowsTable, found: models.Model, model: Store, target: Store, where: Cluster) -> None:
+    target.require_new("scores")  # before there is any work
+    row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * found.components.components.size
+    with where.connected() as cluster_engine:
+        workers = cluster_engine.threads * len(cluster_engine.workers)
+        units = units_of(table, row_seconds=row_seconds, entries=0, workers=workers)
+        with projection.scores_of(table, found, model, target) as task:
+            for store in (table.probe, task.scores):
+                cluster_engine.require_visible(store, ROOT)
+            cluster_engine.map(Work("project", projection.project_chunks, task, units), "Projecting rows")

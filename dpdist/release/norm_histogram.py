@@ -25,7 +25,7 @@ from dpdist.mechanisms.counts import (
     RoundedNormal,
     noise_from_json,
 )
-from dpdist.mechanisms.quantile import NAME, calibrated, quantile_of
+from dpdist.mechanisms.quantile import NAME, QuantileFound, calibrated, quantile_of
 from dpdist.moment.histograms import NormCounting, NormGrid
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
@@ -171,6 +171,10 @@ class NormHistogram:
         """As of a :class:`dpdist.release.artefact.Release`."""
         return cautions(self.guarantee.loss, self.guarantee.neighbours, self.rows)
 
+    def quantile(self, quantile: Fraction) -> QuantileFound:
+        """Say where a quantile of the norms lies. Free."""
+        return quantile_of(self.counts, self.noise, quantile, rows=self.rows)
+
     def clip_norm(self, *, interpolated: bool = False) -> tuple[float, Fraction]:
         """Return a clip norm, always, and the quantile that it stands for: what a release takes that asks nobody.
 
@@ -179,7 +183,7 @@ class NormHistogram:
         """
         for hundredths in range(95, 49, -1):
             quantile = Fraction(hundredths, 100)
-            found = quantile_of(self.counts, self.noise, quantile, rows=self.rows)
+            found = self.quantile(quantile)
             if found.edge is not None and found.up_to_edge is not None:
                 break
         if found.edge is None:
@@ -232,12 +236,11 @@ def settled(transaction: NormsTransaction) -> NormsTransaction:
     Where the ledger holds the histogram already, with that delta or, as of earlier versions, with none, the first that
     was reserved is the one: what was released for a request is given again, and never drawn anew under another law.
     """
-    request, table = transaction.request, transaction.table
-    ledger = transaction.account()
-    pure = replace(request, loss=replace(request.loss, delta_atto=0))
-    gaussian = replace(request, loss=replace(request.loss, delta_atto=ledger.budget.delta_atto))
-    known = {each.release_id(table): each for each in (pure, gaussian)}
-    stands = (r.release_id for r in ledger.records if r.state is not State.ABORTED)
-    return NormsTransaction(
-        next((known[name] for name in stands if name in known), gaussian), table, transaction.ledger
-    )
+    request, ledger = transaction.request, transaction.account()
+    losses = [replace(request.loss, delta_atto=delta) for delta in (0, ledger.budget.delta_atto)]
+    either = [
+        NormsTransaction(replace(request, loss=loss), transaction.table, transaction.ledger) for loss in losses
+    ]  # fmt: skip
+    known = {each.release_id: each for each in either}
+    stands = (record.release_id for record in ledger.records if record.state is not State.ABORTED)
+    return next((known[name] for name in stands if name in known), either[1])

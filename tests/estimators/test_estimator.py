@@ -30,8 +30,7 @@ from dpdist.errors import DataError, DrownedError, DrownedWarning, RefusedError,
 from dpdist.estimators import fit
 from dpdist.ledger.fingerprints import Fingerprints
 from dpdist.ledger.in_memory import Register
-from dpdist.pipeline.components import fit_components
-from dpdist.pipeline.scores import project_rows
+from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.release import artefact
 from dpdist.rows import dataset
 from dpdist.rows.rounding import entry_variances

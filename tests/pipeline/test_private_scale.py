@@ -27,9 +27,8 @@ from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
 from dpdist.pca.model import open_model
 from dpdist.pipeline import budget, release
 from dpdist.pipeline.budget import ingest_rows
-from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.pipeline.release import release_rows
-from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import archive

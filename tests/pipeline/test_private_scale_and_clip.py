@@ -27,9 +27,8 @@ from dpdist.pca.bias import shortened
 from dpdist.pca.model import open_model
 from dpdist.pipeline import histograms, release
 from dpdist.pipeline.budget import ingest_rows
-from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.pipeline.release import Outcome, release_rows
-from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
