@@ -25,7 +25,7 @@ from dpdist.ledger.state import Part, State
 from dpdist.options import Amount, Clip, RequestOptions
 from dpdist.pca.bias import shortened
 from dpdist.pca.model import open_model
-from dpdist.pipeline import histograms, release
+from dpdist.pipeline import clip_norm, release
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.pipeline.release import Outcome, release_rows
@@ -156,7 +156,7 @@ def test_whoever_dies_between_two_draws_goes_on_from_those_very_ones(
     """The second pass over the rows is counted in vain, or never begun: what is committed is not drawn again."""
     passes: list[str] = []
     stop: int | None = stages
-    draw = histograms.draw_histogram
+    draw = clip_norm.draw_histogram
 
     def counted(engine: Any, transaction: Any, label: str) -> None:
         if len(passes) == stop:
@@ -165,7 +165,7 @@ def test_whoever_dies_between_two_draws_goes_on_from_those_very_ones(
         draw(engine, transaction, label)
 
     with monkeypatch.context() as patch:
-        patch.setattr(histograms, "draw_histogram", counted)
+        patch.setattr(clip_norm, "draw_histogram", counted)
         if stages == 2:
             patch.setattr(release, "_compute", dies)
         with pytest.raises(DiedError):
@@ -175,7 +175,7 @@ def test_whoever_dies_between_two_draws_goes_on_from_those_very_ones(
     (record,) = ledger_of_rows(rows).records
     assert (record.state, len(record.stages)) == (State.STAGED if stages else State.RESERVED, stages)
     stop = None
-    monkeypatch.setattr(histograms, "draw_histogram", counted)
+    monkeypatch.setattr(clip_norm, "draw_histogram", counted)
     made = release_rows(rows, tmp_path / "release.zarr", GAUSSIAN).release
     assert passes == ["Counting columns", "Counting norms"]
     assert [committed(rows, part) for part in parts] == left
