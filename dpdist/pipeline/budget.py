@@ -44,13 +44,7 @@ if TYPE_CHECKING:
 
 
 def default_ledger(rows: AnyStore) -> Path:
-    """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``.
-
-    Examples
-    --------
-    >>> default_ledger(Path("rows.zarr")).name, default_ledger(Path("visits.2025")).name
-    ('rows.ledger', 'visits.2025.ledger')
-    """
+    """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``."""
     beside = store_at(rows).address()
     if not isinstance(beside, Path):
         raise UsageError(f"A ledger cannot stand beside {beside}. Name its place.", parameter="ledger")

@@ -221,8 +221,7 @@ def choose_clip_norm(
     release_epsilon : str, int, float or Decimal, default None
         With ``components``, the epsilon of the release to come, at the delta of the histogram: its noise counts.
     ledger : str or path-like, default None
-        Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``; of rows at an address, the
-        one that this machine remembers.
+        Where the budget is kept. None: beside the rows; of rows at an address, the one that this machine remembers.
     cluster : Cluster, default None
         Where to compute. None: threads of this process.
     budget_delta : bool, default False

@@ -131,10 +131,10 @@ def release_rows(
     refunded, because no noise was drawn; if anything dies, it is kept and the same call resumes.
 
     A request with ``clip_norm="private"`` is released in two draws under one id: a histogram of the norms, which
-    chooses the clip norm, and then the moment. Both are charged beforehand, and ``release.stage`` tells the choice.
-    Once the histogram is drawn nothing is refunded. One with ``scale="private"`` likewise chooses centre and scale of
-    each column, by histograms of all columns; ``release.bound`` has them, and ``release.blindly_scaled`` names columns
-    of which these saw too little. One with both is released in three draws: the norms are those of the scaled rows.
+    chooses the clip norm, and then the moment. One with ``scale="private"`` likewise chooses centre and scale of each
+    column, by histograms of all columns; ``release.blindly_scaled`` names columns of which these saw too little. One
+    with both is released in three draws. All are charged beforehand, and ``release.stage`` tells the choice; once the
+    first is drawn nothing is refunded.
 
     Parameters
     ----------
@@ -145,8 +145,7 @@ def release_rows(
     request : ReleaseRequest
         What to release, and at what loss.
     ledger : str or path-like, default None
-        Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``; of rows at an address, the
-        one that this machine remembers.
+        Where the budget is kept. None: beside the rows; of rows at an address, the one that this machine remembers.
     cluster : Cluster, default None
         Where to compute. None: threads of this process.
     say : callable, default None

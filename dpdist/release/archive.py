@@ -1,9 +1,8 @@
 """How a release is written: drawn, archived, committed and published piece by piece, one band in memory at a time.
 
-A release is committed as one archive of its files and published by unpacking it. So every publication of an id is
-identical to the byte, whichever library versions are installed by then. The archive is a plain tar file. It is written
-band by band of the noisy moment: each band is stored in the square tiles it covers and, across the diagonal, their
-mirror images.
+A release is committed as one plain tar file and published by unpacking it. So every publication of an id is identical
+to the byte, whichever library versions are installed by then. Each band of the noisy moment is stored in the square
+tiles it covers and, across the diagonal, their mirror images.
 """
 
 from __future__ import annotations

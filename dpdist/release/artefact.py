@@ -11,13 +11,10 @@ of releases is written the same way, and lists them. There is no seed, no hash o
 time.
 
 Rounding without bias adds n/4 squared steps to each entry of the diagonal (:mod:`dpdist.rows.dither`). They are in both
-stored matrices. :attr:`Release.second_moment` subtracts them, where n is public or released.
+stored matrices. :attr:`Release.second_moment` subtracts them, where n is public or released. A release with ``weights``
+has ``lattice`` alone: it is no second moment, and a total is made of several (:mod:`dpdist.release.series`).
 
-A release that adds the rows of each period as often as a weight says has ``weights``, one for each period of its
-extent, and ``lattice`` alone: it is no second moment. A total is made of several (:mod:`dpdist.release.series`).
-
-Matrices are stored in square tiles, and a large one is read tile by tile. How a release is written stands in
-:mod:`dpdist.release.archive`.
+Matrices are stored in square tiles (:mod:`dpdist.release.archive`), and a large one is read tile by tile.
 """
 
 from __future__ import annotations
@@ -183,10 +180,8 @@ class Release(Heading):
         ``"private"``, or ``"not private as claimed"``.
     cautions : tuple of str
         What should be known of a guarantee that promises little; empty for most.
-    release_id : str
-        Its id.
-    mechanism : str
-        The name of its mechanism.
+    release_id, mechanism : str
+        Its id, and the name of its mechanism.
     names : tuple of str
         Column names, length d.
     neighbours : Neighbours
@@ -226,8 +221,8 @@ class Release(Heading):
         Of how many periods it is, the last ones of its extent, while its guarantee is of all that were read; None: of
         all.
     answer : ndarray or Array
-        The released integers, (w, w) int64, w = d or d + 1, one unit is ``bound.unit**2``; or the released subspace,
-        (k, d) float64, orthonormal rows. What is large is an array on the disk, of which parts can be read.
+        The released integers, (w, w) int64, w = d or d + 1; or the released subspace, (k, d) float64. What is large is
+        an array on the disk, of which parts can be read.
 
     See Also
     --------

@@ -1,10 +1,8 @@
 """A private histogram of the rows' norms, by which a clip norm is chosen: requested, charged, drawn and committed once.
 
-It is drawn as :mod:`dpdist.release.histograms` says. A quantile of it is post-processing: asking for another one of the
-same histogram costs nothing.
-
-The id follows from the data set's identity and public parameters, as that of a release does, and not from the quantile.
-Who names no delta takes that of the budget (:func:`settled`).
+It is drawn as :mod:`dpdist.release.histograms` says. A quantile of it is post-processing, and free: the id follows from
+the data set's identity and public parameters, as that of a release does, and not from the quantile. Who names no delta
+takes that of the budget (:func:`settled`).
 """
 
 from __future__ import annotations
@@ -86,13 +84,7 @@ class NormsRequest:
         object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
 
     def bound(self, columns: int) -> RowBound:
-        """Return the public shift and scale of rows of so many columns.
-
-        Raises
-        ------
-        UsageError
-            If the public vectors have another number of entries.
-        """
+        """Return the public shift and scale of rows of so many columns; UsageError if they have another number."""
         return RowBound(columns, self.grid.edges[-1], 2, self.centre, self.scale)
 
     def calibrated(self, table: Table) -> CalibratedHistogram:

@@ -584,11 +584,6 @@ def auto_clip(columns: int, rule: int = CHOICE_RULE) -> float:
 
     Rows of independent columns are shortened seldom: the mean of their squared norms is d. Of skewed ones with
     correlations of .4 it shortens some 6 % (1.5 times the root, the first rule, some 10 %).
-
-    Examples
-    --------
-    >>> auto_clip(54)
-    12.86
     """
     return float(f"{AUTO_CLIP[rule] * math.sqrt(columns):.4g}")
 

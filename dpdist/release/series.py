@@ -120,15 +120,7 @@ BAND = 64
 
 @dataclass(frozen=True)
 class Night:
-    """The periods that a night adds up.
-
-    Attributes
-    ----------
-    start, stop
-        Positions of the first period and of the one behind the last, from 0.
-    weights
-        How often the rows of each are added.
-    """
+    """The periods that a night adds up: positions, from 0, half open, and how often the rows of each are added."""
 
     start: int
     stop: int
@@ -156,13 +148,7 @@ class Toeplitz:
         return Fraction(sum(weight**2 for weight in self.weights[:count]), self.weights[0] ** 2)
 
     def released(self, count: int) -> list[Night]:
-        """Return what is released when period number ``count``, counted from 1, is closed.
-
-        Examples
-        --------
-        >>> banded(2).released(3)
-        [Night(start=1, stop=3, weights=(32, 64))]
-        """
+        """Return what is released when period number ``count``, counted from 1, is closed."""
         return [self.night(count)]
 
     def night(self, count: int) -> Night:
@@ -171,15 +157,7 @@ class Toeplitz:
         return Night(start, count, self.weights[: count - start][::-1])
 
     def earlier(self, count: int) -> dict[int, int]:
-        """Return the totals that the total of ``count`` periods follows from: their periods, and what each weighs.
-
-        Examples
-        --------
-        >>> banded(4).weights, banded(4).earlier(6)
-        ((64, 32, 24, 20), {5: 32, 4: 8, 3: 4, 2: 20})
-        >>> banded(4).earlier(2)
-        {1: 32}
-        """
+        """Return the totals that the total of ``count`` periods follows from: their periods, and what each weighs."""
         steps = (a - b for a, b in pairwise((*self.weights, 0)))
         return {count - lag: step for lag, step in enumerate(steps, 1) if step and lag < count}
 
@@ -190,24 +168,13 @@ class Toeplitz:
 
         The coefficients a of 1 / F obey ``a(k) F(0) = - sum of F(j) a(k - j)``, and c are their partial sums. They are
         computed as integers over 2^128, which leaves less than 2^-100, and rounded to float64.
-
-        Examples
-        --------
-        >>> [c * 64 for c in square_root(4).inverse(4)]
-        [1.0, 0.5, 0.375, 0.3125]
         """
         totals = _inverse(self.weights, 1 << max(0, count - 1).bit_length())[:count]
         earlier = [0] * count if window is None else ([0] * window + totals)[:count]
         return [(total - less) / (1 << _PLACES) for total, less in zip(totals, earlier, strict=True)]
 
     def variance_factor(self, count: int) -> float:
-        """Return the variance of the total of ``count`` periods over that of one Gaussian release with all of the loss.
-
-        Examples
-        --------
-        >>> round(square_root(365).variance_factor(365) ** 0.5, 2), round(banded(64).variance_factor(365) ** 0.5, 2)
-        (2.95, 3.85)
-        """
+        """Return the variance of a total of ``count`` periods over that of one Gaussian release of all the loss."""
         return math.fsum(c**2 for c in self.inverse(count)) * sum(weight**2 for weight in self.weights)
 
     def person_factor(self, periods: int) -> float:
@@ -219,11 +186,6 @@ class Toeplitz:
         the nights that are left after both: it falls in max(i, j) and in |i - j|. Sorted, the a-th of any periods is at
         least a, and two of them are no closer than consecutive ones. So the first k periods have the largest
         ``|sum of c_i|``; and matrices D_i in the place of numbers have ``<D_i, D_j> <= |D|²`` at most.
-
-        Examples
-        --------
-        >>> [round(square_root(365).person_factor(k), 1) for k in (1, 7, 30)]
-        [1.0, 6.0, 22.8]
         """
         nights = len(self.weights) if self.horizon is not None else len(self.weights) + periods - 1
         most = len(self.weights)
@@ -268,13 +230,7 @@ def _rounded(count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Node:
-    """2^level consecutive periods, from a multiple of that on.
-
-    Attributes
-    ----------
-    start, stop
-        Positions of the first period and of the one behind the last, from 0.
-    """
+    """2^level consecutive periods, from a multiple of that on: positions, from 0, half open."""
 
     start: int
     stop: int
@@ -300,13 +256,7 @@ class Node:
         return Fraction(1 << self.level, (2 << self.level) - 1)
 
     def tree(self) -> Iterator[Node]:
-        """Yield it and the nodes below it, level by level; there are ``2^(level+1) - 1``.
-
-        Examples
-        --------
-        >>> list(Node(4, 6).tree())
-        [Node(start=4, stop=6), Node(start=4, stop=5), Node(start=5, stop=6)]
-        """
+        """Yield it and the nodes below it, level by level; there are ``2^(level+1) - 1``."""
         for level in reversed(range(self.level + 1)):
             size = 1 << level
             yield from (Node(start, start + size) for start in range(self.start, self.stop, size))
@@ -331,40 +281,18 @@ class Tree:
 
 
 def levels_for(horizon: int) -> int:
-    """Return the number of levels L for so many periods: ``floor(log2 T) + 1``.
-
-    Examples
-    --------
-    >>> [levels_for(horizon) for horizon in (1, 2, 3, 4, 365)]
-    [1, 2, 2, 3, 9]
-    """
+    """Return the number of levels L for so many periods: ``floor(log2 T) + 1``."""
     return horizon.bit_length()
 
 
 def ended(count: int, levels: int) -> list[Node]:
-    """Return the nodes that end with period number ``count``, counted from 1, the smallest first.
-
-    Examples
-    --------
-    >>> ended(4, 9)
-    [Node(start=3, stop=4), Node(start=2, stop=4), Node(start=0, stop=4)]
-    >>> ended(4, 1)
-    [Node(start=3, stop=4)]
-    """
+    """Return the nodes that end with period number ``count``, counted from 1, the smallest first."""
     sizes = [1 << level for level in range(levels)]
     return [Node(count - size, count) for size in sizes if count % size == 0]
 
 
 def total_of(count: int, levels: int) -> list[Node]:
-    """Return the fewest nodes that make up the first ``count`` periods, in order: the roots of their trees.
-
-    Examples
-    --------
-    >>> total_of(6, 9)
-    [Node(start=0, stop=4), Node(start=4, stop=6)]
-    >>> len(total_of(6, 1))
-    6
-    """
+    """Return the fewest nodes that make up the first ``count`` periods, in order: the roots of their trees."""
     nodes = []
     start = 0
     for level in reversed(range(levels)):
@@ -376,13 +304,7 @@ def total_of(count: int, levels: int) -> list[Node]:
 
 
 def variance_factor(count: int, levels: int) -> Fraction:
-    """Return the variance of the total of ``count`` periods over that of one Gaussian release with all of the loss.
-
-    Examples
-    --------
-    >>> [round(float(variance_factor(365, levels)) ** 0.5, 2) for levels in (1, 9)]
-    [19.1, 5.71]
-    """
+    """Return the variance of a total of ``count`` periods over that of one Gaussian release of all the loss."""
     return levels * sum((node.weight for node in total_of(count, levels)), Fraction(0))
 
 
@@ -396,13 +318,6 @@ def person_factor(periods: int, levels: int) -> float:
     On level l, with ``k = q 2^l + r``, the numbers m of the periods in each node add up to k and are at most 2^l. A sum
     of squares is convex, so it is largest where as many as possible are full: ``q 4^l + r^2``. The first k periods
     reach that on every level at once. It is at most ``k^2``, so the factor is at most k.
-
-    Examples
-    --------
-    >>> [round(person_factor(k, levels_for(365)), 1) for k in (1, 7, 30, 365)]
-    [1.0, 6.1, 22.3, 136.3]
-    >>> person_factor(9, 1)
-    3.0
     """
     squares = 0
     for level in range(levels):
