@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from support.cli_scene import Call
 
-from dpdist.errors import UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.counts import RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
@@ -108,12 +107,6 @@ def test_what_it_chooses_captures_more_of_real_rows_than_the_fixed_quantile() ->
     ours, fixed = map(captured, clips)
     assert chosen < 0.7
     assert 1 - ours < 2 / 3 * (1 - fixed)
-
-
-@pytest.mark.parametrize("number", [0, 4, 5])
-def test_as_many_components_as_columns_are_refused(number: int) -> None:
-    with pytest.raises(UsageError, match="from 1 to 3"):
-        noise_share(purpose(number, "1"), RELATION, 4, 1)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.units import Unit
-from dpdist.rows.writing import chunk_key
 from dpdist.runtime.cluster import Cluster
 
 GRID = NormGrid.parse("1:64:2")
@@ -104,13 +103,6 @@ def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
     assert alarms(noise, expected.noise.sigma * 2)
 
 
-def test_the_rows_of_one_unit_count_together(tmp_path: Path) -> None:
-    made = table_of(tmp_path / "rows.zarr", PrivacyLoss.parse("9", "1e-6"), Unit("person", 3))
-    request = replace(PURE, loss=PrivacyLoss.parse("3"))
-    noise = clip_norm.choose_clip_norm(made.path, request, HALF, budget_delta=True).histogram.noise
-    assert noise == calibrated(PrivacyLoss.parse("3", "1e-6"), Neighbours.REPLACE_ONE, 3).noise
-
-
 # --- which noise ------------------------------------------------------------------------------------------------------
 
 
@@ -179,17 +171,6 @@ def test_who_is_reserved_anew_after_a_refund_is_no_longer_the_first(table: RowsT
     assert chosen(table) == replace(first, fresh=False)
 
 
-def test_a_damaged_chunk_is_refunded(table: RowsTable) -> None:
-    chunk = table.path / chunk_key(0)
-    content = chunk.read_bytes()
-    chunk.write_bytes(content[:-9] + bytes(9))
-    with pytest.raises(DataError, match="Chunk 0"):
-        chosen(table)
-    chunk.write_bytes(content)
-    assert chosen(table).fresh
-    assert [r.state for r in ledger_of(table).records] == [State.PUBLISHED]
-
-
 def test_over_budget_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = table_of(tmp_path / "rows.zarr", PrivacyLoss.parse("0.5", "1e-6"))
     no_row_is_read(monkeypatch)
@@ -204,13 +185,6 @@ def test_the_trusted_worker_settles_the_delta(table: RowsTable) -> None:
     first = clip_norm.choose_clip_norm(table.path, PURE, HALF, cluster=where, budget_delta=True)
     assert first.histogram.release_id == GAUSSIAN.release_id(table)
     assert chosen(table) == replace(first, fresh=False)
-
-
-def test_a_table_without_a_ledger_is_refused(tmp_path: Path) -> None:
-    with created(tmp_path / "rows.zarr", rows=600, dtype="float64", names=tuple("abcd"), budget=None) as writer:
-        writer.append(some_rows())
-    with pytest.raises(RefusedError, match="No budget is declared"):
-        clip_norm.choose_clip_norm(tmp_path / "rows.zarr", PURE, HALF, budget_delta=True)
 
 
 @pytest.mark.parametrize("delta", ["0", "1e-6"])
@@ -327,11 +301,3 @@ def test_the_command_takes_a_delta_of_its_own(table: RowsTable) -> None:
     ]
     assert [each["histogram"]["guarantee"]["delta_atto"] for each in told] == [10**12, 0, 10**11, 10**12]
     assert [each["fresh"] for each in told] == [True, True, True, False]
-
-
-@pytest.mark.parametrize("wrong", ["1", "-1e-6", "x", "1e-19"])
-def test_what_is_no_delta_spends_nothing(table: RowsTable, wrong: str) -> None:
-    said = call("bound", table.path, "--epsilon", "0.5", "--grid", "1:64:2", "--quantile", "0.5", f"--delta={wrong}")
-    assert said.exit_code != 0
-    assert "elta" in str(said.exception)
-    assert ledger_of(table).records == []

@@ -26,7 +26,7 @@ from dpdist.pipeline import budget, release
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.release import release_rows
 from dpdist.privacy import staged
-from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma, prices
+from dpdist.privacy.accounting import prices
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.privacy.profile import mu_of_pure
 from dpdist.release.artefact import open_release
@@ -54,33 +54,6 @@ def rows(tmp_path: Path) -> Path:
 
 
 # --- what both parts cost ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("max_rows", [1, 7])
-@pytest.mark.parametrize("neighbours", Neighbours)
-@pytest.mark.parametrize("loss", [("0.1", "1e-9"), ("1", "1e-6"), ("4", "1e-6")])
-def test_the_squares_of_both_gaussian_parts_are_those_of_the_whole(
-    loss: tuple[str, str], neighbours: Neighbours, max_rows: int
-) -> None:
-    request = replace(GAUSSIAN, loss=PrivacyLoss.parse(*loss), neighbours=neighbours)
-    parts = request.parts(5, max_rows)
-    assert parts is not None
-    first, second = parts.choice.mu_squared, parts.moment.calibrated(5, max_rows).guarantee
-    assert first is not None
-    assert second is not None
-    assert second.mu_squared is not None
-    both = parts.guarantee
-    assert both.mu_squared == first + second.mu_squared
-    epsilon = Fraction(request.loss.epsilon_micro, 10**6)
-    assert gaussian_delta(epsilon, both.mu_squared) <= request.loss.delta  # and so the whole is kept
-    whole = 1 / Fraction(gaussian_sigma(request.loss)) ** 2
-    assert first <= UNKNOWN * whole
-    assert both.mu_squared >= 0.9999 * whole  # what rounding to integers left over went to the moment
-    assert (both.loss, both.neighbours, both.arithmetic) == (request.loss, neighbours, Arithmetic.INTEGER_EXACT)
-    stage = calibrated(parts.choice.loss, neighbours, max_rows)
-    assert isinstance(stage.noise, RoundedNormal)
-    sensitivity = (2 if neighbours is Neighbours.REPLACE_ONE else 1) * max_rows**2
-    assert first == Fraction(sensitivity, stage.noise.sigma**2)
 
 
 def test_the_epsilons_of_both_pure_parts_add_up_to_the_whole() -> None:
@@ -150,7 +123,7 @@ def test_no_norm_is_taken_that_no_row_can_have_by_the_schema(tmp_path: Path) -> 
     assert stage.chosen == {"clip_norm": 1.415}
 
 
-@pytest.mark.parametrize("request_", [GAUSSIAN, PURE, replace(GAUSSIAN, neighbours=Neighbours.ADD_REMOVE)])
+@pytest.mark.parametrize("request_", [PURE, replace(GAUSSIAN, neighbours=Neighbours.ADD_REMOVE)])
 def test_it_is_one_release_at_the_price_of_both_and_tells_its_stage(
     rows: Path, tmp_path: Path, request_: ReleaseRequest
 ) -> None:
@@ -222,15 +195,6 @@ def test_rows_that_fail_are_refunded_before_the_stage_is_drawn_and_never_afterwa
     assert losses(ledger_of_rows(rows)) == [WHOLE]
 
 
-def test_another_clip_norm_is_another_release_and_the_id_stands_for_one(rows: Path, tmp_path: Path) -> None:
-    named = replace(GAUSSIAN, name="census")
-    table = open_rows(rows)
-    assert GAUSSIAN.release_id(table) != replace(GAUSSIAN, clip_norm=8).release_id(table)
-    release_rows(rows, tmp_path / "release.zarr", named)
-    with pytest.raises(RefusedError, match="stands for other parameters"):
-        release_rows(rows, tmp_path / "other.zarr", replace(named, clip_norm=8))
-
-
 def test_nothing_is_spent_where_no_clip_norm_could_be_chosen(rows: Path, tmp_path: Path) -> None:
     target = tmp_path / "release.zarr"
     with pytest.raises(RefusedError, match=r"moves ranks by up to \d+ rows; the table has 5000"):
@@ -263,27 +227,6 @@ def _sigma(max_rows: int) -> int:
     noise = calibrated(parts.choice.loss, Neighbours.REPLACE_ONE, max_rows).noise
     assert isinstance(noise, RoundedNormal)
     return noise.sigma
-
-
-def test_command_and_job_file_ask_for_the_same_release(rows: Path, tmp_path: Path) -> None:
-    command = ["release", str(rows), str(tmp_path / "release.zarr"), "--epsilon", "1", "--delta", "1e-6"]
-    asked = CliRunner().invoke(cli, [*command, "--clip", "private", "--json"])
-    assert asked.exit_code == 0, asked.output
-    assert json.loads(asked.stdout)["stage"]["chosen"]["clip_norm"] > 0
-    job = tmp_path / "job.toml"
-    job.write_text(
-        f'[rows]\npath = "{rows}"\n[release]\npath = "{tmp_path / "job.zarr"}"\nepsilon = 1\ndelta = 1e-6\n'
-        'clip = "private"\n'
-    )
-    planned = CliRunner().invoke(cli, ["run", str(job), "--dry-run", "--json"])
-    assert planned.exit_code == 0, planned.output
-    assert CliRunner().invoke(cli, ["run", str(job)]).exit_code == 0
-    assert open_release(tmp_path / "job.zarr").attributes() == open_release(tmp_path / "release.zarr").attributes()
-    assert losses(ledger_of_rows(rows)) == [WHOLE]
-    told = CliRunner().invoke(cli, ["forecast", "--d", "3", "--n", "5000", *command[3:], "--clip", "private"])
-    assert "mu² 0.005 of 0.056" in told.output
-    wrong = CliRunner().invoke(cli, [*command, "--clip", "much"])
-    assert "takes a number, private or auto, not 'much'" in str(wrong.exception)
 
 
 @pytest.mark.parametrize("delta", ["1e-6", "0"])
