@@ -24,9 +24,8 @@ The histograms of d columns have 243 bins each, or 66 where a public range is kn
 columns, 27 MB of 14000. They are held once in each process that counts, and limited
 (``dpdist.mechanisms.columns.MOST_BINS``).
 
-Counts of rows over public bins, summed over partitions as a moment is: exact, and complete or refused.
-
-What is counted is decided by a :class:`Counting`: the norms of rows, or the numbers of every column.
+Counts are summed over partitions as a moment is: exact, and complete or refused. What is counted is decided by a
+:class:`Counting`: the norms of rows, or the numbers of every column.
 """
 
 from __future__ import annotations

@@ -133,8 +133,7 @@ def audit_mechanism(
     Returns
     -------
     Audit
-        ``finding`` (the best event), ``sample`` ((2, draws) float64: the attacker's numbers), ``to_json()`` and
-        ``words()``.
+        ``finding`` (the best event), ``sample`` ((2, draws) float64), ``to_json()`` and ``words()``.
 
     Raises
     ------

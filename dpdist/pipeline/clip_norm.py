@@ -1,11 +1,7 @@
 """Choose a clip norm privately: a quantile of the rows' norms, at a small epsilon, charged once to the table's ledger.
 
-The noisy histogram of the norms is the release (:mod:`dpdist.release.norm_histogram`); the clip norm is
-post-processing of it.
-The same request again is answered from the ledger at no cost, and so is another quantile of the same histogram.
-
-Counting rows on the workers and drawing their noisy histogram is the same for a release of its own and for the stage of
-one, of norms or of columns.
+The noisy histogram of the norms is the release (:mod:`dpdist.release.norm_histogram`); the clip norm is post-processing
+of it. Rows are counted, and their noisy histogram drawn, in one way for a release of its own and for a release's stage.
 """
 
 from __future__ import annotations
@@ -202,9 +198,8 @@ def choose_clip_norm(
     """Choose the clip norm of a table privately, as a quantile of the norms of its rows.
 
     A noisy histogram of the norms is released and charged to the ledger, once. The same request again costs nothing,
-    nor does another quantile of the same histogram. The budget is reserved before any row is read. If a chunk turns out
-    to be unusable, the reservation is refunded, because no noise was drawn; if anything dies, it is kept and the same
-    call resumes.
+    nor does another quantile of the same histogram. What is reserved, refunded and resumed is as of
+    :func:`dpdist.release_rows`.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ from dpdist.mechanisms.columns import BEYOND, GRID, NAME
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages
 from dpdist.release.histograms import ColumnsTransaction
-from dpdist.release.request import FIRST_RULE, UNKNOWN, Parts, ReleaseRequest, id_of, parts_of
+from dpdist.release.request import FIRST_RULE, UNKNOWN, Parts, ReleaseRequest, common_parameters, id_of, parts_of
 from dpdist.rows.table import Table
 
 
@@ -59,19 +59,12 @@ class FirstScaleRequest:
 
     def parameters(self, table: Table) -> dict[str, object]:
         """Return everything the histograms depend on besides the rows, as JSON values."""
-        loss = self.guarantee(table).loss
         (period,) = table.seals
         return {
-            "dataset_id": table.dataset_id,
-            "columns": list(table.names),
-            "mechanism": NAME,
-            "epsilon_micro": loss.epsilon_micro,
-            "delta_atto": loss.delta_atto,
-            "neighbours": self.series.neighbours.value,
+            **common_parameters(table, NAME, self.guarantee(table).loss, self.series.neighbours),
             "grid": GRID,
             "period": period,
             **({} if self.series.choice_rule == FIRST_RULE else {"rule": self.series.choice_rule}),
-            **({} if table.unit is None else {"unit": table.unit.to_json()}),
         }
 
     def release_id(self, table: Table) -> str:

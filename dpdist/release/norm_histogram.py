@@ -28,7 +28,7 @@ from dpdist.moment.histograms import NormCounting, NormGrid
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.release.histograms import HistogramTransaction
-from dpdist.release.request import id_of
+from dpdist.release.request import common_parameters, id_of
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
 
@@ -99,15 +99,9 @@ class NormsRequest:
         """Return everything the histogram depends on besides the rows, as JSON values."""
         vectors = {"centre": self.centre, "scale": self.scale}
         return {
-            "dataset_id": table.dataset_id,
-            "columns": list(table.names),
-            "mechanism": NAME,
-            "epsilon_micro": self.loss.epsilon_micro,
-            "delta_atto": self.loss.delta_atto,
-            "neighbours": self.neighbours.value,
+            **common_parameters(table, NAME, self.loss, self.neighbours),
             "grid": self.grid.to_json(),
             **{name: None if vector is None else list(vector) for name, vector in vectors.items()},
-            **({} if table.unit is None else {"unit": table.unit.to_json()}),
         }
 
     def release_id(self, table: Table) -> str:

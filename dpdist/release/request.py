@@ -126,11 +126,9 @@ class ReleaseRequest:
     clip_norm : float, "private" or "auto"
         Public clip norm C > 0, in units of the shifted and scaled rows: longer rows are shortened to it. Never computed
         from the rows, unless by :func:`dpdist.choose_clip_norm`. ``"private"``: the release chooses it first, from a
-        private histogram of the norms. It is the one that suits ``components``; without these the 0.95-quantile of
-        the norms, or the largest smaller one that the noise of the histogram lets through.
-        ``"auto"``: 1.75 times the square root of d, a public number that suits columns which were divided by a scale;
-        with a private one, of the number of columns of which that choice saw a variance. ``"private"`` and a private
-        scale: the norms are those of the rows so scaled, and each choice takes its part.
+        private histogram of the norms: the one that suits ``components``, else the 0.95-quantile, or the largest
+        smaller one that the noise lets through. ``"auto"``: 1.75 times the square root of d, which suits columns that
+        were divided by a scale; with a private one, of the number of columns of which that choice saw a variance.
     neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
         The neighbouring relation.
     centring : Centring or str, default Centring.NONE
@@ -521,18 +519,12 @@ class ReleaseRequest:
     def parameters(self, table: Table) -> dict[str, object]:
         """Return everything the release depends on besides the rows, as JSON values."""
         return {
-            "dataset_id": table.dataset_id,
-            "columns": list(table.names),
-            "mechanism": self.mechanism,
-            "epsilon_micro": self.loss.epsilon_micro,
-            "delta_atto": self.loss.delta_atto,
-            "neighbours": self.neighbours.value,
+            **common_parameters(table, self.mechanism, self.loss, self.neighbours),
             "centring": self.centring.value,
             "bound": self.of_table(table)._bound_json(table.columns, table.max_rows),  # noqa: SLF001 - of its own kind
             "period": self.period,
             "options": self.mechanism_info.filled(self.options),
             **({"for_reproduction": True} if self.for_reproduction else {}),
-            **({} if table.unit is None else {"unit": table.unit.to_json()}),
             **({"weights": list(table.weights)} if table.weights else {}),
         }
 
@@ -560,6 +552,21 @@ class ReleaseRequest:
         return id_of("r", self.parameters(table)) if self.name is None else self.name
 
 
+def common_parameters(
+    table: Table, mechanism: str, loss: PrivacyLoss, neighbours: Neighbours
+) -> dict[str, object]:  # fmt: skip
+    """Return what every release depends on besides the rows, as JSON values."""
+    return {
+        "dataset_id": table.dataset_id,
+        "columns": list(table.names),
+        "mechanism": mechanism,
+        "epsilon_micro": loss.epsilon_micro,
+        "delta_atto": loss.delta_atto,
+        "neighbours": neighbours.value,
+        **({} if table.unit is None else {"unit": table.unit.to_json()}),
+    }
+
+
 def id_of(kind: str, parameters: Mapping[str, object]) -> str:
     """Return the id that follows from the parameters of a release of a kind."""
     return f"{kind}-{hashlib.sha256(canonical(parameters).encode()).hexdigest()[:32]}"
@@ -582,8 +589,7 @@ def _proved(calibrated: Calibrated) -> Guarantee:
 def auto_clip(columns: int, rule: int = CHOICE_RULE) -> float:
     """Return the clip norm that is taken of so many columns in their own units: public, to four digits.
 
-    Rows of independent columns are shortened seldom: the mean of their squared norms is d. Of skewed ones with
-    correlations of .4 it shortens some 6 % (1.5 times the root, the first rule, some 10 %).
+    Of skewed columns with correlations of .4 it shortens some 6 % of the rows (the first rule some 10 %).
     """
     return float(f"{AUTO_CLIP[rule] * math.sqrt(columns):.4g}")
 

@@ -80,10 +80,10 @@ def settled(transaction: MomentTransaction) -> MomentTransaction:
     known = norm_by_schema(table, asked)
     request, staged = _following(
         asked,
-        columns_of(transaction).read() if "scale" in asked.chooses else None,
-        _norms(transaction).read() if "clip norm" in asked.chooses else None,
         table.names,
         table.max_rows,
+        lambda: columns_of(transaction).read(),
+        lambda _: _norms(transaction).read(),
         None if known is None else float(known),
     )
     return replace(transaction, request=replace(request, name=transaction.release_id), staged=staged)
@@ -91,34 +91,36 @@ def settled(transaction: MomentTransaction) -> MomentTransaction:
 
 def _following(
     asked: ReleaseRequest,
-    columns_found: ColumnHistograms | None,
-    norms_found: NormHistogram | None,
     names: Sequence[str],
-    max_rows: int = 1,
+    max_rows: int,
+    read_columns: Callable[[], ColumnHistograms],
+    read_norms: Callable[[ReleaseRequest], NormHistogram],
     known: float | None = None,
 ) -> tuple[ReleaseRequest, Staged]:
-    """Return the release that follows from its stages, and what it tells of them; no row is longer than ``known``."""
+    """Return the release that follows from its stages, and what it tells of them; no row is longer than ``known``.
+
+    The norms are those of rows that are shifted and scaled as the first stage says, which ``read_norms`` is told.
+    """
     width = len(names)
     parts = parts_of(asked, width, max_rows)
     request, chosen, by, answer = parts.moment, Chosen(), [], {}
-    if columns_found is not None:
-        request, chosen = standardising(asked, parts, columns_found, names)
-        by, answer = [columns.NAME], columns_found.to_json()
-    if norms_found is not None:
+    if "scale" in asked.chooses:
+        histograms = read_columns()
+        request, chosen = standardising(asked, parts, histograms, names)
+        by, answer = [columns.NAME], histograms.to_json()
+    if "clip norm" in asked.chooses:
+        norms = read_norms(request)
         if asked.components is None or asked.components >= width:
-            clip_norm, share = norms_found.clip_norm(interpolated=asked.choice_rule != FIRST_RULE)
+            clip_norm, share = norms.clip_norm(interpolated=asked.choice_rule != FIRST_RULE)
         else:
-            clip_norm, share = clip_for(
-                ForComponents(asked.components, parts.moment.loss), norms_found, width, max_rows
-            )
+            purpose = ForComponents(asked.components, parts.moment.loss)
+            clip_norm, share = clip_for(purpose, norms, width, max_rows)
         chosen |= {"clip_norm": clip_norm, "quantile": float(share)}
         if known is not None and known <= clip_norm:  # public, and a larger norm would only add noise
             del chosen["quantile"]
             chosen["clip_norm"] = clip_norm = known
         request = replace(request, clip_norm=clip_norm)
-        told = {
-            "edges": list(norms_found.edges), "counts": list(norms_found.counts), "noise": norms_found.noise.to_json()
-        }  # fmt: skip
+        told = {"edges": list(norms.edges), "counts": list(norms.counts), "noise": norms.noise.to_json()}
         answer = {**answer, "norms": told} if by else told
         by.append(quantile.NAME)
     stage = Stage(", ".join(by), parts.choice.to_json(), chosen, answer)
@@ -189,16 +191,15 @@ def draw_unrecorded(
     """
     width = len(names)
     parts = parts_of(request, width, 1)
-    columns_found = norms_found = None
-    bounded = parts.moment
-    if "scale" in request.chooses:
+
+    def columns_drawn() -> ColumnHistograms:
         counting, stage = ColumnCounting(grids_of_numbers(width)), parts.stages["scale"]
-        noisy = drawn(stage, counts(counting))
-        columns_found = ColumnHistograms.of_noisy(counting, noisy, stage.noise, request.choice_rule)
-        bounded = standardising(request, parts, columns_found, names)[0]
-    if "clip norm" in request.chooses:
+        return ColumnHistograms.of_noisy(counting, drawn(stage, counts(counting)), stage.noise, request.choice_rule)
+
+    def norms_drawn(bounded: ReleaseRequest) -> NormHistogram:
         stage, edges = parts.stages["clip norm"], CLIP_GRID.edges
         noisy = drawn(stage, counts(NormCounting(_norms_request(parts, bounded, width).bound(width), edges)))
         public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
-        norms_found = NormHistogram.of_noisy(noisy, stage, edges, public)
-    return _following(request, columns_found, norms_found, names)
+        return NormHistogram.of_noisy(noisy, stage, edges, public)
+
+    return _following(request, names, 1, columns_drawn, norms_drawn)

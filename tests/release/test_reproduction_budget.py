@@ -197,7 +197,7 @@ def test_a_reproduction_that_died_before_a_row_was_read_counts(plain: Path, monk
 def test_of_a_reproduction_and_a_budget_at_once_one_is_refused(tmp_path: Path) -> None:
     # a table for every round, and both started together; without the lock both pass in some rounds
     outcomes = set()
-    for number in range(20):
+    for number in range(12):
         rows = tmp_path / f"{number}.zarr"
         with created(rows, rows=1, dtype="uint8", names=("a", "b"), budget=None) as writer:
             writer.append(np.zeros((1, 2), dtype=np.uint8))
