@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from click.testing import CliRunner, Result
 from faults.forks import forking
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -23,14 +22,13 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 from strategies import SEEDS, float_rows
 from support.ledgers import losses
+from support.norms import GRID, HALF, Rows, call, ledger_of, no_row_is_read, some_rows, table_of
 from support.parts import added
 from support.tallies import FALSE_ALARM
 
 from dpdist._util.text import exactly
-from dpdist.cli import cli
 from dpdist.cli.pipeline import next_command
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace
@@ -54,36 +52,13 @@ from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTran
 from dpdist.release.worth import Worth, forecast, useful_epsilon, worth_of
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, created, partitions
 from dpdist.rows.periods import create_periods
 from dpdist.rows.units import Unit
 from dpdist.runtime.cluster import Cluster
 
 BUDGET = PrivacyLoss.parse("3")
-GRID = NormGrid.parse("1:64:2")
 REQUEST = NormsRequest(PrivacyLoss.parse("1"), GRID)
-HALF = Fraction(1, 2)
-
-Rows = npt.NDArray[np.float64]
-
-
-def table_of(
-    path: Path, rows: npt.NDArray[np.generic], *, compress: bool = False, unit: Unit | None = None
-) -> RowsTable:
-    """Write rows and their ledger."""
-    names = tuple("abcdefgh"[: rows.shape[1]])
-    with created(
-        path, rows=len(rows), dtype=str(rows.dtype), names=names, budget=BUDGET, compress=compress, unit=unit
-    ) as writer:
-        writer.append(rows)
-    budget.create_ledger(budget.default_ledger(path), path)
-    return open_rows(path)
-
-
-def some_rows(count: int = 600) -> Rows:
-    generator = np.random.default_rng(5)
-    return generator.normal(size=(count, 4)) * generator.lognormal(1, 1, size=(count, 1))
 
 
 @pytest.fixture
@@ -92,15 +67,11 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
     monkeypatch.setattr(Cluster, "named", False)
     rows = some_rows()
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", rows.nbytes // 7)
-    return table_of(tmp_path / "rows.zarr", rows)
+    return table_of(tmp_path / "rows.zarr", rows, BUDGET)
 
 
 def norms(rows: npt.NDArray[np.generic], bound: RowBound | None = None) -> Rows:
     return norms_of(rows, bound or RowBound(rows.shape[1], 1.0), np.empty(rows.shape))
-
-
-def ledger_of(table: RowsTable) -> Ledger:
-    return Ledger(budget.default_ledger(table.path))
 
 
 # --- norms and bins ---------------------------------------------------------------------------------------------------
@@ -191,7 +162,7 @@ def test_any_chunking_gives_the_same_histogram(
     rows[3, 1] = np.nan
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", rows.nbytes // chunks)
     monkeypatch.setattr(total, "_PIECE_BYTES", piece)
-    table = table_of(tmp_path / "rows.zarr", rows, compress=compress)
+    table = table_of(tmp_path / "rows.zarr", rows, BUDGET, compress=compress)
     assert table.chunks >= min(chunks, 600)
     task = HistogramTask(table, NormCounting(REQUEST.bound(4), GRID.edges), range(table.chunks))
     runs = partitions(table.chunks, 4 * workers)
@@ -248,7 +219,7 @@ def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
 
 def test_the_rows_of_one_unit_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cluster, "named", False)
-    made = table_of(tmp_path / "rows.zarr", some_rows(), unit=Unit("person", 3))
+    made = table_of(tmp_path / "rows.zarr", some_rows(), BUDGET, unit=Unit("person", 3))
     choice = clip_norm.choose_clip_norm(made.path, REQUEST, HALF)
     assert choice.histogram.noise == DiscreteLaplace(6)
     assert REQUEST.release_id(made) != REQUEST.release_id(replace(made, unit=None))
@@ -324,13 +295,6 @@ def test_where_the_noise_exceeds_the_rows_nothing_is_claimed() -> None:
 
 
 # --- the ledger -------------------------------------------------------------------------------------------------------
-
-
-def no_row_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: object) -> None:
-        raise AssertionError("a row was read")
-
-    monkeypatch.setattr(ChunkReader, "read", read)
 
 
 def test_the_same_again_is_the_same_answer_from_the_ledger_and_so_is_another_quantile(
@@ -557,10 +521,6 @@ def test_killed_at_any_moment_it_is_charged_once_and_answered_once(
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=True)
 
 
 def test_the_command_ends_with_the_next_one_to_type(table: RowsTable, tmp_path: Path) -> None:

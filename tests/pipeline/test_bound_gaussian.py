@@ -8,57 +8,35 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from click.testing import CliRunner, Result
 from support.folders import STORED, unpack
+from support.norms import GRID, HALF, call, ledger_of, no_row_is_read, some_rows, table_of
 from support.tallies import alarms
 
 from dpdist import Column, Schema
-from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
-from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
 from dpdist.moment.histograms import NormGrid, counted, norms_of
 from dpdist.pipeline import clip_norm
-from dpdist.pipeline.budget import create_ledger, default_ledger
+from dpdist.pipeline.budget import default_ledger
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import norm_histogram, worth
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.worth import forecast, worth_of
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, created
-from dpdist.rows.units import Unit
+from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
 
-GRID = NormGrid.parse("1:64:2")
 PURE = NormsRequest(PrivacyLoss.parse("0.5"), GRID)
 GAUSSIAN = replace(PURE, loss=PrivacyLoss.parse("0.5", "1e-6"))
-HALF = Fraction(1, 2)
 HISTOGRAM = STORED / "norms-1.tar.gz"
 """A table, its ledger of (1, 1e-6), with a histogram released and one reserved, and what ``bound --json`` answered.
 
 Written by the code of commit e2b98bf, which knew Laplace noise only.
 """
-
-Rows = npt.NDArray[np.float64]
-
-
-def some_rows(count: int = 600) -> Rows:
-    generator = np.random.default_rng(5)
-    return generator.normal(size=(count, 4)) * generator.lognormal(1, 1, size=(count, 1))
-
-
-def table_of(path: Path, budget: PrivacyLoss, unit: Unit | None = None) -> RowsTable:
-    rows = some_rows()
-    with created(path, rows=len(rows), dtype="float64", names=tuple("abcd"), budget=budget, unit=unit) as writer:
-        writer.append(rows)
-    create_ledger(default_ledger(path), path)
-    return open_rows(path)
 
 
 @pytest.fixture(autouse=True)
@@ -70,11 +48,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def table(tmp_path: Path) -> RowsTable:
     """Six hundred rows under a budget with a delta."""
-    return table_of(tmp_path / "rows.zarr", PrivacyLoss.parse("9", "1e-6"))
-
-
-def ledger_of(table: RowsTable) -> Ledger:
-    return Ledger(default_ledger(table.path))
+    return table_of(tmp_path / "rows.zarr", some_rows(), PrivacyLoss.parse("9", "1e-6"))
 
 
 def transaction_of(request: NormsRequest, table: RowsTable) -> NormsTransaction:
@@ -106,13 +80,6 @@ def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
 # --- which noise ------------------------------------------------------------------------------------------------------
 
 
-def no_row_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: object) -> None:
-        raise AssertionError("a row was read")
-
-    monkeypatch.setattr(ChunkReader, "read", read)
-
-
 def test_the_delta_is_that_of_the_budget_and_the_same_again_is_the_same_answer(
     table: RowsTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +95,7 @@ def test_the_delta_is_that_of_the_budget_and_the_same_again_is_the_same_answer(
 
 
 def test_on_a_budget_without_a_delta_it_is_laplace_noise(tmp_path: Path) -> None:
-    made = table_of(tmp_path / "rows.zarr", PrivacyLoss.parse("2"))
+    made = table_of(tmp_path / "rows.zarr", some_rows(), PrivacyLoss.parse("2"))
     found = chosen(made).histogram
     assert (found.noise, found.guarantee.loss) == (DiscreteLaplace(4), PrivacyLoss.parse("0.5"))
     assert found.release_id == PURE.release_id(made)
@@ -172,7 +139,7 @@ def test_who_is_reserved_anew_after_a_refund_is_no_longer_the_first(table: RowsT
 
 
 def test_over_budget_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = table_of(tmp_path / "rows.zarr", PrivacyLoss.parse("0.5", "1e-6"))
+    made = table_of(tmp_path / "rows.zarr", some_rows(), PrivacyLoss.parse("0.5", "1e-6"))
     no_row_is_read(monkeypatch)
     for loss in (PrivacyLoss.parse("0.6"), PrivacyLoss.parse("0.5", "1e-5")):
         with pytest.raises(RefusedError, match="the budget of"):
@@ -232,10 +199,6 @@ def test_a_gaussian_histogram_has_a_format_of_its_own(table: RowsTable) -> None:
     assert NormHistogram.from_json(value) == found
     with pytest.raises(DataError, match="this version reads 'dpdist-norms/1', 'dpdist-norms/2'"):
         NormHistogram.from_json(value | {"format": "dpdist-norms/3"})
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=True)
 
 
 def unpacked(place: Path) -> Path:

@@ -308,22 +308,6 @@ def test_a_dry_run_and_a_forecast_say_what_the_choice_costs(rows: Path, tmp_path
     assert "clip norm's square is 165.38" in forecast.output
 
 
-def test_rows_in_memory_are_scaled_likewise_and_charged_for_both(values: npt.NDArray[np.float64]) -> None:
-    import dask.array as da
-
-    shuffled = np.random.default_rng(3).normal(size=(ROWS - 500, 3)) * DEVIATIONS + MEANS
-    for given in (values, da.from_array(shuffled, chunks=(6000, 3))):
-        found = PrivateCovariance(epsilon=1, delta=1e-6, clip="auto", scale="private").fit(given)
-        made = found.release_
-        assert made.stage is not None
-        assert made.stage.chosen["scale"] == made.bound.scale
-        assert (np.abs(np.sqrt(np.diag(found.covariance_)) / DEVIATIONS - 1) < 0.1).all()
-        assert (np.abs(found.location_ - MEANS) < 0.1 * DEVIATIONS).all()
-        assert (found.guarantee_.loss, found.guarantee_.proof) == (WHOLE, "dpdist.privacy.staged")
-        with pytest.raises(RefusedError):  # all of it is spent
-            PrivateCovariance(epsilon=1, delta=1e-6, clip="auto", scale="private").fit(given)
-
-
 def test_rows_in_memory_that_change_between_two_passes_are_refused_and_stay_charged() -> None:
     """What is drawn second would be of rows that nobody charged."""
     import dask

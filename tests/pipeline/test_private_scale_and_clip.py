@@ -224,7 +224,11 @@ def test_rows_in_memory_choose_their_clip_norm_likewise(values: npt.NDArray[np.f
     assert made.guarantee is not None
     assert (made.guarantee.loss, made.bound.clip_norm) == (WHOLE, made.stage.chosen["clip_norm"])
     assert 1.5 < made.bound.clip_norm < 4.5  # of three columns of deviation 1: the 0.95-quantile is 2.8
+    assert made.guarantee.proof == "dpdist.privacy.staged"
     assert (np.abs(np.sqrt(np.diag(both.covariance_)) / DEVIATIONS - 1) < 0.1).all()
+    assert (np.abs(both.location_ - MEANS) < 0.1 * DEVIATIONS).all()
+    with pytest.raises(RefusedError):  # all of it is spent
+        PrivateCovariance(epsilon=1, delta=1e-6, clip="private", scale="private").fit(values)
     alone = PrivatePCA(n_components=1, epsilon=1, delta=1e-6, clip="private").fit(da.from_array(others[0]))
     assert 400 < alone.release_.bound.clip_norm < 1500
     assert alone.release_.stage is not None
