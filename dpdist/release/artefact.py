@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 
 from dpdist._util.html import short, table
 from dpdist._util.text import as_json, exactly
@@ -445,7 +445,7 @@ def open_release(path: AnyStore) -> Release:
         f"There is no release at {store}. Make one with: {step('release', 'ROWS', store, epsilon='E', clip='C')}",
     )
     try:
-        said = Attributes.of(info)
+        said = convert(info, Attributes)
         bound = RowBound.from_json(said.bound)
         moment = mechanism_named(said.mechanism).info.output is Output.SECOND_MOMENT
         names = {"lattice"} if moment else {"components"}

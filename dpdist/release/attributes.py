@@ -1,8 +1,7 @@
 """What release.zarr says of itself, as types: a release may come from anybody, and nothing of it is guessed.
 
 These are the attributes that :meth:`dpdist.release.artefact.Heading.attributes` writes, and those of older versions.
-
-Of which rows a release is: a table, or consecutive periods of one. Public, and enough to tell rows apart.
+They say of which rows a release is: a table, or consecutive periods of one. Public, and enough to tell rows apart.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import hashlib
 from collections.abc import Iterable
 from typing import Annotated, Any, NotRequired  # noqa: F401
 
-import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
@@ -60,11 +58,6 @@ class Attributes(Struct, frozen=True):
     stage: Stage | None = None
     weights: tuple[Annotated[int, Meta(ge=1, le=2**31)], ...] = ()
     window: Annotated[int, Meta(ge=1)] | None = None
-
-    @classmethod
-    def of(cls, info: dict[str, Any]) -> Attributes:
-        """Read the JSON values."""
-        return msgspec.convert(info, cls)
 
 
 def schema(version: str) -> dict[str, Any]:

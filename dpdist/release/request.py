@@ -140,8 +140,8 @@ class ReleaseRequest:
         chooses it first, from private histograms of all columns, and a centre too, unless one is given.
     grid_bits : int, default None
         b, from 2 to 24: the clip norm is ``2**b`` grid steps. None: as few, from 10 on, as make the stated error of
-        rounding less than 5 % of the noise in spectral norm (:mod:`dpdist.rows.rounding`); 12 for a mechanism that does
-        not add noise of a known deviation. Where 64-bit integers do not hold so many, as many as they hold.
+        rounding less than 5 % of the noise in spectral norm (:mod:`dpdist.rows.rounding`), or as many as 64-bit
+        integers hold; 12 for a mechanism that does not add noise of a known deviation.
     period : str, default ""
         Names one of several releases with the same parameters; empty for the only one.
     name : str, default None
@@ -152,17 +152,16 @@ class ReleaseRequest:
         Whether a mechanism whose claim is not proved is meant. Its release is charged to no ledger, says that it is
         not private as claimed, and is made only of rows that never had a budget.
     accept_large_delta : bool, default False
-        Whether a delta of 1/n or more is meant, where n is public. It is no part of the id: the release is the same.
+        Whether a delta of 1/n or more is meant, where n is public. It is no part of the id.
     rows_at_most : int, default 10000000
-        A public number that n is at most, from which grid bits follow where n is private, and where rows come in
-        periods, whose releases are added up. It has no part in the guarantee. Of the id only what follows from it is a
-        part: grid bits, and the share that a private choice takes.
+        A public upper bound on n, from which grid bits and the share of a private choice follow where n is private, or
+        where rows come in periods. It has no part in the guarantee.
     rule : int, default 2
         How rows are rounded to the grid: 2 rounds without bias (:mod:`dpdist.rows.dither`). 1 truncates them to 16
         bits, as versions up to 0.1.0 did.
     scale_share : Fraction, str or float, default None
         With a private scale: the share of mu² (of epsilon, where the mechanism has no mu) that its histograms take.
-        None: between .01 and .25, by n, epsilon and d (:mod:`dpdist.release.stages`).
+        None: between .01 and .25, by n, epsilon and d.
     clip_share : Fraction, str or float, default None
         Likewise with a private clip norm.
     components : int, default None
@@ -172,8 +171,8 @@ class ReleaseRequest:
         With a private scale: columns that a regression will explain. Their scale is made smaller, so that a standard
         deviation is about a quarter of the clip norm, and noise hides less of them. In components they weigh more.
     choice_rule : int, default 2
-        How a private clip norm and a private scale follow from their histograms: 2 by sums over intervals of bins. 1 by
-        single bins, at a tenth of the loss each, as versions up to 0.1.0 did.
+        How private choices follow from their histograms: 2 by sums over intervals of bins; 1 by single bins, at a tenth
+        of the loss each, as versions up to 0.1.0 did.
 
     Raises
     ------

@@ -33,12 +33,12 @@ what it changes A_s by. If mu is what it guarantees the rows of the newest perio
 costs period s ``mu² F(t - s)² / F(0)²``, and is charged just that. All nights together cost a period at most
 ``mu² sum of F² / F(0)²``, which is the loss that was asked for: :attr:`Toeplitz.shares` is that factor of mu².
 
-Nothing is proved of the series as a whole, and no record of it is kept: each night is charged for what it adds, before
-it reads a row, and the theorem of :mod:`dpdist.privacy.profile` holds whatever is asked for, in whatever order, and
-whoever chooses later requests, or rows of later periods, from earlier answers: given the past, the two sums of a night
-differ by ``F(t - s) D``, because periods other than s have the same rows in both. (That the whole stream is one
-Gaussian mechanism as its matrix is lower triangular is theorem 2.1 of Denisov et al. 2022.) Weights that were chosen
-otherwise, or a night that is drawn twice under two ids, cost more, and are charged more.
+No record of the series is kept: each night is charged for what it adds, before it reads a row, and the theorem of
+:mod:`dpdist.privacy.profile` holds in whatever order, also where later requests, or rows of later periods, are chosen
+from earlier answers: given the past, the two sums of a night differ by ``F(t - s) D``, because periods other than s
+have the same rows in both. (That the whole stream is one Gaussian mechanism as its matrix is lower triangular is
+theorem 2.1 of Denisov et al. 2022.) Other weights, or a night that is drawn twice under two ids, cost and are charged
+more.
 
 **Rounding.** Every night rounds rows anew, by a secret key of its attempt (:mod:`dpdist.rows.dither`), so the A_s of
 two nights are not the same integers. The guarantee of a night holds for each key. In the total the rounding of period s
@@ -53,8 +53,7 @@ square of 2.8, and of 3.1 with W = 64 (:meth:`Toeplitz.variance_factor`).
 **Somebody with a row in each of k periods** changes Y_t by as many times ``F(t - s)`` as there are periods. F is not
 negative and does not increase, so k consecutive periods are the worst (:meth:`Toeplitz.person_factor`).
 
-Night t reads the rows of all periods from t - W + 1 on. That is the price of keeping neither an un-noised sum nor old
-noise from night to night, which must never be in a file.
+Night t reads the rows of all periods from t - W + 1 on: neither an un-noised sum nor old noise may ever be in a file.
 
 Continual release: which runs of periods to release, so that every total so far has little noise.
 
@@ -90,8 +89,7 @@ the same for ever.
 by m times the mu of a node: together by ``mu sqrt(sum of m^2 / L)`` over all nodes. That is ``sqrt k`` only for L = 1,
 where every m is 1. Otherwise it comes close to k, which it never exceeds: :func:`person_factor`.
 
-Rows are read again, once for each of their nodes: L times in all, on nights that end a node. The alternative, to keep
-un-noised partial sums or old noise from night to night, would put into a file what must never be in one.
+Rows are read again, once for each of their nodes: L times in all, on nights that end a node.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Every function here may run any number of times; the ledger decides which draw counts
 (:mod:`dpdist.release.transaction`). The un-noised total is a local variable of :func:`finalise`: it is never a file, a
 log line or part of an exception. Partial sums are in the memory of the workers until then, and on no disk
-(:mod:`dpdist.runtime.sums`). Whoever can connect to the cluster can ask for them. What leaves is only what was read
-back from the ledger after the commit. A crash leaves no core dump: they are forbidden before a cluster is connected to,
-and again in every task, because sums are in this process's memory before this module is called.
+(:mod:`dpdist.runtime.sums`); whoever can connect to the cluster can ask for them. What leaves is only what was read
+back from the ledger after the commit. Core dumps are forbidden before a cluster is connected to, and again in every
+task, because sums are in this process's memory before this module is called.
 
-A release that chooses its clip norm, or a scale, has a stage of each (:mod:`dpdist.release.stages`). What follows from
-them is read from the committed bytes alone.
+What a release chooses first has stages of its own (:mod:`dpdist.release.stages`), and what follows from them is read
+from the committed bytes alone.
 
 Rows for reproduction, or rows with a budget: a table is one of the two for ever, and its metadata remember which.
 
