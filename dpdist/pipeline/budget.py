@@ -192,10 +192,8 @@ def ingest_rows(
     from dpdist.pipeline.sources import Workers, read_for  # noqa: PLC0415 - as above
 
     meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
-    unit, choices = (
-        unit_from(privacy_unit, max_rows, keep),
-        Choices(variable, missing, header, meaning, Genotypes.of(genotypes or {}), rows_dimension),
-    )
+    unit = unit_from(privacy_unit, max_rows, keep)
+    choices = Choices(variable, missing, header, meaning, Genotypes.of(genotypes or {}), rows_dimension)
     ledger = None if ledger is None else address_given(ledger)
     table = collection_of(source, rows_dimension)
     origin: Callable[..., dict[str, object]]

@@ -131,7 +131,7 @@ class ClipChoice:
         low = "" if found.above_edge is None else f"above {exactly(edges[found.above_edge])} and "
         said = (
             f"Clip norm {exactly(clip)}. {self._longer()} longer, and would be shortened to it."
-            f"\nWorth: the noise moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
+            f"\nWorth: the noise {worth.moved}"
         )
         if self.histogram.rows is None:
             said += f" of an estimated {worth.rows}. So the clip norm lies, about, {worth.ends()}"
@@ -154,10 +154,7 @@ class ClipChoice:
         if found.above_edge == len(edges) - 1:
             said = f"lies {said}. A larger epsilon would not help."
         else:
-            said = (
-                f"may lie {said} than {place}, and the noise moves ranks by up to {worth.error:.0f} rows (confidence "
-                f"{worth.confidence:g}): "
-            )
+            said = f"may lie {said} than {place}, and the noise {worth.moved}: "
             if worth.useful:
                 said += "so little that some rows do lie beyond. A larger epsilon would not help."
             else:

@@ -325,17 +325,14 @@ def _compute(engine: Engine, transaction: trusted.MomentTransaction, where: Clus
         if not where.trusted_worker:
             finalise = partial(finalise, progress=steps(where.progress, "Drawing noise"))
         (work,) = _works(transaction.table, layout, partition_of_own_key)
-        engine.reduce(work, finalise, transaction, label=_label(transaction.table, where))
+        # on workers elsewhere nobody here knows what they have compiled
+        compiling = where.scheduler is None and where.client is None and compiles_first(transaction.table)
+        label = "Summing rows (compiling first, once)" if compiling else "Summing rows"
+        engine.reduce(work, finalise, transaction, label=label)
     except DataError:
         if not transaction.request.for_reproduction:
             engine.trusted(transaction.abort)
         raise
-
-
-def _label(table: Table, where: Cluster) -> str:
-    """Return what the progress of the sum is called; on workers elsewhere nobody here knows what they have compiled."""
-    here = where.scheduler is None and where.client is None
-    return "Summing rows (compiling first, once)" if here and compiles_first(table) else "Summing rows"
 
 
 def _bands(engine: Engine, table: Table, layout: Layout, key: Secret | None) -> Iterator[Partial[np.int64]]:

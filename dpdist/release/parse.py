@@ -92,9 +92,8 @@ def public_numbers(
 
 def clip_from(text: str) -> float | Word:
     """Read a clip norm, or how it is to be chosen."""
-    for word in get_args(Word):
-        if text == word:
-            return cast("Word", word)
+    if text in get_args(Word):
+        return cast("Word", text)
     try:
         return float(text)
     except ValueError:

@@ -112,6 +112,11 @@ class Worth:
         """Return plain JSON values."""
         return {"error_rows": self.error, "between": self.between, "useful": self.useful}
 
+    @property
+    def moved(self) -> str:
+        """What the noise does to ranks, as part of a sentence."""
+        return f"moves ranks by up to {self.error:.0f} rows (confidence {self.confidence:g})"
+
     def ends(self) -> str:
         """Say between which quantiles the clip norm lies, rounded outwards; part of a sentence."""
         if self.between is None:
@@ -196,20 +201,19 @@ def forecast(request: NormsRequest, table: Table, asked: Fraction | None, left_m
     """Say what an answer will be worth, before anything is spent."""
     quantile = Fraction(1, 2) if asked is None else asked
     worth = worth_of(request, table, quantile)
-    moved = f"moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
     if worth.rows is None:
         return (
-            f"Forecast: the noise {moved}. Whether this is little depends on the number of rows, which is private: the "
-            f"answer is useful from {math.ceil(2 * worth.error / min(quantile, 1 - quantile))} rows on."
+            f"Forecast: the noise {worth.moved}. Whether this is little depends on the number of rows, which is "
+            f"private: the answer is useful from {math.ceil(2 * worth.error / min(quantile, 1 - quantile))} rows on."
             f"{free_norm(table, request)}"
         )
     if not worth.tells:
         raise RefusedError(
-            f"At {request.loss} the noise {moved}, and only {float((1 - quantile) * table.rows):.0f} of {table.rows} "
-            f"rows lie above the {float(quantile):g}-quantile: the answer would be worth nothing. Nothing was read or "
-            f"spent. {_advice(request, table, quantile, left_micro)}"
+            f"At {request.loss} the noise {worth.moved}, and only {float((1 - quantile) * table.rows):.0f} of "
+            f"{table.rows} rows lie above the {float(quantile):g}-quantile: the answer would be worth nothing. Nothing "
+            f"was read or spent. {_advice(request, table, quantile, left_micro)}"
         )
-    said = f"Forecast: the noise {moved} of {worth.rows}"
+    said = f"Forecast: the noise {worth.moved} of {worth.rows}"
     if asked is not None:
         said += f". The clip norm will lie {worth.ends()}, rounded up to the grid"
     if worth.useful:
