@@ -219,7 +219,7 @@ def window_of(plan: Toeplitz, nights: dict[Night, Release], window: int) -> Rele
     return last_periods(plan, window, nights[plan.night(count)], totals[count], totals.get(count - window))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(SERIES, st.integers(1, 9), st.none() | st.integers(1, 13), st.integers(0, 2**32))
 def test_a_total_or_a_window_is_that_of_its_periods(plan: Toeplitz, count: int, window: int | None, seed: int) -> None:
     """Integers without noise come out exactly; ids, rows and noise are those of all nights."""
