@@ -295,10 +295,8 @@ def _require_declared(what: object, declared: PrivacyLoss | None, budget: Privac
 def create_ledger(ledger: LedgerAddressGiven, rows: AnyStore, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of rows, once; what died half-way is completed by the same call.
 
-    The very ledger that these rows name, with the budget they declare, is left alone and opened.
-
-    A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice. A copy of
-    rows that was made before they had a ledger is given the same one, at the place where it is, and no other.
+    A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice. So the
+    ledger that the rows name is opened, and a copy of rows that was made before they had one is given the same one.
 
     Parameters
     ----------

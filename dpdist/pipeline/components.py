@@ -48,8 +48,7 @@ def fit_components(
     """Write a model.zarr with the top principal components of a release: free post-processing.
 
     As many components of the same release that stand there already are left alone; nothing else is replaced. A release
-    that is too large for memory is multiplied from the disk: on the cluster if a scheduler or a number of workers is
-    named, else in this process.
+    that is too large for memory is multiplied from the disk.
 
     Parameters
     ----------
@@ -62,11 +61,9 @@ def fit_components(
         lower end of its interval. None: those that can be told from noise (:mod:`dpdist.pca.overlap`).
     correlation : bool, default False
         Whether to take the components of the correlation matrix: of columns that are standardised by what was released,
-        without those that do not stand above the noise. It needs a release with its mean or of rows that were shifted
-        by a centre.
+        without those below the noise. It needs a release with its mean or of rows that were shifted by a centre.
     drop_first : bool, default False
-        With ``correlation``, whether to leave out the first column of each categorical variable of the schema: with all
-        of them a component sets one category against the others.
+        With ``correlation``, whether to leave out the first column of each categorical variable of the schema.
     cluster : Cluster, default None
         Where to multiply a release that is too large for memory. None: in this process.
 
@@ -79,11 +76,9 @@ def fit_components(
     Raises
     ------
     UsageError
-        If there are not so many components, the release is drowned in noise, none can be told from it, or those that
-        can hold no such share for sure.
+        If there are not so many components, none can be told from the noise, or those that can hold no such share.
     DataError
-        If there is no release, something else stands at the target, it cannot be written, or the cluster cannot be
-        used.
+        If there is no release, something else stands at the target, or target or cluster cannot be used.
 
     See Also
     --------

@@ -127,8 +127,8 @@ def release_rows(
 ) -> Outcome:
     """Publish a release.zarr: one private second moment; the same request again is the same bytes at no cost.
 
-    The budget is reserved before any row is read. If a chunk turns out to be unusable, the reservation is
-    refunded, because no noise was drawn; if anything dies, it is kept and the same call resumes.
+    The budget is reserved before any row is read. If a chunk turns out to be unusable, the reservation is refunded,
+    because no noise was drawn; if anything dies, it is kept and the same call resumes.
 
     A request with ``clip_norm="private"`` is released in two draws under one id: a histogram of the norms, which
     chooses the clip norm, and then the moment. One with ``scale="private"`` likewise chooses centre and scale of each
@@ -139,7 +139,7 @@ def release_rows(
     Parameters
     ----------
     rows : str or path-like
-        The rows.zarr, or its address (``s3://``, ``gs://``, ``az://``).
+        The rows.zarr, or its address.
     release : str or path-like
         The folder to publish, or its address. A release that stands there already is never replaced by another one.
     request : ReleaseRequest

@@ -6,12 +6,12 @@ under replace-one one row *within its period*.
 
 Of different tables only the owners know whether the same record is in two of them. Unless they say that none is, the
 guarantees are composed as if every row were in each table. Where releases protect a privacy unit
-(:mod:`dpdist.rows.units`), the unit with all its rows must be in one table only. That no *row* is in two tables does
-not ensure this, and neither do the periods of one table.
+(:mod:`dpdist.rows.units`), the unit with all its rows must be in one table only: neither that no *row* is in two tables
+nor the periods of one table ensure this.
 
-Of nodes of a tree of periods, the same rows are in one release of each level. Their best estimate
-(:mod:`dpdist.release.series`) is a release too, as private as the composition of the levels. So is the total of
-nights that add periods by weights (:mod:`dpdist.release.series`), as private as all nights together.
+Of nodes of a tree of periods, the same rows are in one release of each level; their best estimate
+(:mod:`dpdist.release.series`) is as private as the composition of the levels. The total of nights that add periods by
+weights is as private as all nights together.
 """
 
 from __future__ import annotations

@@ -2,12 +2,10 @@
 
 What is committed is noisy, as JSON; it stands in the ledger, and whoever asks again is given it at no cost. The exact
 counts are a local variable of :func:`finalise`. What is counted, and what is told, is decided by subclasses: the norms
-of rows (:mod:`dpdist.release.norm_histogram`), or the numbers of every column.
-
-Those of the columns are a stage of a release, which chooses centre and scale by them: drawn under its id, and committed
-before it is drawn. Of the noisy counts those of the bins that count (:mod:`dpdist.mechanisms.columns`) are committed:
-all that follows is a function of them. They stand in the release too. Those of a series of periods are a release of
-their own (:mod:`dpdist.release.first_scale`).
+of rows (:mod:`dpdist.release.norm_histogram`), or the numbers of every column. A transaction is a release of its own,
+such as the scale of a series (:mod:`dpdist.release.first_scale`), or the stage of a release: drawn under its id, and
+committed before it is drawn. Of columns the bins that count (:mod:`dpdist.mechanisms.columns`) are committed: all that
+follows is a function of them.
 """
 
 from __future__ import annotations
