@@ -199,11 +199,11 @@ def test_an_altered_scale_is_noticed(rows: Path, tmp_path: Path) -> None:
 
 def test_the_counts_carry_the_noise_they_are_calibrated_for_and_not_that_of_one_column(tmp_path: Path) -> None:
     columns = 600
-    rows = table(tmp_path / "rows.zarr", np.zeros((5000, columns)))
+    rows = table(tmp_path / "rows.zarr", np.zeros((6000, columns)))
     stage = release_rows(rows, tmp_path / "release.zarr", replace(GAUSSIAN, scale_share=Fraction(1, 2))).release.stage
     assert stage is not None
     sigma = stage.answer["noise"]["sigma"]
-    drawn = np.array([count - 5000 for found in stage.answer["counts"] for place, count in found if place == 121])
+    drawn = np.array([count - 6000 for found in stage.answer["counts"] for place, count in found if place == 121])
     assert len(drawn) == columns
     ratio = float((drawn**2).sum() / columns / sigma**2)
     # chi-square with 600 degrees of freedom: within 0.70 .. 1.36 but for probability 1e-8
