@@ -22,6 +22,7 @@ from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.ledger.in_memory import Budget
 from dpdist.ledger.state import Part, State
+from dpdist.mechanisms.counts import RoundedNormal
 from dpdist.options import Amount, Clip, RequestOptions
 from dpdist.pca.bias import shortened
 from dpdist.pca.model import open_model
@@ -91,6 +92,10 @@ def test_the_squares_of_three_gaussian_parts_are_those_of_the_whole(
     for square, part in zip(stages, (share, UNKNOWN), strict=True):
         assert 0.8 * part < square / whole < 1.2 * part  # type: ignore[operator]  # deviations are whole numbers
     assert parts.guarantee.loss == WHOLE
+    exchanged = (2 if neighbours is Neighbours.REPLACE_ONE else 1) * max_rows**2
+    for square, columns, stage in zip(stages, (54, 1), parts.stages.values(), strict=True):
+        assert isinstance(stage.noise, RoundedNormal)
+        assert square == Fraction(exchanged * columns, stage.noise.sigma**2)  # of all rows of a unit
 
 
 def test_the_epsilons_of_three_pure_parts_add_up_to_the_whole() -> None:

@@ -169,7 +169,7 @@ def test_a_private_release_stays_as_readable_as_the_umask_says(source: Path) -> 
     assert source.with_name("public.zarr").stat().st_mode & 0o055 == 0o055
 
 
-def test_rows_that_were_reproduced_from_get_no_budget_any_more(plain: Path) -> None:
+def test_rows_that_were_reproduced_from_get_no_budget_any_more(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert call("release", plain, plain.with_name("exact.zarr"), *REPRODUCE).exit_code == 0
     shutil.rmtree(plain.with_name("exact.zarr"))  # it may have been copied
     ledger = budget.default_ledger(plain)
@@ -181,6 +181,9 @@ def test_rows_that_were_reproduced_from_get_no_budget_any_more(plain: Path) -> N
         budget.create_ledger(ledger, plain, BUDGET)
     assert call("release", plain, plain.with_name("again.zarr"), *REPRODUCE).exit_code == 0  # as often as one likes
     assert "reproduced" in call("inspect", plain).output
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(plain.with_name("another machine")))  # where the rows alone tell
+    with pytest.raises(RefusedError, match="release for reproduction was made"):
+        budget.create_ledger(ledger, plain, BUDGET)
 
 
 def test_a_reproduction_that_died_before_a_row_was_read_counts(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:

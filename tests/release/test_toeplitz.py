@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -325,6 +326,9 @@ def test_a_night_is_stored_as_integers_alone_and_is_no_second_moment(tmp_path: P
             asked()
     assert "2 periods, each added 32 to 64 times: no second moment" in words(inspect_path(tmp_path / "night.zarr"))
     attributes = tmp_path / "night.zarr" / "zarr.json"
-    attributes.write_text(attributes.read_text().replace('"weights"', '"weighed"'))
-    with pytest.raises(DataError, match="damaged"):
-        open_release(tmp_path / "night.zarr")
+    sound = json.loads(attributes.read_text())
+    for change in ({"weights": []}, {"weights": [64]}, {"weights": [16, 32, 64]}):  # of two periods
+        sound["attributes"]["dpdist"] |= change
+        attributes.write_text(json.dumps(sound))
+        with pytest.raises(DataError, match="damaged"):
+            open_release(tmp_path / "night.zarr")
