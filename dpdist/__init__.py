@@ -39,11 +39,11 @@ if TYPE_CHECKING:  # a name is written twice to be exported to type checkers
     from dpdist.pipeline.budget import create_ledger as create_ledger
     from dpdist.pipeline.budget import ingest_rows as ingest_rows
     from dpdist.pipeline.clip_norm import choose_clip_norm as choose_clip_norm
-    from dpdist.pipeline.combine import combine_releases as combine_releases
     from dpdist.pipeline.components import fit_components as fit_components
+    from dpdist.pipeline.components import project_rows as project_rows
     from dpdist.pipeline.inspect import inspect_path as inspect_path
+    from dpdist.pipeline.release import combine_releases as combine_releases
     from dpdist.pipeline.release import release_rows as release_rows
-    from dpdist.pipeline.scores import project_rows as project_rows
     from dpdist.pipeline.sources import draft_schema as draft_schema
     from dpdist.pipeline.sources import register_rows as register_rows
     from dpdist.privacy.guarantee import Guarantee as Guarantee
@@ -78,12 +78,10 @@ _NAMES = {
     "pipeline.audit": ("audit_mechanism",),
     "pipeline.budget": ("create_ledger", "ingest_rows"),
     "pipeline.clip_norm": ("choose_clip_norm",),
-    "pipeline.combine": ("combine_releases",),
-    "pipeline.components": ("fit_components",),
+    "pipeline.components": ("fit_components", "project_rows"),
     "pipeline.inspect": ("inspect_path",),
-    "pipeline.release": ("release_rows",),
+    "pipeline.release": ("combine_releases", "release_rows"),
     "pipeline.sources": ("draft_schema", "register_rows"),
-    "pipeline.scores": ("project_rows",),
     "privacy.guarantee": ("Guarantee", "Neighbours", "PrivacyLoss"),
     "release.artefact": ("Release", "open_release"),
     "release.norm_histogram": ("NormsRequest",),

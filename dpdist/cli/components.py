@@ -16,8 +16,7 @@ from dpdist.options import ComponentsOptions
 from dpdist.pca.alignment import alignment, loadings_json, loadings_table, require_alignment
 from dpdist.pca.bias import shortened
 from dpdist.pca.correlation import correlation as correlation_of
-from dpdist.pipeline.components import fit_components
-from dpdist.pipeline.scores import project_rows, scores_words
+from dpdist.pipeline.components import fit_components, project_rows, scores_words
 from dpdist.privacy.caution import in_words
 from dpdist.release.worth import blindly_scaled_json, blindly_scaled_words
 from dpdist.report import text

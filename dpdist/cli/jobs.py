@@ -26,8 +26,7 @@ from dpdist.options import ClusterOptions
 from dpdist.pca.components import captured_variance
 from dpdist.pca.eigen import top_eigenpairs
 from dpdist.pipeline import budget, release
-from dpdist.pipeline.components import fit_components
-from dpdist.pipeline.scores import project_rows
+from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.report import figures

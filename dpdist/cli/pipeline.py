@@ -33,8 +33,7 @@ from dpdist.moment.histograms import NormGrid
 from dpdist.options import BudgetOptions, IngestOptions, ReleaseOptions, RequestOptions, fields_of
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import ingest_rows
-from dpdist.pipeline.combine import combine_releases
-from dpdist.pipeline.release import release_rows
+from dpdist.pipeline.release import combine_releases, release_rows
 from dpdist.privacy.caution import in_words
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release

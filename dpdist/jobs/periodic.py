@@ -42,7 +42,7 @@ from dpdist.ledger.state import State
 from dpdist.naming import parameter
 from dpdist.pca.alignment import require_law
 from dpdist.pipeline import release
-from dpdist.pipeline.histograms import draw_alone
+from dpdist.pipeline.clip_norm import draw_alone
 from dpdist.pipeline.release import Outcome
 from dpdist.privacy import caution
 from dpdist.privacy.parallel import Charge

@@ -17,9 +17,8 @@ from dpdist.jobs import periodic
 from dpdist.jobs.job_file import Job
 from dpdist.pca.alignment import require_law
 from dpdist.pipeline import budget, release, sources
-from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.components import fit_components, project_rows, scores_words
 from dpdist.pipeline.release import Outcome
-from dpdist.pipeline.scores import project_rows, scores_words
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.units import Unit
 from dpdist.storage.atomic import make_once

@@ -24,15 +24,14 @@ The histograms of d columns have 243 bins each, or 66 where a public range is kn
 columns, 27 MB of 14000. They are held once in each process that counts, and limited
 (``dpdist.mechanisms.columns.MOST_BINS``).
 
-Counts of rows over public bins, summed over partitions as a moment is: exact, and complete or refused.
-
-What is counted is decided by a :class:`Counting`: the norms of rows, or the numbers of every column.
+Counts are summed over partitions as a moment is: exact, and complete or refused. What is counted is decided by a
+:class:`Counting`: the norms of rows, or the numbers of every column.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Protocol
 
@@ -245,13 +244,7 @@ class NormGrid:
 
     @classmethod
     def parse(cls, text: str) -> NormGrid:
-        """Read ``LOW:HIGH:PER_OCTAVE``.
-
-        Raises
-        ------
-        UsageError
-            If it is something else.
-        """
+        """Read ``LOW:HIGH:PER_OCTAVE``; UsageError if it is something else."""
         try:
             low, high, per_octave = text.split(":")
             return cls(float(low), float(high), int(per_octave))
@@ -284,17 +277,11 @@ class NormGrid:
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
-        return {"low": self.low, "high": self.high, "per_octave": self.per_octave}
+        return asdict(self)
 
 
 def bits_for(columns: int) -> int:
-    """Return b, the bits before the point with which so many squares add up exactly: ``columns 4^b <= 2^53``.
-
-    Examples
-    --------
-    >>> bits_for(2), bits_for(100), bits_for(784)
-    (26, 23, 21)
-    """
+    """Return b, the bits before the point with which so many squares add up exactly: ``columns 4^b <= 2^53``."""
     return (53 - math.ceil(math.log2(columns))) // 2
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from dpdist.privacy import audit
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.rows.bounding import RowBound
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.local import Work
+from dpdist.runtime.local import Each, Work
 
 _TASKS = 16
 _LARGEST_EPSILON = 100
@@ -30,47 +30,16 @@ _UNBOUNDED = 500
 """An epsilon beyond this is shown by releases that only one of the tables can make."""
 
 
-class AuditJson(TypedDict):
-    """An :class:`Audit` as JSON values."""
-
-    mechanism: str
-    neighbours: str
-    d: int
-    draws: int
-    claim: dict[str, int] | None
-    proved: dict[str, int] | None
-    counted: audit.FindingJson
-    weighted: audit.FindingJson | None
-    epsilon_lower: float
-    confidence: float
-    claim_rejected: bool
-    proof_rejected: bool
-
-
 @dataclass(frozen=True)
 class Audit:
-    """The result of an attack on one mechanism.
+    """The result of an attack on one mechanism."""
 
-    Attributes
-    ----------
-    task
-        What was attacked, with all the draws.
-    claim, guarantee
-        What its authors claim and what is proved, at the parameters of the attack.
-    counted
-        The best event, from draws of two tables alone.
-    weighted
-        The best event, from weighted draws; None where the mechanism's likelihood ratio is not known.
-    sample
-        The attacker's numbers on draws of the two tables, (2, draws).
-    """
-
-    task: AuditTask
-    claim: PrivacyLoss | None
+    task: AuditTask  # what was attacked, with all the draws
+    claim: PrivacyLoss | None  # at the parameters of the attack, as what is proved
     guarantee: Guarantee | None
-    counted: audit.Finding
-    weighted: audit.Finding | None
-    sample: npt.NDArray[np.float64]
+    counted: audit.Finding  # the best event, from draws of two tables alone
+    weighted: audit.Finding | None  # from weighted draws; None where the mechanism's likelihood ratio is not known
+    sample: npt.NDArray[np.float64]  # the attacker's numbers on draws of the two tables, (2, draws)
 
     def __repr__(self) -> str:
         audited = self.to_json()
@@ -78,14 +47,18 @@ class Audit:
         return f"Audit({self.task.mechanism}, epsilon at least {audited['epsilon_lower']:.4g}, claim {verdict})"
 
     @property
+    def _findings(self) -> list[audit.Finding]:
+        return [finding for finding in (self.counted, self.weighted) if finding is not None]
+
+    @property
     def finding(self) -> audit.Finding:
         """What shows more."""
-        return max(filter(None, (self.counted, self.weighted)), key=lambda each: each.epsilon(self.task.loss.delta))
+        return max(self._findings, key=lambda finding: finding.epsilon(self.task.loss.delta))
 
     def _rejects(self, loss: PrivacyLoss) -> bool:
-        return any(audit.rejects(each, loss) for each in (self.counted, self.weighted) if each is not None)
+        return any(audit.rejects(finding, loss) for finding in self._findings)
 
-    def to_json(self) -> AuditJson:
+    def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
         return {
             "mechanism": self.task.mechanism,
@@ -97,7 +70,7 @@ class Audit:
             "counted": audit.to_json(self.counted, self.task.loss),
             "weighted": None if self.weighted is None else audit.to_json(self.weighted, self.task.loss),
             "epsilon_lower": self.finding.epsilon(self.task.loss.delta),
-            "confidence": 1 - sum(each.error for each in (self.counted, self.weighted) if each is not None),
+            "confidence": 1 - sum(finding.error for finding in self._findings),
             "claim_rejected": self._rejects(self.task.loss),
             "proof_rejected": self.guarantee is not None and self._rejects(self.guarantee.loss),
         }
@@ -160,8 +133,7 @@ def audit_mechanism(
     Returns
     -------
     Audit
-        ``finding`` (the best event), ``sample`` ((2, draws) float64: the attacker's numbers), ``to_json()`` and
-        ``words()``.
+        ``finding`` (the best event), ``sample`` ((2, draws) float64), ``to_json()`` and ``words()``.
 
     Raises
     ------
@@ -200,12 +172,12 @@ def audit_mechanism(
     query = LatticeQuery(bound.width, bound.norm_bound, neighbours_of(neighbours))
     task = AuditTask(mechanism, query, loss, dict(options or {}), draws)
     calibrated = task.calibrated()
-    with where.connected() as found:
+    with where.connected() as engine:
 
         def drawn(scene: Scene) -> npt.NDArray[np.float64]:
-            part = _Part(replace(task, draws=-(-task.draws // _TASKS), scene=scene))
-            work = Work("attack", attack.run, part, range(_TASKS), _joined)
-            return found.reduce(work, np.asarray, label=f"Drawing {task.mechanism}")
+            part = replace(task, draws=-(-task.draws // _TASKS), scene=scene)
+            work = Work("attack", attack.run, Each(), [part] * _TASKS, _joined)
+            return engine.reduce(work, np.asarray, label=f"Drawing {task.mechanism}")
 
         return _examined(task, calibrated, error, drawn)
 
@@ -229,16 +201,6 @@ def _examined(
         weighted = audit.examine_weighted(tilted[0], tilted[1], part, task.loss.delta)
     whole = replace(task, draws=sample.shape[1], scene=scene)
     return Audit(whole, calibrated.claim, calibrated.guarantee, counted, weighted, sample)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One of several equal parts of an attack."""
-
-    task: AuditTask
-
-    def cut(self, _: int) -> AuditTask:
-        return self.task
 
 
 def _joined(some: npt.NDArray[np.float64], more: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

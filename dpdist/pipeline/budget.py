@@ -28,7 +28,7 @@ from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
-from dpdist.release.trusted import reproduced, require_unreproduced
+from dpdist.release.trusted import reproduced
 from dpdist.rows.dataset import RowsTable, bind_ledger
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
 from dpdist.rows.schema import Schema
@@ -44,13 +44,7 @@ if TYPE_CHECKING:
 
 
 def default_ledger(rows: AnyStore) -> Path:
-    """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``.
-
-    Examples
-    --------
-    >>> default_ledger(Path("rows.zarr")).name, default_ledger(Path("visits.2025")).name
-    ('rows.ledger', 'visits.2025.ledger')
-    """
+    """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``."""
     beside = store_at(rows).address()
     if not isinstance(beside, Path):
         raise UsageError(f"A ledger cannot stand beside {beside}. Name its place.", parameter="ledger")
@@ -96,17 +90,13 @@ def ingest_rows(
 
     Rows that were ingested before from the same source with the same options are left alone, and so is their ledger.
     If the ledger was not created yet, it is. If the process died, the same call goes on where it was, but not with a
-    table of Dask. Files are the same as long as they are not touched, and tables of Dask if their graphs are, whatever
-    these read by now.
+    table of Dask. Files are the same as long as they are not touched, and tables of Dask if their graphs are.
 
     Each task writes whole chunks of the table, about 128 MiB, from the parts of the source that hold their rows: row
     groups of .parquet, chunks of .zarr, rows of .npy, lines of plain text, and whole files of other kinds. A part on a
-    border is read twice. So one .csv.gz, .npz or .h5ad file is read by one process, and many files beside one another
-    by all. The rows and their bits do not depend on who reads them.
-
-    Of a table of Dask, each row chunk or partition is written by the worker that computes it. One of unknown length,
-    and each partition of a DataFrame, is computed twice, and refused if it is not the same both times. What Dask does
-    with a block while it is computed, such as writing it to a worker's disk for want of memory, is its owner's choice.
+    border is read twice. The rows and their bits do not depend on who reads them. Of a table of Dask, each row chunk or
+    partition is written by the worker that computes it. One of unknown length, and each partition of a DataFrame, is
+    computed twice, and refused if it is not the same both times.
 
     Parameters
     ----------
@@ -139,30 +129,25 @@ def ingest_rows(
     missing : {0, 1, 2}, default None
         The number of alleles to put where a genotype is missing. None: such a file is refused.
     genotypes : mapping of str, default None
-        Rules for other genotypes: ``multiallelic`` is ``skip`` or ``split``, ``haploid`` is ``single`` or ``double``,
-        ``field`` is ``DS``, ``frequencies`` is a public file of the frequency of the counted allele of each variant,
-        twice which replaces what is missing, and ``standardise`` is ``yes``
+        Rules for other genotypes: ``multiallelic``, ``haploid``, ``field``, ``frequencies`` and ``standardise``
         (:mod:`dpdist.ingest.readers.genotypes`).
     header : {"yes", "no"}, default None
         Whether the first line of a .csv names the columns or is a row. None: refused where that is in doubt.
     rows_dimension : str, default None
         The dimension along which the rows are, of .nc, .zarr and xarray. None: the first.
     schema : Schema, str or path-like, default None
-        What the columns mean, of .csv, .csv.gz, .parquet, .arrow, .feather and DataFrames: text, dates and missing
-        values become numbers by it. Its TOML file, or rows, a release or a model that were made with it. It is
-        published with every release. None: all columns are numbers.
+        What the columns mean, of text, .parquet, .arrow, .feather and DataFrames: its TOML file, or rows, a release or
+        a model that were made with it. It is published with every release. None: all columns are numbers.
     compress : bool, default False
         Whether to compress the chunks, for slow disks. Reading costs more processor time.
     progress : callable, default None
-        Called with what is under way (str), how many parts of it are done (int) and how many there are (int). None:
-        nobody is told.
+        Called with what is under way (str), how many parts of it are done (int) and how many there are (int).
     say : callable, default None
-        Called with sentences (str) about how a file was understood. None: nobody is told.
+        Called with sentences (str) about how a file was understood.
     cluster : Cluster, default None
         Where to read files. None, or one that names neither a scheduler nor a number of workers: in this process, in
         threads where the source has 256 MiB or more. Every worker must see source and rows under the same name. A table
-        of Dask is computed on a cluster that is named, else where its owner does: on that of the current client, or in
-        this process.
+        of Dask is computed on a cluster that is named, else where its owner does.
 
     Returns
     -------
@@ -207,10 +192,8 @@ def ingest_rows(
     from dpdist.pipeline.sources import Workers, read_for  # noqa: PLC0415 - as above
 
     meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
-    unit, choices = (
-        unit_from(privacy_unit, max_rows, keep),
-        Choices(variable, missing, header, meaning, Genotypes.of(genotypes or {}), rows_dimension),
-    )
+    unit = unit_from(privacy_unit, max_rows, keep)
+    choices = Choices(variable, missing, header, meaning, Genotypes.of(genotypes or {}), rows_dimension)
     ledger = None if ledger is None else address_given(ledger)
     table = collection_of(source, rows_dimension)
     origin: Callable[..., dict[str, object]]
@@ -239,19 +222,19 @@ def ingest_rows(
         write = partial(ingest_collection, table, cluster=cluster, progress=progress, schema=meaning)
 
     def there() -> bool:
-        found = rows.exists()
-        if found and table is None and isinstance(place, Path) and not place.exists() and attributes_of(rows) is None:
+        if not rows.exists():
+            return False
+        if table is None and isinstance(place, Path) and not place.exists() and attributes_of(rows) is None:
             raise UsageError(
                 f"{place} does not exist, and {rows} does: they seem to be swapped. The source comes first: "
                 f"{step('ingest', rows, place)}."
             )
-        if found:
-            origins.require_same_origin(rows, origin(columns=columns, compress=compress))
-        return found
+        origins.require_same_origin(rows, origin(columns=columns, compress=compress))
+        return True
 
     def make() -> None:
         if budget is not None:
-            _require_no_ledger(address_given(ledger or default_ledger(rows)))
+            _require_no_ledger(ledger or default_ledger(rows))
         write(rows, budget=budget, columns=columns, compress=compress)
 
     make_once(there, make)
@@ -262,19 +245,26 @@ def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | No
     """Open rows that are there already, and create the ledger of their budget if there is none yet."""
     table = open_rows(rows)
     if budget not in {None, table.budget}:
+        cure = (
+            f"Leave {parameter('budget_epsilon')} out" if table.budget else f"Declare it with {step('ledger create')}"
+        )
         raise UsageError(
             f"{rows} exists already and declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, "
-            f"not {budget}; it is declared once. {_otherwise(table)}"
+            f"not {budget}; it is declared once. {cure}, or choose another place for the rows."
         )
-    _require_their_ledger(table, ledger)
+    if ledger is not None and table.ledger_id not in {None, _id_at(ledger)}:
+        known = state_folder.seen(table.dataset_id).place
+        which = f"the ledger {known}" if known is not None else f"a ledger with the id {table.ledger_id}"
+        raise UsageError(
+            f"{table.store} exists already and has {which}; {ledger} is not that ledger. Rows have one for ever: leave "
+            f"{parameter('ledger')} out or, if it was moved, name its new place."
+        )
     return complete_ingest(rows, ledger)
 
 
-def _otherwise(table: RowsTable) -> str:
-    """Say what may be done where another budget was declared than the rows have."""
-    if table.budget is None:
-        return f"Declare it with {step('ledger create')}, or choose another place for the rows."
-    return f"Leave {parameter('budget_epsilon')} out, or choose another place for the rows."
+def _id_at(ledger: LedgerAddress) -> str | None:
+    """Return the identity of the ledger at a place; None where there is none."""
+    return Ledger(ledger).ledger_id if Ledger.stands_at(ledger) else None
 
 
 def _require_of_files(**choices: object) -> None:
@@ -296,13 +286,17 @@ def _require_no_ledger(ledger: LedgerAddress) -> None:
         require_new(ledger, "ledger")
 
 
+def _require_declared(what: object, declared: PrivacyLoss | None, budget: PrivacyLoss | None) -> None:
+    """Refuse another budget than the one that was declared."""
+    if budget not in {None, declared}:
+        raise UsageError(f"{what} declares a budget of {declared}, and it is declared once.")
+
+
 def create_ledger(ledger: LedgerAddressGiven, rows: AnyStore, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of rows, once; what died half-way is completed by the same call.
 
-    The very ledger that these rows name, with the budget they declare, is left alone and opened.
-
-    A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice. A copy of
-    rows that was made before they had a ledger is given the same one, at the place where it is, and no other.
+    A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice. So the
+    ledger that the rows name is opened, and a copy of rows that was made before they had one is given the same one.
 
     Parameters
     ----------
@@ -361,17 +355,17 @@ def _create_ledger(ledger: LedgerAddressGiven, rows: Store, budget: PrivacyLoss 
     ledger = address_given(ledger)
     table = open_rows(rows)
     declared = budget or table.budget
-    if table.budget not in {None, declared}:
-        raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
+    if table.budget is not None:
+        _require_declared(rows, table.budget, budget)
     if table.ledger_id is not None:
-        opened = Ledger(ledger) if Ledger.stands_at(ledger) else None
-        if opened is not None and opened.ledger_id == table.ledger_id:
-            return opened
+        if _id_at(ledger) == table.ledger_id:
+            return Ledger(ledger)
         raise RefusedError(
             f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
             f"{parameter('ledger')} where it is needed; if it is lost, restore it from a copy."
         )
-    require_unreproduced(table)
+    if table.reproduced:
+        raise reproduced(rows)
     opened = _only_ledger(ledger, rows, table.dataset_id, declared)
     bind_ledger(table, opened.budget, opened.ledger_id)
     return opened
@@ -391,23 +385,22 @@ def periodic_table(
             "against each other, which an object store does not offer."
         )
     place = ledger or default_ledger(rows)
-    make_once(rows.exists, partial(_create_periods, rows, budget, place, unit))
+
+    def make() -> None:
+        if budget is None:
+            raise UsageError(f"{rows} does not exist yet. Declare a budget for it ({parameter('budget_epsilon')}).")
+        if Ledger.stands_at(place):
+            _require_no_ledger(place)
+        create_periods(rows, budget, unit)
+
+    make_once(rows.exists, make)
     with rows.locked():
         table = open_periods(rows)
-        if budget not in {None, table.budget}:
-            raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
+        _require_declared(rows, table.budget, budget)
         if table.ledger_id is None:
             opened = _only_ledger(place, rows, table.dataset_id, table.budget, periodic=True)
             return bind_periods(table, opened.ledger_id), opened
     return table, Ledger.charged_for(rows, table.ledger_id, place)
-
-
-def _create_periods(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress, unit: Unit | None) -> None:
-    if budget is None:
-        raise UsageError(f"{rows} does not exist yet. Declare a budget for it ({parameter('budget_epsilon')}).")
-    if Ledger.stands_at(ledger):
-        _require_no_ledger(ledger)
-    create_periods(rows, budget, unit)
 
 
 def _only_ledger(
@@ -427,25 +420,29 @@ def _only_ledger(
 
 
 def _ledger_to_name(place: LedgerAddress, rows: Store, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
-    """Return the ledger that rows which name none may name; None if it may be created at this place."""
-    found = state_folder.seen(dataset_id)
-    if found.reproduced:
+    """Return the ledger that rows which name none may name; None if it may be created at this place.
+
+    One may stand there for this very data set: of a call that died before the rows named it, or of a copy of the rows
+    on another machine.
+    """
+    seen = state_folder.seen(dataset_id)
+    if seen.reproduced:
         raise reproduced(rows)
-    if found.ledger_id is None:
-        opened = _made_for(place, dataset_id, _declared(rows, budget))
-        if opened is None:
-            _require_no_ledger(place)
-        return opened
     opened = Ledger(place) if Ledger.stands_at(place) else None
-    if opened is None or opened.ledger_id != found.ledger_id:
+    if seen.ledger_id is None:
+        declared = _declared(rows, budget)
+        if opened is not None and opened.dataset_id == dataset_id and opened.budget == declared:
+            return opened
+        _require_no_ledger(place)
+        return None
+    if opened is None or opened.ledger_id != seen.ledger_id:
         raise RefusedError(
-            f"{rows} is a copy of rows that have a ledger, {found.place}; a second one would spend their budget again. "
-            f"Name that one: {step('ledger create', found.place, rows=rows)}, or {parameter('ledger', found.place)}. "
+            f"{rows} is a copy of rows that have a ledger, {seen.place}; a second one would spend their budget again. "
+            f"Name that one: {step('ledger create', seen.place, rows=rows)}, or {parameter('ledger', seen.place)}. "
             "If it was moved, name its new place. If it is lost, restore it from a copy, and charge what the copy "
             f"lacks with: {step('ledger adopt', 'LEDGER')}."
         )
-    if budget not in {None, opened.budget}:
-        raise UsageError(f"The ledger {place} of these rows has a budget of {opened.budget}, and it is declared once.")
+    _require_declared(f"The ledger {place} of these rows", opened.budget, budget)
     return opened
 
 
@@ -473,45 +470,16 @@ def ledger_of(rows: AnyStore, ledger: LedgerAddress | None = None, budget: Priva
     return _ledger_to_name(ledger or default_ledger(rows), rows, table.dataset_id, table.budget)
 
 
-def _made_for(ledger: LedgerAddress, dataset_id: str, budget: PrivacyLoss) -> Ledger | None:
-    """Return the ledger that stands at a place if it was created for this very data set.
-
-    By a call that died before the rows named it, or for a copy of them on another machine.
-    """
-    if not Ledger.stands_at(ledger):
-        return None
-    found = Ledger(ledger)
-    return found if found.dataset_id == dataset_id and found.budget == budget else None
-
-
 def complete_ingest(rows: AnyStore, ledger: LedgerAddressGiven | None = None) -> RowsTable:
     """Open rows, and create the ledger of a declared budget if ingest died before it did."""
     rows = store_at(rows)
     table = open_rows(rows)
-    if _lacks_ledger(table):
-        with rows.locked():
-            if _lacks_ledger(open_rows(rows)):  # another run may have been faster
-                _create_ledger(ledger or default_ledger(rows), rows)
-        table = open_rows(rows)
-    return table
-
-
-def _require_their_ledger(table: RowsTable, named: LedgerAddress | None) -> None:
-    """Refuse a ledger that is named for rows which have another one."""
-    if named is None or table.ledger_id is None:
-        return
-    if Ledger.stands_at(named) and Ledger(named).ledger_id == table.ledger_id:
-        return
-    known = state_folder.seen(table.dataset_id).place
-    which = f"the ledger {known}" if known is not None else f"a ledger with the id {table.ledger_id}"
-    raise UsageError(
-        f"{table.store} exists already and has {which}; {named} is not that ledger. Rows have one for ever: leave "
-        f"{parameter('ledger')} out or, if it was moved, name its new place."
-    )
-
-
-def _lacks_ledger(table: RowsTable) -> bool:
-    return table.budget is not None and table.ledger_id is None
+    if table.budget is None or table.ledger_id is not None:
+        return table
+    with rows.locked():
+        if open_rows(rows).ledger_id is None:  # another run may have been faster
+            _create_ledger(ledger or default_ledger(rows), rows)
+    return open_rows(rows)
 
 
 def verify_ledger(ledger: LedgerAddressGiven, releases: Sequence[AnyStore] = ()) -> Ledger:

@@ -1,8 +1,7 @@
 """Choose a clip norm privately: a quantile of the rows' norms, at a small epsilon, charged once to the table's ledger.
 
-The noisy histogram of the norms is the release (:mod:`dpdist.release.norm_histogram`); the clip norm is
-post-processing of it.
-The same request again is answered from the ledger at no cost, and so is another quantile of the same histogram.
+The noisy histogram of the norms is the release (:mod:`dpdist.release.norm_histogram`); the clip norm is post-processing
+of it. Rows are counted, and their noisy histogram drawn, in one way for a release of its own and for a release's stage.
 """
 
 from __future__ import annotations
@@ -11,27 +10,34 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from dpdist._util.text import counted, exactly
-from dpdist.errors import RefusedError, UsageError
+from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
-from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quantile
+from dpdist.ledger.state import Part, State
+from dpdist.mechanisms.quantile import QuantileFound, require_quantile
+from dpdist.moment.histograms import HistogramTask, partition_histogram
+from dpdist.moment.layout import units_of
+from dpdist.moment.total import add_partials
 from dpdist.naming import parameter
 from dpdist.pipeline.budget import ledger_place
-from dpdist.pipeline.histograms import draw_histogram
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import MICRO, Number, PrivacyLoss
-from dpdist.release import norm_histogram, worth
+from dpdist.release import histograms, norm_histogram, stages, worth
 from dpdist.release.clip_trade import ForComponents, noise_share, quantile_for
+from dpdist.release.histograms import HistogramTransaction
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.parse import quantile_from
+from dpdist.release.request import Choice
+from dpdist.release.trusted import MomentTransaction
 from dpdist.release.worth import Worth
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import is_periodic
 from dpdist.runtime.cluster import Cluster, chosen
+from dpdist.runtime.local import Engine, Work
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -42,31 +48,14 @@ _Leading = tuple[int, int]
 
 @dataclass(frozen=True)
 class ClipChoice:
-    """A clip norm that was chosen privately, and what is known of it. Public.
+    """A clip norm that was chosen privately, and what is known of it. Public."""
 
-    Attributes
-    ----------
-    histogram
-        The release it follows from.
-    quantile
-        What was asked for.
-    found
-        Where that quantile is.
-    fresh
-        Whether the histogram was drawn now, or had been committed before.
-    enough_micro
-        An epsilon, in millionths, with which the answer would be useful; None: it is, or none up to 10 would do, or n
-        is private.
-    purpose
-        What the quantile was chosen for; None: it was asked for.
-    """
-
-    histogram: NormHistogram
+    histogram: NormHistogram  # the release it follows from
     quantile: Fraction
-    found: QuantileFound
-    fresh: bool
-    enough_micro: int | None = None
-    purpose: ForComponents | None = None
+    found: QuantileFound  # where that quantile is
+    fresh: bool  # whether the histogram was drawn now, or had been committed before
+    enough_micro: int | None = None  # an epsilon, in millionths, with which the answer would be useful, if one is
+    purpose: ForComponents | None = None  # what the quantile was chosen for, unless it was asked for
 
     def __repr__(self) -> str:
         clip, how = "none" if self.clip is None else exactly(self.clip), "charged now" if self.fresh else "drawn before"
@@ -88,17 +77,15 @@ class ClipChoice:
             return None
         return self.histogram.edges[self.found.edge]
 
-    def _edge(self, number: int | None) -> float | None:
-        return None if number is None else self.histogram.edges[number]
-
     def to_json(self) -> dict[str, object]:
         """Return all of it as JSON values."""
+        edges: dict[int | None, float] = dict(enumerate(self.histogram.edges))
         return {
             "clip": self.clip,
             "quantile": float(self.quantile),
             **({} if self.purpose is None else {"components": self.purpose.number, "for": self.purpose.loss.to_json()}),
-            "above": self._edge(self.found.above_edge),
-            "up_to": self._edge(self.found.up_to_edge),
+            "above": edges.get(self.found.above_edge),
+            "up_to": edges.get(self.found.up_to_edge),
             "confidence": self.found.confidence,
             **self.worth.to_json(),
             "clipped_share": self.found.tail,
@@ -110,23 +97,20 @@ class ClipChoice:
 
     def words(self) -> str:
         """Return what was found, what it is worth and what it cost, in sentences."""
-        said = self._not_found() if self.clip is None else f"{self._chosen(self.clip)}{self._why()}"
+        said = self._not_found() if self.clip is None else self._chosen(self.clip)
+        if self.clip is not None and self.purpose is not None:
+            said += (
+                f"\nWhy the {float(self.quantile):g}-quantile: for {counted(self.purpose.number, 'component')} of a "
+                f"release of {self.purpose.loss}, noise and shortening together are expected to cost least there. It "
+                "is a rule of thumb. Where the whole matrix counts (Frobenius error), take "
+                f"{parameter('quantile', '0.95')}, at no cost."
+            )
         guarantee = self.histogram.guarantee
         law = "" if guarantee.mu_squared is None else f" (Gaussian, mu² {float(guarantee.mu_squared):.3g})"
         how = "charged now" if self.fresh else "drawn before: the same answer, nothing spent"
         return (
             f"{said}\nCost: {guarantee.loss}{law} under {guarantee.neighbours}, {self.histogram.release_id} ({how})."
             f"{caution.in_words(self.histogram.cautions)}"
-        )
-
-    def _why(self) -> str:
-        if self.purpose is None:
-            return ""
-        return (
-            f"\nWhy the {float(self.quantile):g}-quantile: for {counted(self.purpose.number, 'component')} of a "
-            f"release of {self.purpose.loss}, noise and shortening together are expected to cost least there. It is a "
-            f"rule of thumb. Where the whole matrix counts (Frobenius error), take {parameter('quantile', '0.95')}, at "
-            "no cost."
         )
 
     @property
@@ -147,7 +131,7 @@ class ClipChoice:
         low = "" if found.above_edge is None else f"above {exactly(edges[found.above_edge])} and "
         said = (
             f"Clip norm {exactly(clip)}. {self._longer()} longer, and would be shortened to it."
-            f"\nWorth: the noise moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
+            f"\nWorth: the noise {worth.moved}"
         )
         if self.histogram.rows is None:
             said += f" of an estimated {worth.rows}. So the clip norm lies, about, {worth.ends()}"
@@ -166,23 +150,20 @@ class ClipChoice:
         """Say why there is no clip norm, and what would help: a longer grid, or less noise."""
         found, edges, worth = self.found, self.histogram.edges, self.worth
         end, place = exactly(edges[-1]), exactly(edges[-1 if found.edge is None else found.edge])
-        moved = f"the noise moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
-        longer = (
-            f"a grid that reaches further, from public knowledge ({parameter('grid', 'LOW:HIGH:PER_OCTAVE')}): it is"
-        )
+        said, cure = f"beyond the grid, which ends at {end}. {self._longer()} longer", ""
         if found.above_edge == len(edges) - 1:
-            said = (
-                f"lies beyond the grid, which ends at {end}. {self._longer()} longer. A larger epsilon would not help."
-            )
-            cure = longer
+            said = f"lies {said}. A larger epsilon would not help."
         else:
-            said = f"may lie beyond the grid, which ends at {end}. {self._longer()} longer than {place}, and {moved}: "
+            said = f"may lie {said} than {place}, and the noise {worth.moved}: "
             if worth.useful:
-                said, cure = f"{said}so little that some rows do lie beyond. A larger epsilon would not help.", longer
+                said += "so little that some rows do lie beyond. A larger epsilon would not help."
             else:
+                said += "too much to tell."
                 epsilon = "a larger epsilon" if self.enough_micro is None else f"epsilon {self.enough_micro / MICRO:g}"
-                fewer = f"a grid of fewer norms ({parameter('grid')})"
-                said, cure = f"{said}too much to tell.", f"{epsilon}, or {fewer}: either is"
+                cure = f"{epsilon}, or a grid of fewer norms ({parameter('grid')}): either is"
+        if not cure:
+            reaching = parameter("grid", "LOW:HIGH:PER_OCTAVE")
+            cure = f"a grid that reaches further, from public knowledge ({reaching}): it is"
         free = self.smaller_quantile()
         cheap = "" if free is None else f" Or take {parameter('quantile', f'{free:g}')} of this histogram, at no cost."
         return f"No clip norm: the {self._asked} {said} Ask again with {cure} charged anew.{cheap}"
@@ -192,18 +173,11 @@ class ClipChoice:
 
         None where it answers none from 0.5 on. It is post-processing of the release, and free.
         """
-
-        def answered(hundredths: int) -> bool:
-            found = quantile_of(
-                self.histogram.counts, self.histogram.noise, Fraction(hundredths, 100), rows=self.histogram.rows
-            )
-            return found.edge is not None and found.up_to_edge is not None
-
-        low, high = 49, math.ceil(100 * self.quantile)  # the smaller, the more likely: so it can be halved
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if answered(middle) else (low, middle)
-        return low / 100 if low >= 50 else None
+        for hundredths in range(math.ceil(100 * self.quantile) - 1, 49, -1):
+            found = self.histogram.quantile(Fraction(hundredths, 100))
+            if found.edge is not None and found.up_to_edge is not None:
+                return hundredths / 100
+        return None
 
 
 def choose_clip_norm(
@@ -221,9 +195,8 @@ def choose_clip_norm(
     """Choose the clip norm of a table privately, as a quantile of the norms of its rows.
 
     A noisy histogram of the norms is released and charged to the ledger, once. The same request again costs nothing,
-    nor does another quantile of the same histogram. The budget is reserved before any row is read. If a chunk turns out
-    to be unusable, the reservation is refunded, because no noise was drawn; if anything dies, it is kept and the same
-    call resumes.
+    nor does another quantile of the same histogram. What is reserved, refunded and resumed is as of
+    :func:`dpdist.release_rows`.
 
     Parameters
     ----------
@@ -240,8 +213,7 @@ def choose_clip_norm(
     release_epsilon : str, int, float or Decimal, default None
         With ``components``, the epsilon of the release to come, at the delta of the histogram: its noise counts.
     ledger : str or path-like, default None
-        Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``; of rows at an address, the
-        one that this machine remembers.
+        Where the budget is kept. None: beside the rows; of rows at an address, the one that this machine remembers.
     cluster : Cluster, default None
         Where to compute. None: threads of this process.
     budget_delta : bool, default False
@@ -298,7 +270,7 @@ def choose_clip_norm(
         transaction, state, left = _looked_up(transaction, budget_delta)
         if state in _DONE:
             transaction.reserve()  # refuses a ledger that is not of these rows
-            return _choice(transaction, norm_histogram.published(transaction), asked, fresh=False)
+            return _choice(transaction, transaction.read(), asked, fresh=False)
         _foretell(transaction, asked, state, left, say)
     with where.connected() as engine:
         engine.require_visible(table.probe, ROOT)
@@ -309,7 +281,7 @@ def choose_clip_norm(
         fresh = engine.trusted(transaction.reserve) is State.RESERVED
         if fresh:
             draw_histogram(engine, transaction, "Counting norms")
-        return _choice(transaction, engine.trusted(norm_histogram.published, transaction), asked, fresh=fresh)
+        return _choice(transaction, engine.trusted(transaction.read), asked, fresh=fresh)
 
 
 def _asked(
@@ -330,7 +302,8 @@ def _asked(
             raise UsageError("At least one component is asked for.", parameter="components")
         return components, PrivacyLoss.parse(release_epsilon, 0).epsilon_micro
     share = Fraction(95, 100) if quantile is None else quantile
-    share = share if isinstance(share, Fraction) else quantile_from(str(share))
+    if not isinstance(share, Fraction):
+        return quantile_from(str(share))
     require_quantile(share)
     return share
 
@@ -369,8 +342,7 @@ def _choice(
     quantile = asked if isinstance(asked, Fraction) else Fraction(95, 100)
     if purpose is not None:
         quantile = quantile_for(purpose, histogram, table.columns, table.max_rows)
-    found = quantile_of(histogram.counts, histogram.noise, quantile, rows=histogram.rows)
-    choice = ClipChoice(histogram, quantile, found, fresh, purpose=purpose)
+    choice = ClipChoice(histogram, quantile, histogram.quantile(quantile), fresh, purpose=purpose)
     if choice.worth.useful:
         return choice
     return replace(choice, enough_micro=worth.useful_epsilon(request, table, quantile))
@@ -401,3 +373,56 @@ def _table_at(rows: Store) -> RowsTable:
             "publicly known, or from another table, such as that of an earlier year."
         )
     return table
+
+
+def draw_histogram(engine: Engine, transaction: HistogramTransaction[Any], label: str) -> None:
+    """Count the rows, and commit a noisy histogram of them; what was reserved is refunded if rows fail."""
+    table, counting, workers = transaction.table, transaction.counting(), engine.threads * len(engine.workers)
+    task = HistogramTask(table, counting, range(table.chunks))
+    row_seconds = counting.value_seconds * table.columns
+    units = units_of(table, row_seconds=row_seconds, entries=counting.bins, workers=workers)
+    work = Work("sum", partition_histogram, task, units, add_partials, nbytes=8 * counting.bins)
+    try:
+        engine.reduce(work, histograms.finalise, transaction, label=label)
+    except DataError:
+        engine.trusted(transaction.abort)
+        raise
+
+
+def draw_alone(transaction: HistogramTransaction[Any], cluster: Cluster, label: str) -> bool:
+    """Charge a histogram that is a release of its own, draw and commit it; say whether it was not drawn before."""
+    table = transaction.table
+    with cluster.connected() as engine:
+        engine.require_visible(table.probe, ROOT)
+        fresh = engine.trusted(transaction.reserve) is State.RESERVED
+        if fresh:
+            draw_histogram(engine, transaction, label)
+    return fresh
+
+
+def draw_stages(engine: Engine, transaction: MomentTransaction) -> None:
+    """Draw the stages of a release that are not committed yet, one after the other, as :func:`draw_histogram` does."""
+    labels: dict[Choice, str] = {"scale": "Counting columns", "clip norm": "Counting norms"}
+    for choice, part in zip(transaction.request.chooses, (Part.STAGE, Part.SECOND), strict=False):
+        if not engine.trusted(transaction.has, part):
+            draw_histogram(engine, engine.trusted(stages.stage_of, transaction, choice), labels[choice])
+
+
+def require_choice(transaction: MomentTransaction) -> None:
+    """Refuse a release that could choose nothing of these rows; it looks at what is public, and charges nothing."""
+    table, chosen = transaction.table, transaction.request.chooses
+    if table.seals:
+        taken = f"its clip norm ({parameter('clip')})"
+        if chosen[0] == "scale":
+            taken = f"that release, whose centre and scale are taken: {parameter('centre', 'PILOT.release.zarr')}"
+        raise RefusedError(
+            f"The rows come in periods, and one {chosen[0]} holds for all of them, also for those to come: a release "
+            "cannot choose it. Choose it from what is publicly known; or release a table of rows that come in no "
+            f"period once, and name {taken}."
+        )
+    if "scale" in chosen:
+        counting = stages.columns_of(transaction).counting()
+        stages.require_seen(transaction.request, counting, table.rows, table.max_rows)
+    said = worth.choice_refused(transaction.request, table.columns, table.rows, table.max_rows)
+    if said is not None:
+        raise RefusedError(f"{said} Nothing was read or spent.")

@@ -5,7 +5,8 @@ Every step may be repeated. What exists already and is the same is left alone; w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,11 +40,12 @@ from dpdist.naming import parameter
 from dpdist.pca.bias import shortened
 from dpdist.pca.bias import warning as rounding_warning
 from dpdist.pipeline.budget import ledger_place
-from dpdist.pipeline.histograms import draw_stages, require_choice
+from dpdist.pipeline.clip_norm import draw_stages, require_choice
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages, trusted, worth
 from dpdist.release.artefact import Release, open_release
+from dpdist.release.combine import combined, write_sum
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.trusted import admit, require_undeclared
 from dpdist.release.worth import blindly_scaled_words
@@ -56,17 +58,7 @@ from dpdist.storage.store import AnyStore, store_at
 
 @dataclass(frozen=True)
 class Outcome:
-    """A published release, and whether it was made now.
-
-    Attributes
-    ----------
-    release : Release
-        The release, as it stands there.
-    path : Path
-        Where.
-    fresh : bool
-        Whether it was made now; False: it had been before, and is the same.
-    """
+    """A published release, where it stands, and whether it was made now or had been before, and is the same."""
 
     release: Release
     path: AnyPath
@@ -95,18 +87,13 @@ class Outcome:
                 f"{self.path}: {found.release_id}. NOT PRIVATE AS CLAIMED: {found.mechanism}, claimed "
                 f"{found.claim or 'nothing'}, proved {proved} under {found.neighbours}. Do not publish it."
             )
+        # what a sum of several weights is not is told of their total
+        clipped = "" if found.weights else f"{shortened(found).warning()}{rounding_warning(found)}"
         return (
             f"{self.path}: {found.release_id} ({how}). {found.mechanism}, "
             f"{found.guarantee_words()}, {found.guarantee.arithmetic}.{stage_words(found)} This file is public."
-            f"{caution.in_words(found.cautions)} {_moment_words(found)}".rstrip()
+            f"{caution.in_words(found.cautions)} {clipped}".rstrip()
         )
-
-
-def _moment_words(found: Release) -> str:
-    """Say what should be known of a second moment; what a sum of several weights is not is told of their total."""
-    if found.weights:
-        return ""
-    return f"{shortened(found).warning()}{rounding_warning(found)}"
 
 
 def stage_words(found: Release) -> str:
@@ -140,26 +127,25 @@ def release_rows(
 ) -> Outcome:
     """Publish a release.zarr: one private second moment; the same request again is the same bytes at no cost.
 
-    The budget is reserved before any row is read. If a chunk turns out to be unusable, the reservation is
-    refunded, because no noise was drawn; if anything dies, it is kept and the same call resumes.
+    The budget is reserved before any row is read. If a chunk turns out to be unusable, the reservation is refunded,
+    because no noise was drawn; if anything dies, it is kept and the same call resumes.
 
     A request with ``clip_norm="private"`` is released in two draws under one id: a histogram of the norms, which
-    chooses the clip norm, and then the moment. Both are charged beforehand, and ``release.stage`` tells the choice.
-    Once the histogram is drawn nothing is refunded. One with ``scale="private"`` likewise chooses centre and scale of
-    each column, by histograms of all columns; ``release.bound`` has them, and ``release.blindly_scaled`` names columns
-    of which these saw too little. One with both is released in three draws: the norms are those of the scaled rows.
+    chooses the clip norm, and then the moment. One with ``scale="private"`` likewise chooses centre and scale of each
+    column, by histograms of all columns; ``release.blindly_scaled`` names columns of which these saw too little. One
+    with both is released in three draws. All are charged beforehand, and ``release.stage`` tells the choice; once the
+    first is drawn nothing is refunded.
 
     Parameters
     ----------
     rows : str or path-like
-        The rows.zarr, or its address (``s3://``, ``gs://``, ``az://``).
+        The rows.zarr, or its address.
     release : str or path-like
         The folder to publish, or its address. A release that stands there already is never replaced by another one.
     request : ReleaseRequest
         What to release, and at what loss.
     ledger : str or path-like, default None
-        Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``; of rows at an address, the
-        one that this machine remembers.
+        Where the budget is kept. None: beside the rows; of rows at an address, the one that this machine remembers.
     cluster : Cluster, default None
         Where to compute. None: threads of this process.
     say : callable, default None
@@ -216,13 +202,12 @@ def release_table(
     say: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Publish one private second moment of an opened table, or of some of its periods, as :func:`release_rows`."""
-    where = chosen(cluster)
-    store = store_at(target)
+    where, store, tell = chosen(cluster), store_at(target), say or _ignored
     account = Path() if request.for_reproduction else ledger_place(table, ledger)  # which charges no ledger
     asked = request, table, absolute(account), store.absolute()
     elsewhere = where.trusted_worker and not request.for_reproduction
     transaction = trusted.MomentTransaction(*asked) if elsewhere else trusted.as_charged(*asked)
-    _tell_older(transaction, request, say)
+    _tell_older(transaction, request, tell)
     guarantee = transaction.request.guarantee(table)  # refuses what makes no sense, before anything else
     sized = transaction.sized()
     require_summable(table, sized.request.bound(table.columns))
@@ -231,7 +216,7 @@ def release_table(
             f"Products are multiplied round by round from this process: leave {parameter('trusted', 'worker')} out."
         )
     if request.for_reproduction:
-        _require_centre(transaction, say)
+        _require_centre(transaction, tell)
         return _reproduced(transaction, where, ledger)
     if guarantee is not None:
         caution.warn(guarantee.loss, request.neighbours, table.rows)
@@ -242,51 +227,53 @@ def release_table(
         return Outcome(open_release(store), store.address(), fresh=False)
     if transaction.draws > 1:
         require_choice(transaction)
-        _tell_free_norm(transaction, say)
+        _tell_free_norm(transaction, tell)
     if where.trusted_worker or transaction.state() in {None, State.ABORTED}:
-        _require_centre(transaction, say)
-    with where.connected() as cluster_engine:
-        cluster_engine.require_visible(table.probe, ROOT)
+        _require_centre(transaction, tell)
+    with where.connected() as engine:
+        engine.require_visible(table.probe, ROOT)
         if elsewhere:
-            transaction = cluster_engine.trusted(trusted.as_charged, *asked)
+            transaction = engine.trusted(trusted.as_charged, *asked)
             sized = transaction.sized()
-        layout = _layout(cluster_engine, sized, where)  # refuses what has no room before anything is charged
-        state = cluster_engine.trusted(transaction.reserve)
-        fresh = state in {State.RESERVED, State.STAGED}
+        layout = _layout(engine, sized, where)  # refuses what has no room before anything is charged
+        fresh = engine.trusted(transaction.reserve) in {State.RESERVED, State.STAGED}
         if fresh and transaction.draws > 1:
-            draw_stages(cluster_engine, transaction)
-            _compute(cluster_engine, cluster_engine.trusted(stages.settled, transaction), where, layout)
+            draw_stages(engine, transaction)
+            _compute(engine, engine.trusted(stages.settled, transaction), where, layout)
         elif fresh:
-            _compute(cluster_engine, transaction, where, layout)
-        cluster_engine.trusted(trusted.publish, transaction)
+            _compute(engine, transaction, where, layout)
+        engine.trusted(trusted.publish, transaction)
     return Outcome(open_release(store), store.address(), fresh)
 
 
-def _require_centre(transaction: trusted.MomentTransaction, say: Callable[[str], None] | None) -> None:
-    """Refuse rows of which some are dropped where they have no centre, and say what they are in an older table."""
-    request = transaction.request
-    worth.require_centre_of_dropped(transaction.table, centred=request.centre is not None or "scale" in request.chooses)
-    if say is not None and (said := worth.dropped(transaction.table)):
-        say(said)
+def _ignored(_: str) -> None:
+    """Take a sentence that nobody wants to be told."""
 
 
 def _tell_older(
-    transaction: trusted.MomentTransaction, request: ReleaseRequest, say: Callable[[str], None] | None
-) -> None:
+    transaction: trusted.MomentTransaction, request: ReleaseRequest, tell: Callable[[str], None]
+) -> None:  # fmt: skip
     """Say that a release that was charged by an older version knows nothing of what was asked for since."""
-    older = transaction.request.choice_rule != request.choice_rule
-    if say is not None and older and (request.components or request.targets):
-        say(
+    if transaction.request.choice_rule != request.choice_rule and (request.components or request.targets):
+        tell(
             f"This release was charged by an older version of dpdist, which knew neither {parameter('components')} nor "
             f"{parameter('targets')}: it stays as it was chosen then."
         )
 
 
-def _tell_free_norm(transaction: trusted.MomentTransaction, say: Callable[[str], None] | None) -> None:
+def _tell_free_norm(transaction: trusted.MomentTransaction, tell: Callable[[str], None]) -> None:
     """Say that the schema gives a clip norm for nothing, where one is about to be paid for."""
     free = worth.free_norm(transaction.table, transaction.request).lstrip()
-    if say is not None and free and transaction.request.clip_norm == "private":
-        say(f"{free} A privately chosen one may be shorter, with less noise.")
+    if free and transaction.request.clip_norm == "private":
+        tell(f"{free} A privately chosen one may be shorter, with less noise.")
+
+
+def _require_centre(transaction: trusted.MomentTransaction, tell: Callable[[str], None]) -> None:
+    """Refuse rows of which some are dropped where they have no centre, and say what they are in an older table."""
+    request = transaction.request
+    worth.require_centre_of_dropped(transaction.table, centred=request.centre is not None or "scale" in request.chooses)
+    if dropped := worth.dropped(transaction.table):
+        tell(dropped)
 
 
 def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: LedgerAddressGiven | None) -> Outcome:
@@ -294,25 +281,23 @@ def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: 
     if ledger is not None:
         raise UsageError(f"A release for reproduction is charged to no ledger: leave {parameter('ledger')} out.")
     require_undeclared(transaction.table)
-    there = trusted.require_place(transaction)
+    there = trusted.stands_at(transaction.target, transaction.release_id)
     if not there:
-        with where.connected() as cluster_engine:
-            cluster_engine.require_visible(transaction.table.probe, ROOT)
-            cluster_engine.trusted(admit, transaction.table)  # before a row is read
-            _compute(cluster_engine, transaction, where, _layout(cluster_engine, transaction, where))
+        with where.connected() as engine:
+            engine.require_visible(transaction.table.probe, ROOT)
+            engine.trusted(admit, transaction.table)  # before a row is read
+            _compute(engine, transaction, where, _layout(engine, transaction, where))
     return Outcome(open_release(transaction.target), transaction.target.address(), fresh=not there)
 
 
-def _layout(cluster_engine: Engine, transaction: trusted.MomentTransaction, where: Cluster) -> Layout | None:
+def _layout(engine: Engine, transaction: trusted.MomentTransaction, where: Cluster) -> Layout | None:
     """Return how the moment is laid out over bands and workers; None where it is never formed."""
     request, table = transaction.request, transaction.table
     if request.by_products:
         return None
     independent = isinstance(request.calibrated(table.columns, table.changed_rows), IndependentEntries)
-    bound, workers = request.bound(table.columns), len(cluster_engine.workers)
-    layout = layout_of(
-        table, bound, workers, cluster_engine.memory, divisible=independent, threads=cluster_engine.threads
-    )
+    bound, workers = request.bound(table.columns), len(engine.workers)
+    layout = layout_of(table, bound, workers, engine.memory, divisible=independent, threads=engine.threads)
     if len(layout.bands) > 1 and where.trusted_worker:
         raise UsageError(
             f"A second moment of {bound.width} columns is noised band by band from this process: leave "
@@ -321,44 +306,39 @@ def _layout(cluster_engine: Engine, transaction: trusted.MomentTransaction, wher
     return layout
 
 
-def _compute(
-    cluster_engine: Engine, transaction: trusted.MomentTransaction, where: Cluster, layout: Layout | None
-) -> None:
+def _compute(engine: Engine, transaction: trusted.MomentTransaction, where: Cluster, layout: Layout | None) -> None:
     """Sum the rows on the workers and conclude the release at the trusted node; each attempt dithers rows anew.
 
     Rows are bounded as the release says, whose clip norm may have been chosen since they were laid out.
     """
     bound = transaction.request.bound(transaction.table.columns)
     if layout is None:
-        trusted.conclude(transaction, MomentProducts(_product(cluster_engine, transaction, common_key(bound))))
+        trusted.conclude(transaction, MomentProducts(_product(engine, transaction, common_key(bound))))
         return
     layout = replace(layout, bound=bound)
     try:
         if len(layout.bands) > 1:
-            moment = MomentBands(partial(_bands, cluster_engine, transaction.table, layout, common_key(bound)))
+            moment = MomentBands(partial(_bands, engine, transaction.table, layout, common_key(bound)))
             trusted.conclude(transaction, moment)
             return
         finalise: Callable[..., None] = trusted.finalise
         if not where.trusted_worker:
             finalise = partial(finalise, progress=steps(where.progress, "Drawing noise"))
         (work,) = _works(transaction.table, layout, partition_of_own_key)
-        cluster_engine.reduce(work, finalise, transaction, label=_label(transaction.table, where))
+        # on workers elsewhere nobody here knows what they have compiled
+        compiling = where.scheduler is None and where.client is None and compiles_first(transaction.table)
+        label = "Summing rows (compiling first, once)" if compiling else "Summing rows"
+        engine.reduce(work, finalise, transaction, label=label)
     except DataError:
         if not transaction.request.for_reproduction:
-            cluster_engine.trusted(transaction.abort)
+            engine.trusted(transaction.abort)
         raise
 
 
-def _label(table: Table, where: Cluster) -> str:
-    """Return what the progress of the sum is called; on workers elsewhere nobody here knows what they have compiled."""
-    here = where.scheduler is None and where.client is None
-    return "Summing rows (compiling first, once)" if here and compiles_first(table) else "Summing rows"
-
-
-def _bands(cluster_engine: Engine, table: Table, layout: Layout, key: Secret | None) -> Iterator[Partial[np.int64]]:
+def _bands(engine: Engine, table: Table, layout: Layout, key: Secret | None) -> Iterator[Partial[np.int64]]:
     """Sum the bands of the moment on the workers, and bring them here one after the other."""
     works = _works(table, layout, partition_moment, key)
-    sums = cluster_engine.reduce_each(works, "Summing rows in bands", under_way=layout.under_way)
+    sums = engine.reduce_each(works, "Summing rows in bands", under_way=layout.under_way)
     with closing(sums):
         for total in sums:
             yield complete(table, total)
@@ -375,24 +355,84 @@ def _works(
     ]
 
 
-def _product(
-    cluster_engine: Engine, transaction: trusted.MomentTransaction, key: Secret | None
-) -> Callable[[Matrix], Matrix]:
+def _product(engine: Engine, transaction: trusted.MomentTransaction, key: Secret | None) -> Callable[[Matrix], Matrix]:
     """Return the function that multiplies the moment on the workers; what they are sent is already noisy.
 
     Noise of a first round may be out when a later one fails, so a failure refunds nothing: the same command resumes.
     """
     table, bound = transaction.table, transaction.request.bound(transaction.table.columns)
     task, digits = moment_task(table, bound), Digits.of(table, bound)
-    threads = cluster_engine.threads
+    threads = engine.threads
 
     def product(vectors: Matrix) -> Matrix:
         entries = digits.count * vectors.size
         row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * (vectors.size + entries)
-        workers = threads * len(cluster_engine.workers)
+        workers = threads * len(engine.workers)
         units = units_of(table, row_seconds=row_seconds, entries=entries, workers=workers)
         values = ProductTask(task, vectors)
         work = Work("sum", partition_product, values, units, add_partials, nbytes=8 * entries, key=key)
-        return digits.joined(cluster_engine.reduce(work, partial(complete, table), label="Multiplying rows").values)
+        return digits.joined(engine.reduce(work, partial(complete, table), label="Multiplying rows").values)
 
     return product
+
+
+def combine_releases(releases: Sequence[AnyStore | Release], total: AnyStore, *, disjoint: bool = False) -> Outcome:
+    """Write a release.zarr that is the sum of releases of disjoint rows, with their joint guarantee. Free.
+
+    Releases of periods of one table are disjoint, and their sum is as private as the weakest of them. Those of
+    different tables are composed, unless their owners say that no row is in two of them. The same sum that stands there
+    already is left alone.
+
+    Parameters
+    ----------
+    releases : sequence of str, path-like or Release
+        Second moments of one mechanism, with the same columns, bound and neighbouring relation; some may be sums.
+    total : str or path-like
+        The folder to write, or its address. The sum is held in memory meanwhile: (d, d) int64.
+    disjoint : bool, default False
+        Whether the owners of different tables say that no row stands in two of them; of releases with a privacy unit,
+        that no unit does.
+
+    Returns
+    -------
+    Outcome
+        The sum, where it stands, and whether it was written now.
+
+    Raises
+    ------
+    UsageError
+        If there are none, or their matrices cannot be added up.
+    RefusedError
+        If two are of the same rows, or one is not private as claimed.
+    DataError
+        If one is damaged, the sum leaves 64-bit integers, something else stands at its place, or it cannot be written.
+
+    See Also
+    --------
+    release_rows : Makes releases.
+    fit_components : Components of the sum.
+
+    References
+    ----------
+    McSherry 2009, Privacy integrated queries (parallel composition); the theorem for periods of one table is in
+    :mod:`dpdist.privacy.parallel`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> ask = {"epsilon": 1, "delta": 1e-6, "clip": 4}
+    >>> tables = [np.random.default_rng(n).normal(size=(n, 4)) for n in (600, 700)]
+    >>> sites = [dpdist.PrivateCovariance(**ask).fit(table).release_ for table in tables]
+    >>> found = dpdist.combine_releases(sites, f"{here.name}/sum.zarr", disjoint=True)
+    >>> found, found.release.rows, found.release.guarantee
+    (Outcome('sum.zarr', released now), 1300, Guarantee(epsilon=1, delta=1e-06, replace-one))
+    >>> here.cleanup()
+    """
+    if isinstance(releases, str | os.PathLike | Release):
+        raise UsageError("Releases to combine are given as a list, also a single one.")
+    made = combined([each if isinstance(each, Release) else open_release(each) for each in releases], disjoint=disjoint)
+    fresh = write_sum(made, total)
+    return Outcome(made, store_at(total).address(), fresh)

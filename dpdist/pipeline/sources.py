@@ -8,13 +8,13 @@ From files to a table in place: its rows are read once and never copied.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from dpdist._util.paths import AnyPath
 from dpdist._util.progress import Progress
@@ -24,7 +24,7 @@ from dpdist.ingest.readers.base import UNNAMED, AskError, Choices
 from dpdist.ingest.register import asked_of, register_chunks, registering, survey
 from dpdist.ingest.registered import FORMAT, Asked, attributes_in
 from dpdist.ingest.remote import Remote, location_of
-from dpdist.ingest.sources import Opener, SourceLocation
+from dpdist.ingest.sources import Opener, SourceLocation, columns_at, words_at
 from dpdist.ingest.survey import Job, Run, require_publishable
 from dpdist.ingest.write import writing
 from dpdist.ledger import state_folder
@@ -42,19 +42,13 @@ from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
 
-if TYPE_CHECKING:
-    from dpdist.ingest.sources import SourceLocation
-
-
-T = TypeVar("T")
-
 
 def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None = None) -> str:
     r"""Draft a schema of a source from the names of its columns and the types that it stores.
 
-    No value is looked at, for what is written would depend on private rows and be published: ranges and categories are
-    blanks, to be filled in from public knowledge. Text stores no types: each of its columns is drafted as a number. Nor
-    does it say whether its first line names the columns or is a row, whose cells would be published: `header` does.
+    No value is looked at, because the draft is published: ranges and categories are blanks, to be filled in from public
+    knowledge. Text stores no types, so each of its columns is drafted as a number; nor does it say whether its first
+    line names the columns or is a row, whose cells would be published.
 
     Parameters
     ----------
@@ -101,22 +95,21 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     <BLANKLINE>
     >>> here.cleanup()
     """
+    from dpdist.rows.encoding import kind_of, types_of  # noqa: PLC0415 - Arrow
+
     table = collection_of(source)
     if table is None:
-        from dpdist.ingest.sources import columns_at  # noqa: PLC0415 - the readers of all kinds of files
-
-        place = source if isinstance(source, Remote) else location_of(os.fspath(source))
-        names, stored = _asked(place, partial(columns_at, place, Path(gettempdir()), header))
-        told: object = place
+        told: Any = source if isinstance(source, Remote) else location_of(os.fspath(source))
+        try:
+            names, stored = columns_at(told, Path(gettempdir()), header)
+        except AskError as error:
+            steps = [f"{step('schema', told, **{name: value})} ({meaning})" for name, value, meaning in error.ways]
+            said = f"{error} Choose: {', or '.join(steps)}. The ingest takes the same."
+            raise DataError(said) from None
     elif table.framed:
-        from dpdist.rows.encoding import types_of  # noqa: PLC0415 - Arrow
-
-        names, told = table.names, table
-        stored = list(types_of(table.data).values())
+        told, names, stored = table, table.names, list(types_of(table.data).values())
     else:
         raise DataError(f"{table} has no columns of different kinds, which a schema is for.")
-    from dpdist.rows.encoding import kind_of  # noqa: PLC0415 - Arrow
-
     require_publishable(told, names)
     kinds = None
     if stored is not None:
@@ -128,19 +121,7 @@ def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:
     """Read a schema for a source: of a draft it is told which columns of text are no numbers, and get no range."""
     if not isinstance(source, str | os.PathLike):
         return read_schema(schema)
-    from dpdist.ingest.sources import words_at  # noqa: PLC0415 - the readers of all kinds of files
-
     return read_schema(schema, partial(words_at, location_of(os.fspath(source)), Path(gettempdir()), header))
-
-
-def _asked(place: SourceLocation, question: Callable[[], T]) -> T:
-    """Ask a source, and put what it leaves open in terms of a draft."""
-    try:
-        return question()
-    except AskError as error:
-        steps = [f"{step('schema', place, **{name: value})} ({meaning})" for name, value, meaning in error.ways]
-        said = f"{error} Choose: {', or '.join(steps)}. The ingest takes the same."
-    raise DataError(said)
 
 
 @dataclass(frozen=True)
@@ -163,8 +144,7 @@ class Workers:
 
             def run(job: Job, units: Sequence[Any]) -> list[Any]:
                 engine.require_visible(place)
-                shared, step = (job, place, choices), f"ingest-{job.name}"
-                found = dict(engine.results(computed, units, shared, job.label, step))
+                found = dict(engine.results(computed, units, (job, place, choices), job.label, f"ingest-{job.name}"))
                 return [found[number] for number in range(len(units))]
 
             yield run
@@ -208,11 +188,9 @@ def register_rows(
     rows : str or path-like
         The folder to write, or its address: private, and small.
     budget : PrivacyLoss, default None
-        What all releases of these rows together may cost. None: no budget is declared, so that nothing can be released
-        before :func:`dpdist.create_ledger` declares one.
+        As of :func:`dpdist.ingest_rows`.
     ledger : str or path-like, default None
-        Where the budget is kept: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``. None: beside the
-        rows, ``.ledger`` in place of ``.zarr``. To be named where the rows are at an address and have a budget.
+        As of :func:`dpdist.ingest_rows`.
     variable : str, default None
         The array of rows, where a Zarr group holds several.
     cluster : Cluster, default None
@@ -221,21 +199,15 @@ def register_rows(
     Returns
     -------
     RowsTable
-        The table: ``path``, ``rows`` (n), ``columns`` (d), ``dtype``, ``names``, ``budget``, ``dataset_id``.
+        The table, as of :func:`dpdist.ingest_rows`.
 
     Raises
     ------
-    UsageError
-        If an option makes no sense, or the rows are there and declare another budget, or none, or have another ledger
-        than is named.
-    RefusedError
-        If the source is a table of dpdist, or the rows, or a copy of them, have another ledger already or were released
-        for reproduction.
+    UsageError, RefusedError, ResumableError
+        As of :func:`dpdist.ingest_rows`. A table of dpdist as the source is refused, too.
     DataError
         If the source is unusable, is of a kind that cannot be read in place, or too much of it has to be read at once;
         or other rows or a ledger exist already.
-    ResumableError
-        If the cluster was lost half-way.
 
     See Also
     --------
@@ -257,22 +229,20 @@ def register_rows(
     ledger = None if ledger is None else address_given(ledger)
     if budget is not None and ledger is None:
         default_ledger(target)  # refuses a place beside which none can stand, before a row is read
-    there = partial(_there, target, asked)
+
+    def there() -> bool:
+        if not target.exists():
+            return False
+        otherwise = (
+            f"{target} exists already, and was not registered from this source with these options. Choose another "
+            "place for the rows."
+        )
+        if (attributes_of(target) or {}).get("format") != FORMAT or attributes_in(target, otherwise).asked != asked:
+            raise DataError(otherwise)
+        return True
+
     make_once(there, lambda: _register(source, target, asked, budget, chosen(cluster)))
     return taken_up(target, budget, ledger)
-
-
-def _there(target: Store, asked: Asked) -> bool:
-    """Say whether the rows were registered before; refuse what else stands there."""
-    if not target.exists():
-        return False
-    otherwise = (
-        f"{target} exists already, and was not registered from this source with these options. Choose another place "
-        "for the rows."
-    )
-    if (attributes_of(target) or {}).get("format") != FORMAT or attributes_in(target, otherwise).asked != asked:
-        raise DataError(otherwise)
-    return True
 
 
 def _register(source: SourceLocation, target: Store, asked: Asked, budget: PrivacyLoss | None, where: Cluster) -> None:

@@ -1,9 +1,8 @@
 """How a release is written: drawn, archived, committed and published piece by piece, one band in memory at a time.
 
-A release is committed as one archive of its files and published by unpacking it. So every publication of an id is
-identical to the byte, whichever library versions are installed by then. The archive is a plain tar file. It is written
-band by band of the noisy moment: each band is stored in the square tiles it covers and, across the diagonal, their
-mirror images.
+A release is committed as one plain tar file and published by unpacking it. So every publication of an id is identical
+to the byte, whichever library versions are installed by then. Each band of the noisy moment is stored in the square
+tiles it covers and, across the diagonal, their mirror images.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dpdist.ledger.journal import digest_of_file
 from dpdist.release.artefact import Heading
 from dpdist.storage.arrays import Array, array_options, put_array
 from dpdist.storage.atomic import make_once
-from dpdist.storage.store import AnyStore, Store, store_at
+from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import Band, Triangle
 
 Bands = Iterable[tuple[Band, Triangle]]
@@ -108,15 +107,16 @@ def _files(store: MemoryStore) -> Iterator[bytes]:
 
 def publish(archive: IO[bytes], target: AnyStore, *, private: bool = False) -> None:
     """Unpack an archive to target: all of it appears at once, flushed; the same bytes already there are left alone."""
-    make_once(partial(holds, target, archive), partial(_unpack, archive, store_at(target), private=private))
+    store, put = store_at(target), list[str]()
 
+    def unpack() -> None:
+        digest = partial(_digest, archive)
+        with store.staged("release", private=private, identity=digest, keys=lambda: put) as aside:
+            for name, content in _members(archive):
+                aside.put(name, content)
+                put.append(name)
 
-def _unpack(archive: IO[bytes], target: Store, *, private: bool) -> None:
-    put: list[str] = []
-    with target.staged("release", private=private, identity=partial(_digest, archive), keys=lambda: put) as aside:
-        for name, content in _members(archive):
-            aside.put(name, content)
-            put.append(name)
+    make_once(partial(holds, store, archive), unpack)
 
 
 def _digest(archive: IO[bytes]) -> str:

@@ -11,13 +11,10 @@ of releases is written the same way, and lists them. There is no seed, no hash o
 time.
 
 Rounding without bias adds n/4 squared steps to each entry of the diagonal (:mod:`dpdist.rows.dither`). They are in both
-stored matrices. :attr:`Release.second_moment` subtracts them, where n is public or released.
+stored matrices. :attr:`Release.second_moment` subtracts them, where n is public or released. A release with ``weights``
+has ``lattice`` alone: it is no second moment, and a total is made of several (:mod:`dpdist.release.series`).
 
-A release that adds the rows of each period as often as a weight says has ``weights``, one for each period of its
-extent, and ``lattice`` alone: it is no second moment. A total is made of several (:mod:`dpdist.release.series`).
-
-Matrices are stored in square tiles, and a large one is read tile by tile. How a release is written stands in
-:mod:`dpdist.release.archive`.
+Matrices are stored in square tiles (:mod:`dpdist.release.archive`), and a large one is read tile by tile.
 """
 
 from __future__ import annotations
@@ -26,10 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 
 from dpdist._util.html import short, table
-from dpdist._util.text import exactly
+from dpdist._util.text import as_json, exactly
 from dpdist._version import __version__
 from dpdist.errors import DataError, ResumableError, UsageError, quiet
 from dpdist.mechanisms.columns import BEYOND
@@ -48,6 +45,11 @@ from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import TILE, Band
 
 FORMAT = "dpdist-release/1"
+_AS_STORED = (
+    "release_id", "mechanism", "neighbours", "rows_at_most", "ledger_head", "extents", "releases", "condition", "stage",
+    "weights", "window",
+)  # fmt: skip
+"""Fields that are in memory what they are in the attributes."""
 
 _IN_MEMORY = 256 << 20
 """A released matrix of more bytes stays on the disk until parts of it are asked for."""
@@ -55,51 +57,13 @@ _IN_MEMORY = 256 << 20
 Matrix = npt.NDArray[np.float64]
 
 
+_ALWAYS = {"claim", "guarantee", "n", "ledger_head", "unit"}
+"""Attributes that are stored where they are null, too."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Heading:
-    """What is publicly known about a release, but for its numbers.
-
-    Attributes
-    ----------
-    release_id, mechanism
-        Its id and the name of its mechanism.
-    names
-        Column names, length d.
-    neighbours
-        The neighbouring relation.
-    claim
-        The (epsilon, delta) its authors claim; None for a mechanism that is not private at all.
-    guarantee
-        What is proved, or None; it falls short of the claim only in a release made for reproduction.
-    bound
-        How rows were bounded.
-    noise
-        What is known of the noise, in lattice units.
-    rows
-        n under replace-one, None under add-remove.
-    rows_at_most
-        Where n is private, what it is at most, as whoever asked for the release says in public; None where nobody does.
-    ledger_head
-        Where the journal of its ledger ended after it was reserved and before the noise was drawn: 64 hexadecimal
-        digits; None in a release made for reproduction, which no ledger knows, and in a sum of releases.
-    extents
-        Of which rows it is; disjoint.
-    releases
-        Ids of the releases it is the sum of; none in a release that was drawn itself.
-    unit
-        Whose rows change together between neighbours, and how many at most; None: one row.
-    condition
-        What a person stated of the ledger's past, on which the guarantee rests; None: it rests on nothing.
-    schema
-        By what the rows were made of the columns of their source; None: these were numbers.
-    stage
-        What was drawn before it, and what it took from that; None: nothing was.
-    weights
-        How often it adds the rows of each period of its extent; none: every row once.
-    window
-        Of how many periods it is, the last ones of its extent, while its guarantee is of all that were read; None: of
-        all.
-    """
+    """What is publicly known about a release, but for its numbers; :class:`Release` says what each is."""
 
     release_id: str
     mechanism: str
@@ -143,12 +107,10 @@ class Heading:
         The latter are known by their scale. So a sum of releases has them too, and a release by such a scale as a
         public one.
         """
-        scale = self.bound.scale or (1.0,) * len(self.names)
-        beyond = {name for name, found in zip(self.names, scale, strict=True) if found == BEYOND}
+        beyond = tuple(name for name, scale in zip(self.names, self.bound.scale or (), strict=False) if scale == BEYOND)
         bins = () if self.stage is None else self.stage.chosen.get("bins", ())
         counts = dict(zip(self.names, () if isinstance(bins, float) else bins, strict=False))
-        unseen = tuple(name for name, count in counts.items() if count < 2 and name not in beyond)
-        return unseen, tuple(name for name in self.names if name in beyond)
+        return tuple(name for name, count in counts.items() if count < 2 and name not in beyond), beyond
 
     @property
     def corner(self) -> int | None:
@@ -170,30 +132,31 @@ class Heading:
 
     def attributes(self) -> dict[str, object]:
         """Return the JSON attributes of release.zarr."""
-        return {
+        known = {
             "format": FORMAT,
             "release_id": self.release_id,
             "mechanism": self.mechanism,
             "status": self.status,
-            "claim": None if self.claim is None else self.claim.to_json(),
-            "guarantee": None if self.guarantee is None else self.guarantee.to_json(),
-            "neighbours": self.neighbours.value,
-            "bound": self.bound.to_json(),
-            "noise": self.noise.to_json(),
-            "columns": list(self.names),
+            "claim": self.claim,
+            "guarantee": self.guarantee,
+            "neighbours": self.neighbours,
+            "bound": self.bound,
+            "noise": self.noise,
+            "columns": self.names,
             "n": self.rows,
-            **({} if self.rows_at_most is None else {"rows_at_most": self.rows_at_most}),
+            "rows_at_most": self.rows_at_most,
             "ledger_head": self.ledger_head,
-            "extents": [extent.to_json() for extent in self.extents],
-            **({"releases": list(self.releases)} if self.releases else {}),
-            "unit": None if self.unit is None else self.unit.to_json(),
-            **({} if self.condition is None else {"condition": self.condition}),
-            **({} if self.schema is None else {"schema": self.schema.to_json()}),
-            **({} if self.stage is None else {"stage": to_builtins(self.stage)}),
-            **({"weights": list(self.weights)} if self.weights else {}),
-            **({} if self.window is None else {"window": self.window}),
+            "extents": self.extents,
+            "releases": self.releases or None,
+            "unit": self.unit,
+            "condition": self.condition,
+            "schema": self.schema,
+            "stage": None if self.stage is None else to_builtins(self.stage),
+            "weights": self.weights or None,
+            "window": self.window,
             "library": f"dpdist {__version__}",
         }
+        return {name: as_json(value) for name, value in known.items() if value is not None or name in _ALWAYS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,10 +180,8 @@ class Release(Heading):
         ``"private"``, or ``"not private as claimed"``.
     cautions : tuple of str
         What should be known of a guarantee that promises little; empty for most.
-    release_id : str
-        Its id.
-    mechanism : str
-        The name of its mechanism.
+    release_id, mechanism : str
+        Its id, and the name of its mechanism.
     names : tuple of str
         Column names, length d.
     neighbours : Neighbours
@@ -260,8 +221,8 @@ class Release(Heading):
         Of how many periods it is, the last ones of its extent, while its guarantee is of all that were read; None: of
         all.
     answer : ndarray or Array
-        The released integers, (w, w) int64, w = d or d + 1, one unit is ``bound.unit**2``; or the released subspace,
-        (k, d) float64, orthonormal rows. What is large is an array on the disk, of which parts can be read.
+        The released integers, (w, w) int64, w = d or d + 1; or the released subspace, (k, d) float64. What is large is
+        an array on the disk, of which parts can be read.
 
     See Also
     --------
@@ -312,29 +273,19 @@ class Release(Heading):
         """The released components, (k, d) float64, orthonormal rows; None where a second moment was released."""
         return None if np.issubdtype(self.answer.dtype, np.integer) else np.asarray(self.answer[:], dtype=np.float64)
 
+    def _require_matrix(self) -> None:
+        if not np.issubdtype(self.answer.dtype, np.integer):
+            raise UsageError(f"{self.mechanism} released components, and no second moment.")
+
     @property
     def lattice(self) -> npt.NDArray[np.int64]:
-        """The released integers, (w, w) int64.
-
-        Raises
-        ------
-        UsageError
-            If a subspace was released.
-        """
-        if self.subspace is not None:
-            raise UsageError(f"{self.mechanism} released components, and no second moment.")
+        """The released integers, (w, w) int64; UsageError if a subspace was released."""
+        self._require_matrix()
         return np.asarray(self.answer[:], dtype=np.int64)
 
     def require_moment(self) -> None:
-        """Refuse a release that is no second moment.
-
-        Raises
-        ------
-        UsageError
-            If a subspace was released, or rows are added unequally often.
-        """
-        if self.subspace is not None:
-            raise UsageError(f"{self.mechanism} released components, and no second moment.")
+        """Refuse a release that is no second moment: of a subspace, or of rows that are added unequally often."""
+        self._require_matrix()
         if self.weights:
             raise UsageError(
                 f"{self.release_id} is one night of a series, in which each period has a weight: it is no second "
@@ -408,49 +359,43 @@ def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
     if (frame := release.subspace) is not None:
         k = frame.shape[0]
         return frame.shape == (k, d) and 1 <= k <= d and bool(np.allclose(frame @ frame.T, np.eye(k)))
-    if release.weights:
-        return answer.shape == (width, width) and _is_weighted(release)
-    moment = arrays["second_moment"]
-    if answer.shape != (width, width) or moment.shape != (d, d) or moment.dtype != np.float64:
+    moment = arrays.get("second_moment")
+    if moment is None:  # of periods that are added by weights
+        periods = [extent.stop - extent.start for extent in release.extents if extent.start is not None and extent.stop]
+        whole = periods == [len(release.weights)]
+    else:
+        whole = moment.shape == (d, d) and moment.dtype == np.float64
+        if whole and (total := release.row_sum) is not None:
+            whole = np.array_equal(np.asarray(arrays["row_sum"][:]), total)
+    if answer.shape != (width, width) or not whole:
         return False
-    if (total := release.row_sum) is not None and not np.array_equal(np.asarray(arrays["row_sum"][:]), total):
-        return False
-    return all(
-        _tile_is_sound(answer, moment, (slice(rows.start, rows.stop), slice(columns.start, columns.stop)), release)
-        for rows, columns in Band.whole(width).tiles()
-    )
-
-
-def _is_weighted(release: Release) -> bool:
-    """Say whether there is a weight for each period, and each tile of integers is the mirror image of its opposite."""
-    answer = release.answer
-    periods = [extent.stop - extent.start for extent in release.extents if extent.start is not None and extent.stop]
-    places = ((slice(r.start, r.stop), slice(c.start, c.stop)) for r, c in Band.whole(release.bound.width).tiles())
-    symmetric = all(np.array_equal(np.asarray(answer[p]), np.asarray(answer[p[::-1]]).T) for p in places)
-    return symmetric and periods == [len(release.weights)]
-
-
-def _follows(stage: Stage, bound: RowBound) -> bool:
-    """Say whether rows were bounded by what was chosen, and there is something chosen for each column."""
-    chosen, lengths = stage.chosen, {bound.columns}
-    taken = {"clip_norm": bound.clip_norm, "centre": bound.centre, "scale": bound.scale}
-    return all(chosen.get(name, value) == value for name, value in taken.items()) and all(
-        {len(value)} == lengths if isinstance(value, tuple) else name in {"clip_norm", "quantile"}
-        for name, value in chosen.items()
-    )
+    places = ((slice(r.start, r.stop), slice(c.start, c.stop)) for r, c in Band.whole(width).tiles())
+    return all(_tile_is_sound(answer, moment, place, release.bound.unit) for place in places)
 
 
 def _tile_is_sound(
-    answer: Array | npt.NDArray[np.generic], moment: Array, place: tuple[slice, slice], release: Release
+    answer: Array | npt.NDArray[np.generic], moment: Array | None, place: tuple[slice, slice], unit: float
 ) -> bool:
     """Say whether a tile of the integers is the mirror image of its opposite, and the second moment follows them."""
     across = place[::-1]
     tile = np.asarray(answer[place])
     if not np.array_equal(tile, np.asarray(answer[across]).T):
         return False
-    expected = tile[: moment.shape[0] - place[0].start, : moment.shape[1] - place[1].start] * release.bound.unit**2
+    if moment is None:
+        return True
+    expected = tile[: moment.shape[0] - place[0].start, : moment.shape[1] - place[1].start] * unit**2
     return np.array_equal(np.asarray(moment[place]), expected) and np.array_equal(
         np.asarray(moment[across]), expected.T
+    )
+
+
+def _follows(stage: Stage, bound: RowBound) -> bool:
+    """Say whether rows were bounded by what was chosen, and there is something chosen for each column."""
+    taken = {"clip_norm": bound.clip_norm, "centre": bound.centre, "scale": bound.scale}
+    return all(
+        value == taken.get(name, value)
+        and (len(value) == bound.columns if isinstance(value, tuple) else name in {"clip_norm", "quantile"})
+        for name, value in stage.chosen.items()
     )
 
 
@@ -500,36 +445,27 @@ def open_release(path: AnyStore) -> Release:
         f"There is no release at {store}. Make one with: {step('release', 'ROWS', store, epsilon='E', clip='C')}",
     )
     try:
-        said = Attributes.of(info)
+        said = convert(info, Attributes)
         bound = RowBound.from_json(said.bound)
         moment = mechanism_named(said.mechanism).info.output is Output.SECOND_MOMENT
-        names = {"second_moment", "lattice"} | ({"row_sum"} if bound.constant else set()) if moment else {"components"}
-        names = {"lattice"} if moment and said.weights else names
+        names = {"lattice"} if moment else {"components"}
+        if moment and not said.weights:
+            names |= {"second_moment", "row_sum"} if bound.constant else {"second_moment"}
         arrays = complete_arrays(store, names)
         stored = arrays["lattice" if moment else "components"]
         if stored.dtype != (np.int64 if moment else np.float64):
             raise TypeError  # noqa: TRY301 - one message for whatever is wrong
         release = Release(
-            release_id=said.release_id,
-            mechanism=said.mechanism,
             names=said.columns,
-            neighbours=said.neighbours,
             claim=None if said.claim is None else PrivacyLoss.from_json(said.claim),
             guarantee=None if said.guarantee is None else Guarantee.from_json(said.guarantee),
             bound=bound,
             noise=Noise.from_json(said.noise),
             rows=said.n,
-            rows_at_most=said.rows_at_most,
             answer=stored if stored.nbytes > _IN_MEMORY else np.asarray(stored[...]),
-            ledger_head=said.ledger_head,
-            extents=said.extents,
-            releases=said.releases,
             unit=None if said.unit is None else said.unit.unit,
-            condition=said.condition,
             schema=None if said.schema is None else Schema.from_json(said.schema),
-            stage=said.stage,
-            weights=said.weights,
-            window=said.window,
+            **{name: getattr(said, name) for name in _AS_STORED},
         )
         sound = _is_sound(release, arrays) and said.status == release.status
     except ResumableError:  # its store did not answer

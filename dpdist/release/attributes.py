@@ -1,8 +1,7 @@
 """What release.zarr says of itself, as types: a release may come from anybody, and nothing of it is guessed.
 
 These are the attributes that :meth:`dpdist.release.artefact.Heading.attributes` writes, and those of older versions.
-
-Of which rows a release is: a table, or consecutive periods of one. Public, and enough to tell rows apart.
+They say of which rows a release is: a table, or consecutive periods of one. Public, and enough to tell rows apart.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import hashlib
 from collections.abc import Iterable
 from typing import Annotated, Any, NotRequired  # noqa: F401
 
-import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
@@ -29,36 +27,16 @@ class _Guarantee(GuaranteeJson):
 
 
 class Stage(Struct, frozen=True):
-    """The stage of a release: what was drawn first, and what the release took from it. Public.
-
-    Attributes
-    ----------
-    mechanism
-        Its name.
-    guarantee
-        What is proved of it alone; that of the release is of both together.
-    chosen
-        What the release took from it, by name, such as ``clip_norm``: a number, or one for each column.
-    answer
-        What was drawn.
-    """
+    """The stages of a release: what was drawn first, and what the release took from it. Public."""
 
     mechanism: Text
-    guarantee: GuaranteeJson
-    chosen: dict[Text, float | tuple[float, ...]]
+    guarantee: GuaranteeJson  # of the stages alone; that of the release is of all together
+    chosen: dict[Text, float | tuple[float, ...]]  # by name, such as clip_norm: a number, or one for each column
     answer: dict[str, Any]
 
 
 class Attributes(Struct, frozen=True):
-    """Attributes of one release.
-
-    Attributes
-    ----------
-    n
-        Number of rows, where it is public.
-    releases, condition, rows_at_most, schema, stage, weights, window
-        Stored where there are any.
-    """
+    """Attributes of one release; those that have a default are stored where there are any."""
 
     release_id: Text
     mechanism: Text
@@ -81,11 +59,6 @@ class Attributes(Struct, frozen=True):
     weights: tuple[Annotated[int, Meta(ge=1, le=2**31)], ...] = ()
     window: Annotated[int, Meta(ge=1)] | None = None
 
-    @classmethod
-    def of(cls, info: dict[str, Any]) -> Attributes:
-        """Read the JSON values."""
-        return msgspec.convert(info, cls)
-
 
 def schema(version: str) -> dict[str, Any]:
     """Return the JSON schema of the attributes of a release of a version."""
@@ -93,23 +66,12 @@ def schema(version: str) -> dict[str, Any]:
 
 
 class Coverage(Struct, frozen=True, forbid_unknown_fields=True):
-    """All rows of a table, or those of some consecutive periods.
+    """All rows of a table, or those of some consecutive periods."""
 
-    Attributes
-    ----------
-    dataset
-        Digest of the random identity of the table: the same in all its releases, and nothing else is to be learnt
-        from it.
-    start, stop
-        Positions of the first period and of the one behind the last, from 0; None: the whole table.
-    first, last
-        Names of the first and the last period; None: the whole table.
-    """
-
-    dataset: str
-    start: int | None = None
-    stop: int | None = None
-    first: str | None = None
+    dataset: str  # digest of the table's random identity: the same in all its releases, and nothing else is learnt
+    start: int | None = None  # position of the first period, from 0; None, as all that follows: the whole table
+    stop: int | None = None  # of the one behind the last
+    first: str | None = None  # name of the first period
     last: str | None = None
 
     @classmethod

@@ -39,7 +39,6 @@ import numpy.typing as npt
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.columns import occupied
-from dpdist.mechanisms.quantile import quantile_of
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.norm_histogram import NormHistogram
@@ -108,27 +107,13 @@ def losses(number: int, columns: int, share: float, clips: Floats, trace: Floats
 
 @dataclass(frozen=True)
 class Trade:
-    """What a clip norm costs rows of guessed norms, by noise and by shortening.
-
-    Attributes
-    ----------
-    clip_norm
-        C.
-    longer
-        The share of the rows that it shortens.
-    lost
-        The share of the sum of their squared norms that this takes away.
-    noise
-        The edge of the noise over the mean squared norm of the shortened rows.
-    losses
-        What K leading components lose of their captured variance, about, for each K.
-    """
+    """What a clip norm costs rows of guessed norms, by noise and by shortening."""
 
     clip_norm: float
-    longer: float
-    lost: float
-    noise: float
-    losses: dict[int, float]
+    longer: float  # the share of the rows that it shortens
+    lost: float  # the share of the sum of their squared norms that this takes away
+    noise: float  # its edge over the mean squared norm of the shortened rows
+    losses: dict[int, float]  # about what K leading components lose of their captured variance, by K
 
 
 def trades(norms: Sequence[float], columns: int, rows: int, share: float, edge: float) -> tuple[Trade, ...]:
@@ -157,7 +142,7 @@ def quantile_for(purpose: ForComponents, histogram: NormHistogram, columns: int,
     *trace, whole = traces(histogram, np.array([*histogram.edges, np.inf]))
     found: dict[int, Fraction] = {}
     for quantile in _QUANTILES:
-        place = quantile_of(histogram.counts, histogram.noise, quantile, rows=histogram.rows)
+        place = histogram.quantile(quantile)
         if place.edge is not None and place.up_to_edge is not None and trace[place.edge] > 0:
             found.setdefault(place.edge, quantile)
     if not found:

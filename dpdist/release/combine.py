@@ -6,12 +6,12 @@ under replace-one one row *within its period*.
 
 Of different tables only the owners know whether the same record is in two of them. Unless they say that none is, the
 guarantees are composed as if every row were in each table. Where releases protect a privacy unit
-(:mod:`dpdist.rows.units`), the unit with all its rows must be in one table only. That no *row* is in two tables does
-not ensure this, and neither do the periods of one table.
+(:mod:`dpdist.rows.units`), the unit with all its rows must be in one table only: neither that no *row* is in two tables
+nor the periods of one table ensure this.
 
-Of nodes of a tree of periods, the same rows are in one release of each level. Their best estimate
-(:mod:`dpdist.release.series`) is a release too, as private as the composition of the levels. So is the total of
-nights that add periods by weights (:mod:`dpdist.release.series`), as private as all nights together.
+Of nodes of a tree of periods, the same rows are in one release of each level; their best estimate
+(:mod:`dpdist.release.series`) is as private as the composition of the levels. The total of nights that add periods by
+weights is as private as all nights together.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from operator import add
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.mechanisms.noise_law import Noise
@@ -83,31 +85,44 @@ def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
     if node.level == 0:
         return root
     divisor = (2 << node.level) - 1
-    whole, rest = np.zeros_like(root.lattice), np.zeros_like(root.lattice)
     ids: list[str] = []
     conditions: set[str | None] = set()
     guarantees: dict[int, list[Guarantee]] = {}
     noises: list[Noise] = []
-    size = 0.0
-    for each in node.tree():
-        release = released(each)
-        _require_alike(root, release)
-        _require_periods(root, node, release, each)
-        weight = 1 << each.level
-        size += weight / divisor * float(np.abs(release.lattice).max())
-        if size >= _LIMIT:
-            raise _too_large()
-        quotient, remainder = np.divmod(release.lattice, divisor)
-        whole += weight * quotient
-        rest += weight * remainder  # small: the sum of all remainders is below the square of the divisor
-        noises.append(release.noise.weighted(weight / divisor))
-        ids.append(release.release_id)
-        conditions.add(release.condition)
-        if release.guarantee is not None:
-            guarantees.setdefault(each.level, []).append(release.guarantee)
+
+    def terms() -> Iterator[tuple[int, Release]]:
+        for each in node.tree():
+            release, weight = released(each), 1 << each.level
+            _require_alike(root, release)
+            _require_periods(root, node, release, each)
+            noises.append(release.noise.weighted(weight / divisor))
+            ids.append(release.release_id)
+            conditions.add(release.condition)
+            if release.guarantee is not None:
+                guarantees.setdefault(each.level, []).append(release.guarantee)
+            yield weight, release
+
+    answer = _weighted_sum(terms(), divisor)
     joint = nested([parallel(of_level) for of_level in guarantees.values()])
     made = _made_of(root, tuple(sorted(ids)), joint, conditions)
-    return replace(made, noise=reduce(add, noises), answer=whole + (2 * rest + divisor) // (2 * divisor))
+    return replace(made, noise=reduce(add, noises), answer=answer)
+
+
+def _weighted_sum(terms: Iterable[tuple[int, Release]], divisor: int) -> npt.NDArray[np.int64]:
+    """Return the sum of releases times whole weights over a divisor, rounded to the nearest."""
+    whole: Any = 0
+    rest: Any = 0
+    size = 0.0
+    for weight, release in terms:
+        lattice = release.lattice
+        size += weight / divisor * float(np.abs(lattice).max())
+        if size >= _LIMIT:
+            raise _too_large()
+        quotient, remainder = np.divmod(lattice, divisor)
+        whole += weight * quotient
+        rest += weight * remainder  # small: the sum of all remainders is below the square of the divisor
+    found: npt.NDArray[np.int64] = whole + (2 * rest + divisor) // (2 * divisor)
+    return found
 
 
 def next_total(plan: Toeplitz, night: Release, total: Callable[[int], Release]) -> Release:
@@ -117,32 +132,29 @@ def next_total(plan: Toeplitz, night: Release, total: Callable[[int], Release]) 
     """
     count = (night.extents[0].stop if night.extents else None) or 0
     _require_night(plan, night, count)
-    divisor, ids, conditions = plan.weights[0], [night.release_id], {night.condition}
-    first, rows, size = night.extents[0].first, night.rows, float(np.abs(night.lattice).max()) / divisor
-    whole, rest = np.divmod(night.lattice, divisor)
-    for number, weight in plan.earlier(count).items():
-        known = total(number)
-        _require_total(plan, night, known, number)
-        size += weight / divisor * float(np.abs(known.lattice).max())
-        if size >= _LIMIT:
-            raise _too_large()
-        quotient, remainder = np.divmod(known.lattice, divisor)
-        whole += weight * quotient
-        rest += weight * remainder  # small: what is over the divisor is below its square
-        if number == count - 1:
-            ids += known.releases
-            conditions.add(known.condition)
-            first = known.extents[0].first
-        if number == night.extents[0].start:
-            rows = None if rows is None or known.rows is None else rows + known.rows
-    answer = whole + (2 * rest + divisor) // (2 * divisor)
+    earlier: dict[int, Release] = {}
+
+    def terms() -> Iterator[tuple[int, Release]]:
+        yield 1, night
+        for number, weight in plan.earlier(count).items():
+            known = total(number)
+            _require_total(plan, night, known, number)
+            if number in {count - 1, night.extents[0].start}:
+                earlier[number] = known
+            yield weight, known
+
+    answer = _weighted_sum(terms(), plan.weights[0])
+    last, rows = earlier.get(count - 1, night), night.rows
+    if (before := earlier.get(night.extents[0].start or 0)) is not None:
+        rows = None if rows is None or before.rows is None else rows + before.rows
+    ids = {night.release_id, *last.releases}
     joint = _of_nights(night, plan.shares_of(count))
     return replace(
-        _made_of(night, tuple(sorted(ids)), joint, conditions),
+        _made_of(night, tuple(sorted(ids)), joint, {night.condition, last.condition}),
         noise=_noise_of(plan, night, count),
         rows=rows,
         answer=answer,
-        extents=(msgspec.structs.replace(night.extents[0], start=0, first=first),),
+        extents=(msgspec.structs.replace(night.extents[0], start=0, first=last.extents[0].first),),
         weights=(),
     )
 
@@ -173,7 +185,7 @@ def _of_nights(night: Release, shares: Fraction) -> Guarantee:
         raise DataError("A night of a series is no Gaussian release. Restore it from a copy.")
     together = replace(one, mu_squared=one.mu_squared * shares)
     loss = PrivacyLoss(composed_epsilon_micro([together], one.loss.delta_atto), one.loss.delta_atto)
-    return _joint(one, [one], loss, together.mu_squared, alike=False)
+    return _joint([one], loss, together.mu_squared)
 
 
 def _require_night(plan: Toeplitz, night: Release, count: int) -> None:
@@ -305,10 +317,11 @@ def parallel(guarantees: Sequence[Guarantee]) -> Guarantee:
     Each is at least as private as (the largest epsilon, the largest delta), and, if all are Gaussian, as the largest
     mu; of neighbours, which differ in one row, only one release changes.
     """
-    first = guarantees[0]
+    ranges = {guarantee.bounded_ranges for guarantee in guarantees}
     squares = [g.mu_squared for g in guarantees if g.mu_squared is not None]
     loss = PrivacyLoss(max(g.loss.epsilon_micro for g in guarantees), max(g.loss.delta_atto for g in guarantees))
-    return _joint(first, guarantees, loss, max(squares) if len(squares) == len(guarantees) else None, alike=True)
+    square = max(squares) if len(squares) == len(guarantees) else None
+    return _joint(guarantees, loss, square, ranges.pop() if len(ranges) == 1 else ())
 
 
 def sequential(guarantees: Sequence[Guarantee]) -> Guarantee:
@@ -322,10 +335,7 @@ def sequential(guarantees: Sequence[Guarantee]) -> Guarantee:
     delta = sum(g.loss.delta_atto for g in guarantees)
     if delta >= ATTO:
         raise RefusedError("The deltas of these releases add up to 1: together they promise nothing.")
-    squares = [g.mu_squared for g in guarantees if g.mu_squared is not None]
-    loss = PrivacyLoss(composed_epsilon_micro(guarantees, delta), delta)
-    square = sum(squares, Fraction(0)) if len(squares) == len(guarantees) else None
-    return _joint(guarantees[0], guarantees, loss, square, alike=False)
+    return _composed(guarantees, delta)
 
 
 def nested(guarantees: Sequence[Guarantee]) -> Guarantee:
@@ -336,21 +346,16 @@ def nested(guarantees: Sequence[Guarantee]) -> Guarantee:
     """
     if any(guarantee.mu_squared is None for guarantee in guarantees):
         return sequential(guarantees)
-    square = sum((g.mu_squared for g in guarantees if g.mu_squared is not None), Fraction(0))
-    delta = max(g.loss.delta_atto for g in guarantees)
-    loss = PrivacyLoss(composed_epsilon_micro(guarantees, delta), delta)
-    return _joint(guarantees[0], guarantees, loss, square, alike=False)
+    return _composed(guarantees, max(g.loss.delta_atto for g in guarantees))
+
+
+def _composed(guarantees: Sequence[Guarantee], delta_atto: int) -> Guarantee:
+    squares = [g.mu_squared for g in guarantees if g.mu_squared is not None]
+    square = sum(squares, Fraction(0)) if len(squares) == len(guarantees) else None
+    return _joint(guarantees, PrivacyLoss(composed_epsilon_micro(guarantees, delta_atto), delta_atto), square)
 
 
 def _joint(
-    first: Guarantee, guarantees: Iterable[Guarantee], loss: PrivacyLoss, square: Fraction | None, *, alike: bool
+    guarantees: Sequence[Guarantee], loss: PrivacyLoss, square: Fraction | None, ranges: tuple[Fraction, ...] = ()
 ) -> Guarantee:
-    every = list(guarantees)
-    return Guarantee(
-        neighbours=first.neighbours,
-        loss=loss,
-        mu_squared=square,
-        arithmetic=Arithmetic.of_all(every),
-        proof=_PROOF,
-        bounded_ranges=first.bounded_ranges if alike and len({g.bounded_ranges for g in every}) == 1 else (),
-    )
+    return Guarantee(guarantees[0].neighbours, loss, square, Arithmetic.of_all(guarantees), _PROOF, ranges)

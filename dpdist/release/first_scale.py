@@ -23,17 +23,13 @@ has both.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 
-from dpdist._util.text import canonical
 from dpdist.mechanisms.columns import BEYOND, GRID, NAME
-from dpdist.mechanisms.counts import CalibratedHistogram
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages
 from dpdist.release.histograms import ColumnsTransaction
-from dpdist.release.request import FIRST_RULE, Parts, ReleaseRequest
-from dpdist.release.shares import UNKNOWN
+from dpdist.release.request import FIRST_RULE, UNKNOWN, Parts, ReleaseRequest, common_parameters, id_of, parts_of
 from dpdist.rows.table import Table
 
 
@@ -44,15 +40,9 @@ def shared(series: ReleaseRequest) -> ReleaseRequest:
 
 @dataclass(frozen=True)
 class FirstScaleRequest:
-    """Histograms of the columns of the first period of a series.
+    """Histograms of the columns of the first period of a series."""
 
-    Attributes
-    ----------
-    series
-        What is asked of the whole series: its loss is that of the histograms and all releases together.
-    """
-
-    series: ReleaseRequest
+    series: ReleaseRequest  # of the whole series: its loss is that of the histograms and all releases together
 
     @property
     def accept_large_delta(self) -> bool:
@@ -61,10 +51,7 @@ class FirstScaleRequest:
 
     def parts(self, table: Table) -> Parts:
         """Return what the histograms cost, and the request that the releases of the series share the rest of."""
-        found = shared(self.series).parts(table.columns, table.max_rows)
-        if found is None or set(found.stages) != {"scale"}:
-            raise AssertionError("a series chooses its scale")
-        return found
+        return parts_of(shared(self.series), table.columns, table.max_rows)
 
     def guarantee(self, table: Table) -> Guarantee:
         """Return what is proved of the histograms."""
@@ -72,41 +59,30 @@ class FirstScaleRequest:
 
     def parameters(self, table: Table) -> dict[str, object]:
         """Return everything the histograms depend on besides the rows, as JSON values."""
-        loss = self.guarantee(table).loss
         (period,) = table.seals
         return {
-            "dataset_id": table.dataset_id,
-            "columns": list(table.names),
-            "mechanism": NAME,
-            "epsilon_micro": loss.epsilon_micro,
-            "delta_atto": loss.delta_atto,
-            "neighbours": self.series.neighbours.value,
+            **common_parameters(table, NAME, self.guarantee(table).loss, self.series.neighbours),
             "grid": GRID,
             "period": period,
             **({} if self.series.choice_rule == FIRST_RULE else {"rule": self.series.choice_rule}),
-            **({} if table.unit is None else {"unit": table.unit.to_json()}),
         }
 
     def release_id(self, table: Table) -> str:
         """Return the id, which follows from the parameters."""
-        return f"s-{hashlib.sha256(canonical(self.parameters(table)).encode()).hexdigest()[:32]}"
+        return id_of("s", self.parameters(table))
 
 
 class FirstScale(ColumnsTransaction[FirstScaleRequest]):
     """The release of these histograms: it stands in the ledger, and nowhere else."""
 
     @property
-    def rule(self) -> int:
+    def choosing(self) -> ReleaseRequest:
         """That of the series."""
-        return self.request.series.choice_rule
-
-    def calibrated(self) -> CalibratedHistogram:
-        """Return the noise."""
-        return self.request.parts(self.table).stages["scale"]
+        return shared(self.request.series)
 
     def require_seen(self) -> None:
         """Refuse histograms in which not even a bin with half of all rows would count; it reads no row."""
-        stages.require_seen(shared(self.request.series), self.counting(), self.table.rows, self.table.max_rows)
+        stages.require_seen(self.choosing, self.counting(), self.table.rows, self.table.max_rows)
 
     def blindly_scaled(self) -> tuple[list[str], list[str]]:
         """Return the columns of which no variance was seen, and those that weigh nothing, as a release tells them."""

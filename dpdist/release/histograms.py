@@ -2,12 +2,10 @@
 
 What is committed is noisy, as JSON; it stands in the ledger, and whoever asks again is given it at no cost. The exact
 counts are a local variable of :func:`finalise`. What is counted, and what is told, is decided by subclasses: the norms
-of rows (:mod:`dpdist.release.norm_histogram`), or the numbers of every column.
-
-Those of the columns are a stage of a release, which chooses centre and scale by them: drawn under its id, and committed
-before it is drawn. Of the noisy counts those of the bins that count (:mod:`dpdist.mechanisms.columns`) are committed:
-all that follows is a function of them. They stand in the release too. Those of a series of periods are a release of
-their own (:mod:`dpdist.release.first_scale`).
+of rows (:mod:`dpdist.release.norm_histogram`), or the numbers of every column. A transaction is a release of its own,
+such as the scale of a series (:mod:`dpdist.release.first_scale`), or the stage of a release: drawn under its id, and
+committed before it is drawn. Of columns the bins that count (:mod:`dpdist.mechanisms.columns`) are committed: all that
+follows is a function of them.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -29,12 +27,21 @@ from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, no
 from dpdist.moment.histograms import ColumnCounting, Counting, grids_of
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
-from dpdist.release.request import CHOICE_RULE, FIRST_RULE, ReleaseRequest
+from dpdist.release.request import CHOICE_RULE, FIRST_RULE, ReleaseRequest, parts_of
 from dpdist.release.transaction import ReleaseTransaction, RequestT_co
 
 
+@dataclass(frozen=True)
 class HistogramTransaction(ReleaseTransaction[RequestT_co], ABC):
-    """The release of a histogram: it stands in the ledger, and nowhere else."""
+    """The release of a histogram, or the stage of the release ``of``: it stands in the ledger, and nowhere else."""
+
+    part: Part = Part.RELEASE
+    of: str | None = None
+
+    @property
+    def release_id(self) -> str:
+        """Its own id, or that of the release whose stage it is."""
+        return self.request.release_id(self.table) if self.of is None else self.of
 
     @abstractmethod
     def counting(self) -> Counting:
@@ -58,13 +65,12 @@ class HistogramTransaction(ReleaseTransaction[RequestT_co], ABC):
 def finalise(transaction: HistogramTransaction[Any], total: Partial[np.int64] | None = None) -> None:
     """Check the total, draw the noise and commit; idempotent, and once whoever else runs it."""
     exact: Counts = complete(transaction.table, total).values
-    transaction.commit(lambda head: _drawn(transaction, exact, ledger_head=head))
 
+    def fresh(ledger_head: str) -> Iterator[bytes]:  # one noisy histogram; nothing of the exact one is in it
+        noisy = drawn(transaction.calibrated(), exact)
+        yield canonical(transaction.told(noisy, ledger_head) | {"library": f"dpdist {__version__}"}).encode()
 
-def _drawn(transaction: HistogramTransaction[Any], exact: Counts, ledger_head: str) -> Iterator[bytes]:
-    """Yield what is committed: one fresh noisy histogram; nothing of the exact one is in it."""
-    noisy = drawn(transaction.calibrated(), exact)
-    yield canonical(transaction.told(noisy, ledger_head) | {"library": f"dpdist {__version__}"}).encode()
+    transaction.commit(fresh)
 
 
 def drawn(calibrated: CalibratedHistogram, exact: Counts) -> Counts:
@@ -78,55 +84,35 @@ FORMATS = {FIRST_RULE: "dpdist-columns/1", CHOICE_RULE: "dpdist-columns/2"}
 
 @dataclass(frozen=True)
 class ColumnHistograms:
-    """Released histograms of columns. Public.
-
-    Attributes
-    ----------
-    grids
-        One for each column.
-    counting
-        The bins of each column that count, with their noisy counts, in the order of the bins.
-    noise
-        That of each count.
-    rule
-        By which they count.
-    """
+    """Released histograms of columns. Public."""
 
     grids: tuple[Grid, ...]
-    counting: tuple[tuple[tuple[int, int], ...], ...]
+    counting: tuple[tuple[tuple[int, int], ...], ...]  # the bins of each column that count, with their noisy counts
     noise: CountNoise
-    rule: int = CHOICE_RULE
+    rule: int = CHOICE_RULE  # by which they count
 
     @classmethod
     def of_noisy(cls, found: ColumnCounting, noisy: Counts, noise: CountNoise, rule: int) -> ColumnHistograms:
         """Take the bins that count, by a rule, from the noisy counts of all bins."""
-        if rule == FIRST_RULE:
-            least = threshold(noise, found.bins)
-            counting = [
-                [(place, count) for place, count in enumerate(counts.tolist()) if count > least]
-                for counts in found.of_columns(noisy)
-            ]
-        else:
-            intervals = intervals_of(found.grids)
-            counting = [
-                counting_bins(grid, counts, noise, intervals)
-                for grid, counts in zip(found.grids, found.of_columns(noisy), strict=True)
-            ]
-        return cls(found.grids, tuple(map(tuple, counting)), noise, rule)
+        least, intervals = threshold(noise, found.bins), intervals_of(found.grids)
+
+        def counts(grid: Grid, counts: Counts) -> list[tuple[int, int]]:
+            if rule == FIRST_RULE:
+                return [(place, count) for place, count in enumerate(counts.tolist()) if count > least]
+            return counting_bins(grid, counts, noise, intervals)
+
+        each = map(counts, found.grids, found.of_columns(noisy))
+        return cls(found.grids, tuple(map(tuple, each)), noise, rule)
 
     @property
     def standardised(self) -> list[Standardised]:
         """Centre and scale of each column."""
         return [standardised(grid, counting) for grid, counting in zip(self.grids, self.counting, strict=True)]
 
-    @property
-    def _bins(self) -> int:
-        return sum(grid.bins for grid in self.grids)
-
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ColumnHistograms:
         """Read what was committed in this version or an earlier one."""
-        rule = {name: number for number, name in FORMATS.items()}.get(value["format"])
+        rule = next((rule for rule, name in FORMATS.items() if name == value["format"]), None)
         if rule is None:
             known = " and ".join(map(repr, FORMATS.values()))
             raise DataError(f"The histograms have format {value['format']!r}; this version reads {known}.")
@@ -138,11 +124,12 @@ class ColumnHistograms:
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
+        bins = sum(grid.bins for grid in self.grids)
         return {
             "grid": GRID,
             "ranges": [grid.ends and list(grid.ends) for grid in self.grids],
             "noise": self.noise.to_json(),
-            **({"rule": self.rule} if self.rule != FIRST_RULE else {"threshold": threshold(self.noise, self._bins)}),
+            **({"rule": self.rule} if self.rule != FIRST_RULE else {"threshold": threshold(self.noise, bins)}),
             "counts": [[list(pair) for pair in counting] for counting in self.counting],
         }
 
@@ -152,17 +139,22 @@ class ColumnsTransaction(HistogramTransaction[RequestT_co], ABC):
 
     @property
     @abstractmethod
-    def rule(self) -> int:
-        """By which bins count."""
+    def choosing(self) -> ReleaseRequest:
+        """The request that chooses a scale by them."""
 
     def counting(self) -> ColumnCounting:
         """Return what is counted."""
         return ColumnCounting(grids_of(self.table))
 
+    def calibrated(self) -> CalibratedHistogram:
+        """Return the noise."""
+        return parts_of(self.choosing, self.table.columns, self.table.max_rows).stages["scale"]
+
     def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
         """Return what is committed of the noisy counts."""
-        found = ColumnHistograms.of_noisy(self.counting(), noisy, self.calibrated().noise, self.rule)
-        named = {"format": FORMATS[self.rule], "release_id": self.release_id}
+        rule = self.choosing.choice_rule
+        found = ColumnHistograms.of_noisy(self.counting(), noisy, self.calibrated().noise, rule)
+        named = {"format": FORMATS[rule], "release_id": self.release_id}
         return {**named, **found.to_json(), "ledger_head": ledger_head}
 
     def read(self) -> ColumnHistograms:
@@ -171,18 +163,9 @@ class ColumnsTransaction(HistogramTransaction[RequestT_co], ABC):
 
 
 class ColumnsStage(ColumnsTransaction[ReleaseRequest]):
-    """The histograms as the stage of a release: the request is that of the release, whose id they stand under."""
-
-    part: ClassVar[Part] = Part.STAGE
+    """The histograms as the stage of a release, whose request it has."""
 
     @property
-    def rule(self) -> int:
+    def choosing(self) -> ReleaseRequest:
         """That of the release."""
-        return self.request.choice_rule
-
-    def calibrated(self) -> CalibratedHistogram:
-        """Return the noise."""
-        parts = self.request.parts(self.table.columns, self.table.max_rows)
-        if parts is None:
-            raise AssertionError("it has no stage")
-        return parts.stages["scale"]
+        return self.request

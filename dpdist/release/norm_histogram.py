@@ -1,24 +1,20 @@
 """A private histogram of the rows' norms, by which a clip norm is chosen: requested, charged, drawn and committed once.
 
-It is drawn as :mod:`dpdist.release.histograms` says. A quantile of it is post-processing: asking for another one of the
-same histogram costs nothing.
-
-The id follows from the data set's identity and public parameters, as that of a release does, and not from the quantile.
-Who names no delta takes that of the budget (:func:`settled`).
+It is drawn as :mod:`dpdist.release.histograms` says. A quantile of it is post-processing, and free: the id follows from
+the data set's identity and public parameters, as that of a release does, and not from the quantile. Who names no delta
+takes that of the budget (:func:`settled`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
-from dpdist._util.text import canonical
 from dpdist.errors import DataError
-from dpdist.ledger.state import Part, State
+from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import (
     CalibratedHistogram,
     CountNoise,
@@ -27,11 +23,12 @@ from dpdist.mechanisms.counts import (
     RoundedNormal,
     noise_from_json,
 )
-from dpdist.mechanisms.quantile import NAME, calibrated, quantile_of
+from dpdist.mechanisms.quantile import NAME, QuantileFound, calibrated, quantile_of
 from dpdist.moment.histograms import NormCounting, NormGrid
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.release.histograms import HistogramTransaction
+from dpdist.release.request import common_parameters, id_of
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
 
@@ -87,13 +84,7 @@ class NormsRequest:
         object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
 
     def bound(self, columns: int) -> RowBound:
-        """Return the public shift and scale of rows of so many columns.
-
-        Raises
-        ------
-        UsageError
-            If the public vectors have another number of entries.
-        """
+        """Return the public shift and scale of rows of so many columns; UsageError if they have another number."""
         return RowBound(columns, self.grid.edges[-1], 2, self.centre, self.scale)
 
     def calibrated(self, table: Table) -> CalibratedHistogram:
@@ -108,25 +99,18 @@ class NormsRequest:
         """Return everything the histogram depends on besides the rows, as JSON values."""
         vectors = {"centre": self.centre, "scale": self.scale}
         return {
-            "dataset_id": table.dataset_id,
-            "columns": list(table.names),
-            "mechanism": NAME,
-            "epsilon_micro": self.loss.epsilon_micro,
-            "delta_atto": self.loss.delta_atto,
-            "neighbours": self.neighbours.value,
+            **common_parameters(table, NAME, self.loss, self.neighbours),
             "grid": self.grid.to_json(),
             **{name: None if vector is None else list(vector) for name, vector in vectors.items()},
-            **({} if table.unit is None else {"unit": table.unit.to_json()}),
         }
 
     def release_id(self, table: Table) -> str:
         """Return the id, which follows from the parameters."""
-        digest = hashlib.sha256(canonical(self.parameters(table)).encode()).hexdigest()
-        return f"n-{digest[:32]}"
+        return id_of("n", self.parameters(table))
 
 
 class NormsTransaction(HistogramTransaction[NormsRequest]):
-    """The release of a histogram of norms."""
+    """The release of a histogram of norms, or the stage of a release: of scaled rows where a scale is chosen first."""
 
     def counting(self) -> NormCounting:
         """Return what is counted."""
@@ -138,77 +122,44 @@ class NormsTransaction(HistogramTransaction[NormsRequest]):
 
     def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
         """Return what is committed of the noisy counts: all of them."""
-        noise = self.calibrated()
-        return NormHistogram(
-            release_id=self.release_id,
-            guarantee=noise.guarantee,
-            edges=self.request.grid.edges,
-            counts=tuple(noisy.tolist()),
-            noise=noise.noise,
-            rows=self.table.rows if self.request.neighbours is Neighbours.REPLACE_ONE else None,
-            ledger_head=ledger_head,
-        ).to_json()
+        rows = self.table.rows if self.request.neighbours is Neighbours.REPLACE_ONE else None
+        edges, calibrated = self.request.grid.edges, self.calibrated()
+        return NormHistogram.of_noisy(noisy, calibrated, edges, rows, self.release_id, ledger_head).to_json()
 
-
-@dataclass(frozen=True)
-class NormsStage(NormsTransaction):
-    """The same as the stage of another release, under whose id it is charged and committed.
-
-    Attributes
-    ----------
-    of
-        That id.
-    """
-
-    of: str
-    part: ClassVar[Part] = Part.STAGE
-
-    @property
-    def release_id(self) -> str:
-        """The id of the release."""
-        return self.of
-
-
-class SecondNormsStage(NormsStage):
-    """The same where a scale was chosen before it, so that it is the second stage: of scaled rows."""
-
-    part: ClassVar[Part] = Part.SECOND
+    def read(self) -> NormHistogram:
+        """Read the committed histogram back, checked, and record that it was given out; idempotent."""
+        return NormHistogram.from_json(self.published())
 
 
 @dataclass(frozen=True)
 class NormHistogram:
-    """A released histogram of norms. Public.
-
-    Attributes
-    ----------
-    release_id
-        Its id in the ledger.
-    guarantee
-        What is proved of it.
-    edges
-        The grid, rising.
-    counts
-        Noisy counts: of the norms up to each edge, and beyond the last.
-    noise
-        That of each count.
-    rows
-        n under replace-one, None under add-remove.
-    ledger_head
-        Where the ledger's journal ended before the noise was drawn, by which a ledger that forgot it is found out.
-    """
+    """A released histogram of norms. Public."""
 
     release_id: str
     guarantee: Guarantee
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-    noise: CountNoise
-    rows: int | None
-    ledger_head: str
+    edges: tuple[float, ...]  # the grid, rising
+    counts: tuple[int, ...]  # noisy: of the norms up to each edge, and beyond the last
+    noise: CountNoise  # of each count
+    rows: int | None  # n under replace-one, None under add-remove
+    ledger_head: str  # where the ledger's journal ended before the draw: a ledger that forgot it is found out
+
+    @classmethod
+    def of_noisy(
+        cls, noisy: Counts, calibrated: CalibratedHistogram, edges: tuple[float, ...], rows: int | None,
+        release_id: str = "", ledger_head: str = "",
+    ) -> NormHistogram:  # fmt: skip
+        """Return what was drawn by a calibrated noise; ``rows`` is n where it is public."""
+        counts = tuple(noisy.tolist())
+        return cls(release_id, calibrated.guarantee, edges, counts, calibrated.noise, rows, ledger_head)
 
     @property
     def cautions(self) -> tuple[str, ...]:
         """As of a :class:`dpdist.release.artefact.Release`."""
         return cautions(self.guarantee.loss, self.guarantee.neighbours, self.rows)
+
+    def quantile(self, quantile: Fraction) -> QuantileFound:
+        """Say where a quantile of the norms lies. Free."""
+        return quantile_of(self.counts, self.noise, quantile, rows=self.rows)
 
     def clip_norm(self, *, interpolated: bool = False) -> tuple[float, Fraction]:
         """Return a clip norm, always, and the quantile that it stands for: what a release takes that asks nobody.
@@ -218,7 +169,7 @@ class NormHistogram:
         """
         for hundredths in range(95, 49, -1):
             quantile = Fraction(hundredths, 100)
-            found = quantile_of(self.counts, self.noise, quantile, rows=self.rows)
+            found = self.quantile(quantile)
             if found.edge is not None and found.up_to_edge is not None:
                 break
         if found.edge is None:
@@ -260,14 +211,9 @@ class NormHistogram:
             known = ", ".join(map(repr, FORMATS.values()))
             raise DataError(f"The histogram has format {value['format']!r}; this version reads {known}.")
         return cls(
-            release_id=value["release_id"],
-            guarantee=Guarantee.from_json(value["guarantee"]),
-            edges=tuple(value["edges"]),
-            counts=tuple(value["counts"]),
-            noise=noise_from_json(value["noise"]),
-            rows=value["n"],
-            ledger_head=value["ledger_head"],
-        )
+            value["release_id"], Guarantee.from_json(value["guarantee"]), tuple(value["edges"]), tuple(value["counts"]),
+            noise_from_json(value["noise"]), value["n"], value["ledger_head"],
+        )  # fmt: skip
 
 
 def settled(transaction: NormsTransaction) -> NormsTransaction:
@@ -276,17 +222,11 @@ def settled(transaction: NormsTransaction) -> NormsTransaction:
     Where the ledger holds the histogram already, with that delta or, as of earlier versions, with none, the first that
     was reserved is the one: what was released for a request is given again, and never drawn anew under another law.
     """
-    request, table = transaction.request, transaction.table
-    ledger = transaction.account()
-    pure = replace(request, loss=replace(request.loss, delta_atto=0))
-    gaussian = replace(request, loss=replace(request.loss, delta_atto=ledger.budget.delta_atto))
-    known = {each.release_id(table): each for each in (pure, gaussian)}
-    stands = (r.release_id for r in ledger.records if r.state is not State.ABORTED)
-    return NormsTransaction(
-        next((known[name] for name in stands if name in known), gaussian), table, transaction.ledger
-    )
-
-
-def published(transaction: NormsTransaction) -> NormHistogram:
-    """Read the committed histogram back, checked, and record that it was given out; idempotent."""
-    return NormHistogram.from_json(transaction.published())
+    request, ledger = transaction.request, transaction.account()
+    losses = [replace(request.loss, delta_atto=delta) for delta in (0, ledger.budget.delta_atto)]
+    either = [
+        NormsTransaction(replace(request, loss=loss), transaction.table, transaction.ledger) for loss in losses
+    ]  # fmt: skip
+    known = {each.release_id: each for each in either}
+    stands = (record.release_id for record in ledger.records if record.state is not State.ABORTED)
+    return next((known[name] for name in stands if name in known), either[1])

@@ -7,7 +7,6 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -25,7 +24,7 @@ from dpdist.options import ReleaseOptions, RequestOptions, Word
 from dpdist.privacy.guarantee import PrivacyLoss, neighbours_of
 from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormsRequest
-from dpdist.release.request import Centring, ReleaseRequest, share_from
+from dpdist.release.request import Centring, ReleaseRequest, exact_fraction, share_from
 
 LARGEST_FILE = 64 << 20
 """Bytes of a job file, or of a file of public numbers, at most."""
@@ -43,9 +42,7 @@ def request_from(
     loss = PrivacyLoss.parse(asked.epsilon, asked.delta or "0")
     if asked.delta is not None and not loss.delta_atto:
         raise DataError("Delta must lie between 0 and 1, both excluded; for pure privacy leave it out.")
-    shift = {**public_numbers(asked.centre, asked.scale, folder), **(vectors or {})}
-    if asked.scale == "private" and shift.get("scale") is not None:
-        raise UsageError(_two_scales())
+    shift = public_numbers(asked.centre, asked.scale, folder, vectors)
     chosen = asked.mechanism or recommended(loss.delta_atto)
     request = ReleaseRequest(
         mechanism=chosen,
@@ -71,13 +68,19 @@ def request_from(
     return request
 
 
-def public_numbers(centre: str, scale: str, folder: Path) -> dict[str, tuple[float, ...] | None]:
-    """Read the files of public numbers that are named for a centre and for a scale, if any."""
-    shift = {} if centre in set(Centring) else read_public_centre(folder / centre)
-    if scale in {"none", "private"}:
+def public_numbers(
+    centre: str, scale: str, folder: Path, vectors: Mapping[str, tuple[float, ...]] | None = None
+) -> dict[str, tuple[float, ...] | None]:
+    """Read the files of public numbers that are named for a centre and for a scale, if any, beside those known."""
+    shift = {**({} if centre in set(Centring) else read_public_centre(folder / centre)), **(vectors or {})}
+    if scale == "none":
         return shift
     if shift.get("scale") is not None:
-        raise UsageError(_two_scales())
+        raise UsageError(
+            f"{parameter('centre')} holds a public scale, and {parameter('scale')} asks for another one: take one."
+        )
+    if scale == "private":
+        return shift
     found = read_public_centre(folder / scale, word="scale")
     if found["centre"] is not None and centre == Centring.NONE:
         raise UsageError(
@@ -87,15 +90,10 @@ def public_numbers(centre: str, scale: str, folder: Path) -> dict[str, tuple[flo
     return {**shift, "scale": found["scale"]}
 
 
-def _two_scales() -> str:
-    return f"{parameter('centre')} holds a public scale, and {parameter('scale')} asks for another one: take one."
-
-
 def clip_from(text: str) -> float | Word:
     """Read a clip norm, or how it is to be chosen."""
-    for word in get_args(Word):
-        if text == word:
-            return cast("Word", word)
+    if text in get_args(Word):
+        return cast("Word", text)
     try:
         return float(text)
     except ValueError:
@@ -126,12 +124,7 @@ def norms_request_from(asked: ReleaseOptions, grid: str) -> NormsRequest:
 
 def quantile_from(text: str) -> Fraction:
     """Read a quantile exactly."""
-    try:
-        value = Decimal(text)
-        # the exponent is looked at first, because 1e-999999999 has too many digits
-        found = Fraction(value) if value.is_finite() and abs(value.adjusted()) < 10 else Fraction(0)
-    except InvalidOperation:
-        found = Fraction(0)
+    found = exact_fraction(text)
     require_quantile(found)
     return found
 

@@ -33,12 +33,12 @@ what it changes A_s by. If mu is what it guarantees the rows of the newest perio
 costs period s ``mu² F(t - s)² / F(0)²``, and is charged just that. All nights together cost a period at most
 ``mu² sum of F² / F(0)²``, which is the loss that was asked for: :attr:`Toeplitz.shares` is that factor of mu².
 
-Nothing is proved of the series as a whole, and no record of it is kept: each night is charged for what it adds, before
-it reads a row, and the theorem of :mod:`dpdist.privacy.profile` holds whatever is asked for, in whatever order, and
-whoever chooses later requests, or rows of later periods, from earlier answers: given the past, the two sums of a night
-differ by ``F(t - s) D``, because periods other than s have the same rows in both. (That the whole stream is one
-Gaussian mechanism as its matrix is lower triangular is theorem 2.1 of Denisov et al. 2022.) Weights that were chosen
-otherwise, or a night that is drawn twice under two ids, cost more, and are charged more.
+No record of the series is kept: each night is charged for what it adds, before it reads a row, and the theorem of
+:mod:`dpdist.privacy.profile` holds in whatever order, also where later requests, or rows of later periods, are chosen
+from earlier answers: given the past, the two sums of a night differ by ``F(t - s) D``, because periods other than s
+have the same rows in both. (That the whole stream is one Gaussian mechanism as its matrix is lower triangular is
+theorem 2.1 of Denisov et al. 2022.) Other weights, or a night that is drawn twice under two ids, cost and are charged
+more.
 
 **Rounding.** Every night rounds rows anew, by a secret key of its attempt (:mod:`dpdist.rows.dither`), so the A_s of
 two nights are not the same integers. The guarantee of a night holds for each key. In the total the rounding of period s
@@ -53,8 +53,7 @@ square of 2.8, and of 3.1 with W = 64 (:meth:`Toeplitz.variance_factor`).
 **Somebody with a row in each of k periods** changes Y_t by as many times ``F(t - s)`` as there are periods. F is not
 negative and does not increase, so k consecutive periods are the worst (:meth:`Toeplitz.person_factor`).
 
-Night t reads the rows of all periods from t - W + 1 on. That is the price of keeping neither an un-noised sum nor old
-noise from night to night, which must never be in a file.
+Night t reads the rows of all periods from t - W + 1 on: neither an un-noised sum nor old noise may ever be in a file.
 
 Continual release: which runs of periods to release, so that every total so far has little noise.
 
@@ -90,8 +89,7 @@ the same for ever.
 by m times the mu of a node: together by ``mu sqrt(sum of m^2 / L)`` over all nodes. That is ``sqrt k`` only for L = 1,
 where every m is 1. Otherwise it comes close to k, which it never exceeds: :func:`person_factor`.
 
-Rows are read again, once for each of their nodes: L times in all, on nights that end a node. The alternative, to keep
-un-noised partial sums or old noise from night to night, would put into a file what must never be in one.
+Rows are read again, once for each of their nodes: L times in all, on nights that end a node.
 """
 
 from __future__ import annotations
@@ -120,15 +118,7 @@ BAND = 64
 
 @dataclass(frozen=True)
 class Night:
-    """The periods that a night adds up.
-
-    Attributes
-    ----------
-    start, stop
-        Positions of the first period and of the one behind the last, from 0.
-    weights
-        How often the rows of each are added.
-    """
+    """The periods that a night adds up: positions, from 0, half open, and how often the rows of each are added."""
 
     start: int
     stop: int
@@ -156,13 +146,7 @@ class Toeplitz:
         return Fraction(sum(weight**2 for weight in self.weights[:count]), self.weights[0] ** 2)
 
     def released(self, count: int) -> list[Night]:
-        """Return what is released when period number ``count``, counted from 1, is closed.
-
-        Examples
-        --------
-        >>> banded(2).released(3)
-        [Night(start=1, stop=3, weights=(32, 64))]
-        """
+        """Return what is released when period number ``count``, counted from 1, is closed."""
         return [self.night(count)]
 
     def night(self, count: int) -> Night:
@@ -171,15 +155,7 @@ class Toeplitz:
         return Night(start, count, self.weights[: count - start][::-1])
 
     def earlier(self, count: int) -> dict[int, int]:
-        """Return the totals that the total of ``count`` periods follows from: their periods, and what each weighs.
-
-        Examples
-        --------
-        >>> banded(4).weights, banded(4).earlier(6)
-        ((64, 32, 24, 20), {5: 32, 4: 8, 3: 4, 2: 20})
-        >>> banded(4).earlier(2)
-        {1: 32}
-        """
+        """Return the totals that the total of ``count`` periods follows from: their periods, and what each weighs."""
         steps = (a - b for a, b in pairwise((*self.weights, 0)))
         return {count - lag: step for lag, step in enumerate(steps, 1) if step and lag < count}
 
@@ -190,24 +166,13 @@ class Toeplitz:
 
         The coefficients a of 1 / F obey ``a(k) F(0) = - sum of F(j) a(k - j)``, and c are their partial sums. They are
         computed as integers over 2^128, which leaves less than 2^-100, and rounded to float64.
-
-        Examples
-        --------
-        >>> [c * 64 for c in square_root(4).inverse(4)]
-        [1.0, 0.5, 0.375, 0.3125]
         """
         totals = _inverse(self.weights, 1 << max(0, count - 1).bit_length())[:count]
         earlier = [0] * count if window is None else ([0] * window + totals)[:count]
         return [(total - less) / (1 << _PLACES) for total, less in zip(totals, earlier, strict=True)]
 
     def variance_factor(self, count: int) -> float:
-        """Return the variance of the total of ``count`` periods over that of one Gaussian release with all of the loss.
-
-        Examples
-        --------
-        >>> round(square_root(365).variance_factor(365) ** 0.5, 2), round(banded(64).variance_factor(365) ** 0.5, 2)
-        (2.95, 3.85)
-        """
+        """Return the variance of a total of ``count`` periods over that of one Gaussian release of all the loss."""
         return math.fsum(c**2 for c in self.inverse(count)) * sum(weight**2 for weight in self.weights)
 
     def person_factor(self, periods: int) -> float:
@@ -219,11 +184,6 @@ class Toeplitz:
         the nights that are left after both: it falls in max(i, j) and in |i - j|. Sorted, the a-th of any periods is at
         least a, and two of them are no closer than consecutive ones. So the first k periods have the largest
         ``|sum of c_i|``; and matrices D_i in the place of numbers have ``<D_i, D_j> <= |D|²`` at most.
-
-        Examples
-        --------
-        >>> [round(square_root(365).person_factor(k), 1) for k in (1, 7, 30)]
-        [1.0, 6.0, 22.8]
         """
         nights = len(self.weights) if self.horizon is not None else len(self.weights) + periods - 1
         most = len(self.weights)
@@ -268,13 +228,7 @@ def _rounded(count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Node:
-    """2^level consecutive periods, from a multiple of that on.
-
-    Attributes
-    ----------
-    start, stop
-        Positions of the first period and of the one behind the last, from 0.
-    """
+    """2^level consecutive periods, from a multiple of that on: positions, from 0, half open."""
 
     start: int
     stop: int
@@ -300,13 +254,7 @@ class Node:
         return Fraction(1 << self.level, (2 << self.level) - 1)
 
     def tree(self) -> Iterator[Node]:
-        """Yield it and the nodes below it, level by level; there are ``2^(level+1) - 1``.
-
-        Examples
-        --------
-        >>> list(Node(4, 6).tree())
-        [Node(start=4, stop=6), Node(start=4, stop=5), Node(start=5, stop=6)]
-        """
+        """Yield it and the nodes below it, level by level; there are ``2^(level+1) - 1``."""
         for level in reversed(range(self.level + 1)):
             size = 1 << level
             yield from (Node(start, start + size) for start in range(self.start, self.stop, size))
@@ -331,40 +279,18 @@ class Tree:
 
 
 def levels_for(horizon: int) -> int:
-    """Return the number of levels L for so many periods: ``floor(log2 T) + 1``.
-
-    Examples
-    --------
-    >>> [levels_for(horizon) for horizon in (1, 2, 3, 4, 365)]
-    [1, 2, 2, 3, 9]
-    """
+    """Return the number of levels L for so many periods: ``floor(log2 T) + 1``."""
     return horizon.bit_length()
 
 
 def ended(count: int, levels: int) -> list[Node]:
-    """Return the nodes that end with period number ``count``, counted from 1, the smallest first.
-
-    Examples
-    --------
-    >>> ended(4, 9)
-    [Node(start=3, stop=4), Node(start=2, stop=4), Node(start=0, stop=4)]
-    >>> ended(4, 1)
-    [Node(start=3, stop=4)]
-    """
+    """Return the nodes that end with period number ``count``, counted from 1, the smallest first."""
     sizes = [1 << level for level in range(levels)]
     return [Node(count - size, count) for size in sizes if count % size == 0]
 
 
 def total_of(count: int, levels: int) -> list[Node]:
-    """Return the fewest nodes that make up the first ``count`` periods, in order: the roots of their trees.
-
-    Examples
-    --------
-    >>> total_of(6, 9)
-    [Node(start=0, stop=4), Node(start=4, stop=6)]
-    >>> len(total_of(6, 1))
-    6
-    """
+    """Return the fewest nodes that make up the first ``count`` periods, in order: the roots of their trees."""
     nodes = []
     start = 0
     for level in reversed(range(levels)):
@@ -376,13 +302,7 @@ def total_of(count: int, levels: int) -> list[Node]:
 
 
 def variance_factor(count: int, levels: int) -> Fraction:
-    """Return the variance of the total of ``count`` periods over that of one Gaussian release with all of the loss.
-
-    Examples
-    --------
-    >>> [round(float(variance_factor(365, levels)) ** 0.5, 2) for levels in (1, 9)]
-    [19.1, 5.71]
-    """
+    """Return the variance of a total of ``count`` periods over that of one Gaussian release of all the loss."""
     return levels * sum((node.weight for node in total_of(count, levels)), Fraction(0))
 
 
@@ -396,13 +316,6 @@ def person_factor(periods: int, levels: int) -> float:
     On level l, with ``k = q 2^l + r``, the numbers m of the periods in each node add up to k and are at most 2^l. A sum
     of squares is convex, so it is largest where as many as possible are full: ``q 4^l + r^2``. The first k periods
     reach that on every level at once. It is at most ``k^2``, so the factor is at most k.
-
-    Examples
-    --------
-    >>> [round(person_factor(k, levels_for(365)), 1) for k in (1, 7, 30, 365)]
-    [1.0, 6.1, 22.3, 136.3]
-    >>> person_factor(9, 1)
-    3.0
     """
     squares = 0
     for level in range(levels):

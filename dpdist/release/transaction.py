@@ -10,9 +10,8 @@ of times, at once or one after the other, in one process or several, and the led
 
 Of a release in several draws, such as one that chooses its clip norm, a scale or both, those before the last are its
 *stages*. Step 2 runs for each stage and for the release that follows from them, each with step 3 behind it. So whoever
-resumes reads the stages that were committed, and draws none a second time. All are charged in step 1, by what they are
-together (:mod:`dpdist.privacy.staged`), and their parameters are part of the id: nothing is left to be chosen in
-between.
+resumes reads the committed stages, and draws none a second time. All are charged in step 1, by what they are together
+(:mod:`dpdist.privacy.staged`), and their parameters are part of the id: nothing is left to be chosen in between.
 
 :meth:`ReleaseTransaction.abort` refunds a charge for which nothing was drawn. What is released, a second moment
 (:mod:`dpdist.release.trusted`) or a histogram (:mod:`dpdist.release.histograms`), only says what is drawn.
@@ -33,7 +32,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, ClassVar, Generic, Protocol, TypeVar
+from typing import IO, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -88,8 +87,11 @@ class ReleaseTransaction(Generic[RequestT_co]):
     request: RequestT_co
     table: Table
     ledger: LedgerAddress
-    part: ClassVar[Part] = Part.RELEASE
-    """What this transaction commits: a release, or the stage of one."""
+
+    @property
+    def part(self) -> Part:
+        """What this transaction commits: a release, or the stage of one."""
+        return Part.RELEASE
 
     @property
     def draws(self) -> Draws:

@@ -3,12 +3,12 @@
 Every function here may run any number of times; the ledger decides which draw counts
 (:mod:`dpdist.release.transaction`). The un-noised total is a local variable of :func:`finalise`: it is never a file, a
 log line or part of an exception. Partial sums are in the memory of the workers until then, and on no disk
-(:mod:`dpdist.runtime.sums`). Whoever can connect to the cluster can ask for them. What leaves is only what was read
-back from the ledger after the commit. A crash leaves no core dump: they are forbidden before a cluster is connected to,
-and again in every task, because sums are in this process's memory before this module is called.
+(:mod:`dpdist.runtime.sums`); whoever can connect to the cluster can ask for them. What leaves is only what was read
+back from the ledger after the commit. Core dumps are forbidden before a cluster is connected to, and again in every
+task, because sums are in this process's memory before this module is called.
 
-A release that chooses its clip norm, or a scale, has a stage of each (:mod:`dpdist.release.stages`). What follows from
-them is read from the committed bytes alone.
+What a release chooses first has stages of its own (:mod:`dpdist.release.stages`), and what follows from them is read
+from the committed bytes alone.
 
 Rows for reproduction, or rows with a budget: a table is one of the two for ever, and its metadata remember which.
 
@@ -25,6 +25,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 
@@ -50,10 +51,8 @@ from dpdist.release.attributes import Coverage, Stage
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.transaction import ReleaseTransaction
 from dpdist.rows.bounding import TRUNCATED
-from dpdist.rows.dataset import RowsTable, mark_reproduced
-from dpdist.rows.schema import Schema
+from dpdist.rows.dataset import mark_reproduced
 from dpdist.rows.table import Table
-from dpdist.rows.units import Unit
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import AnyStore, Store
 from dpdist.triangle import Band, Triangle, unpacked
@@ -61,22 +60,10 @@ from dpdist.triangle import Band, Triangle, unpacked
 
 @dataclass(frozen=True)
 class Staged:
-    """What a release tells of the stage that was drawn before it.
-
-    Attributes
-    ----------
-    stage
-        What was drawn, and what the release took from it.
-    guarantee
-        What is proved of both together.
-    """
+    """What a release tells of the stages that were drawn before it, and what is proved of all together."""
 
     stage: Stage
     guarantee: Guarantee
-
-    def told(self, heading: Heading) -> Heading:
-        """Return the heading of the release with it."""
-        return replace(heading, claim=self.guarantee.loss, guarantee=self.guarantee, stage=self.stage)
 
 
 @dataclass(frozen=True)
@@ -84,8 +71,10 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
     """The release of a second moment, and where it is published; its number of grid bits is fixed."""
 
     target: Store
-    staged: Staged | None = None
-    """Where stages were drawn before it: what the release tells of them."""
+    staged: Staged | None = None  # where stages were drawn before it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "request", self.request.of_table(self.table))
 
     @property
     def draws(self) -> Draws:
@@ -100,14 +89,11 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
 
     def sized(self) -> MomentTransaction:
         """Return it with a clip norm of 1 or no scale where that is not chosen yet: no width or cost depends on it."""
-        return self if self.draws == 1 else replace(self, request=self.request.sized)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "request", self.request.of_table(self.table))
+        return replace(self, request=self.request.sized)
 
     def reserve(self) -> State:
         """Charge the release, as any, once its place is known to be free or its own."""
-        stands = require_place(self)
+        stands = stands_at(self.target, self.release_id)
         if self.request.for_reproduction:
             raise UsageError("A release for reproduction has no guarantee that a ledger could charge.")
         ledger = self.account()
@@ -159,11 +145,6 @@ def require_remembered(ledger: Ledger, target: AnyStore) -> None:
             "undo the noise of both. Restore a copy of the ledger that is at least as new as the release. If a witness "
             f"saw the release, {step('ledger adopt')} charges it to this ledger."
         )
-
-
-def require_place(transaction: MomentTransaction) -> bool:
-    """Say whether this very release stands at its place already."""
-    return stands_at(transaction.target, transaction.release_id)
 
 
 def stands_at(target: Store, release_id: str | None) -> bool:
@@ -227,9 +208,10 @@ def _drawn(
     heading = _heading(
         request,
         calibrated,
+        transaction.staged,
+        table.names,
+        table.rows,
         release_id=transaction.release_id,
-        names=table.names,
-        rows=table.rows,
         extents=(Coverage.of(table),),
         unit=table.unit,
         ledger_head=ledger_head,
@@ -237,44 +219,27 @@ def _drawn(
         schema=table.schema,
         weights=table.weights,
     )
-    if transaction.staged is not None:
-        heading = transaction.staged.told(heading)
     return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, progress))
 
 
 def _heading(
-    request: ReleaseRequest,
-    calibrated: Calibrated,
-    *,
-    release_id: str,
-    names: tuple[str, ...],
-    rows: int,
-    extents: tuple[Coverage, ...],
-    unit: Unit | None = None,
-    ledger_head: str | None = None,
-    condition: str | None = None,
-    schema: Schema | None = None,
-    weights: tuple[int, ...] = (),
-) -> Heading:
-    """Return what is told of a release: of what was asked for, what is proved, and n only where it is public."""
+    request: ReleaseRequest, calibrated: Calibrated, staged: Staged | None, names: tuple[str, ...], rows: int,
+    **known: Any,
+) -> Heading:  # fmt: skip
+    """Return the public header of a release: what was asked for, what is proved, and n only where it is public."""
     public = request.neighbours is Neighbours.REPLACE_ONE
     return Heading(
-        release_id=release_id,
         mechanism=request.mechanism,
         names=names,
         neighbours=request.neighbours,
-        claim=calibrated.claim,
-        guarantee=calibrated.guarantee,
+        claim=calibrated.claim if staged is None else staged.guarantee.loss,
+        guarantee=calibrated.guarantee if staged is None else staged.guarantee,
         bound=request.bound(len(names)),
         noise=calibrated.noise,
         rows=rows if public else None,
         rows_at_most=None if public or request.rule == TRUNCATED else request.rows_at_most,
-        ledger_head=ledger_head,
-        extents=extents,
-        unit=unit,
-        condition=condition,
-        schema=schema,
-        weights=weights,
+        stage=None if staged is None else staged.stage,
+        **known,
     )
 
 
@@ -295,18 +260,12 @@ def draw_unrecorded(
     calibrated = request.calibrated(len(names))
     if request.for_reproduction:
         raise RefusedError("Rows in memory are not released for reproduction: ingest them, and use the command line.")
+    extents = tuple(Coverage(dataset) for dataset in datasets)
     heading = _heading(
-        request,
-        calibrated,
-        release_id=f"m-{random_token()}",
-        names=names,
-        rows=rows,
-        extents=tuple(Coverage(dataset) for dataset in datasets),
-    )
-    if staged is not None:
-        heading = staged.told(heading)
+        request, calibrated, staged, names, rows, release_id=f"m-{random_token()}", extents=extents
+    )  # fmt: skip
+    known = {field.name: getattr(heading, field.name) for field in fields(heading)}
     answer = _noisy(calibrated, heading.bound.width, moment, None)
-    known = {each.name: getattr(heading, each.name) for each in fields(heading)}
     if isinstance(answer, np.ndarray):
         return Release(answer=answer, **known)
     ((_, values),) = answer
@@ -340,7 +299,7 @@ def publish(transaction: MomentTransaction) -> None:
     """Read the committed bytes back, publish them, and record it; idempotent."""
     ledger = Ledger(transaction.ledger)
     record = ledger.record(transaction.release_id)
-    if record is not None and record.state is State.ADOPTED and require_place(transaction):
+    if record is not None and record.state is State.ADOPTED and stands_at(transaction.target, record.release_id):
         return  # published by the copy of the ledger that committed it
     with transaction.committed() as content:
         archive.publish(content, transaction.target)
@@ -375,12 +334,6 @@ def admit(table: Table) -> None:
             data.write(state_folder.Seen(reproduced=True))
         if not found.reproduced:
             mark_reproduced(found)
-
-
-def require_unreproduced(table: RowsTable) -> None:
-    """Refuse a budget for rows that were released for reproduction; hold ``table.store.locked()`` meanwhile."""
-    if table.reproduced:
-        raise reproduced(table.store)
 
 
 def reproduced(rows: Store) -> RefusedError:

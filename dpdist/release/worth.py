@@ -20,9 +20,10 @@ What is said of columns of which a private choice of the scale saw too little (:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TypeVar
 
 from dpdist._util.text import counted, listed, rounded_up
 from dpdist.errors import RefusedError
@@ -33,7 +34,7 @@ from dpdist.privacy.caution import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Heading
 from dpdist.release.norm_histogram import NormsRequest
-from dpdist.release.request import CLIP_GRID, ReleaseRequest
+from dpdist.release.request import CLIP_GRID, ReleaseRequest, parts_of
 from dpdist.rows.table import Table
 
 
@@ -43,13 +44,12 @@ def blindly_scaled_words(found: Heading) -> str:
 
 
 def words(unseen: Sequence[str], weightless: Sequence[str]) -> str:
-    """Name columns of which no variance was seen, and those that weigh nothing; sentences, or nothing."""
+    """Say the same of columns that are known by name."""
     said = []
     if unseen:
-        said.append(
-            f"No variance was seen, over the noise, of {counted(len(unseen), 'column')}, so "
-            f"{'a public rule scaled it' if len(unseen) == 1 else 'public rules scaled them'}: {listed(unseen)}."
-        )
+        scaled = "a public rule scaled it" if len(unseen) == 1 else "public rules scaled them"
+        columns = counted(len(unseen), "column")
+        said.append(f"No variance was seen, over the noise, of {columns}, so {scaled}: {listed(unseen)}.")
     if weightless:
         said.append(
             f"{counted(len(weightless), 'column')} had numbers beyond 2^20, and weigh nothing: {listed(weightless)}. "
@@ -83,23 +83,11 @@ _SHORT = NormGrid(1, 1024, 1)
 
 @dataclass(frozen=True)
 class Worth:
-    """What a quantile from a noisy histogram is worth.
-
-    Attributes
-    ----------
-    quantile
-        q.
-    error
-        R, in rows.
-    rows
-        n, or an estimate of it; None where nothing is known of it.
-    confidence
-        Of R.
-    """
+    """What a quantile from a noisy histogram is worth."""
 
     quantile: Fraction
-    error: float
-    rows: int | None
+    error: float  # R, in rows
+    rows: int | None  # n, or an estimate of it; None where nothing is known of it
     confidence: float = CONFIDENCE
 
     @property
@@ -115,15 +103,19 @@ class Worth:
     @property
     def between(self) -> tuple[float, float] | None:
         """The two quantiles, between 0 and 1; None likewise."""
-        if self.rows is None or self.rows <= 0:
+        if not self.rows or self.rows < 0:
             return None
-        return max(0.0, float(self.quantile) - self.error / self.rows), min(
-            1.0, float(self.quantile) + self.error / self.rows
-        )
+        moved = self.error / self.rows
+        return max(0.0, float(self.quantile) - moved), min(1.0, float(self.quantile) + moved)
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
         return {"error_rows": self.error, "between": self.between, "useful": self.useful}
+
+    @property
+    def moved(self) -> str:
+        """What the noise does to ranks, as part of a sentence."""
+        return f"moves ranks by up to {self.error:.0f} rows (confidence {self.confidence:g})"
 
     def ends(self) -> str:
         """Say between which quantiles the clip norm lies, rounded outwards; part of a sentence."""
@@ -143,56 +135,25 @@ def worth_of(request: NormsRequest, table: Table, quantile: Fraction) -> Worth:
     return Worth(quantile, error, table.rows if public else None)
 
 
-def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int = 1) -> str | None:
-    """Say why a release could choose no clip norm of a table, which epsilon is enough, and what else helps."""
-    if request.clip_norm != "private" or request.neighbours is not Neighbours.REPLACE_ONE:
-        return None
-    loss, found = _choice(request, columns, rows, max_rows)
-    if found.tells:
-        return None
-    enough = request
-    while not found.tells and enough.loss.epsilon_micro < _MOST_MICRO:
-        step = max(1.05, 2 * found.error / max(rows, 1))  # the error falls as 1 / epsilon, or a little slower
-        epsilon = min(_MOST_MICRO, two_digits(enough.loss.epsilon_micro * step))
-        enough = replace(enough, loss=replace(enough.loss, epsilon_micro=epsilon))
-        _, found = _choice(enough, columns, rows, max_rows)
-    error = _choice(request, columns, rows, max_rows)[1].error
-    cure = (
-        f"Ask for {parameter('epsilon', f'{enough.loss.epsilon:g}')} or more, or choose"
-        if found.tells
-        else f"The table is too small: epsilon {_MOST_MICRO // MICRO} is not enough. Choose"
-    )
-    return (
-        f"A clip norm would be chosen at {loss}, a part of the loss, where the noise moves ranks by up to {error:.0f} "
-        f"rows; the table has {rows}. {cure} the clip norm from what is publicly known ({parameter('clip')})."
-    )
+RequestT = TypeVar("RequestT", ReleaseRequest, NormsRequest)
 
 
-def _choice(request: ReleaseRequest, columns: int, rows: int, max_rows: int) -> tuple[PrivacyLoss, Worth]:
-    """Return the loss of the stage that chooses a clip norm, and what the median of its histogram is worth."""
-    parts = request.on_grid(columns, rows, max_rows).parts(columns, max_rows)
-    if parts is None:
-        raise AssertionError("it chooses its clip norm")
-    half, stage = Fraction(1, 2), parts.stages["clip norm"]
-    error = rank_error(stage.noise, len(CLIP_GRID.edges), half, rows_known=True)
-    return stage.guarantee.loss, Worth(half, error, rows)
+def at_epsilon(request: RequestT, micro: int) -> RequestT:
+    """Return a request at another epsilon, in millionths."""
+    return replace(request, loss=replace(request.loss, epsilon_micro=micro))
 
 
-def useful_epsilon(request: NormsRequest, table: Table, quantile: Fraction) -> int | None:
-    """Return an epsilon, in millionths and not below the request's, with which the answer is useful.
+def enough_epsilon(request: RequestT, excess: Callable[[RequestT], float]) -> int | None:
+    """Return an epsilon, in millionths and not below the request's, that is enough; None: none up to 10 is.
 
-    None: none up to 10 is enough, or n is private.
+    ``excess`` is above 1 where it is not, and falls as 1 / epsilon, or a little slower.
     """
-    while True:
-        worth = worth_of(request, table, quantile)
-        if worth.useful is None or worth.useful:
-            return None if worth.useful is None else request.loss.epsilon_micro
+    while (factor := excess(request)) > 1:
         if request.loss.epsilon_micro >= _MOST_MICRO:
             return None
-        goal = min(quantile, 1 - quantile) * table.rows / 2
-        step = max(1.05, worth.error / float(goal))  # the error falls as 1 / epsilon, or a little slower
-        epsilon = min(_MOST_MICRO, two_digits(request.loss.epsilon_micro * step))
-        request = replace(request, loss=replace(request.loss, epsilon_micro=epsilon))
+        micro = two_digits(request.loss.epsilon_micro * max(1.05, factor))
+        request = at_epsilon(request, min(_MOST_MICRO, micro))
+    return request.loss.epsilon_micro
 
 
 def two_digits(value: float) -> int:
@@ -201,24 +162,58 @@ def two_digits(value: float) -> int:
     return math.ceil(value / unit) * unit
 
 
+def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int = 1) -> str | None:
+    """Say why a release could choose no clip norm of a table, which epsilon is enough, and what else helps."""
+    if request.clip_norm != "private" or request.neighbours is not Neighbours.REPLACE_ONE:
+        return None
+
+    def median(asked: ReleaseRequest) -> tuple[PrivacyLoss, float]:
+        """Return the loss of the stage that chooses a clip norm, and the rank error of the median, in rows."""
+        stage = parts_of(asked.on_grid(columns, rows, max_rows), columns, max_rows).stages["clip norm"]
+        error = rank_error(stage.noise, len(CLIP_GRID.edges), Fraction(1, 2), rows_known=True)
+        return stage.guarantee.loss, error
+
+    loss, error = median(request)
+    if 2 * error <= rows:
+        return None
+    enough = enough_epsilon(request, lambda asked: 2 * median(asked)[1] / max(rows, 1))
+    cure = f"The table is too small: epsilon {LARGEST_EPSILON} is not enough. Choose"
+    if enough is not None:
+        cure = f"Ask for {parameter('epsilon', f'{enough / MICRO:g}')} or more, or choose"
+    return (
+        f"A clip norm would be chosen at {loss}, a part of the loss, where the noise moves ranks by up to {error:.0f} "
+        f"rows; the table has {rows}. {cure} the clip norm from what is publicly known ({parameter('clip')})."
+    )
+
+
+def useful_epsilon(request: NormsRequest, table: Table, quantile: Fraction) -> int | None:
+    """Return an epsilon, in millionths and not below the request's, with which the answer is useful.
+
+    None: none up to 10 is enough, or n is private.
+    """
+    if request.neighbours is not Neighbours.REPLACE_ONE:
+        return None
+    goal = max(float(min(quantile, 1 - quantile) * table.rows / 2), 1e-9)
+    return enough_epsilon(request, lambda asked: worth_of(asked, table, quantile).error / goal)
+
+
 def forecast(request: NormsRequest, table: Table, asked: Fraction | None, left_micro: int | None = None) -> str:
     """Say what an answer will be worth, before anything is spent."""
     quantile = Fraction(1, 2) if asked is None else asked
     worth = worth_of(request, table, quantile)
-    moved = f"moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
     if worth.rows is None:
         return (
-            f"Forecast: the noise {moved}. Whether this is little depends on the number of rows, which is private: the "
-            f"answer is useful from {math.ceil(2 * worth.error / min(quantile, 1 - quantile))} rows on."
+            f"Forecast: the noise {worth.moved}. Whether this is little depends on the number of rows, which is "
+            f"private: the answer is useful from {math.ceil(2 * worth.error / min(quantile, 1 - quantile))} rows on."
             f"{free_norm(table, request)}"
         )
     if not worth.tells:
         raise RefusedError(
-            f"At {request.loss} the noise {moved}, and only {float((1 - quantile) * table.rows):.0f} of {table.rows} "
-            f"rows lie above the {float(quantile):g}-quantile: the answer would be worth nothing. Nothing was read or "
-            f"spent. {_advice(request, table, quantile, left_micro)}"
+            f"At {request.loss} the noise {worth.moved}, and only {float((1 - quantile) * table.rows):.0f} of "
+            f"{table.rows} rows lie above the {float(quantile):g}-quantile: the answer would be worth nothing. Nothing "
+            f"was read or spent. {_advice(request, table, quantile, left_micro)}"
         )
-    said = f"Forecast: the noise {moved} of {worth.rows}"
+    said = f"Forecast: the noise {worth.moved} of {worth.rows}"
     if asked is not None:
         said += f". The clip norm will lie {worth.ends()}, rounded up to the grid"
     if worth.useful:
@@ -231,11 +226,10 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
     most = _MOST_MICRO if left_micro is None else min(left_micro, _MOST_MICRO)
     found, short = useful_epsilon(request, table, quantile), None
     if found is not None and found <= most:
-        asked = replace(request, loss=replace(request.loss, epsilon_micro=found))
-        ends = worth_of(asked, table, quantile).ends()
+        ends = worth_of(at_epsilon(request, found), table, quantile).ends()
         said = f"Take {parameter('epsilon', f'{found / MICRO:g}')} or more: the clip norm then lies {ends}."
     else:
-        needed = f"more than {_MOST_MICRO // MICRO}" if found is None else f"{found / MICRO:g}"
+        needed = f"more than {LARGEST_EPSILON}" if found is None else f"{found / MICRO:g}"
         has = "" if left_micro is None else f", and the budget has {left_micro / MICRO:.4g} left for it"
         said = f"The table is too small for this grid and quantile: it would take epsilon {needed}{has}."
     if len(request.grid.edges) > len(_SHORT.edges):
@@ -272,10 +266,18 @@ def dropped(table: Table) -> str:
     )
 
 
-def free_norm(table: Table, request: NormsRequest | ReleaseRequest) -> str:
-    """Say which clip norm need not be paid for, as the schema bounds the rows; a sentence after a space, or nothing."""
+def norm_by_schema(table: Table, request: NormsRequest | ReleaseRequest) -> str | None:
+    """Return the norm that no row exceeds by the schema of the table, where rows are taken as they are; rounded up."""
     schema = table.schema
     if schema is None or schema.norm is None or request.centre is not None or request.scale is not None:
+        return None
+    return rounded_up(schema.norm)
+
+
+def free_norm(table: Table, request: NormsRequest | ReleaseRequest) -> str:
+    """Say which clip norm need not be paid for, as the schema bounds the rows; a sentence after a space, or nothing."""
+    norm = norm_by_schema(table, request)
+    if norm is None:
         return ""
-    free = parameter("clip", rounded_up(schema.norm))
+    free = parameter("clip", norm)
     return f" In the release, {free} shortens no row, by the schema, and costs nothing to choose."

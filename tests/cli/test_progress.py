@@ -17,9 +17,8 @@ from dpdist.moment import layout
 from dpdist.moment.cost import described
 from dpdist.moment.layout import compiles_first
 from dpdist.pipeline.budget import ingest_rows
-from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.pipeline.release import release_rows
-from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.runtime.cluster import Cluster

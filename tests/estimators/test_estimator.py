@@ -29,8 +29,7 @@ from dpdist import Budget, PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.errors import DataError, DrownedError, DrownedWarning, RefusedError, UsageError
 from dpdist.estimators import fit
 from dpdist.ledger.in_memory import Fingerprints, Register
-from dpdist.pipeline.components import fit_components
-from dpdist.pipeline.scores import project_rows
+from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.release import artefact
 from dpdist.rows import dataset
 from dpdist.rows.rounding import entry_variances

@@ -24,9 +24,8 @@ from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.correlation import correlation
 from dpdist.pca.model import open_model
 from dpdist.pipeline.budget import ingest_rows
-from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.pipeline.release import release_rows
-from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from support.cli_scene import Call
 
-from dpdist.errors import UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.counts import RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
@@ -99,21 +98,15 @@ def test_what_it_chooses_captures_more_of_real_rows_than_the_fixed_quantile() ->
     def captured(clip: float) -> float:
         short = rows * np.minimum(1, clip / norms)[:, None]
         found = 0.0
-        for _ in range(20):
+        for _ in range(10):
             noise = np.triu(rng.normal(scale=share * clip**2, size=whole.shape))
             _, vectors = np.linalg.eigh(short.T @ short + noise + noise.T)
-            found += np.trace(vectors[:, -2:].T @ whole @ vectors[:, -2:]) / 20
+            found += np.trace(vectors[:, -2:].T @ whole @ vectors[:, -2:]) / 10
         return float(found / np.linalg.eigvalsh(whole)[-2:].sum())
 
     ours, fixed = map(captured, clips)
     assert chosen < 0.7
     assert 1 - ours < 2 / 3 * (1 - fixed)
-
-
-@pytest.mark.parametrize("number", [0, 4, 5])
-def test_as_many_components_as_columns_are_refused(number: int) -> None:
-    with pytest.raises(UsageError, match="from 1 to 3"):
-        noise_share(purpose(number, "1"), RELATION, 4, 1)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

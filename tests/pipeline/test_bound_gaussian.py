@@ -8,58 +8,35 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from click.testing import CliRunner, Result
 from support.folders import STORED, unpack
+from support.norms import GRID, HALF, call, ledger_of, no_row_is_read, some_rows, table_of
 from support.tallies import alarms
 
 from dpdist import Column, Schema
-from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
-from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
 from dpdist.moment.histograms import NormGrid, counted, norms_of
 from dpdist.pipeline import clip_norm
-from dpdist.pipeline.budget import create_ledger, default_ledger
+from dpdist.pipeline.budget import default_ledger
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import norm_histogram, worth
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.worth import forecast, worth_of
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, created
-from dpdist.rows.units import Unit
-from dpdist.rows.writing import chunk_key
+from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
 
-GRID = NormGrid.parse("1:64:2")
 PURE = NormsRequest(PrivacyLoss.parse("0.5"), GRID)
 GAUSSIAN = replace(PURE, loss=PrivacyLoss.parse("0.5", "1e-6"))
-HALF = Fraction(1, 2)
 HISTOGRAM = STORED / "norms-1.tar.gz"
 """A table, its ledger of (1, 1e-6), with a histogram released and one reserved, and what ``bound --json`` answered.
 
 Written by the code of commit e2b98bf, which knew Laplace noise only.
 """
-
-Rows = npt.NDArray[np.float64]
-
-
-def some_rows(count: int = 600) -> Rows:
-    generator = np.random.default_rng(5)
-    return generator.normal(size=(count, 4)) * generator.lognormal(1, 1, size=(count, 1))
-
-
-def table_of(path: Path, budget: PrivacyLoss, unit: Unit | None = None) -> RowsTable:
-    rows = some_rows()
-    with created(path, rows=len(rows), dtype="float64", names=tuple("abcd"), budget=budget, unit=unit) as writer:
-        writer.append(rows)
-    create_ledger(default_ledger(path), path)
-    return open_rows(path)
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +48,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def table(tmp_path: Path) -> RowsTable:
     """Six hundred rows under a budget with a delta."""
-    return table_of(tmp_path / "rows.zarr", PrivacyLoss.parse("9", "1e-6"))
-
-
-def ledger_of(table: RowsTable) -> Ledger:
-    return Ledger(default_ledger(table.path))
+    return table_of(tmp_path / "rows.zarr", some_rows(), PrivacyLoss.parse("9", "1e-6"))
 
 
 def transaction_of(request: NormsRequest, table: RowsTable) -> NormsTransaction:
@@ -104,21 +77,7 @@ def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
     assert alarms(noise, expected.noise.sigma * 2)
 
 
-def test_the_rows_of_one_unit_count_together(tmp_path: Path) -> None:
-    made = table_of(tmp_path / "rows.zarr", PrivacyLoss.parse("9", "1e-6"), Unit("person", 3))
-    request = replace(PURE, loss=PrivacyLoss.parse("3"))
-    noise = clip_norm.choose_clip_norm(made.path, request, HALF, budget_delta=True).histogram.noise
-    assert noise == calibrated(PrivacyLoss.parse("3", "1e-6"), Neighbours.REPLACE_ONE, 3).noise
-
-
 # --- which noise ------------------------------------------------------------------------------------------------------
-
-
-def no_row_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: object) -> None:
-        raise AssertionError("a row was read")
-
-    monkeypatch.setattr(ChunkReader, "read", read)
 
 
 def test_the_delta_is_that_of_the_budget_and_the_same_again_is_the_same_answer(
@@ -136,7 +95,7 @@ def test_the_delta_is_that_of_the_budget_and_the_same_again_is_the_same_answer(
 
 
 def test_on_a_budget_without_a_delta_it_is_laplace_noise(tmp_path: Path) -> None:
-    made = table_of(tmp_path / "rows.zarr", PrivacyLoss.parse("2"))
+    made = table_of(tmp_path / "rows.zarr", some_rows(), PrivacyLoss.parse("2"))
     found = chosen(made).histogram
     assert (found.noise, found.guarantee.loss) == (DiscreteLaplace(4), PrivacyLoss.parse("0.5"))
     assert found.release_id == PURE.release_id(made)
@@ -179,19 +138,8 @@ def test_who_is_reserved_anew_after_a_refund_is_no_longer_the_first(table: RowsT
     assert chosen(table) == replace(first, fresh=False)
 
 
-def test_a_damaged_chunk_is_refunded(table: RowsTable) -> None:
-    chunk = table.path / chunk_key(0)
-    content = chunk.read_bytes()
-    chunk.write_bytes(content[:-9] + bytes(9))
-    with pytest.raises(DataError, match="Chunk 0"):
-        chosen(table)
-    chunk.write_bytes(content)
-    assert chosen(table).fresh
-    assert [r.state for r in ledger_of(table).records] == [State.PUBLISHED]
-
-
 def test_over_budget_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = table_of(tmp_path / "rows.zarr", PrivacyLoss.parse("0.5", "1e-6"))
+    made = table_of(tmp_path / "rows.zarr", some_rows(), PrivacyLoss.parse("0.5", "1e-6"))
     no_row_is_read(monkeypatch)
     for loss in (PrivacyLoss.parse("0.6"), PrivacyLoss.parse("0.5", "1e-5")):
         with pytest.raises(RefusedError, match="the budget of"):
@@ -204,13 +152,6 @@ def test_the_trusted_worker_settles_the_delta(table: RowsTable) -> None:
     first = clip_norm.choose_clip_norm(table.path, PURE, HALF, cluster=where, budget_delta=True)
     assert first.histogram.release_id == GAUSSIAN.release_id(table)
     assert chosen(table) == replace(first, fresh=False)
-
-
-def test_a_table_without_a_ledger_is_refused(tmp_path: Path) -> None:
-    with created(tmp_path / "rows.zarr", rows=600, dtype="float64", names=tuple("abcd"), budget=None) as writer:
-        writer.append(some_rows())
-    with pytest.raises(RefusedError, match="No budget is declared"):
-        clip_norm.choose_clip_norm(tmp_path / "rows.zarr", PURE, HALF, budget_delta=True)
 
 
 @pytest.mark.parametrize("delta", ["0", "1e-6"])
@@ -258,10 +199,6 @@ def test_a_gaussian_histogram_has_a_format_of_its_own(table: RowsTable) -> None:
     assert NormHistogram.from_json(value) == found
     with pytest.raises(DataError, match="this version reads 'dpdist-norms/1', 'dpdist-norms/2'"):
         NormHistogram.from_json(value | {"format": "dpdist-norms/3"})
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=True)
 
 
 def unpacked(place: Path) -> Path:
@@ -327,11 +264,3 @@ def test_the_command_takes_a_delta_of_its_own(table: RowsTable) -> None:
     ]
     assert [each["histogram"]["guarantee"]["delta_atto"] for each in told] == [10**12, 0, 10**11, 10**12]
     assert [each["fresh"] for each in told] == [True, True, True, False]
-
-
-@pytest.mark.parametrize("wrong", ["1", "-1e-6", "x", "1e-19"])
-def test_what_is_no_delta_spends_nothing(table: RowsTable, wrong: str) -> None:
-    said = call("bound", table.path, "--epsilon", "0.5", "--grid", "1:64:2", "--quantile", "0.5", f"--delta={wrong}")
-    assert said.exit_code != 0
-    assert "elta" in str(said.exception)
-    assert ledger_of(table).records == []

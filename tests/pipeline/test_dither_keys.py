@@ -138,8 +138,7 @@ def lattice(table: RowsTable, asked: ReleaseRequest, name: str, where: Cluster |
 
 
 @pytest.mark.usefixtures("summed")
-@pytest.mark.parametrize("unit", [None, Unit("who", 3)])
-@pytest.mark.parametrize("neighbours", Neighbours)
+@pytest.mark.parametrize(("neighbours", "unit"), [(Neighbours.REPLACE_ONE, None), (ADDED, Unit("who", 3))])
 def test_each_unit_has_a_new_secret_key_wherever_it_is_summed_and_whatever_a_neighbour_is(
     tmp_path: Path, neighbours: Neighbours, unit: Unit | None, drawn: list[DitherKey], cluster: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -201,7 +200,7 @@ def test_all_rounds_of_products_have_one_key(table: RowsTable, cluster: str, mon
 
 
 @pytest.mark.usefixtures("drawn")
-@pytest.mark.parametrize("more", [-20, 0, 7])
+@pytest.mark.parametrize("more", [-20, 7])
 def test_the_diagonal_that_is_subtracted_follows_from_the_released_count(
     table: RowsTable, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
@@ -259,7 +258,7 @@ def test_a_key_is_shown_nowhere_and_only_a_common_one_can_be_part_of_a_task(tabl
     assert pickle.loads(pickle.dumps(common)).content == key.key  # noqa: S301 - our own
 
 
-@pytest.mark.parametrize(("trusted", "bands"), [(False, False), (True, False), (False, True)])  # never both
+@pytest.mark.parametrize(("trusted", "bands"), [(True, False), (False, True)])  # never both
 def test_neither_key_nor_fingerprint_is_in_a_file_or_a_log(
     table: RowsTable, drawn: list[DitherKey], trusted: bool, bands: bool, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path,

@@ -21,7 +21,6 @@ from dpdist.errors import ShortenedRowsWarning
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.bias import Shortened, shortened, trace_deviation
-from dpdist.pca.components import total_variance
 from dpdist.pipeline.release import Outcome
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release
@@ -110,7 +109,7 @@ def normal(seed: int, rows: int = 20_000) -> Rows:
 
 def test_what_is_said_follows_the_rows() -> None:
     half = normal(11) * np.where(np.arange(20_000) % 2, 100, 0.1)[:, None]
-    for number, centre in enumerate(("none", "private", [5.0, 5.0, 5.0, 5.0])):
+    for number, centre in enumerate(("none", "private")):
         fits = (released(normal(100 * number + seed) * 100, 3, centre=centre) for seed in range(20, 25))
         found = [shortened(fit) for fit in fits]
         # the error is three deviations: more than two of five fail with probability 2e-7
@@ -209,16 +208,10 @@ def test_the_estimators_warn_and_keep_what_was_paid_for() -> None:
     PrivatePCA(1, epsilon=2, delta=1e-6, clip=8).fit(normal(18))  # and nothing is said of other rows
 
 
-def test_the_trace_from_the_diagonal_is_that_of_the_matrix() -> None:
-    found = released(normal(19, rows=500), 3, centre="none")
-    assert np.array_equal(found.moment_diagonal, np.diagonal(found.second_moment))
-    assert total_variance(found) == pytest.approx(np.trace(found.second_moment) / 500)
-
-
 DRAWS = 300
 """Standard deviations of so many traces are off by .065 (kurtosis up to 6); .3 is 4.6 of that: once in 200000."""
-LAWS = [("gaussian", "1e-6"), ("two-sided-wishart", "0"), ("wishart", "1e-6"), ("laplace", "0"), ("frobenius", "0"),
-        ("mvg-exact", "1e-6")]  # fmt: skip
+LAWS = [("gaussian", "1e-6"), ("wishart", "1e-6"), ("frobenius", "0")]
+"""Of independent entries, of ones that are correlated, and of one radius."""
 
 
 @pytest.mark.parametrize(("mechanism", "delta"), LAWS)

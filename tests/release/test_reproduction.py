@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -99,29 +98,25 @@ def test_without_noise_the_moment_is_the_exact_one_and_marked(here: Path, run: R
     assert np.allclose(release.second_moment, exact(), atol=400 * 2 * 20 * 4 * 20 / 2**16)
 
 
-@pytest.mark.parametrize(
-    ("words", "options"),
-    [
-        ("private as claimed", ("--mechanism", "two-sided-wishart", "--for-reproduction")),
-        ("no ledger", ("--mechanism", "sn", "--for-reproduction", "--ledger", "rows.ledger")),
-        ("no chosen id", ("--mechanism", "sn", "--for-reproduction", "--id", "week")),
-        ("no option 'colour'", ("--mechanism", "two-sided-wishart", "--option", "colour=red")),
-        ("components", ("--mechanism", "bingham")),
-        ("components", ("--mechanism", "bingham", "--option", "components=5")),
-        ("components", ("--mechanism", "bingham", "--option", "components=two")),
-        ("once each", ("--mechanism", "bingham", "--option", "components=1", "--option", "components=2")),
-        ("NAME=VALUE", ("--mechanism", "bingham", "--option", "components")),
-        ("mean", ("--mechanism", "bingham", "--option", "components=1", "--centre", "private")),
-        ("arithmetic", ("--mechanism", "two-sided-wishart", "--arithmetic", "float")),
-        ("takes no delta", ("--mechanism", "two-sided-wishart", "--delta", "1e-6")),
-        ("needs a positive delta", ("--mechanism", "gaussian")),
-    ],
-)
-def test_bad_parameters_are_usage_and_cost_nothing(here: Path, run: Run, words: str, options: tuple[str, ...]) -> None:
+def test_bad_parameters_are_usage_and_cost_nothing(here: Path, run: Run) -> None:
     head = Ledger(here / "rows.ledger").head
-    code, _, said = run("release", "rows.zarr", "release.zarr", *COMMON, *options)
-    assert code == 2, said
-    assert re.search(words, said)
+    for words, options in (
+        ("private as claimed", "two-sided-wishart --for-reproduction"),
+        ("no ledger", "sn --for-reproduction --ledger rows.ledger"),
+        ("no chosen id", "sn --for-reproduction --id week"),
+        ("no option 'colour'", "two-sided-wishart --option colour=red"),
+        ("components", "bingham"),
+        ("components", "bingham --option components=5"),
+        ("components", "bingham --option components=two"),
+        ("once each", "bingham --option components=1 --option components=2"),
+        ("NAME=VALUE", "bingham --option components"),
+        ("mean", "bingham --option components=1 --centre private"),
+        ("arithmetic", "two-sided-wishart --arithmetic float"),
+        ("takes no delta", "two-sided-wishart --delta 1e-6"),
+        ("needs a positive delta", "gaussian"),
+    ):
+        code, _, said = run("release", "rows.zarr", "release.zarr", *COMMON, "--mechanism", *options.split())
+        assert (code, words in said) == (2, True), said
     assert Ledger(here / "rows.ledger").head == head
     assert not (here / "release.zarr").exists()
 

@@ -171,8 +171,7 @@ def test_a_reservation_of_before_keeps_its_rule_and_one_that_was_refunded_does_n
     assert trusted.charged_request(elsewhere, table, Ledger(place)).bound(3).rule == 2
 
 
-@pytest.mark.parametrize("name", [None, "chosen"])
-@pytest.mark.parametrize("clip", [4.0, "private"])
+@pytest.mark.parametrize(("clip", "name"), [(4.0, "chosen"), ("private", None)])
 def test_a_release_of_before_is_known_at_its_place_where_its_ledger_is_lost(
     tmp_path: Path, call: Call, clip: float | Literal["private"], name: str | None
 ) -> None:

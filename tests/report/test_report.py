@@ -26,8 +26,7 @@ from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.alignment import Alignment, Values
 from dpdist.pipeline import budget
-from dpdist.pipeline.combine import combine_releases
-from dpdist.pipeline.release import release_rows
+from dpdist.pipeline.release import combine_releases, release_rows
 from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release

@@ -24,10 +24,9 @@ from dpdist.ingest.write import ingest
 from dpdist.moment.total import complete, moment_task, partition_moment
 from dpdist.pca.projection import scores_in_memory
 from dpdist.pipeline.budget import create_ledger, default_ledger, periodic_table, verify_ledger
-from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.pipeline.inspect import inspect_path
 from dpdist.pipeline.release import release_rows
-from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows import dataset
