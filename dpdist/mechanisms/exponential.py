@@ -44,23 +44,14 @@ import numpy as np
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import (
-    Answer,
-    ExactMoment,
-    LogRatio,
-    Matrix,
-    Mechanism,
-    Proved,
-    proved,
-    require_components,
-)
-from dpdist.mechanisms.info import COMPONENTS, DeltaUse, Kind, MechanismInfo, Option, Output
+from dpdist.mechanisms.base import Answer, ExactMoment, LogRatio, Matrix, Mechanism, Proved, proved, require_components
+from dpdist.mechanisms.info import COMPONENTS, Kind, MechanismInfo, Option, Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import gibbs, successive
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import haar
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 
 _SWEEPS = Option("sweeps", Kind.INTEGER, "number of sweeps of the Gibbs sampler, at least 1", 100)
 
@@ -86,15 +77,12 @@ class CalibratedBingham(Proved):
 
     @property
     def noise(self) -> Noise:
-        """Law and concentration c, per lattice unit of the moment."""
         return Noise("successive-bingham", details={"components": self.count, "concentration": self.concentration})
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
-        """Draw the vectors once; (k, d) orthonormal rows."""
         return successive(self.concentration * moment.matrix(), self.count, entropy)
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the ratio of the successive Bingham densities."""
         return ratios.successive_bingham(here, there, self.concentration)
 
 
@@ -109,10 +97,8 @@ class Bingham:
         sensitivity="tr VAV': range 2 C² replace-one, C² add-remove; c = epsilon/((k+1) C²), epsilon/(k C²)",
         claimed="epsilon (pure)",
         proved="epsilon (pure), bounded range a row",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="k eigendecompositions of d x d, O(sqrt(d)) candidates of d normals each",
         reference="McSherry & Talwar 2007; theorem in dpdist.mechanisms.exponential",
-        delta=DeltaUse.NONE,
         options=(COMPONENTS,),
     )
 
@@ -140,14 +126,12 @@ class CalibratedPpca:
 
     @property
     def noise(self) -> Noise:
-        """Law and concentration c, per lattice unit of the moment; ``sweeps`` where the draw is not exact."""
         public = {"components": self.count, "concentration": self.concentration}
         if self.guarantee:
             return Noise("matrix-bingham", details=public)
         return Noise("matrix-bingham-gibbs", details=public | {"sweeps": self.sweeps})
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
-        """Draw the frame once; (k, d) orthonormal rows."""
         if self.count == self.size:
             return np.ascontiguousarray(haar(self.size, self.count, entropy).T)
         matrix = self.concentration * moment.matrix()
@@ -156,7 +140,6 @@ class CalibratedPpca:
         return gibbs(matrix, self.count, self.sweeps, entropy)
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
-        """Return the ratio of the density for one component, 0 for all; None between: what Gibbs sampling draws."""
         if self.count == self.size:
             return lambda _: 0.0
         return ratios.successive_bingham(here, there, self.concentration) if self.count == 1 else None
@@ -173,10 +156,8 @@ class Ppca:
         sensitivity="tr VAV': range 2 C² replace-one, C² add-remove (tight)",
         claimed="epsilon (pure)",
         proved="k = 1, k = d: epsilon (pure), bounded range; otherwise nothing",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="k = 1: one eigendecomposition of d x d; otherwise k of d-k+1 per sweep",
         reference="Chaudhuri, Sarwate & Sinha 2013, algorithm 2; sampler of Hoff 2009",
-        delta=DeltaUse.NONE,
         options=(COMPONENTS, _SWEEPS),
         replacement="bingham",
     )
@@ -198,7 +179,7 @@ class Ppca:
 
 
 def _guarantee(query: LatticeQuery, loss: PrivacyLoss, ranges: Sequence[Fraction]) -> Guarantee:
-    return proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, bounded_ranges=ranges)
+    return proved(query, loss, module=__name__, bounded_ranges=ranges)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Ppca(), Bingham())

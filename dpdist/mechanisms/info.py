@@ -100,21 +100,21 @@ COMPONENTS = Option("components", Kind.INTEGER, "number k of components, between
 """The option of every mechanism that releases a subspace."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MechanismInfo:
     """What is said of a mechanism in public, in words; ``dpdist mechanisms`` prints it."""
 
     name: str
-    output: Output
-    additive: bool
+    output: Output = Output.SECOND_MOMENT
+    additive: bool = True
     law: str
     sensitivity: str
     claimed: str
     proved: str
-    arithmetic: Arithmetic
+    arithmetic: Arithmetic = Arithmetic.IDEAL_REAL
     cost: str
     reference: str
-    delta: DeltaUse
+    delta: DeltaUse = DeltaUse.NONE
     options: tuple[Option, ...] = ()
     replacement: str = ""
     units: bool = False

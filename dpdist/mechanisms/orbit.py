@@ -60,14 +60,14 @@ from dpdist.mechanisms.base import (
     require_components,
     require_on_lattice,
 )
-from dpdist.mechanisms.info import COMPONENTS, DeltaUse, Kind, MechanismInfo, Option, Output
+from dpdist.mechanisms.info import COMPONENTS, Kind, MechanismInfo, Option
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials
 from dpdist.noise.orbit import hermitian
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
 _LARGEST = 2.0**59
@@ -96,7 +96,7 @@ def _aligned(
 
 
 def _guarantee(query: LatticeQuery, loss: PrivacyLoss, *ranges: Fraction) -> Guarantee:
-    return proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, bounded_ranges=ranges)
+    return proved(query, loss, module=__name__, bounded_ranges=ranges)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,6 @@ class CalibratedOrbit(Proved, ReportsProgress):
 
     @property
     def noise(self) -> Noise:
-        """Law, spectrum in units of C², and alpha per lattice unit of A (0 for a constant spectrum)."""
         spread = self.spectrum[0] - self.spectrum[-1]
         return Noise(
             "unitary-orbit",
@@ -118,12 +117,10 @@ class CalibratedOrbit(Proved, ReportsProgress):
         )
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Triangle:
-        """Draw S Re H once, rounded and packed; progress is told of the sweeps, whose number depends on the data."""
         values, vectors = np.linalg.eigh(moment.matrix())
         return rounded(self.unit * _aligned(values, vectors, np.array(self.spectrum), self.rate, entropy, progress))
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the ratio of the density on the orbit; 0 for a constant spectrum."""
         lowest, spread = self.spectrum[-1], self.spectrum[0] - self.spectrum[-1]
         if not spread:
             return lambda _: 0.0
@@ -142,14 +139,12 @@ class CalibratedLowRankOrbit(Proved, ReportsProgress):
 
     @property
     def noise(self) -> Noise:
-        """Law, rank, scale of the Laplace noise, and the exponent for a spectrum of spread 1, in lattice units."""
         return Noise(
             "unitary-orbit-lowrank",
             details={"components": self.components, "laplace_scale": self.scale, "rate": self.rate},
         )
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Triangle:
-        """Draw Re H once, rounded and packed; progress is told of the sweeps, whose number depends on the data."""
         values, vectors = np.linalg.eigh(moment.matrix())
         k = self.components
         noise = exponentials(k, entropy) - exponentials(k, entropy)
@@ -158,7 +153,6 @@ class CalibratedLowRankOrbit(Proved, ReportsProgress):
         return rounded(_aligned(values, vectors, spectrum, self.rate, entropy, progress))
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
-        """Return the ratio for one component; None for more, whose eigenvalues the real part does not show."""
         if self.components > 1:
             return None
         line = np.eye(len(here))[0]
@@ -176,16 +170,13 @@ class Orbit:
 
     info = MechanismInfo(
         name="orbit",
-        output=Output.SECOND_MOMENT,
         additive=False,
         law="Re H, H on the unitary orbit of a public spectrum, density exp(alpha tr(A H))",
         sensitivity="range of tr(A H): 2 C² (g1 - gd) replace-one, C² (g1 - gd) add-remove (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure), bounded range",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost=_COST,
         reference=_REFERENCE.format(1),
-        delta=DeltaUse.NONE,
         options=(SPECTRUM,),
         semidefinite=True,
     )
@@ -217,16 +208,13 @@ class LowRankOrbit:
 
     info = MechanismInfo(
         name="orbit-lowrank",
-        output=Output.SECOND_MOMENT,
         additive=False,
         law="k eigenvalues + Laplace, sorted, clipped at 0, zeros; then as orbit with half of epsilon",
         sensitivity="eigenvalues, l1: 2 C² replace-one (C² if k = 1), C² add-remove; then as orbit",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost=_COST,
         reference=_REFERENCE.format(2),
-        delta=DeltaUse.NONE,
         options=(COMPONENTS,),
         semidefinite=True,
     )

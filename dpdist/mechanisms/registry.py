@@ -22,13 +22,15 @@ its edge: :mod:`dpdist.mechanisms.noise_law` and :mod:`dpdist.pca.noise_edge`; u
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms import (
     analyze_gauss,
-    baseline,
     eigenpairs,
     exponential,
     gaussian,
@@ -41,10 +43,57 @@ from dpdist.mechanisms import (
     power,
     wishart,
 )
-from dpdist.mechanisms.base import Calibrated, Mechanism
+from dpdist.mechanisms.base import Calibrated, IndependentEntries, Matrix, Mechanism
 from dpdist.mechanisms.info import MechanismInfo, Options
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.noise.entropy import Entropy
+from dpdist.privacy.guarantee import Arithmetic, PrivacyLoss
+from dpdist.triangle import Band, Triangle
+
+
+@dataclass(frozen=True)
+class CalibratedNone(IndependentEntries):
+    """No noise."""
+
+    size: int
+    guarantee: None = None
+    claim: None = None
+
+    @property
+    def noise(self) -> Noise:
+        return Noise("none", variance_diagonal=0.0, variance_off_diagonal=0.0)
+
+    def draw_band(self, band: Band, entropy: Entropy) -> Triangle:  # noqa: ARG002 - there is nothing to draw
+        return np.zeros(band.entries, dtype=np.int64)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> None:
+        """Return None: what is released is the moment itself."""
+
+
+class NoPrivacy:
+    """`none`: the exact second moment, to measure the others against.
+
+    Nothing is claimed or proved: the release is private data, given out only for reproduction, and charges no ledger.
+    """
+
+    info = MechanismInfo(
+        name="none",
+        law="the exact second moment",
+        sensitivity="none is used",
+        claimed="nothing: evaluation only",
+        proved="nothing",
+        arithmetic=Arithmetic.INTEGER_EXACT,
+        cost="nothing",
+        reference="the non-private baseline of every paper",
+        replacement="two-sided-wishart",
+        semidefinite=True,
+    )
+
+    def calibrate(self, query: LatticeQuery, _loss: PrivacyLoss) -> CalibratedNone:
+        """Return the exact answer, whatever the loss."""
+        return CalibratedNone(query.size)
+
 
 _FAMILIES: tuple[tuple[Mechanism, ...], ...] = (
     gaussian.MECHANISMS,
@@ -53,7 +102,7 @@ _FAMILIES: tuple[tuple[Mechanism, ...], ...] = (
     power.MECHANISMS,
     laplace.MECHANISMS,
     analyze_gauss.MECHANISMS,
-    baseline.MECHANISMS,
+    (NoPrivacy(),),
     exponential.MECHANISMS,
     eigenpairs.MECHANISMS,
     orbit.MECHANISMS,

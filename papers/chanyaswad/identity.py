@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpdist import PrivacyLoss, UsageError
-from dpdist.mechanisms.directions import Allocation, precisions
+from dpdist.mechanisms.mvg import Allocation, precisions
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import exponentials, gammas, normals
 from dpdist.privacy.accounting import gaussian_sigma

@@ -16,7 +16,7 @@ from support.tallies import FALSE_ALARM
 from dpdist.errors import UsageError
 from dpdist.mechanisms import mvg
 from dpdist.mechanisms.base import is_private_as_claimed
-from dpdist.mechanisms.directions import Allocation, precisions
+from dpdist.mechanisms.mvg import Allocation, precisions
 from dpdist.mechanisms.registry import calibrated as registered
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM

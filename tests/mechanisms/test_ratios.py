@@ -8,6 +8,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+from faults.weakened import weakened
 from scipy import integrate, stats
 from scipy.special import i0e
 from support import hciz
@@ -128,7 +129,7 @@ def test_a_ratio_has_the_mean_one_under_the_table_below(name: str, wrong: float)
     found = registry.calibrated(name, query, loss, options | ({"iterations": 1} if name == "power" else {}))
     tried = attack.scenes(query, 1.0, additive=False, iterated=name == "power", weighted=False)
     scene = [scene for scene in tried if scene.apart == 1][-1]
-    believed = attack.weakened(found, 3 * wrong) if wrong > 1 else found
+    believed = weakened(found, 3 * wrong) if wrong > 1 else found
     number = attack.statistic(believed, scene.first, scene.second)
     draws = 600
     sample = [number(seen) for seen in attack.views(found, scene.second, draws, SYSTEM)]

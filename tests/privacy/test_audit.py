@@ -156,7 +156,7 @@ def test_a_copy_with_less_noise_is_rejected_and_the_mechanism_is_not(name: str) 
     query = LatticeQuery(2, UNIT, Neighbours.REPLACE_ONE)
     honest, loss = calibrated(name, query, "2")
     draws = MANY if loss.delta_atto else FEW
-    copy = attack.weakened(honest, weakened.FACTOR)
+    copy = weakened.weakened(honest, weakened.FACTOR)
     # either it is seen, or it is proved that the copy keeps the claim too
     kept = weakened.kept_by_the_copy(name, copy, query, loss)
     for _ in range(1 if kept else ATTEMPTS):
@@ -195,7 +195,7 @@ def test_no_proof_is_contradicted(name: str, neighbours: Neighbours) -> None:
 def test_counts_alone_reject_a_copy_with_half_the_noise() -> None:
     query = LatticeQuery(2, UNIT, Neighbours.ADD_REMOVE)
     honest = registry.calibrated("two-sided-wishart", query, ONE, {"arithmetic": "ideal-real"})
-    for mechanism, expected in ((honest, False), (attack.weakened(honest, 2), True)):
+    for mechanism, expected in ((honest, False), (weakened.weakened(honest, 2), True)):
         scene = attack.choose(mechanism, query, ONE, 4000, FALSE_ALARM, weighted=False)
         first, second = attack.attack(mechanism, scene, 4000)
         assert rejects(examine(first, second, FALSE_ALARM, apart=scene.apart), ONE) is expected
