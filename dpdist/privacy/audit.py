@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -40,29 +40,6 @@ _CAUTION = 0.01
 """Events are chosen by wider bounds than they are measured by, because other draws may see less."""
 _NO_MORE = 700.0
 """Largest exponent."""
-
-
-class Measure(Protocol):
-    """What was seen of the probability of an event."""
-
-    def interval(self, error: float) -> tuple[float, float]:
-        """Return bounds on its probability; each fails with probability at most ``error``."""
-        ...
-
-    @property
-    def estimate(self) -> float:
-        """Unbiased estimate."""
-        ...
-
-    @property
-    def draws(self) -> int:
-        """Number of draws."""
-        ...
-
-    @property
-    def hits(self) -> int:
-        """How many of them were in the event."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -141,8 +118,8 @@ def _where(mean: float, end: float, limit: float) -> float:
 class Finding:
     """What one event shows: its probabilities on two tables, as measured."""
 
-    more: Measure
-    less: Measure
+    more: Count | Weighted
+    less: Count | Weighted
     error: float
     apart: int = 1
     ratio: float = -math.inf

@@ -83,7 +83,7 @@ class Arithmetic(enum.StrEnum):
 
 
 def _counted(number: Number, unit: int, name: str, counted_in: str) -> int:
-    text = str(number)  # of a float the digits with which it was written, and not the binary fraction beside them
+    text = str(number)  # of a float the digits with which it was written
     try:
         value = Decimal(text)
     except InvalidOperation:
