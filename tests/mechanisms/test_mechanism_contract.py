@@ -14,12 +14,10 @@ from fractions import Fraction
 from itertools import islice
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from scipy import stats
 from support.registered import NAMES, calibrated, least_options, loss_for
 from support.scripted import Scripted
-from support.tallies import FALSE_ALARM
+from support.tallies import mean_passes
 
 from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms import registry
@@ -323,13 +321,6 @@ def test_only_a_mechanism_whose_draw_takes_long_reports_progress(name: str) -> N
         told = fixed.answer(MOMENT, Scripted(4), lambda done, total: seen.append((done, total)))
         assert all(done <= total for done, total in seen)
         assert np.array_equal(told, fixed.answer(MOMENT, Scripted(4)))
-
-
-def mean_passes(sample: npt.NDArray[np.float64], mean: float) -> bool:
-    """Two-sided test of the mean of independent draws, by the central limit theorem."""
-    deviation = abs(float(np.mean(sample)) - mean) / (float(np.std(sample)) / math.sqrt(sample.size))
-    # 20 % slack: with thousands of draws the standardised mean is normal to well within that at this level
-    return bool(deviation < 1.2 * stats.norm.isf(FALSE_ALARM / 2))
 
 
 DRAWS = 1000

@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 from faults.weakened import weakened
-from scipy import integrate, stats
+from scipy import stats
 from scipy.special import i0e
 from support import hciz
 from support.tallies import FALSE_ALARM
@@ -59,20 +59,6 @@ def test_wishart_and_projection_are_those_of_scipy() -> None:
     assert ratios.wishart(HERE, THERE, 5, 2)(y) == pytest.approx(expected)
     first, second = (float(stats.wishart(6, (m + 3 * np.eye(2)) / 6).logpdf(y)) for m in (HERE, THERE))
     assert ratios.projection(HERE, THERE, 6, 3)(y) == pytest.approx(first - second)
-
-
-def test_two_sided_wishart_is_a_convolution() -> None:
-    # one changed entry: the difference of two chi-squared variables with 4 degrees of freedom, times 2
-    there = HERE - np.diag([1.5, 0])
-
-    def density(x: float) -> float:
-        law = stats.chi2(4, scale=2)
-        return float(integrate.quad(lambda t: law.pdf(t + x) * law.pdf(t), max(0, -x), 200, epsabs=1e-14)[0])
-
-    for entry in (-6.0, 1.0, 4.0, 15.0):
-        y = np.array([[entry, 0.7], [0.7, -2]])
-        expected = math.log(density(entry - HERE[0, 0]) / density(entry - there[0, 0]))
-        assert ratios.two_sided_wishart(HERE, there, 4, 2)(y) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["mvg", "mvg-psd", "gaussian", "sulq"])

@@ -12,18 +12,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 from support.tallies import FALSE_ALARM
+from support.wishart_pairs import QUADRATURE_ERROR, replace_one_delta_at
 
 from dpdist.privacy import wishart_profile
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.wishart_profile import (
-    QUADRATURE_ERROR,
     add_remove_delta,
     joining_delta,
     least_theta,
     leaving_delta,
     replace_one_delta,
-    replace_one_delta_at,
 )
 
 ADD_REMOVE_TABLE = [  # epsilon, kappa, theta, delta of a row that leaves, of one that joins
