@@ -36,7 +36,6 @@ its distance from the law above is unknown, so nothing is proved. It is here for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -110,7 +109,7 @@ class Bingham:
         factor = 2 if query.neighbours is Neighbours.REPLACE_ONE else 1
         ranges = [Fraction(factor * loss.epsilon_micro, shares * MICRO)] * drawn
         concentration = successive_concentration(query, components, loss.epsilon)
-        return CalibratedBingham(components, concentration, _guarantee(query, loss, ranges))
+        return CalibratedBingham(components, concentration, proved(query, loss, __name__, bounded_ranges=ranges))
 
 
 @dataclass(frozen=True)
@@ -126,10 +125,10 @@ class CalibratedPpca:
 
     @property
     def noise(self) -> Noise:
-        public = {"components": self.count, "concentration": self.concentration}
+        details = {"components": self.count, "concentration": self.concentration}
         if self.guarantee:
-            return Noise("matrix-bingham", details=public)
-        return Noise("matrix-bingham-gibbs", details=public | {"sweeps": self.sweeps})
+            return Noise("matrix-bingham", details=details)
+        return Noise("matrix-bingham-gibbs", details=details | {"sweeps": self.sweeps})
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         if self.count == self.size:
@@ -167,19 +166,10 @@ class Ppca:
         require_components(query, components)
         if sweeps < 1:
             raise UsageError("The Gibbs sampler needs at least one sweep.", parameter="options.sweeps")
-        exact = components in {1, query.size}
-        return CalibratedPpca(
-            size=query.size,
-            count=components,
-            concentration=loss.epsilon / query.nuclear,
-            sweeps=sweeps,
-            claim=loss,
-            guarantee=_guarantee(query, loss, [Fraction(loss.epsilon_micro, MICRO)]) if exact else None,
-        )
-
-
-def _guarantee(query: LatticeQuery, loss: PrivacyLoss, ranges: Sequence[Fraction]) -> Guarantee:
-    return proved(query, loss, module=__name__, bounded_ranges=ranges)
+        guarantee = None
+        if components in {1, query.size}:
+            guarantee = proved(query, loss, __name__, bounded_ranges=[Fraction(loss.epsilon_micro, MICRO)])
+        return CalibratedPpca(query.size, components, loss.epsilon / query.nuclear, sweeps, loss, guarantee)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Ppca(), Bingham())

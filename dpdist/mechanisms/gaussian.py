@@ -103,7 +103,7 @@ class Gaussian:
         mu_squared = query.frobenius_squared * max(Fraction(1, s * s), Fraction(1, 2 * t * t))
         if gaussian_delta(epsilon, mu_squared) > loss.delta:
             raise AssertionError("scales rounded up keep the guarantee")
-        guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic.INTEGER_EXACT, mu_squared=mu_squared)
+        guarantee = proved(query, loss, __name__, arithmetic=Arithmetic.INTEGER_EXACT, mu_squared=mu_squared)
         return CalibratedGaussian(query.size, s, t, guarantee)
 
 

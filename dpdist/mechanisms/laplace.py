@@ -66,7 +66,7 @@ def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> Cal
     require_on_lattice(query, loss, scale, MAX_SCALE)
     if query.triangle_l1 * MICRO > loss.epsilon_micro * scale:
         raise AssertionError("a scale rounded up keeps epsilon")
-    guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic.INTEGER_EXACT)
+    guarantee = proved(query, loss, __name__, arithmetic=Arithmetic.INTEGER_EXACT)
     return CalibratedLaplace(query.size, scale, guarantee)
 
 

@@ -266,7 +266,7 @@ def _calibrated(
     mu_squared = _mu_squared(query, eigenvalues, two_sided=two_sided)
     true_delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
     kept = PrivacyLoss(loss.epsilon_micro, max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO)))
-    guarantee = proved(query, kept, module=__name__, mu_squared=mu_squared)
+    guarantee = proved(query, kept, __name__, mu_squared=mu_squared)
     return CalibratedMatrixGaussian(eigenvalues, directions, two_sided, guarantee, loss)
 
 

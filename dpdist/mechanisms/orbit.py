@@ -78,11 +78,6 @@ _REFERENCE = "Mangoubi, Wu, Kale, Thakurta & Vishnoi 2022, algorithm {}; exact s
 _COST = "eigh; ms for rank 1 or strong signal; else 10 d² to 30 d² sweeps of k(d-k) to d(d-1)/2 cells: 7 s at d = 64"
 
 
-def _rate(epsilon: Fraction, query: LatticeQuery) -> float:
-    """Return the exponent's factor for a spectrum of spread 1; ``tr(A - A') H`` ranges over the nuclear sensitivity."""
-    return float(epsilon / query.nuclear)
-
-
 def _aligned(
     values: Matrix, vectors: Matrix, spectrum: Matrix, rate: float, entropy: Entropy, progress: Steps | None
 ) -> Matrix:
@@ -95,25 +90,20 @@ def _aligned(
     return lowest * np.eye(spectrum.size) + (highest - lowest) * (basis @ x @ basis.T)
 
 
-def _guarantee(query: LatticeQuery, loss: PrivacyLoss, *ranges: Fraction) -> Guarantee:
-    return proved(query, loss, module=__name__, bounded_ranges=ranges)
-
-
 @dataclass(frozen=True)
 class CalibratedOrbit(Proved, ReportsProgress):
     """Algorithm 1 for one public spectrum."""
 
     unit: int
-    spectrum: tuple[float, ...]
-    rate: float
+    spectrum: tuple[float, ...]  # in units of C²
+    rate: float  # the factor of the exponent for a spectrum of spread 1
     guarantee: Guarantee
 
     @property
     def noise(self) -> Noise:
         spread = self.spectrum[0] - self.spectrum[-1]
         return Noise(
-            "unitary-orbit",
-            details={"spectrum": list(self.spectrum), "alpha": self.rate / spread if spread else 0.0},
+            "unitary-orbit", details={"spectrum": list(self.spectrum), "alpha": self.rate / spread if spread else 0.0}
         )
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Triangle:
@@ -139,10 +129,8 @@ class CalibratedLowRankOrbit(Proved, ReportsProgress):
 
     @property
     def noise(self) -> Noise:
-        return Noise(
-            "unitary-orbit-lowrank",
-            details={"components": self.components, "laplace_scale": self.scale, "rate": self.rate},
-        )
+        details = {"components": self.components, "laplace_scale": self.scale, "rate": self.rate}
+        return Noise("unitary-orbit-lowrank", details=details)
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Triangle:
         values, vectors = np.linalg.eigh(moment.matrix())
@@ -199,8 +187,9 @@ class Orbit:
                 parameter="grid_bits",
             )
         padded = spectrum + (0.0,) * (query.size - len(spectrum))
-        rate = _rate(Fraction(loss.epsilon_micro, MICRO), query)
-        return CalibratedOrbit(query.bound, padded, rate, _guarantee(query, loss, Fraction(loss.epsilon_micro, MICRO)))
+        epsilon = Fraction(loss.epsilon_micro, MICRO)
+        guarantee = proved(query, loss, __name__, bounded_ranges=[epsilon])
+        return CalibratedOrbit(query.bound, padded, float(epsilon / query.nuclear), guarantee)
 
 
 class LowRankOrbit:
@@ -225,7 +214,8 @@ class LowRankOrbit:
         share = Fraction(loss.epsilon_micro, MICRO if query.size == 1 else 2 * MICRO)
         scale = (query.bound if components == 1 else query.nuclear) / share
         require_on_lattice(query, loss, scale, _MAX_SCALE)
-        return CalibratedLowRankOrbit(components, float(scale), _rate(share, query), _guarantee(query, loss))
+        rate = float(share / query.nuclear)
+        return CalibratedLowRankOrbit(components, float(scale), rate, proved(query, loss, __name__))
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Orbit(), LowRankOrbit())

@@ -186,7 +186,7 @@ class Power:
         else:
             shape, scale = "k-norm", iterations * math.sqrt(squared) / loss.epsilon * _UP
             mu_squared = None
-        guarantee = proved(query, loss, module=__name__, mu_squared=mu_squared)
+        guarantee = proved(query, loss, __name__, mu_squared=mu_squared)
         return CalibratedPower(query.size, components, iterations, shape, scale, False, loss, guarantee)
 
 
@@ -233,7 +233,7 @@ class PublishedPower:
             share = math.sqrt(squared * query.size / components) / 10
             if share > 1:
                 true = PrivacyLoss(_ceiling(loss.epsilon * share, MICRO), 0)
-        guarantee = proved(query, true, module=__name__, mu_squared=mu_squared)
+        guarantee = proved(query, true, __name__, mu_squared=mu_squared)
         scale = chi * query.bound
         return CalibratedPower(query.size, components, iterations, shape, scale, True, loss, guarantee)
 

@@ -1,23 +1,20 @@
 """Every mechanism by name.
 
-To add one, open four files:
+To add one:
 
-1. A module of its own here, or that of its family. Its docstring has the law, the theorem and the proof. A class says
-   in :class:`~dpdist.mechanisms.info.MechanismInfo` what is said in public, and its ``calibrate`` takes each option as
-   a keyword and returns a :class:`~dpdist.mechanisms.base.Calibrated`. :mod:`dpdist.mechanisms.base` has the parts
-   that are the same for many: ``proved``, ``require_on_lattice``, ``Proved``, ``Additive``, ``IndependentEntries`` and
-   ``ReportsProgress``. :mod:`dpdist.mechanisms.gaussian` is the example to read. The module never moves: ledgers and
-   releases name it.
+1. A module of its own here, or that of its family. Its docstring has the law, the theorem and the proof. A class has an
+   ``info`` and a ``calibrate`` that takes each option as a keyword and returns a
+   :class:`~dpdist.mechanisms.base.Calibrated`. :mod:`dpdist.mechanisms.gaussian` is the example to read. The module
+   never moves: ledgers and releases name it.
 2. This file: its ``MECHANISMS``, in the list below.
 3. ``tests/mechanisms/test_mechanism_contract.py``: where its proof stands. It is done when the contract passes. It
    must take 1 for a whole number that has to be given, and (1.0,) for numbers.
 4. ``tests/mechanisms/test_<family>.py``: that its draws have its law, and its constants are those of its theorem.
 5. ``python -m dpdist.jobs.sections``: writes the schema of job files anew, which lists the mechanisms.
 
-The audit attacks it as it is (``tests/privacy/test_audit.py``). Fields of the calibrated class that the noise grows
-with are called ``scale``, ``sigma_diagonal``, ``sigma_off_diagonal``, ``ridge`` or ``eigenvalues``. Those that it
-shrinks with are called ``concentration`` or ``rate``. Noise whose spectrum is of a new kind needs two files more, for
-its edge: :mod:`dpdist.mechanisms.noise_law` and :mod:`dpdist.pca.noise_edge`; until then it says ``EdgeKind.NONE``.
+The audit attacks it as it is, and a copy with less noise: ``tests/faults/weakened.py`` lists the fields by which. Noise
+whose spectrum is of a new kind has its edge in :mod:`dpdist.mechanisms.noise_law` and :mod:`dpdist.pca.noise_edge`;
+until then it says ``EdgeKind.NONE``.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class TwoSidedWishart:
         """Return the smallest integer scale that keeps epsilon."""
         scale = -(-query.nuclear * MICRO // (2 * loss.epsilon_micro))
         require_on_lattice(query, loss, scale * query.size, _MAX_SPREAD)
-        guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic(arithmetic))
+        guarantee = proved(query, loss, __name__, arithmetic=Arithmetic(arithmetic))
         return CalibratedTwoSidedWishart(query.size, scale, guarantee)
 
 

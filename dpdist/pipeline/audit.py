@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,8 @@ class AuditJson(TypedDict):
     draws: int
     claim: dict[str, int] | None
     proved: dict[str, int] | None
-    counted: audit.FindingJson
-    weighted: audit.FindingJson | None
+    counted: dict[str, Any]
+    weighted: dict[str, Any] | None
     epsilon_lower: float
     confidence: float
     claim_rejected: bool

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -283,20 +283,7 @@ def implied_delta(loss: PrivacyLoss, epsilon: float) -> float:
     return loss.delta + (1 - loss.delta) * share
 
 
-class FindingJson(TypedDict):
-    """What a finding says of a claim, as JSON values."""
-
-    delta_lower: float
-    delta_estimate: float
-    delta_upper_of_this_event: float
-    epsilon_lower: float
-    confidence: float
-    rows_apart: int
-    counts: list[list[int]]
-    rejected: bool
-
-
-def to_json(finding: Finding, loss: PrivacyLoss) -> FindingJson:
+def to_json(finding: Finding, loss: PrivacyLoss) -> dict[str, Any]:
     """Return a finding about a claim as JSON values."""
     low, estimate, high = finding.delta(loss.epsilon)
     return {

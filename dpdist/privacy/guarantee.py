@@ -173,10 +173,7 @@ class PrivacyLoss:
         DataError
             If one is out of range, or finer than the units.
         """
-        return cls(
-            _counted(epsilon, MICRO, "Epsilon", "millionths"),
-            _counted(delta, ATTO, "Delta", "units of 1e-18"),
-        )
+        return cls(_counted(epsilon, MICRO, "Epsilon", "millionths"), _counted(delta, ATTO, "Delta", "units of 1e-18"))
 
     @classmethod
     def declared(cls, epsilon: Number, delta: Number = 0, pure: Number = 0, reserve: Number = 0) -> PrivacyLoss:

