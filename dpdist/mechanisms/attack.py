@@ -35,23 +35,16 @@ from dpdist.privacy import audit
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.triangle import Triangle, packed, unpacked
 
-_FARTHEST = 12
-"""Largest ``j epsilon`` of tables j rows apart: no number of draws in reach shows more."""
+_FARTHEST = 12  # largest ``j epsilon`` of tables j rows apart: no number of draws in reach shows more
 _APART = (1, 2, 3, 4, 6, 8)
 _ALONG, _FAR = (0.0, 1.0, 2.0, 4.0), (8.0, 32.0)
 """Rows along one of the two directions, in units of ``2 / epsilon``; the last for weighted draws only."""
-_TILTS = (1, 4, 16, 64)
-"""Rows by which the table that weighted releases are drawn from differs from the first."""
-_HALFWAY = 4096
-"""Rows halfway between v and w for iterations, over epsilon where that is below 1."""
-_MOST = 1 << 24
-"""Most rows of a kind."""
-PILOT = 48
-"""Draws of either table by which an attack is chosen."""
-_FEW = 2
-"""The largest numbers of a pilot are not taken for an event."""
-_NO_MORE = 700.0
-"""Largest exponent."""
+_TILTS = (1, 4, 16, 64)  # rows by which the table that weighted releases are drawn from differs from the first
+_HALFWAY = 4096  # rows halfway between v and w for iterations, over epsilon where that is below 1
+_MOST = 1 << 24  # most rows of a kind
+PILOT = 48  # draws of either table by which an attack is chosen
+_FEW = 2  # the largest numbers of a pilot are not taken for an event
+_NO_MORE = 700.0  # largest exponent
 
 
 @dataclass

@@ -77,18 +77,14 @@ from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, ca
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 NAME = "column-histograms"
-MISTAKEN = 0.001
-"""Probability, at most, with which any empty bin counts."""
-MOST_BINS = 1 << 23
-"""Of all columns together, at most: 64 MiB in each process that counts."""
-BEYOND = 2.0**64
-"""The scale of a column with numbers beyond the logarithmic grid."""
+MISTAKEN = 0.001  # probability, at most, with which any empty bin counts
+MOST_BINS = 1 << 23  # of all columns together, at most: 64 MiB in each process that counts
+BEYOND = 2.0**64  # the scale of a column with numbers beyond the logarithmic grid
 _LOWEST, _HIGHEST, _PER_OCTAVE = -10, 20, 4
 _ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 """``2^(i/4)``: written out, so that they are the same on every machine."""
 _LINEAR = 64
-_MARGIN = 2
-"""Bins on either side of the occupied ones that count, too."""
+_MARGIN = 2  # bins on either side of the occupied ones that count, too
 GRID: dict[str, Any] = {
     "low": 2.0**_LOWEST, "high": 2.0**_HIGHEST, "per_octave": _PER_OCTAVE, "linear": _LINEAR
 }  # fmt: skip

@@ -41,8 +41,7 @@ from dpdist.privacy.jl_profile import MAX_RIDGE, least_ridge, profile
 from dpdist.triangle import Triangle, rounded
 
 _RIDGES = ("exact", "published", "sheffet")
-_BLOCK = 1 << 22
-"""Normals held at a time."""
+_BLOCK = 1 << 22  # normals held at a time
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,8 @@ from dpdist.noise.nuclear import nuclear_spectra
 from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
-_MAX_SPREAD = 2**54
-"""Largest k d: an entry beyond 2^60, 64 times that, has a probability below exp(-64)."""
-_SIDE_BY_SIDE = 100
-"""Spectra simulated together: more gain nothing."""
+_MAX_SPREAD = 2**54  # largest k d: an entry beyond 2^60, 64 times that, has a probability below exp(-64)
+_SIDE_BY_SIDE = 100  # spectra simulated together: more gain nothing
 
 
 def _nuclear_variances(size: int) -> tuple[float, float]:

@@ -60,12 +60,9 @@ from dpdist.triangle import Triangle, rounded
 
 _MAX_DEVIATION = 2.0**56
 """Largest standard deviation of an entry: sixteen of them stay below the 2^60 units that are allowed."""
-_MARGIN = 1 + Fraction(1, 2**30)
-"""Covers directions orthonormal, and square roots taken, to float64 only."""
-_UNIT = 2**160
-"""mu² is rounded up to a multiple of its inverse."""
-OptionMatrix = tuple[tuple[float, ...], ...]
-"""A matrix as an option gives it; empty where it is left out."""
+_MARGIN = 1 + Fraction(1, 2**30)  # covers directions orthonormal, and square roots taken, to float64 only
+_UNIT = 2**160  # mu² is rounded up to a multiple of its inverse
+OptionMatrix = tuple[tuple[float, ...], ...]  # A matrix as an option gives it; empty where it is left out
 
 _ALLOCATION_OPTIONS = (
     Option(
@@ -87,18 +84,7 @@ _ALLOCATION_OPTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Allocation:
-    """How precision is divided among the directions; see :func:`precisions`."""
-
-    kind: str = "uniform"
-    informative: int = 1
-    share: float = 0.75
-    spectrum: tuple[float, ...] = ()
-
-
-_SHARPNESS = 1e-6
-"""How far directions may be from orthonormal, and a covariance from symmetric, before they are mended."""
+_SHARPNESS = 1e-6  # how far directions may be from orthonormal, and a covariance from symmetric, before they are mended
 _CONDITION = 1e9
 """Largest ratio of the eigenvalues of a covariance that float64 tells from a singular one with room to spare."""
 _LEAST = 2.0**-20
@@ -147,7 +133,15 @@ def _covariance_spectrum(rows: OptionMatrix, size: int) -> tuple[Matrix, Matrix 
     return values, vectors
 
 
-def precisions(total: float, power: int, size: int, allocation: Allocation) -> Matrix:
+def precisions(
+    total: float,
+    power: int,
+    size: int,
+    allocation: str = "uniform",
+    informative: int = 1,
+    share: float = 0.75,
+    spectrum: tuple[float, ...] = (),
+) -> Matrix:
     """Divide precision among the directions: ``x_i > 0`` with ``sum x_i^power = total``.
 
     * uniform: all equal.
@@ -157,19 +151,17 @@ def precisions(total: float, power: int, size: int, allocation: Allocation) -> M
       x_i positive the level is ``(trace + sum 1/v_i) / d``). The level is chosen to spend the total; an x_i of
       0 would be infinite noise and becomes 2^-20 of the greatest.
     """
-    spectrum = np.array(allocation.spectrum)
-    if allocation.kind == "optimal":
-        if spectrum.size != size or not spectrum.min() > 0:
+    if allocation == "optimal":
+        if len(spectrum) != size or not min(spectrum) > 0:
             raise UsageError(
                 f"allocation=optimal needs {size} positive public variances.", parameter="options.spectrum"
             )
-        return _water_filling(total, power, spectrum)
-    if spectrum.size:
+        return _water_filling(total, power, np.array(spectrum))
+    if spectrum:
         raise UsageError("Only allocation=optimal reads a spectrum: leave it out.", parameter="options.spectrum")
     shares = np.full(size, 1 / size)
-    if allocation.kind == "binary":
-        count, share = allocation.informative, allocation.share
-        if not 1 <= count < size:
+    if allocation == "binary":
+        if not 1 <= informative < size:
             raise UsageError(
                 f"Between 1 and {size - 1} of {size} directions can be informative.", parameter="options.informative"
             )
@@ -177,8 +169,8 @@ def precisions(total: float, power: int, size: int, allocation: Allocation) -> M
             raise UsageError(
                 "The share of the informative directions lies strictly between 0 and 1.", parameter="options.share"
             )
-        shares[:count] = share / count
-        shares[count:] = (1 - share) / (size - count)
+        shares[:informative] = share / informative
+        shares[informative:] = (1 - share) / (size - informative)
     divided: Matrix = (total * shares) ** (1 / power)
     return divided
 
@@ -323,13 +315,13 @@ class Published:
             raise UsageError("The bound on the number of rows must be between 1 and 2^62.", parameter="options.rows")
         phi = published_norm(query, loss, rows, two_sided=self._two_sided)
         basis = orthonormal(directions, query.size)
-        spread = Allocation(allocation, informative, share, spectrum)
+        spread = (allocation, informative, share, spectrum)
         if self._two_sided:
             # noise of variance sigma² between equal directions: x = 1 / sigma², sum x = phi²
-            eigenvalues = query.bound / np.sqrt(precisions(phi**2, 1, query.size, spread))
+            eigenvalues = query.bound / np.sqrt(precisions(phi**2, 1, query.size, *spread))
         else:
             # noise of variance sigma along a direction: x = 1 / sigma, sqrt(sum x²) sqrt(d) = phi²
-            eigenvalues = float(query.bound) ** 2 / precisions(phi**4 / query.size, 2, query.size, spread)
+            eigenvalues = float(query.bound) ** 2 / precisions(phi**4 / query.size, 2, query.size, *spread)
         return _calibrated(query, loss, eigenvalues, basis, two_sided=self._two_sided)
 
 

@@ -54,8 +54,7 @@ from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbo
 from dpdist.privacy.wishart_profile import add_remove_delta, least_theta, leaving_delta, replace_one_delta
 from dpdist.triangle import Triangle, rounded
 
-_MAX_SPREAD = 2.0**56
-"""Largest ``s² (sqrt m + sqrt d)²``: eigenvalues of E stay inside int64 with overwhelming room."""
+_MAX_SPREAD = 2.0**56  # largest ``s² (sqrt m + sqrt d)²``: eigenvalues of E stay inside int64 with overwhelming room
 
 
 @dataclass(frozen=True)

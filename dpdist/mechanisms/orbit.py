@@ -70,10 +70,8 @@ from dpdist.noise.orbit import hermitian
 from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
-_LARGEST = 2.0**59
-"""Largest eigenvalue released, lattice units: no entry of the matrix then leaves the 64-bit lattice."""
-_MAX_SCALE = 2**56
-"""Largest scale of the Laplace noise, lattice units."""
+_LARGEST = 2.0**59  # largest eigenvalue released, lattice units: no entry of the matrix then leaves the 64-bit lattice
+_MAX_SCALE = 2**56  # largest scale of the Laplace noise, lattice units
 _REFERENCE = "Mangoubi, Wu, Kale, Thakurta & Vishnoi 2022, algorithm {}; exact samplers in dpdist.noise"
 _COST = "eigh; ms for rank 1 or strong signal; else 10 d² to 30 d² sweeps of k(d-k) to d(d-1)/2 cells: 7 s at d = 64"
 

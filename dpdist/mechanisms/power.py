@@ -60,8 +60,7 @@ from dpdist.noise.floats import exponentials, gammas, haar, normals
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
 
-_UP = 1 + 2.0**-40
-"""Pushes the few float roundings of a scale to the safe side."""
+_UP = 1 + 2.0**-40  # pushes the few float roundings of a scale to the safe side
 GRID_BITS = 24
 """Fractional bits of what A is multiplied with: fine beside any noise, and few enough for exact sums in float64."""
 ROUTE = Option(

@@ -63,8 +63,7 @@ from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Terms, cal
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 NAME = "norm-histogram"
-CONFIDENCE = 0.95
-"""Of what is said of a quantile: of all bounds, at all edges and on both sides, together."""
+CONFIDENCE = 0.95  # of what is said of a quantile: of all bounds, at all edges and on both sides, together
 
 
 def calibrated(loss: PrivacyLoss, neighbours: Neighbours, max_rows: int = 1) -> CalibratedHistogram:

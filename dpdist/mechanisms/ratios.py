@@ -20,8 +20,7 @@ import numpy as np
 from dpdist.mechanisms.base import LogRatio, Matrix
 from dpdist.noise.integrals import log_bingham, log_orbit
 
-_NEGLIGIBLE = 1e-12
-"""Changes smaller than this part of the largest are rounding errors of an eigendecomposition."""
+_NEGLIGIBLE = 1e-12  # changes smaller than this part of the largest are rounding errors of an eigendecomposition
 _RAYS = np.linspace(-11, 11, 301)
 
 

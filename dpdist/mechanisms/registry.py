@@ -110,8 +110,7 @@ _FAMILIES: tuple[tuple[Mechanism, ...], ...] = (
 MECHANISMS: dict[str, Mechanism] = {mechanism.info.name: mechanism for family in _FAMILIES for mechanism in family}
 
 
-RECOMMENDED = ("gaussian", "two-sided-wishart")
-"""What to take where a delta is allowed, and where none is."""
+RECOMMENDED = ("gaussian", "two-sided-wishart")  # what to take where a delta is allowed, and where none is
 
 
 def list_mechanisms() -> tuple[MechanismInfo, ...]:

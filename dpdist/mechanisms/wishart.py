@@ -60,8 +60,7 @@ ARITHMETIC = Option(
     choices=tuple(arithmetic.value for arithmetic in Arithmetic),
 )
 """The option of mechanisms whose noise can be drawn in either arithmetic."""
-_MAX_SPREAD = 2**56
-"""Largest k d: the entries of k Z Z^T, a few times k d, stay inside int64 with overwhelming room."""
+_MAX_SPREAD = 2**56  # largest k d: the entries of k Z Z^T, a few times k d, stay inside int64 with overwhelming room
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,7 @@ from dpdist.privacy.profile import largest_mu_squared, mu_of_pure, near_profile,
 
 _DIGITS = MPContext()  # a private context: mpmath's global precision belongs to the caller
 _DIGITS.dps = 60
-_UP = 1 + 2.0**-48
-"""Pushes a correctly rounded float to the safe side."""
+_UP = 1 + 2.0**-48  # pushes a correctly rounded float to the safe side
 _FLOOR = 1e-50
 """Added to every delta of a mechanism that is not pure: the 60 digits are off by less, and it never rounds to 0."""
 
@@ -302,8 +301,7 @@ class Left:
         )
 
 
-_TOLD = 0.9999
-"""Beyond this share of the caps, what is left is the rounding of what was charged."""
+_TOLD = 0.9999  # beyond this share of the caps, what is left is the rounding of what was charged
 
 
 def _short(micro: int) -> str:
@@ -312,8 +310,7 @@ def _short(micro: int) -> str:
     return f"{micro // unit * unit / MICRO:.6f}".rstrip("0").rstrip(".")
 
 
-Price = tuple[CapSet | None, ...]
-"""What is charged to each set, or left of it; None: it is closed."""
+Price = tuple[CapSet | None, ...]  # what is charged to each set, or left of it; None: it is closed
 
 
 def _less(rest: Price, price: Price) -> Price:

@@ -32,14 +32,10 @@ from scipy import special
 from dpdist.privacy.guarantee import PrivacyLoss
 
 Sample = npt.NDArray[np.float64]
-_CANDIDATES = 8000
-"""Most thresholds that are looked at, evenly spread over the draws."""
-_SPANS = (1.5, 3.0, 6.0)
-"""Widths of the window of log weights that an event of weighted draws allows."""
-_CAUTION = 0.01
-"""Events are chosen by wider bounds than they are measured by, because other draws may see less."""
-_NO_MORE = 700.0
-"""Largest exponent."""
+_CANDIDATES = 8000  # most thresholds that are looked at, evenly spread over the draws
+_SPANS = (1.5, 3.0, 6.0)  # widths of the window of log weights that an event of weighted draws allows
+_CAUTION = 0.01  # events are chosen by wider bounds than they are measured by, because other draws may see less
+_NO_MORE = 700.0  # largest exponent
 
 
 @dataclass(frozen=True)

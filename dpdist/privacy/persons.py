@@ -46,8 +46,7 @@ from __future__ import annotations
 
 import math
 
-MOST_PERIODS = 4096
-"""Periods that a person may be in."""
+MOST_PERIODS = 4096  # periods that a person may be in
 
 
 def rows_charged(max_periods: int, read: int) -> int:

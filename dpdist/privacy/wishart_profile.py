@@ -55,12 +55,10 @@ import numpy.typing as npt
 from dpdist.privacy.guarantee import Neighbours
 
 _Floats = npt.NDArray[np.float64]
-FLOOR = 1e-50
-"""Added to every delta: one Wishart matrix is never purely private, and a bound must not underflow to 0."""
+FLOOR = 1e-50  # added to every delta: one Wishart matrix is never purely private, and a bound must not underflow to 0
 _CELLS_G, _CELLS_Q = 512, 16
 """Cells of an upper sum. Beyond the last one of g there is 1e-21, below the first one 3e-5 at the least of delta."""
-_NARROWEST = 2.0**-12
-"""Cells of an edge are not split further."""
+_NARROWEST = 2.0**-12  # cells of an edge are not split further
 
 
 def _slack(kappa: float, theta: float) -> float:
