@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from support.hciz import line_means, moments
+from support.hciz import line_means, score_passes
 from support.tallies import FALSE_ALARM
 
 from dpdist.noise import gelfand_tsetlin, orbit
@@ -52,19 +52,11 @@ def score(draws: Iterator[Complex], count: int, levels: Sequence[float]) -> Floa
     return np.array([np.diag(h).real @ levels for h in islice(draws, count)])
 
 
-def passes(sample: Floats, levels: Sequence[float], spectrum: Sequence[float], strength: float = 1.0) -> bool:
-    """Test the mean of tr(L H) for the density exp(strength tr(L H)), by the central limit theorem."""
-    mean, deviation = moments([strength * x for x in levels], spectrum)
-    z = (strength * float(np.mean(sample)) - mean) / (deviation / math.sqrt(sample.size))
-    # 5 % slack: means of thousands of draws are normal to within that at this level
-    return bool(abs(z) < 1.05 * stats.norm.isf(FALSE_ALARM / 2))
-
-
 def check(sample: Floats, levels: Sequence[float], spectrum: Sequence[float], off: float = 0.1) -> None:
     """Accept the law, and tell apart its twins with an exponent so much off, with probability 1 - 1e-9."""
-    assert passes(sample, levels, spectrum)
-    assert not passes(sample, levels, spectrum, 1 + off)
-    assert not passes(sample, levels, spectrum, 1 - off)
+    assert score_passes(sample, levels, spectrum)
+    assert not score_passes(sample, levels, spectrum, 1 + off)
+    assert not score_passes(sample, levels, spectrum, 1 - off)
 
 
 @pytest.mark.usefixtures("coarse")
@@ -109,14 +101,14 @@ def test_the_state_before_a_meeting_is_unbiased_and_the_meeting_point_is_not(mon
     levels, spectrum = (6.0, 3.0, 0.0), (1.0, 0.6, 0.0)
     polytope = Polytope(np.array(spectrum), np.array(levels))
     exact = gelfand_tsetlin._Blocks(polytope, SYSTEM, None).states(3)
-    assert passes(np.array([diagonal(polytope.rows(s)) @ levels for s in islice(exact, 3000)]), levels, spectrum)
+    assert score_passes(np.array([diagonal(polytope.rows(s)) @ levels for s in islice(exact, 3000)]), levels, spectrum)
     ends: list[float] = []
     while len(ends) < 3000:
         chains = np.stack([polytope.highest, polytope.lowest])
         polytope.run(chains, 3, SYSTEM)
         if polytope.met(chains):
             ends.append(float(diagonal(polytope.rows(chains[0])) @ levels))
-    assert not passes(np.array(ends), levels, spectrum)
+    assert not score_passes(np.array(ends), levels, spectrum)
 
 
 def truncated_exponential_passes(sample: Floats, rate: float) -> bool:
