@@ -212,7 +212,7 @@ class CalibratedMatrixGaussian(Additive):
             on = float(values.mean())
             off = on / 2
         column = "the same" if self.two_sided else "identity"
-        details = {"row__covariance_spectrum": values.tolist(), "column_covariance": column}
+        details = {"row_covariance_spectrum": values.tolist(), "column_covariance": column}
         return Noise("matrix-variate-gaussian", variance_diagonal=on, variance_off_diagonal=off, details=details)
 
     def draw(self, entropy: Entropy) -> Triangle:

@@ -71,6 +71,28 @@ PROOFS = {
 }
 """Where the proof of each stands, as releases and ledgers name it. A format: an entry is never changed."""
 
+DETAILS = {
+    "deflated-bingham-laplace": "components concentration scale",
+    "discrete-laplace": "scale",
+    "frobenius-norm": "scale",
+    "matrix-bingham": "components concentration",
+    "matrix-variate-gaussian": "row_covariance_spectrum column_covariance",
+    "none": "",
+    "nuclear-norm": "scale",
+    "power-k-norm": "components iterations scale relative_to_largest_entry vector_bits",
+    "power-laplace": "components iterations scale relative_to_largest_entry vector_bits",
+    "rounded-gaussian": "sigma_diagonal sigma_off_diagonal",
+    "rounded-gaussian-orthogonal": "sigma_diagonal sigma_off_diagonal",
+    "successive-bingham": "components concentration",
+    "successive-bingham-laplace": "components concentration scale",
+    "two-sided-wishart": "columns scale",
+    "unitary-orbit": "spectrum alpha",
+    "unitary-orbit-lowrank": "components laplace_scale rate",
+    "wishart": "degrees scale",
+    "wishart-of-the-moment": "sketch ridge",
+}
+"""What releases store of each law. A format: an entry is never changed."""
+
 every = pytest.mark.parametrize("name", NAMES)
 additive = pytest.mark.parametrize("name", [name for name in NAMES if MECHANISMS[name].info.additive])
 
@@ -228,6 +250,7 @@ def test_what_is_stored_of_its_noise_is_read_back(name: str) -> None:
     noise = calibrated(name, SIZE).noise
     again = Noise.from_json(json.loads(json.dumps(noise.to_json())))
     assert again == noise
+    assert " ".join(noise.details) == DETAILS[noise.law]
     assert (again.edge, again.summands, again.mean_diagonal) == (noise.edge, noise.summands, noise.mean_diagonal)
     assert dict(noise) == noise.to_json()
     assert len(noise) == len(noise.to_json())
