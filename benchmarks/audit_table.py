@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from faults.weakened import FACTOR, kept_by_the_copy
+from faults.weakened import FACTOR, kept_by_the_copy, weakened
 
 from dpdist import Neighbours, PrivacyLoss
-from dpdist.mechanisms import attack, registry
+from dpdist.mechanisms import registry
 from dpdist.mechanisms.attack import AuditTask
 from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import MECHANISMS
@@ -48,7 +48,7 @@ def cell(name: str, columns: int, neighbours: Neighbours, epsilon: str, draws: i
     task = AuditTask(name, query, loss, options_for(name), draws)
     begun = time.process_time()
     honest = registry.calibrated(name, query, loss, task.options)
-    copy = attack.weakened(honest, FACTOR)
+    copy = weakened(honest, FACTOR)
     found: list[Audit] = [attacked(task, each, ERROR) for each in (honest, copy)]
     first, second = (each.to_json() for each in found)
     return {

@@ -37,71 +37,28 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import (
-    IndependentEntries,
-    LogRatio,
-    Matrix,
-    Mechanism,
-    proved,
-    require_on_lattice,
-    with_true_delta,
-)
-from dpdist.mechanisms.info import DeltaUse, MechanismInfo, Output
-from dpdist.mechanisms.noise_law import EdgeKind, Noise
+from dpdist.mechanisms.base import Mechanism, proved_at_delta, require_on_lattice
+from dpdist.mechanisms.gaussian import RoundedNormals
+from dpdist.mechanisms.info import DeltaUse, MechanismInfo
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
-from dpdist.noise.entropy import Entropy
-from dpdist.noise.lattice import MAX_SCALE, rounded_normal
+from dpdist.noise.lattice import MAX_SCALE
 from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
-from dpdist.triangle import Band, Triangle
 
 
 @dataclass(frozen=True)
-class CalibratedPublished(IndependentEntries):
-    """Independent rounded normals of two fixed integer scales (see the module for the laws)."""
+class CalibratedPublished(RoundedNormals):
+    """Rounded normals as published (see the module for the laws)."""
 
-    size: int
-    sigma_diagonal: int
-    sigma_off_diagonal: int
     claim: PrivacyLoss
     guarantee: Guarantee | None
 
-    @property
-    def noise(self) -> Noise:
-        """Law, integer scales and variances, in lattice units."""
-        return Noise(
-            "rounded-gaussian",
-            EdgeKind.NORMAL,
-            variance_diagonal=float(self.sigma_diagonal) ** 2,
-            variance_off_diagonal=float(self.sigma_off_diagonal) ** 2,
-            details={"sigma_diagonal": self.sigma_diagonal, "sigma_off_diagonal": self.sigma_off_diagonal},
-        )
 
-    def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
-        """Draw some rows of E once; packed, int64."""
-        out = rounded_normal(self.sigma_off_diagonal, band.entries, entropy)
-        out[band.diagonal] = rounded_normal(self.sigma_diagonal, band.height, entropy)
-        return out
-
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the ratio of the normals before rounding, which a release is post-processed from."""
-        return ratios.two_scales(here, there, self.sigma_diagonal, self.sigma_off_diagonal)
-
-
-def _guarantee(query: LatticeQuery, loss: PrivacyLoss, sigma: int) -> Guarantee | None:
-    """Return what noise of scale sigma keeps: the requested loss, or the true delta at its epsilon; None: nothing."""
-    mu_squared = Fraction(query.frobenius_squared, sigma**2)
-    kept = with_true_delta(loss, gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared))
-    if kept is None:
-        return None
-    return proved(query, kept, module=__name__, arithmetic=Arithmetic.INTEGER_EXACT, mu_squared=mu_squared)
-
-
-def _analyze_gauss(_size: int, loss: PrivacyLoss) -> float:  # free of the dimension
+def _analyze_gauss(_: int, loss: PrivacyLoss) -> float:
     return math.sqrt(2 * math.log(1.25 / loss.delta)) / loss.epsilon
 
 
@@ -125,36 +82,28 @@ class PublishedGaussian:
 
     info: MechanismInfo
     scale: Callable[[int, PrivacyLoss], float]
-    symmetrised: bool
+    symmetrised: bool = False
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedPublished:
-        """Return the published scale, rounded up, with what it proves."""
         s = math.ceil(query.bound * self.scale(query.size, loss))
         require_on_lattice(query, loss, s, MAX_SCALE)
         t = math.isqrt((s * s + 1) // 2 - 1) + 1 if self.symmetrised else s
-        return CalibratedPublished(query.size, s, t, loss, _guarantee(query, loss, s))
+        mu_squared = Fraction(query.frobenius_squared, s**2)
+        delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
+        guarantee = proved_at_delta(query, loss, delta, __name__, Arithmetic.INTEGER_EXACT, mu_squared)
+        return CalibratedPublished(query.size, s, t, loss, guarantee)
 
 
-def _info(*, name: str, law: str, sensitivity: str, claimed: str, proved: str, reference: str) -> MechanismInfo:
-    return MechanismInfo(
-        name=name,
-        output=Output.SECOND_MOMENT,
-        additive=True,
-        law=law,
-        sensitivity=sensitivity,
-        claimed=claimed,
-        proved=proved,
-        arithmetic=Arithmetic.INTEGER_EXACT,
-        cost="d(d+1)/2 normals",
-        reference=reference,
-        delta=DeltaUse.REQUIRED,
-        replacement="gaussian",
-    )
-
+_COMMON: dict[str, Any] = {
+    "arithmetic": Arithmetic.INTEGER_EXACT,
+    "cost": "d(d+1)/2 normals",
+    "delta": DeltaUse.REQUIRED,
+    "replacement": "gaussian",
+}
 
 MECHANISMS: tuple[Mechanism, ...] = (
     PublishedGaussian(
-        _info(
+        MechanismInfo(
             name="analyze-gauss",
             law="independent rounded normals of one variance on and above the diagonal",
             sensitivity="l2 of the triangle as published, C²: tight add-remove, sqrt(2) too small replace-one",
@@ -162,32 +111,33 @@ MECHANISMS: tuple[Mechanism, ...] = (
             proved="exactly mu-GDP, so (epsilon, delta) where that profile allows it: add-remove up to epsilon 4 or "
             "so; replace-one mostly not (delta 3.74e-5 at (1, 1e-5))",
             reference="Dwork, Talwar, Thakurta & Zhang 2014, algorithm 1; replace-one: Imtiaz & Sarwate 2016",
+            **_COMMON,
         ),
         _analyze_gauss,
-        symmetrised=False,
     ),
     PublishedGaussian(
-        _info(
+        MechanismInfo(
             name="sulq",
             law="symmetric part of d² independent normals; rounded normals, variance s² on and s²/2 off the diagonal",
             sensitivity="Frobenius: about 2d ln(d/delta) C² in effect",
             claimed="(epsilon, delta)",
             proved="(epsilon, delta), exactly mu-GDP, with far more noise than it takes: see gaussian",
             reference="Blum, Dwork, McSherry & Nissim 2005, as stated by Chaudhuri, Sarwate & Sinha 2013",
+            **_COMMON,
         ),
         _sulq,
         symmetrised=True,
     ),
     PublishedGaussian(
-        _info(
+        MechanismInfo(
             name="mod-sulq",
             law="independent rounded normals of one variance on and above the diagonal",
             sensitivity="l2 of the triangle: (d+1) C² in effect",
             claimed="(epsilon, delta), replace-one",
             proved="(epsilon, delta), exactly mu-GDP, with far more noise than it takes: see gaussian",
             reference="Chaudhuri, Sarwate & Sinha 2013, algorithm 1",
+            **_COMMON,
         ),
         _mod_sulq,
-        symmetrised=False,
     ),
 )

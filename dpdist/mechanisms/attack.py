@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -35,26 +35,19 @@ from dpdist.privacy import audit
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.triangle import Triangle, packed, unpacked
 
-_FARTHEST = 12
-"""Largest ``j epsilon`` of tables j rows apart: no number of draws in reach shows more."""
+_FARTHEST = 12  # largest ``j epsilon`` of tables j rows apart: no number of draws in reach shows more
 _APART = (1, 2, 3, 4, 6, 8)
 _ALONG, _FAR = (0.0, 1.0, 2.0, 4.0), (8.0, 32.0)
 """Rows along one of the two directions, in units of ``2 / epsilon``; the last for weighted draws only."""
-_TILTS = (1, 4, 16, 64)
-"""Rows by which the table that weighted releases are drawn from differs from the first."""
-_HALFWAY = 4096
-"""Rows halfway between v and w for iterations, over epsilon where that is below 1."""
-_MOST = 1 << 24
-"""Most rows of a kind."""
-PILOT = 48
-"""Draws of either table by which an attack is chosen."""
-_FEW = 2
-"""The largest numbers of a pilot are not taken for an event."""
-_NO_MORE = 700.0
-"""Largest exponent."""
+_TILTS = (1, 4, 16, 64)  # rows by which the table that weighted releases are drawn from differs from the first
+_HALFWAY = 4096  # rows halfway between v and w for iterations, over epsilon where that is below 1
+_MOST = 1 << 24  # most rows of a kind
+PILOT = 48  # draws of either table by which an attack is chosen
+_FEW = 2  # the largest numbers of a pilot are not taken for an event
+_NO_MORE = 700.0  # largest exponent
 
 
-@dataclass(frozen=True)
+@dataclass
 class KnownMoment:
     """An exact moment that is known to the auditor: synthetic, not private."""
 
@@ -73,14 +66,11 @@ class KnownMoment:
         return self.matrix() @ vectors
 
 
+@dataclass
 class _Watched(KnownMoment):
     """A moment that remembers the frames it was multiplied with, as the workers see them."""
 
-    def __init__(self, moment: KnownMoment) -> None:
-        super().__init__(moment.values)
-        object.__setattr__(self, "frames", [])
-
-    frames: list[Matrix]
+    frames: list[Matrix] = field(default_factory=list)
 
     def times(self, vectors: Matrix) -> Matrix:
         self.frames.append(vectors.T)
@@ -231,7 +221,7 @@ def views(
             yield unpacked(exact + noise, len(moment.values)).astype(np.float64)
         return
     for _ in range(draws):
-        watched = _Watched(moment)
+        watched = _Watched(moment.values)
         answer = calibrated.answer(watched, entropy)
         if answer.ndim == 1:
             yield unpacked(answer.astype(np.int64, copy=False), len(moment.values)).astype(np.float64)
@@ -286,7 +276,7 @@ def choose(
     """Return the scene that promises most for so many draws and this probability of error."""
     pilot = 2 * PILOT if weighted else PILOT  # of one table, or of each of two
     noises = list(calibrated.draws(pilot, entropy)) if isinstance(calibrated, Additive) else []
-    watched = _Watched(KnownMoment(_rows(query, np.eye(query.size)[0], 1)))
+    watched = _Watched(_rows(query, np.eye(query.size)[0], 1))
     calibrated.answer(watched, entropy)
     shape = {"additive": bool(noises), "iterated": bool(watched.frames), "weighted": weighted}
     best: tuple[float, Scene] | None = None
@@ -299,26 +289,6 @@ def choose(
     if best is None:
         raise AssertionError("some table is always tried")
     return best[1]
-
-
-def weakened(calibrated: Calibrated, factor: float) -> Calibrated:
-    """Return a copy whose noise is so many times smaller, by the scale its draws are made with. It claims as before.
-
-    An audit that does not reject it, although the claim is tight, sees nothing.
-    """
-    smaller = {"scale", "sigma_diagonal", "sigma_off_diagonal", "ridge", "eigenvalues"}
-    larger = {"concentration", "rate"}
-    values: dict[str, float | Matrix] = {}
-    for field in fields(calibrated):  # type: ignore[arg-type]  # all of them are dataclasses
-        value = getattr(calibrated, field.name)
-        if field.name in larger:
-            values[field.name] = value * factor
-        elif field.name in smaller:
-            values[field.name] = math.ceil(value / factor) if isinstance(value, int) else value / factor
-    if not values:
-        raise AssertionError(f"{type(calibrated).__name__} has no scale")
-    copy: Calibrated = replace(calibrated, **values)  # type: ignore[type-var]
-    return copy
 
 
 def run(task: AuditTask) -> npt.NDArray[np.float64]:

@@ -114,7 +114,6 @@ class Proved:
 
     @property
     def claim(self) -> PrivacyLoss:
-        """What is proved."""
         return self.guarantee.loss
 
 
@@ -179,9 +178,8 @@ def is_private_as_claimed(calibrated: Calibrated) -> bool:
 def proved(
     query: LatticeQuery,
     loss: PrivacyLoss,
-    *,
     module: str,
-    arithmetic: Arithmetic,
+    arithmetic: Arithmetic = Arithmetic.IDEAL_REAL,
     mu_squared: Fraction | None = None,
     bounded_ranges: Sequence[Fraction] = (),
 ) -> Guarantee:
@@ -189,10 +187,17 @@ def proved(
     return Guarantee(query.neighbours, loss, mu_squared, arithmetic, module, tuple(bounded_ranges))
 
 
-def with_true_delta(loss: PrivacyLoss, delta: float) -> PrivacyLoss | None:
-    """Return what noise as published keeps at the same epsilon; None if nothing."""
+def proved_at_delta(
+    query: LatticeQuery,
+    loss: PrivacyLoss,
+    delta: float,
+    module: str,
+    arithmetic: Arithmetic = Arithmetic.IDEAL_REAL,
+    mu_squared: Fraction | None = None,
+) -> Guarantee | None:
+    """Return what noise as published keeps: the larger delta, at the same epsilon; None if nothing."""
     atto = max(loss.delta_atto, math.ceil(Fraction(delta) * ATTO))
-    return PrivacyLoss(loss.epsilon_micro, atto) if atto < ATTO else None
+    return proved(query, PrivacyLoss(loss.epsilon_micro, atto), module, arithmetic, mu_squared) if atto < ATTO else None
 
 
 def require_on_lattice(

@@ -43,21 +43,20 @@ from dpdist.mechanisms.base import (
     require_on_lattice,
 )
 from dpdist.mechanisms.exponential import successive_concentration
-from dpdist.mechanisms.info import COMPONENTS, DeltaUse, MechanismInfo, Output
+from dpdist.mechanisms.info import COMPONENTS, MechanismInfo
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import bingham, successive
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials
-from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
 _MAX_SPREAD = 2.0**54
 """Largest sum of the k Laplace scales: k draws together stay below 2^61 but for a probability of k exp(-128)."""
 
 
-def laplace(scale: float, count: int, entropy: Entropy) -> Matrix:
-    """Draw Laplace variables of a scale, shape (count,)."""
+def _laplace(scale: float, count: int, entropy: Entropy) -> Matrix:
     return scale * (exponentials(count, entropy) - exponentials(count, entropy))
 
 
@@ -77,19 +76,17 @@ class CalibratedEigenpairs(Proved):
 
     @property
     def noise(self) -> Noise:
-        """Law, concentration c per lattice unit of the moment, Laplace scale of a value in lattice units."""
         return Noise(
             "deflated-bingham-laplace" if self.deflated else "successive-bingham-laplace",
             details={"components": self.count, "concentration": self.concentration, "scale": self.scale},
         )
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
-        """Draw the pairs once; packed triangle, int64, of a matrix of rank k rounded to the lattice."""
         return (self._deflated if self.deflated else self._separate)(moment.matrix(), entropy)
 
     def _deflated(self, rest: Matrix, entropy: Entropy) -> Triangle:
         total = np.zeros_like(rest)
-        for noise in laplace(self.scale, self.count, entropy):
+        for noise in _laplace(self.scale, self.count, entropy):
             vector = bingham(self.concentration * rest, 1, entropy)[0]
             term = (vector @ rest @ vector + noise) * np.outer(vector, vector)
             rest = rest - term
@@ -97,27 +94,25 @@ class CalibratedEigenpairs(Proved):
         return rounded(total)
 
     def _separate(self, matrix: Matrix, entropy: Entropy) -> Triangle:
-        values = np.linalg.eigvalsh(matrix)[::-1][: self.count] + laplace(self.scale, self.count, entropy)
+        values = np.linalg.eigvalsh(matrix)[::-1][: self.count] + _laplace(self.scale, self.count, entropy)
         values = np.sort(np.maximum(values, 0))[::-1]
         vectors = successive(self.concentration * matrix, self.count, entropy)
         return rounded((vectors.T * values) @ vectors)
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
-        """Return the ratio for one component; None for more, which cannot be told apart in their sum."""
         if self.count > 1:
             return None
         if self.deflated:
             return ratios.deflated_pair(here, there, self.concentration, self.scale)
-        vector = ratios.top_vector(here, there, self.concentration)
-        return ratios.clipped_pair(here, there, self.scale, vector)
+        vector = ratios.successive_bingham(here, there, self.concentration)
+        return ratios.clipped_pair(here, there, self.scale, lambda y, _: vector(np.linalg.eigh(y)[1][:, -1:].T))
 
 
 def _calibrated(
-    query: LatticeQuery, loss: PrivacyLoss, count: int, *, concentration: float, scale: float, deflated: bool
+    query: LatticeQuery, loss: PrivacyLoss, count: int, concentration: float, scale: float, *, deflated: bool
 ) -> CalibratedEigenpairs:
     require_on_lattice(query, loss, count * scale, _MAX_SPREAD)
-    guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL)
-    return CalibratedEigenpairs(count, concentration, scale, deflated, guarantee)
+    return CalibratedEigenpairs(count, concentration, scale, deflated, proved(query, loss, __name__))
 
 
 class KapralovTalwar:
@@ -125,16 +120,13 @@ class KapralovTalwar:
 
     info = MechanismInfo(
         name="kapralov-talwar",
-        output=Output.SECOND_MOMENT,
         additive=False,
         law="sum of k terms l u u': u of density exp(c u'Cu), l = u'Cu + Laplace, C the moment less the terms before",
         sensitivity="u'Cu: range 2 C² replace-one, C² add-remove; |u'Cu|: C² (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="k eigendecompositions of d x d, O(sqrt(d)) candidates of d normals each",
         reference="Kapralov & Talwar 2013, with tight constants and exact draws",
-        delta=DeltaUse.NONE,
         options=(COMPONENTS,),
     )
 
@@ -143,7 +135,7 @@ class KapralovTalwar:
         require_components(query, components)
         share = loss.epsilon / (2 * components)
         scale = query.bound / (share if query.size > 1 else loss.epsilon)
-        return _calibrated(query, loss, components, concentration=share / query.nuclear, scale=scale, deflated=True)
+        return _calibrated(query, loss, components, share / query.nuclear, scale, deflated=True)
 
 
 class Amin:
@@ -151,16 +143,13 @@ class Amin:
 
     info = MechanismInfo(
         name="amin",
-        output=Output.SECOND_MOMENT,
         additive=False,
         law="sum of k terms l u u': l the largest eigenvalues + Laplace, clipped at 0, u successive Bingham vectors",
         sensitivity="eigenvalues, l1: 2 C² replace-one (C² for k = 1), C² add-remove; vectors as bingham",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="k + 1 eigendecompositions of d x d, O(sqrt(d)) candidates of d normals each",
         reference="Amin, Dick, Kulesza, Munoz & Vassilvitskii 2019, with tighter constants",
-        delta=DeltaUse.NONE,
         options=(COMPONENTS,),
         semidefinite=True,
     )
@@ -170,14 +159,9 @@ class Amin:
         require_components(query, components)
         drawn = min(components, query.size - 1)
         share = loss.epsilon / (drawn + 1)
-        return _calibrated(
-            query,
-            loss,
-            components,
-            concentration=successive_concentration(query, components, drawn * share),
-            scale=(query.bound if components == 1 else query.nuclear) / share,
-            deflated=False,
-        )
+        concentration = successive_concentration(query, components, drawn * share)
+        scale = (query.bound if components == 1 else query.nuclear) / share
+        return _calibrated(query, loss, components, concentration, scale, deflated=False)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (KapralovTalwar(), Amin())

@@ -36,7 +36,6 @@ its distance from the law above is unknown, so nothing is proved. It is here for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -44,23 +43,14 @@ import numpy as np
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import (
-    Answer,
-    ExactMoment,
-    LogRatio,
-    Matrix,
-    Mechanism,
-    Proved,
-    proved,
-    require_components,
-)
-from dpdist.mechanisms.info import COMPONENTS, DeltaUse, Kind, MechanismInfo, Option, Output
+from dpdist.mechanisms.base import Answer, ExactMoment, LogRatio, Matrix, Mechanism, Proved, proved, require_components
+from dpdist.mechanisms.info import COMPONENTS, Kind, MechanismInfo, Option, Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import gibbs, successive
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import haar
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 
 _SWEEPS = Option("sweeps", Kind.INTEGER, "number of sweeps of the Gibbs sampler, at least 1", 100)
 
@@ -86,15 +76,12 @@ class CalibratedBingham(Proved):
 
     @property
     def noise(self) -> Noise:
-        """Law and concentration c, per lattice unit of the moment."""
         return Noise("successive-bingham", details={"components": self.count, "concentration": self.concentration})
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
-        """Draw the vectors once; (k, d) orthonormal rows."""
         return successive(self.concentration * moment.matrix(), self.count, entropy)
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the ratio of the successive Bingham densities."""
         return ratios.successive_bingham(here, there, self.concentration)
 
 
@@ -109,10 +96,8 @@ class Bingham:
         sensitivity="tr VAV': range 2 C² replace-one, C² add-remove; c = epsilon/((k+1) C²), epsilon/(k C²)",
         claimed="epsilon (pure)",
         proved="epsilon (pure), bounded range a row",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="k eigendecompositions of d x d, O(sqrt(d)) candidates of d normals each",
         reference="McSherry & Talwar 2007; theorem in dpdist.mechanisms.exponential",
-        delta=DeltaUse.NONE,
         options=(COMPONENTS,),
     )
 
@@ -124,7 +109,7 @@ class Bingham:
         factor = 2 if query.neighbours is Neighbours.REPLACE_ONE else 1
         ranges = [Fraction(factor * loss.epsilon_micro, shares * MICRO)] * drawn
         concentration = successive_concentration(query, components, loss.epsilon)
-        return CalibratedBingham(components, concentration, _guarantee(query, loss, ranges))
+        return CalibratedBingham(components, concentration, proved(query, loss, __name__, bounded_ranges=ranges))
 
 
 @dataclass(frozen=True)
@@ -140,14 +125,12 @@ class CalibratedPpca:
 
     @property
     def noise(self) -> Noise:
-        """Law and concentration c, per lattice unit of the moment; ``sweeps`` where the draw is not exact."""
-        public = {"components": self.count, "concentration": self.concentration}
+        details = {"components": self.count, "concentration": self.concentration}
         if self.guarantee:
-            return Noise("matrix-bingham", details=public)
-        return Noise("matrix-bingham-gibbs", details=public | {"sweeps": self.sweeps})
+            return Noise("matrix-bingham", details=details)
+        return Noise("matrix-bingham-gibbs", details=details | {"sweeps": self.sweeps})
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
-        """Draw the frame once; (k, d) orthonormal rows."""
         if self.count == self.size:
             return np.ascontiguousarray(haar(self.size, self.count, entropy).T)
         matrix = self.concentration * moment.matrix()
@@ -156,7 +139,6 @@ class CalibratedPpca:
         return gibbs(matrix, self.count, self.sweeps, entropy)
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
-        """Return the ratio of the density for one component, 0 for all; None between: what Gibbs sampling draws."""
         if self.count == self.size:
             return lambda _: 0.0
         return ratios.successive_bingham(here, there, self.concentration) if self.count == 1 else None
@@ -173,10 +155,8 @@ class Ppca:
         sensitivity="tr VAV': range 2 C² replace-one, C² add-remove (tight)",
         claimed="epsilon (pure)",
         proved="k = 1, k = d: epsilon (pure), bounded range; otherwise nothing",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="k = 1: one eigendecomposition of d x d; otherwise k of d-k+1 per sweep",
         reference="Chaudhuri, Sarwate & Sinha 2013, algorithm 2; sampler of Hoff 2009",
-        delta=DeltaUse.NONE,
         options=(COMPONENTS, _SWEEPS),
         replacement="bingham",
     )
@@ -186,19 +166,10 @@ class Ppca:
         require_components(query, components)
         if sweeps < 1:
             raise UsageError("The Gibbs sampler needs at least one sweep.", parameter="options.sweeps")
-        exact = components in {1, query.size}
-        return CalibratedPpca(
-            size=query.size,
-            count=components,
-            concentration=loss.epsilon / query.nuclear,
-            sweeps=sweeps,
-            claim=loss,
-            guarantee=_guarantee(query, loss, [Fraction(loss.epsilon_micro, MICRO)]) if exact else None,
-        )
-
-
-def _guarantee(query: LatticeQuery, loss: PrivacyLoss, ranges: Sequence[Fraction]) -> Guarantee:
-    return proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, bounded_ranges=ranges)
+        guarantee = None
+        if components in {1, query.size}:
+            guarantee = proved(query, loss, __name__, bounded_ranges=[Fraction(loss.epsilon_micro, MICRO)])
+        return CalibratedPpca(query.size, components, loss.epsilon / query.nuclear, sweeps, loss, guarantee)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Ppca(), Bingham())

@@ -23,18 +23,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
 
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import (
-    IndependentEntries,
-    LogRatio,
-    Matrix,
-    Mechanism,
-    Proved,
-    proved,
-    require_on_lattice,
-)
-from dpdist.mechanisms.info import DeltaUse, MechanismInfo, Output
+from dpdist.mechanisms.base import IndependentEntries, LogRatio, Matrix, Mechanism, Proved, proved, require_on_lattice
+from dpdist.mechanisms.info import DeltaUse, MechanismInfo
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -45,34 +40,40 @@ from dpdist.triangle import Band, Triangle
 
 
 @dataclass(frozen=True)
-class CalibratedGaussian(Proved, IndependentEntries):
-    """Symmetric rounded Gaussian noise of fixed integer scales (see the module for the law)."""
+class RoundedNormals(IndependentEntries):
+    """Independent rounded normals of two fixed integer scales, on and off the diagonal."""
+
+    law: ClassVar[str] = "rounded-gaussian"
 
     size: int
     sigma_diagonal: int
     sigma_off_diagonal: int
-    guarantee: Guarantee
 
     @property
     def noise(self) -> Noise:
-        """Law, integer scales and variances, in lattice units."""
-        return Noise(
-            "rounded-gaussian-orthogonal",
-            EdgeKind.NORMAL,
-            variance_diagonal=float(self.sigma_diagonal) ** 2,
-            variance_off_diagonal=float(self.sigma_off_diagonal) ** 2,
-            details={"sigma_diagonal": self.sigma_diagonal, "sigma_off_diagonal": self.sigma_off_diagonal},
-        )
+        on, off = self.sigma_diagonal, self.sigma_off_diagonal
+        details = {"sigma_diagonal": on, "sigma_off_diagonal": off}
+        return Noise(self.law, EdgeKind.NORMAL, float(on) ** 2, float(off) ** 2, details=details)
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
-        """Draw some rows of E once; packed, int64."""
         out = rounded_normal(self.sigma_off_diagonal, band.entries, entropy)
         out[band.diagonal] = rounded_normal(self.sigma_diagonal, band.height, entropy)
         return out
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the ratio of the normals before rounding, which a release is post-processed from."""
-        return ratios.two_scales(here, there, self.sigma_diagonal, self.sigma_off_diagonal)
+        # of the normals before rounding, which a release is post-processed from
+        variance = np.full(here.shape, float(self.sigma_off_diagonal) ** 2)
+        np.fill_diagonal(variance, float(self.sigma_diagonal) ** 2)
+        return ratios.gaussian(here, there, variance)
+
+
+@dataclass(frozen=True)
+class CalibratedGaussian(Proved, RoundedNormals):
+    """Symmetric rounded Gaussian noise (see the module for the law)."""
+
+    law: ClassVar[str] = "rounded-gaussian-orthogonal"
+
+    guarantee: Guarantee
 
 
 class Gaussian:
@@ -80,8 +81,6 @@ class Gaussian:
 
     info = MechanismInfo(
         name="gaussian",
-        output=Output.SECOND_MOMENT,
-        additive=True,
         law="symmetric; rounded normals, variance s² on and s²/2 off the diagonal",
         sensitivity="Frobenius: sqrt(2) C² replace-one (C² for one column), C² add-remove (tight)",
         claimed="(epsilon, delta)",
@@ -104,7 +103,7 @@ class Gaussian:
         mu_squared = query.frobenius_squared * max(Fraction(1, s * s), Fraction(1, 2 * t * t))
         if gaussian_delta(epsilon, mu_squared) > loss.delta:
             raise AssertionError("scales rounded up keep the guarantee")
-        guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic.INTEGER_EXACT, mu_squared=mu_squared)
+        guarantee = proved(query, loss, __name__, arithmetic=Arithmetic.INTEGER_EXACT, mu_squared=mu_squared)
         return CalibratedGaussian(query.size, s, t, guarantee)
 
 

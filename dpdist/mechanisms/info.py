@@ -40,10 +40,8 @@ class Kind(enum.StrEnum):
     INTEGER = "integer"
     NUMBER = "number"
     WORD = "word"
-    NUMBERS = "numbers"
-    """A tuple of finite floats."""
-    MATRIX = "matrix"
-    """A tuple of rows, each a tuple of finite floats, all of one length."""
+    NUMBERS = "numbers"  # a tuple of finite floats
+    MATRIX = "matrix"  # a tuple of rows, each a tuple of finite floats, all of one length
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,8 @@ class Option:
             return self._as_kind(value)
         except (TypeError, ValueError):
             allowed = f"one of {', '.join(self.choices)}" if self.choices else f"of the kind {self.kind}"
-            raise UsageError(
-                f"The option {self.name} must be {allowed}: {self.meaning}.", parameter="options"
-            ) from None
+            wrong = f"The option {self.name} must be {allowed}: {self.meaning}."
+            raise UsageError(wrong, parameter="options") from None
 
     def _as_kind(self, value: Any) -> OptionValue:
         if isinstance(value, bool):
@@ -100,21 +97,21 @@ COMPONENTS = Option("components", Kind.INTEGER, "number k of components, between
 """The option of every mechanism that releases a subspace."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MechanismInfo:
     """What is said of a mechanism in public, in words; ``dpdist mechanisms`` prints it."""
 
     name: str
-    output: Output
-    additive: bool
+    output: Output = Output.SECOND_MOMENT
+    additive: bool = True
     law: str
     sensitivity: str
     claimed: str
     proved: str
-    arithmetic: Arithmetic
+    arithmetic: Arithmetic = Arithmetic.IDEAL_REAL
     cost: str
     reference: str
-    delta: DeltaUse
+    delta: DeltaUse = DeltaUse.NONE
     options: tuple[Option, ...] = ()
     replacement: str = ""
     units: bool = False

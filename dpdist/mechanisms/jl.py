@@ -28,28 +28,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import (
-    ExactMoment,
-    LogRatio,
-    Matrix,
-    Mechanism,
-    proved,
-    require_on_lattice,
-    with_true_delta,
-)
-from dpdist.mechanisms.info import DeltaUse, Kind, MechanismInfo, Option, Output
+from dpdist.mechanisms.base import ExactMoment, LogRatio, Matrix, Mechanism, proved_at_delta, require_on_lattice
+from dpdist.mechanisms.info import DeltaUse, Kind, MechanismInfo, Option
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import normals
 from dpdist.privacy import jl_profile
-from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.jl_profile import MAX_RIDGE, least_ridge, profile
 from dpdist.triangle import Triangle, rounded
 
-_BLOCK = 1 << 22
-"""Normals held at a time."""
+_RIDGES = ("exact", "published", "sheffet")
+_BLOCK = 1 << 22  # normals held at a time
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,6 @@ class CalibratedProjection:
 
     @property
     def noise(self) -> Noise:
-        """Law, number of combinations and ridge, in lattice units; ``mean_diagonal`` is the ridge."""
         return Noise(
             "wishart-of-the-moment",
             mean_diagonal=float(self.ridge),
@@ -72,7 +63,6 @@ class CalibratedProjection:
         )
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Triangle:
-        """Draw Y once; packed triangle, int64."""
         factor = np.linalg.cholesky(moment.matrix() + float(self.ridge) * np.eye(self.size))
         inner = np.zeros((self.size, self.size))
         block = max(1, _BLOCK // self.size)
@@ -83,7 +73,6 @@ class CalibratedProjection:
         return rounded(factor @ inner @ factor.T / self.sketch)
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the ratio of the normal vectors whose second moment is released."""
         return ratios.projection(here, there, self.sketch, self.ridge)
 
 
@@ -100,25 +89,17 @@ class Projection:
 
     info = MechanismInfo(
         name="jl",
-        output=Output.SECOND_MOMENT,
         additive=False,
         law="W_d(r, M + w² I) / r",
         sensitivity="gain C²/w² of a row over the ridge; worst rows orthogonal (tight)",
         claimed="(epsilon, delta)",
         proved="(epsilon, delta) by the exact profile; the published ridge is about 10⁷ times the needed one",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="r d normals, a d x d x r product, a Cholesky factor",
         reference="Blocki, Blum, Datta & Sheffet 2012; Sheffet 2015; exact ridge: dpdist.privacy.jl_profile",
         delta=DeltaUse.REQUIRED,
         options=(
             Option("sketch", Kind.INTEGER, "number r of random combinations; the relative error is about sqrt(d/r)"),
-            Option(
-                "ridge",
-                Kind.WORD,
-                "the least private one, or that of a paper",
-                "exact",
-                ("exact", "published", "sheffet"),
-            ),
+            Option("ridge", Kind.WORD, "the least private one, or that of a paper", "exact", _RIDGES),
         ),
         replacement="jl with ridge=exact",
         semidefinite=True,
@@ -134,10 +115,7 @@ class Projection:
             require_on_lattice(
                 query, loss, square, MAX_RIDGE, or_else=f"the exact ridge ({parameter('options.ridge')})"
             )
-        kept = with_true_delta(loss, delta(loss.epsilon, query.bound / square))
-        guarantee = None
-        if kept is not None:
-            guarantee = proved(query, kept, module=jl_profile.__name__, arithmetic=Arithmetic.IDEAL_REAL)
+        guarantee = proved_at_delta(query, loss, delta(loss.epsilon, query.bound / square), jl_profile.__name__)
         return CalibratedProjection(query.size, sketch, square, guarantee, loss)
 
 

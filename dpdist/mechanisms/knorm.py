@@ -51,19 +51,17 @@ from dpdist.mechanisms.base import (
     proved,
     require_on_lattice,
 )
-from dpdist.mechanisms.info import DeltaUse, MechanismInfo, Output
+from dpdist.mechanisms.info import MechanismInfo
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import gammas, haar, normals
 from dpdist.noise.nuclear import nuclear_spectra
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
-_MAX_SPREAD = 2**54
-"""Largest k d: an entry beyond 2^60, 64 times that, has a probability below exp(-64)."""
-_SIDE_BY_SIDE = 100
-"""Spectra simulated together: more gain nothing."""
+_MAX_SPREAD = 2**54  # largest k d: an entry beyond 2^60, 64 times that, has a probability below exp(-64)
+_SIDE_BY_SIDE = 100  # spectra simulated together: more gain nothing
 
 
 def _nuclear_variances(size: int) -> tuple[float, float]:
@@ -90,13 +88,7 @@ class _Calibrated(Proved, Additive):
     def _described(self, kind: EdgeKind, on: float, off: float) -> Noise:
         """Describe the noise, given its variances on and off the diagonal for k = 1."""
         square = float(self.scale) ** 2
-        return Noise(
-            kind.value,
-            kind,
-            variance_diagonal=on * square,
-            variance_off_diagonal=off * square,
-            details={"scale": self.scale},
-        )
+        return Noise(kind.value, kind, on * square, off * square, details={"scale": self.scale})
 
 
 @dataclass(frozen=True)
@@ -105,19 +97,15 @@ class CalibratedNuclear(_Calibrated, ReportsProgress):
 
     @property
     def noise(self) -> Noise:
-        """Law, scale k, and variances to 0.04 %, in lattice units."""
         return self._described(EdgeKind.NUCLEAR, *_nuclear_variances(self.size))
 
     def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:
-        """Draw E once; packed triangle, int64. Progress is told of the sweeps, which know nothing of the data."""
         return self._turned(nuclear_spectra(self.size, 1, entropy, progress=progress)[0], entropy)
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Answer:
-        """Return the moment plus one draw."""
         return moment.triangle() + self.draw(entropy, progress)
 
     def draws(self, count: int, entropy: Entropy) -> Iterator[Triangle]:
-        """Yield so many independent draws, whose spectra are simulated side by side."""
         for start in range(0, count, _SIDE_BY_SIDE):
             for spectrum in nuclear_spectra(self.size, min(_SIDE_BY_SIDE, count - start), entropy):
                 yield self._turned(spectrum, entropy)
@@ -127,8 +115,7 @@ class CalibratedNuclear(_Calibrated, ReportsProgress):
         return rounded((vectors * (self.scale * spectrum)) @ vectors.T)
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the change of the nuclear norm over the scale."""
-        return ratios.norm(here, there, self.scale, ratios.nuclear_length)
+        return ratios.norm(here, there, self.scale, lambda e: float(np.abs(np.linalg.eigvalsh(e)).sum()))
 
 
 @dataclass(frozen=True)
@@ -137,12 +124,10 @@ class CalibratedFrobenius(_Calibrated):
 
     @property
     def noise(self) -> Noise:
-        """Law, scale k and variances, in lattice units."""
         entries = self.size * (self.size + 1) // 2
         return self._described(EdgeKind.FROBENIUS, entries + 1.0, (entries + 1) / 2)
 
     def draw(self, entropy: Entropy) -> Triangle:
-        """Draw E once; packed triangle, int64."""
         square = normals(self.size * self.size, entropy).reshape(self.size, self.size)
         direction = square + square.T
         radius = gammas(self.size * (self.size + 1) / 2, 1, entropy)[0]
@@ -150,14 +135,12 @@ class CalibratedFrobenius(_Calibrated):
         return rounded(direction)
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the change of the Frobenius norm over the scale."""
         return ratios.norm(here, there, self.scale, lambda e: float(np.linalg.norm(e)))
 
 
 def _guarantee(query: LatticeQuery, loss: PrivacyLoss, scale: int) -> Guarantee:
-    """Return epsilon with noise of this scale."""
     require_on_lattice(query, loss, scale * query.size, _MAX_SPREAD)
-    return proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL)
+    return proved(query, loss, __name__)
 
 
 class Nuclear:
@@ -165,17 +148,13 @@ class Nuclear:
 
     info = MechanismInfo(
         name="nuclear",
-        output=Output.SECOND_MOMENT,
-        additive=True,
         law="density exp(-nuclear norm / k), by perfect simulation of its spectrum",
         sensitivity="nuclear: 2 C² replace-one (C² for one column), C² add-remove (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="about 9 d sweeps over the spectrum, O(d²) each: 1.5 s at d = 20, 15 s at 64, 40 s at 100, 1.5 h at 784; "
         "can be drawn in advance",
         reference="Hardt & Talwar 2010; d'Orsi & Novikov 2026; sampler in dpdist.noise.nuclear (Propp & Wilson 1996)",
-        delta=DeltaUse.NONE,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedNuclear:
@@ -189,16 +168,12 @@ class Frobenius:
 
     info = MechanismInfo(
         name="frobenius",
-        output=Output.SECOND_MOMENT,
-        additive=True,
         law="density exp(-Frobenius norm / k)",
         sensitivity="Frobenius: sqrt(2) C² replace-one (C² for one column), C² add-remove (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="d² normals; less noise than two-sided-wishart for d <= 2 only",
         reference="Hardt & Talwar 2010",
-        delta=DeltaUse.NONE,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedFrobenius:

@@ -30,16 +30,8 @@ import math
 from dataclasses import dataclass
 
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import (
-    IndependentEntries,
-    LogRatio,
-    Matrix,
-    Mechanism,
-    Proved,
-    proved,
-    require_on_lattice,
-)
-from dpdist.mechanisms.info import DeltaUse, MechanismInfo, Output
+from dpdist.mechanisms.base import IndependentEntries, LogRatio, Matrix, Mechanism, Proved, proved, require_on_lattice
+from dpdist.mechanisms.info import MechanismInfo
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -58,22 +50,13 @@ class CalibratedLaplace(Proved, IndependentEntries):
 
     @property
     def noise(self) -> Noise:
-        """Law, scale t and variances, in lattice units."""
         variance = 0.5 / math.sinh(0.5 / self.scale) ** 2
-        return Noise(
-            "discrete-laplace",
-            EdgeKind.LAPLACE,
-            variance_diagonal=variance,
-            variance_off_diagonal=variance,
-            details={"scale": self.scale},
-        )
+        return Noise("discrete-laplace", EdgeKind.LAPLACE, variance, variance, details={"scale": self.scale})
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
-        """Draw some rows of E once; packed, int64."""
         return discrete_laplace(self.scale, band.entries, entropy)
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the ratio of the integer probabilities, which is exact."""
         return ratios.laplace(here, there, self.scale)
 
 
@@ -83,7 +66,7 @@ def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> Cal
     require_on_lattice(query, loss, scale, MAX_SCALE)
     if query.triangle_l1 * MICRO > loss.epsilon_micro * scale:
         raise AssertionError("a scale rounded up keeps epsilon")
-    guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic.INTEGER_EXACT)
+    guarantee = proved(query, loss, __name__, arithmetic=Arithmetic.INTEGER_EXACT)
     return CalibratedLaplace(query.size, scale, guarantee)
 
 
@@ -92,8 +75,6 @@ class Laplace:
 
     info = MechanismInfo(
         name="laplace",
-        output=Output.SECOND_MOMENT,
-        additive=True,
         law="independent discrete Laplace entries on and above the diagonal",
         sensitivity="l1 of the triangle: sqrt(d²/2 + d + 1) C² replace-one (+ 3/4 for odd d; C² for one column), "
         "(d+1)/2 C² add-remove (tight)",
@@ -103,7 +84,6 @@ class Laplace:
         cost="d(d+1)/2 discrete Laplace draws",
         reference="Dwork, McSherry, Nissim & Smith 2006; Canonne, Kamath & Steinke 2020; sensitivity in "
         "dpdist.mechanisms.laplace",
-        delta=DeltaUse.NONE,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedLaplace:
@@ -116,8 +96,6 @@ class LaplacePublished:
 
     info = MechanismInfo(
         name="laplace-published",
-        output=Output.SECOND_MOMENT,
-        additive=True,
         law="independent discrete Laplace entries on and above the diagonal",
         sensitivity="l1 of the triangle as published, 2d C²: 2.8 times too large replace-one, 4 times add-remove",
         claimed="epsilon (pure), replace-one",
@@ -125,7 +103,6 @@ class LaplacePublished:
         arithmetic=Arithmetic.INTEGER_EXACT,
         cost="d(d+1)/2 discrete Laplace draws",
         reference="Jiang, Xie & Zhang 2016, algorithm 1",
-        delta=DeltaUse.NONE,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedLaplace:

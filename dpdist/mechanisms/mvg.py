@@ -29,6 +29,10 @@ Sigma, and symmetrising leaves the diagonal as it is. So the release is exactly 
 least noise matter: noise beyond theirs anywhere else buys nothing, and for rows in a ball isotropic noise is best
 (then `mvg-exact` has the law of `gaussian`). The published conditions ask for 10² to 10⁶ times the noise.
 
+**Directions.** A condition bounds a norm of the precisions; an allocation (section 5 of the paper) divides that bound
+among public directions: :func:`precisions`. Directions, spectra and covariances are public parameters: computed from
+the rows they would leak, whatever the noise.
+
 **Arithmetic.** Normals of 40 fractional bits, float64 products, rounded to the lattice before they are added: the label
 is `ideal-real`. The scales are those drawn, and mu² is raised by 2^-30 for the rounding of the directions.
 """
@@ -43,31 +47,146 @@ import numpy as np
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import Additive, LogRatio, Mechanism, proved, require_on_lattice
-from dpdist.mechanisms.directions import (
-    ALLOCATION_OPTIONS,
-    Allocation,
-    Matrix,
-    OptionMatrix,
-    covariance_spectrum,
-    orthonormal,
-    precisions,
-)
-from dpdist.mechanisms.info import DeltaUse, Kind, MechanismInfo, Option, Output
+from dpdist.mechanisms.base import Additive, LogRatio, Matrix, Mechanism, proved, require_on_lattice
+from dpdist.mechanisms.info import DeltaUse, Kind, MechanismInfo, Option
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import normals
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
-from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
 _MAX_DEVIATION = 2.0**56
 """Largest standard deviation of an entry: sixteen of them stay below the 2^60 units that are allowed."""
-_MARGIN = 1 + Fraction(1, 2**30)
-"""Covers directions orthonormal, and square roots taken, to float64 only."""
-_UNIT = 2**160
-"""mu² is rounded up to a multiple of its inverse."""
+_MARGIN = 1 + Fraction(1, 2**30)  # covers directions orthonormal, and square roots taken, to float64 only
+_UNIT = 2**160  # mu² is rounded up to a multiple of its inverse
+OptionMatrix = tuple[tuple[float, ...], ...]  # A matrix as an option gives it; empty where it is left out
+
+_ALLOCATION_OPTIONS = (
+    Option(
+        "allocation",
+        Kind.WORD,
+        "how the noise is spread: evenly, less on some directions, or by water-filling",
+        "uniform",
+        ("uniform", "binary", "optimal"),
+    ),
+    Option("informative", Kind.INTEGER, "for binary: how many of the first directions get less noise", 1),
+    Option("share", Kind.NUMBER, "for binary: share of the precision they get together, between 0 and 1", 0.75),
+    Option(
+        "directions",
+        Kind.MATRIX,
+        "d x d, a public orthonormal direction per row, or a release.zarr: its eigenvectors; left out: the columns",
+        (),
+    ),
+    Option("spectrum", Kind.NUMBERS, "for optimal: d public variances of the moment along them, in units of C⁴", ()),
+)
+
+
+_SHARPNESS = 1e-6  # how far directions may be from orthonormal, and a covariance from symmetric, before they are mended
+_CONDITION = 1e9
+"""Largest ratio of the eigenvalues of a covariance that float64 tells from a singular one with room to spare."""
+_LEAST = 2.0**-20
+"""Least precision under water-filling, relative to the greatest: noise must be finite where no water stands."""
+
+
+def orthonormal(rows: OptionMatrix, size: int) -> Matrix | None:
+    """Return the directions as orthonormal columns, (d, d), or None for the coordinate axes.
+
+    What is off by rounding is replaced by the nearest orthogonal matrix, orthonormal to float64.
+    """
+    if not rows:
+        return None
+    matrix = np.array(rows)
+    if matrix.shape != (size, size) or np.abs(matrix @ matrix.T - np.eye(size)).max() > _SHARPNESS:
+        raise UsageError(
+            f"The directions must be {size} orthonormal rows of {size} numbers (the constant of "
+            f"{parameter('centre', 'private')} counts as a column): orthonormalise them, or leave the option out for "
+            "the columns.",
+            parameter="options.directions",
+        )
+    left, _, right = np.linalg.svd(matrix)
+    mended: Matrix = (left @ right).T
+    return mended
+
+
+def _covariance_spectrum(rows: OptionMatrix, size: int) -> tuple[Matrix, Matrix | None]:
+    """Return eigenvalues (d,), ascending, and eigenvectors (d, d) of a public covariance, or of the identity."""
+    if not rows:
+        return np.ones(size), None
+    matrix = np.array(rows)
+    where = f"({parameter('options.sigma')})"
+    if matrix.shape != (size, size):
+        raise UsageError(
+            f"The covariance must be {size} x {size}, the constant of {parameter('centre', 'private')} included "
+            f"{where}."
+        )
+    if np.abs(matrix - matrix.T).max() > _SHARPNESS * np.abs(matrix).max():
+        raise UsageError(f"The covariance must be symmetric: pass (Sigma + Sigma^T) / 2 {where}.")
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    if not values[0] * _CONDITION > values[-1]:
+        raise UsageError(
+            f"The covariance must be positive definite, its largest eigenvalue at most 1e9 times its smallest: add a "
+            f"multiple of the identity {where}."
+        )
+    return values, vectors
+
+
+def precisions(
+    total: float,
+    power: int,
+    size: int,
+    allocation: str = "uniform",
+    informative: int = 1,
+    share: float = 0.75,
+    spectrum: tuple[float, ...] = (),
+) -> Matrix:
+    """Divide precision among the directions: ``x_i > 0`` with ``sum x_i^power = total``.
+
+    * uniform: all equal.
+    * binary: the first k get the share tau of the total together, equally, the others the rest.
+    * optimal: ``x_i = max(level - 1/v_i, 0)``, v the spectrum. Of all positive definite noise precisions K^{-1} with
+      one trace it maximises ``det(I + V K^{-1})``, the power-to-noise ratio of the paper (KKT conditions; with every
+      x_i positive the level is ``(trace + sum 1/v_i) / d``). The level is chosen to spend the total; an x_i of
+      0 would be infinite noise and becomes 2^-20 of the greatest.
+    """
+    if allocation == "optimal":
+        if len(spectrum) != size or not min(spectrum) > 0:
+            raise UsageError(
+                f"allocation=optimal needs {size} positive public variances.", parameter="options.spectrum"
+            )
+        return _water_filling(total, power, np.array(spectrum))
+    if spectrum:
+        raise UsageError("Only allocation=optimal reads a spectrum: leave it out.", parameter="options.spectrum")
+    shares = np.full(size, 1 / size)
+    if allocation == "binary":
+        if not 1 <= informative < size:
+            raise UsageError(
+                f"Between 1 and {size - 1} of {size} directions can be informative.", parameter="options.informative"
+            )
+        if not 0 < share < 1:
+            raise UsageError(
+                "The share of the informative directions lies strictly between 0 and 1.", parameter="options.share"
+            )
+        shares[:informative] = share / informative
+        shares[informative:] = (1 - share) / (size - informative)
+    divided: Matrix = (total * shares) ** (1 / power)
+    return divided
+
+
+def _water_filling(total: float, power: int, spectrum: Matrix) -> Matrix:
+    gap = 1 / spectrum - 1 / spectrum.max()  # how far the bed lies above its deepest point
+
+    def filled(depth: float) -> Matrix:
+        return np.asarray(np.maximum(depth - gap, _LEAST * depth))
+
+    low, high = 0.0, total ** (1 / power)  # there the deepest point alone takes it all
+    while True:
+        depth = (low + high) / 2
+        if not low < depth < high:
+            return filled(low)  # spends at most the total
+        low, high = (low, depth) if np.sum(filled(depth) ** power) > total else (depth, high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +201,6 @@ class CalibratedMatrixGaussian(Additive):
 
     @property
     def noise(self) -> Noise:
-        """Law, spectrum of Sigma, and variances in squared lattice units: means over entries where they differ."""
         values, size = self.eigenvalues, self.eigenvalues.size
         if self.two_sided:
             # Var of the symmetric part: Sigma_ii² on, (Sigma_ii Sigma_jj + Sigma_ij²) / 2 off the diagonal
@@ -93,18 +211,11 @@ class CalibratedMatrixGaussian(Additive):
             # Sigma_ii on, (Sigma_ii + Sigma_jj) / 4 off the diagonal
             on = float(values.mean())
             off = on / 2
-        return Noise(
-            "matrix-variate-gaussian",
-            variance_diagonal=on,
-            variance_off_diagonal=off,
-            details={
-                "row_covariance_spectrum": values.tolist(),
-                "column_covariance": "the same" if self.two_sided else "identity",
-            },
-        )
+        column = "the same" if self.two_sided else "identity"
+        details = {"row_covariance_spectrum": values.tolist(), "column_covariance": column}
+        return Noise("matrix-variate-gaussian", variance_diagonal=on, variance_off_diagonal=off, details=details)
 
     def draw(self, entropy: Entropy) -> Triangle:
-        """Draw the symmetric part once; packed triangle, int64."""
         size = self.eigenvalues.size
         root = np.sqrt(self.eigenvalues)
         draws = normals(size * size, entropy).reshape(size, size) * root[:, None]
@@ -147,7 +258,7 @@ def _calibrated(
     mu_squared = _mu_squared(query, eigenvalues, two_sided=two_sided)
     true_delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
     kept = PrivacyLoss(loss.epsilon_micro, max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO)))
-    guarantee = proved(query, kept, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, mu_squared=mu_squared)
+    guarantee = proved(query, kept, __name__, mu_squared=mu_squared)
     return CalibratedMatrixGaussian(eigenvalues, directions, two_sided, guarantee, loss)
 
 
@@ -173,20 +284,17 @@ class Published:
         self._two_sided = two_sided
         self.info = MechanismInfo(
             name="mvg-psd" if two_sided else "mvg",
-            output=Output.SECOND_MOMENT,
-            additive=True,
             law=f"symmetric part of Sigma^{{1/2}} G{' Sigma^{1/2}' if two_sided else ''}, G normal; directional",
             sensitivity="Frobenius: sqrt(2) C² replace-one (C² if d = 1), C² add-remove (tight); |M|_F <= rows C²",
             claimed="(epsilon, delta)",
             proved="(epsilon, delta), exactly mu-GDP with far smaller mu: gaussian needs a hundredth of the noise or "
             "less; rows plays no role in the true privacy",
-            arithmetic=Arithmetic.IDEAL_REAL,
             cost="d² normals" + (", two d x d products with directions" if two_sided else ", one d x d product"),
             reference="Chanyaswad, Dytso, Poor & Mittal 2018, theorem " + ("3" if two_sided else "2"),
             delta=DeltaUse.REQUIRED,
             options=(
                 Option("rows", Kind.INTEGER, "a public upper bound on the number of rows, for |M|_F <= rows C²"),
-                *ALLOCATION_OPTIONS,
+                *_ALLOCATION_OPTIONS,
             ),
         )
 
@@ -207,13 +315,13 @@ class Published:
             raise UsageError("The bound on the number of rows must be between 1 and 2^62.", parameter="options.rows")
         phi = published_norm(query, loss, rows, two_sided=self._two_sided)
         basis = orthonormal(directions, query.size)
-        spread = Allocation(allocation, informative, share, spectrum)
+        spread = (allocation, informative, share, spectrum)
         if self._two_sided:
             # noise of variance sigma² between equal directions: x = 1 / sigma², sum x = phi²
-            eigenvalues = query.bound / np.sqrt(precisions(phi**2, 1, query.size, spread))
+            eigenvalues = query.bound / np.sqrt(precisions(phi**2, 1, query.size, *spread))
         else:
             # noise of variance sigma along a direction: x = 1 / sigma, sqrt(sum x²) sqrt(d) = phi²
-            eigenvalues = float(query.bound) ** 2 / precisions(phi**4 / query.size, 2, query.size, spread)
+            eigenvalues = float(query.bound) ** 2 / precisions(phi**4 / query.size, 2, query.size, *spread)
         return _calibrated(query, loss, eigenvalues, basis, two_sided=self._two_sided)
 
 
@@ -222,15 +330,12 @@ class Exact:
 
     info = MechanismInfo(
         name="mvg-exact",
-        output=Output.SECOND_MOMENT,
-        additive=True,
         law="symmetric part of c Sigma^{1/2} G Sigma^{1/2}, G normal, Sigma public",
         sensitivity="|Sigma^{-1/2} D Sigma^{-1/2}|_F: C² sqrt(p1² + p2²) replace-one, C² p1 add-remove (tight), "
         "p the largest eigenvalues of Sigma^{-1}",
         claimed="(epsilon, delta)",
         proved="(epsilon, delta), exactly mu-GDP; only the two smallest eigenvalues of Sigma count, so for rows in a "
         "ball Sigma = I, which is gaussian, dominates every other",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="d² normals, two d x d products",
         reference="theorem in dpdist.mechanisms.mvg; law of Chanyaswad, Dytso, Poor & Mittal 2018",
         delta=DeltaUse.REQUIRED,
@@ -239,7 +344,7 @@ class Exact:
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sigma: OptionMatrix) -> CalibratedMatrixGaussian:
         """Return the least multiple of Sigma that keeps (epsilon, delta)."""
-        shape, directions = covariance_spectrum(sigma, query.size)
+        shape, directions = _covariance_spectrum(sigma, query.size)
         shape = shape / shape[0]
         sensitivity = math.sqrt(_mu_squared(query, shape, two_sided=True))
         scale = sensitivity * gaussian_sigma(loss) * (1 + 2.0**-29)  # the margin of mu² and the rounding of the scales

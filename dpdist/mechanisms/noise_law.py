@@ -31,35 +31,25 @@ _LEAST, _MOST, _MANY = 2.0**-64, 2.0**128, 2**53
 class EdgeKind(enum.StrEnum):
     """What the largest eigenvalue of noise is like; written into releases, so a format."""
 
-    NONE = "none"
-    """Nothing is known of it, or the answer is not the moment plus noise."""
-    NORMAL = "normal-entries"
-    """Independent normal entries; a semicircle."""
-    LAPLACE = "laplace-entries"
-    """Independent Laplace entries of one scale; a semicircle."""
-    FROBENIUS = "frobenius-norm"
-    """Density falling exponentially in the Frobenius norm; a semicircle."""
-    NUCLEAR = "nuclear-norm"
-    """Density falling exponentially in the nuclear norm."""
-    WISHART = "wishart"
-    """A Wishart matrix less its mean."""
-    TWO_SIDED_WISHART = "two-sided-wishart"
-    """The difference of two independent Wishart matrices of one law."""
-    SUM = "sum"
-    """A sum of kinds that have no law together."""
+    NONE = "none"  # nothing is known of it, or the answer is not the moment plus noise
+    NORMAL = "normal-entries"  # independent
+    LAPLACE = "laplace-entries"  # independent, of one scale
+    FROBENIUS = "frobenius-norm"  # density falling exponentially in this norm
+    NUCLEAR = "nuclear-norm"  # likewise
+    WISHART = "wishart"  # a Wishart matrix less its mean
+    TWO_SIDED_WISHART = "two-sided-wishart"  # the difference of two independent Wishart matrices of one law
+    SUM = "sum"  # of kinds that have no law together
 
     @property
     def semicircle(self) -> bool:
         """Whether the spectrum is a semicircle in the limit of many columns."""
-        return self in _SEMICIRCLES
+        return self in {EdgeKind.NORMAL, EdgeKind.LAPLACE, EdgeKind.FROBENIUS}
 
     @property
     def wishart(self) -> bool:
         """Whether it is made of Wishart matrices."""
         return self in {EdgeKind.WISHART, EdgeKind.TWO_SIDED_WISHART}
 
-
-_SEMICIRCLES = frozenset({EdgeKind.NORMAL, EdgeKind.LAPLACE, EdgeKind.FROBENIUS})
 
 _STORED_LAWS = {
     "rounded-gaussian-orthogonal": EdgeKind.NORMAL,
@@ -75,37 +65,18 @@ _STORED_LAWS = {
 
 @dataclass(frozen=True)
 class Part:
-    """Noise of one kind, alone or as part of a sum.
+    """Noise of one kind, alone or as part of a sum."""
 
-    Attributes
-    ----------
-    kind
-        Never ``NONE`` or ``SUM``.
-    variance
-        Of an entry off the diagonal, squared lattice units: of all terms together, of each where they are alike only.
-    terms
-        How many independent draws were added up.
-    degrees
-        Degrees of freedom of a Wishart matrix, of all terms together. 0: not known; then ``variance`` alone counts.
-    scale
-        Of a Wishart matrix, lattice units.
-    """
-
-    kind: EdgeKind
-    variance: float
-    terms: int = 1
-    degrees: int = 0
-    scale: float = 0.0
+    kind: EdgeKind  # never NONE or SUM
+    variance: float  # of an entry off the diagonal, squared lattice units: of all terms together if they add up
+    terms: int = 1  # independent draws that were added up
+    degrees: int = 0  # of freedom of a Wishart matrix, of all terms together; 0: not known, the variance alone counts
+    scale: float = 0.0  # of a Wishart matrix, lattice units
 
     @property
     def adds_up(self) -> bool:
         """Whether the sum of two such has a law of the same kind; else terms are merely alike, and counted."""
         return self.kind.semicircle or self.degrees > 0
-
-    @property
-    def _likeness(self) -> tuple[EdgeKind, bool, float]:
-        """What must agree for two parts to be told as one."""
-        return (self.kind, self.adds_up, self.scale if self.adds_up else self.variance)
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -116,46 +87,24 @@ class Part:
     def from_json(cls, value: Mapping[str, Any]) -> Part:
         """Read what :meth:`to_json` wrote."""
         kind = EdgeKind(value["edge"])
-        part = cls(
-            kind,
-            _size(value["variance_off_diagonal"]),
-            _count(value["terms"]),
-            _count(value["degrees"]) if "degrees" in value else 0,
-            _size(value["scale"]) if "degrees" in value else 0.0,
-        )
-        if kind in {EdgeKind.NONE, EdgeKind.SUM} or (part.degrees and not kind.wishart):
+        wishart = (_count(value["degrees"]), _size(value["scale"])) if "degrees" in value else ()
+        if kind in {EdgeKind.NONE, EdgeKind.SUM} or (wishart and not kind.wishart):
             raise ValueError(kind)
-        return part
+        return cls(kind, _size(value["variance_off_diagonal"]), _count(value["terms"]), *wishart)
 
 
 @dataclass(frozen=True, eq=False)
 class Noise(Mapping[str, Any]):
-    """What is publicly known of the noise of a release, in lattice units.
+    """What is publicly known of the noise of a release, in lattice units."""
 
-    Attributes
-    ----------
-    law
-        Its name, for people.
-    edge
-        What the largest eigenvalue is like.
-    variance_diagonal, variance_off_diagonal
-        Of an entry, float; None where the mechanism adds no noise to entries.
-    mean_diagonal
-        The mean of the noise, a multiple of the identity: of which one.
-    details
-        Parameters of the law, JSON values. ``WISHART`` has ``degrees`` and ``scale``, ``TWO_SIDED_WISHART``
-        ``columns`` and ``scale``.
-    parts
-        Of a sum; empty otherwise. See :attr:`summands`.
-    """
-
-    law: str
+    law: str  # its name, for people
     edge: EdgeKind = EdgeKind.NONE
-    variance_diagonal: float | None = None
+    variance_diagonal: float | None = None  # of an entry; None where the mechanism adds no noise to entries
     variance_off_diagonal: float | None = None
-    mean_diagonal: float = 0.0
+    mean_diagonal: float = 0.0  # the mean of the noise is this multiple of the identity
+    # parameters of the law, JSON values: WISHART has degrees and scale, TWO_SIDED_WISHART columns and scale
     details: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Part, ...] = ()  # of a sum, else empty; see summands
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values, as a release stores them."""
@@ -175,8 +124,7 @@ class Noise(Mapping[str, Any]):
         noise = cls(
             law=str(value["law"]),
             edge=EdgeKind(value.get("edge", EdgeKind.NONE)),
-            variance_diagonal=_size(value["variance_diagonal"]) if "variance_diagonal" in value else None,
-            variance_off_diagonal=_size(value["variance_off_diagonal"]) if "variance_off_diagonal" in value else None,
+            **{name: _size(value[name]) for name in _MOMENTS[:2] if name in value},
             mean_diagonal=_finite(value.get("mean_diagonal", 0.0)),
             details=MappingProxyType({key: value[key] for key in value if key not in own}),
             parts=tuple(Part.from_json(part) for part in value.get("parts", ())),
@@ -203,11 +151,11 @@ class Noise(Mapping[str, Any]):
         """The independent parts that the noise is the sum of: itself, if it is none; empty if nothing is known."""
         if self.parts or self.edge in {EdgeKind.NONE, EdgeKind.SUM} or not self.variance_off_diagonal:
             return self.parts
-        degrees = {EdgeKind.WISHART: "degrees", EdgeKind.TWO_SIDED_WISHART: "columns"}.get(self.edge)
-        if degrees is None:
-            return (Part(self.edge, self.variance_off_diagonal),)
-        scale = _size(self.details["scale"])
-        return (Part(self.edge, self.variance_off_diagonal, 1, _count(self.details[degrees]), scale),)
+        part = Part(self.edge, self.variance_off_diagonal)
+        if not self.edge.wishart:
+            return (part,)
+        degrees = self.details["degrees" if self.edge is EdgeKind.WISHART else "columns"]
+        return (replace(part, degrees=_count(degrees), scale=_size(self.details["scale"])),)
 
     def __add__(self, other: Noise) -> Noise:
         """Return the noise of the sum of two independent draws."""
@@ -257,7 +205,7 @@ def _joined(parts: list[Part]) -> tuple[Part, ...]:
     """Add up the parts that have a law together, in an order that does not depend on theirs."""
     joined: dict[tuple[EdgeKind, bool, float], Part] = {}
     for part in parts:
-        key = part._likeness  # noqa: SLF001 - of this module
+        key = (part.kind, part.adds_up, part.scale if part.adds_up else part.variance)
         known = joined.get(key)
         if known is not None:
             part = replace(  # noqa: PLW2901 - the two as one

@@ -41,16 +41,8 @@ from functools import lru_cache
 import numpy as np
 
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import (
-    Additive,
-    LogRatio,
-    Matrix,
-    Mechanism,
-    proved,
-    require_on_lattice,
-    with_true_delta,
-)
-from dpdist.mechanisms.info import DeltaUse, MechanismInfo, Output
+from dpdist.mechanisms.base import Additive, LogRatio, Matrix, Mechanism, proved, proved_at_delta, require_on_lattice
+from dpdist.mechanisms.info import DeltaUse, MechanismInfo
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.mechanisms.wishart import ARITHMETIC
@@ -62,8 +54,7 @@ from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbo
 from dpdist.privacy.wishart_profile import add_remove_delta, least_theta, leaving_delta, replace_one_delta
 from dpdist.triangle import Triangle, rounded
 
-_MAX_SPREAD = 2.0**56
-"""Largest ``s² (sqrt m + sqrt d)²``: eigenvalues of E stay inside int64 with overwhelming room."""
+_MAX_SPREAD = 2.0**56  # largest ``s² (sqrt m + sqrt d)²``: eigenvalues of E stay inside int64 with overwhelming room
 
 
 @dataclass(frozen=True)
@@ -79,19 +70,11 @@ class CalibratedWishart(Additive):
 
     @property
     def noise(self) -> Noise:
-        """Law, degrees of freedom, scale s², variances and mean, in lattice units."""
-        variance = self.columns * float(self.scale) ** 2
-        return Noise(
-            "wishart",
-            EdgeKind.WISHART,
-            variance_diagonal=2 * variance,
-            variance_off_diagonal=variance,
-            mean_diagonal=float(self.columns * self.scale),
-            details={"degrees": self.columns, "scale": self.scale},
-        )
+        variance, mean = self.columns * float(self.scale) ** 2, float(self.columns * self.scale)
+        details = {"degrees": self.columns, "scale": self.scale}
+        return Noise("wishart", EdgeKind.WISHART, 2 * variance, variance, mean, details)
 
     def draw(self, entropy: Entropy) -> Triangle:
-        """Draw E once; packed triangle, int64."""
         if self.arithmetic is Arithmetic.INTEGER_EXACT:
             return rounded_wishart(self.size, self.columns, self.scale, entropy)
         factor = np.zeros((self.size, self.size))
@@ -101,7 +84,6 @@ class CalibratedWishart(Additive):
         return rounded(self.scale * (factor @ factor.T))
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the ratio of the Wishart densities before rounding; infinite off the support of one of them."""
         return ratios.wishart(here, there, self.columns, self.scale)
 
 
@@ -121,26 +103,16 @@ def least_noise(size: int, loss: PrivacyLoss, neighbours: Neighbours) -> tuple[i
     return columns, least_theta(loss.epsilon, delta, (columns - size + 1) / 2, relation)
 
 
-def _calibrated(
-    query: LatticeQuery,
-    loss: PrivacyLoss,
-    kept: PrivacyLoss | None,
-    *,
-    columns: int,
-    scale: int,
-    arithmetic: Arithmetic = Arithmetic.IDEAL_REAL,
-) -> CalibratedWishart:
-    """Put the noise and what it keeps together."""
+def _require_on_lattice(query: LatticeQuery, loss: PrivacyLoss, columns: int, scale: int) -> None:
     require_on_lattice(query, loss, scale * (math.sqrt(columns) + math.sqrt(query.size)) ** 2, _MAX_SPREAD)
-    guarantee = None
-    if kept is not None:
-        guarantee = proved(query, kept, module=wishart_profile.__name__, arithmetic=arithmetic)
-    return CalibratedWishart(query.size, columns, scale, arithmetic, guarantee, loss)
 
 
-def _published(loss: PrivacyLoss, delta: float) -> PrivacyLoss | None:
-    """Return the true loss of noise as published: its delta may be far below the one asked for."""
-    return with_true_delta(PrivacyLoss(loss.epsilon_micro), delta)
+def _published(query: LatticeQuery, loss: PrivacyLoss, columns: int, scale: int, delta: float) -> CalibratedWishart:
+    """Return noise as published; its true delta may be far below the one asked for. 1: nothing is proved."""
+    _require_on_lattice(query, loss, columns, scale)
+    pure = PrivacyLoss(loss.epsilon_micro)
+    guarantee = proved_at_delta(query, pure, delta, wishart_profile.__name__)
+    return CalibratedWishart(query.size, columns, scale, Arithmetic.IDEAL_REAL, guarantee, loss)
 
 
 class Wishart:
@@ -148,8 +120,6 @@ class Wishart:
 
     info = MechanismInfo(
         name="wishart",
-        output=Output.SECOND_MOMENT,
-        additive=True,
         law="rounded Wishart, m from d+1 on, scale from the exact profile; positive definite",
         sensitivity="rank one or two, rows of full norm: reduces to Gamma((m-d+1)/2) noise",
         claimed="(epsilon, delta)",
@@ -166,7 +136,9 @@ class Wishart:
         """Return the noise of least spectral edge that keeps (epsilon, delta)."""
         columns, theta = least_noise(query.size, loss, query.neighbours)
         scale = math.ceil(Fraction(theta) * query.bound / 2)
-        return _calibrated(query, loss, loss, columns=columns, scale=scale, arithmetic=Arithmetic(arithmetic))
+        _require_on_lattice(query, loss, columns, scale)
+        guarantee = proved(query, loss, wishart_profile.__name__, Arithmetic(arithmetic))
+        return CalibratedWishart(query.size, columns, scale, guarantee.arithmetic, guarantee, loss)
 
 
 class PublishedWishart:
@@ -176,16 +148,12 @@ class PublishedWishart:
         self.factor = factor
         self.info = MechanismInfo(
             name=name,
-            output=Output.SECOND_MOMENT,
-            additive=True,
             law=f"Wishart, d+1 degrees of freedom, scale C²/(2 {share})",
             sensitivity="rank one: reduces to exponential noise",
             claimed="epsilon (pure), replace-one",
             proved=f"not pure: delta = 1 - exp(-{share}), at any larger epsilon too",
-            arithmetic=Arithmetic.IDEAL_REAL,
             cost="d(d-1)/2 normals, d gamma draws, a d x d x d product",
             reference=reference,
-            delta=DeltaUse.NONE,
             replacement="two-sided-wishart",
             semidefinite=True,
         )
@@ -194,7 +162,7 @@ class PublishedWishart:
         """Return the noise as published, with its true delta."""
         scale = -(-self.factor * query.bound * MICRO // (2 * loss.epsilon_micro))
         true_delta = leaving_delta(loss.epsilon, 1.0, 2 * scale / query.bound)
-        return _calibrated(query, loss, _published(loss, true_delta), columns=query.size + 1, scale=scale)
+        return _published(query, loss, query.size + 1, scale, true_delta)
 
 
 class SheffetWishart:
@@ -202,13 +170,10 @@ class SheffetWishart:
 
     info = MechanismInfo(
         name="sheffet-wishart",
-        output=Output.SECOND_MOMENT,
-        additive=True,
         law="Wishart, d + floor(28 ln(4/delta)/epsilon²) degrees of freedom, scale C²",
         sensitivity="rank one or two, rows of full norm: reduces to Gamma((m-d+1)/2) noise",
         claimed="(epsilon, delta)",
         proved="(epsilon, delta) with a far smaller delta up to epsilon 1; false above about 5",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="d(d-1)/2 normals, d gamma draws, a d x d x d product",
         reference="Sheffet 2015",
         delta=DeltaUse.REQUIRED,
@@ -220,14 +185,13 @@ class SheffetWishart:
         """Return the noise as published, with its true delta."""
         extra = math.floor(28 * math.log(4 / loss.delta) / loss.epsilon**2)
         kappa = (extra + 1) / 2
-        kept = None
-        if kappa >= 1:
-            if query.neighbours is Neighbours.ADD_REMOVE or query.size == 1:
-                true_delta = add_remove_delta(loss.epsilon, kappa, 2.0)
-            else:
-                true_delta = replace_one_delta(loss.epsilon, kappa, 2.0, enough=1 / ATTO)
-            kept = _published(loss, true_delta)
-        return _calibrated(query, loss, kept, columns=query.size + extra, scale=query.bound)
+        if kappa < 1:
+            true_delta = 1.0
+        elif query.neighbours is Neighbours.ADD_REMOVE or query.size == 1:
+            true_delta = add_remove_delta(loss.epsilon, kappa, 2.0)
+        else:
+            true_delta = replace_one_delta(loss.epsilon, kappa, 2.0, enough=1 / ATTO)
+        return _published(query, loss, query.size + extra, query.bound, true_delta)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (

@@ -60,27 +60,20 @@ from dpdist.mechanisms.base import (
     require_components,
     require_on_lattice,
 )
-from dpdist.mechanisms.info import COMPONENTS, DeltaUse, Kind, MechanismInfo, Option, Output
+from dpdist.mechanisms.info import COMPONENTS, Kind, MechanismInfo, Option
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials
 from dpdist.noise.orbit import hermitian
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
-_LARGEST = 2.0**59
-"""Largest eigenvalue released, lattice units: no entry of the matrix then leaves the 64-bit lattice."""
-_MAX_SCALE = 2**56
-"""Largest scale of the Laplace noise, lattice units."""
+_LARGEST = 2.0**59  # largest eigenvalue released, lattice units: no entry of the matrix then leaves the 64-bit lattice
+_MAX_SCALE = 2**56  # largest scale of the Laplace noise, lattice units
 _REFERENCE = "Mangoubi, Wu, Kale, Thakurta & Vishnoi 2022, algorithm {}; exact samplers in dpdist.noise"
 _COST = "eigh; ms for rank 1 or strong signal; else 10 d² to 30 d² sweeps of k(d-k) to d(d-1)/2 cells: 7 s at d = 64"
-
-
-def _rate(epsilon: Fraction, query: LatticeQuery) -> float:
-    """Return the exponent's factor for a spectrum of spread 1; ``tr(A - A') H`` ranges over the nuclear sensitivity."""
-    return float(epsilon / query.nuclear)
 
 
 def _aligned(
@@ -95,35 +88,27 @@ def _aligned(
     return lowest * np.eye(spectrum.size) + (highest - lowest) * (basis @ x @ basis.T)
 
 
-def _guarantee(query: LatticeQuery, loss: PrivacyLoss, *ranges: Fraction) -> Guarantee:
-    return proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, bounded_ranges=ranges)
-
-
 @dataclass(frozen=True)
 class CalibratedOrbit(Proved, ReportsProgress):
     """Algorithm 1 for one public spectrum."""
 
     unit: int
-    spectrum: tuple[float, ...]
-    rate: float
+    spectrum: tuple[float, ...]  # in units of C²
+    rate: float  # the factor of the exponent for a spectrum of spread 1
     guarantee: Guarantee
 
     @property
     def noise(self) -> Noise:
-        """Law, spectrum in units of C², and alpha per lattice unit of A (0 for a constant spectrum)."""
         spread = self.spectrum[0] - self.spectrum[-1]
         return Noise(
-            "unitary-orbit",
-            details={"spectrum": list(self.spectrum), "alpha": self.rate / spread if spread else 0.0},
+            "unitary-orbit", details={"spectrum": list(self.spectrum), "alpha": self.rate / spread if spread else 0.0}
         )
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Triangle:
-        """Draw S Re H once, rounded and packed; progress is told of the sweeps, whose number depends on the data."""
         values, vectors = np.linalg.eigh(moment.matrix())
         return rounded(self.unit * _aligned(values, vectors, np.array(self.spectrum), self.rate, entropy, progress))
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the ratio of the density on the orbit; 0 for a constant spectrum."""
         lowest, spread = self.spectrum[-1], self.spectrum[0] - self.spectrum[-1]
         if not spread:
             return lambda _: 0.0
@@ -142,14 +127,10 @@ class CalibratedLowRankOrbit(Proved, ReportsProgress):
 
     @property
     def noise(self) -> Noise:
-        """Law, rank, scale of the Laplace noise, and the exponent for a spectrum of spread 1, in lattice units."""
-        return Noise(
-            "unitary-orbit-lowrank",
-            details={"components": self.components, "laplace_scale": self.scale, "rate": self.rate},
-        )
+        details = {"components": self.components, "laplace_scale": self.scale, "rate": self.rate}
+        return Noise("unitary-orbit-lowrank", details=details)
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Triangle:
-        """Draw Re H once, rounded and packed; progress is told of the sweeps, whose number depends on the data."""
         values, vectors = np.linalg.eigh(moment.matrix())
         k = self.components
         noise = exponentials(k, entropy) - exponentials(k, entropy)
@@ -158,7 +139,6 @@ class CalibratedLowRankOrbit(Proved, ReportsProgress):
         return rounded(_aligned(values, vectors, spectrum, self.rate, entropy, progress))
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
-        """Return the ratio for one component; None for more, whose eigenvalues the real part does not show."""
         if self.components > 1:
             return None
         line = np.eye(len(here))[0]
@@ -176,16 +156,13 @@ class Orbit:
 
     info = MechanismInfo(
         name="orbit",
-        output=Output.SECOND_MOMENT,
         additive=False,
         law="Re H, H on the unitary orbit of a public spectrum, density exp(alpha tr(A H))",
         sensitivity="range of tr(A H): 2 C² (g1 - gd) replace-one, C² (g1 - gd) add-remove (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure), bounded range",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost=_COST,
         reference=_REFERENCE.format(1),
-        delta=DeltaUse.NONE,
         options=(SPECTRUM,),
         semidefinite=True,
     )
@@ -208,8 +185,9 @@ class Orbit:
                 parameter="grid_bits",
             )
         padded = spectrum + (0.0,) * (query.size - len(spectrum))
-        rate = _rate(Fraction(loss.epsilon_micro, MICRO), query)
-        return CalibratedOrbit(query.bound, padded, rate, _guarantee(query, loss, Fraction(loss.epsilon_micro, MICRO)))
+        epsilon = Fraction(loss.epsilon_micro, MICRO)
+        guarantee = proved(query, loss, __name__, bounded_ranges=[epsilon])
+        return CalibratedOrbit(query.bound, padded, float(epsilon / query.nuclear), guarantee)
 
 
 class LowRankOrbit:
@@ -217,16 +195,13 @@ class LowRankOrbit:
 
     info = MechanismInfo(
         name="orbit-lowrank",
-        output=Output.SECOND_MOMENT,
         additive=False,
         law="k eigenvalues + Laplace, sorted, clipped at 0, zeros; then as orbit with half of epsilon",
         sensitivity="eigenvalues, l1: 2 C² replace-one (C² if k = 1), C² add-remove; then as orbit",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost=_COST,
         reference=_REFERENCE.format(2),
-        delta=DeltaUse.NONE,
         options=(COMPONENTS,),
         semidefinite=True,
     )
@@ -237,7 +212,8 @@ class LowRankOrbit:
         share = Fraction(loss.epsilon_micro, MICRO if query.size == 1 else 2 * MICRO)
         scale = (query.bound if components == 1 else query.nuclear) / share
         require_on_lattice(query, loss, scale, _MAX_SCALE)
-        return CalibratedLowRankOrbit(components, float(scale), _rate(share, query), _guarantee(query, loss))
+        rate = float(share / query.nuclear)
+        return CalibratedLowRankOrbit(components, float(scale), rate, proved(query, loss, __name__))
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Orbit(), LowRankOrbit())

@@ -51,32 +51,23 @@ import numpy as np
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import (
-    Answer,
-    ExactMoment,
-    LogRatio,
-    Matrix,
-    Mechanism,
-    proved,
-    require_components,
-)
+from dpdist.mechanisms.base import Answer, ExactMoment, LogRatio, Matrix, Mechanism, proved, require_components
 from dpdist.mechanisms.info import COMPONENTS, DeltaUse, Kind, MechanismInfo, Option, Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials, gammas, haar, normals
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
-from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
 
-_UP = 1 + 2.0**-40
-"""Pushes the few float roundings of a scale to the safe side."""
+_UP = 1 + 2.0**-40  # pushes the few float roundings of a scale to the safe side
 GRID_BITS = 24
 """Fractional bits of what A is multiplied with: fine beside any noise, and few enough for exact sums in float64."""
 ROUTE = Option(
     "route",
     Kind.WORD,
     "whether the d x d moment is formed once (moment) or only its products with d x k frames are computed (products)",
-    "moment",
+    "moment",  # the law is the same
     ("moment", "products"),
 )
 _ITERATIONS = Option("iterations", Kind.INTEGER, "number L of rounds, public, at least 1")
@@ -101,17 +92,14 @@ class CalibratedPower:
 
     @property
     def noise(self) -> Noise:
-        """Law and scale of the noise of a round, in lattice units."""
-        return Noise(
-            f"power-{self.shape}",
-            details={
-                "components": self.count,
-                "iterations": self.iterations,
-                "scale": self.scale,
-                "relative_to_largest_entry": self.relative,
-                "vector_bits": GRID_BITS,
-            },
-        )
+        details = {
+            "components": self.count,
+            "iterations": self.iterations,
+            "scale": self.scale,
+            "relative_to_largest_entry": self.relative,
+            "vector_bits": GRID_BITS,
+        }
+        return Noise(f"power-{self.shape}", details=details)
 
     def _noise(self, frame: Matrix, entropy: Entropy) -> Matrix:
         entries = self.size * self.count
@@ -126,7 +114,6 @@ class CalibratedPower:
         return scale * drawn.reshape(self.size, self.count)
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
-        """Run the rounds once; (k, d) orthonormal rows."""
         frame = haar(self.size, self.count, entropy)
         for _ in range(self.iterations):
             frame, _ = np.linalg.qr(moment.times(on_grid(frame)) + self._noise(frame, entropy))
@@ -152,14 +139,12 @@ def on_grid(frame: Matrix) -> Matrix:
     return rounded
 
 
-def _sensitivity_squared(query: LatticeQuery, count: int) -> int:
-    """Return Delta_k², exact, in squared lattice units."""
-    return query.bound**2 if count == 1 else query.frobenius_squared
-
-
-def _require_rounds(iterations: int) -> None:
+def _sensitivity_squared(query: LatticeQuery, count: int, iterations: int) -> int:
+    """Return Delta_k², exact, in squared lattice units, of a number of components and rounds that makes sense."""
+    require_components(query, count)
     if iterations < 1:
         raise UsageError("The power method needs at least one round.", parameter="options.iterations")
+    return query.bound**2 if count == 1 else query.frobenius_squared
 
 
 def _ceiling(value: float, unit: int) -> int:
@@ -177,7 +162,6 @@ class Power:
         sensitivity="A X, Frobenius: sqrt(2) C² replace-one, C² add-remove; C² for k = 1",
         claimed="(epsilon, delta), or epsilon",
         proved="(epsilon, delta), exactly mu-GDP; or epsilon (pure)",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="L products with d x k, L d k normals; never forms d x d with route=products",
         reference="Hardt & Price 2014, with noise calibrated to rows by Dong, Roth & Su 2022",
         delta=DeltaUse.OPTIONAL,
@@ -185,20 +169,23 @@ class Power:
     )
 
     def calibrate(
-        self, query: LatticeQuery, loss: PrivacyLoss, *, components: int, iterations: int, route: str
+        self,
+        query: LatticeQuery,
+        loss: PrivacyLoss,
+        *,
+        components: int,
+        iterations: int,
+        route: str,  # noqa: ARG002
     ) -> CalibratedPower:
         """Return the least noise that keeps the loss."""
-        del route  # however the products are computed, the law is the same
-        require_components(query, components)
-        _require_rounds(iterations)
-        squared = _sensitivity_squared(query, components)
+        squared = _sensitivity_squared(query, components, iterations)
         if loss.delta_atto:
             shape, scale = "normal", math.sqrt(iterations * squared) * gaussian_sigma(loss) * _UP
             mu_squared = Fraction(iterations * squared) / Fraction(scale) ** 2
         else:
             shape, scale = "k-norm", iterations * math.sqrt(squared) / loss.epsilon * _UP
             mu_squared = None
-        guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, mu_squared=mu_squared)
+        guarantee = proved(query, loss, __name__, mu_squared=mu_squared)
         return CalibratedPower(query.size, components, iterations, shape, scale, False, loss, guarantee)
 
 
@@ -213,7 +200,6 @@ class PublishedPower:
         sensitivity="one entry of A by C²; a row changes many",
         claimed="(epsilon, delta), or epsilon, for one entry of A",
         proved="for rows: (epsilon, delta') with delta' from max|X| >= 1/sqrt(d); refused where it exceeds delta",
-        arithmetic=Arithmetic.IDEAL_REAL,
         cost="L products with d x k, L d k normals",
         reference="Hardt & Price 2014; constants of Imtiaz & Sarwate 2016",
         delta=DeltaUse.OPTIONAL,
@@ -222,13 +208,16 @@ class PublishedPower:
     )
 
     def calibrate(
-        self, query: LatticeQuery, loss: PrivacyLoss, *, components: int, iterations: int, route: str
+        self,
+        query: LatticeQuery,
+        loss: PrivacyLoss,
+        *,
+        components: int,
+        iterations: int,
+        route: str,  # noqa: ARG002
     ) -> CalibratedPower:
         """Return the noise as published, and what it proves for rows."""
-        del route  # however the products are computed, the law is the same
-        require_components(query, components)
-        _require_rounds(iterations)
-        squared = Fraction(_sensitivity_squared(query, components), query.bound**2)
+        squared = Fraction(_sensitivity_squared(query, components, iterations), query.bound**2)
         true, mu_squared = loss, None
         if loss.delta_atto:
             chi = math.sqrt(4 * components * iterations * math.log(1 / loss.delta)) / loss.epsilon * _UP
@@ -243,7 +232,7 @@ class PublishedPower:
             share = math.sqrt(squared * query.size / components) / 10
             if share > 1:
                 true = PrivacyLoss(_ceiling(loss.epsilon * share, MICRO), 0)
-        guarantee = proved(query, true, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, mu_squared=mu_squared)
+        guarantee = proved(query, true, __name__, mu_squared=mu_squared)
         scale = chi * query.bound
         return CalibratedPower(query.size, components, iterations, shape, scale, True, loss, guarantee)
 

@@ -36,22 +36,13 @@ norm is claimed.
 
 **Compared.** Errors in rows at confidence 0.95, at the worst edge; replace-one, epsilon 0.1, 61 edges:
 
-* The two laws: 453 with Laplace noise (t = 20), 701 with Gaussian noise at delta 1e-6 (s = 52), whose tails are as
-  wide as its delta is small. But beside Gaussian releases mu² adds up. Of it the Gaussian histogram costs 0.00074,
-  and what is epsilon-private 0.0157, ``mu = 2 Phi^-1(e^epsilon / (1 + e^epsilon))``: 21 times as much. At that cost
+* The two laws: 453 with Laplace noise (t = 20), 701 with Gaussian noise at delta 1e-6 (s = 52). But beside Gaussian
+  releases mu² adds up: the Gaussian histogram costs 0.00074 of it, what is epsilon-private 0.0157. At that cost
   Gaussian noise has s = 12 and errs by 174 rows.
-* The exponential mechanism with utility ``-|#above - (1 - q) n|`` over the edges, sensitivity 1: its edge is off by at
-  most ``(2/epsilon) ln(61/0.05)`` = 142 rows. Permute-and-flip is never worse than that. Its privacy loss has range
-  epsilon, which costs mu² = 0.0039; at the 0.00074 of the Gaussian histogram, epsilon 0.0434, it is off by at most 327.
-  Both give an edge and nothing else: no count of what is clipped, no error, no word on whether the grid ends too early.
-  A count at the chosen edge takes a share of epsilon, and their samplers need real arithmetic.
-* Noisy counts of a binary tree over the bins: log2(m) levels share the loss, and a tail is a sum of up to log2(m)
-  nodes. The standard deviation of a tail of three nodes is 294 rows with Laplace noise, here at most 111; with
-  Gaussian noise 222, here at most 205. A tree of Gaussian noise would win in the middle of grids of some hundred edges;
-  clip norms are looked for in the tail, where few bins are above: at the last edge the error is a quarter of the worst.
-
-The histogram costs more rows and answers every quantile, with its error, exactly on integers. On the tables this is
-for, of 10^5 rows and more, all these errors are far below the width of the grid's bins.
+* The exponential mechanism over the edges is off by at most 142 rows, at 0.0039 of mu²; at 0.00074, by at most 327. It
+  gives an edge and nothing else: no count of what is clipped, no error, no word on whether the grid ends too early.
+* Noisy counts of a binary tree win in the middle of grids of some hundred edges. Clip norms lie in the tail, where few
+  bins are above: at the last edge the error of the histogram is a quarter of the worst.
 
 References
 ----------
@@ -72,14 +63,11 @@ from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Terms, cal
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 NAME = "norm-histogram"
-CONFIDENCE = 0.95
-"""Of what is said of a quantile: of all bounds, at all edges and on both sides, together."""
+CONFIDENCE = 0.95  # of what is said of a quantile: of all bounds, at all edges and on both sides, together
 
 
 def calibrated(loss: PrivacyLoss, neighbours: Neighbours, max_rows: int = 1) -> CalibratedHistogram:
     """Return the least integer scale that keeps the loss where neighbours differ in at most so many rows.
-
-    With a delta the noise is Gaussian, without one discrete Laplace.
 
     Examples
     --------
@@ -145,35 +133,16 @@ def rank_error(
 
 @dataclass(frozen=True)
 class QuantileFound:
-    """What a noisy histogram says of one quantile.
+    """What a noisy histogram says of one quantile."""
 
-    Attributes
-    ----------
-    edge
-        Number of the first edge that is estimated not to be below it; None: no edge is.
-    above_edge
-        Number of the last edge that surely is below it; None: it may lie below the first one.
-    within
-        Where the estimate lies between the edge before ``edge``, 0, and that one, 1.
-    up_to_edge
-        Number of the first edge that surely is not below it; None: it may lie beyond the grid.
-    rows
-        The rank error (:func:`rank_error`).
-    tail, tail_error
-        Estimated share of the rows above that edge, from 0 to 1, and its standard error. None: the noise exceeds the
-        number of rows.
-    confidence
-        Of ``above_edge``, ``up_to_edge`` and ``rows``, together.
-    """
-
-    edge: int | None
-    above_edge: int | None
-    up_to_edge: int | None
-    rows: float
-    tail: float | None
-    tail_error: float | None
-    confidence: float
-    within: float = 1.0
+    edge: int | None  # the first that is estimated not to be below it; None: no edge is
+    above_edge: int | None  # the last that surely is below it; None: it may lie below the first one
+    up_to_edge: int | None  # the first that surely is not below it; None: it may lie beyond the grid
+    rows: float  # the rank error
+    tail: float | None  # estimated share of the rows above that edge; None: the noise exceeds the number of rows
+    tail_error: float | None  # its standard error
+    confidence: float  # of above_edge, up_to_edge and rows, together
+    within: float = 1.0  # where the estimate lies between the edge before `edge`, 0, and that one, 1
 
 
 def quantile_of(

@@ -20,8 +20,7 @@ import numpy as np
 from dpdist.mechanisms.base import LogRatio, Matrix
 from dpdist.noise.integrals import log_bingham, log_orbit
 
-_NEGLIGIBLE = 1e-12
-"""Changes smaller than this part of the largest are rounding errors of an eigendecomposition."""
+_NEGLIGIBLE = 1e-12  # changes smaller than this part of the largest are rounding errors of an eigendecomposition
 _RAYS = np.linspace(-11, 11, 301)
 
 
@@ -39,13 +38,6 @@ def gaussian(here: Matrix, there: Matrix, variance: Matrix, basis: Matrix | None
     return lambda y: float(np.sum(weights * turned(y))) - middle
 
 
-def two_scales(here: Matrix, there: Matrix, on: float, off: float) -> LogRatio:
-    """As :func:`gaussian`, of two standard deviations: on and off the diagonal."""
-    variance = np.full(here.shape, float(off) ** 2)
-    np.fill_diagonal(variance, float(on) ** 2)
-    return gaussian(here, there, variance)
-
-
 def laplace(here: Matrix, there: Matrix, scale: float) -> LogRatio:
     """Independent (discrete) Laplace entries on and above the diagonal: the change of their l1 norm over the scale."""
     upper = np.triu_indices(len(here))
@@ -56,11 +48,6 @@ def laplace(here: Matrix, there: Matrix, scale: float) -> LogRatio:
 def norm(here: Matrix, there: Matrix, scale: float, length: Callable[[Matrix], float]) -> LogRatio:
     """Noise of density ``exp(-|E| / scale)``: the change of the norm over the scale (Hardt & Talwar 2010)."""
     return lambda y: (length(y - there) - length(y - here)) / scale
-
-
-def nuclear_length(matrix: Matrix) -> float:
-    """Return the sum of the absolute eigenvalues."""
-    return float(np.abs(np.linalg.eigvalsh(matrix)).sum())
 
 
 def wishart(here: Matrix, there: Matrix, degrees: int, scale: float) -> LogRatio:
@@ -182,12 +169,6 @@ def clipped_pair(here: Matrix, there: Matrix, scale: float, direction: Callable[
         return (abs(value - b) - abs(value - a)) / scale + direction(y, value)
 
     return ratio
-
-
-def top_vector(here: Matrix, there: Matrix, concentration: float) -> Callable[[Matrix, float], float]:
-    """Return the ratio of the one Bingham vector whose projector a release is a multiple of."""
-    ratio = successive_bingham(here, there, concentration)
-    return lambda y, _: ratio(np.linalg.eigh(y)[1][:, -1:].T)
 
 
 def orbit(here: Matrix, there: Matrix, spectrum: Matrix, rate: float) -> Callable[[Matrix], float]:

@@ -1,34 +1,33 @@
 """Every mechanism by name.
 
-To add one, open four files:
+To add one:
 
-1. A module of its own here, or that of its family. Its docstring has the law, the theorem and the proof. A class says
-   in :class:`~dpdist.mechanisms.info.MechanismInfo` what is said in public, and its ``calibrate`` takes each option as
-   a keyword and returns a :class:`~dpdist.mechanisms.base.Calibrated`. :mod:`dpdist.mechanisms.base` has the parts
-   that are the same for many: ``proved``, ``require_on_lattice``, ``Proved``, ``Additive``, ``IndependentEntries`` and
-   ``ReportsProgress``. :mod:`dpdist.mechanisms.gaussian` is the example to read. The module never moves: ledgers and
-   releases name it.
+1. A module of its own here, or that of its family. Its docstring has the law, the theorem and the proof. A class has an
+   ``info`` and a ``calibrate`` that takes each option as a keyword and returns a
+   :class:`~dpdist.mechanisms.base.Calibrated`. :mod:`dpdist.mechanisms.gaussian` is the example to read. The module
+   never moves: ledgers and releases name it.
 2. This file: its ``MECHANISMS``, in the list below.
 3. ``tests/mechanisms/test_mechanism_contract.py``: where its proof stands. It is done when the contract passes. It
    must take 1 for a whole number that has to be given, and (1.0,) for numbers.
 4. ``tests/mechanisms/test_<family>.py``: that its draws have its law, and its constants are those of its theorem.
 5. ``python -m dpdist.jobs.sections``: writes the schema of job files anew, which lists the mechanisms.
 
-The audit attacks it as it is (``tests/privacy/test_audit.py``). Fields of the calibrated class that the noise grows
-with are called ``scale``, ``sigma_diagonal``, ``sigma_off_diagonal``, ``ridge`` or ``eigenvalues``. Those that it
-shrinks with are called ``concentration`` or ``rate``. Noise whose spectrum is of a new kind needs two files more, for
-its edge: :mod:`dpdist.mechanisms.noise_law` and :mod:`dpdist.pca.noise_edge`; until then it says ``EdgeKind.NONE``.
+The audit attacks it as it is, and a copy with less noise: ``tests/faults/weakened.py`` lists the fields by which. Noise
+whose spectrum is of a new kind has its edge in :mod:`dpdist.mechanisms.noise_law` and :mod:`dpdist.pca.noise_edge`;
+until then it says ``EdgeKind.NONE``.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms import (
     analyze_gauss,
-    baseline,
     eigenpairs,
     exponential,
     gaussian,
@@ -41,10 +40,57 @@ from dpdist.mechanisms import (
     power,
     wishart,
 )
-from dpdist.mechanisms.base import Calibrated, Mechanism
+from dpdist.mechanisms.base import Calibrated, IndependentEntries, Matrix, Mechanism
 from dpdist.mechanisms.info import MechanismInfo, Options
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.noise.entropy import Entropy
+from dpdist.privacy.guarantee import Arithmetic, PrivacyLoss
+from dpdist.triangle import Band, Triangle
+
+
+@dataclass(frozen=True)
+class CalibratedNone(IndependentEntries):
+    """No noise."""
+
+    size: int
+    guarantee: None = None
+    claim: None = None
+
+    @property
+    def noise(self) -> Noise:
+        return Noise("none", variance_diagonal=0.0, variance_off_diagonal=0.0)
+
+    def draw_band(self, band: Band, entropy: Entropy) -> Triangle:  # noqa: ARG002 - there is nothing to draw
+        return np.zeros(band.entries, dtype=np.int64)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> None:
+        """Return None: what is released is the moment itself."""
+
+
+class NoPrivacy:
+    """`none`: the exact second moment, to measure the others against.
+
+    Nothing is claimed or proved: the release is private data, given out only for reproduction, and charges no ledger.
+    """
+
+    info = MechanismInfo(
+        name="none",
+        law="the exact second moment",
+        sensitivity="none is used",
+        claimed="nothing: evaluation only",
+        proved="nothing",
+        arithmetic=Arithmetic.INTEGER_EXACT,
+        cost="nothing",
+        reference="the non-private baseline of every paper",
+        replacement="two-sided-wishart",
+        semidefinite=True,
+    )
+
+    def calibrate(self, query: LatticeQuery, _loss: PrivacyLoss) -> CalibratedNone:
+        """Return the exact answer, whatever the loss."""
+        return CalibratedNone(query.size)
+
 
 _FAMILIES: tuple[tuple[Mechanism, ...], ...] = (
     gaussian.MECHANISMS,
@@ -53,7 +99,7 @@ _FAMILIES: tuple[tuple[Mechanism, ...], ...] = (
     power.MECHANISMS,
     laplace.MECHANISMS,
     analyze_gauss.MECHANISMS,
-    baseline.MECHANISMS,
+    (NoPrivacy(),),
     exponential.MECHANISMS,
     eigenpairs.MECHANISMS,
     orbit.MECHANISMS,
@@ -64,8 +110,7 @@ _FAMILIES: tuple[tuple[Mechanism, ...], ...] = (
 MECHANISMS: dict[str, Mechanism] = {mechanism.info.name: mechanism for family in _FAMILIES for mechanism in family}
 
 
-RECOMMENDED = ("gaussian", "two-sided-wishart")
-"""What to take where a delta is allowed, and where none is."""
+RECOMMENDED = ("gaussian", "two-sided-wishart")  # what to take where a delta is allowed, and where none is
 
 
 def list_mechanisms() -> tuple[MechanismInfo, ...]:

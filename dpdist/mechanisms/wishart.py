@@ -42,16 +42,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import (
-    Additive,
-    LogRatio,
-    Matrix,
-    Mechanism,
-    Proved,
-    proved,
-    require_on_lattice,
-)
-from dpdist.mechanisms.info import DeltaUse, Kind, MechanismInfo, Option, Output
+from dpdist.mechanisms.base import Additive, LogRatio, Matrix, Mechanism, Proved, proved, require_on_lattice
+from dpdist.mechanisms.info import Kind, MechanismInfo, Option
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -68,8 +60,7 @@ ARITHMETIC = Option(
     choices=tuple(arithmetic.value for arithmetic in Arithmetic),
 )
 """The option of mechanisms whose noise can be drawn in either arithmetic."""
-_MAX_SPREAD = 2**56
-"""Largest k d: the entries of k Z Z^T, a few times k d, stay inside int64 with overwhelming room."""
+_MAX_SPREAD = 2**56  # largest k d: the entries of k Z Z^T, a few times k d, stay inside int64 with overwhelming room
 
 
 @dataclass(frozen=True)
@@ -82,18 +73,11 @@ class CalibratedTwoSidedWishart(Proved, Additive):
 
     @property
     def noise(self) -> Noise:
-        """Law, scale k and variances in lattice units; ``columns`` is the number of columns of Z."""
         variance = 2.0 * (self.size + 1) * float(self.scale) ** 2
-        return Noise(
-            "two-sided-wishart",
-            EdgeKind.TWO_SIDED_WISHART,
-            variance_diagonal=2 * variance,
-            variance_off_diagonal=variance,
-            details={"columns": self.size + 1, "scale": self.scale},
-        )
+        details = {"columns": self.size + 1, "scale": self.scale}
+        return Noise("two-sided-wishart", EdgeKind.TWO_SIDED_WISHART, 2 * variance, variance, details=details)
 
     def draw(self, entropy: Entropy) -> Triangle:
-        """Draw E once; packed triangle, int64."""
         columns = self.size + 1
         if self.guarantee.arithmetic is Arithmetic.INTEGER_EXACT:
             out = rounded_wishart(self.size, columns, self.scale, entropy)
@@ -109,7 +93,6 @@ class CalibratedTwoSidedWishart(Proved, Additive):
         return z @ z.T
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the ratio of the entries along the change: a bound on what the whole matrix shows."""
         return ratios.two_sided_wishart(here, there, self.size + 1, self.scale)
 
 
@@ -118,8 +101,6 @@ class TwoSidedWishart:
 
     info = MechanismInfo(
         name="two-sided-wishart",
-        output=Output.SECOND_MOMENT,
-        additive=True,
         law="W1 - W2, independent rounded Wishart with d+1 degrees of freedom",
         sensitivity="nuclear: 2 C² replace-one (C² for one column), C² add-remove (tight)",
         claimed="epsilon (pure)",
@@ -127,7 +108,6 @@ class TwoSidedWishart:
         arithmetic=Arithmetic.INTEGER_EXACT,
         cost="2 d(d+1) normals, 2 to 6 d x d x (d+1) products for each Wishart matrix",
         reference="theorem in dpdist.mechanisms.wishart; repairs Imtiaz & Sarwate 2016 and Jiang et al. 2016",
-        delta=DeltaUse.NONE,
         options=(ARITHMETIC,),
         units=True,
     )
@@ -136,7 +116,7 @@ class TwoSidedWishart:
         """Return the smallest integer scale that keeps epsilon."""
         scale = -(-query.nuclear * MICRO // (2 * loss.epsilon_micro))
         require_on_lattice(query, loss, scale * query.size, _MAX_SPREAD)
-        guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic(arithmetic))
+        guarantee = proved(query, loss, __name__, arithmetic=Arithmetic(arithmetic))
         return CalibratedTwoSidedWishart(query.size, scale, guarantee)
 
 

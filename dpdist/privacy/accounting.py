@@ -18,8 +18,8 @@ Ullman & Vadhan 2016 (privacy filters).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from typing import TypedDict
@@ -32,8 +32,7 @@ from dpdist.privacy.profile import largest_mu_squared, mu_of_pure, near_profile,
 
 _DIGITS = MPContext()  # a private context: mpmath's global precision belongs to the caller
 _DIGITS.dps = 60
-_UP = 1 + 2.0**-48
-"""Pushes a correctly rounded float to the safe side."""
+_UP = 1 + 2.0**-48  # pushes a correctly rounded float to the safe side
 _FLOOR = 1e-50
 """Added to every delta of a mechanism that is not pure: the 60 digits are off by less, and it never rounds to 0."""
 
@@ -254,24 +253,12 @@ class LeftJson(TypedDict):
 
 @dataclass(frozen=True)
 class Left:
-    """What a budget still buys.
+    """What a budget still buys."""
 
-    Attributes
-    ----------
-    gaussian_micro
-        Epsilon, in millionths, of the largest Gaussian release at the delta of the budget; 0: none.
-    pure_micro
-        Epsilon, in millionths, of the largest pure release; 0: none.
-    delta_atto
-        Delta of the budget, in units of 1e-18.
-    share
-        Share of the caps that is charged, from 0 to 1.
-    """
-
-    gaussian_micro: int
-    pure_micro: int
-    delta_atto: int
-    share: float
+    gaussian_micro: int  # epsilon, in millionths, of the largest Gaussian release at the delta of the budget; 0: none
+    pure_micro: int  # epsilon, in millionths, of the largest pure release; 0: none
+    delta_atto: int  # of the budget
+    share: float  # of the caps that is charged, from 0 to 1
 
     def __str__(self) -> str:
         if _TOLD < self.share < 1:
@@ -314,8 +301,7 @@ class Left:
         )
 
 
-_TOLD = 0.9999
-"""Beyond this share of the caps, what is left is the rounding of what was charged."""
+_TOLD = 0.9999  # beyond this share of the caps, what is left is the rounding of what was charged
 
 
 def _short(micro: int) -> str:
@@ -324,8 +310,7 @@ def _short(micro: int) -> str:
     return f"{micro // unit * unit / MICRO:.6f}".rstrip("0").rstrip(".")
 
 
-Price = tuple[CapSet | None, ...]
-"""What is charged to each set, or left of it; None: it is closed."""
+Price = tuple[CapSet | None, ...]  # what is charged to each set, or left of it; None: it is closed
 
 
 def _less(rest: Price, price: Price) -> Price:
@@ -343,50 +328,32 @@ class Filter:
 
     budget: PrivacyLoss
     caps: tuple[CapSet, ...]
-    _charged: dict[str, Price] = field(init=False, default_factory=dict)
-    _rest: Price = field(init=False)
+    charged: dict[str, Price] = field(init=False, default_factory=dict)  # by the key of each release
+    rest: Price = field(init=False)  # what is left of each cap set
 
     def __post_init__(self) -> None:
-        self._rest = self.caps
+        self.rest = self.caps
 
     @classmethod
     def resumed(cls, budget: PrivacyLoss, caps: tuple[CapSet, ...], charged: dict[str, Price], rest: Price) -> Filter:
-        """Return the account that had these :attr:`charged` and this :attr:`rest`."""
+        """Return the account that had these charges, and this left."""
         account = cls(budget, caps)
-        account._charged, account._rest = charged, rest
+        account.charged, account.rest = charged, rest
         return account
-
-    @property
-    def charged(self) -> Mapping[str, Price]:
-        """What each release was charged as, by its key."""
-        return self._charged
-
-    @property
-    def rest(self) -> Price:
-        """What is left of each cap set."""
-        return self._rest
-
-    def _count(self) -> None:
-        """Take all charges from the caps; booking keeps what is left up to date."""
-        self._rest = self.caps
-        for price in self._charged.values():
-            self._rest = _less(self._rest, price)
 
     def copy(self) -> Filter:
         """Return a filter of its own with the same charges."""
-        other = Filter(self.budget, self.caps)
-        other._charged, other._rest = dict(self._charged), self._rest
-        return other
+        return Filter.resumed(self.budget, self.caps, dict(self.charged), self.rest)
 
     def __len__(self) -> int:
-        return len(self._charged)
+        return len(self.charged)
 
     def priced(self, guarantee: Guarantee) -> Price:
         """Return what a release would be charged as; None for every set where it cannot be."""
         options = list(prices(guarantee))
         return tuple(
             None if rest is None else next((price for price in options if rest.holds(price)), None)
-            for rest in self._rest
+            for rest in self.rest
         )
 
     def holds(self, guarantee: Guarantee) -> bool:
@@ -403,19 +370,21 @@ class Filter:
 
     def charge(self, key: str, price: Price) -> None:
         """Charge what was :meth:`priced` for this account as it stands."""
-        self._charged[key] = price
-        self._rest = _less(self._rest, price)
+        self.charged[key] = price
+        self.rest = _less(self.rest, price)
 
     def refund(self, key: str) -> None:
         """Take back what was charged under a key, if anything was; only of a release that nobody has seen."""
-        if self._charged.pop(key, None) is not None:
-            self._count()
+        if self.charged.pop(key, None) is not None:
+            self.rest = self.caps
+            for price in self.charged.values():
+                self.rest = _less(self.rest, price)
 
     def left(self) -> Left:
         """Return what can still be charged."""
         gaussian = pure = 0
         share = 1.0
-        for rest, caps in zip(self._rest, self.caps, strict=True):
+        for rest, caps in zip(self.rest, self.caps, strict=True):
             if rest is None:
                 continue
             gaussian = max(gaussian, _gaussian_micro(rest.mu_squared, self.budget))
@@ -425,12 +394,8 @@ class Filter:
 
 
 def _share(rest: CapSet, caps: CapSet) -> float:
-    parts: list[tuple[Fraction, Fraction]] = [
-        (Fraction(rest.epsilon_micro), Fraction(caps.epsilon_micro)),
-        (rest.mu_squared, caps.mu_squared),
-        (Fraction(rest.delta_atto), Fraction(caps.delta_atto)),
-    ]
-    return max((1 - float(left / of) for left, of in parts if of), default=0.0)
+    parts = zip(astuple(rest), astuple(caps), strict=True)
+    return max((1 - float(Fraction(left) / of) for left, of in parts if of), default=0.0)
 
 
 def _largest(within: Callable[[int], bool], high: int, guess: int) -> int:
@@ -558,10 +523,7 @@ def _likely_epsilon_micro(guarantees: list[Guarantee], delta_atto: int) -> int:
 
 def composed(guarantees: Iterable[Guarantee]) -> CapSet:
     """Return what releases amount to that were all fixed before the first answer."""
-    total = CapSet()
-    for guarantee in guarantees:
-        total += next(prices(guarantee))
-    return total
+    return sum((next(prices(guarantee)) for guarantee in guarantees), CapSet())
 
 
 def composed_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int:

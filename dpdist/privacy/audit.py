@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,37 +32,10 @@ from scipy import special
 from dpdist.privacy.guarantee import PrivacyLoss
 
 Sample = npt.NDArray[np.float64]
-_CANDIDATES = 8000
-"""Most thresholds that are looked at, evenly spread over the draws."""
-_SPANS = (1.5, 3.0, 6.0)
-"""Widths of the window of log weights that an event of weighted draws allows."""
-_CAUTION = 0.01
-"""Events are chosen by wider bounds than they are measured by, because other draws may see less."""
-_NO_MORE = 700.0
-"""Largest exponent."""
-
-
-class Measure(Protocol):
-    """What was seen of the probability of an event."""
-
-    def interval(self, error: float) -> tuple[float, float]:
-        """Return bounds on its probability; each fails with probability at most ``error``."""
-        ...
-
-    @property
-    def estimate(self) -> float:
-        """Unbiased estimate."""
-        ...
-
-    @property
-    def draws(self) -> int:
-        """Number of draws."""
-        ...
-
-    @property
-    def hits(self) -> int:
-        """How many of them were in the event."""
-        ...
+_CANDIDATES = 8000  # most thresholds that are looked at, evenly spread over the draws
+_SPANS = (1.5, 3.0, 6.0)  # widths of the window of log weights that an event of weighted draws allows
+_CAUTION = 0.01  # events are chosen by wider bounds than they are measured by, because other draws may see less
+_NO_MORE = 700.0  # largest exponent
 
 
 @dataclass(frozen=True)
@@ -141,8 +114,8 @@ def _where(mean: float, end: float, limit: float) -> float:
 class Finding:
     """What one event shows: its probabilities on two tables, as measured."""
 
-    more: Measure
-    less: Measure
+    more: Count | Weighted
+    less: Count | Weighted
     error: float
     apart: int = 1
     ratio: float = -math.inf
@@ -306,20 +279,7 @@ def implied_delta(loss: PrivacyLoss, epsilon: float) -> float:
     return loss.delta + (1 - loss.delta) * share
 
 
-class FindingJson(TypedDict):
-    """What a finding says of a claim, as JSON values."""
-
-    delta_lower: float
-    delta_estimate: float
-    delta_upper_of_this_event: float
-    epsilon_lower: float
-    confidence: float
-    rows_apart: int
-    counts: list[list[int]]
-    rejected: bool
-
-
-def to_json(finding: Finding, loss: PrivacyLoss) -> FindingJson:
+def to_json(finding: Finding, loss: PrivacyLoss) -> dict[str, Any]:
     """Return a finding about a claim as JSON values."""
     low, estimate, high = finding.delta(loss.epsilon)
     return {

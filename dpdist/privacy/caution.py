@@ -21,11 +21,9 @@ from dpdist.errors import RefusedError, WeakGuaranteeWarning
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import ATTO, MICRO, Neighbours, PrivacyLoss
 
-LARGEST_EPSILON = 10
-"""Above this a guarantee is given with a caution."""
+LARGEST_EPSILON = 10  # above this a guarantee is given with a caution
 _LARGE_DELTA_ATTO = ATTO // 10**4
-_EXPONENT = 700.0
-"""Largest x whose ``exp(x)`` is a float."""
+_EXPONENT = 700.0  # largest x whose ``exp(x)`` is a float
 
 
 def cautions(loss: PrivacyLoss, neighbours: Neighbours, rows: int | None) -> tuple[str, ...]:

@@ -17,14 +17,11 @@ from typing import NotRequired, TypedDict
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
 
-MICRO = 10**6
-"""Units of epsilon in one."""
-ATTO = 10**18
-"""Units of delta in one."""
+MICRO = 10**6  # units of epsilon in one
+ATTO = 10**18  # units of delta in one
 
 
-Number = str | int | float | Decimal
-"""How a loss may be written: a float by its shortest decimal text."""
+Number = str | int | float | Decimal  # how a loss may be written: a float by its shortest decimal text
 
 
 class Neighbours(enum.StrEnum):
@@ -55,8 +52,7 @@ class Neighbours(enum.StrEnum):
 
     REPLACE_ONE = "replace-one"
     """One row exchanged for any other; the number of rows n is public (the papers' relation, the default)."""
-    ADD_REMOVE = "add-remove"
-    """One row more or fewer; n is private."""
+    ADD_REMOVE = "add-remove"  # one row more or fewer; n is private
 
 
 def neighbours_of(given: str) -> Neighbours:
@@ -70,10 +66,8 @@ def neighbours_of(given: str) -> Neighbours:
 class Arithmetic(enum.StrEnum):
     """Which arithmetic the proof is about."""
 
-    INTEGER_EXACT = "integer-exact"
-    """The proof holds for the machine's own integers, low-order bits included."""
-    IDEAL_REAL = "ideal-real"
-    """The proof is about real numbers; the machine approximates them."""
+    INTEGER_EXACT = "integer-exact"  # the proof holds for the machine's own integers, low-order bits included
+    IDEAL_REAL = "ideal-real"  # the proof is about real numbers; the machine approximates them
 
     @classmethod
     def of_all(cls, parts: Iterable[Guarantee]) -> Arithmetic:
@@ -83,7 +77,7 @@ class Arithmetic(enum.StrEnum):
 
 
 def _counted(number: Number, unit: int, name: str, counted_in: str) -> int:
-    text = str(number)  # of a float the digits with which it was written, and not the binary fraction beside them
+    text = str(number)  # of a float the digits with which it was written
     try:
         value = Decimal(text)
     except InvalidOperation:
@@ -173,10 +167,7 @@ class PrivacyLoss:
         DataError
             If one is out of range, or finer than the units.
         """
-        return cls(
-            _counted(epsilon, MICRO, "Epsilon", "millionths"),
-            _counted(delta, ATTO, "Delta", "units of 1e-18"),
-        )
+        return cls(_counted(epsilon, MICRO, "Epsilon", "millionths"), _counted(delta, ATTO, "Delta", "units of 1e-18"))
 
     @classmethod
     def declared(cls, epsilon: Number, delta: Number = 0, pure: Number = 0, reserve: Number = 0) -> PrivacyLoss:
@@ -279,8 +270,7 @@ class MixedBudget(PrivacyLoss):
         )
 
 
-Ratio = list[str]
-"""An exact fraction in JSON: numerator and denominator in decimal digits."""
+Ratio = list[str]  # an exact fraction in JSON: numerator and denominator in decimal digits
 
 
 def ratio_of(value: Fraction) -> Ratio:

@@ -49,19 +49,13 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 Floats = npt.NDArray[np.float64]
 
-_ROUNDING = 1e-10
-"""Relative error allowed for each of two terms that are subtracted."""
-_FLOOR = 1e-24
-"""Added to every delta: above what underflows, far below its unit."""
+_ROUNDING = 1e-10  # relative error allowed for each of two terms that are subtracted
+_FLOOR = 1e-24  # added to every delta: above what underflows, far below its unit
 _CELLS = 8192
-_BELOW, _ABOVE = 10.0, 6.0
-"""The grid of x, in standard deviations of sqrt(2 x)."""
-_TILT_ROUNDING = 1e-9
-"""Relative error allowed for the ratio of two differences of distribution functions over one cell."""
-MAX_SKETCH = 100_000
-"""Most draws r for which the incomplete gamma functions are accurate."""
-MAX_RIDGE = 2**60
-"""Largest ridge, so that it stays inside int64 when it is added."""
+_BELOW, _ABOVE = 10.0, 6.0  # the grid of x, in standard deviations of sqrt(2 x)
+_TILT_ROUNDING = 1e-9  # relative error allowed for the ratio of two differences of distribution functions over one cell
+MAX_SKETCH = 100_000  # most draws r for which the incomplete gamma functions are accurate
+MAX_RIDGE = 2**60  # largest ridge, so that it stays inside int64 when it is added
 _MIN_RIDGE_SHARE = 1024
 """The ridge is at least S over this, far above the rounding errors of a matrix whose trace is n S."""
 

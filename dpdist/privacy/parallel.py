@@ -111,9 +111,7 @@ class PeriodFilters:
     def copy(self) -> PeriodFilters:
         """Return accounts of their own with the same charges."""
         self._own.clear()
-        other = PeriodFilters(self.budget, self.caps)
-        other.to_come, other.closed = self.to_come, dict(self.closed)
-        return other
+        return PeriodFilters.resumed(self.to_come, dict(self.closed))
 
     def close(self, period: str) -> None:
         """Open the account of a period: its rows bear what was charged to rows of periods to come."""
@@ -133,11 +131,6 @@ class PeriodFilters:
             else:
                 self.closed[period] = account
         return self._account(period)
-
-    def _read(self, periods: Iterable[str]) -> list[Filter]:
-        """Return the accounts of the rows that a release reads; no periods: of all."""
-        chosen = list(periods)
-        return [self.closed[period] for period in chosen] if chosen else [self.to_come, *self.closed.values()]
 
     def _bearing(self, charge: Charge) -> list[tuple[str | None, Guarantee]]:
         """Return whose accounts a release is charged to, each with what it guarantees these rows."""
@@ -167,7 +160,8 @@ class PeriodFilters:
     def left(self, periods: Iterable[str] = ()) -> Left:
         """Return what can still be charged to a release that reads some periods; none named: the whole table."""
         # most periods of a year bear the same, and share one object: fractions take long to hash
-        apart = {id(account.rest): account for account in self._read(periods)}
+        accounts = [self.closed[period] for period in periods] or [self.to_come, *self.closed.values()]
+        apart = {id(account.rest): account for account in accounts}
         alike = {account.rest: account for account in apart.values()}
         least: list[Price] = []
         for rest in alike:

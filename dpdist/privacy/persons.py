@@ -31,18 +31,12 @@ the rows of a person are exchanged for as many of another in each period, becaus
 
 **What it costs.** For releases of one period each nothing is lost but the rounding of c: K periods cost ``sqrt K``.
 For a tree of 365 periods the factor is 6.3 for K = 7, and no rule gets below 6.1
-(:func:`dpdist.release.series.person_factor`). Weighted nights take ``c = K``, so that all have the same noise: 7 and
-30, where a series that is certain to be released as a whole would need 6.0 and 22.8
-(:meth:`dpdist.release.series.Toeplitz.person_factor`).
+(:func:`dpdist.release.series.person_factor`). Weighted releases take ``c = K``, so that all have the same noise.
 
-**Why not the factor of the series.** It bounds what all nights together cost by the account of a period that is in all
-of them. Accounts do not know that. Which nights are released is chosen, also from earlier answers: where the first are
-left out, each of the others weighs K neighbouring periods nearly alike, and the person loses nearly K² times the mean
-of what one row is charged. Of nine nights of a square root and K = 4, the last alone costs 15.9 times that mean, and
-the lemma allows 10.2. Even the whole series exceeds it (10.6): the last periods of a pattern are in fewer nights than
-the first, and what is left of their accounts goes to other releases. To use the lemma the whole series would have to
-be charged to all periods, those to come included, before its first night, also the nights that are never released.
-That is another ledger, in which a period has no account of its own.
+**Why not the factor of the series.** It bounds what all releases together cost by the account of a period that is in
+all of them. Accounts do not know that: which releases are made is chosen, also from earlier answers, and where the
+first are left out, each of the others weighs K neighbouring periods nearly alike. Of nine periods of a square root and
+K = 4 the last release alone costs 15.9 times the mean account, and the lemma allows 10.2.
 
 A pure epsilon would be K times that of a period for every release, which this rule does not charge: only Gaussian
 releases are made of such tables.
@@ -52,8 +46,7 @@ from __future__ import annotations
 
 import math
 
-MOST_PERIODS = 4096
-"""Periods that a person may be in."""
+MOST_PERIODS = 4096  # periods that a person may be in
 
 
 def rows_charged(max_periods: int, read: int) -> int:

@@ -69,17 +69,14 @@ from typing import Any
 from mpmath.ctx_iv import MPIntervalContext
 from mpmath.ctx_mp import MPContext
 
-_Number = Any
-"""A number or an interval of mpmath, which has no types."""
+_Number = Any  # A number or an interval of mpmath, which has no types
 _Function = Callable[[_Number], _Number]
 _DIGITS = MPContext()  # a private context: mpmath's global precision belongs to the caller
 _DIGITS.dps = 60
 _INTERVALS = MPIntervalContext()
 _INTERVALS.prec = 320
-_MANTISSA = 112
-"""Bits that are kept of M and of mu²: far finer than the 48 to which Gaussian noise is calibrated."""
-_SERIES = 6
-"""Up to here the normal tail is taken from the series of Phi, and beyond it from the continued fraction."""
+_MANTISSA = 112  # bits that are kept of M and of mu²: far finer than the 48 to which Gaussian noise is calibrated
+_SERIES = 6  # up to here the normal tail is taken from the series of Phi, and beyond it from the continued fraction
 _TERMS = 200
 
 

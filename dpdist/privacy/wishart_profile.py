@@ -39,8 +39,7 @@ Nothing is idealised but the incomplete gamma functions of scipy, for whose roun
 References
 ----------
 Sheffet 2015 (additive Wishart noise); Imtiaz & Sarwate 2016 with the erratum of 2017; Muirhead 1982, theorems 3.2.11,
-3.2.12 (blocks of the inverse) and 3.2.14 (Bartlett). Numerical: the profile of one pair, by quadrature, is
-:func:`replace_one_delta_at`; no guarantee rests on it.
+3.2.12 (blocks of the inverse) and 3.2.14 (Bartlett).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -56,15 +55,10 @@ import numpy.typing as npt
 from dpdist.privacy.guarantee import Neighbours
 
 _Floats = npt.NDArray[np.float64]
-FLOOR = 1e-50
-"""Added to every delta: one Wishart matrix is never purely private, and a bound must not underflow to 0."""
-QUADRATURE_ERROR = 1e-5
-"""Relative error allowed to the quadrature; with twice the nodes it moves by 2e-6 at kappa = 1, by 1e-9 from 3 on."""
+FLOOR = 1e-50  # added to every delta: one Wishart matrix is never purely private, and a bound must not underflow to 0
 _CELLS_G, _CELLS_Q = 512, 16
 """Cells of an upper sum. Beyond the last one of g there is 1e-21, below the first one 3e-5 at the least of delta."""
-_NODES_G, _NODES_Q = 240, 96
-_NARROWEST = 2.0**-12
-"""Cells of an edge are not split further."""
+_NARROWEST = 2.0**-12  # cells of an edge are not split further
 
 
 def _slack(kappa: float, theta: float) -> float:
@@ -170,12 +164,6 @@ def _pair_bound(epsilon: float, kappa: float, theta: float, mu: tuple[float, flo
     return float(w_g @ _given_g_and_q(epsilon, kappa, theta, mu, g, root) @ w_q) * (1 + 1e-9) + FLOOR
 
 
-@cache
-def _quadrature(nodes: int) -> tuple[_Floats, _Floats]:
-    """Return nodes and weights of Gauss-Legendre on [-1, 1]: a dense eigenproblem, as much work as all the rest."""
-    return np.polynomial.legendre.leggauss(nodes)
-
-
 def _pair(first_is_one: bool, other: float) -> tuple[float, float]:
     return (1.0, other) if first_is_one else (other, 1.0)
 
@@ -209,30 +197,6 @@ def replace_one_delta(epsilon: float, kappa: float, theta: float, enough: float 
         points[mu] = _pair_bound(epsilon, kappa, theta, mu)
         add(first_is_one, low, middle)
         add(first_is_one, middle, high)
-
-
-def replace_one_delta_at(epsilon: float, kappa: float, theta: float, mu: tuple[float, float]) -> float:
-    """Return delta at epsilon for the replacement whose change has the eigenvalues mu1 and -mu2, by quadrature.
-
-    Gauss-Legendre in z-scores of g and in the square root of q.
-
-    Examples
-    --------
-    >>> round(replace_one_delta_at(1.0, 5.0, 3.0, (1.0, 1.0)), 6)
-    0.002032
-    """
-    from scipy import special  # noqa: PLC0415 - SciPy takes its time, and few need it
-
-    shape = kappa + 0.5
-    nodes, weights = _quadrature(_NODES_G)
-    low = max(-9.0, _lowest(shape))
-    g = _quantile(shape, low + (nodes + 1) * (9.5 - low) / 2)
-    slope = (g / shape) ** (2 / 3) * math.sqrt(shape)  # of the quantile in its z-score
-    w_g = weights * (9.5 - low) / 2 * slope * np.exp(special.xlogy(shape - 1, g) - g - special.gammaln(shape))
-    nodes, weights = _quadrature(_NODES_Q)
-    root = (nodes + 1) * 3.4  # half-normal; beyond 6.8 there is 1e-21
-    w_q = weights * 3.4 * 2 / math.sqrt(math.pi) * np.exp(-(root**2))
-    return float(w_g @ _given_g_and_q(epsilon, kappa, theta, mu, g, root) @ w_q) * (1 + QUADRATURE_ERROR)
 
 
 def least_theta(epsilon: float, delta: float, kappa: float, neighbours: Neighbours) -> float:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpdist import PrivacyLoss, UsageError
-from dpdist.mechanisms.directions import Allocation, precisions
+from dpdist.mechanisms.mvg import precisions
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import exponentials, gammas, normals
 from dpdist.privacy.accounting import gaussian_sigma
@@ -76,15 +76,15 @@ class IdentityQuery:
         """
         m, n = self.columns, self.rows
         directional = method.endswith("directional")
-        allocation = Allocation("binary", INFORMATIVE, SHARE) if directional else Allocation()
+        allocation = ("binary", INFORMATIVE, SHARE) if directional else ("uniform", 1, 1.0)
         if method.startswith("MVG"):
             # row covariance Sigma, column covariance I: |1/v|_2 sqrt(n) = phi², v the spectrum of Sigma
             squared = theorem_2((m, n), self.largest, self.frobenius, loss)
-            found: Floats = 1 / precisions(squared**2 / n, 2, m, allocation)
+            found: Floats = 1 / precisions(squared**2 / n, 2, m, *allocation)
             return found
         if method.startswith("Gaussian, exact"):
             mu = 1 / gaussian_sigma(loss)
-            return np.asarray(1 / precisions(mu**2 / 4, 1, m, allocation))
+            return np.asarray(1 / precisions(mu**2 / 4, 1, m, *allocation))
         if method == "Gaussian, classical":
             return np.full(m, 2 * math.log(1.25 / loss.delta) * (self.frobenius / loss.epsilon) ** 2)
         if method == "Laplace":

@@ -73,7 +73,7 @@ class NewRule:
 
     def key(self) -> object:
         """Return what is left of each cap set."""
-        return None if self.account is None else (self.account.caps, tuple(self.account._rest))
+        return None if self.account is None else (self.account.caps, tuple(self.account.rest))
 
     def after(self, guarantee: Guarantee) -> Rule | None:
         """Charge a copy; the first release fixes the caps, as in the ledger."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 from fractions import Fraction
 
 from dpdist import Neighbours, PrivacyLoss
-from dpdist.mechanisms.base import Calibrated
+from dpdist.mechanisms.base import Calibrated, Matrix
 from dpdist.mechanisms.laplace import CalibratedLaplace
 from dpdist.mechanisms.one_sided import CalibratedWishart
 from dpdist.mechanisms.sensitivity import LatticeQuery
@@ -16,6 +17,26 @@ from dpdist.privacy.wishart_profile import add_remove_delta, replace_one_delta
 
 FACTOR = 1.5
 """By which the noise of a copy is less."""
+
+
+def weakened(calibrated: Calibrated, factor: float) -> Calibrated:
+    """Return a copy whose noise is so many times smaller, by the scale its draws are made with. It claims as before.
+
+    An audit that does not reject it, although the claim is tight, sees nothing.
+    """
+    smaller = {"scale", "sigma_diagonal", "sigma_off_diagonal", "ridge", "eigenvalues"}
+    larger = {"concentration", "rate"}
+    values: dict[str, float | Matrix] = {}
+    for field in fields(calibrated):  # type: ignore[arg-type]  # all of them are dataclasses
+        value = getattr(calibrated, field.name)
+        if field.name in larger:
+            values[field.name] = value * factor
+        elif field.name in smaller:
+            values[field.name] = math.ceil(value / factor) if isinstance(value, int) else value / factor
+    if not values:
+        raise AssertionError(f"{type(calibrated).__name__} has no scale")
+    copy: Calibrated = replace(calibrated, **values)  # type: ignore[type-var]
+    return copy
 
 
 def kept_by_the_copy(name: str, copy: Calibrated, query: LatticeQuery, loss: PrivacyLoss) -> str:

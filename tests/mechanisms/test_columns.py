@@ -91,18 +91,6 @@ def test_no_neighbour_moves_the_counts_further_than_is_calibrated_and_one_moves_
 # --- what counts ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise", [DiscreteLaplace(40), RoundedNormal(40), DiscreteLaplace(1), RoundedNormal(1)])
-def test_an_empty_bin_hardly_ever_counts_and_a_lower_threshold_would_let_many(noise: CountNoise) -> None:
-    bins, tables = 1000, 300
-    drawn = noise.draw(bins * tables, SYSTEM).reshape(tables, bins)
-    wrong = (drawn > threshold(noise, bins)).any(axis=1).sum()
-    # binomial with p <= 0.001: more than 6 of 300 with probability 4e-8
-    assert wrong <= 6
-    # the twin: a lower one is exceeded in most tables
-    lower = 2.5 * math.sqrt(noise.variance)
-    assert (drawn > lower).any(axis=1).sum() > 100
-
-
 @pytest.mark.parametrize("scale", [1, 7, 300])
 def test_a_draw_exceeds_what_it_is_said_to_exceed_as_seldom_as_said(scale: int) -> None:
     whole = math.exp(-1 / scale)

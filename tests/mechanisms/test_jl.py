@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import mpmath
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from scipy import linalg, stats
-from strategies import coefficients
+from scipy import stats
 from support.tallies import FALSE_ALARM
 
 from dpdist.errors import UsageError
@@ -22,7 +19,6 @@ from dpdist.mechanisms.jl import CalibratedProjection, published_ridge
 from dpdist.mechanisms.registry import calibrated as registered
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.jl_profile import profile, row_in, row_out, row_replaced
 from dpdist.triangle import Triangle, packed, unpacked
@@ -145,42 +141,6 @@ def test_the_profiles_are_those_of_three_columns_by_simulation() -> None:
         assert abs(mean - delta(epsilon, sketch, 0.9 * 0.5)) > limit * error  # twin: a tenth less gain
 
 
-@given(coefficients(15))
-def test_no_rows_move_the_covariance_further_than_orthogonal_ones(entries: list[float]) -> None:
-    values = np.array(entries).reshape(5, 3)
-    values /= np.maximum(1, np.linalg.norm(values, axis=1))[:, None]
-    shared = values[2:].T @ values[2:] + 0.3 * np.eye(3)
-    first, second = (shared + np.outer(row, row) for row in values[:2])
-    moved = linalg.eigvalsh(first, second)
-    gain = 1 / 0.3
-    assert 1 / (1 + gain) - 1e-9 <= moved[0]
-    assert moved[-1] <= 1 + gain + 1e-9
-    assert moved[1] == pytest.approx(1)
-
-
-def test_full_orthogonal_rows_are_the_worst_of_all_gains() -> None:
-    # delta of N(0, 1)^r x N(0, 1+u)^r against N(0, 1+s)^r x N(0, 1)^r on a grid of the chi-squared quantiles
-    sketch, epsilon, grid = 4, 0.4, np.linspace(0, 1, 7)
-    ranks = (np.arange(600) + 0.5) / 600
-    x = stats.chi2.ppf(ranks, sketch)
-
-    def delta(s: float, u: float) -> float:
-        lost = (sketch / 2) * math.log((1 + s) / (1 + u)) - x[:, None] / 2 * s / (1 + s) + x / 2 * u
-        return float(np.mean(np.maximum(0, -np.expm1(epsilon - lost))))
-
-    table = np.array([[delta(s, u) for u in grid] for s in grid])
-    assert np.all(np.diff(table, axis=0) >= 0)
-    assert np.all(np.diff(table, axis=1) >= 0)
-    assert table[-1, -1] == pytest.approx(row_replaced(epsilon, sketch, 1.0), rel=1e-2)
-
-
-def test_many_projections_are_nearly_gaussian() -> None:
-    gain, sketch = 0.25 / math.sqrt(1e5), 100_000
-    replaced = gaussian_delta(Fraction(1), Fraction(sketch * gain**2 / (1 + gain)))
-    assert row_replaced(1, sketch, gain) == pytest.approx(replaced, rel=1e-3)
-    assert row_replaced(1, sketch, 1.01 * gain) > 1.1 * replaced
-
-
 @pytest.mark.parametrize(
     ("neighbours", "sketch", "ridge"),
     [
@@ -198,11 +158,6 @@ def test_the_exact_ridge_is_the_least(neighbours: Neighbours, sketch: int, ridge
     assert delta(1, 4**BITS / found.ridge) <= 1e-6 < delta(1, 4**BITS / (found.ridge * (1 - 1e-6)))
     assert found.guarantee is not None
     assert found.guarantee.loss == found.claim == ONE_MILLIONTH
-
-
-def test_one_column_has_no_orthogonal_rows() -> None:
-    assert calibrated(1, sketch=9).ridge == calibrated(1, Neighbours.ADD_REMOVE, sketch=9).ridge
-    assert calibrated(2, sketch=9).ridge > calibrated(1, sketch=9).ridge
 
 
 def test_the_published_ridges_and_what_is_proved_of_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from fractions import Fraction
 
@@ -49,36 +48,6 @@ def test_large_scales_are_laplace_and_their_low_bits_uniform() -> None:
     assert stats.kstest(0.95 * draws / scale, "laplace").pvalue < FALSE_ALARM
     low = np.bincount((draws & 255).astype(np.intp), minlength=256)
     assert stats.chisquare(low).pvalue > FALSE_ALARM
-
-
-def norm(v: npt.NDArray[np.int64], w: npt.NDArray[np.int64]) -> int:
-    """Sum of magnitudes of the triangle of v v^T - w w^T."""
-    return int(np.abs(np.triu(np.outer(v, v) - np.outer(w, w))).sum())
-
-
-@given(st.lists(st.integers(-40, 40), min_size=8, max_size=8))
-def test_no_pair_of_integer_rows_exceeds_the_sensitivity(entries: list[int]) -> None:
-    v, w = np.array(entries[:4]), np.array(entries[4:])
-    bound = int(max(v @ v, w @ w, 1))
-    assert norm(v, w) <= LatticeQuery(4, bound, REPLACE).triangle_l1
-    assert norm(v, 0 * v) <= LatticeQuery(4, bound, ADD).triangle_l1
-
-
-def test_the_sensitivity_is_rounded_to_no_less_than_the_worst_pair_of_a_small_lattice() -> None:
-    for bound in (5, 50):
-        side = range(-math.isqrt(bound), math.isqrt(bound) + 1)
-        rows = [np.array(row) for row in itertools.product(side, side) if sum(x * x for x in row) <= bound]
-        worst = max(norm(v, w) for v in rows for w in rows)
-        assert 0.9 * LatticeQuery(2, bound, REPLACE).triangle_l1 < worst <= LatticeQuery(2, bound, REPLACE).triangle_l1
-    assert max(norm(v, 0 * v) for v in rows) == LatticeQuery(2, 50, ADD).triangle_l1 == 75
-
-
-@pytest.mark.parametrize(
-    ("size", "stated"), [(1, 1.0), (2, 2.23607), (3, 2.87228), (10, 7.81025), (100, 71.4213), (784, 555.0793)]
-)
-def test_the_sensitivity_is_the_stated_one(size: int, stated: float) -> None:
-    assert LatticeQuery(size, BOUND, REPLACE).triangle_l1 / BOUND == pytest.approx(stated, rel=1e-6)
-    assert LatticeQuery(size, BOUND, ADD).triangle_l1 == (size + 1) * BOUND // 2
 
 
 def calibrated(name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss = ONE, bound: int = BOUND) -> int:

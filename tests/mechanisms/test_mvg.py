@@ -16,7 +16,7 @@ from support.tallies import FALSE_ALARM
 from dpdist.errors import UsageError
 from dpdist.mechanisms import mvg
 from dpdist.mechanisms.base import is_private_as_claimed
-from dpdist.mechanisms.directions import Allocation, precisions
+from dpdist.mechanisms.mvg import precisions
 from dpdist.mechanisms.registry import calibrated as registered
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
@@ -108,8 +108,7 @@ def test_binary_directions_share_as_asked() -> None:
 
 def test_water_filling_has_the_best_power_to_noise_ratio() -> None:
     spectrum = np.array([5.0, 2.0, 1.0, 0.5, 0.01])
-    allocation = Allocation("optimal", spectrum=tuple(spectrum))
-    found = precisions(3.0, 1, 5, allocation)
+    found = precisions(3.0, 1, 5, "optimal", spectrum=tuple(spectrum))
     assert found.sum() == pytest.approx(3)
     assert 0 < found[-1] < 1e-5  # dry, but of finite noise
     level = found[:3] + 1 / spectrum[:3]
@@ -119,7 +118,7 @@ def test_water_filling_has_the_best_power_to_noise_ratio() -> None:
     assert np.sum(np.log1p(spectrum * others), axis=1).max() <= best + 1e-5
     # twin: the uniform allocation is not the best
     assert np.sum(np.log1p(spectrum * 0.6)) < best - 0.1
-    assert np.sum(precisions(3.0, 2, 5, allocation) ** 2) == pytest.approx(3)
+    assert np.sum(precisions(3.0, 2, 5, "optimal", spectrum=tuple(spectrum)) ** 2) == pytest.approx(3)
 
 
 def symmetric_variances(eigenvalues: Floats, *, two_sided: bool) -> Floats:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mpmath.ctx_mp import MPContext
 from scipy import stats
 from strategies import SEEDS
-from support.tallies import FALSE_ALARM, total_passes
+from support.tallies import FALSE_ALARM, mean_passes, total_passes
 
 from dpdist.noise import nuclear
 from dpdist.noise.entropy import SYSTEM
@@ -21,22 +21,15 @@ from dpdist.noise.floats import Floats, uniforms
 from dpdist.noise.log_gas import quantile
 from dpdist.noise.nuclear import extremes, nuclear_spectra, sweep
 
-SQUARES = {2: 25 / 3, 5: 77.8006872852234}
+SQUARES = {2: 25 / 3, 3: 150 / 7}
 """E sum l_i², from de Bruijn's Pfaffian of the moments in exact arithmetic."""
-SQUARED_TRACE = {2: 20 / 3, 5: 35.2920962199313}
+SQUARED_TRACE = {2: 20 / 3, 3: 96 / 7}
 """E (sum l_i)², likewise."""
 
 
 @lru_cache(maxsize=4)
 def spectra(size: int, count: int) -> Floats:
     return np.concatenate([nuclear_spectra(size, 125, SYSTEM) for _ in range(count // 125)])  # few enough for the cache
-
-
-def mean_passes(sample: Floats, mean: float) -> bool:
-    """Two-sided test of the mean of independent draws, by the central limit theorem."""
-    deviation = abs(float(np.mean(sample)) - mean) / (float(np.std(sample)) / math.sqrt(sample.size))
-    # 20 % slack: with thousands of draws the standardised mean is normal to well within that at this level
-    return bool(deviation < 1.2 * stats.norm.isf(FALSE_ALARM / 2))
 
 
 def gamma_passes(sample: Floats, shape: float) -> bool:
@@ -182,15 +175,7 @@ def norms_pass(norms: Floats, shape: float) -> bool:
     return total_passes(norms.sum(), stats.gamma(norms.size * shape))
 
 
-def test_in_one_dimension_the_law_is_laplace() -> None:
-    sample = spectra(1, 4000)[:, 0]
-    assert stats.kstest(sample, "laplace").pvalue > FALSE_ALARM
-    assert stats.kstest(np.abs(sample), "laplace").pvalue < FALSE_ALARM
-    assert norms_pass(np.abs(sample), 1)
-    assert not norms_pass(0.8 * np.abs(sample), 1)
-
-
-@pytest.mark.parametrize(("size", "count"), [(2, 2000), (5, 1500)])
+@pytest.mark.parametrize(("size", "count"), [(2, 2000), (3, 1000)])
 def test_the_nuclear_norm_is_gamma_and_its_twins_fail(size: int, count: int) -> None:
     shape = size * (size + 1) / 2
     norms = np.abs(spectra(size, count)).sum(axis=1)
@@ -198,12 +183,12 @@ def test_the_nuclear_norm_is_gamma_and_its_twins_fail(size: int, count: int) -> 
     assert norms_pass(norms, shape)
     assert not norms_pass(norms, shape - 1)  # one dimension lost
     assert not norms_pass(norms, size)  # no repulsion
-    # 7 % too little noise is 10 standard errors at size 5, and 15 % is 11 at size 2
-    assert not norms_pass((0.93 if size == 5 else 0.85) * norms, shape)
+    # 15 % too little noise is 11 standard errors or more
+    assert not norms_pass(0.85 * norms, shape)
     assert (np.diff(spectra(size, count)) < 0).all()
 
 
-@pytest.mark.parametrize(("size", "count"), [(2, 2000), (5, 1500)])
+@pytest.mark.parametrize(("size", "count"), [(2, 2000), (3, 1000)])
 def test_the_shape_of_the_spectrum_has_the_exact_moments_and_its_twins_fail(size: int, count: int) -> None:
     shape = size * (size + 1) / 2
     found = spectra(size, count)
@@ -217,11 +202,4 @@ def test_the_shape_of_the_spectrum_has_the_exact_moments_and_its_twins_fail(size
     signs = np.sign(np.random.default_rng(2).random(found.shape) - 0.5)  # eigenvalues with signs of their own
     shuffled = np.sum(np.abs(found) * signs, axis=1) ** 2 / np.sum(np.abs(found), axis=1) ** 2
     assert not mean_passes(shuffled, SQUARED_TRACE[size] / scale)
-    assert not mean_passes(0.95 * squares, SQUARES[size] / scale)
-
-
-def test_two_eigenvalues_have_mixed_signs_two_times_in_three() -> None:
-    found = spectra(2, 2000)
-    mixed = int(np.sum(found[:, 0] * found[:, 1] < 0))
-    assert stats.binomtest(mixed, len(found), 2 / 3).pvalue > FALSE_ALARM
-    assert stats.binomtest(mixed, len(found), 1 / 2).pvalue < FALSE_ALARM  # without repulsion
+    assert not mean_passes(0.9 * squares, SQUARES[size] / scale)

@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import stats
+from support.replays import Recording, Replaying
 from support.tallies import FALSE_ALARM, total_passes
+from support.wishart_pairs import replace_one_delta_at
 
 from dpdist.errors import RefusedError
 from dpdist.mechanisms import registry
@@ -19,8 +21,9 @@ from dpdist.mechanisms.base import is_private_as_claimed
 from dpdist.mechanisms.one_sided import CalibratedWishart
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.products import rounded_wishart
 from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.privacy.wishart_profile import add_remove_delta, replace_one_delta, replace_one_delta_at
+from dpdist.privacy.wishart_profile import add_remove_delta, replace_one_delta
 from dpdist.release.request import ReleaseRequest
 from dpdist.triangle import unpacked
 
@@ -137,10 +140,18 @@ def law_passes(sample: npt.NDArray[np.float64], degrees: int) -> bool:
     return bool(stats.kstest(sample, stats.chi2(degrees).cdf).pvalue > FALSE_ALARM)
 
 
-@pytest.mark.parametrize("arithmetic", BOTH_ARITHMETICS)
-def test_draws_are_wishart_and_twins_are_not(arithmetic: Arithmetic) -> None:
+def test_integer_exact_noise_is_one_exactly_rounded_matrix() -> None:
+    recording = Recording()
+    drawn = noise(4, 7, Arithmetic.INTEGER_EXACT).draw(recording)
+    again = Replaying(recording.drawn)
+    assert np.array_equal(drawn, rounded_wishart(4, 7, BOUND, again))
+    assert not again.left
+
+
+def test_draws_are_wishart_and_twins_are_not() -> None:
+    """The ideal-real ones; of the integer-exact ones tests/noise/test_products.py tests the law."""
     size, columns, count = 3, 6, 1500
-    sample = matrices(noise(size, columns, arithmetic), count) / BOUND
+    sample = matrices(noise(size, columns, Arithmetic.IDEAL_REAL), count) / BOUND
     direction = np.array([0.6, -0.48, 0.64])
     inverse = 1 / np.einsum("i,nij,j->n", direction, np.linalg.inv(sample), direction)
     laws = [(inverse, columns - size + 1)]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from distributed import Client
 from faults.waiting import until
-from support.folders import HOW_TO_FETCH, NO_GENOMES, ROOT, without_data
+from support.folders import ROOT
 
 from dpdist.errors import DataError, PrivacyLeakWarning, UsageError
 from dpdist.runtime.cluster import Cluster
@@ -134,18 +134,6 @@ def test_cells_reach_workers_that_have_dpdist_and_not_the_scripts(
     assert all(row["energy"] > 99 and not row["scripts"] for row in rows)
 
 
-def test_moment_and_energy_are_those_of_the_rows() -> None:
-    with pytest.warns(PrivacyLeakWarning, match="largest norm"):
-        rows = data.in_unit_ball(RNG.normal(size=(5000, 4)) * [4, 2, 1, 1] + 7)
-    assert np.linalg.norm(rows, axis=1).max() == pytest.approx(1)
-    assert np.allclose(rows.mean(axis=0), 0)
-    moment = answers.moment_of(rows)
-    assert np.allclose(moment.matrix, rows.T @ rows, atol=5000 * 2 * 2**-16)
-    _, vectors = np.linalg.eigh(rows.T @ rows)
-    assert answers.captured_energy(vectors[:, -2:].T, moment) == pytest.approx(100, abs=1e-3)
-    assert answers.captured_energy(vectors[:, :2].T, moment) < 50
-
-
 def test_data_sets_come_from_the_folder_and_a_missing_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,11 +155,3 @@ def test_data_sets_come_from_the_folder_and_a_missing_one_is_named(
     (tmp_path / "mnist.npz").write_text("no")
     with pytest.raises(DataError, match="cannot be read"):
         data.mnist(tmp_path)
-
-
-def test_what_was_not_run_for_want_of_data_is_told_with_the_command_that_gets_it() -> None:
-    skipped = [f"Skipped: no mnist.npz: {HOW_TO_FETCH}", "Skipped: no numba here", f"Skipped: {NO_GENOMES}"]
-    said = without_data(skipped)
-    assert said.startswith(f"2 tests were not run for want of real data (no mnist.npz; {NO_GENOMES}).")
-    assert "python -m papers.common.fetch FOLDER" in said
-    assert without_data(skipped[1:2]) == ""

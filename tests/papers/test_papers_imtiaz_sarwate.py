@@ -10,11 +10,8 @@ from support.paper_runs import results, run
 
 from dpdist.errors import PrivacyLeakWarning
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.floats import normals
 from dpdist.privacy.guarantee import Neighbours
-from papers.common import data as sets
-from papers.common.answers import NOTICE, captured_energy, moment_of
+from papers.common.answers import NOTICE
 from papers.imtiaz_sarwate import classifiers, differences, erratum, figures, methods, pages, table
 from papers.imtiaz_sarwate.published import LABELS, counted
 
@@ -116,21 +113,6 @@ def test_a_printed_cell_is_compared_with_single_runs_and_not_with_their_mean() -
     assert {one["agreeing"] for one in few if one["method"] == "SN"} == {None}  # 4 runs have no quantiles
 
 
-@pytest.mark.parametrize(("svd", "random", "fits"), [(0.6, 3.4, (True, True)), (0.6, 1.2, (True, False)),
-                                                      (1.6, 3.4, (False, True))])  # fmt: skip
-def test_a_classifier_must_give_the_printed_error_of_svd_and_of_the_others(
-    svd: float, random: float, fits: tuple[bool, bool]
-) -> None:
-    one = {"digits": "3 and 7", "train": 4000, "kernel": "cubic", "columns": "as they are", "C": 1.0, "tolerance": 1e-3}
-    rows = [
-        one | {"subspace": place, "error": error, "training error": 0.0}
-        for place, error in (("SVD", svd), ("random", random))
-    ]
-    (found,) = classifiers.judged(rows)
-    assert (found["error: SVD fits"], found["error: private fit"]) == fits
-    assert not found["training error: private fit"]
-
-
 def test_classifiers_are_tried_on_digits(scheduler: str, folder: Path, tmp_path: Path) -> None:
     with pytest.warns(PrivacyLeakWarning):
         run(classifiers.main, scheduler, tmp_path, "--data", str(folder))
@@ -138,19 +120,6 @@ def test_classifiers_are_tried_on_digits(scheduler: str, folder: Path, tmp_path:
     assert {row["subspace"] for row in rows} == {"SVD", "random"}
     assert all(float(row["error"]) < 10 for row in rows if row["subspace"] == "SVD")  # the digits are far apart
     assert (tmp_path / f"{classifiers.NAME}.md").read_text() == pages.classifiers_page(found)
-
-
-@pytest.mark.parametrize("scaling", sets.SCALINGS)
-def test_columns_are_scaled_and_the_leak_is_named(scaling: str) -> None:
-    raw = np.array([[0.0, 5, 1], [10, 5, 3], [20, 5, 2]])
-    if scaling == "raw":
-        assert sets.column_scaled(raw, scaling) is raw
-        return
-    with pytest.warns(PrivacyLeakWarning, match="ranges of the columns"):
-        found = sets.column_scaled(raw, scaling)
-    assert np.all(found[:, 1] == 0)
-    one = found[:, [0, 2]]
-    assert np.allclose(np.ptp(one, axis=0) if scaling == "[0, 1]" else one.std(axis=0), 1)
 
 
 def test_the_attack_is_certain_after_sn_releases_and_never_after_the_repairs(scheduler: str, tmp_path: Path) -> None:
@@ -172,16 +141,6 @@ def test_the_attack_is_certain_after_sn_releases_and_never_after_the_repairs(sch
     assert profiles["SN"][-1] == pytest.approx(0.6321, abs=1e-4)  # at epsilon 2 as well
     assert profiles["wishart"][2] <= 1e-6
     assert profiles["two-sided-wishart"][2] == 0
-
-
-def test_published_rounds_follow_the_gap() -> None:
-    with pytest.warns(PrivacyLeakWarning):
-        rows = sets.in_unit_ball(normals(40000, SYSTEM).reshape(4000, 10) * np.r_[8, 8, np.ones(8)])
-    moment = moment_of(rows)
-    assert methods.rounds_as_published(moment, 2) == 3  # 8 / (8 - 1) ln 10 = 2.63
-    found = methods.subspace("random", "1", moment, 2, {})
-    assert np.allclose(found @ found.T, np.eye(2))
-    assert captured_energy(methods.subspace("SVD", "1", moment, 2, {}), moment) == pytest.approx(100, abs=1e-3)
 
 
 def test_sn_is_instantiated_as_published() -> None:

@@ -36,14 +36,6 @@ def test_theorem_7_holds_with_room_and_gaussian_needs_least(scheduler: str, tmp_
         assert 1 < needed["jiang-wishart"][d] < needed["laplace-published"][d]
 
 
-def test_the_least_number_is_found() -> None:
-    assert sample_complexity.least(lambda n: n >= 1000) == pytest.approx(1000, rel=0.03)
-    assert sample_complexity.least(lambda _: False) == math.inf
-    assert sample_complexity.theorem_8(16) == pytest.approx(
-        16 / (0.1 * 0.3) * (math.log(10) / 16 + math.log(2 / (0.19 * 0.3)))
-    )
-
-
 def test_the_theorems_hold_where_they_should(scheduler: str, tmp_path: Path) -> None:
     run(theorems.main, scheduler, tmp_path)
     found, rows = results(tmp_path, theorems.NAME)

@@ -15,7 +15,7 @@ from support.folders import ROOT
 from support.paper_runs import results, run
 from support.tallies import FALSE_ALARM
 
-from dpdist.errors import PrivacyLeakWarning, UsageError
+from dpdist.errors import PrivacyLeakWarning
 from dpdist.mechanisms.mvg import published_norm
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
@@ -24,7 +24,6 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from papers.chanyaswad import covariance, regression, tasks
 from papers.chanyaswad.general import TwoCovariances, geometric_mean
 from papers.chanyaswad.identity import METHODS, SHARE, IdentityQuery, theorem_2
-from papers.common.answers import moment_of
 
 LOSS = PrivacyLoss.parse("1", "0.005")
 RNG = np.random.default_rng(8)
@@ -85,36 +84,6 @@ def test_copies_have_the_noise_stated(method: str) -> None:
     assert not np.array_equal(noise, query.noisy(table, method, LOSS) - table)
 
 
-def test_the_radius_of_the_exponential_mechanism_is_a_gamma_variable() -> None:
-    query, zero = IdentityQuery(2, 2), np.zeros((2, 2))
-    radii = [float(np.linalg.norm(query.noisy(zero, "exponential", LOSS))) for _ in range(1000)]
-    law = stats.gamma(4, scale=2 * query.frobenius)
-    assert stats.kstest(radii, law.cdf).pvalue > FALSE_ALARM
-    assert stats.kstest(radii, stats.gamma(4, scale=query.frobenius).cdf).pvalue < FALSE_ALARM
-
-
-def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(UsageError, match="no method"):
-        IdentityQuery(2, 2).variances("magic", LOSS)
-
-
-def test_a_fit_is_ridge_regression_with_a_free_constant() -> None:
-    features = RNG.uniform(-1, 1, (500, 2))
-    label = features @ [0.3, -0.2] + 0.1
-    rows = regression.with_one(np.column_stack([label, features]))
-    assert np.allclose(regression.fitted(rows.T @ rows, 1e-9), [0.3, -0.2, 0.1])
-    direct = np.linalg.solve(rows[:, 1:].T @ rows[:, 1:] + 5 * np.eye(3), rows[:, 1:].T @ label)
-    assert np.allclose(regression.fitted(rows.T @ rows, 5.0), direct)
-    indefinite = rows.T @ rows - 200 * np.outer([0, 1, 0, 0], [0, 1, 0, 0])
-    values, vectors = np.linalg.eigh(indefinite)
-    assert values[0] < -10
-    nearest = (vectors * np.maximum(values, 0)) @ vectors.T
-    assert np.allclose(regression.fitted(indefinite, 1.0), regression.fitted(nearest, 1.0))
-    assert not np.allclose(
-        regression.fitted(nearest, 1.0), np.linalg.solve(indefinite[1:, 1:] + np.eye(3), indefinite[1:, 0])
-    )
-
-
 def test_second_moments_give_the_regression_what_copies_of_rows_do_not() -> None:
     n = 2000
     features = RNG.uniform(-1, 1, (n, 3))
@@ -128,36 +97,8 @@ def test_second_moments_give_the_regression_what_copies_of_rows_do_not() -> None
     assert found["MVG, theorem 2"] > 0.3
 
 
-def moment() -> Any:
-    rows = np.clip(RNG.normal(size=(3000, 4)) * [0.6, 0.2, 0.1, 0.1], -1, 1)
-    return rows, moment_of(rows, 2.0)
-
-
-def test_directional_requests_carry_the_directions_they_should() -> None:
-    _, exact = moment()
-    known = covariance.request_of("MVG, theorem 3, known directions", exact, 1)
-    vectors = np.array(known.options["directions"])
-    assert abs(vectors[0] @ np.linalg.eigh(exact.matrix)[1][:, -1]) == pytest.approx(1)
-    assert known.loss == regression.loss_of(exact.rows)
-    filled = covariance.request_of("MVG, theorem 3, water-filled", exact, 1)
-    assert filled.options["directions"] == known.options["directions"]
-    spread = filled.calibrated(4).noise["row_covariance_spectrum"]
-    assert spread == sorted(spread)  # the deepest has least noise
-    private = covariance.request_of("MVG, theorem 3, private directions", exact, 1)
-    first, rest = covariance._split(regression.loss_of(exact.rows))
-    assert private.loss == rest
-    assert (first.epsilon_micro, first.epsilon_micro + rest.epsilon_micro) == (300000, 1000000)
-    assert first.delta_atto + rest.delta_atto == regression.loss_of(exact.rows).delta_atto
-    again = covariance.request_of("MVG, theorem 3, private directions", exact, 1)
-    assert private.options["directions"] != again.options["directions"]
-    values = np.linalg.eigvalsh(
-        np.array(covariance.request_of("MVG, exact, known directions", exact, 1).options["sigma"])
-    )
-    assert values[1] / values[0] == pytest.approx(math.sqrt(SHARE / ((1 - SHARE) / 3)))
-
-
 def test_exact_calibration_beats_the_published_conditions() -> None:
-    rows, _ = moment()
+    rows = np.clip(RNG.normal(size=(3000, 4)) * [0.6, 0.2, 0.1, 0.1], -1, 1)
     deficit = {m: covariance.deficits(m, rows, 10, 0).mean() for m in ("Gaussian, exact", "MVG, theorem 3")}
     assert deficit["Gaussian, exact"] < 1e-3 < deficit["MVG, theorem 3"]
     residual = {
@@ -201,28 +142,6 @@ def symmetric_covariance(rows: Floats, columns: Floats) -> Floats:
     return found
 
 
-def test_two_covariances_betray_more_whole_and_are_no_better_than_their_geometric_mean() -> None:
-    for _ in range(20):
-        noise = TwoCovariances(positive(3), positive(3))
-        mean = geometric_mean(noise.rows, noise.columns)
-        v, w = RNG.normal(size=(2, 3))
-        change = np.outer(v, v) - np.outer(w, w)
-        seen = change[np.triu_indices(3)]
-        covariance_of_all = symmetric_covariance(noise.rows, noise.columns)
-        released = noise.mu_squared(change)
-        assert released == pytest.approx(seen @ np.linalg.solve(covariance_of_all, seen))
-        inverses = np.linalg.inv(noise.rows), np.linalg.inv(noise.columns)
-        whole = noise.mu_squared(change, whole=True)
-        assert whole == pytest.approx(np.trace(inverses[0] @ change @ inverses[1] @ change))
-        assert released < whole
-        assert released < TwoCovariances(mean, mean).mu_squared(change)
-        # and that has less noise along every symmetric query
-        assert np.linalg.eigvalsh(covariance_of_all - symmetric_covariance(mean, mean))[0] > -1e-12
-        # with one covariance for both sides nothing is lost by the antisymmetric part
-        same = TwoCovariances(noise.rows, 3 * noise.rows)
-        assert same.mu_squared(change) == pytest.approx(same.mu_squared(change, whole=True))
-
-
 def test_what_is_proved_of_two_covariances_holds_and_is_reached_where_they_commute() -> None:
     basis = np.linalg.qr(RNG.normal(size=(4, 4)))[0]
     for commute in (True, False):
@@ -264,13 +183,6 @@ def test_two_covariances_have_the_law_that_is_proved_and_not_that_of_their_mean(
     assert plausible(symmetric_covariance(noise.rows, noise.columns))
     assert not plausible(symmetric_covariance(mean, mean))
     assert not plausible(np.diag(np.diag(symmetric_covariance(rows, columns))))
-
-
-def test_two_covariances_that_are_none_are_refused() -> None:
-    good = np.eye(2)
-    for bad in (np.diag([1.0, 0.0]), np.array([[1.0, 0.5], [0.4, 1.0]]), np.eye(3)):
-        with pytest.raises(UsageError, match="symmetric, positive definite"):
-            TwoCovariances(good, bad)
 
 
 def test_the_page_shows_how_a_table_is_copied() -> None:

@@ -16,15 +16,9 @@ from dpdist.errors import UsageError
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.orbit import hermitian
 from papers.common import answers
-from papers.mangoubi import orbits, rates, real
+from papers.mangoubi import orbits, real
 
 Floats = npt.NDArray[np.float64]
-
-
-def test_rates_of_projectors_differ_by_the_root_of_the_rank() -> None:
-    levels = np.where(np.arange(64) < 16, 1e8, 0.0)
-    ratio = rates.amin_rate(levels, 16, 1.0) / rates.low_rank_rate(levels, 16, 1.0)
-    assert ratio == pytest.approx(math.sqrt(2 * 16), rel=1e-3)
 
 
 def test_constants_are_the_tight_ones_for_rows_of_norm_one() -> None:
@@ -58,19 +52,6 @@ def test_the_quick_version_writes_its_files_and_lies_between_the_bounds(schedule
         for row in (r for r in mine if r["error of H"]):
             assert stated["lower bound"] < float(row["error of H"]) < stated[f"upper bound, {row['method']}"]
             assert float(row["error"]) < float(row["error of H"])
-
-
-def test_the_real_part_keeps_trace_and_sign_and_leaves_the_orbit() -> None:
-    spectrum = np.array([1.0, 0.4, 0.0, 0.0, 0.0, 0.0])
-    for _ in range(20):
-        drawn = hermitian(spectrum, np.linspace(2, 0, 6), SYSTEM)
-        assert np.allclose(np.linalg.eigvalsh(drawn)[::-1], spectrum, atol=1e-9)
-        values = np.linalg.eigvalsh(drawn.real)[::-1]
-        assert values.sum() == pytest.approx(1.4)
-        assert np.all(np.cumsum(values) <= np.cumsum(spectrum) + 1e-9)
-        # rank 2k for almost every H: not by chance, but the smallest of the four may be small
-        assert values[4] == pytest.approx(0, abs=1e-9)
-        assert values[2] > 1e-7
 
 
 def turned(drawn: Floats, levels: Floats, pair: tuple[int, int], rate: float = 2.0) -> float:

@@ -217,6 +217,7 @@ def test_what_is_said_to_be_left_can_be_had_and_a_little_more_cannot() -> None:
             assert not account.holds(pure(f"{(left.pure_micro + 1) / 1e6:.6f}"))
     assert str(filter_for(PrivacyLoss.parse("1"), [pure("0.25")]).left()) == "one pure release of epsilon 0.75"
     assert str(filter_for(PrivacyLoss.parse("1"), [pure("1")]).left()) == "nothing"
+    assert filter_for(PrivacyLoss.parse("1"), [pure("0.25")]).left().share == 0.25
 
 
 def test_a_cap_set_holds_what_fills_it_to_the_last_unit_and_nothing_beyond() -> None:

@@ -147,7 +147,9 @@ def test_tables_are_as_many_rows_apart_as_is_said(kind: dict[str, bool], neighbo
 
 def calibrated(name: str, query: LatticeQuery, epsilon: str) -> tuple[Calibrated, PrivacyLoss]:
     loss = loss_for(name, epsilon, "0.01")
-    options = {"sketch": 16} if name == "jl" else least_options(name)
+    # drawn exactly, Wishart noise takes twenty times as long; its scale is the same
+    arithmetic = {"arithmetic": "ideal-real"} if "wishart" in {name, name.removeprefix("two-sided-")} else {}
+    options = {"sketch": 16} if name == "jl" else {**least_options(name), **arithmetic}
     return registry.calibrated(name, query, loss, options), loss
 
 
@@ -156,7 +158,7 @@ def test_a_copy_with_less_noise_is_rejected_and_the_mechanism_is_not(name: str) 
     query = LatticeQuery(2, UNIT, Neighbours.REPLACE_ONE)
     honest, loss = calibrated(name, query, "2")
     draws = MANY if loss.delta_atto else FEW
-    copy = attack.weakened(honest, weakened.FACTOR)
+    copy = weakened.weakened(honest, weakened.FACTOR)
     # either it is seen, or it is proved that the copy keeps the claim too
     kept = weakened.kept_by_the_copy(name, copy, query, loss)
     for _ in range(1 if kept else ATTEMPTS):
@@ -173,10 +175,9 @@ def test_a_copy_with_less_noise_is_rejected_and_the_mechanism_is_not(name: str) 
         assert not rejects(finding, honest.guarantee.loss)
 
 
-@pytest.mark.parametrize("neighbours", list(Neighbours))
 @pytest.mark.parametrize("name", sorted(set(MECHANISMS) - {"none"}))
-def test_no_proof_is_contradicted(name: str, neighbours: Neighbours) -> None:
-    query = LatticeQuery(2, UNIT, neighbours)
+def test_no_proof_is_contradicted_where_a_row_is_added_either(name: str) -> None:
+    query = LatticeQuery(2, UNIT, Neighbours.ADD_REMOVE)
     honest, loss = calibrated(name, query, "1")
     if honest.guarantee is None:
         return
@@ -195,7 +196,7 @@ def test_no_proof_is_contradicted(name: str, neighbours: Neighbours) -> None:
 def test_counts_alone_reject_a_copy_with_half_the_noise() -> None:
     query = LatticeQuery(2, UNIT, Neighbours.ADD_REMOVE)
     honest = registry.calibrated("two-sided-wishart", query, ONE, {"arithmetic": "ideal-real"})
-    for mechanism, expected in ((honest, False), (attack.weakened(honest, 2), True)):
+    for mechanism, expected in ((honest, False), (weakened.weakened(honest, 2), True)):
         scene = attack.choose(mechanism, query, ONE, 4000, FALSE_ALARM, weighted=False)
         first, second = attack.attack(mechanism, scene, 4000)
         assert rejects(examine(first, second, FALSE_ALARM, apart=scene.apart), ONE) is expected

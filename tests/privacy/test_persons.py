@@ -65,22 +65,6 @@ def test_no_pattern_loses_more_than_the_mean_account_of_its_periods() -> None:
             assert exceeded(each, np.zeros(len(each), dtype=bool), most, less=1) > 1
 
 
-@pytest.mark.parametrize("plan", [square_root(NIGHTS), banded(3)])
-def test_the_factor_of_a_whole_series_is_too_small_for_accounts_of_periods(plan: Toeplitz) -> None:
-    nights, weighted = weights_of(plan), np.ones(NIGHTS, dtype=np.bool_)
-    for most in (2, 3, 4):
-        lemma = plan.person_factor(most) ** 2
-        # what the lemma says is the worst pattern, against one row that is in every night: found exhaustively
-        row = int((nights**2).sum(axis=0).max())
-        patterns = [list(s) for s in combinations(range(NIGHTS), most)]
-        worst = max(int((nights[:, s].sum(axis=1) ** 2).sum()) for s in patterns) / row
-        assert worst <= lemma * (1 + 1e-12)
-        # but accounts see periods of fewer nights, and nights that are left out
-        for some in (nights, nights[-1:]):
-            whole = exceeded(some, weighted[: len(some)], most)
-            assert whole <= 1 + 1e-12 < whole * most**2 / lemma
-
-
 @pytest.mark.parametrize(("most", "factor"), [(7, 6.3), (30, 22.5)])
 def test_a_tree_of_a_year_loses_little(most: int, factor: float) -> None:
     levels = levels_for(365)

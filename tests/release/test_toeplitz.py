@@ -148,7 +148,7 @@ def test_no_integer_row_costs_more_than_it_is_charged_and_the_worst_costs_that(
 def _charged(accounts: PeriodFilters, name: str) -> float:
     """Return the mu² that a period was charged."""
     account = accounts.closed[name]
-    return float(account.caps[-1].mu_squared - account._rest[-1].mu_squared)  # type: ignore[union-attr]
+    return float(account.caps[-1].mu_squared - account.rest[-1].mu_squared)  # type: ignore[union-attr]
 
 
 def test_charges_are_exact_fractions_and_no_others_are_taken() -> None:

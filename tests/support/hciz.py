@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import mpmath
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from support.tallies import FALSE_ALARM
 
 
 def moments(levels: Sequence[float], spectrum: Sequence[float]) -> tuple[float, float]:
@@ -45,3 +51,13 @@ def line_means(levels: Sequence[float]) -> list[float]:
 
         nodes = [mpmath.mpf(x) for x in levels]
         return [float(divided([*nodes, x]) / divided(nodes)) for x in nodes]
+
+
+def score_passes(
+    sample: npt.NDArray[np.float64], levels: Sequence[float], spectrum: Sequence[float], strength: float = 1.0
+) -> bool:
+    """Test the mean of tr(L H) for the density exp(strength tr(L H)), by the central limit theorem."""
+    mean, deviation = moments([strength * x for x in levels], spectrum)
+    z = (strength * float(np.mean(sample)) - mean) / (deviation / math.sqrt(sample.size))
+    # 5 % slack: means of thousands of draws are normal to within that at this level
+    return bool(abs(z) < 1.05 * stats.norm.isf(FALSE_ALARM / 2))

@@ -22,6 +22,13 @@ def total_passes(total: float, law: Any) -> bool:
     return bool(2 * min(law.cdf(total), law.sf(total)) > FALSE_ALARM)
 
 
+def mean_passes(sample: npt.NDArray[np.float64], mean: float, tests: int = 1) -> bool:
+    """Two-sided test of the mean of independent draws, by the central limit theorem; one of several tests."""
+    deviation = abs(float(np.mean(sample)) - mean) / (float(np.std(sample)) / math.sqrt(sample.size))
+    # 20 % slack: with thousands of draws the standardised mean is normal to well within that at this level
+    return bool(deviation < 1.2 * stats.norm.isf(FALSE_ALARM / tests / 2))
+
+
 def alarms(noise: npt.NDArray[np.int64], sigma: int) -> bool:
     """Say whether these are no rounded normal draws of a scale, by their variance and by chi-squared."""
     off = abs((noise.astype(float) ** 2).mean() / (sigma**2 + 1 / 12) - 1) / math.sqrt(2 / noise.size)
