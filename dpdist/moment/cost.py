@@ -18,7 +18,7 @@ import numpy as np
 
 from dpdist._util.tree import fan_in
 from dpdist.errors import UsageError
-from dpdist.moment.gram import GramSum
+from dpdist.moment.gram import gram_sum
 from dpdist.moment.layout import BOUND_SECONDS, TASK_SECONDS, Layout, layout_of, unit_count
 from dpdist.moment.total import require_summable
 from dpdist.naming import parameter
@@ -54,7 +54,7 @@ class Rates:
         values = (np.arange(count * columns) % 101).reshape(count, columns).astype(dtype)
         buffer = np.empty((count, sample.width))
         # as the rows themselves are multiplied; what comes out is thrown away
-        sums = GramSum(Band.whole(sample.width), sample.norm_bound, largest=bound.largest)
+        sums = gram_sum(Band.whole(sample.width), sample.norm_bound, largest=bound.largest)
 
         def multiply() -> None:
             sums.add(buffer)

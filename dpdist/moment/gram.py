@@ -21,9 +21,10 @@ Then the sum moves to int64. Hence the same bits from every chunking, every proc
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,49 +88,40 @@ def fastest(norm_bound: int, largest: int | None = None) -> Arithmetic:
     return available()[0] if integer_rows(norm_bound, largest) else Arithmetic.FLOAT64
 
 
-class GramSum:
+class GramSum(ABC):
     """Adds ``Z^T Z`` of many blocks exactly, or a band of its rows."""
 
-    def __init__(
-        self, band: Band, norm_bound: int, arithmetic: Arithmetic | None = None, largest: int | None = None
-    ) -> None:
-        self.arithmetic = arithmetic or fastest(norm_bound, largest)
-        self._sum: _Sum
-        if self.arithmetic is Arithmetic.FLOAT64:
-            self._sum = _Floats(band, 2**53 // norm_bound)
-        else:
-            self._sum = _Integers(band, integer_rows(norm_bound, largest), self.arithmetic)
+    arithmetic = Arithmetic.FLOAT64
+    at_once = 1
+    """Rows that are multiplied together; float64 multiplies a block as it comes."""
 
-    @property
-    def at_once(self) -> int:
-        """Rows that are multiplied together; float64 multiplies a block as it comes, and this is 1 then."""
-        return self._sum.at_once if isinstance(self._sum, _Integers) else 1
-
+    @abstractmethod
     def add(self, block: Block) -> None:
         """Add the product of integer-valued rows, C-ordered (r, size)."""
-        self._sum.add(block)
 
-    def add_dithered(self, rows: npt.NDArray[np.generic], bound: RowBound, dithers: Dithers) -> None:
-        """Add the product of rows that are rounded without bias: they come as they are stored.
+    def add_dithered(self, *_: Any, **__: Any) -> None:
+        """Add the product of stored rows that are rounded without bias, under a bound and by dithers.
 
         Only 16-bit integers are made of rows in one pass; whoever has other arithmetic bounds them first.
         """
-        if not isinstance(self._sum, _Integers):
-            raise TypeError("float64 multiplies bounded rows")
-        self._sum.add_dithered(rows, bound, dithers)
+        raise TypeError("float64 multiplies bounded rows")
 
+    @abstractmethod
     def total(self) -> Triangle:
         """Return the packed sum of everything added, int64."""
-        return self._sum.total()
 
 
-class _Sum(Protocol):
-    def add(self, block: Block) -> None: ...
+def gram_sum(
+    band: Band, norm_bound: int, arithmetic: Arithmetic | None = None, largest: int | None = None
+) -> GramSum:  # fmt: skip
+    """Return what adds products here, or by some arithmetic; the bounds are those of :func:`integer_rows`."""
+    arithmetic = arithmetic or fastest(norm_bound, largest)
+    if arithmetic is Arithmetic.FLOAT64:
+        return _Floats(band, 2**53 // norm_bound)
+    return _Integers(band, integer_rows(norm_bound, largest), arithmetic)
 
-    def total(self) -> Triangle: ...
 
-
-class _Floats:
+class _Floats(GramSum):
     """Multiplies by float64 BLAS, which adds so many rows exactly."""
 
     def __init__(self, band: Band, exact_rows: int) -> None:
@@ -172,7 +164,7 @@ class _Floats:
         return self._total
 
 
-class _Integers:
+class _Integers(GramSum):
     """Multiplies 16-bit integers; a block may have any number of rows, and is multiplied when there are enough."""
 
     def __init__(self, band: Band, exact_rows: int, arithmetic: Arithmetic) -> None:
@@ -181,11 +173,12 @@ class _Integers:
 
         if exact_rows < 2:
             raise ValueError("16-bit integers do not hold a row")
-        self._band = band
+        self.arithmetic, self._band = arithmetic, band
         self._multiply = kernel.multiply_with(arithmetic.value)
-        self._pack = kernel.pack
+        self._pack = kernel.packing()
         panels = -(-band.width // kernel.PANEL)
         self._pairs = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))
+        self.at_once = 2 * self._pairs
         self._always_exact = exact_rows // 2
         # one pair more than is used: panels a power of two apart would share the lines of the caches
         self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
@@ -226,18 +219,13 @@ class _Integers:
             start += some.shape[0]
             self._fill(some.shape[0])
 
-    @property
-    def at_once(self) -> int:
-        """How many rows the panels hold."""
-        return 2 * self._pairs
-
     def _left(self) -> int:
         """Return how many rows fit, at least one."""
-        return 2 * self._pairs - self._halves
+        return self.at_once - self._halves
 
     def _fill(self, halves: int) -> None:
         self._halves += halves
-        if self._halves == 2 * self._pairs:
+        if self._halves == self.at_once:
             self._flush()
 
     def _flush(self) -> None:

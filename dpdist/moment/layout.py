@@ -3,26 +3,20 @@
 The triangle of the moment is cut into as few bands as keep every process within its memory: one wherever it fits. Few
 workers sum a band over all rows, and several bands are under way at once: a band that one worker sums alone travels
 once, to the trusted node, and is added to nothing. Rows are read whole for every band. To bound a row needs its whole
-norm, and a band needs all columns from its first one on, so tiles of columns would save nothing.
+norm, and a band needs all columns from its first one on, so tiles of columns would save nothing. The release follows
+this layout and ``dpdist forecast --cluster`` counts it: there is no second formula.
 
-The release follows this layout and ``dpdist forecast --cluster`` counts it: there is no second formula.
-
-How a pass over a table is cut into units of work, whatever cluster computes it: pure arithmetic on public sizes.
-
-Workers come and go, so a unit is small: what a lost worker loses is small, and the last unit does not keep the others
-waiting. And it is not too small: to add its sum costs little beside it. How long it takes is not measured but estimated
-from the sizes, for a core of today; a wrong estimate makes more units or fewer, and nothing else.
-
-Whether the first sum on a machine begins by compiling: looked up in files, as numba takes time to import.
-
-It decides what a progress bar says, and nothing else. Machine code is kept by :mod:`dpdist._util.machine_code`.
+A pass over a table is cut into units of work. Workers come and go, so a unit is small: what a lost worker loses is
+small, and the last unit does not keep the others waiting. And it is not too small: to add its sum costs little beside
+it. How long it takes is estimated from the sizes, for a core of today; a wrong estimate makes more units or fewer, and
+nothing else.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,7 +57,7 @@ _IDLE = 2
 
 
 def unit_count(table: Sizes, *, row_seconds: float, entries: int, workers: int) -> int:
-    """Return into how many units the chunks of a table are cut, as :func:`units_of`."""
+    """Return into how many units the chunks of a table are cut."""
     seconds = table.rows * row_seconds
     shortest = max(_SHORTEST, _FOLDS * _FOLD_SECONDS * entries)
     handed_out = seconds / (workers * _IDLE * TASK_SECONDS)
@@ -140,14 +134,15 @@ class Layout:
         return sum(self.counts)
 
     @property
-    def trees(self) -> list[list[list[range]]]:
-        """The additions of the pass of each band, level by level."""
-        return [levels(count, 8 * band.entries) for band, count in zip(self.bands, self.counts, strict=True)]
+    def trees(self) -> list[tuple[int, list[list[range]]]]:
+        """The bytes of a sum of each band, and its additions, level by level."""
+        sizes = [8 * band.entries for band in self.bands]
+        return [(size, levels(count, size)) for size, count in zip(sizes, self.counts, strict=True)]
 
     @property
     def additions(self) -> int:
         """Tasks that add sums."""
-        return sum(len(level) for tree in self.trees for level in tree)
+        return sum(len(level) for _, tree in self.trees for level in tree)
 
     def entries_per_row_of(self, band: Band) -> int:
         """Entries of a band that a row is added to, those computed twice in its first columns included."""
@@ -168,100 +163,90 @@ class Layout:
     @property
     def bytes_between_workers(self) -> int:
         """Bytes of sums that workers send one another, at most: all inputs of an addition but the one that is there."""
-        return sum(
-            8 * band.entries * (len(part) - 1)
-            for band, tree in zip(self.bands, self.trees, strict=True)
-            for level in tree
-            for part in level
-        )
+        return sum(size * (len(part) - 1) for size, tree in self.trees for level in tree for part in level)
 
     @property
     def bytes_to_trusted(self) -> int:
         """Bytes of sums that the trusted node receives."""
-        return sum(
-            8 * band.entries * (len(tree[-1]) if tree else 1) for band, tree in zip(self.bands, self.trees, strict=True)
-        )
+        return sum(size * (len(tree[-1]) if tree else 1) for size, tree in self.trees)
 
     @property
     def worker_bytes(self) -> int:
         """Most memory of a worker process."""
-        return max(
-            _worker_bytes(self.table, self.bound, band, self.threads, several=len(self.bands) > 1)
-            for band in self.bands
-        )
+        return max(self._worker_bytes(band, several=len(self.bands) > 1) for band in self.bands)
 
     @property
     def trusted_bytes(self) -> int:
         """Most memory of the trusted node, if noise of independent entries is added band by band."""
         return max(map(_trusted_bytes, self.bands))
 
+    @property
+    def process_bytes(self) -> int:
+        """Most memory of a process."""
+        return max(self.worker_bytes, self.trusted_bytes)
 
-def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divisible: bool, threads: int = 1) -> Layout:
-    """Cut the triangle into as few bands as the memory of the processes allows."""
-    size = bound.width
-    whole = Layout(table, bound, workers, (Band.whole(size),), threads)
-    if max(whole.worker_bytes, whole.trusted_bytes) <= memory // _SHARE:
-        return whole
-    fewer = partial(layout_of, table, bound, workers, memory, divisible=divisible, threads=threads - 1)
-    if not divisible:
-        least = max(whole.worker_bytes, whole.trusted_bytes)
-        if least <= memory:
-            return whole
-        if threads > 1:
-            return fewer()
-        raise UsageError(
-            f"The second moment of {size} columns takes a process {_gib(least)}, and each may use {_gib(memory)}. This "
-            "mechanism needs the whole moment at once. Give the processes more memory, or take a mechanism whose noise "
-            f"is added band by band: {parameter('mechanism', 'gaussian')}, or laplace where no delta is allowed. For a "
-            f"few components, {parameter('mechanism', 'power')} {parameter('options.route', 'products')} never forms "
-            "the moment."
-        )
-    bands: list[Band] = []
-    start = 0
-    while start < size:
-        stop = min(start + triangle.TILE, size)
-        while stop < size and _fits(
-            table, bound, Band(start, min(stop + triangle.TILE, size), size), threads, memory // _SHARE
-        ):
-            stop = min(stop + triangle.TILE, size)
-        bands.append(Band(start, stop, size))
-        start = stop
-    layout = Layout(table, bound, workers, tuple(bands), threads)
-    least = max(layout.worker_bytes, layout.trusted_bytes)
-    if least > memory and threads > 1:
-        return fewer()
-    if least > memory:
-        raise UsageError(
-            f"A band of {min(triangle.TILE, size)} rows of the second moment of {size} columns takes a process "
-            f"{_gib(least)}, and the one with the least memory may use {_gib(memory)}. Start fewer workers per "
-            "machine, give them more memory, or take "
-            f"{parameter('mechanism', 'power')} {parameter('options.route', 'products')}, which never forms the moment."
-        )
-    return layout
+    def _worker_bytes(self, band: Band, *, several: bool) -> int:
+        """Return the memory of a worker: what each thread computes and reads, and the sums beside it."""
+        # the product is added in place where it is a whole triangle; then the total, and one more while it is packed
+        # and the sum of what was added before, where rows are added unequally often
+        triangles = 3 if self.table.weights else 2
+        at_work = 8 * ((2 if several else 1) * band.height * band.width + triangles * band.entries)
+        # an addition has a copy of its first input; and a sum may wait to be added
+        waiting = 8 * band.entries * (fan_in(8 * band.entries) + 2)
+        piece = min(piece_rows(self.bound.width), self.table.chunk_rows)
+        reading = self.table.buffer_bytes(piece)
+        blocks = max(block_rows(self.table.rows, self.bound), _PANELS) + _BOUNDING * piece
+        return PROCESS_BYTES + self.threads * (at_work + reading + 8 * self.bound.width * blocks) + waiting
 
+    def cut(self, memory: int) -> Layout:
+        """Return the same in as few bands as keep every process within so many bytes, each of one tile at least."""
+        size, bands, start = self.bound.width, list[Band](), 0
 
-def _fits(table: Sizes, bound: RowBound, band: Band, threads: int, memory: int) -> bool:
-    return max(_worker_bytes(table, bound, band, threads, several=True), _trusted_bytes(band)) <= memory
+        def fits(band: Band) -> bool:
+            return max(self._worker_bytes(band, several=True), _trusted_bytes(band)) <= memory
 
-
-def _worker_bytes(table: Sizes, bound: RowBound, band: Band, threads: int, *, several: bool) -> int:
-    """Return the memory of a worker: what each thread computes and reads, and the sums beside it."""
-    # the product is added in place where it is a whole triangle; then the total, and one more while it is packed
-    # and the sum of what was added before, where rows are added unequally often
-    triangles = 3 if table.weights else 2
-    at_work = 8 * ((2 if several else 1) * band.height * band.width + triangles * band.entries)
-    # an addition has a copy of its first input; and a sum may wait to be added
-    waiting = 8 * band.entries * (fan_in(8 * band.entries) + 2)
-    piece = min(piece_rows(bound.width), table.chunk_rows)
-    reading = table.buffer_bytes(piece)
-    reading += 8 * bound.width * (max(block_rows(table.rows, bound), _PANELS) + _BOUNDING * piece)
-    return PROCESS_BYTES + threads * (at_work + reading) + waiting
+        while start < size:
+            band = Band(start, min(start + triangle.TILE, size), size)
+            while band.stop < size and fits(longer := Band(start, min(band.stop + triangle.TILE, size), size)):
+                band = longer
+            bands.append(band)
+            start = band.stop
+        return replace(self, bands=tuple(bands))
 
 
 def _trusted_bytes(band: Band) -> int:
     """Return the memory of the trusted node: the sum of a band, one that arrives, the noise, and a few tiles."""
-    sums = 2 * 8 * band.entries
-    return PROCESS_BYTES + _DRAWING + sums + 8 * band.entries + 8 * 8 * triangle.TILE * triangle.TILE
+    sums = 3 * 8 * band.entries
+    return PROCESS_BYTES + _DRAWING + sums + 8 * 8 * triangle.TILE * triangle.TILE
+
+
+def layout_of(
+    table: Sizes, bound: RowBound, workers: int, memory: int, *, divisible: bool, threads: int = 1,
+    fewer_threads: bool = False,
+) -> Layout:  # fmt: skip
+    """Cut the triangle into as few bands as the memory of the processes allows."""
+    layout = Layout(table, bound, workers, (Band.whole(bound.width),), threads)
+    if divisible and layout.process_bytes > memory // _SHARE:
+        layout = layout.cut(memory // _SHARE)
+    if layout.process_bytes <= memory:
+        return layout
+    if fewer_threads and threads > 1:
+        how = {"divisible": divisible, "fewer_threads": True}
+        return layout_of(table, bound, workers, memory, threads=threads - 1, **how)
+    what, needs = f"second moment of {bound.width} columns takes a process {_gib(layout.process_bytes)}", ""
+    products = f"{parameter('mechanism', 'power')} {parameter('options.route', 'products')}"
+    if divisible:
+        what, other = f"A band of {min(triangle.TILE, bound.width)} rows of the {what}", products
+    else:
+        what, needs = f"The {what}", "This mechanism needs the whole moment at once. "
+        other = (
+            f"a mechanism whose noise is added band by band: {parameter('mechanism', 'gaussian')}, or laplace where no "
+            f"delta is allowed; or for a few components {products}"
+        )
+    raise UsageError(
+        f"{what}, and the one with the least memory may use {_gib(memory)}. {needs}Start fewer workers per machine, "
+        f"give them more memory or fewer threads, or take {other}, which never forms the moment."
+    )
 
 
 def _gib(count: int) -> str:
@@ -273,7 +258,11 @@ _MODULE = "dither_kernel"
 
 
 def compiles_first(table: Sizes) -> bool:
-    """Say whether code is compiled before a table is summed on this machine: it is large, and none is kept here."""
+    """Say whether code is compiled before a table is summed on this machine: it is large, and none is kept here.
+
+    It decides what a progress bar says, and nothing else. It is looked up in files, as numba takes time to import;
+    machine code is kept by :mod:`dpdist._util.machine_code`.
+    """
     if not worth_compiling(table) or find_spec("numba") is None:
         return False
     source = Path(rows.__file__).with_name(f"{_MODULE}.py")

@@ -159,8 +159,9 @@ def _components_of(opened: Release, release: Store, count: float | None, cluster
 
 def _release_product(release: Store, size: int, engine: Engine) -> Callable[[Matrix], Matrix]:
     """Return the function that multiplies a released second moment."""
-    runs = eigen.tile_rows(size, engine.threads * len(engine.workers))
-    keep = size * size * 8 <= engine.memory // 2  # any process may get any rows
+    resources = engine.resources()
+    runs = eigen.tile_rows(size, resources.slots)
+    keep = size * size * 8 <= resources.memory // 2  # any process may get any rows
     engine.require_visible(release, ROOT)
 
     def product(vectors: Matrix) -> Matrix:

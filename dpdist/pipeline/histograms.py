@@ -21,11 +21,11 @@ from dpdist.storage.arrays import ROOT
 
 def draw_histogram(engine: Engine, transaction: HistogramTransaction[Any], label: str) -> None:
     """Count the rows, and commit a noisy histogram of them; what was reserved is refunded if rows fail."""
-    table, threads, counting = transaction.table, engine.threads, transaction.counting()
+    table, counting = transaction.table, transaction.counting()
     task = HistogramTask(table, counting, range(table.chunks))
     units = units_of(
         table, row_seconds=counting.value_seconds * table.columns, entries=counting.bins,
-        workers=threads * len(engine.workers),
+        workers=engine.resources().slots,
     )  # fmt: skip
     work = Work("sum", partition_histogram, task, units, add_partials, nbytes=8 * counting.bins)
     try:

@@ -309,10 +309,9 @@ def _layout(cluster_engine: Engine, transaction: trusted.MomentTransaction, wher
     if request.by_products:
         return None
     independent = isinstance(request.calibrated(table.columns, table.changed_rows), IndependentEntries)
-    bound, workers = request.bound(table.columns), len(cluster_engine.workers)
-    layout = layout_of(
-        table, bound, workers, cluster_engine.memory, divisible=independent, threads=cluster_engine.threads
-    )
+    bound, (workers, threads, memory) = request.bound(table.columns), cluster_engine.resources()
+    how = {"divisible": independent, "fewer_threads": cluster_engine.limits_threads}
+    layout = layout_of(table, bound, workers, memory, threads=threads, **how)
     if len(layout.bands) > 1 and where.trusted_worker:
         raise UsageError(
             f"A second moment of {bound.width} columns is noised band by band from this process: leave "
@@ -384,12 +383,11 @@ def _product(
     """
     table, bound = transaction.table, transaction.request.bound(transaction.table.columns)
     task, digits = moment_task(table, bound), Digits.of(table, bound)
-    threads = cluster_engine.threads
 
     def product(vectors: Matrix) -> Matrix:
         entries = digits.count * vectors.size
         row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * (vectors.size + entries)
-        workers = threads * len(cluster_engine.workers)
+        workers = cluster_engine.resources().slots
         units = units_of(table, row_seconds=row_seconds, entries=entries, workers=workers)
         values = ProductTask(task, vectors)
         work = Work("sum", partition_product, values, units, add_partials, nbytes=8 * entries, key=key)

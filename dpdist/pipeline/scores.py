@@ -103,7 +103,7 @@ def _project(table: RowsTable, found: models.Model, model: Store, target: Store,
     target.require_new("scores")  # before there is any work
     row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * found.components.components.size
     with where.connected() as cluster_engine:
-        workers = cluster_engine.threads * len(cluster_engine.workers)
+        workers = cluster_engine.resources().slots
         units = units_of(table, row_seconds=row_seconds, entries=0, workers=workers)
         with projection.scores_of(table, found, model, target) as task:
             for store in (table.probe, task.scores):

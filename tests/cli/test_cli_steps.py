@@ -21,7 +21,7 @@ from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
-from dpdist.runtime import connecting
+from dpdist.runtime import cluster
 
 # Ingest
 
@@ -337,7 +337,7 @@ def test_scores_that_cannot_be_had_are_refused_and_leave_nothing(
     elif what == "a lost chunk":
         CHUNK.unlink()
     else:
-        monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
+        monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
         places["at"] = "tcp://127.0.0.1:1"
     before = tree(released)
     said = call("project", places["rows"], places["model"], places["scores"], "--scheduler", places["at"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.guarded import guarded
 
 from dpdist.moment import gram
-from dpdist.moment.gram import Arithmetic, GramSum, available, fastest, integer_rows
+from dpdist.moment.gram import Arithmetic, available, fastest, gram_sum, integer_rows
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.triangle import Band, packed
 
@@ -61,7 +61,7 @@ def test_every_way_to_multiply_gives_the_same_integers(
         for arithmetic in (None, *available()):
             if arithmetic in {Arithmetic.VNNI, Arithmetic.AVX2} and not integer_rows(bound.norm_bound):
                 continue
-            sums = GramSum(band, bound.norm_bound, arithmetic)
+            sums = gram_sum(band, bound.norm_bound, arithmetic)
             for block in blocks(z, cuts):
                 sums.add(block)
             assert sums.total().tobytes() == expected.tobytes()
@@ -76,7 +76,7 @@ def test_tiles_of_every_width_touch_nothing_beyond_their_panels(
         for start, stop in {(0, max(1, width - 6))} | {(s, min(width, s + 40)) for s in (0, width // 2, width - 1)}:
             band = Band(start, stop, width)
             z = np.random.default_rng(width).integers(-9, 10, (3, width)).astype(float)
-            sums = GramSum(band, 81 * width, arithmetic)
+            sums = gram_sum(band, 81 * width, arithmetic)
             sums.add(z)
             expected = packed((z[:, band.start : band.stop].T @ z[:, band.start :]).astype(np.int64))
             assert np.array_equal(sums.total(), expected)
@@ -106,7 +106,7 @@ def test_rows_that_8_bits_hold_among_others_have_the_same_sum(
     band = Band(start, min(columns, start + height), columns)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpdist._util.machine_code.aligned_zeros", guarded)
-        sums = GramSum(band, int((z * z).sum(axis=1).max()) or 1, Arithmetic.VNNI)
+        sums = gram_sum(band, int((z * z).sum(axis=1).max()) or 1, Arithmetic.VNNI)
         for block in blocks(z, cuts):
             sums.add(block)
         exact = z.astype(np.int64)
@@ -257,12 +257,12 @@ def test_squares_of_a_column_are_exact_up_to_the_last_unit_and_would_not_be_for_
 @pytest.mark.parametrize("arithmetic", INTEGERS)
 def test_what_16_bits_do_not_hold_is_not_multiplied_as_such(arithmetic: Arithmetic) -> None:
     largest = (2**15 - 1) ** 2
-    sums = GramSum(Band.whole(2), largest, arithmetic)
+    sums = gram_sum(Band.whole(2), largest, arithmetic)
     sums.add(np.array([[2.0**15 - 1, 0], [0, 1 - 2.0**15], [3, 4]]))
     assert sums.total().tolist() == [largest + 9, 12, largest + 16]
     with pytest.raises(ValueError, match="16-bit"):
-        GramSum(Band.whole(2), 2**30, arithmetic)
-    sums = GramSum(Band.whole(2), 2**30, arithmetic, 2**15 - 1)  # of which 32 bits always hold two
+        gram_sum(Band.whole(2), 2**30, arithmetic)
+    sums = gram_sum(Band.whole(2), 2**30, arithmetic, 2**15 - 1)  # of which 32 bits always hold two
     sums.add(np.array([[2.0**15 - 1, 0], [0, 1 - 2.0**15]] * 5))
     assert sums.total().tolist() == [5 * largest, 0, 5 * largest]
 
@@ -288,9 +288,9 @@ import hashlib
 import numba.core.caching
 numba.core.caching.CacheImpl._locator_classes = []  # no folder that machine code can be kept in
 import numpy as np
-from dpdist.moment.gram import GramSum, available, fastest
+from dpdist.moment.gram import available, fastest, gram_sum
 from dpdist.triangle import Band
-sums = GramSum(Band.whole(70), 4**11)
+sums = gram_sum(Band.whole(70), 4**11)
 sums.add(np.random.default_rng(0).integers(-200, 200, (700, 70)).astype(float))
 print(fastest(4**11).name, *(each.name for each in available()), hashlib.sha256(sums.total().tobytes()).hexdigest())
 """
@@ -319,7 +319,7 @@ def test_float64_sums_move_to_integers_before_they_lose_a_bit(bits: int) -> None
     bound = RowBound(2, 1.0, bits)
     block = np.zeros((min(bound.exact_rows, 4096) - 1, 2))
     block[:, 0] = 2**bits - 1
-    sums = GramSum(Band.whole(2), bound.norm_bound)
+    sums = gram_sum(Band.whole(2), bound.norm_bound)
     times = 2 ** (53 - 2 * bits) // block.shape[0] + 5 | 1
     for _ in range(times):
         sums.add(block)
@@ -331,4 +331,4 @@ def test_float64_sums_move_to_integers_before_they_lose_a_bit(bits: int) -> None
 
 def test_a_block_of_more_rows_than_are_exact_is_refused() -> None:
     with pytest.raises(ValueError, match="exactly"):
-        GramSum(Band.whole(2), 2**53 // 3).add(np.ones((4, 2)))
+        gram_sum(Band.whole(2), 2**53 // 3).add(np.ones((4, 2)))

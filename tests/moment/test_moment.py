@@ -20,7 +20,7 @@ from dpdist._util.tree import fan_in
 from dpdist.errors import DataError, DpdistError
 from dpdist.ingest.registered import open_rows
 from dpdist.moment import total
-from dpdist.moment.gram import Arithmetic, GramSum, available
+from dpdist.moment.gram import Arithmetic, GramSum, available, gram_sum
 from dpdist.moment.layout import units_of
 from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment
 from dpdist.rows import dataset
@@ -100,12 +100,11 @@ def test_any_chunking_partitioning_order_and_retry_gives_the_same_bits(
 def test_what_multiplies_follows_from_the_size_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, found = table_of(tmp_path / "rows.zarr", np.ones((10, 30)), 800), []
 
-    class Seen(GramSum):
-        def __init__(self, *asked: Any) -> None:
-            super().__init__(*asked)
-            found.append(self.arithmetic)
+    def seen(*asked: Any) -> GramSum:
+        found.append((made := gram_sum(*asked)).arithmetic)
+        return made
 
-    monkeypatch.setattr(total, "GramSum", Seen)
+    monkeypatch.setattr(total, "gram_sum", seen)
     for least in (301, 300):
         monkeypatch.setattr(total, "COMPILED_VALUES", least)
         partition_moment(moment_task(table, RowBound(30, 2.0, 12)))

@@ -24,17 +24,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from distributed import LocalCluster, get_worker
+from dpdist.runtime.tasks import Pass, Private, shared_by, unit_of
 from faults.waiting import until
 
 import dpdist
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
 from dpdist.moment.total import Partial, add_partials
 from dpdist.runtime import checks, sums
-from dpdist.runtime.cluster import WORKER_ENVIRONMENT, Cluster
-from dpdist.runtime.connecting import silent
-from dpdist.runtime.local import Each, Engine, Here, Secret, Work
+from dpdist.runtime.cluster import WORKER_ENVIRONMENT, Cluster, silent
+from dpdist.runtime.local import Engine, Here, Secret, Work
 from dpdist.runtime.sums import OnDask
-from dpdist.runtime.tasks import Pass, Private, shared_by, unit_of
 
 SECRET = 7_312_519
 ROOT = Path(__file__).parents[2]
@@ -55,6 +54,10 @@ def cluster(count: int = 2, **options: Any) -> Iterator[OnDask]:
 def local() -> Iterator[OnDask]:
     with cluster() as started:
         yield started
+
+
+def addresses(engine: OnDask) -> list[str]:
+    return sorted(engine._known())
 
 
 def twice(value: int) -> int:
@@ -84,15 +87,15 @@ def test_every_engine_computes_the_same(made: Callable[[], Any]) -> None:
     with made() as engine:
         engine._progress = lambda *said: told.append(said)
         assert isinstance(engine, Engine)
-        total = engine.reduce(Work("sum", part, Each(), range(20), add_partials), same, label="Adding")
+        total = engine.reduce(Work("sum", part, None, range(20), add_partials), same, label="Adding")
         assert total.covered == ((0, 20),)
         assert (total.values == 190).all()
-        works = [Work("sum", twice, Each(), range(n), operator.add) for n in (3, 9, 1)]
+        works = [Work("sum", twice, None, range(n), operator.add) for n in (3, 9, 1)]
         assert list(engine.reduce_each(works, "Adding", under_way=2)) == [6, 72, 0]
         assert dict(engine.results(operator.mul, [5, 6, 7], 10, "Multiplying")) == {0: 50, 1: 60, 2: 70}
-        engine.map(Work("test", twice, Each(), range(5)), "Mapping")
+        engine.map(Work("test", twice, None, range(5)), "Mapping")
         assert engine.trusted(operator.add, 1, 2) == 3
-        assert engine.reduce(Work("sum", twice, Each(), ()), int, label="Adding") == 0
+        assert engine.reduce(Work("sum", twice, None, ()), int, label="Adding") == 0
         assert engine.where in told[0][0]
         until(lambda: told[-1][1:] == (5, 5))
     assert {label.split()[0] for label, _, _ in told} == {"Adding", "Multiplying", "Mapping"}
@@ -109,15 +112,15 @@ def kept(number: int) -> Partial[np.int64]:
 def test_a_result_of_a_task_is_changed_by_no_addition() -> None:
     """With workers in this process the sums that are fetched are the very ones that Dask keeps, and may add again."""
     with cluster(processes=False) as engine:
-        work = Work("sum", kept, Each(), range(1, 17), add_partials)
+        work = Work("sum", kept, None, range(1, 17), add_partials)
         assert engine.reduce(work, same, label=None).values[0] == 136
     assert {number: int(values[0]) for number, values in SEEN.items()} == {n: n for n in range(1, 17)}
 
 
 def test_tasks_have_names_that_the_dashboard_shows() -> None:
     with cluster() as engine:
-        engine.reduce(Work("sum", part, Each(), range(20), add_partials), same, label=None)
-        engine.map(Work("project", twice, Each(), range(5)), "Mapping")
+        engine.reduce(Work("sum", part, None, range(20), add_partials), same, label=None)
+        engine.map(Work("project", twice, None, range(5)), "Mapping")
         events = {dask.utils.key_split(key) for key in engine._client.run_on_scheduler(_keys)}
     assert {"dpdist-table", "dpdist-sum", "dpdist-add", "dpdist-project"} <= events
 
@@ -180,7 +183,7 @@ def test_a_sum_is_on_no_disk_when_workers_of_dask_s_defaults_run_short_of_memory
         with cluster(1, memory_limit="800MiB", processes=True) as engine:
             (folder,) = engine._client.run(_folder).values()
             work = Work("sum", large, Large(numbers), range(14))
-            held = engine._client.map(unit_of, list(range(14)), asker=checks.Asker.here(), pure=False, shared=(
+            held = engine._client.map(unit_of, list(range(14)), pure=False, shared=(
                 engine._client.submit(shared_by, _content(work, numbers), pure=False)
             ))  # fmt: skip
             assert [isinstance(each.status, str) for each in held]
@@ -210,8 +213,8 @@ def test_what_is_private_shows_nothing(value: Any) -> None:
 def test_private_values_are_sent_whole_and_not_pickled() -> None:
     with cluster() as engine:
         one = np.arange(20_000_000)  # is sent in several frames
-        sent = engine._client.submit(_private_of, one.size, workers=engine.workers[:1], pure=False)
-        there = engine._client.submit(_first_and_last, sent, workers=engine.workers[1:], pure=False)
+        sent = engine._client.submit(_private_of, one.size, workers=addresses(engine)[:1], pure=False)
+        there = engine._client.submit(_first_and_last, sent, workers=addresses(engine)[1:], pure=False)
         assert there.result() == (0, one.size - 1)
     with pytest.raises(TypeError, match="sent, and not stored"):
         Private(1).__reduce__()
@@ -271,13 +274,13 @@ def dying(_: int) -> int:
 def test_a_unit_that_kills_every_worker_ends_the_pass() -> None:
     few = {"distributed.scheduler.allowed-failures": 1}
     with dask.config.set(few), cluster() as engine, pytest.raises(ResumableError, match="Workers died again and again"):
-        engine.reduce(Work("sum", dying, Each(), range(2), operator.add), int, label=None)
+        engine.reduce(Work("sum", dying, None, range(2), operator.add), int, label=None)
 
 
 def test_workers_that_are_gone_or_paused_end_the_pass_and_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "LOST_SECONDS", 1)
     monkeypatch.setattr(sums, "_LOOK_SECONDS", 0.2)
-    work = Work("sum", time.sleep, Each(), [0.1] * 100, lambda *_: None)
+    work = Work("sum", time.sleep, None, [0.1] * 100, lambda *_: None)
     with dask.config.set({"distributed.worker.memory.pause": 1e-6}), LocalCluster(
         n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
     ) as made, Cluster(client=made).connected() as engine:  # fmt: skip
@@ -292,7 +295,7 @@ def test_a_lost_scheduler_ends_the_pass() -> None:
     made = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0")
     try:
         with Cluster(client=made).connected() as engine:
-            slow = Work("sum", time.sleep, Each(), [0.2] * 100, lambda *_: None)
+            slow = Work("sum", time.sleep, None, [0.2] * 100, lambda *_: None)
             threading.Timer(1, made.close).start()
             with pytest.raises(ResumableError, match="The connection to the cluster was lost"):
                 engine.reduce(slow, print, label=None)
@@ -312,8 +315,8 @@ def test_total_and_noise_are_one_task_at_the_trusted_worker_and_another_one_is_a
         n_workers=2, threads_per_worker=1, resources={"trusted": 1}, dashboard_address="127.0.0.1:0"
     ) as made, Cluster(client=made, trusted_worker=True).connected() as engine:  # fmt: skip
         assert isinstance(engine, OnDask)
-        address, total = engine.reduce(Work("sum", part, Each(), range(99), add_partials), where_it_runs, label=None)
-        assert address in engine.workers
+        address, total = engine.reduce(Work("sum", part, None, range(99), add_partials), where_it_runs, label=None)
+        assert address in addresses(engine)
         assert total.covered == ((0, 99),)
         first, _ = engine.trusted(where_it_runs)
         pids = engine._client.run(os.getpid)
@@ -345,9 +348,9 @@ def refusing(_: int) -> int:
 def test_an_error_of_a_task_says_what_it_is_and_quotes_nothing(local: OnDask) -> None:
     for engine in (local, Here()):
         with pytest.raises(DataError, match="chunk 7 is damaged"):
-            engine.reduce(Work("sum", refusing, Each(), range(20), operator.add), int, label=None)
+            engine.reduce(Work("sum", refusing, None, range(20), operator.add), int, label=None)
         with pytest.raises(DpdistError, match=r"ValueError at test_sums\.py:\d+ in quoting") as caught:
-            engine.map(Work("test", quoting, Each(), range(2)), "Mapping")
+            engine.map(Work("test", quoting, None, range(2)), "Mapping")
         assert str(SECRET) not in repr(caught.value) + repr(caught.value.__cause__) + repr(caught.value.__context__)
 
 
@@ -356,7 +359,7 @@ def test_a_worker_of_another_version_is_refused(local: OnDask, monkeypatch: pyte
     with pytest.raises(DataError, match=r"The worker tcp://127\.0\.0\.1:\d+ runs dpdist \S+, not 0: install the same"):
         local.require_visible(ROOT)
     with pytest.raises(DataError, match="install the same"):
-        local.map(Work("test", twice, Each(), range(2)), "Mapping")
+        local.map(Work("test", twice, None, range(2)), "Mapping")
 
 
 def test_every_worker_must_see_the_rows_also_one_that_comes_later(local: OnDask, tmp_path: Path) -> None:
@@ -367,7 +370,7 @@ def test_every_worker_must_see_the_rows_also_one_that_comes_later(local: OnDask,
     local.require_visible(tmp_path / "there")
     (tmp_path / "there").rmdir()
     with pytest.raises(DataError, match="does not see"):
-        local.map(Work("test", twice, Each(), range(2)), "Mapping")
+        local.map(Work("test", twice, None, range(2)), "Mapping")
     local._places.clear()
     with pytest.raises(DataError, match="is missing, or cannot be read"):
         Here().require_visible(tmp_path / "nowhere")
@@ -428,7 +431,7 @@ def test_worker_processes_of_this_machine_listen_on_loopback_encrypted_and_leave
     with pytest.MonkeyPatch.context() as patch, Cluster(workers=2).connected() as engine:
         patch.setenv("TMPDIR", str(tmp_path))
         assert isinstance(engine, OnDask)
-        assert all(address.startswith("tls://127.0.0.1:") for address in engine.workers)
+        assert all(address.startswith("tls://127.0.0.1:") for address in addresses(engine))
         for addresses in (listening(), *engine._client.run(listening).values()):
             assert addresses == {"0100007F"}  # 127.0.0.1, as the kernel writes it
         for environment in engine._client.run(_environment).values():
@@ -495,11 +498,11 @@ def test_threads_are_as_many_as_cores_and_a_pass_may_have_fewer(monkeypatch: pyt
     here = Here()
     for threads, expected in ((None, 4), (2, 2), (9, 4)):
         Busy.most = 0
-        assert here.reduce(Work("sum", busy, Each(), range(30), operator.add, threads=threads), int, label=None) == 30
+        assert here.reduce(Work("sum", busy, None, range(30), operator.add, threads=threads), int, label=None) == 30
         assert Busy.most == expected
     with cluster(1, threads_per_worker=4, processes=False) as engine:
         Busy.most = 0
-        assert engine.reduce(Work("sum", busy, Each(), range(30), operator.add, threads=2), int, label=None) == 30
+        assert engine.reduce(Work("sum", busy, None, range(30), operator.add, threads=2), int, label=None) == 30
         assert Busy.most <= 2
 
 

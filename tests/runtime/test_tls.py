@@ -28,7 +28,7 @@ from dpdist import cli
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger
-from dpdist.runtime import connecting
+from dpdist.runtime import cluster
 from dpdist.runtime import tls as tls_keys
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.sums import OnDask
@@ -203,7 +203,7 @@ def test_each_side_checks_the_other(address: str, folder: Path, wrong: str) -> N
     began = time.monotonic()
     with pytest.raises(DataError, match="No Dask scheduler answers"), Cluster(address, certificates=mixed).connected():
         pass
-    assert time.monotonic() - began < 2 * connecting.CONNECT_SECONDS
+    assert time.monotonic() - began < 2 * cluster.CONNECT_SECONDS
 
 
 def test_tls_itself_refuses_a_cluster_whose_certificates_expired(
