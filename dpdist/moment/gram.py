@@ -40,10 +40,8 @@ Block = npt.NDArray[np.float64]
 _LARGEST_16, _LARGEST_32 = 2**15 - 1, 2**31 - 1
 SMALL_ROWS = _LARGEST_32 // 128**2
 """Rows whose entries 8 bits hold of which 32 bits hold the sum; with one more, as many entries of -128 sum to 2^31."""
-_NARROW = 256
-"""Columns up to which NumPy's product costs as much as one triangle."""
-_PAIRS = 256
-"""Pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches."""
+_NARROW = 256  # columns up to which NumPy's product costs as much as one triangle
+_PAIRS = 256  # pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches
 _PANEL_BYTES = 256 << 10
 """Of narrow rows there are more, up to a quarter of a second-level cache: every call takes its time."""
 
@@ -92,8 +90,7 @@ class GramSum(ABC):
     """Adds ``Z^T Z`` of many blocks exactly, or a band of its rows."""
 
     arithmetic = Arithmetic.FLOAT64
-    at_once = 1
-    """Rows that are multiplied together; float64 multiplies a block as it comes."""
+    at_once = 1  # rows that are multiplied together; float64 multiplies a block as it comes
 
     @abstractmethod
     def add(self, block: Block) -> None:

@@ -48,16 +48,12 @@ are, and of how many rows whose integers 8 bits hold; how many columns end above
 room for the meantime (:func:`room_for`). Added are the entries (i, j) with i <= j < e, and those with e <= i, all of
 their row.
 """
-PANEL = 16
-"""Columns of a panel: 64 bytes, a line of the cache."""
-HEIGHT = 8
-"""What is added to has a multiple of so many rows, and as many columns as the panels."""
-_FEWEST_PANELS = 16
-"""In narrower rows integers are seldom so small, and to look for them takes much of what they save."""
+PANEL = 16  # columns of a panel: 64 bytes, a line of the cache
+HEIGHT = 8  # what is added to has a multiple of so many rows, and as many columns as the panels
+_FEWEST_PANELS = 16  # in narrower rows integers are seldom so small, and to look for them takes much of what they save
 _LINE = 4 * PANEL
 _16, _LOW = np.int32(16), np.int32(0xFFFF)  # of 32 bits themselves, or numba would compute in 64
-_SIGNS = -0x7F7F7F80
-"""The sign of four integers of 8 bits: without it they are 128 more, from 0 to 255."""
+_SIGNS = -0x7F7F7F80  # the sign of four integers of 8 bits: without it they are 128 more, from 0 to 255
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _WORDS = ir.VectorType(_I32, PANEL)
 

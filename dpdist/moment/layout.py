@@ -32,28 +32,18 @@ from dpdist.rows.dataset import partitions
 from dpdist.rows.table import Sizes, Table
 from dpdist.triangle import Band
 
-BOUND_SECONDS = 2e-9
-"""To read a value of a row and bound it."""
-MULTIPLY_SECONDS = 2e-11
-"""To add a row to one entry of the moment: between 16-bit integers, 1e-11, and float64, 3e-11."""
-_FOLD_SECONDS = 6e-9
-"""For each entry of a unit's sum: to begin with zeros, to pack it, and to add it."""
-_LONGEST = 30.0
-"""Seconds of a unit at most, where chunks are not longer."""
+BOUND_SECONDS = 2e-9  # to read a value of a row and bound it
+MULTIPLY_SECONDS = 2e-11  # to add a row to one entry of the moment: between 16-bit integers, 1e-11, and float64, 3e-11
+_FOLD_SECONDS = 6e-9  # for each entry of a unit's sum: to begin with zeros, to pack it, and to add it
+_LONGEST = 30.0  # seconds of a unit at most, where chunks are not longer
 _SHORTEST = 0.2
 """Seconds of a unit at least: some 4 ms of a worker are spent on the task itself (`benchmarks/passes.py`)."""
-_FOLDS = 50
-"""A unit takes at least so many times what it costs to add its sum."""
-_EACH = 50
-"""Units for each worker, as far as they are not too short."""
-_EXPECTED = 8
-"""Workers for which there are enough units even if fewer are there at first."""
-_FEWEST = 4
-"""Units for each worker, however short, where sums are small."""
-TASK_SECONDS = 3e-3
-"""Of driver and scheduler for a unit (`benchmarks/many_partitions.py`)."""
-_IDLE = 2
-"""Driver and scheduler have time for so many times the units that there are, but for the fewest."""
+_FOLDS = 50  # a unit takes at least so many times what it costs to add its sum
+_EACH = 50  # units for each worker, as far as they are not too short
+_EXPECTED = 8  # workers for which there are enough units even if fewer are there at first
+_FEWEST = 4  # units for each worker, however short, where sums are small
+TASK_SECONDS = 3e-3  # of driver and scheduler for a unit (`benchmarks/many_partitions.py`)
+_IDLE = 2  # driver and scheduler have time for so many times the units that there are, but for the fewest
 
 
 def unit_count(table: Sizes, *, row_seconds: float, entries: int, workers: int) -> int:
@@ -78,12 +68,10 @@ PROCESS_BYTES = 320 << 20
 """What a worker or the driver needs before any sum: the interpreter, its libraries and the compiled kernel."""
 _BOUNDING = 8
 """Copies of a piece of rows, as 64-bit numbers, that are in memory while it is bounded, all rows of it clipped."""
-_PANELS = 192
-"""Rows of 64-bit numbers that take no less than the panels of 16-bit ones, if rows are multiplied as such."""
+_PANELS = 192  # rows of 64-bit numbers that take no less than the panels of 16-bit ones, if rows are multiplied as such
 _DRAWING = 64 << 20
 """What the samplers of a few threads need beside the band: candidates of a batch, and pieces that they have drawn."""
-_SHARE = 2
-"""A process is planned to use at most one part in so many of its memory; the rest is for what nobody counts."""
+_SHARE = 2  # a process is planned to use at most one part in so many of its memory; the rest is for what nobody counts
 
 
 @dataclass(frozen=True)
@@ -253,8 +241,7 @@ def _gib(count: int) -> str:
     return f"{np.ceil(count / 2**30 * 10) / 10:g} GiB"
 
 
-_MODULE = "dither_kernel"
-"""What takes longest to compile of all that sums a large table."""
+_MODULE = "dither_kernel"  # what takes longest to compile of all that sums a large table
 
 
 def compiles_first(table: Sizes) -> bool:

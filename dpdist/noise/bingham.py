@@ -37,8 +37,7 @@ import numpy.typing as npt
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import Floats, haar, normals, uniforms
 
-_BATCH = 1 << 20
-"""Most float64 numbers drawn at once."""
+_BATCH = 1 << 20  # most float64 numbers drawn at once
 
 
 def bingham(matrix: Floats, count: int, entropy: Entropy) -> Floats:

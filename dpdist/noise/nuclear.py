@@ -63,52 +63,37 @@ from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import Floats, uniforms
 
 _NODES = 16
-_PANELS = 5
-"""Equal panels on the range of a density; one of them is split at 0, where the density has a kink."""
+_PANELS = 5  # equal panels on the range of a density; one of them is split at 0, where the density has a kink
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(_NODES)
 _FRACTIONS = np.linspace(0, 1, _PANELS + 1)
 _PARTIAL_POINTS = np.append((_POINTS + 1) / 2, 1.0)
 _PARTIAL_WEIGHTS = np.append(_WEIGHTS / 2, 0.0)
 """Rule for an integral up to a point, with a last node of no weight at the point itself."""
-_BLOCK = 16
-"""Differences multiplied before a logarithm is taken: their product stays far from the limits of float64."""
-_NEGLIGIBLE = 38.0
-"""Density and mass below exp(-38) = 3e-17 of the whole are left out."""
-_SHRINK = 0.6
-"""A range is tightened while what matters takes less than this part of it."""
+_BLOCK = 16  # differences multiplied before a logarithm is taken: their product stays far from the limits of float64
+_NEGLIGIBLE = 38.0  # density and mass below exp(-38) = 3e-17 of the whole are left out
+_SHRINK = 0.6  # a range is tightened while what matters takes less than this part of it
 _CLOSE = 1e-5
 """Last step of the inversion, in half panels or distances from a panel's left end; what remains is its cube."""
 _ITERATIONS = 100
 
 
-def _cumulative_rule() -> Floats:
-    """Return the matrix that takes the values at the nodes to the integrals of their interpolant up to each node."""
-    legendre = np.polynomial.legendre
-    integrals = [
-        legendre.legval(_POINTS, legendre.legint(unit, lbnd=-1)) for unit in np.eye(_NODES)
-    ]  # of each Legendre polynomial, up to each node
-    rule: Floats = np.linalg.solve(legendre.legvander(_POINTS, _NODES - 1).T, np.array(integrals)).copy()
-    return rule
-
-
-_CUMULATIVE = _cumulative_rule()
+_LEGENDRE = np.polynomial.legendre
+_CUMULATIVE: Floats = np.linalg.solve(
+    _LEGENDRE.legvander(_POINTS, _NODES - 1).T,
+    np.array([_LEGENDRE.legval(_POINTS, _LEGENDRE.legint(unit, lbnd=-1)) for unit in np.eye(_NODES)]),
+).copy()
+"""Takes the values at the nodes to the integrals of their interpolant up to each node."""
 
 
 class _Grid(NamedTuple):
     """Densities of one site in c chains on the nodes of p panels, each relative to its largest value."""
 
-    edges: Floats
-    """(c, p + 1)"""
-    half: Floats
-    """Half lengths of the panels, (c, p)."""
-    nodes: Floats
-    """(c, p nodes)"""
-    density: Floats
-    """(c, p nodes)"""
-    reference: Floats
-    """Products of differences in the middle of the range, by which others are divided, (blocks, c, 1)."""
-    top: Floats
-    """Largest logarithm of the density, (c, 1)."""
+    edges: Floats  # (c, p + 1)
+    half: Floats  # lengths of the panels, halved, (c, p)
+    nodes: Floats  # (c, p nodes)
+    density: Floats  # (c, p nodes)
+    reference: Floats  # products of differences in the middle of the range, by which others are divided, (blocks, c, 1)
+    top: Floats  # largest logarithm of the density, (c, 1)
 
 
 def _log_density(x: Floats, others: Floats, reference: Floats | None) -> tuple[Floats, Floats]:

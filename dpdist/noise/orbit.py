@@ -79,10 +79,8 @@ ATTEMPTS = 1000
 """Proposals on the ball before the pattern takes over: seconds at most where the pattern would take hours."""
 TOLERANCE = 1e-12
 """Largest distance, in units of the spectrum's spread, of two chains that count as met."""
-_STRIDE = 16
-"""Sweeps between two looks at the distance."""
-_FLAT = 2.0**-60
-"""Weights below this are taken for this: the draws agree to the last bit."""
+_STRIDE = 16  # sweeps between two looks at the distance
+_FLAT = 2.0**-60  # weights below this are taken for this: the draws agree to the last bit
 
 
 def hermitian(spectrum: Floats, levels: Floats, entropy: Entropy, *, progress: Steps | None = None) -> Complex:

@@ -61,8 +61,7 @@ _X_BITS = 64 - STEP_BITS
 """Bits of x that are drawn at once: with the 6 of k below the point they make 64 fractional bits of Y."""
 PIECE = 1 << 20
 """Normals that one thread draws in a row: a tenth of a second."""
-_BATCH = 1 << 14
-"""Candidates decided together: their arrays stay in the second-level cache."""
+_BATCH = 1 << 14  # candidates decided together: their arrays stay in the second-level cache
 
 
 class Bits:
@@ -183,25 +182,13 @@ def _decided(law: Law, u: Bits, v: Bits, x: Bits) -> int | None:
 
 @dataclass
 class Reals:
-    """Independent draws ``±Y``, each a real number of which the leading bits are known.
+    """Independent draws ``±Y``, each a real number of which the leading bits are known."""
 
-    Attributes
-    ----------
-    negative, whole
-        Sign and integral part of Y, shape (size,), bool and int64.
-    fraction
-        The leading bits of the fraction of Y, most significant word first, shape (words, size), uint64.
-    entropy
-        Where further bits come from.
-    known
-        What is known of a fraction, by position, where that is more than ``fraction`` holds.
-    """
-
-    negative: Mask
-    whole: Integers
-    fraction: Words
-    entropy: Entropy
-    known: dict[int, Bits] = field(default_factory=dict)
+    negative: Mask  # (size,)
+    whole: Integers  # integral part, (size,)
+    fraction: Words  # its leading bits, most significant word first, (words, size)
+    entropy: Entropy  # where further bits come from
+    known: dict[int, Bits] = field(default_factory=dict)  # of fractions, by position, beyond what ``fraction`` holds
 
     @property
     def bits(self) -> int:

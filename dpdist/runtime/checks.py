@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Result = TypeVar("Result")
-Place = tuple[Store, str]
-"""A store, and an object in it that every process reads; "" is the store itself."""
+Place = tuple[Store, str]  # a store, and an object in it that every process reads; "" is the store itself
 _PR_SET_DUMPABLE = 4
 
 

@@ -164,17 +164,7 @@ class Cluster:
 
     @contextmanager
     def connected(self) -> Iterator[Engine]:
-        """Give what computes, for the time of a block: threads of this process, or workers if any were asked for.
-
-        Raises
-        ------
-        UsageError
-            If the user's client or cluster object is asynchronous, and waiting here would stop its loop.
-        RefusedError
-            If scheduler or worker is on the network and not encrypted, unless told to be insecure.
-        DataError
-            If the certificates cannot be used, no scheduler or worker is there in time, or none is the trusted one.
-        """
+        """Give what computes, for the time of a block: threads of this process, or workers if any were asked for."""
         forbid_core_dumps()
         if not self.named:
             yield Here(self.progress)

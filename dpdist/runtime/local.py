@@ -82,8 +82,7 @@ class Resources(NamedTuple):
 class Engine(ABC):
     """Computes passes."""
 
-    limits_threads = False
-    """Whether :attr:`Work.threads` is obeyed."""
+    limits_threads = False  # whether :attr:`Work.threads` is obeyed
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress

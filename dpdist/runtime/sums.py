@@ -51,10 +51,8 @@ from dpdist.storage.store import AnyStore, store_at
 
 Result = TypeVar("Result")
 
-WORKER_SECONDS = 600.0
-"""How long the first worker may take: a cloud starts a machine for it, and a batch system a job."""
-LOST_SECONDS = 60.0
-"""How long a pass waits when no worker is left that can compute."""
+WORKER_SECONDS = 600.0  # how long the first worker may take: a cloud starts a machine for it, and a batch system a job
+LOST_SECONDS = 60.0  # how long a pass waits when no worker is left that can compute
 _LOOK_SECONDS = 5.0
 _AGAIN = "run the same command again: a release in a ledger goes on at no further cost."
 
@@ -157,8 +155,7 @@ class OnDask(Engine):
         super().__init__(progress)
         self._client, self._trusted_worker = client, trusted_worker
         self._insecure, self._foreign = insecure, foreign
-        self._places: list[Place] = []
-        """What every worker must see, also one that comes later."""
+        self._places: list[Place] = []  # what every worker must see, also one that comes later
         self._kept: Future | None = None
 
     def _known(self) -> dict[str, Any]:
