@@ -75,8 +75,7 @@ class Rates:
 class ClusterCost:
     """The cost of one release, and of the steps beside it that read all rows.
 
-    The draw is counted as one normal for every entry, as that of `gaussian`. Seconds are those on as many of the
-    workers as help: where further ones would only add to what is sent and handed out, they are not counted on.
+    The draw is counted as one normal for every entry. Seconds are those on as many of the workers as help.
     """
 
     table: Shape

@@ -56,10 +56,7 @@ class Arithmetic(Enum):
 
 @cache
 def available() -> tuple[Arithmetic, ...]:
-    """Return what this processor has, the fastest first.
-
-    Only float64 where numba cannot be imported: it refuses a NumPy that is newer than itself.
-    """
+    """Return what this processor has, the fastest first; numba may refuse a NumPy that is newer than itself."""
     try:
         from dpdist._util.machine_code import features  # noqa: PLC0415 - numba takes time to import
     except ImportError:
@@ -69,9 +66,9 @@ def available() -> tuple[Arithmetic, ...]:
 
 
 def integer_rows(norm_bound: int, largest: int | None = None) -> int:
-    """Return of how many rows 32 bits always hold the sum, two at least: 0 if 16 do not hold a row.
+    """Return of how many rows 32 bits always hold the sum, two at least; 0 if 16 bits do not hold a row.
 
-    Their squared norm is at most S, and their largest entry, if it is not said, at most ``sqrt(S)``.
+    The squared norm of a row is at most S, and its largest entry, if it is not said, at most ``sqrt(S)``.
     """
     if (math.isqrt(norm_bound) if largest is None else largest) > _LARGEST_16:
         return 0
@@ -79,10 +76,7 @@ def integer_rows(norm_bound: int, largest: int | None = None) -> int:
 
 
 def fastest(norm_bound: int, largest: int | None = None) -> Arithmetic:
-    """Return what multiplies rows fastest here; the bounds are those of :func:`integer_rows`.
-
-    In narrow rows most of a tile is empty, and BLAS multiplies as fast. But then they must be rounded into float64.
-    """
+    """Return what multiplies rows fastest here, narrow ones too, which float64 would have to round first."""
     return available()[0] if integer_rows(norm_bound, largest) else Arithmetic.FLOAT64
 
 
@@ -97,10 +91,7 @@ class GramSum(ABC):
         """Add the product of integer-valued rows, C-ordered (r, size)."""
 
     def add_dithered(self, *_: Any, **__: Any) -> None:
-        """Add the product of stored rows that are rounded without bias, under a bound and by dithers.
-
-        Only 16-bit integers are made of rows in one pass; whoever has other arithmetic bounds them first.
-        """
+        """Add the product of stored rows that are rounded without bias, under a bound and by dithers, as integers."""
         raise TypeError("float64 multiplies bounded rows")
 
     @abstractmethod

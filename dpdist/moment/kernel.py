@@ -80,10 +80,7 @@ class _Tile:
         return build.add(total, build.call(products, [build.bitcast(left, pairs), build.bitcast(right, pairs)]))
 
     def emit(self, build: Any, arguments: Any, *, eight: bool) -> None:
-        """Emit the loop over the rows, two of 16 bits or four of 8, and the addition.
-
-        Its arguments are int64.
-        """
+        """Emit the loop over the rows, two of 16 bits or four of 8, and the addition; all arguments are int64."""
         left, right, pairs, panel, place, line, begin = arguments
         sums, wide = ir.VectorType(_I32, self.lanes), ir.VectorType(_I64, self.lanes)
         vectors = self.width // self.lanes
@@ -142,10 +139,9 @@ class _Tile:
 def _loop(
     build: Any, count: Any, first: Sequence[Any] = (), *, counts_first: bool = False
 ) -> Iterator[tuple[Any, list[Any], list[Any]]]:
-    """Emit a loop of so many rounds, at least one; the block is its body.
+    """Emit a loop of so many rounds, at least one, whose body is the block.
 
-    It gives the number of the round, the values that are carried, the first ones at first, and a list that takes those
-    of the next round.
+    It gives the number of the round, the values that it carries, and a list that takes those of the next round.
     """
     before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
     build.branch(loop)
@@ -182,10 +178,7 @@ _AVX2 = _NARROW.callable()
 
 
 def _emit_squares(build: Any, panel: Any, pairs: Any) -> Any:
-    """Emit the loop over pairs of a panel, at least one, that adds up the squares of each column.
-
-    It returns 32 bits: the first is set where those of some column sum to 2^31 or more.
-    """
+    """Emit the sum of squares of each column of a panel: the first of 32 bits is set where one is 2^31 or more."""
     sums = ir.VectorType(_I32, _NARROW.lanes)
     halves = range(0, PANEL, _NARROW.lanes)
     zeros = [ir.Constant(sums, [0] * _NARROW.lanes)] * (2 * len(halves))
@@ -248,7 +241,7 @@ def _any(_context: Any, _place: Any) -> Any:
 
 
 def _emit_gather(build: Any, together: int, panel: Any, order: Any, lines: Any, out: Any, begin: Any) -> None:
-    """Emit the loop that writes lines of a panel, at least one, each of so many rows: their numbers stand in order.
+    """Emit the loop that writes lines of a panel, each of so many rows, whose numbers stand in order.
 
     Of four rows, 8 bits each, -128 times the sum of all of a column goes to the line at begin.
     """
@@ -333,8 +326,7 @@ def _regrouped(panels: Any, pairs: int, most: int, room: Any) -> int:
 def _exact(factors: int, panel: int, pairs: int, least: int, at_once: Any) -> None:
     """Write for each panel how many pairs may be added at once: 32 bits hold the sums of squares of its columns.
 
-    Those of the least number they hold whatever the rows are. It is a power of two for each panel, so fewer pairs begin
-    and end within more: a tile of several panels takes the least of theirs.
+    At least the least number. They are powers of two, so of several panels the least of theirs holds for all.
     """
     most = 1
     while most < pairs:
@@ -434,10 +426,7 @@ _MULTIPLY = {"avx512vnni": _multiply_vnni, "avx2": _multiply_avx2}
 
 
 def room_for(panels: int, pairs: int) -> tuple[int, int]:
-    """Return the shape of the room, int32, that it takes to multiply so many pairs of rows.
-
-    Compiled code allocates none: it would free what only addresses lead to.
-    """
+    """Return the shape of the room, int32, that it takes: compiled code would free what only addresses lead to."""
     small = panels + pairs + -(-2 * pairs // PANEL) if panels >= _FEWEST_PANELS else 0
     return small + -(-panels // PANEL), PANEL
 

@@ -14,18 +14,15 @@ nothing else.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 
-from dpdist import rows, triangle
+from dpdist import triangle
 from dpdist._util.tree import fan_in, levels
 from dpdist.errors import UsageError
-from dpdist.moment.total import MomentTask, block_rows, moment_task, piece_rows, worth_compiling
+from dpdist.moment.total import MomentTask, block_rows, moment_task, piece_rows
 from dpdist.naming import parameter
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import partitions
@@ -239,25 +236,3 @@ def layout_of(
 
 def _gib(count: int) -> str:
     return f"{np.ceil(count / 2**30 * 10) / 10:g} GiB"
-
-
-_MODULE = "dither_kernel"  # what takes longest to compile of all that sums a large table
-
-
-def compiles_first(table: Sizes) -> bool:
-    """Say whether code is compiled before a table is summed on this machine: it is large, and none is kept here.
-
-    It decides what a progress bar says, and nothing else. It is looked up in files, as numba takes time to import;
-    machine code is kept by :mod:`dpdist._util.machine_code`.
-    """
-    if not worth_compiling(table) or find_spec("numba") is None:
-        return False
-    source = Path(rows.__file__).with_name(f"{_MODULE}.py")
-    named = os.environ.get("NUMBA_CACHE_DIR")
-    places = [Path(named)] if named else [source.parent / "__pycache__", Path.home() / ".cache" / "numba"]
-    try:
-        since = source.stat().st_mtime
-        kept = (file for place in places for file in place.rglob(f"{_MODULE}.*.nbi"))
-        return not any(file.stat().st_mtime >= since for file in kept)
-    except (OSError, RuntimeError):  # a folder that cannot be read, or nobody's home
-        return False

@@ -125,10 +125,7 @@ def moment_task(table: Table, bound: RowBound, band: Band | None = None) -> Mome
 
 
 def partition_moment(task: MomentTask) -> Partial[np.int64]:
-    """Sum one band of one partition: bound its rows, block by block, and add the products of their columns.
-
-    Where rows are added several times, those that are added equally often are summed once, and their sum is multiplied.
-    """
+    """Sum one band of one partition; rows that are added equally often are summed once, and multiplied."""
     total: Partial[np.int64] | None = None
     for weight, chunks in groupby(task.chunks, task.table.weight_of):
         numbers = list(chunks)

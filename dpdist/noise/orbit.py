@@ -174,10 +174,9 @@ class _Rows(NamedTuple):
 
 
 class Polytope:
-    """The Gelfand-Tsetlin polytope of a spectrum, with a log-linear density.
+    """The Gelfand-Tsetlin polytope of a spectrum: a state has all d(d+1)/2 cells, the free ones first.
 
-    A state is a vector of all d(d+1)/2 cells, the free ones first. Cells that the spectrum pins (between two equal
-    values, and the last row) never change.
+    Cells that the spectrum pins (between two equal values, and the last row) never change.
     """
 
     def __init__(self, spectrum: Floats, levels: Floats) -> None:
@@ -230,11 +229,7 @@ class Polytope:
 def patterns(
     spectrum: Floats, levels: Floats, entropy: Entropy, *, strides: int | None = None, progress: Steps | None = None
 ) -> Iterator[Floats]:
-    """Yield independent Gelfand-Tsetlin patterns of the orbit density for ever: read-once coupling from the past.
-
-    The length of a block, in strides, is one in which the extreme chains will most likely meet, from a run that is then
-    forgotten, unless it is given.
-    """
+    """Yield independent Gelfand-Tsetlin patterns for ever; strides are the length of a block, None: of a trial run."""
     polytope = Polytope(spectrum, levels)
     extremes = [polytope.highest, polytope.lowest]
     done, expected = 0, 20 * polytope.size**2
@@ -292,8 +287,8 @@ def _squared_border(inner: Floats, outer: Floats) -> Floats:
 def matrix_of(pattern: Floats, entropy: Entropy) -> Complex:
     """Draw a Hermitian matrix uniformly from those whose leading minors have the eigenvalues of a pattern.
 
-    Each minor borders the one before. The eigenvalues prescribed, not those computed, enter every step, so that errors
-    add up and are never amplified: about ``d`` units of the last place.
+    The eigenvalues prescribed, not those computed, enter every step: errors add up to about ``d`` units of the last
+    place.
     """
     size = pattern.shape[0]
     out = np.zeros((size, size), dtype=np.complex128)

@@ -22,7 +22,7 @@ from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
-from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, Layout, compiles_first, layout_of, units_of
+from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, Layout, layout_of, units_of
 from dpdist.moment.operator import Digits, Matrix, MomentBands, MomentProducts, ProductTask, partition_product
 from dpdist.moment.total import (
     MomentTask,
@@ -341,17 +341,11 @@ def _compute(
         if not where.trusted_worker:
             finalise = partial(finalise, progress=steps(where.progress, "Drawing noise"))
         (work,) = _works(transaction.table, layout, partition_of_own_key)
-        cluster_engine.reduce(work, finalise, transaction, label=_label(transaction.table, where))
+        cluster_engine.reduce(work, finalise, transaction, label="Summing rows")
     except DataError:
         if not transaction.request.for_reproduction:
             cluster_engine.trusted(transaction.abort)
         raise
-
-
-def _label(table: Table, where: Cluster) -> str:
-    """Return what the progress of the sum is called; on workers elsewhere nobody here knows what they have compiled."""
-    here = where.scheduler is None and where.client is None
-    return "Summing rows (compiling first, once)" if here and compiles_first(table) else "Summing rows"
 
 
 def _bands(cluster_engine: Engine, table: Table, layout: Layout, key: Secret | None) -> Iterator[Partial[np.int64]]:

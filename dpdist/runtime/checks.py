@@ -25,12 +25,10 @@ _PR_SET_DUMPABLE = 4
 
 
 def forbid_core_dumps() -> None:
-    """Turn core dumps of this process off, for good; child processes inherit the limit. Cheap, and idempotent.
+    """Turn core dumps of this process off, for good: one would write un-noised sums to a disk. Cheap, idempotent.
 
-    A core dump would write un-noised sums to a disk. A limit of zero bytes stops core files, but no crash reporter to
-    which the kernel pipes an image (``core_pattern`` with a ``|``). So on Linux the process is marked as not dumpable
-    too: then other processes of the same user can no longer attach to it or read its memory. A program that it starts
-    begins without that mark.
+    Child processes inherit the limit of zero bytes. It stops no crash reporter to which the kernel pipes an image, so
+    on Linux the process is marked as not dumpable too: no other process of the user can then read its memory.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":

@@ -22,7 +22,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.runtime.local import Engine, Here
-from dpdist.runtime.tls import Certificates, parts_of, require_safe, require_safe_cluster
+from dpdist.runtime.tls import Certificates, parts_of, require_safe, require_safe_cluster, the_three
 
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
@@ -140,8 +140,7 @@ class Cluster:
         elif self.certificates is not None:
             raise UsageError(
                 f"Certificates are for an existing scheduler: name it with {parameter('scheduler')}, or leave "
-                f"{parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')} out. Worker processes on "
-                "this machine get keys of their own."
+                f"{the_three()} out. Worker processes on this machine get keys of their own."
             )
 
     @property
@@ -235,18 +234,14 @@ class Cluster:
                         env={"TMPDIR": folder},  # where a worker that is killed leaves its temporary files
                     )
                     stack.enter_context(made)  # before a Ctrl-C that came meanwhile is heard
-                yield made
-            except OSError as error:
+            except (OSError, RuntimeError) as error:
+                why = f": {error.strerror}" if isinstance(error, OSError) else ""
                 raise DataError(
-                    f"The worker processes did not start: {error.strerror}. Leave {parameter('workers')} out to "
-                    "compute in threads of this process."
+                    f"The worker processes did not start{why}. Leave {parameter('workers')} out to compute in threads "
+                    'of this process. A Python script must start some below if __name__ == "__main__": because every '
+                    "worker process imports it, and a process of a multiprocessing.Pool may start none."
                 ) from None
-            except RuntimeError:
-                raise DataError(
-                    "The worker processes did not start. A Python script that starts some must do so below "
-                    'if __name__ == "__main__": because every worker process imports it, and a process of a '
-                    "multiprocessing.Pool may start none."
-                ) from None
+            yield made
 
     @contextmanager
     def kept(self) -> Iterator[Cluster]:

@@ -171,10 +171,7 @@ def cut_alike(columns: Any, rows: Any) -> Any:
 
 
 def token_of(collection: Any) -> str:
-    """Return by what Dask knows what a collection computes, or what else is given.
-
-    The tasks of its graph are looked at, too: a name of the owner's choice (``name="cohort"``) may stand for several.
-    """
+    """Return by what Dask knows what a collection computes: of its graph too, as one name may stand for several."""
     graph = dict(collection.__dask_graph__() or {}) if dask.is_dask_collection(collection) else None
     return str(dask.base.tokenize(collection, graph))
 

@@ -102,10 +102,7 @@ class Engine(ABC):
 
     @abstractmethod
     def begin(self, work: Work, told: Callable[[], None]) -> Generator[tuple[int, Any]]:
-        """Begin a pass, and yield its results as they end: with their number, or sums of some of them, with any number.
-
-        What is yielded is the caller's, who may change it.
-        """
+        """Begin a pass, and yield results as they end, the caller's to change: numbered, or sums of any number."""
 
     def trusted(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run a function at the trusted node; it must be idempotent. That node is this process."""
@@ -124,19 +121,16 @@ class Engine(ABC):
         return self.begin(work, self._count(label, [work]))
 
     def reduce(self, work: Work, function: Callable[..., Result], *arguments: Any, label: str | None) -> Result:
-        """Sum the units of a pass, and call a function with the sum as its last argument, at the trusted node.
+        """Sum a pass, and call an idempotent function with the sum as its last argument, at the trusted node.
 
-        Without units there is no such argument. The function must be idempotent: see :meth:`trusted`.
+        Without units there is no such argument.
         """
         if not work.units:
             return self.trusted(function, *arguments)
         return function(*arguments, total(work, self.begin(work, self._count(label, [work]))))
 
     def reduce_each(self, works: Sequence[Work], label: str, *, under_way: int) -> Generator[Any]:
-        """Sum one pass after the other and yield the sums in order, in this process, each when it is asked for.
-
-        So many are begun at the same time.
-        """
+        """Sum one pass after the other, so many at the same time, and yield the sums in order, in this process."""
         told, waiting = self._count(label, works), deque(works)
         begun: deque[tuple[Work, Generator[tuple[int, Any]]]] = deque()
         while waiting or begun:

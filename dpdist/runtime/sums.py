@@ -183,8 +183,7 @@ class OnDask(Engine):
     def await_worker(self) -> None:
         """Wait until there is a worker that can compute.
 
-        A cluster that adapts to its work starts none for nothing, and closes one that is idle: the result of a task, a
-        few bytes, is held as long as this connection.
+        A cluster that adapts starts none for nothing and closes an idle one: a result of a few bytes is held meanwhile.
         """
         known, address = self._known(), self._client.scheduler.address
         with translated():
@@ -281,10 +280,9 @@ class OnDask(Engine):
                 )
 
     def trusted(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a function at the trusted node; it must be idempotent.
+        """Run an idempotent function at the trusted node: this process, or a worker with ``--resources trusted=1``.
 
-        That node is this process; or a worker that was started with ``--resources trusted=1``. Where there are two of
-        these, one is a standby.
+        Where there are two of these, one is a standby.
         """
         if not self._trusted_worker:
             return function(*arguments)

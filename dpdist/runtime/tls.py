@@ -124,11 +124,16 @@ def _require_valid(path: Path, option: str) -> None:
             )
 
 
+def the_three() -> str:
+    """Name the parameters of a certificate."""
+    return f"{parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')}"
+
+
 def require_safe(scheduler: str, certificates: Certificates | None, *, insecure: bool) -> None:
     """Refuse an address where others could read what is sent, before anything is sent.
 
-    ``tls://``, ``wss://`` and ``gateway://`` are encrypted. Plain ``tcp://`` may stay on this machine: 127.0.0.0/8,
-    ::1 or localhost. Other names are not looked up, because what they mean may change until the connection is made.
+    ``tcp://`` may stay on this machine: 127.0.0.0/8, ::1 or localhost. Other names are not looked up: what they mean
+    may change until the connection is made.
     """
     protocol, host, _ = parts_of(scheduler)
     if protocol in {"http", "https"}:
@@ -136,24 +141,19 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
             f"{scheduler} is no address of a Dask scheduler: these begin with tls:// or tcp://, as the scheduler "
             "prints it when it starts, and one that begins with http:// is its dashboard's."
         )
-    if protocol in _ENCRYPTED:
-        if certificates is None:
-            raise UsageError(
-                f"{scheduler} is the address of a scheduler that speaks TLS: pass the cluster's CA and your "
-                f"certificate and key ({parameter('tls_ca')}, {parameter('tls_cert')}, {parameter('tls_key')})."
-            )
-        return
-    if certificates is not None:
+    if (protocol in _ENCRYPTED) != (certificates is not None):
         raise UsageError(
-            f"Certificates are of no use at {scheduler}, which is not encrypted: pass an address that begins with "
-            f"tls://, or leave {parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')} out."
+            f"{scheduler} is the address of a scheduler that speaks TLS: pass the cluster's CA and your certificate "
+            f"and key ({the_three()})."
+            if certificates is None
+            else f"Certificates are of no use at {scheduler}, which is not encrypted: pass an address that begins with "
+            f"tls://, or leave {the_three()} out."
         )
-    if not insecure and not (protocol == "tcp" and _is_loopback(host)):
+    if certificates is None and not insecure and not (protocol == "tcp" and _is_loopback(host)):
         raise RefusedError(
             f"The scheduler {scheduler} is on the network and not encrypted. Whoever listens there can read un-noised "
             "sums; whoever connects can read the rows. Start the cluster with TLS (cluster/README.md) and pass a "
-            f"tls:// address with {parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')}. Where "
-            f"the network itself is safe, pass {parameter('insecure')}."
+            f"tls:// address with {the_three()}. Where the network itself is safe, pass {parameter('insecure')}."
         )
 
 
