@@ -6,14 +6,12 @@ There are two ways to add them exactly, whatever is added first:
 * float64 BLAS, while r rows have ``r S`` at most 2^53, in whatever order, blocking or fused operation it uses: no
   partial sum exceeds that;
 * products of 16-bit integers in 32-bit ones (:mod:`dpdist.moment.kernel`), while neither of the two columns of the
-  rows has squares that sum to more than 2^31 - 1. By Cauchy and Schwarz the sum of their products is at most the root
-  of both sums, so at most the larger one. It is added modulo 2^32, and is the only integer in the range of 32 bits that
-  is equal to what comes out. One more may overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31.
-  The squares are those of the rows themselves. ``floor((2^31 - 1) / S)`` rows may always be added, which are 7 at 14
-  grid bits; of r rows at most ``r S / 2^31`` columns are longer, as their squares sum to ``r S`` at most. So may any
-  two rows whose entries 16 bits hold, up to 2^15 - 1: an entry is at most ``sqrt(S)``, or what the bound says of single
-  entries. Of rows whose entries 8 bits hold the kernel multiplies these, which is faster, and up to 131,071 rows then,
-  because each adds at most 128².
+  rows has squares that sum to more than 2^31 - 1. By Cauchy and Schwarz the sum of their products is at most the larger
+  of both sums. It is added modulo 2^32, and is the only integer in the range of 32 bits that is equal to the result.
+  One more may overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31. The squares are those of the
+  rows themselves. ``floor((2^31 - 1) / S)`` rows may always be added, which are 7 at 14 grid bits, and so may any two
+  rows whose entries 16 bits hold, up to 2^15 - 1: an entry is at most ``sqrt(S)``, or what the bound says of single
+  entries. Of rows whose entries 8 bits hold up to 131,071 are added at once: each adds at most 128².
 
 Then the sum moves to int64. Hence the same bits from every chunking, every processor and both ways.
 """

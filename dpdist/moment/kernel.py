@@ -1,25 +1,24 @@
 """Gram matrices of integers of 16 bits or 8 in machine code, on processors of x86-64.
 
-One instruction takes two rows of 8 or 16 columns: it multiplies their 16-bit integers, and adds both products to
-32-bit ones, all of it modulo 2^32. So what comes out is the sum modulo 2^32, in whatever order it was added: the sum
-itself if that is below 2^31 in magnitude. It is, for so many rows at once that no column of a tile has squares that sum
-to 2^31 (:mod:`dpdist.moment.gram`). The squares are added up first (:func:`_exact`), in a few hundredths of the time
-that the rows take.
+One instruction multiplies the 16-bit integers of two rows of 8 or 16 columns, and adds both products to 32-bit ones,
+modulo 2^32. So the result, in whatever order it was added, is the sum modulo 2^32: the sum itself if that is below 2^31
+in magnitude. It is, for so many rows at once that no column of a tile has squares that sum to 2^31
+(:mod:`dpdist.moment.gram`). The squares are added up first (:func:`_exact`), in a few hundredths of the time.
 
-Columns stand in panels of 16. A panel holds two rows after two rows, so what is multiplied lies side by side, as the
-left factor and as the right one. A tile of the result stays in registers while all rows are read. It is written in the
-language of LLVM, which does not find these instructions in loops over integers.
+Columns stand in panels of 16. A panel holds two rows after two rows, so factors lie side by side. A tile of the result
+stays in registers while all rows are read. It is written in LLVM's language, which does not find these instructions in
+loops over integers.
 
 Of 8-bit integers the instruction takes four rows. On a coarse grid most rows of a wide table have no integer below -128
-or above 127: such as images, of which no column is much longer than others. They are put in front of the panels, four
-to a line, and the others behind them (:func:`_regrouped`). One factor has a sign and the other has none: it is b + 128
-for b. So the sums of a row of the tile, that of column a, begin with -128 times the sum of all a, modulo 2^32 too; and
-so few rows are multiplied so that 32 bits hold their sum, whatever they are.
+or above 127, such as images. They are put in front of the panels, four to a line, and the others behind them
+(:func:`_regrouped`). One factor has a sign and the other has none: it is b + 128 for b. So the sums of a row of the
+tile, that of column a, begin with -128 times the sum of all a, modulo 2^32 too; and so few rows are multiplied at once
+that 32 bits hold their sum, whatever they are.
 
-Which rows these are is private, as are the rows, and so is how many rows are added at once: it is told to nobody, and
-the sum is the same. It changes the time, as does how many rows are shortened. No single row changes that by much: where
-a third of the rows are such, both ways take nearly as long, and at most the rows that stand in the panels with it are
-added by fewer at once, which was measured to take 1.3 % of their time at most.
+Which rows these are is private, and so is how many rows are added at once: neither is told, and the sum is the same.
+They change the time, as does how many rows are clipped, but no single row does by much: where a third of the rows are
+such, both ways take nearly as long, and a row slows only those that stand in the panels with it, by 1.3 % at most
+(measured).
 """
 
 from __future__ import annotations
@@ -41,12 +40,10 @@ from dpdist._util.machine_code import compiled
 Panels = npt.NDArray[np.int32]
 """(panels, pairs of rows, 16): the 16-bit integers of two rows in one of 32 bits, that of the first row below."""
 Multiply = Callable[[Panels, int, int, int, int, npt.NDArray[np.int64], npt.NDArray[np.int32]], None]
-"""Adds ``A^T A`` of so many pairs of rows to 64-bit integers; what stands in the panels is lost.
+"""Adds ``A^T A`` of pairs of rows to 64-bit integers, entries (i, j) with i <= j < e or e <= i; the panels are lost.
 
-Its arguments are the panels; how many pairs of rows they hold; of how many of them 32 bits hold the sum, whatever they
-are, and of how many rows whose integers 8 bits hold; how many columns end above the diagonal, e; what is added to; and
-room for the meantime (:func:`room_for`). Added are the entries (i, j) with i <= j < e, and those with e <= i, all of
-their row.
+Takes the panels; their pairs of rows; of how many pairs, and rows of 8 bits, 32 bits hold any sum; e; the 64-bit
+integers; and room for the meantime (:func:`room_for`).
 """
 PANEL = 16  # columns of a panel: 64 bytes, a line of the cache
 HEIGHT = 8  # what is added to has a multiple of so many rows, and as many columns as the panels

@@ -27,13 +27,11 @@ not a ratio of densities, so a guarantee about the exact law is one about real n
 float64 and their quantiles are computed to about 1e-14, as follows.
 
 **Cost.** The extreme chains meet after 8.6 size sweeps, with a standard deviation of 1.3 sqrt(size) or less (observed
-for 2 to 64), so the first T, ``9 size + 16``, is almost always enough. A sweep redraws 2 size sites one after another,
-since all repel each other; a redraw is two or three evaluations of the density at 17 to 96 points, O(size) each. One
-core takes 1.5 s at size 20, 15 s at 64, 40 s at 100, 3 min at 200 and 1.5 h at 784, which is as far as this is
-practical. The uniforms are kept: ``16 size (9 size + 16)`` bytes (90 MB at 784), and twice that for each doubling of T.
-
-The law knows nothing of the data, so spectra can be drawn in advance, each to be used once and kept secret until then.
-The time of a draw depends on what is drawn: who can measure it learns a little about the noise.
+for 2 to 64), so the first T, ``9 size + 16``, is almost always enough. A sweep redraws 2 size sites one after another;
+a redraw evaluates the density two or three times at 17 to 96 points, O(size) each. One core takes 1.5 s at size 20,
+15 s at 64, 40 s at 100, 3 min at 200 and 1.5 h at 784. The uniforms are kept: ``16 size (9 size + 16)`` bytes, and
+twice that for each doubling of T. The law does not depend on the data. The time of a draw depends on what is drawn: who
+can measure it learns a little about the noise.
 
 **Quantiles of one site**, given all others: a particle of a log-gas. Its density between its neighbours is proportional
 to ``p(x) = prod_j |x - o_j| exp(-|x|)``, log-concave, a polynomial times an exponential on either side of 0.

@@ -54,10 +54,9 @@ that exact coalescence would have given lie between the extreme ones, and never 
 is within 1e-12 of an exact draw, in every cell, in real arithmetic.
 
 **Cost.** A sweep is ``O(cells)``, at most d(d-1)/2 of them (k (d-k) for a projector). The extreme chains meet after
-``c d^2`` sweeps, c observed: 2.8 for equal weights (the gap contracts by ``exp(-pi^2 / d^2)`` a sweep), 6 to 9 on
-measured data and on levels like 1/i. A draw takes about ``3.25 c d^2``: one trial and two blocks. Measured on one core:
-2 s at d = 48, 5 to 7 s at d = 64; time grows like d^4, so minutes at 100 and days at 784. The number of sweeps depends
-on the data, so it is as private as these. Memory stays below 500 bytes per cell.
+``c d^2`` sweeps, c observed: 2.8 for equal weights, 6 to 9 on measured data. A draw takes about ``3.25 c d^2``: one
+trial and two blocks. On one core that is 2 s at d = 48 and 5 to 7 s at 64; time grows like d^4. The number of sweeps
+depends on the data, so it is as private as these. Memory stays below 500 bytes per cell.
 """
 
 from __future__ import annotations

@@ -242,16 +242,13 @@ class OnDask(Engine):
         """Yield results and their numbers as they end; each is forgotten by the workers then."""
         waiting = dict(enumerate(futures))
         del futures
-        in_process = self._client.scheduler.address.startswith("inproc:")
         for number, future in waiting.items():
             future.add_done_callback(partial(_put, units.ready, number))
         try:
             while waiting:
                 number = self._next(units, trusted=trusted)
-                found = _result(waiting.pop(number))
-                if isinstance(found, Private):  # of workers that are threads of this process it is their own
-                    found = deepcopy(found.value) if in_process else found.value
-                yield number, found
+                found = _result(waiting.pop(number))  # no task takes what is fetched, so it may be changed
+                yield number, found.value if isinstance(found, Private) else found
                 del found
         finally:
             if waiting and self._client.status == "running":  # nobody waits any more, and a traceback may keep them

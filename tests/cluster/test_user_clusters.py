@@ -25,14 +25,9 @@ LOSS = dpdist.PrivacyLoss.parse("1", "1e-6")
 
 
 def adaptive(stack: ExitStack) -> Any:
-    made = stack.enter_context(LocalCluster(n_workers=0, **QUIET))
+    made = stack.enter_context(LocalCluster(n_workers=0, threads_per_worker=1, memory_limit="700MiB", **QUIET))
     made.adapt(minimum=0, maximum=2, interval="100ms")
     return made
-
-
-def addressed(stack: ExitStack) -> Any:
-    made = stack.enter_context(LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="700MiB", **QUIET))
-    return stack.enter_context(Client(made.scheduler_address))
 
 
 def specified(stack: ExitStack) -> Any:
@@ -44,16 +39,16 @@ def specified(stack: ExitStack) -> Any:
 def encrypted(stack: ExitStack) -> Any:
     security = Security.temporary()
     how = {"n_workers": 1, "threads_per_worker": 4, "memory_limit": 0, **QUIET}
-    return stack.enter_context(LocalCluster(security=security, protocol="tls://", **how))
+    made = stack.enter_context(LocalCluster(security=security, protocol="tls://", **how))
+    return stack.enter_context(Client(made.scheduler_address, security=security))
 
 
 CLUSTERS: dict[str, Callable[[ExitStack], Any]] = {
     "LocalCluster()": lambda stack: stack.enter_context(LocalCluster(**QUIET)),
     "threads of this process": lambda stack: stack.enter_context(Client(processes=False, n_workers=1, **QUIET)),
-    "adapt(minimum=0)": adaptive,
-    "a client of an address, and little memory": addressed,
+    "adapt(minimum=0), and little memory": adaptive,
     "workers without a nanny": specified,
-    "TLS, many threads and no limit of memory": encrypted,
+    "a client of an address with TLS, many threads and no limit of memory": encrypted,
 }
 
 

@@ -47,7 +47,7 @@ def reference(rows: npt.NDArray[Any], bound: RowBound) -> npt.NDArray[np.int64]:
     return np.array([int(moment[i, j]) for i in range(bound.width) for j in range(i, bound.width)], dtype=np.int64)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 80), chunk_rows=st.integers(1, 90), count=st.integers(1, 25), block_rows=st.integers(1, 30),
     piece_rows=st.integers(1, 30), pairs=st.integers(1, 12), compress=st.booleans(),

@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -83,18 +83,18 @@ def part(number: int) -> Partial[np.int64]:
     return Partial(values, 1, ((number, number + 1),))
 
 
-ENGINES: dict[str, Callable[[], Any]] = {
-    "threads": Cluster().connected,
-    "threads of a cluster": partial(cluster, processes=False),
-    "processes": cluster,
+ENGINES: dict[str, Callable[[OnDask], Any]] = {
+    "threads": lambda _: Cluster().connected(),
+    "threads of a cluster": lambda _: cluster(processes=False),
+    "processes": nullcontext,
 }
 
 
 @pytest.mark.parametrize("made", ENGINES.values(), ids=ENGINES)
-def test_every_engine_computes_the_same(made: Callable[[], Any]) -> None:
+def test_every_engine_computes_the_same(local: OnDask, made: Callable[[OnDask], Any]) -> None:
     told: list[tuple[str, int, int]] = []
     SEEN.clear()
-    with made() as engine:
+    with made(local) as engine:
         engine._progress = lambda *said: told.append(said)
         total = engine.reduce(Work("sum", part, None, range(20), add_partials), same, label="Adding")
         assert total.covered == ((0, 20),)
@@ -177,6 +177,7 @@ def test_what_is_private_shows_nothing(value: Any) -> None:
 
 def test_private_values_are_sent_whole_and_not_pickled(local: OnDask) -> None:
     numbers = 20_000_000  # are sent in several frames
+    local._client.wait_for_workers(2)
     one, other = sorted(local._known())
     sent = local._client.submit(lambda size: Private(np.arange(size)), numbers, workers=[one], pure=False)
     ends = local._client.submit(lambda found: found.value[[0, -1]].tolist(), sent, workers=[other], pure=False)
@@ -205,18 +206,17 @@ def noted(given: tuple[Path, int]) -> Partial[np.int64]:
     return part(unit)
 
 
-def test_a_killed_worker_costs_a_few_units_and_no_wrong_sum(tmp_path: Path) -> None:
-    with cluster() as engine:
-        pids = list(engine._client.run(os.getpid).values())
+def test_a_killed_worker_costs_a_few_units_and_no_wrong_sum(local: OnDask, tmp_path: Path) -> None:
+    pids = list(local._client.run(os.getpid).values())
 
-        def kill() -> None:
-            until(lambda: len(list(tmp_path.iterdir())) > 30)
-            os.kill(pids[0], signal.SIGKILL)
+    def kill() -> None:
+        until(lambda: len(list(tmp_path.iterdir())) > 30)
+        os.kill(pids[0], signal.SIGKILL)
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        total = engine.reduce(Work("sum", noted, Counted(tmp_path), range(60), add_partials), same, label="Adding")
-        killer.join()
+    killer = threading.Thread(target=kill)
+    killer.start()
+    total = local.reduce(Work("sum", noted, Counted(tmp_path), range(60), add_partials), same, label=None)
+    killer.join()
     assert total.covered == ((0, 60),)
     assert (total.values == 1770).all()
     assert 60 < len(list(tmp_path.iterdir())) < 90
@@ -338,11 +338,12 @@ def leaving(folder: Path, *_: Any) -> tuple[str, bool]:
     os._exit(1)
 
 
-def test_a_worker_that_leaves_while_it_is_asked_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with cluster() as engine:
-        monkeypatch.setattr(checks, "_traits", partial(leaving, tmp_path))
-        engine.require_visible(ROOT)
-        assert (tmp_path / "asked").exists()
+def test_a_worker_that_leaves_while_it_is_asked_is_no_obstacle(
+    local: OnDask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_traits", partial(leaving, tmp_path))
+    local.require_visible(ROOT)
+    assert (tmp_path / "asked").exists()
 
 
 def test_a_worker_that_can_be_listened_to_is_refused(local: OnDask, monkeypatch: pytest.MonkeyPatch) -> None:
