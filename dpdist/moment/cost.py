@@ -144,25 +144,22 @@ class ClusterCost:
 
     def to_json(self) -> dict[str, object]:
         """Return it as JSON values; bytes are of a process, or of all of them together where they move."""
-        layout = self.layout
+        layout, table = self.layout, self.table
+        sizes = ("bytes_read", "bytes_between_workers", "bytes_to_trusted", "worker_bytes", "trusted_bytes")
         return {
-            "n": self.table.rows,
-            "d": self.table.columns,
-            "dtype": self.table.dtype,
+            "n": table.rows,
+            "d": table.columns,
+            "dtype": table.dtype,
             "workers": layout.workers,
             "bands": len(layout.bands),
             "tasks": {"partitions": layout.partitions, "additions": layout.additions},
-            "bytes_read": layout.bytes_read,
-            "bytes_between_workers": layout.bytes_between_workers,
-            "bytes_to_trusted": layout.bytes_to_trusted,
-            "worker_bytes": layout.worker_bytes,
-            "trusted_bytes": layout.trusted_bytes,
+            **{name: getattr(layout, name) for name in sizes},
             "store_bandwidth": None if math.isinf(self.bandwidth) else self.bandwidth,
             "seconds": self.seconds,
             "read_seconds": self.read_seconds,
             "ingest_seconds": {kind: self.ingest_seconds(kind) for kind in INGEST},
             "lost_worker_seconds": self.lost_worker_seconds,
-        }
+        }  # fmt: skip
 
 
 def described(rows: int, columns: int, dtype: str) -> Shape:

@@ -52,6 +52,7 @@ Observed: ordered chains driven by the same u lose their order by 4e-15 at most,
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -258,18 +259,15 @@ def nuclear_spectra(size: int, count: int, entropy: Entropy, *, progress: Steps 
         new = sweeps or _first_sweeps(size)
         blocks.append(uniforms(new * 2 * size * count, entropy).reshape(new, 2, size, count))
         sweeps += new
-        chains, expected = None, done + sweeps
-        for block in reversed(blocks):
-            for u in block:
-                if chains is None:
-                    chains = extremes(u)
-                else:
-                    sweep(chains, np.concatenate([u, u], axis=2))
-                done += 1
-                if progress is not None:
-                    progress(done, expected)
-        if chains is None:
-            raise AssertionError("there was a sweep")
+        expected = done + sweeps
+        for number, u in enumerate(chain.from_iterable(reversed(blocks))):
+            if not number:
+                chains = extremes(u)
+            else:
+                sweep(chains, np.concatenate([u, u], axis=2))
+            done += 1
+            if progress is not None:
+                progress(done, expected)
         top, bottom = chains[:, :count], chains[:, count:]
         if not (top - bottom > -tolerance).all():
             raise ArithmeticError("the extreme chains have lost their order")

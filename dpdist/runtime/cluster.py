@@ -120,13 +120,13 @@ class Cluster:
                 "scheduler is an address, such as 'tls://10.0.0.1:8786'. Pass a Dask client or a cluster object as "
                 "dpdist.Cluster(client=...)."
             )
-        if self.scheduler is not None and self.workers is not None:
-            raise UsageError("Give either a scheduler or a number of local workers, not both.")
+        ways = (self.scheduler, self.workers, self.client)
+        if sum(way is not None for way in ways) > 1 or (self.client is not None and self.certificates is not None):
+            raise UsageError(
+                "Give either a scheduler or a number of local workers, not both; or a client, which knows its "
+                "scheduler, workers and certificates."
+            )
         if self.client is not None:
-            if self.scheduler is not None or self.workers is not None or self.certificates is not None:
-                raise UsageError(
-                    "A client knows its scheduler, workers and certificates: give either client, or the others."
-                )
             require_given(self.client)
         if self.workers is not None and self.workers < 1:
             raise UsageError("At least one worker is needed.", parameter="workers")

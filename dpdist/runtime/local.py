@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dpdist._util.cores import available_cores, threaded
 from dpdist._util.progress import Count, Progress
@@ -32,14 +32,6 @@ _GROUP_LIMITS = (
 """Where the kernel says how much memory this process's group may use, in its newer and its older format."""
 
 
-class Cut(Protocol):
-    """What all units of a pass share."""
-
-    def cut(self, unit: Any) -> Any:
-        """Return what the function of the pass takes for a unit; with a key, what has a method ``keyed``."""
-        ...
-
-
 class Secret:
     """Bytes that no log and no repr shows."""
 
@@ -53,7 +45,7 @@ class Work:
 
     step: str
     function: Callable[[Any], Any]
-    values: Cut | None  # None: the function takes the unit itself
+    values: Any  # what units share; its `cut(unit)` is what the function takes, `keyed` first. None: the unit itself
     units: Sequence[Any]
     add: Callable[[Any, Any], Any] | None = None
     nbytes: int = 0  # of a sum
