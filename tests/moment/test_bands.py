@@ -115,9 +115,9 @@ def test_bands_are_runs_of_the_packed_triangle_and_give_every_tile(
                 found[columns.start : columns.stop, rows.start : rows.stop] = tile.T
     assert first == whole.size
     assert np.array_equal(found, matrix)
-    for rows in ((2, 2), (-1, 1), (0, size + 1)):
+    for start, stop in ((2, 2), (-1, 1), (0, size + 1)):
         with pytest.raises(ValueError, match="at least one row"):
-            Band(*rows, size)
+            Band(start, stop, size)
 
 
 # --- exact sums -------------------------------------------------------------------------------------------------------

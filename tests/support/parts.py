@@ -27,11 +27,11 @@ def table_of(
 ) -> RowsTable:  # fmt: skip
     """Write rows in chunks of about so many."""
     names = tuple(f"c{i}" for i in range(rows.shape[1]))
-    how = {"rows": len(rows), "dtype": str(rows.dtype), "names": names, "budget": budget, "compress": compress}
+    dtype = str(rows.dtype)
     with pytest.MonkeyPatch.context() as patch:
         if chunk_rows is not None:
             patch.setattr(dataset, "_TARGET_CHUNK", chunk_rows * rows.shape[1] * rows.itemsize)
-        with created(path, **how) as writer:
+        with created(path, rows=len(rows), dtype=dtype, names=names, budget=budget, compress=compress) as writer:
             writer.append(rows)
     return open_rows(path)
 
