@@ -139,18 +139,19 @@ def _computed(
 ) -> Iterator[tuple[int, Any]]:
     """Yield number and value of tasks as they end; threads of this process tell of them when all have ended."""
     forbid_core_dumps()
-    with unquoted(  # whatever the owner's tasks raise; it may quote rows
+    return unquoted(  # whatever the owner's tasks raise; it may quote rows
+        _here(tasks, told) if engine is None else engine.compute(tasks, told),
         lambda failed: DataError(
             f"A task of the Dask graph failed with {failed}. Compute the collection without dpdist to see why, and "
             "mend it."
-        )
-    ):
-        if engine is not None:
-            yield from engine.compute(tasks, told)
-            return
-        for number, found in enumerate(dask.compute(*tasks)):
-            told()
-            yield number, found.value if isinstance(found, Private) else found
+        ),
+    )
+
+
+def _here(tasks: Sequence[Any], told: Callable[[], None]) -> Iterator[tuple[int, Any]]:
+    for number, found in enumerate(dask.compute(*tasks)):
+        told()
+        yield number, found.value if isinstance(found, Private) else found
 
 
 def cut_alike(columns: Any, rows: Any) -> Any:

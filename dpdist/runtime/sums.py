@@ -348,29 +348,28 @@ def _is_trusted(worker: dict[str, Any]) -> bool:
     return "trusted" in worker["resources"]
 
 
-@contextmanager
-def unquoted(error: Callable[[str], DpdistError]) -> Iterator[None]:
-    """Raise our own errors as they are, and for another one, whose text may quote rows, what is made of its type."""
+def unquoted(results: Iterator[Any], error: Callable[[str], DpdistError]) -> Generator[Any]:
+    """Yield results; of an error that is not ours, whose text may quote rows, raise what is made of its type."""
     failed = ""
     try:
-        yield
+        yield from results
     except DpdistError:
         raise
     except Exception as other:  # noqa: BLE001 - such as what cannot be imported there
         failed = type(other).__name__
-    if failed:
+    if failed:  # outside the handler: the original, and what it quotes, is not chained
         raise error(failed)
 
 
 def _ours(results: Generator[tuple[int, Any]]) -> Generator[tuple[int, Any]]:
     """Yield results of our own tasks: these raise our own errors, and another one is of the worker."""
-    with unquoted(
+    return unquoted(
+        results,
         lambda failed: ResumableError(
             f"A worker failed with {failed} before it could begin a task, or could not keep its result. See that it "
             f"has memory for the sums, and runs dpdist {__version__}; then {_AGAIN}"
-        )
-    ):
-        yield from results
+        ),
+    )
 
 
 @contextmanager
