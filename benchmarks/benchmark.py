@@ -52,7 +52,7 @@ import threadpoolctl  # noqa: E402
 
 from dpdist import PrivacyLoss, RowBound, open_rows  # noqa: E402
 from dpdist.moment import total  # noqa: E402
-from dpdist.moment.gram import Arithmetic, GramSum, available, fastest, integer_rows  # noqa: E402
+from dpdist.moment.gram import Arithmetic, available, fastest, gram_sum, integer_rows  # noqa: E402
 from dpdist.moment.layout import layout_of  # noqa: E402
 from dpdist.moment.total import add_partials, complete, moment_task, partition_moment  # noqa: E402
 from dpdist.rows import dither  # noqa: E402
@@ -166,8 +166,8 @@ def integers(bound: RowBound) -> Arithmetic | None:
 
 def share_of_integer_floor(bound: RowBound, rows: int) -> None:
     """Multiply as many rows of packed integers on one core, over and over those that are in its cache."""
-    summing: Any = GramSum(Band.whole(bound.width), bound.norm_bound, integers(bound), bound.largest)._sum  # noqa: SLF001 - what remains
-    at_once = 2 * summing._pairs  # noqa: SLF001
+    summing: Any = gram_sum(Band.whole(bound.width), bound.norm_bound, integers(bound), bound.largest)
+    at_once = summing.at_once
     summing._panels[:] = 200 << 16 | 200  # noqa: SLF001 - of smaller ones 8 bits would be multiplied
     for _ in range(0, rows, at_once):
         summing._halves = at_once  # noqa: SLF001 - when nothing has to be packed
@@ -191,7 +191,8 @@ def read(task: total.MomentTask) -> None:
 
 def moment(found: Engine, table: RowsTable, bound: RowBound) -> int:
     """Sum the table in threads; return the number of units."""
-    layout = layout_of(table, bound, len(found.workers), found.memory, divisible=False, threads=found.threads)
+    workers, threads, memory = found.resources()
+    layout = layout_of(table, bound, workers, memory, divisible=False, threads=threads)
     (units,), (task,) = layout.units, layout.tasks(table)
     work = Work("sum", partition_moment, task, units, add_partials, key=Secret(KEY))
     found.reduce(work, partial(complete, table), label=None)
@@ -239,7 +240,7 @@ def ratio(seconds: list[float], floors: list[float]) -> float:
 
 def by_float64(task: total.MomentTask) -> None:
     """Sum with float64 instead of integers."""
-    with mock.patch.object(total, "GramSum", lambda band, norm, *_: GramSum(band, norm, Arithmetic.FLOAT64)):
+    with mock.patch.object(total, "gram_sum", lambda band, norm, *_: gram_sum(band, norm, Arithmetic.FLOAT64)):
         partition_moment(task)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from faults.fuzzing import KINDS, LARGEST, MEMORY, SECONDS, Tally, fuzz, make, preload
 
-from dpdist.runtime import connecting
+from dpdist.runtime import cluster
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="Leave the last case there, to look at.")
     parser.add_argument("--out", type=Path, help="Where results go, without suffix.")
     given = parser.parse_args()
-    connecting.CONNECT_SECONDS = 1  # for a scheduler that is not there
+    cluster.CONNECT_SECONDS = 1  # for a scheduler that is not there
     with tempfile.TemporaryDirectory() as name:
         scratch = given.keep or Path(name)
         made = scratch / "made"

@@ -32,7 +32,7 @@ import threadpoolctl  # noqa: E402 - OpenBLAS reads the environment when it is l
 from benchmarks.benchmark import KEY, Case, in_memory, machine, share_of_floor, write_rows  # noqa: E402
 from dpdist import RowBound  # noqa: E402
 from dpdist.moment import total  # noqa: E402
-from dpdist.moment.gram import Arithmetic, GramSum, available  # noqa: E402
+from dpdist.moment.gram import Arithmetic, available, gram_sum  # noqa: E402
 from dpdist.moment.total import BoundedBlocks, moment_task, partition_moment  # noqa: E402
 from dpdist.rows.bounding import DITHERED  # noqa: E402
 
@@ -63,7 +63,7 @@ def measured(columns: int, dtype: str, bits: int, longest: float, folder: Path) 
         seconds["floor"].append(time.thread_time() - begun)
         for arithmetic in available():
             with mock.patch.object(
-                total, "GramSum", lambda band, norm, _, largest, by=arithmetic: GramSum(band, norm, by, largest)
+                total, "gram_sum", lambda band, norm, _, largest, by=arithmetic: gram_sum(band, norm, by, largest)
             ):
                 begun = time.thread_time()
                 found = partition_moment(task)
@@ -87,14 +87,14 @@ def phases(task: total.MomentTask, whole: list[float]) -> dict[str, float]:
     entries = task.table.rows * task.table.columns
     read, packed = [], []
     for _ in range(REPEATS):
-        blocks, sums = BoundedBlocks(task, 1), GramSum(task.band, task.bound.norm_bound, largest=task.bound.largest)
+        blocks, sums = BoundedBlocks(task, 1), gram_sum(task.band, task.bound.norm_bound, largest=task.bound.largest)
         begun = time.thread_time()
         for _ in blocks.pieces(total.stored_rows(task.table, sums.at_once)):
             pass
         read.append(time.thread_time() - begun)
         if sums.arithmetic is Arithmetic.FLOAT64:
             return {"read": min(read) / entries * 1e9, "all": min(whole) / entries * 1e9}
-        sums._sum._multiply = lambda *_: None  # type: ignore[attr-defined] # noqa: SLF001 - all but the products
+        sums._multiply = lambda *_: None  # type: ignore[attr-defined] # noqa: SLF001 - all but the products
         begun = time.thread_time()
         for rows, dithers in blocks.pieces(total.stored_rows(task.table, sums.at_once)):
             if dithers is not None:

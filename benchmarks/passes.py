@@ -65,7 +65,7 @@ def cluster(folder: Path, workers: int, before: str = "") -> Iterator[tuple[OnDa
             one_more()
         with Cluster(address).connected() as engine:
             assert isinstance(engine, OnDask)  # noqa: S101
-            while len(engine.workers) < workers:
+            while engine.resources().workers < workers:
                 time.sleep(0.1)
             yield engine, one_more
 
@@ -96,7 +96,7 @@ def cpu_seconds() -> float:
 def overhead(engine: OnDask, table: RowsTable, repeats: int) -> dict[str, Any]:
     """Compare four and fifty units a worker, in turn; the first turn loads libraries."""
     spent: dict[int, list[dict[str, float]]] = {4: [], 50: []}
-    workers = len(engine.workers)
+    workers = engine.resources().workers
     for turn in range(repeats + 1):
         for each, found in spent.items():
             before = sum(engine._client.run(cpu_seconds).values())  # noqa: SLF001 - of the workers' processes

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dpdist._util.frames import summed
 from dpdist.errors import DataError
 from dpdist.ledger.in_memory import KEPT, Fingerprints
-from dpdist.moment.gram import Arithmetic, GramSum
+from dpdist.moment.gram import Arithmetic, gram_sum
 from dpdist.moment.histograms import Counting, Counts
 from dpdist.moment.total import block_rows, key_here, piece_rows
 from dpdist.rows.bounding import COMPILED_VALUES, RowBound
@@ -91,7 +91,7 @@ class RowSum:
         self._dither = dither
         self._step = block_rows(2**62, bound)
         arithmetic = Arithmetic.FLOAT64 if bound.width < _NARROWEST else None
-        self._gram = GramSum(Band.whole(bound.width), bound.norm_bound, arithmetic, bound.largest)
+        self._gram = gram_sum(Band.whole(bound.width), bound.norm_bound, arithmetic, bound.largest)
         self._buffer = np.empty((0, bound.width))
         self._fingerprints = [Fingerprints.of(np.empty((0, bound.columns)), key)]
         self._pending = 0

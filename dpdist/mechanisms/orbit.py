@@ -30,7 +30,7 @@ and what is released is S Re H, rounded. `orbit-lowrank` has its eigenvalues in 
 
 **Arithmetic.** `ideal-real`. The sampler works on ``X = (H - gamma_d) / (gamma_1 - gamma_d)``, of spectrum within [0,
 1], and exponent ``epsilon / (2 S) tr(A X)``: no scale enters. Where it must couple chains, X is within 1e-12 of an
-exact draw (:mod:`dpdist.noise.gelfand_tsetlin`), in exact arithmetic. Run time depends on the data and is outside the
+exact draw (:mod:`dpdist.noise.orbit`), in exact arithmetic. Run time depends on the data and is outside the
 theorem.
 
 **Cost.** Milliseconds for rank 1 and rank d-1, and for projectors (spectra of two values) where the signal is strong.

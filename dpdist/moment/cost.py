@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+import timeit
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from dpdist._util.tree import fan_in
 from dpdist.errors import UsageError
-from dpdist.moment.gram import GramSum
+from dpdist.moment.gram import gram_sum
 from dpdist.moment.layout import BOUND_SECONDS, TASK_SECONDS, Layout, layout_of, unit_count
 from dpdist.moment.total import require_summable
 from dpdist.naming import parameter
@@ -33,8 +34,7 @@ LINK = 1e9
 """Bytes a second that a process reads from the file system, and that it sends or receives: four fifths of 10 Gbit/s."""
 INGEST = {"parquet": 93e6, "csv": 22e6, "npy": 251e6}
 """Bytes of rows a second that one core takes up from files of a kind: the lowest of what was measured."""
-_SAMPLE = 2000
-"""Largest number of columns that is measured; a wider product costs as much for each multiplication."""
+_SAMPLE = 2000  # largest number of columns that is measured; a wider product costs as much for each multiplication
 
 
 @dataclass(frozen=True)
@@ -54,35 +54,28 @@ class Rates:
         values = (np.arange(count * columns) % 101).reshape(count, columns).astype(dtype)
         buffer = np.empty((count, sample.width))
         # as the rows themselves are multiplied; what comes out is thrown away
-        sums = GramSum(Band.whole(sample.width), sample.norm_bound, largest=bound.largest)
+        sums = gram_sum(Band.whole(sample.width), sample.norm_bound, largest=bound.largest)
 
         def multiply() -> None:
             sums.add(buffer)
             sums.total()  # what is not multiplied yet is
 
+        def best(action: Callable[[], object], pieces: int) -> float:
+            return min(timeit.repeat(action, timer=time.process_time, repeat=3, number=1)) / pieces
+
         normals = 100_000
         return cls(
-            bound=_best(lambda: sample.apply(values, buffer)) / (count * columns),
-            multiply=_best(multiply) / (count * Band.whole(columns).entries),
-            draw=_best(lambda: rounded_normal(1 << 20, normals, SYSTEM)) / normals,
+            bound=best(lambda: sample.apply(values, buffer), count * columns),
+            multiply=best(multiply, count * Band.whole(columns).entries),
+            draw=best(lambda: rounded_normal(1 << 20, normals, SYSTEM), normals),
         )
-
-
-def _best(action: Callable[[], object]) -> float:
-    spent = []
-    for _ in range(3):
-        begun = time.process_time()
-        action()
-        spent.append(time.process_time() - begun)
-    return min(spent)
 
 
 @dataclass(frozen=True)
 class ClusterCost:
     """The cost of one release, and of the steps beside it that read all rows.
 
-    The draw is counted as one normal for every entry, as that of `gaussian`. Seconds are those on as many of the
-    workers as help: where further ones would only add to what is sent and handed out, they are not counted on.
+    The draw is counted as one normal for every entry. Seconds are those on as many of the workers as help.
     """
 
     table: Shape
@@ -93,20 +86,23 @@ class ClusterCost:
     @cached_property
     def seconds(self) -> float:
         """Seconds from the first task of a release to the last draw."""
-        return min(map(self._release_seconds, self._fewer(self.layout)))
+        layout, bands = self.layout, len(self.layout.bands)
+        # of the layouts of fewer workers that share a band in the same way, the most are the fastest
+        fewer = (min(layout.workers, sharing * bands) for sharing in range(1, layout.sharing + 1))
+        return min(self._release_seconds(replace(layout, workers=workers)) for workers in fewer)
 
     @cached_property
     def read_seconds(self) -> float:
         """Seconds for one read of the rows that bounds them, as that of a private clip norm."""
-        work = self.table.rows * self.table.columns * self.rates.bound
-        size = self.table.stored_bytes
-        return min(
-            max((work + size / LINK) / min(workers, units), size / self.bandwidth, TASK_SECONDS * units)
-            for workers, units in ((count, self._read_units(count)) for count in range(1, self.layout.workers + 1))
-        )
+        table, row_seconds = self.table, BOUND_SECONDS * self.table.columns
+        size = table.stored_bytes
+        work = self._work(table.columns, 0, size)
 
-    def _read_units(self, workers: int) -> int:
-        return unit_count(self.table, row_seconds=BOUND_SECONDS * self.table.columns, entries=0, workers=workers)
+        def seconds(workers: int) -> float:
+            units = unit_count(table, row_seconds=row_seconds, entries=0, workers=workers)
+            return max(work / min(workers, units), size / self.bandwidth, TASK_SECONDS * units)
+
+        return min(map(seconds, range(1, self.layout.workers + 1)))
 
     def ingest_seconds(self, kind: str) -> float:
         """Seconds to take the rows up from files of a kind of :data:`INGEST` that hold about as many bytes."""
@@ -138,44 +134,32 @@ class ClusterCost:
             TASK_SECONDS * (layout.partitions + layout.additions),
         )
         # an addition receives the sums of others one after the other
-        joined = sum(
-            8 * band.entries * (len(level[0]) - 1)
-            for band, tree in zip(layout.bands, layout.trees, strict=True)
-            for level in tree
-        )
+        joined = sum(size * (len(level[0]) - 1) for size, tree in layout.trees for level in tree)
         summed += joined / LINK / layout.under_way
-        entries = sum(band.entries for band in layout.bands)
+        entries = Band.whole(layout.bound.width).entries
         noised = layout.bytes_to_trusted / LINK + entries * self.rates.draw
         if len(layout.bands) == 1:
             return summed + noised
         return max(summed, summed / len(layout.bands) + noised)
 
-    def _fewer(self, layout: Layout) -> Iterator[Layout]:
-        """Yield the layouts of fewer workers: of those that share a band in the same way, the most are the fastest."""
-        for sharing in range(1, layout.sharing + 1):
-            yield replace(layout, workers=min(layout.workers, sharing * len(layout.bands)))
-
     def to_json(self) -> dict[str, object]:
         """Return it as JSON values; bytes are of a process, or of all of them together where they move."""
-        layout = self.layout
+        layout, table = self.layout, self.table
+        sizes = ("bytes_read", "bytes_between_workers", "bytes_to_trusted", "worker_bytes", "trusted_bytes")
         return {
-            "n": self.table.rows,
-            "d": self.table.columns,
-            "dtype": self.table.dtype,
+            "n": table.rows,
+            "d": table.columns,
+            "dtype": table.dtype,
             "workers": layout.workers,
             "bands": len(layout.bands),
             "tasks": {"partitions": layout.partitions, "additions": layout.additions},
-            "bytes_read": layout.bytes_read,
-            "bytes_between_workers": layout.bytes_between_workers,
-            "bytes_to_trusted": layout.bytes_to_trusted,
-            "worker_bytes": layout.worker_bytes,
-            "trusted_bytes": layout.trusted_bytes,
+            **{name: getattr(layout, name) for name in sizes},
             "store_bandwidth": None if math.isinf(self.bandwidth) else self.bandwidth,
             "seconds": self.seconds,
             "read_seconds": self.read_seconds,
             "ingest_seconds": {kind: self.ingest_seconds(kind) for kind in INGEST},
             "lost_worker_seconds": self.lost_worker_seconds,
-        }
+        }  # fmt: skip
 
 
 def described(rows: int, columns: int, dtype: str) -> Shape:
@@ -188,14 +172,9 @@ def described(rows: int, columns: int, dtype: str) -> Shape:
 
 
 def forecast(
-    table: Shape,
-    bound: RowBound,
-    workers: Sequence[int],
-    memory: int,
-    *,
-    divisible: bool,
+    table: Shape, bound: RowBound, workers: Sequence[int], memory: int, *, divisible: bool,
     bandwidth: float | None = None,
-) -> list[ClusterCost]:
+) -> list[ClusterCost]:  # fmt: skip
     """Return what the release of a table will cost, for each number of workers. More of them are never slower."""
     if min(workers) < 1:
         raise UsageError("At least one worker is needed.", parameter="workers")

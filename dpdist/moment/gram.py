@@ -6,14 +6,12 @@ There are two ways to add them exactly, whatever is added first:
 * float64 BLAS, while r rows have ``r S`` at most 2^53, in whatever order, blocking or fused operation it uses: no
   partial sum exceeds that;
 * products of 16-bit integers in 32-bit ones (:mod:`dpdist.moment.kernel`), while neither of the two columns of the
-  rows has squares that sum to more than 2^31 - 1. By Cauchy and Schwarz the sum of their products is at most the root
-  of both sums, so at most the larger one. It is added modulo 2^32, and is the only integer in the range of 32 bits that
-  is equal to what comes out. One more may overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31.
-  The squares are those of the rows themselves. ``floor((2^31 - 1) / S)`` rows may always be added, which are 7 at 14
-  grid bits; of r rows at most ``r S / 2^31`` columns are longer, as their squares sum to ``r S`` at most. So may any
-  two rows whose entries 16 bits hold, up to 2^15 - 1: an entry is at most ``sqrt(S)``, or what the bound says of single
-  entries. Of rows whose entries 8 bits hold the kernel multiplies these, which is faster, and up to 131,071 rows then,
-  because each adds at most 128².
+  rows has squares that sum to more than 2^31 - 1. By Cauchy and Schwarz the sum of their products is at most the larger
+  of both sums. It is added modulo 2^32, and is the only integer in the range of 32 bits that is equal to the result.
+  One more may overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31. The squares are those of the
+  rows themselves. ``floor((2^31 - 1) / S)`` rows may always be added, which are 7 at 14 grid bits, and so may any two
+  rows whose entries 16 bits hold, up to 2^15 - 1: an entry is at most ``sqrt(S)``, or what the bound says of single
+  entries. Of rows whose entries 8 bits hold up to 131,071 are added at once: each adds at most 128².
 
 Then the sum moves to int64. Hence the same bits from every chunking, every processor and both ways.
 """
@@ -21,9 +19,10 @@ Then the sum moves to int64. Hence the same bits from every chunking, every proc
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,10 +38,8 @@ Block = npt.NDArray[np.float64]
 _LARGEST_16, _LARGEST_32 = 2**15 - 1, 2**31 - 1
 SMALL_ROWS = _LARGEST_32 // 128**2
 """Rows whose entries 8 bits hold of which 32 bits hold the sum; with one more, as many entries of -128 sum to 2^31."""
-_NARROW = 256
-"""Columns up to which NumPy's product costs as much as one triangle."""
-_PAIRS = 256
-"""Pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches."""
+_NARROW = 256  # columns up to which NumPy's product costs as much as one triangle
+_PAIRS = 256  # pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches
 _PANEL_BYTES = 256 << 10
 """Of narrow rows there are more, up to a quarter of a second-level cache: every call takes its time."""
 
@@ -57,10 +54,7 @@ class Arithmetic(Enum):
 
 @cache
 def available() -> tuple[Arithmetic, ...]:
-    """Return what this processor has, the fastest first.
-
-    Only float64 where numba cannot be imported: it refuses a NumPy that is newer than itself.
-    """
+    """Return what this processor has, the fastest first; numba may refuse a NumPy that is newer than itself."""
     try:
         from dpdist._util.machine_code import features  # noqa: PLC0415 - numba takes time to import
     except ImportError:
@@ -70,9 +64,9 @@ def available() -> tuple[Arithmetic, ...]:
 
 
 def integer_rows(norm_bound: int, largest: int | None = None) -> int:
-    """Return of how many rows 32 bits always hold the sum, two at least: 0 if 16 do not hold a row.
+    """Return of how many rows 32 bits always hold the sum, two at least; 0 if 16 bits do not hold a row.
 
-    Their squared norm is at most S, and their largest entry, if it is not said, at most ``sqrt(S)``.
+    The squared norm of a row is at most S, and its largest entry, if it is not said, at most ``sqrt(S)``.
     """
     if (math.isqrt(norm_bound) if largest is None else largest) > _LARGEST_16:
         return 0
@@ -80,56 +74,40 @@ def integer_rows(norm_bound: int, largest: int | None = None) -> int:
 
 
 def fastest(norm_bound: int, largest: int | None = None) -> Arithmetic:
-    """Return what multiplies rows fastest here; the bounds are those of :func:`integer_rows`.
-
-    In narrow rows most of a tile is empty, and BLAS multiplies as fast. But then they must be rounded into float64.
-    """
+    """Return what multiplies rows fastest here, narrow ones too, which float64 would have to round first."""
     return available()[0] if integer_rows(norm_bound, largest) else Arithmetic.FLOAT64
 
 
-class GramSum:
+class GramSum(ABC):
     """Adds ``Z^T Z`` of many blocks exactly, or a band of its rows."""
 
-    def __init__(
-        self, band: Band, norm_bound: int, arithmetic: Arithmetic | None = None, largest: int | None = None
-    ) -> None:
-        self.arithmetic = arithmetic or fastest(norm_bound, largest)
-        self._sum: _Sum
-        if self.arithmetic is Arithmetic.FLOAT64:
-            self._sum = _Floats(band, 2**53 // norm_bound)
-        else:
-            self._sum = _Integers(band, integer_rows(norm_bound, largest), self.arithmetic)
+    arithmetic = Arithmetic.FLOAT64
+    at_once = 1  # rows that are multiplied together; float64 multiplies a block as it comes
 
-    @property
-    def at_once(self) -> int:
-        """Rows that are multiplied together; float64 multiplies a block as it comes, and this is 1 then."""
-        return self._sum.at_once if isinstance(self._sum, _Integers) else 1
-
+    @abstractmethod
     def add(self, block: Block) -> None:
         """Add the product of integer-valued rows, C-ordered (r, size)."""
-        self._sum.add(block)
 
-    def add_dithered(self, rows: npt.NDArray[np.generic], bound: RowBound, dithers: Dithers) -> None:
-        """Add the product of rows that are rounded without bias: they come as they are stored.
+    def add_dithered(self, *_: Any, **__: Any) -> None:
+        """Add the product of stored rows that are rounded without bias, under a bound and by dithers, as integers."""
+        raise TypeError("float64 multiplies bounded rows")
 
-        Only 16-bit integers are made of rows in one pass; whoever has other arithmetic bounds them first.
-        """
-        if not isinstance(self._sum, _Integers):
-            raise TypeError("float64 multiplies bounded rows")
-        self._sum.add_dithered(rows, bound, dithers)
-
+    @abstractmethod
     def total(self) -> Triangle:
         """Return the packed sum of everything added, int64."""
-        return self._sum.total()
 
 
-class _Sum(Protocol):
-    def add(self, block: Block) -> None: ...
+def gram_sum(
+    band: Band, norm_bound: int, arithmetic: Arithmetic | None = None, largest: int | None = None
+) -> GramSum:  # fmt: skip
+    """Return what adds products here, or by some arithmetic; the bounds are those of :func:`integer_rows`."""
+    arithmetic = arithmetic or fastest(norm_bound, largest)
+    if arithmetic is Arithmetic.FLOAT64:
+        return _Floats(band, 2**53 // norm_bound)
+    return _Integers(band, integer_rows(norm_bound, largest), arithmetic)
 
-    def total(self) -> Triangle: ...
 
-
-class _Floats:
+class _Floats(GramSum):
     """Multiplies by float64 BLAS, which adds so many rows exactly."""
 
     def __init__(self, band: Band, exact_rows: int) -> None:
@@ -172,7 +150,7 @@ class _Floats:
         return self._total
 
 
-class _Integers:
+class _Integers(GramSum):
     """Multiplies 16-bit integers; a block may have any number of rows, and is multiplied when there are enough."""
 
     def __init__(self, band: Band, exact_rows: int, arithmetic: Arithmetic) -> None:
@@ -181,11 +159,12 @@ class _Integers:
 
         if exact_rows < 2:
             raise ValueError("16-bit integers do not hold a row")
-        self._band = band
+        self.arithmetic, self._band = arithmetic, band
         self._multiply = kernel.multiply_with(arithmetic.value)
-        self._pack = kernel.pack
+        self._pack = kernel.packing()
         panels = -(-band.width // kernel.PANEL)
         self._pairs = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))
+        self.at_once = 2 * self._pairs
         self._always_exact = exact_rows // 2
         # one pair more than is used: panels a power of two apart would share the lines of the caches
         self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
@@ -226,18 +205,13 @@ class _Integers:
             start += some.shape[0]
             self._fill(some.shape[0])
 
-    @property
-    def at_once(self) -> int:
-        """How many rows the panels hold."""
-        return 2 * self._pairs
-
     def _left(self) -> int:
         """Return how many rows fit, at least one."""
-        return 2 * self._pairs - self._halves
+        return self.at_once - self._halves
 
     def _fill(self, halves: int) -> None:
         self._halves += halves
-        if self._halves == 2 * self._pairs:
+        if self._halves == self.at_once:
             self._flush()
 
     def _flush(self) -> None:

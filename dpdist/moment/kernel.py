@@ -1,30 +1,30 @@
 """Gram matrices of integers of 16 bits or 8 in machine code, on processors of x86-64.
 
-One instruction takes two rows of 8 or 16 columns: it multiplies their 16-bit integers, and adds both products to
-32-bit ones, all of it modulo 2^32. So what comes out is the sum modulo 2^32, in whatever order it was added: the sum
-itself if that is below 2^31 in magnitude. It is, for so many rows at once that no column of a tile has squares that sum
-to 2^31 (:mod:`dpdist.moment.gram`). The squares are added up first (:func:`_exact`), in a few hundredths of the time
-that the rows take.
+One instruction multiplies the 16-bit integers of two rows of 8 or 16 columns, and adds both products to 32-bit ones,
+modulo 2^32. So the result, in whatever order it was added, is the sum modulo 2^32: the sum itself if that is below 2^31
+in magnitude. It is, for so many rows at once that no column of a tile has squares that sum to 2^31
+(:mod:`dpdist.moment.gram`). The squares are added up first (:func:`_exact`), in a few hundredths of the time.
 
-Columns stand in panels of 16. A panel holds two rows after two rows, so what is multiplied lies side by side, as the
-left factor and as the right one. A tile of the result stays in registers while all rows are read. It is written in the
-language of LLVM, which does not find these instructions in loops over integers.
+Columns stand in panels of 16. A panel holds two rows after two rows, so factors lie side by side. A tile of the result
+stays in registers while all rows are read. It is written in LLVM's language, which does not find these instructions in
+loops over integers.
 
 Of 8-bit integers the instruction takes four rows. On a coarse grid most rows of a wide table have no integer below -128
-or above 127: such as images, of which no column is much longer than others. They are put in front of the panels, four
-to a line, and the others behind them (:func:`_regrouped`). One factor has a sign and the other has none: it is b + 128
-for b. So the sums of a row of the tile, that of column a, begin with -128 times the sum of all a, modulo 2^32 too; and
-so few rows are multiplied so that 32 bits hold their sum, whatever they are.
+or above 127, such as images. They are put in front of the panels, four to a line, and the others behind them
+(:func:`_regrouped`). One factor has a sign and the other has none: it is b + 128 for b. So the sums of a row of the
+tile, that of column a, begin with -128 times the sum of all a, modulo 2^32 too; and so few rows are multiplied at once
+that 32 bits hold their sum, whatever they are.
 
-Which rows these are is private, as are the rows, and so is how many rows are added at once: it is told to nobody, and
-the sum is the same. It changes the time, as does how many rows are shortened. No single row changes that by much: where
-a third of the rows are such, both ways take nearly as long, and at most the rows that stand in the panels with it are
-added by fewer at once, which was measured to take 1.3 % of their time at most.
+Which rows these are is private, and so is how many rows are added at once: neither is told, and the sum is the same.
+They change the time, as does how many rows are clipped, but no single row does by much: where a third of the rows are
+such, both ways take nearly as long, and a row slows only those that stand in the panels with it, by 1.3 % at most
+(measured).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any
@@ -40,23 +40,17 @@ from dpdist._util.machine_code import compiled
 Panels = npt.NDArray[np.int32]
 """(panels, pairs of rows, 16): the 16-bit integers of two rows in one of 32 bits, that of the first row below."""
 Multiply = Callable[[Panels, int, int, int, int, npt.NDArray[np.int64], npt.NDArray[np.int32]], None]
-"""Adds ``A^T A`` of so many pairs of rows to 64-bit integers; what stands in the panels is lost.
+"""Adds ``A^T A`` of pairs of rows to 64-bit integers, entries (i, j) with i <= j < e or e <= i; the panels are lost.
 
-Its arguments are the panels; how many pairs of rows they hold; of how many of them 32 bits hold the sum, whatever they
-are, and of how many rows whose integers 8 bits hold; how many columns end above the diagonal, e; what is added to; and
-room for the meantime (:func:`room_for`). Added are the entries (i, j) with i <= j < e, and those with e <= i, all of
-their row.
+Takes the panels; their pairs of rows; of how many pairs, and rows of 8 bits, 32 bits hold any sum; e; the 64-bit
+integers; and room for the meantime (:func:`room_for`).
 """
-PANEL = 16
-"""Columns of a panel: 64 bytes, a line of the cache."""
-HEIGHT = 8
-"""What is added to has a multiple of so many rows, and as many columns as the panels."""
-_FEWEST_PANELS = 16
-"""In narrower rows integers are seldom so small, and to look for them takes much of what they save."""
+PANEL = 16  # columns of a panel: 64 bytes, a line of the cache
+HEIGHT = 8  # what is added to has a multiple of so many rows, and as many columns as the panels
+_FEWEST_PANELS = 16  # in narrower rows integers are seldom so small, and to look for them takes much of what they save
 _LINE = 4 * PANEL
 _16, _LOW = np.int32(16), np.int32(0xFFFF)  # of 32 bits themselves, or numba would compute in 64
-_SIGNS = -0x7F7F7F80
-"""The sign of four integers of 8 bits: without it they are 128 more, from 0 to 255."""
+_SIGNS = -0x7F7F7F80  # the sign of four integers of 8 bits: without it they are 128 more, from 0 to 255
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _WORDS = ir.VectorType(_I32, PANEL)
 
@@ -83,41 +77,25 @@ class _Tile:
         return build.add(total, build.call(products, [build.bitcast(left, pairs), build.bitcast(right, pairs)]))
 
     def emit(self, build: Any, arguments: Any, *, eight: bool) -> None:
-        """Emit the loop over the rows, two of 16 bits or four of 8, and the addition.
-
-        Its arguments are int64.
-        """
+        """Emit the loop over the rows, two of 16 bits or four of 8, and the addition; all arguments are int64."""
         left, right, pairs, panel, place, line, begin = arguments
         sums, wide = ir.VectorType(_I32, self.lanes), ir.VectorType(_I64, self.lanes)
         vectors = self.width // self.lanes
         first = [ir.Constant(sums, [0] * self.lanes)] * self.height
         if eight:
             first = [self._same(build, build.add(begin, _I64(4 * i))) for i in range(self.height)]
-        before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
-        build.branch(loop)
-        build.position_at_end(loop)
-        pair = build.phi(_I64)
-        totals = [build.phi(sums) for _ in range(self.height * vectors)]
-        here = build.mul(pair, _I64(4 * PANEL))
-        factors = []
-        for j in range(vectors):
-            panels, within = divmod(j * self.lanes, PANEL)
-            address = _plus(build, right, here, build.mul(panel, _I64(panels)), _I64(4 * within))
-            factor = build.load(build.inttoptr(address, sums.as_pointer()), align=4)
-            factors.append(build.xor(factor, ir.Constant(sums, [_SIGNS] * self.lanes)) if eight else factor)
-        added = []
-        for i in range(self.height):
-            same = self._same(build, _plus(build, left, here, _I64(4 * i)))
-            for total, factor in zip(totals[i * vectors :], factors, strict=False):
-                added.append(self.dot(build, total, same, factor, eight=eight))
-        following = build.add(pair, _I64(1))
-        pair.add_incoming(_I64(0), before)
-        pair.add_incoming(following, loop)
-        for index, (total, new) in enumerate(zip(totals, added, strict=True)):
-            total.add_incoming(first[index // vectors], before)
-            total.add_incoming(new, loop)
-        build.cbranch(build.icmp_signed("<", following, pairs), loop, after)
-        build.position_at_end(after)
+        with _loop(build, pairs, [total for total in first for _ in range(vectors)]) as (pair, totals, added):
+            here = build.mul(pair, _I64(4 * PANEL))
+            factors = []
+            for j in range(vectors):
+                panels, within = divmod(j * self.lanes, PANEL)
+                address = _plus(build, right, here, build.mul(panel, _I64(panels)), _I64(4 * within))
+                factor = _load(build, address, sums)
+                factors.append(build.xor(factor, ir.Constant(sums, [_SIGNS] * self.lanes)) if eight else factor)
+            for i in range(self.height):
+                same = self._same(build, _plus(build, left, here, _I64(4 * i)))
+                for total, factor in zip(totals[i * vectors :], factors, strict=False):
+                    added.append(self.dot(build, total, same, factor, eight=eight))
         for index, new in enumerate(added):
             i, j = divmod(index, vectors)
             address = _plus(build, place, build.mul(line, _I64(i)), _I64(8 * self.lanes * j))
@@ -127,7 +105,7 @@ class _Tile:
     def _same(self, build: Any, address: Any) -> Any:
         """Emit a vector with 32 bits of memory in all lanes."""
         sums = ir.VectorType(_I32, self.lanes)
-        one = build.load(build.inttoptr(address, _I32.as_pointer()), align=4)
+        one = _load(build, address, _I32)
         first = build.insert_element(ir.Constant(sums, ir.Undefined), one, _I32(0))
         return build.shuffle_vector(first, first, ir.Constant(sums, [0] * self.lanes))
 
@@ -154,12 +132,38 @@ class _Tile:
         return tile
 
 
+@contextmanager
+def _loop(
+    build: Any, count: Any, first: Sequence[Any] = (), *, counts_first: bool = False
+) -> Iterator[tuple[Any, list[Any], list[Any]]]:
+    """Emit a loop of so many rounds, at least one, whose body is the block.
+
+    It gives the number of the round, the values that it carries, and a list that takes those of the next round.
+    """
+    before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
+    build.branch(loop)
+    build.position_at_end(loop)
+    number, carried, following = build.phi(_I64), [build.phi(value.type) for value in first], list[Any]()
+    one_more = build.add(number, _I64(1)) if counts_first else None
+    yield number, carried, following
+    one_more = one_more or build.add(number, _I64(1))
+    for phi, begin, new in zip((number, *carried), (_I64(0), *first), (one_more, *following), strict=True):
+        phi.add_incoming(begin, before)
+        phi.add_incoming(new, loop)
+    build.cbranch(build.icmp_signed("<", one_more, count), loop, after)
+    build.position_at_end(after)
+
+
 def _function(build: Any, name: str, kind: Any) -> Any:
     return build.module.globals.get(name) or ir.Function(build.module, kind, name)
 
 
 def _plus(build: Any, *terms: Any) -> Any:
     return reduce(build.add, terms)
+
+
+def _load(build: Any, address: Any, kind: Any) -> Any:
+    return build.load(build.inttoptr(address, kind.as_pointer()), align=4)
 
 
 _VNNI_48 = _Tile("avx512vnni", 16, 8, 48).callable()
@@ -171,32 +175,19 @@ _AVX2 = _NARROW.callable()
 
 
 def _emit_squares(build: Any, panel: Any, pairs: Any) -> Any:
-    """Emit the loop over pairs of a panel, at least one, that adds up the squares of each column.
-
-    It returns 32 bits: the first is set where those of some column sum to 2^31 or more.
-    """
+    """Emit the sum of squares of each column of a panel: the first of 32 bits is set where one is 2^31 or more."""
     sums = ir.VectorType(_I32, _NARROW.lanes)
-    before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
-    build.branch(loop)
-    build.position_at_end(loop)
-    pair = build.phi(_I64)
-    halves = [(4 * start, build.phi(sums), build.phi(sums)) for start in range(0, PANEL, _NARROW.lanes)]
-    following = build.add(pair, _I64(1))
-    pair.add_incoming(_I64(0), before)
-    pair.add_incoming(following, loop)
-    found = []
-    for start, total, seen in halves:
-        word = _load(build, build.add(_line(build, panel, pair), _I64(start)), sums)
-        # below 2^31 so far, and at most 2^31 more: where that is too much, the sign of 32 bits shows it, and is kept
-        added = _NARROW.dot(build, total, word, word, eight=False)
-        found.append(build.or_(seen, added))
-        for phi, new in ((total, added), (seen, found[-1])):
-            phi.add_incoming(ir.Constant(sums, [0] * _NARROW.lanes), before)
-            phi.add_incoming(new, loop)
-    build.cbranch(build.icmp_signed("<", following, pairs), loop, after)
-    build.position_at_end(after)
+    halves = range(0, PANEL, _NARROW.lanes)
+    zeros = [ir.Constant(sums, [0] * _NARROW.lanes)] * (2 * len(halves))
+    with _loop(build, pairs, zeros, counts_first=True) as (pair, carried, new):
+        for start, total, seen in zip(halves, carried[::2], carried[1::2], strict=True):
+            word = _load(build, build.add(_line(build, panel, pair), _I64(4 * start)), sums)
+            # below 2^31 so far, and at most 2^31 more: where that is too much, the sign of 32 bits shows it, and is
+            # kept
+            added = _NARROW.dot(build, total, word, word, eight=False)
+            new += [added, build.or_(seen, added)]
     joined = _function(build, f"llvm.vector.reduce.or.v{_NARROW.lanes}i32", ir.FunctionType(_I32, [sums]))
-    return build.call(joined, [reduce(build.or_, found)])
+    return build.call(joined, [reduce(build.or_, new[1::2])])
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -211,10 +202,6 @@ def _all(value: int) -> Any:
     return ir.Constant(_WORDS, [value] * PANEL)
 
 
-def _load(build: Any, address: Any, kind: Any) -> Any:
-    return build.load(build.inttoptr(address, kind.as_pointer()), align=4)
-
-
 def _store(build: Any, value: Any, address: Any) -> None:
     build.store(value, build.inttoptr(address, value.type.as_pointer()), align=4)
 
@@ -225,19 +212,11 @@ def _line(build: Any, address: Any, number: Any) -> Any:
 
 def _emit_found(build: Any, panel: Any, pairs: Any, found: Any) -> Any:
     """Emit the loop over the pairs of a panel that adds bits to its line, in the half of a row that needs 16 bits."""
-    before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
-    build.branch(loop)
-    build.position_at_end(loop)
-    pair = build.phi(_I64)
-    word, place = _load(build, _line(build, panel, pair), _WORDS), _line(build, found, pair)
-    low = build.and_(build.add(build.and_(word, _all(0xFFFF)), _all(0x80)), _all(0xFF00))
-    high = build.and_(build.add(word, _all(0x80 << 16)), _all(-1 << 24))
-    _store(build, build.or_(_load(build, place, _WORDS), build.or_(low, high)), place)
-    following = build.add(pair, _I64(1))
-    pair.add_incoming(_I64(0), before)
-    pair.add_incoming(following, loop)
-    build.cbranch(build.icmp_signed("<", following, pairs), loop, after)
-    build.position_at_end(after)
+    with _loop(build, pairs) as (pair, _, _):
+        word, place = _load(build, _line(build, panel, pair), _WORDS), _line(build, found, pair)
+        low = build.and_(build.add(build.and_(word, _all(0xFFFF)), _all(0x80)), _all(0xFF00))
+        high = build.and_(build.add(word, _all(0x80 << 16)), _all(-1 << 24))
+        _store(build, build.or_(_load(build, place, _WORDS), build.or_(low, high)), place)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -259,38 +238,29 @@ def _any(_context: Any, _place: Any) -> Any:
 
 
 def _emit_gather(build: Any, together: int, panel: Any, order: Any, lines: Any, out: Any, begin: Any) -> None:
-    """Emit the loop that writes lines of a panel, at least one, each of so many rows: their numbers stand in order.
+    """Emit the loop that writes lines of a panel, each of so many rows, whose numbers stand in order.
 
     Of four rows, 8 bits each, -128 times the sum of all of a column goes to the line at begin.
     """
-    before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
-    build.branch(loop)
-    build.position_at_end(loop)
-    number, total = build.phi(_I64), build.phi(_WORDS)
-    parts = []
-    for i in range(together):
-        at = build.mul(build.add(build.mul(number, _I64(together)), _I64(i)), _I64(4))
-        row = _load(build, build.add(order, at), _I32)
-        shift = build.mul(build.and_(row, _I32(1)), _I32(16))
-        one = build.insert_element(ir.Constant(_WORDS, ir.Undefined), shift, _I32(0))
-        word = _load(build, _line(build, panel, build.zext(build.lshr(row, _I32(1)), _I64)), _WORDS)
-        word = build.lshr(word, build.shuffle_vector(one, one, _all(0)))
-        bits = 32 // together
-        parts.append(build.shl(build.and_(word, _all((1 << bits) - 1)), _all(bits * i)))
-    words = reduce(build.or_, parts)
-    _store(build, words, _line(build, out, number))
-    added = total
+    with _loop(build, lines, [_all(0)]) as (number, (total,), new):
+        parts = []
+        for i in range(together):
+            at = build.mul(build.add(build.mul(number, _I64(together)), _I64(i)), _I64(4))
+            row = _load(build, build.add(order, at), _I32)
+            shift = build.mul(build.and_(row, _I32(1)), _I32(16))
+            one = build.insert_element(ir.Constant(_WORDS, ir.Undefined), shift, _I32(0))
+            word = _load(build, _line(build, panel, build.zext(build.lshr(row, _I32(1)), _I64)), _WORDS)
+            word = build.lshr(word, build.shuffle_vector(one, one, _all(0)))
+            bits = 32 // together
+            parts.append(build.shl(build.and_(word, _all((1 << bits) - 1)), _all(bits * i)))
+        words = reduce(build.or_, parts)
+        _store(build, words, _line(build, out, number))
+        new.append(total)
+        if together == 4:
+            dot = _function(build, "llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(_WORDS, [_WORDS] * 3))
+            new[0] = build.call(dot, [total, _all(0x01010101), words])
     if together == 4:
-        dot = _function(build, "llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(_WORDS, [_WORDS] * 3))
-        added = build.call(dot, [total, _all(0x01010101), words])
-    following = build.add(number, _I64(1))
-    for phi, first, new in ((number, _I64(0), following), (total, _all(0), added)):
-        phi.add_incoming(first, before)
-        phi.add_incoming(new, loop)
-    build.cbranch(build.icmp_signed("<", following, lines), loop, after)
-    build.position_at_end(after)
-    if together == 4:
-        _store(build, build.mul(added, _all(-128)), begin)
+        _store(build, build.mul(new[0], _all(-128)), begin)
 
 
 def _gathers(together: int) -> Any:
@@ -353,8 +323,7 @@ def _regrouped(panels: Any, pairs: int, most: int, room: Any) -> int:
 def _exact(factors: int, panel: int, pairs: int, least: int, at_once: Any) -> None:
     """Write for each panel how many pairs may be added at once: 32 bits hold the sums of squares of its columns.
 
-    Those of the least number they hold whatever the rows are. It is a power of two for each panel, so fewer pairs begin
-    and end within more: a tile of several panels takes the least of theirs.
+    At least the least number. They are powers of two, so of several panels the least of theirs holds for all.
     """
     most = 1
     while most < pairs:
@@ -454,10 +423,7 @@ _MULTIPLY = {"avx512vnni": _multiply_vnni, "avx2": _multiply_avx2}
 
 
 def room_for(panels: int, pairs: int) -> tuple[int, int]:
-    """Return the shape of the room, int32, that it takes to multiply so many pairs of rows.
-
-    Compiled code allocates none: it would free what only addresses lead to.
-    """
+    """Return the shape of the room, int32, that it takes: compiled code would free what only addresses lead to."""
     small = panels + pairs + -(-2 * pairs // PANEL) if panels >= _FEWEST_PANELS else 0
     return small + -(-panels // PANEL), PANEL
 
@@ -496,13 +462,8 @@ def _pack(block: Any, start: int, filled: int, panels: Any) -> None:
 
 
 @cache
-def _compiled_pack() -> Callable[[npt.NDArray[np.float64], int, int, Panels], None]:
-    found: Callable[[npt.NDArray[np.float64], int, int, Panels], None] = compiled(
-        _pack, "void(float64[:, ::1], int64, int64, int32[:, :, ::1])", nogil=True
-    )
+def packing() -> Callable[[npt.NDArray[np.float64], int, int, Panels], None]:
+    """Return what writes the columns of a block from one on, C-ordered integers, behind so many rows of panels."""
+    signature = "void(float64[:, ::1], int64, int64, int32[:, :, ::1])"
+    found: Callable[[npt.NDArray[np.float64], int, int, Panels], None] = compiled(_pack, signature, nogil=True)
     return found
-
-
-def pack(block: npt.NDArray[np.float64], start: int, filled: int, panels: Panels) -> None:
-    """Write the columns of a block from one on, C-ordered integers, behind so many rows that panels hold."""
-    _compiled_pack()(block, start, filled, panels)

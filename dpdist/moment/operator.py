@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,23 +60,12 @@ class MomentMatrix:
 
 
 class _Elsewhere:
-    """The part of a moment that is not in this process's memory: whatever is not overridden is refused."""
+    """A moment that is not in this process's memory: the mechanism was chosen because it does not ask for it."""
 
-    def triangle(self) -> Triangle:
-        """Refuse: the mechanism was chosen because it does not ask for it."""
-        raise DpdistError("The moment of this release is not formed in one place.")
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        raise DpdistError("The moment of this release is not in one place, and its mechanism asked for it.")
 
-    def matrix(self) -> Matrix:
-        """Refuse: the mechanism was chosen because it does not ask for it."""
-        raise DpdistError("The moment of this release is not formed in one place.")
-
-    def bands(self) -> Iterator[tuple[Band, Triangle]]:
-        """Refuse: the mechanism was chosen because it does not ask for it."""
-        raise DpdistError("The moment of this release is not formed, not even in bands.")
-
-    def times(self, vectors: Matrix) -> Matrix:
-        """Refuse: the mechanism was chosen because it does not ask for it."""
-        raise DpdistError(f"The moment of this release is not multiplied with {vectors.shape[1]} vectors.")
+    triangle = matrix = bands = times = _refused
 
 
 @dataclass(frozen=True)
@@ -86,14 +76,12 @@ class MomentBands(_Elsewhere):
 
     def bands(self) -> Iterator[tuple[Band, Triangle]]:
         """Yield one band after the other, and hold none when the next one comes."""
-        first: int | None = None
-        key: str | None = None
+        first: tuple[str, int] | None = None
         for partial in self.sums():
-            first = partial.fingerprint if first is None else first
-            key = partial.key if key is None else key
+            key, fingerprint = first = first or (partial.key, partial.fingerprint)
             if partial.key != key:
                 raise DpdistError("The bands of one moment were rounded by different keys; the release was stopped.")
-            if partial.fingerprint != first:
+            if partial.fingerprint != fingerprint:
                 raise DataError(
                     "The rows changed while they were summed, so the release was stopped and nothing of it kept. Leave "
                     "them as they are and run the same command again, or ingest them anew."
@@ -181,4 +169,4 @@ def partition_product(task: ProductTask) -> Partial[np.int64]:
     for block in blocks:
         for place, digit in enumerate(digits.cut(block @ vectors)):
             total[place] += (block.T @ digit).astype(np.int64)
-    return Partial(total, blocks.rows, blocks.covered, key=blocks.key)
+    return blocks.partial(total)

@@ -1,21 +1,19 @@
 """From parts to one exact total: what a part is, how parts are added, and the proof that nothing was missed.
 
 A part is a contiguous run of whole chunks. It gives a :class:`Partial`: the packed integer triangle, the number of rows
-and the chunks it covers. Whoever adds two partials owns the first, and adds the second into its memory. Coverage is
-checked at every addition and against the table at the end, so a lost or repeated chunk is an error and not a plausible
-matrix.
+and the chunks it covers. Coverage is checked at every addition and against the table at the end, so a lost or repeated
+chunk is an error and not a plausible matrix.
 
 A moment that does not fit a process is summed in bands, each in a pass of its own over the table. Rows are bounded
 whole in every pass, over all columns, so a band holds the bits that the whole moment has there. A row that changed
 between two passes would count with several values, which no sensitivity covers: every pass must read the same chunks.
 
-By which keys the rows of one attempt at a release are dithered, and who knows them.
-
-Every key is secret, new for each attempt, and drawn from the kernel; :mod:`dpdist.rows.dither` has the argument. Where
-each row is summed once, each unit draws a key of its own in the process that sums it, and nobody else ever has it.
-Where a row is summed several times, in bands of the moment or in rounds of products, all units of the attempt need the
-same dithers: there one key is drawn in this process, and is an argument of the tasks that no repr and no log shows. A
-sum under it carries its fingerprint, and is added to no sum under another key.
+**Keys.** Every key by which rows are dithered is secret, new for each attempt at a release, and drawn from the kernel;
+:mod:`dpdist.rows.dither` has the argument. Where each row is summed once, each unit draws a key of its own in the
+process that sums it, and no other process ever has it. Where a row is summed several times, in bands of the moment or
+in rounds of products, all units of the attempt need the same dithers: there one key is drawn in this process, and is an
+argument of the tasks that no repr and no log shows. A sum under it carries its fingerprint, and is added to no sum
+under another key.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DataError, DpdistError
-from dpdist.moment.gram import Arithmetic, GramSum
+from dpdist.moment.gram import Arithmetic, gram_sum
 from dpdist.noise.entropy import SYSTEM
 from dpdist.rows.bounding import COMPILED_VALUES, DITHERED, RowBound
 from dpdist.rows.chunks import ChunkReader, Rows
@@ -38,6 +36,12 @@ from dpdist.rows.dither import BUNCH, DitherKey, Dithers
 from dpdist.rows.table import Sizes, Table
 from dpdist.runtime.local import Secret
 from dpdist.triangle import Band
+
+Value = TypeVar("Value", np.int64, np.float64)
+_PIECE_BYTES = 512 << 10
+"""float64 bytes of the rows that are read, checked and bounded at once: half of a core's second-level cache."""
+_BLOCK_ROWS = 1024
+"""Rows whose Gram matrix is added at once, or more where a piece holds more: enough for BLAS to reach its rate."""
 
 
 def drawn() -> bytes:
@@ -62,42 +66,20 @@ def key_here(bound: RowBound) -> DitherKey | None:
     return DitherKey(drawn()) if bound.rule == DITHERED else None
 
 
-_PIECE_BYTES = 512 << 10
-"""float64 bytes of the rows that are read, checked and bounded at once: half of a core's second-level cache."""
-_BLOCK_ROWS = 1024
-"""Rows whose Gram matrix is added at once, or more where a piece holds more: enough for BLAS to reach its rate."""
-
-
-Value = TypeVar("Value", np.int64, np.float64)
-
-
 @dataclass(frozen=True)
 class Partial(Generic[Value]):
-    """A sum over some chunks.
+    """A sum over some chunks; private.
 
-    Attributes
-    ----------
-    values
-        Packed ``sum z z^T``; in a pass that only multiplies the digits of ``sum z (z^T V)``, (digits, d, k)
-        (:mod:`dpdist.moment.operator`); in one that counts norms the counts of the bins. int64, exact.
-    rows
-        Number of rows in it.
-    covered
-        Sorted, disjoint, non-adjacent half-open runs of chunk indices.
-    band
-        The rows of the triangle that ``values`` holds; None in a pass that only multiplies or counts.
-    fingerprint
-        Sum over the chunks of a hash of index and checksum: two passes that read the same have the same. Private.
-    key
-        Fingerprint of the key by which rows were dithered, where other sums of the same rows have the same; else empty.
+    ``values`` are exact integers: packed ``sum z z^T``; in a pass that only multiplies the digits of ``sum z (z^T V)``,
+    (digits, d, k) (:mod:`dpdist.moment.operator`); in one that counts norms the counts of the bins.
     """
 
     values: npt.NDArray[Value]
     rows: int
-    covered: tuple[tuple[int, int], ...]
-    band: Band | None = None
-    fingerprint: int = 0
-    key: str = field(default="", repr=False)
+    covered: tuple[tuple[int, int], ...]  # sorted, disjoint, non-adjacent half-open runs of chunk indices
+    band: Band | None = None  # the rows of the triangle that values hold; None in a pass that multiplies or counts
+    fingerprint: int = 0  # sum over the chunks of a hash of index and checksum: the same of two passes that read alike
+    key: str = field(default="", repr=False)  # fingerprint of the dithers' key, where other sums of the rows have it
 
     def __sizeof__(self) -> int:
         # the scheduler asks for it: it adds sums where most of their bytes are, and watches the memory of workers
@@ -137,19 +119,13 @@ def require_summable(table: Sizes, bound: RowBound) -> None:
 
 
 def moment_task(table: Table, bound: RowBound, band: Band | None = None) -> MomentTask:
-    """Return the sum of all chunks of a table, for a band or the whole moment; it is computed in parts.
-
-    Rows that are dithered cannot be summed before it is given a key (:meth:`MomentTask.keyed`).
-    """
+    """Return the sum of all chunks of a table, for a band or the whole moment; dithered rows need a key besides."""
     require_summable(table, bound)
     return MomentTask(table, bound, range(table.chunks), band or Band.whole(bound.width))
 
 
 def partition_moment(task: MomentTask) -> Partial[np.int64]:
-    """Sum one band of one partition: bound its rows, block by block, and add the products of their columns.
-
-    Where rows are added several times, those that are added equally often are summed once, and their sum is multiplied.
-    """
+    """Sum one band of one partition; rows that are added equally often are summed once, and multiplied."""
     total: Partial[np.int64] | None = None
     for weight, chunks in groupby(task.chunks, task.table.weight_of):
         numbers = list(chunks)
@@ -163,21 +139,20 @@ def partition_moment(task: MomentTask) -> Partial[np.int64]:
 def _summed(task: MomentTask) -> Partial[np.int64]:
     """Sum one band of one partition, every row once."""
     arithmetic = None if worth_compiling(task.table) else Arithmetic.FLOAT64
-    sums = GramSum(task.band, task.bound.norm_bound, arithmetic, task.bound.largest)
+    sums = gram_sum(task.band, task.bound.norm_bound, arithmetic, task.bound.largest)
+    integers = sums.arithmetic is not Arithmetic.FLOAT64
     most = block_rows(task.table.rows, task.bound)
-    if sums.arithmetic is not Arithmetic.FLOAT64:
-        most = min(
-            most, piece_rows(task.bound.width)
-        )  # integers are gathered anyway: bounded rows need not leave the cache
+    if integers:  # they are gathered anyway: bounded rows need not leave the cache
+        most = min(most, piece_rows(task.bound.width))
     blocks = BoundedBlocks(task, most)
-    if task.key is not None and sums.arithmetic is not Arithmetic.FLOAT64:
+    if integers and task.key is not None:
         for rows, dithers in blocks.pieces(stored_rows(task.table, sums.at_once)):
             if dithers is not None:
                 sums.add_dithered(rows, task.bound, dithers)
     else:
         for block in blocks:
             sums.add(block)
-    return Partial(sums.total(), blocks.rows, blocks.covered, task.band, blocks.fingerprint, blocks.key)
+    return blocks.partial(sums.total(), task.band)
 
 
 def worth_compiling(table: Sizes) -> bool:
@@ -204,30 +179,21 @@ def block_rows(rows: int, bound: RowBound) -> int:
 
 
 class BoundedBlocks:
-    """The bounded rows of a partition, block by block, and what was read for them.
+    """The bounded rows of a partition, block by block, and what was read for them: complete after the iteration.
 
     Iterating yields (r, width) integer-valued float64 in one buffer that is used again, and raises DataError if a
     chunk is missing, short or altered.
-
-    Attributes
-    ----------
-    rows, fingerprint
-        As of a :class:`Partial`; complete after the iteration.
-    key
-        As of a :class:`Partial`.
     """
 
     def __init__(self, task: MomentTask, most: int) -> None:
-        self._task = task
-        self._most = most
-        self.rows = 0
-        self.fingerprint = 0
-        self.key = "" if task.key is None else task.key.fingerprint
+        self._task, self._most = task, most
+        self._rows = self._fingerprint = 0
 
-    @property
-    def covered(self) -> tuple[tuple[int, int], ...]:
-        """The chunks, as of a :class:`Partial`."""
-        return ((self._task.chunks.start, self._task.chunks.stop),)
+    def partial(self, values: npt.NDArray[np.int64], band: Band | None = None) -> Partial[np.int64]:
+        """Return a sum of the rows."""
+        covered = ((self._task.chunks.start, self._task.chunks.stop),)
+        key = "" if self._task.key is None else self._task.key.fingerprint
+        return Partial(values, self._rows, covered, band, self._fingerprint, key)
 
     def pieces(self, most: int) -> Iterator[tuple[Rows, Dithers | None]]:
         """Yield the rows as they are stored, at most so many, and their dithers; each is valid until the next."""
@@ -238,8 +204,8 @@ class BoundedBlocks:
                 yield piece, dithers
                 if dithers is not None:
                     dithers = dithers.behind(piece.shape[0])
-                self.rows += piece.shape[0]
-            self.fingerprint += hash_of(index, reader.checksum)
+                self._rows += piece.shape[0]
+            self._fingerprint += hash_of(index, reader.checksum)
 
     def __iter__(self) -> Iterator[npt.NDArray[np.float64]]:
         bound = self._task.bound
@@ -250,9 +216,8 @@ class BoundedBlocks:
             start = 0
             while start < piece.shape[0]:
                 some = piece[start : start + buffer.shape[0] - filled]
-                bound.apply(
-                    some, buffer[filled:], None if dithers is None else dithers.behind(start), compiled=compiled
-                )
+                behind = None if dithers is None else dithers.behind(start)
+                bound.apply(some, buffer[filled:], behind, compiled=compiled)
                 start += some.shape[0]
                 filled += some.shape[0]
                 if filled == buffer.shape[0]:

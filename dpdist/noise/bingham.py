@@ -37,8 +37,7 @@ import numpy.typing as npt
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import Floats, haar, normals, uniforms
 
-_BATCH = 1 << 20
-"""Most float64 numbers drawn at once."""
+_BATCH = 1 << 20  # most float64 numbers drawn at once
 
 
 def bingham(matrix: Floats, count: int, entropy: Entropy) -> Floats:
@@ -84,10 +83,7 @@ def conditioned_sum(levels: Floats, tried: int, entropy: Entropy) -> Floats:
 
 
 def _balance(levels: Floats) -> float:
-    """Return b in [1, n] with ``sum_i 1/(b + levels_i) = 1``, levels ascending from 0, shape (n,).
-
-    Newton's method from the left of a convex decreasing function: the iterates increase to the root.
-    """
+    """Return b in [1, n] with ``sum_i 1/(b + levels_i) = 1`` by Newton's method, which increases to the root."""
     b = 1.0
     while True:
         inverse = 1 / (b + levels)
@@ -133,8 +129,8 @@ def successive(matrix: Floats, count: int, entropy: Entropy) -> Floats:
 def gibbs(matrix: Floats, count: int, sweeps: int, entropy: Entropy) -> Floats:
     """Approximate a draw of k orthonormal vectors of joint density proportional to ``exp(tr V B V^T)``.
 
-    Hoff's (2009) Gibbs sampler of the matrix Bingham law, from a uniform start: a sweep redraws every vector given the
-    others, here exactly. The law after finitely many sweeps is not known, so nothing can be proved of it.
+    Hoff's (2009) Gibbs sampler of the matrix Bingham law: a sweep redraws every vector given the others, here exactly.
+    The law after finitely many sweeps is not known, so nothing can be proved of it.
     """
     size = len(matrix)
     frame = haar(size, size, entropy)
@@ -145,10 +141,7 @@ def gibbs(matrix: Floats, count: int, sweeps: int, entropy: Entropy) -> Floats:
 
 
 def _redraw(matrix: Floats, frame: Floats, free: npt.NDArray[np.intp], entropy: Entropy) -> None:
-    """Replace the first free column of an orthogonal frame by a Bingham vector in the span of the free ones.
-
-    The other free columns are turned along by a Householder reflection, so that the frame stays orthogonal.
-    """
+    """Replace the first free column of an orthogonal frame by a Bingham vector, and turn the other free ones along."""
     basis = frame[:, free]
     z = bingham(basis.T @ matrix @ basis, 1, entropy)[0]
     sign = math.copysign(1, z[0])

@@ -29,12 +29,9 @@ import numpy as np
 from dpdist.noise.floats import Floats
 
 _POINTS = 801
-_REACH = 42.0
-"""The integrand is followed until it has fallen by exp(-42)."""
-_APART = 20
-"""Decimal places by which equal values are set apart."""
-_SPARE = 40
-"""Decimal digits beyond those that the determinant loses."""
+_REACH = 42.0  # the integrand is followed until it has fallen by exp(-42)
+_APART = 20  # decimal places by which equal values are set apart
+_SPARE = 40  # decimal digits beyond those that the determinant loses
 
 
 def log_sphere(levels: Floats, power: float) -> float:

@@ -31,10 +31,7 @@ _32 = np.uint64(32)
 
 
 def product(scale: int, words: Words, plus: int = 0) -> tuple[Words, Words]:
-    """High and low 64 bits of the 128-bit ``scale * words + plus``, elementwise, in 32-bit limbs.
-
-    ``0 < scale < 2^63`` and ``0 <= plus < 2^64``.
-    """
+    """Return high and low 64 bits of ``scale * words + plus``, ``0 < scale < 2^63``, ``0 <= plus < 2^64``."""
     s_high, s_low = np.uint64(scale >> 32), np.uint64(scale & 0xFFFFFFFF)
     x_high, x_low = words >> _32, words & _LOW
     low_low = s_low * x_low

@@ -52,16 +52,11 @@ from dpdist.triangle import Triangle
 
 MAX_SPREAD = 2**57
 """Largest scale times the larger side of Z: entries stay inside int64 with overwhelming room."""
-_OPEN = 16
-"""Entries that may be expected to be decided again: at most a few milliseconds each."""
-_SIDE = 512
-"""Rows and columns of a tile of the product: what is added to it stays in a core's cache."""
-_IN_CACHE = 1 << 15
-"""Entries of Z whose limbs are computed together, likewise."""
-_WORTH_THREADS = 1 << 18
-"""Entries of Z from which on several threads share the work, tens of milliseconds of it."""
-_SLACK = 1.01
-"""Covers the float rounding of the bounds themselves, which is below 2^-20."""
+_OPEN = 16  # entries that may be expected to be decided again: at most a few milliseconds each
+_SIDE = 512  # rows and columns of a tile of the product: what is added to it stays in a core's cache
+_IN_CACHE = 1 << 15  # entries of Z whose limbs are computed together, likewise
+_WORTH_THREADS = 1 << 18  # entries of Z from which on several threads share the work, tens of milliseconds of it
+_SLACK = 1.01  # covers the float rounding of the bounds themselves, which is below 2^-20
 
 Limb = npt.NDArray[np.float64]
 

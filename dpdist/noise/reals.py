@@ -61,8 +61,7 @@ _X_BITS = 64 - STEP_BITS
 """Bits of x that are drawn at once: with the 6 of k below the point they make 64 fractional bits of Y."""
 PIECE = 1 << 20
 """Normals that one thread draws in a row: a tenth of a second."""
-_BATCH = 1 << 14
-"""Candidates decided together: their arrays stay in the second-level cache."""
+_BATCH = 1 << 14  # candidates decided together: their arrays stay in the second-level cache
 
 
 class Bits:
@@ -125,9 +124,8 @@ EXPONENTIAL = Law(1)
 def _thresholds(law: Law, bits: int) -> list[int]:
     """Return ``floor(2^bits P(K <= k))`` for k = 0, 1, ... up to the first that is ``2^bits - 1``.
 
-    The terms ``exp(-g(k/64))`` come from one another by a factor, which is ``exp(-1/64)`` for one law and for the
-    other ``exp(-1/2 / 64²)``, and shrinks by ``exp(-1/64²)`` from term to term. Beyond a ``last >= 64`` each term is
-    below exp(-1/64) times the one before, so that all of them together are below 64 times the last.
+    The terms ``exp(-g(k/64))`` come from one another by a factor that shrinks by ``exp(-(power - 1)/64²)``. Beyond a
+    ``last >= 64`` each is below exp(-1/64) times the one before: together they are below 64 times the last.
     """
     extra = 64
     while True:
@@ -183,25 +181,13 @@ def _decided(law: Law, u: Bits, v: Bits, x: Bits) -> int | None:
 
 @dataclass
 class Reals:
-    """Independent draws ``±Y``, each a real number of which the leading bits are known.
+    """Independent draws ``±Y``, each a real number of which the leading bits are known."""
 
-    Attributes
-    ----------
-    negative, whole
-        Sign and integral part of Y, shape (size,), bool and int64.
-    fraction
-        The leading bits of the fraction of Y, most significant word first, shape (words, size), uint64.
-    entropy
-        Where further bits come from.
-    known
-        What is known of a fraction, by position, where that is more than ``fraction`` holds.
-    """
-
-    negative: Mask
-    whole: Integers
-    fraction: Words
-    entropy: Entropy
-    known: dict[int, Bits] = field(default_factory=dict)
+    negative: Mask  # (size,)
+    whole: Integers  # integral part, (size,)
+    fraction: Words  # its leading bits, most significant word first, (words, size)
+    entropy: Entropy  # where further bits come from
+    known: dict[int, Bits] = field(default_factory=dict)  # of fractions, by position, beyond what ``fraction`` holds
 
     @property
     def bits(self) -> int:
@@ -233,10 +219,7 @@ class Reals:
 def _settle(
     law: Law, k: Words, keep: Mask, xs: Words, us: _Prefixes, vs: _Prefixes, entropy: Entropy
 ) -> dict[int, Bits]:
-    """Decide the candidates that 16 bits leave open: correct ``k`` and ``keep``, return the fractions looked into.
-
-    ``xs`` holds the words of x, ``us`` and ``vs`` the first 16 bits of U and V, by candidate.
-    """
+    """Decide what 16 bits of U and V leave open: correct ``k`` and ``keep``, return the fractions looked into."""
     rest = np.flatnonzero(~keep)
     low, high = np.uint64(16), np.uint64(48)
     fresh_u, fresh_v = entropy.words(2 * rest.size).reshape(2, -1)
@@ -295,10 +278,7 @@ def draws(law: Law, size: int, entropy: Entropy) -> Iterator[tuple[slice, Reals]
 
 
 def exact_normals(size: int, entropy: Entropy, each: Each[range, dict[int, Bits]] = map) -> Reals:
-    """Draw standard normals: 128 fractional bits at once, further ones when asked for; 25 bytes of memory a draw.
-
-    ``each`` may draw pieces of them in several threads, all of which then ask for words.
-    """
+    """Draw standard normals: 128 fractional bits, and further ones when asked for; 25 bytes of memory a draw."""
     out = Reals(np.empty(size, bool), np.empty(size, np.int64), np.empty((2, size), np.uint64), entropy)
 
     def fill(piece: range) -> dict[int, Bits]:

@@ -377,7 +377,7 @@ def _table_at(rows: Store) -> RowsTable:
 
 def draw_histogram(engine: Engine, transaction: HistogramTransaction[Any], label: str) -> None:
     """Count the rows, and commit a noisy histogram of them; what was reserved is refunded if rows fail."""
-    table, counting, workers = transaction.table, transaction.counting(), engine.threads * len(engine.workers)
+    table, counting, workers = transaction.table, transaction.counting(), engine.resources().slots
     task = HistogramTask(table, counting, range(table.chunks))
     row_seconds = counting.value_seconds * table.columns
     units = units_of(table, row_seconds=row_seconds, entries=counting.bins, workers=workers)

@@ -147,8 +147,9 @@ def _components_of(opened: Release, release: Store, count: float | None, cluster
 
 def _release_product(release: Store, size: int, engine: Engine) -> Callable[[Matrix], Matrix]:
     """Return the function that multiplies a released second moment."""
-    runs = eigen.tile_rows(size, engine.threads * len(engine.workers))
-    keep = size * size * 8 <= engine.memory // 2  # any process may get any rows
+    resources = engine.resources()
+    runs = eigen.tile_rows(size, resources.slots)
+    keep = size * size * 8 <= resources.memory // 2  # any process may get any rows
     engine.require_visible(release, ROOT)
 
     def product(vectors: Matrix) -> Matrix:
@@ -253,7 +254,7 @@ def _project(table: RowsTable, found: models.Model, model: Store, target: Store,
     target.require_new("scores")  # before there is any work
     row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * found.components.components.size
     with where.connected() as cluster_engine:
-        workers = cluster_engine.threads * len(cluster_engine.workers)
+        workers = cluster_engine.resources().slots
         units = units_of(table, row_seconds=row_seconds, entries=0, workers=workers)
         with projection.scores_of(table, found, model, target) as task:
             for store in (table.probe, task.scores):

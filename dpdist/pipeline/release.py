@@ -23,7 +23,7 @@ from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
-from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, Layout, compiles_first, layout_of, units_of
+from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, Layout, layout_of, units_of
 from dpdist.moment.operator import Digits, Matrix, MomentBands, MomentProducts, ProductTask, partition_product
 from dpdist.moment.total import (
     MomentTask,
@@ -296,8 +296,9 @@ def _layout(engine: Engine, transaction: trusted.MomentTransaction, where: Clust
     if request.by_products:
         return None
     independent = isinstance(request.calibrated(table.columns, table.changed_rows), IndependentEntries)
-    bound, workers = request.bound(table.columns), len(engine.workers)
-    layout = layout_of(table, bound, workers, engine.memory, divisible=independent, threads=engine.threads)
+    bound, (workers, threads, memory) = request.bound(table.columns), engine.resources()
+    how = {"divisible": independent, "fewer_threads": engine.limits_threads}
+    layout = layout_of(table, bound, workers, memory, threads=threads, **how)
     if len(layout.bands) > 1 and where.trusted_worker:
         raise UsageError(
             f"A second moment of {bound.width} columns is noised band by band from this process: leave "
@@ -325,10 +326,7 @@ def _compute(engine: Engine, transaction: trusted.MomentTransaction, where: Clus
         if not where.trusted_worker:
             finalise = partial(finalise, progress=steps(where.progress, "Drawing noise"))
         (work,) = _works(transaction.table, layout, partition_of_own_key)
-        # on workers elsewhere nobody here knows what they have compiled
-        compiling = where.scheduler is None and where.client is None and compiles_first(transaction.table)
-        label = "Summing rows (compiling first, once)" if compiling else "Summing rows"
-        engine.reduce(work, finalise, transaction, label=label)
+        engine.reduce(work, finalise, transaction, label="Summing rows")
     except DataError:
         if not transaction.request.for_reproduction:
             engine.trusted(transaction.abort)
@@ -362,12 +360,11 @@ def _product(engine: Engine, transaction: trusted.MomentTransaction, key: Secret
     """
     table, bound = transaction.table, transaction.request.bound(transaction.table.columns)
     task, digits = moment_task(table, bound), Digits.of(table, bound)
-    threads = engine.threads
 
     def product(vectors: Matrix) -> Matrix:
         entries = digits.count * vectors.size
         row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * (vectors.size + entries)
-        workers = threads * len(engine.workers)
+        workers = engine.resources().slots
         units = units_of(table, row_seconds=row_seconds, entries=entries, workers=workers)
         values = ProductTask(task, vectors)
         work = Work("sum", partition_product, values, units, add_partials, nbytes=8 * entries, key=key)

@@ -37,7 +37,7 @@ from dpdist.rows.manifest import SOURCES
 from dpdist.rows.schema import Schema
 from dpdist.rows.schema_file import draft_of, read_schema
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.local import Each, Work
+from dpdist.runtime.local import Work
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -250,7 +250,7 @@ def _register(source: SourceLocation, target: Store, asked: Asked, budget: Priva
     found = survey(source, target, asked)
     identify = partial(state_folder.identity_of, place=str(target.absolute()))
     with where.connected() as engine:
-        tasks = _PER_WORKER * engine.threads * len(engine.workers)
+        tasks = _PER_WORKER * engine.resources().slots
         with registering(found, target, asked, budget, identify, tasks) as work:
             engine.require_visible(work[0].aside, SOURCES)
-            engine.map(Work("register", register_chunks, Each(), work), "Registering rows")
+            engine.map(Work("register", register_chunks, None, work), "Registering rows")

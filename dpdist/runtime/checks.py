@@ -1,4 +1,4 @@
-"""What is asked of a process before rows or sums are in it, and of the errors that leave it."""
+"""What a process does before it holds rows or sums: no core dumps, one version of dpdist, no values in errors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import ctypes
 import resource
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,18 +20,15 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Result = TypeVar("Result")
-Place = tuple[Store, str]
-"""A store, and an object in it that every process reads; "" is the store itself."""
+Place = tuple[Store, str]  # a store, and an object in it that every process reads; "" is the store itself
 _PR_SET_DUMPABLE = 4
 
 
 def forbid_core_dumps() -> None:
-    """Turn core dumps of this process off, for good; child processes inherit the limit. Cheap, and idempotent.
+    """Turn core dumps of this process off, for good: one would write un-noised sums to a disk. Cheap, idempotent.
 
-    A process that sums private rows holds un-noised sums; a core dump would write them to a disk. A limit of zero bytes
-    stops core files. It does not stop a crash reporter to which the kernel pipes an image (``core_pattern`` with a
-    ``|``). So on Linux the process is marked as not dumpable too: then other processes of the same user can no longer
-    attach to it or read its memory. A program that it starts begins without that mark.
+    Child processes inherit the limit of zero bytes. It stops no crash reporter to which the kernel pipes an image, so
+    on Linux the process is marked as not dumpable too: no other process of the user can then read its memory.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
@@ -41,14 +37,14 @@ def forbid_core_dumps() -> None:
 
 @dataclass(frozen=True)
 class Asker:
-    """Whoever submits a task: how messages name parameters to him, and the version that he runs."""
+    """The process that submits a task: how its messages name parameters, and the version that it runs."""
 
     face: Face
     version: str
 
     @classmethod
     def here(cls) -> Asker:
-        """Return the one that is this process."""
+        """Return this process."""
         return cls(current_face(), __version__)
 
 
@@ -89,24 +85,21 @@ def require_places(places: Sequence[Place]) -> None:
 
 def require_fit(client: Client, store: Store, key: str) -> None:
     """Check that every worker that is there now runs this version and sees a place; there need be none."""
-    # what a worker cannot unpickle is an error without a type: so first a task that needs nothing of ours
-    for address, each in _answers(client, import_module, __name__).items():
-        if isinstance(each, Exception):
-            raise DataError(_without_dpdist(address, client))
-    for address, each in _answers(client, _traits, store, key).items():
-        if isinstance(each, Exception):
-            raise each
-        version, sees = each
+    for address, answer in client.run(_traits, store, key, on_error="return").items():
+        if isinstance(answer, DpdistError):
+            raise answer
+        if isinstance(answer, OSError):  # a worker of an adaptive cluster that left meanwhile
+            continue
+        if isinstance(answer, Exception):  # such as what it cannot unpickle
+            raise DataError(
+                f"The worker {address} cannot import dpdist {__version__}, or what it needs. Install the same dpdist "
+                "where workers run; a cluster service takes it as a package of its software environment or image."
+            )
+        version, sees = answer
         if version != __version__:
             raise DataError(_other_version(address, version, __version__))
         if not sees:
             raise DataError(_unseen(address, store, key))
-
-
-def _answers(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """Run a function on each worker; those of an adaptive cluster that leave meanwhile have no answer."""
-    answers = client.run(function, *arguments, on_error="return")
-    return {address: each for address, each in answers.items() if not isinstance(each, OSError)}
 
 
 def _traits(store: Store, key: str) -> tuple[str, bool]:
@@ -121,28 +114,16 @@ def _unseen(address: str, store: Store, key: str) -> str:
     )
 
 
-def _other_version(address: str, found: str, asked: str) -> str:
-    return f"The worker {address} runs dpdist {found}, not {asked}: install the same."
-
-
-def _without_dpdist(address: str, client: Client) -> str:
-    """Say what a worker that cannot import this module has in its place, as far as Dask can tell."""
-    told: Mapping[str, Any] = client.get_versions(packages=["dpdist"])["workers"].get(address) or {}
-    found = told.get("packages", {}).get("dpdist")
-    if found not in {None, __version__}:
-        return _other_version(address, found, __version__)
-    return (
-        f"The worker {address} cannot import dpdist. Install dpdist {__version__} where workers run; a cluster service "
-        "takes it as a package of its software environment or image."
-    )
+def _other_version(address: str, version: str, asked: str) -> str:
+    return f"The worker {address} runs dpdist {version}, not {asked}: install the same."
 
 
 def _own_address() -> str:
-    if "distributed" not in sys.modules:  # this is no worker
-        return "of this process"
-    from distributed import get_worker  # noqa: PLC0415 - a process that is no worker does without it
+    if "distributed" in sys.modules:
+        from distributed import get_worker  # noqa: PLC0415 - a process that is no worker does without it
 
-    try:
-        return str(get_worker().address)
-    except ValueError:
-        return "of this process"
+        try:
+            return str(get_worker().address)
+        except ValueError:  # this is no worker
+            pass
+    return "of this process"

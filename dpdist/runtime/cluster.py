@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import import_module
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from dpdist._util.cores import available_cores
@@ -18,13 +21,15 @@ from dpdist._util.progress import Progress
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
 from dpdist.runtime.checks import forbid_core_dumps
-from dpdist.runtime.connecting import CURE_OF_GIVEN, connection, cure_of, known, require_given, silent, start_tracker
 from dpdist.runtime.local import Engine, Here
-from dpdist.runtime.tls import Certificates, require_safe, require_safe_cluster
+from dpdist.runtime.tls import Certificates, parts_of, require_safe, require_safe_cluster, the_three
 
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
+    from distributed.security import Security
 
+CONNECT_SECONDS = 15
+_GONE = {"closed", "closing", "stopping", "stopped", "failed"}
 WORKER_ENVIRONMENT = {
     # one BLAS thread per worker process: the processes are the parallelism
     "OMP_NUM_THREADS": "1",
@@ -115,13 +120,13 @@ class Cluster:
                 "scheduler is an address, such as 'tls://10.0.0.1:8786'. Pass a Dask client or a cluster object as "
                 "dpdist.Cluster(client=...)."
             )
-        if self.scheduler is not None and self.workers is not None:
-            raise UsageError("Give either a scheduler or a number of local workers, not both.")
+        ways = (self.scheduler, self.workers, self.client)
+        if sum(way is not None for way in ways) > 1 or (self.client is not None and self.certificates is not None):
+            raise UsageError(
+                "Give either a scheduler or a number of local workers, not both; or a client, which knows its "
+                "scheduler, workers and certificates."
+            )
         if self.client is not None:
-            if self.scheduler is not None or self.workers is not None or self.certificates is not None:
-                raise UsageError(
-                    "A client knows its scheduler, workers and certificates: give either client, or the others."
-                )
             require_given(self.client)
         if self.workers is not None and self.workers < 1:
             raise UsageError("At least one worker is needed.", parameter="workers")
@@ -135,8 +140,7 @@ class Cluster:
         elif self.certificates is not None:
             raise UsageError(
                 f"Certificates are for an existing scheduler: name it with {parameter('scheduler')}, or leave "
-                f"{parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')} out. Worker processes on "
-                "this machine get keys of their own."
+                f"{the_three()} out. Worker processes on this machine get keys of their own."
             )
 
     @property
@@ -159,17 +163,7 @@ class Cluster:
 
     @contextmanager
     def connected(self) -> Iterator[Engine]:
-        """Give what computes, for the time of a block: threads of this process, or workers if any were asked for.
-
-        Raises
-        ------
-        UsageError
-            If the user's client or cluster object is asynchronous, and waiting here would stop its loop.
-        RefusedError
-            If scheduler or worker is on the network and not encrypted, unless told to be insecure.
-        DataError
-            If the certificates cannot be used, no scheduler or worker is there in time, or none is the trusted one.
-        """
+        """Give what computes, for the time of a block: threads of this process, or workers if any were asked for."""
         forbid_core_dumps()
         if not self.named:
             yield Here(self.progress)
@@ -177,29 +171,32 @@ class Cluster:
         from dpdist.runtime.sums import OnDask  # noqa: PLC0415 - Dask takes its time, and threads need none of it
 
         with self._client() as client:
-            engine = OnDask(
-                client, trusted_worker=self.trusted_worker, insecure=self.insecure, progress=self.progress
-            )  # fmt: skip
+            how = {"trusted_worker": self.trusted_worker, "insecure": self.insecure}
+            engine = OnDask(client, **how, progress=self.progress)
             engine.await_worker()
             yield engine
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
         """Connect by a client of our own: nothing closes or changes the user's, and nothing stays with it."""
+        security, cure = None, ""
         with ExitStack() as stack:
             if self.client is not None:
                 address, security = known(self.client)
                 if not self.insecure:
                     require_safe_cluster(address, (), foreign=False)
-                cure = CURE_OF_GIVEN
+                cure = (
+                    "Check that the cluster of the client or object that was given still runs; where it is encrypted, "
+                    "that its Security has a CA, and the client's certificate and key."
+                )
             elif self.scheduler is not None:
                 address, security = self.scheduler, self.certificates and self.certificates.security()
-                cure = cure_of(self.certificates)
+                cure = _cure(self.certificates)
                 if address.startswith("gateway://"):
                     with suppress(ImportError):  # without it Dask knows no such address, as is said below
                         import_module("dask_gateway")
             else:
-                address, security, cure = stack.enter_context(self._local()), None, ""
+                address = stack.enter_context(self._local())
             if self.client is None:
                 stack.enter_context(silent())
             yield stack.enter_context(connection(address, security, cure))
@@ -237,25 +234,20 @@ class Cluster:
                         env={"TMPDIR": folder},  # where a worker that is killed leaves its temporary files
                     )
                     stack.enter_context(made)  # before a Ctrl-C that came meanwhile is heard
-                yield made
-            except OSError as error:
+            except (OSError, RuntimeError) as error:
+                why = f": {error.strerror}" if isinstance(error, OSError) else ""
                 raise DataError(
-                    f"The worker processes did not start: {error.strerror}. Leave {parameter('workers')} out to "
-                    "compute in threads of this process."
+                    f"The worker processes did not start{why}. Leave {parameter('workers')} out to compute in threads "
+                    'of this process. A Python script must start some below if __name__ == "__main__": because every '
+                    "worker process imports it, and a process of a multiprocessing.Pool may start none."
                 ) from None
-            except RuntimeError:
-                raise DataError(
-                    "The worker processes did not start. A Python script that starts some must do so below "
-                    'if __name__ == "__main__": because every worker process imports it, and a process of a '
-                    "multiprocessing.Pool may start none."
-                ) from None
+            yield made
 
     @contextmanager
     def kept(self) -> Iterator[Cluster]:
         """Give the same cluster, connected to when it is first needed and kept for the rest of the block."""
         with ExitStack() as stack:
-            shared = {name: getattr(self, name) for name in Cluster.__dataclass_fields__}
-            yield _KeptCluster(**shared, stack=stack)
+            yield _KeptCluster(**vars(self), stack=stack)
 
 
 @contextmanager
@@ -293,3 +285,96 @@ class _KeptCluster(Cluster):
         if not self.engines:
             self.engines.append(self.stack.enter_context(super().connected()))
         yield self.engines[0]
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+def start_tracker() -> None:
+    """Start multiprocessing's tracker: if this process is ended half-way it tidies up, and must not say so."""
+    wanted = {"PYTHONWARNINGS": "ignore::UserWarning", "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
+    os.environ.update(wanted)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@contextmanager
+def connection(scheduler: Any, security: Security | None, cure: str) -> Iterator[Client]:
+    """Connect by a client of our own, for the time of a block."""
+    from distributed import Client  # noqa: PLC0415 - threads of this process need none of it
+
+    # Dask's complaints about an address: no port, an unknown protocol, TLS without certificates
+    try:
+        protocol, host, port = parts_of(scheduler) if isinstance(scheduler, str) else ("", "", None)
+        if protocol == "tcp":  # a client waits without a limit for the greeting of a scheduler without TLS
+            with socket.create_connection((host, port or 8786), CONNECT_SECONDS) as made:
+                if not made.recv(1):
+                    raise ConnectionError
+        client = Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
+    except (OSError, ValueError, TypeError):
+        raise DataError(f"No Dask scheduler answers at {scheduler}. {cure}") from None
+    with client:
+        yield client
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Let Dask's loggers print nothing: of a lost scheduler they print a traceback, and we say it in words."""
+    handlers, nothing = [*logging.getLogger("distributed").handlers], lambda _: False
+    for handler in handlers:
+        handler.addFilter(nothing)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(nothing)
+
+
+def _cure(certificates: Certificates | None) -> str:
+    """Say what to look at when a scheduler that was named by its address does not answer."""
+    if certificates is None:
+        return (
+            "Check the address, such as tcp://127.0.0.1:8786, and that the scheduler runs, or leave "
+            f"{parameter('scheduler')} out to compute on this machine."
+        )
+    return (
+        "Check the address and that the scheduler runs; that its certificate has not expired, and is of the CA in "
+        f"{certificates.authority}; and that {certificates.certificate} is of the CA it trusts."
+    )
+
+
+def require_given(given: Any) -> None:
+    """Check that something is a client or a cluster object; neither is asked anything."""
+    from distributed import Client  # noqa: PLC0415 - whoever gives one has imported it
+
+    if isinstance(given, Client) or (hasattr(given, "scheduler_address") and not isinstance(given, type)):
+        return
+    raise UsageError(
+        f"client takes a dask.distributed.Client or a cluster object, such as LocalCluster(), not a value of type "
+        f"{type(given).__name__}. Pass the address of a scheduler as Cluster(scheduler='tls://...')."
+    )
+
+
+def known(given: Any) -> tuple[str, Security | None]:
+    """Say where a client or a cluster object computes, and by which keys it connects."""
+    from distributed import Client  # noqa: PLC0415 - whoever gives one has imported it
+
+    is_client = isinstance(given, Client)
+    what = "client" if is_client else "cluster"
+    if getattr(given, "asynchronous", False):
+        raise UsageError(
+            f"The Dask {what} is asynchronous, and dpdist waits for its results. Call dpdist in a thread, such as "
+            "`await asyncio.to_thread(dpdist.release_rows, rows, release, request, cluster=cluster)`; or make a "
+            f"synchronous {what}, which Dask makes where asynchronous=True is not asked for."
+        )
+    address = getattr(given.scheduler, "address", None) if is_client else given.scheduler_address
+    status = getattr(given.status, "name", given.status) if hasattr(given, "status") else None
+    # a cluster that was not started has a sentence in the place of its address
+    if status in _GONE or not isinstance(address, str) or "://" not in address:
+        raise DataError(f"The Dask {what} is {status if status in _GONE else 'not connected'}. Make a new one.")
+    return address, getattr(given, "security", None)

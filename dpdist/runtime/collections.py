@@ -16,18 +16,15 @@ from typing import Any, TypeVar
 
 import dask
 import dask.array
-from dask.callbacks import Callback
 from distributed import Client, get_client, get_worker
 
 from dpdist._util.frames import summed
 from dpdist._util.ids import random_token
 from dpdist._util.progress import Count, Progress
-from dpdist._util.tree import levels
-from dpdist.errors import DataError, DpdistError, UsageError
+from dpdist.errors import DataError, UsageError
 from dpdist.runtime.checks import Asker, forbid_core_dumps, guarded
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.sums import OnDask
-from dpdist.runtime.tasks import Private, added
+from dpdist.runtime.sums import OnDask, Private, added, tree, unquoted
 
 Result = TypeVar("Result")
 _THREADS = ("threads", "threading", "sync", "synchronous", "single-threaded")
@@ -105,7 +102,7 @@ def reduce_blocks(
     array: Any, function: Callable[[Any], Result], add: Callable[[Result, Result], Result], nbytes: int
 ) -> Result:
     """Apply a function to every block of rows of a Dask array, and add up the results, where its owner computes."""
-    engine, token, asker = _owners(), random_token(), Asker.here()
+    engine, token, asker, columns = _owners(), random_token(), Asker.here(), array.shape[1]
     if _configured() in _PROCESSES:
         raise UsageError(
             "Dask is configured to compute in processes without a cluster, which pickle their results, and sums of "
@@ -113,21 +110,17 @@ def reduce_blocks(
         )
     if engine is not None:
         engine.require_visible(os.sep)  # any path will do: it is about the network and versions
-    blocks = [block for row in array.to_delayed() for block in row]
+
+    def addition(name: str, number: int, parts: list[Any]) -> Any:
+        return dask.delayed(added, pure=False)(asker, add, *parts, dask_key_name=f"{name}-{token}-{number}")
+
+    of_block = dask.delayed(_block, pure=False, traverse=False)
     sums = [
-        dask.delayed(_block, pure=False, traverse=False)(
-            asker, function, block, array.shape[1], dask_key_name=f"dpdist-sum-{token}-{number}"
-        )
-        for number, block in enumerate(blocks)
+        of_block(asker, function, block, columns, dask_key_name=f"dpdist-sum-{token}-{number}")
+        for number, block in enumerate(block for row in array.to_delayed() for block in row)
     ]
-    for number, level in enumerate(levels(len(sums), nbytes, 1 if engine is None else None)):
-        sums = [
-            dask.delayed(added, pure=False)(
-                asker, add, *sums[part.start : part.stop], dask_key_name=f"dpdist-add-{token}-{number}-{i}"
-            )
-            for i, part in enumerate(level)
-        ]
-    found: Result = reduce(add, (part for _, part in _computed(engine, sums)))
+    last = _computed(engine, tree(sums, nbytes, 1 if engine is None else None, addition))
+    found: Result = reduce(add, (part for _, part in last))
     return found
 
 
@@ -142,44 +135,29 @@ def _of_block(function: Callable[[Any], Any], block: Any, columns: int) -> Any:
 
 
 def _computed(
-    engine: OnDask | None, tasks: Sequence[Any], told: Callable[[], None] | None = None
+    engine: OnDask | None, tasks: Sequence[Any], told: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of tasks as they end."""
+    """Yield number and value of tasks as they end; threads of this process tell of them when all have ended."""
     forbid_core_dumps()
-    failed = ""
-    try:
-        if engine is None:
-            with _Told({task.key for task in tasks}, told):
-                found = dask.compute(*tasks)
-            yield from enumerate(each.value if isinstance(each, Private) else each for each in found)
-        else:
-            yield from engine.compute(tasks, told)
-    except DpdistError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever the owner's tasks raise; it may quote rows
-        failed = type(error).__name__
-    if failed:
-        raise DataError(
+    return unquoted(  # whatever the owner's tasks raise; it may quote rows
+        _here(tasks, told) if engine is None else engine.compute(tasks, told),
+        lambda failed: DataError(
             f"A task of the Dask graph failed with {failed}. Compute the collection without dpdist to see why, and "
             "mend it."
-        )
+        ),
+    )
 
 
-class _Told(Callback):  # type: ignore[misc]
-    """Tells of some tasks when the scheduler of this process has done them."""
-
-    def __init__(self, keys: set[Any], told: Callable[[], None] | None) -> None:
-        self._keys, self._told = keys, told
-
-    def _posttask(self, key: Any, *_: Any) -> None:
-        if self._told is not None and key in self._keys:
-            self._told()
+def _here(tasks: Sequence[Any], told: Callable[[], None]) -> Iterator[tuple[int, Any]]:
+    for number, found in enumerate(dask.compute(*tasks)):
+        told()
+        yield number, found.value if isinstance(found, Private) else found
 
 
 def cut_alike(columns: Any, rows: Any) -> Any:
     """Return columns, (n, k) of Dask or NumPy, as a Dask array whose blocks have the rows of those of another."""
     cuts = rows.chunks[0]
-    known = not any(math.isnan(each) for each in (*cuts, columns.shape[0]))
+    known = not any(math.isnan(size) for size in (*cuts, columns.shape[0]))
     if known and sum(cuts) != columns.shape[0]:
         raise DataError(f"y has {columns.shape[0]} rows, and X has {sum(cuts)}.")
     if not dask.is_dask_collection(columns):
@@ -194,10 +172,7 @@ def cut_alike(columns: Any, rows: Any) -> Any:
 
 
 def token_of(collection: Any) -> str:
-    """Return by what Dask knows what a collection computes, or what else is given.
-
-    The tasks of its graph are looked at, too: a name of the owner's choice (``name="cohort"``) may stand for several.
-    """
+    """Return by what Dask knows what a collection computes: of its graph too, as one name may stand for several."""
     graph = dict(collection.__dask_graph__() or {}) if dask.is_dask_collection(collection) else None
     return str(dask.base.tokenize(collection, graph))
 

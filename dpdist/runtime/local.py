@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dpdist._util.cores import available_cores, threaded
 from dpdist._util.progress import Count, Progress
@@ -32,14 +32,6 @@ _GROUP_LIMITS = (
 """Where the kernel says how much memory this process's group may use, in its newer and its older format."""
 
 
-class Cut(Protocol):
-    """What all units of a pass share, and what makes one unit of it."""
-
-    def cut(self, unit: Any) -> Any:
-        """Return what the function of the pass takes for a unit; with a key, what has a method ``keyed``."""
-        ...
-
-
 class Secret:
     """Bytes that no log and no repr shows."""
 
@@ -53,56 +45,48 @@ class Work:
 
     step: str
     function: Callable[[Any], Any]
-    values: Cut
+    values: Any  # what units share; its `cut(unit)` is what the function takes, `keyed` first. None: the unit itself
     units: Sequence[Any]
     add: Callable[[Any, Any], Any] | None = None
-    nbytes: int = 0
-    threads: int | None = None
+    nbytes: int = 0  # of a sum
+    threads: int | None = None  # of this process, at most: for which there is memory
     key: Secret | None = None
 
     def computed(self, unit: Any) -> Any:
         """Compute a unit."""
-        found = self.values.cut(unit)
-        return self.function(found if self.key is None else found.keyed(self.key.content))
+        value = unit if self.values is None else self.values.cut(unit)
+        return self.function(value if self.key is None else value.keyed(self.key.content))
 
 
-class Each:
-    """The values of a pass whose units share nothing: each is all that the function takes."""
+class Resources(NamedTuple):
+    """What computes."""
 
-    def cut(self, unit: Any) -> Any:
-        """Return the unit."""
-        return unit
+    workers: int
+    threads: int  # units that each computes at the same time, at most
+    memory: int  # bytes that each may use, and this process
 
-
-@dataclass(frozen=True)
-class _Shared:
-    """A function of two arguments, and the second one."""
-
-    function: Callable[[Any, Any], Any]
-    shared: Any
-
-    def cut(self, task: Any) -> Callable[[], Any]:
-        return partial(self.function, task, self.shared)
-
-
-def _called(function: Callable[[], Result]) -> Result:
-    return function()
+    @property
+    def slots(self) -> int:
+        """Units that are computed at the same time, at most."""
+        return self.workers * self.threads
 
 
 class Engine(ABC):
     """Computes passes."""
 
+    limits_threads = False  # whether :attr:`Work.threads` is obeyed
+
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
 
-    workers: Sequence[str]
-    """Processes that compute."""
-    threads: int
-    """Units that each computes at the same time, at most."""
-    memory: int
-    """Bytes that each may use, and this process."""
-    where: str
-    """Where it computes, as a progress bar says it."""
+    @abstractmethod
+    def resources(self) -> Resources:
+        """Return what there is to compute with now."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """Where it computes, as a progress bar says it."""
 
     @abstractmethod
     def require_visible(self, place: AnyStore, key: str = "") -> None:
@@ -110,10 +94,7 @@ class Engine(ABC):
 
     @abstractmethod
     def begin(self, work: Work, told: Callable[[], None]) -> Generator[tuple[int, Any]]:
-        """Begin a pass, and yield its results as they end: with their number, or sums of some of them, with any number.
-
-        What is yielded is the caller's, who may change it.
-        """
+        """Begin a pass, and yield results as they end, the caller's to change: numbered, or sums of any number."""
 
     def trusted(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run a function at the trusted node; it must be idempotent. That node is this process."""
@@ -124,31 +105,24 @@ class Engine(ABC):
         deque(self.begin(work, self._count(label, [work])), maxlen=0)
 
     def results(
-        self,
-        function: Callable[[Task, Any], Result],
-        tasks: Sequence[Task],
-        shared: Any,
-        label: str,
+        self, function: Callable[[Task, Any], Result], tasks: Sequence[Task], shared: Any, label: str,
         step: str = "task",
     ) -> Iterator[tuple[int, Result]]:  # fmt: skip
         """Run a task per argument and yield its number and result as it ends: for results that are not private."""
-        work = Work(step, _called, _Shared(function, shared), tasks)
+        work = Work(step, lambda task: function(task, shared), None, tasks)
         return self.begin(work, self._count(label, [work]))
 
     def reduce(self, work: Work, function: Callable[..., Result], *arguments: Any, label: str | None) -> Result:
-        """Sum the units of a pass, and call a function with the sum as its last argument, at the trusted node.
+        """Sum a pass, and call an idempotent function with the sum as its last argument, at the trusted node.
 
-        Without units there is no such argument. The function must be idempotent: see :meth:`trusted`.
+        Without units there is no such argument.
         """
         if not work.units:
             return self.trusted(function, *arguments)
         return function(*arguments, total(work, self.begin(work, self._count(label, [work]))))
 
     def reduce_each(self, works: Sequence[Work], label: str, *, under_way: int) -> Generator[Any]:
-        """Sum one pass after the other and yield the sums in order, in this process, each when it is asked for.
-
-        So many are begun at the same time.
-        """
+        """Sum one pass after the other, so many at the same time, and yield the sums in order, in this process."""
         told, waiting = self._count(label, works), deque(works)
         begun: deque[tuple[Work, Generator[tuple[int, Any]]]] = deque()
         while waiting or begun:
@@ -176,16 +150,15 @@ class Here(Engine):
     """Computes in threads of this process."""
 
     where = "in this process"
+    limits_threads = True
 
     def __init__(self, progress: Progress | None = None) -> None:
         super().__init__(progress)
         forbid_core_dumps()
-        self.workers, self.threads = ["this process"], available_cores()
 
-    @property
-    def memory(self) -> int:  # type: ignore[override]
-        """Half of what this process may use: the other half is for what is made of the sum."""
-        return memory_here() // 2
+    def resources(self) -> Resources:
+        """Return the cores, and half of the memory: the other half is for what is made of the sum."""
+        return Resources(1, available_cores(), memory_here() // 2)
 
     def require_visible(self, place: AnyStore, key: str = "") -> None:
         """Check that this process sees a place."""
@@ -195,8 +168,8 @@ class Here(Engine):
 
     def begin(self, work: Work, told: Callable[[], None]) -> Generator[tuple[int, Any]]:
         """Compute the units in threads, and yield their results in order."""
-        threads = min(work.threads or self.threads, self.threads, max(1, len(work.units)))
-        with threaded(threads) as each:
+        cores = available_cores()
+        with threaded(min(work.threads or cores, cores, max(1, len(work.units)))) as each:
             for number, found in enumerate(each(partial(guarded, Asker.here(), work.computed), work.units)):
                 told()
                 yield number, found

@@ -22,8 +22,7 @@ from dpdist.naming import parameter
 if TYPE_CHECKING:
     from distributed.security import Security
 
-_MOST = 16 << 20
-"""Bytes of a file of certificates at most."""
+_MOST = 16 << 20  # bytes of a file of certificates at most
 _ENCRYPTED = {"tls", "wss", "gateway"}
 """Ways to connect that need TLS. Dask Gateway's proxy chooses the cluster by its name and hands the stream on; TLS is
 spoken with the cluster's scheduler itself (dask_gateway/comm.py)."""
@@ -69,13 +68,7 @@ class Certificates:
 
     @classmethod
     def of(cls, authority: AnyPath | None, certificate: AnyPath | None, key: AnyPath | None) -> Certificates | None:
-        """Take all three files, or none.
-
-        Raises
-        ------
-        UsageError
-            If only some are given.
-        """
+        """Take all three files, or none."""
         if authority and certificate and key:
             return cls(local(authority), local(certificate), local(key))
         if authority or certificate or key:
@@ -86,17 +79,11 @@ class Certificates:
         return None
 
     def security(self) -> Security:
-        """Check the files and return what Dask connects with, to encrypted addresses only.
-
-        Raises
-        ------
-        DataError
-            If a file cannot be read, is damaged or does not belong to the others, or a certificate has expired.
-        """
+        """Check the files and return what Dask connects with, to encrypted addresses only."""
         from distributed.security import Security  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
 
-        _require_valid(self.authority, f"{parameter('tls_ca')}")
-        _require_valid(self.certificate, f"{parameter('tls_cert')}")
+        _require_valid(self.authority, parameter("tls_ca"))
+        _require_valid(self.certificate, parameter("tls_cert"))
         try:
             read_plain(self.key, _MOST)
             # an encrypted key would otherwise be asked for on the terminal
@@ -137,11 +124,16 @@ def _require_valid(path: Path, option: str) -> None:
             )
 
 
+def the_three() -> str:
+    """Name the parameters of a certificate."""
+    return f"{parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')}"
+
+
 def require_safe(scheduler: str, certificates: Certificates | None, *, insecure: bool) -> None:
     """Refuse an address where others could read what is sent, before anything is sent.
 
-    ``tls://``, ``wss://`` and ``gateway://`` are encrypted. Plain ``tcp://`` may stay on this machine: 127.0.0.0/8,
-    ::1 or localhost. Other names are not looked up, because what they mean may change until the connection is made.
+    ``tcp://`` may stay on this machine: 127.0.0.0/8, ::1 or localhost. Other names are not looked up: what they mean
+    may change until the connection is made.
     """
     protocol, host, _ = parts_of(scheduler)
     if protocol in {"http", "https"}:
@@ -149,24 +141,19 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
             f"{scheduler} is no address of a Dask scheduler: these begin with tls:// or tcp://, as the scheduler "
             "prints it when it starts, and one that begins with http:// is its dashboard's."
         )
-    if protocol in _ENCRYPTED:
-        if certificates is None:
-            raise UsageError(
-                f"{scheduler} is the address of a scheduler that speaks TLS: pass the cluster's CA and your "
-                f"certificate and key ({parameter('tls_ca')}, {parameter('tls_cert')}, {parameter('tls_key')})."
-            )
-        return
-    if certificates is not None:
+    if (protocol in _ENCRYPTED) != (certificates is not None):
         raise UsageError(
-            f"Certificates are of no use at {scheduler}, which is not encrypted: pass an address that begins with "
-            f"tls://, or leave {parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')} out."
+            f"{scheduler} is the address of a scheduler that speaks TLS: pass the cluster's CA and your certificate "
+            f"and key ({the_three()})."
+            if certificates is None
+            else f"Certificates are of no use at {scheduler}, which is not encrypted: pass an address that begins with "
+            f"tls://, or leave {the_three()} out."
         )
-    if not insecure and not (protocol == "tcp" and _is_loopback(host)):
+    if certificates is None and not insecure and not (protocol == "tcp" and _is_loopback(host)):
         raise RefusedError(
             f"The scheduler {scheduler} is on the network and not encrypted. Whoever listens there can read un-noised "
             "sums; whoever connects can read the rows. Start the cluster with TLS (cluster/README.md) and pass a "
-            f"tls:// address with {parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')}. Where "
-            f"the network itself is safe, pass {parameter('insecure')}."
+            f"tls:// address with {the_three()}. Where the network itself is safe, pass {parameter('insecure')}."
         )
 
 
@@ -174,11 +161,9 @@ def require_safe_cluster(scheduler: str, workers: Iterable[str], *, foreign: boo
     """Refuse a cluster that others can listen to: a scheduler on loopback may have workers elsewhere."""
     for what, address in (("scheduler", scheduler), *(("worker", each) for each in workers)):
         if not _is_safe(address):
-            cure = (
-                f"Where the network itself is safe, pass {parameter('insecure')}."
-                if not foreign
-                else "Or ingest the rows and fit the path of the rows.zarr. Nothing was sent."
-            )
+            cure = f"Where the network itself is safe, pass {parameter('insecure')}."
+            if foreign:
+                cure = "Or ingest the rows and fit the path of the rows.zarr. Nothing was sent."
             raise RefusedError(
                 f"The {what} {address} is on the network and not encrypted: whoever listens there can read un-noised "
                 "sums. Start scheduler and workers of an unencrypted cluster on 127.0.0.1 (--host), or start the "

@@ -17,7 +17,7 @@ from dpdist import Neighbours, PrivacyLoss, RefusedError, ReleaseRequest, RowBou
 from dpdist.mechanisms.base import Answer
 from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import mechanism_named
-from dpdist.moment.gram import GramSum
+from dpdist.moment.gram import gram_sum
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.components import captured_variance
@@ -72,7 +72,7 @@ def moment_of(rows: Floats, clip_norm: float = 1.0, grid_bits: int = 16) -> Publ
         The clip norm is ``2**grid_bits`` grid steps.
     """
     bound = RowBound(rows.shape[1], clip_norm, grid_bits)
-    sums = GramSum(Band.whole(bound.width), bound.norm_bound)
+    sums = gram_sum(Band.whole(bound.width), bound.norm_bound)
     step = min(bound.exact_rows, 4096)
     buffer = np.empty((step, bound.width))
     for start in range(0, len(rows), step):

@@ -19,7 +19,7 @@ from support.ledgers import losses
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
-from dpdist.runtime import connecting, sums
+from dpdist.runtime import cluster, sums
 
 # A release that succeeds
 
@@ -223,7 +223,7 @@ def test_a_chunk_that_was_mended_is_released_under_the_same_id(here: Path, call:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up soon."""
-    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(sums, "WORKER_SECONDS", 0.5)
 
 

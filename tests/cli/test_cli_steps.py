@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import distributed
 import numpy as np
 import pytest
 import zarr
@@ -19,7 +20,7 @@ from support.cli_scene import CHUNK, LOSS, ROWS, Call, names_in, tree
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.runtime import connecting
+from dpdist.runtime import cluster
 
 # Ingest
 
@@ -249,7 +250,7 @@ def test_components_that_cannot_be_had_are_refused(released: Path, call: Call) -
 def test_scores_that_cannot_be_had_are_refused_and_leave_nothing(
     released: Path, call: Call, scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
     assert call("pca", "release.zarr", "model.zarr", "--components", "1").code == 0
     places = {"rows": "rows.zarr", "model": "model.zarr", "scores": "scores.zarr", "at": scheduler}
     for wrong in (
@@ -262,3 +263,36 @@ def test_scores_that_cannot_be_had_are_refused_and_leave_nothing(
         said = call("project", asked["rows"], asked["model"], asked["scores"], "--scheduler", asked["at"])
         assert (said.code, bool(said.message)) == (4, True)
         assert tree(released) == before
+
+
+ONCE = """
+[rows]
+path = "rows.zarr"
+[release]
+path = "release.zarr"
+epsilon = 1
+delta = 1e-6
+clip = 300
+[pca]
+path = "model.zarr"
+components = 2
+[project]
+path = "scores.zarr"
+[cluster]
+workers = 1
+"""
+
+
+def test_a_job_starts_its_workers_once(here: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    begin = distributed.LocalCluster.__init__
+
+    def counted(self: Any, **options: Any) -> None:
+        started.append(options["n_workers"])
+        begin(self, **options)
+
+    monkeypatch.setattr(distributed.LocalCluster, "__init__", counted)
+    (here / "job.toml").write_text(ONCE)
+    assert call("run", "job.toml").code == 0
+    assert (here / "scores.zarr").exists()
+    assert started == [1]

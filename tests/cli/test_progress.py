@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import sys
 from pathlib import Path
@@ -13,9 +12,6 @@ import pytest
 from support.cli_scene import WHERE
 
 from dpdist.cli.output import Bars
-from dpdist.moment import layout
-from dpdist.moment.cost import described
-from dpdist.moment.layout import compiles_first
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.pipeline.release import release_rows
@@ -52,26 +48,6 @@ def test_every_step_tells_how_far_it_is_and_the_library_prints_nothing(
         assert done == sorted(done)
         assert done[-1][0] == done[-1][1] > 0
         assert len({total for _, total in done}) == 1
-
-
-def test_the_first_large_sum_on_a_machine_says_that_it_compiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("numba")
-    code = tmp_path / "code"
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(code))
-    large, small = (described(rows, 100, "float32") for rows in (10**6, 10**5))
-    assert [compiles_first(large), compiles_first(small)] == [True, False]
-    monkeypatch.setattr(layout, "worth_compiling", lambda _: True)
-    told: Told = []
-    steps(tmp_path, Cluster(progress=lambda *facts: told.append(facts)), told)
-    assert "Summing rows (compiling first, once) in this process" in {label for label, _, _ in told}
-    (code / "rows_1").mkdir(parents=True)
-    kept = code / "rows_1" / "dither_kernel._pack_rows-571.py311.1.nbi"
-    kept.touch()
-    assert not compiles_first(large)
-    os.utime(kept, (0, 0))  # of an older version
-    assert compiles_first(large)
 
 
 class Terminal(io.StringIO):

@@ -52,7 +52,7 @@ with Gateway(f"http://127.0.0.1:{web}", proxy_address=f"gateway://127.0.0.1:{tcp
         keys = dpdist.Certificates(rows + ".tls_cert", rows + ".tls_cert", rows + ".tls_key")
         with dpdist.Cluster(cluster.scheduler_address, certificates=keys).connected() as started:
             started.require_visible(rows)
-            found |= {"scheduler": cluster.scheduler_address, "workers": started.workers, "status": cluster.status}
+            found |= {"scheduler": cluster.scheduler_address, "workers": [*started._known()], "status": cluster.status}
 print(json.dumps(found))
 """
 

@@ -12,12 +12,11 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, Worker
+from distributed import Client, LocalCluster, Scheduler, SpecCluster, Worker
 from distributed.security import Security
 
 import dpdist
 from dpdist.errors import UsageError
-from dpdist.storage.store import store_at
 
 QUIET: dict[str, Any] = {"dashboard_address": "127.0.0.1:0"}
 NAMES = ["a", "b", "c", "d"]
@@ -26,47 +25,30 @@ LOSS = dpdist.PrivacyLoss.parse("1", "1e-6")
 
 
 def adaptive(stack: ExitStack) -> Any:
-    made = stack.enter_context(LocalCluster(n_workers=0, **QUIET))
+    made = stack.enter_context(LocalCluster(n_workers=0, threads_per_worker=1, memory_limit="700MiB", **QUIET))
     made.adapt(minimum=0, maximum=2, interval="100ms")
     return made
 
 
-def addressed(stack: ExitStack) -> Any:
-    made = stack.enter_context(LocalCluster(n_workers=1, **QUIET))
-    return stack.enter_context(Client(made.scheduler_address))
-
-
-def specified(kind: type[Any]) -> Callable[[ExitStack], Any]:
-    def made(stack: ExitStack) -> Any:
-        options = {"host": "127.0.0.1", **QUIET}
-        workers = {number: {"cls": kind, "options": {"nthreads": 1, **options}} for number in range(2)}
-        return stack.enter_context(SpecCluster(scheduler={"cls": Scheduler, "options": options}, workers=workers))
-
-    return made
+def specified(stack: ExitStack) -> Any:
+    options = {"host": "127.0.0.1", **QUIET}
+    workers = {number: {"cls": Worker, "options": {"nthreads": 1, **options}} for number in range(2)}
+    return stack.enter_context(SpecCluster(scheduler={"cls": Scheduler, "options": options}, workers=workers))
 
 
 def encrypted(stack: ExitStack) -> Any:
     security = Security.temporary()
-    return stack.enter_context(LocalCluster(n_workers=1, security=security, protocol="tls://", **QUIET))
-
-
-def local(**options: Any) -> Callable[[ExitStack], Any]:
-    return lambda stack: stack.enter_context(LocalCluster(**options, **QUIET))
+    how = {"n_workers": 1, "threads_per_worker": 4, "memory_limit": 0, **QUIET}
+    made = stack.enter_context(LocalCluster(security=security, protocol="tls://", **how))
+    return stack.enter_context(Client(made.scheduler_address, security=security))
 
 
 CLUSTERS: dict[str, Callable[[ExitStack], Any]] = {
-    "LocalCluster()": local(),
-    "one process of many threads": local(n_workers=1, threads_per_worker=4),
-    "processes=False": local(n_workers=1, processes=False),
-    "little memory": local(n_workers=2, threads_per_worker=1, memory_limit="700MiB"),
-    "no limit of memory": local(n_workers=1, memory_limit=0),
-    "adapt(minimum=0)": adaptive,
-    "Client(n_workers=2)": lambda stack: stack.enter_context(Client(n_workers=2, threads_per_worker=1, **QUIET)),
-    "Client(processes=False)": lambda stack: stack.enter_context(Client(processes=False, n_workers=1, **QUIET)),
-    "Client(address)": addressed,
-    "workers without a nanny": specified(Worker),
-    "workers with a nanny": specified(Nanny),
-    "TLS": encrypted,
+    "LocalCluster()": lambda stack: stack.enter_context(LocalCluster(**QUIET)),
+    "threads of this process": lambda stack: stack.enter_context(Client(processes=False, n_workers=1, **QUIET)),
+    "adapt(minimum=0), and little memory": adaptive,
+    "workers without a nanny": specified,
+    "a client of an address with TLS, many threads and no limit of memory": encrypted,
 }
 
 
@@ -99,29 +81,23 @@ def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(name: st
             assert once.covariance_.shape == (4, 4)
 
 
-def test_the_lengths_of_a_dataframe_are_computed_and_told(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    frame = dd.from_pandas(pd.DataFrame(ROWS, columns=NAMES), npartitions=5)
-    with LocalCluster(n_workers=1, **QUIET) as made:
-        where = dpdist.Cluster(client=made, progress=lambda *said: told.append(said))
-        dpdist.ingest_rows(frame, tmp_path / "rows.zarr", cluster=where)
-    assert ("Surveying blocks", 5, 5) in told
-    assert store_at(tmp_path / "rows.zarr").exists()
-
-
-def test_workers_in_another_folder_write_where_the_user_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_in_another_folder_write_where_the_user_said_and_progress_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("survey", "write"):
         monkeypatch.setattr(f"dpdist.ingest.{module}.PIECE", 1000)  # two files are two units
     monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 1000)
     (tmp_path / "parts").mkdir()
     for part in range(2):
         np.save(tmp_path / "parts" / f"{part}.npy", ROWS + part)
-    told: list[str] = []
+    told: list[tuple[str, int, int]] = []
+    frame = dd.from_pandas(pd.DataFrame(ROWS, columns=NAMES), npartitions=5)
     with LocalCluster(n_workers=1, **QUIET) as made:
         monkeypatch.chdir(tmp_path)
-        where = dpdist.Cluster(client=made, progress=lambda step, *_: told.append(step))
-        found = dpdist.ingest_rows("parts", "rows.zarr", cluster=where)
-    assert found.rows == 2 * len(ROWS)
-    assert any(" on 1 worker at " in step for step in told)
+        where = dpdist.Cluster(client=made, progress=lambda *said: told.append(said))
+        assert dpdist.ingest_rows("parts", "rows.zarr", cluster=where).rows == 2 * len(ROWS)
+        assert dpdist.ingest_rows(frame, "frame.zarr", cluster=where).rows == len(ROWS)
+    assert any(" on 1 worker at " in step for step, _, _ in told)
+    assert ("Surveying blocks", 5, 5) in told  # lengths of a dataframe's blocks are computed
     with pytest.raises(UsageError, match=r"PrivacyLoss\.parse\(2, 1e-6\)"):
         dpdist.ingest_rows("parts", "other.zarr", budget=(2, 1e-6))  # type: ignore[arg-type]

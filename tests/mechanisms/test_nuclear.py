@@ -18,8 +18,7 @@ from support.tallies import FALSE_ALARM, mean_passes, total_passes
 from dpdist.noise import nuclear
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import Floats, uniforms
-from dpdist.noise.log_gas import quantile
-from dpdist.noise.nuclear import extremes, nuclear_spectra, sweep
+from dpdist.noise.nuclear import extremes, nuclear_spectra, quantile, sweep
 
 SQUARES = {2: 25 / 3, 3: 150 / 7}
 """E sum l_i², from de Bruijn's Pfaffian of the moments in exact arithmetic."""

@@ -16,10 +16,9 @@ from scipy import stats
 from support.hciz import line_means, score_passes
 from support.tallies import FALSE_ALARM
 
-from dpdist.noise import gelfand_tsetlin, orbit
+from dpdist.noise import orbit
 from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.gelfand_tsetlin import Complex, Polytope, matrix_of, patterns
-from dpdist.noise.orbit import hermitian, line, subspace
+from dpdist.noise.orbit import Complex, Polytope, hermitian, line, matrix_of, patterns, subspace
 
 Floats = npt.NDArray[np.float64]
 LEVELS = {4: (25.0, 14.0, 6.0, 0.0), 5: (26.0, 20.0, 9.0, 3.0, 0.0)}
@@ -28,7 +27,7 @@ LEVELS = {4: (25.0, 14.0, 6.0, 0.0), 5: (26.0, 20.0, 9.0, 3.0, 0.0)}
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let chains meet at 1e-5, three times sooner: what that adds to a mean is a hundredth of its standard error."""
-    monkeypatch.setattr(gelfand_tsetlin, "TOLERANCE", 1e-5)
+    monkeypatch.setattr(orbit, "TOLERANCE", 1e-5)
 
 
 def diagonal(pattern: Floats) -> Floats:
@@ -96,12 +95,12 @@ def test_giving_up_on_the_ball_does_not_bias(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_state_before_a_meeting_is_unbiased_and_the_meeting_point_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     # blocks so short that three in four do not meet: the bookkeeping of read-once coupling decides the law
-    monkeypatch.setattr(gelfand_tsetlin, "_STRIDE", 1)
-    monkeypatch.setattr(gelfand_tsetlin, "TOLERANCE", 3e-3)
+    monkeypatch.setattr(orbit, "_STRIDE", 1)
+    monkeypatch.setattr(orbit, "TOLERANCE", 3e-3)
     levels, spectrum = (6.0, 3.0, 0.0), (1.0, 0.6, 0.0)
     polytope = Polytope(np.array(spectrum), np.array(levels))
-    exact = gelfand_tsetlin._Blocks(polytope, SYSTEM, None).states(3)
-    assert score_passes(np.array([diagonal(polytope.rows(s)) @ levels for s in islice(exact, 3000)]), levels, spectrum)
+    exact = patterns(np.array(spectrum), np.array(levels), SYSTEM, strides=3)
+    assert score_passes(np.array([diagonal(found) @ levels for found in islice(exact, 3000)]), levels, spectrum)
     ends: list[float] = []
     while len(ends) < 3000:
         chains = np.stack([polytope.highest, polytope.lowest])

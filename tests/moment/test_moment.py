@@ -14,132 +14,126 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.parts import added, parts_of
+from support.dithering import KEY
+from support.parts import added, parts_of, table_of, whole_of
 
 from dpdist._util.tree import fan_in
 from dpdist.errors import DataError, DpdistError
-from dpdist.ingest.registered import open_rows
-from dpdist.moment import total
-from dpdist.moment.gram import Arithmetic, GramSum, available
+from dpdist.moment import gram, total
+from dpdist.moment.gram import Arithmetic, GramSum, available, gram_sum
 from dpdist.moment.layout import units_of
-from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment
-from dpdist.rows import dataset
-from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, created
+from dpdist.moment.total import MomentTask, Partial, add_partials, complete, moment_task, partition_moment
+from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
+from dpdist.rows.dataset import RowsTable, partitions
+from dpdist.rows.dither import Dithering, DitherKey, Dithers
 from dpdist.rows.table import Shape
 from dpdist.rows.writing import chunk_key
 from dpdist.triangle import packed, unpacked
 
-
-def table_of(path: Path, rows: npt.NDArray[np.float64], chunk_bytes: int, *, compress: bool = False) -> RowsTable:
-    names = tuple(f"c{i}" for i in range(rows.shape[1]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset, "_TARGET_CHUNK", chunk_bytes)
-        with created(
-            path, rows=rows.shape[0], dtype=str(rows.dtype), names=names, budget=None, compress=compress
-        ) as writer:
-            writer.append(rows)
-    return open_rows(path)
+OTHER = DitherKey(bytes(32))
 
 
-def reference(rows: npt.NDArray[np.float64], bound: RowBound) -> npt.NDArray[np.int64]:
+def reference(rows: npt.NDArray[Any], bound: RowBound) -> npt.NDArray[np.int64]:
     """Compute the moment in Python integers."""
-    z = bound.apply(rows, np.empty((rows.shape[0], bound.width))).astype(np.int64).astype(object)
-    moment = z.T @ z
+    z = np.full((len(rows), bound.width), float(bound.constant))
+    if bound.rule == DITHERED:
+        size = len(rows), bound.columns
+        rule = Dithering(bound.columns, bound.grid_bits)
+        z[:, : bound.columns] = rule.rounded(rows.astype(float), KEY.drawn(0, *size), bound.clip_norm)
+    else:
+        bound.apply(rows, z)
+    integers = z.astype(np.int64).astype(object)
+    moment = integers.T @ integers
     return np.array([int(moment[i, j]) for i in range(bound.width) for j in range(i, bound.width)], dtype=np.int64)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
-    rows=st.integers(1, 80),
-    chunk_rows=st.integers(1, 90),
-    workers=st.integers(1, 5),
-    per_worker=st.integers(1, 5),
-    block_rows=st.integers(1, 30),
-    piece_rows=st.integers(1, 30),
-    compress=st.booleans(),
-    columns=st.sampled_from([4, 30]),
-    bits=st.sampled_from([4, 12, 16, 20, 24]),
-    constant=st.booleans(),
-    seed=st.integers(0, 10**6),
-)
-def test_any_chunking_partitioning_order_and_retry_gives_the_same_bits(
-    rows: int,
-    chunk_rows: int,
-    workers: int,
-    per_worker: int,
-    block_rows: int,
-    piece_rows: int,
-    compress: bool,
-    columns: int,
-    bits: int,
-    constant: bool,
-    seed: int,
-) -> None:
-    data = np.random.default_rng(seed).normal(size=(rows, columns)) * 3
-    bound = RowBound(columns, 5.0, bits, constant=2 ** (bits - 1) if constant else 0)
+    rows=st.integers(1, 80), chunk_rows=st.integers(1, 90), count=st.integers(1, 25), block_rows=st.integers(1, 30),
+    piece_rows=st.integers(1, 30), pairs=st.integers(1, 12), compress=st.booleans(),
+    columns=st.sampled_from([4, 30, 260]), bits=st.sampled_from([4, 8, 12, 15, 16, 20, 24]),
+    rule=st.sampled_from([TRUNCATED, DITHERED]), dtype=st.sampled_from(["float64", "float32", "uint8"]),
+    constant=st.booleans(), seed=st.integers(0, 10**6),
+)  # fmt: skip
+def test_any_chunking_partitioning_order_retry_and_processor_gives_the_same_bits(
+    rows: int, chunk_rows: int, count: int, block_rows: int, piece_rows: int, pairs: int, compress: bool, columns: int,
+    bits: int, rule: int, dtype: str, constant: bool, seed: int,
+) -> None:  # fmt: skip
+    if rule == DITHERED:
+        bits = min(bits, 16)
+    data = (np.random.default_rng(seed).normal(size=(rows, columns)) * 3).clip(-300 if dtype != "uint8" else 0)
+    data = data.astype(dtype)
+    bound = RowBound(columns, 9.0, bits, constant=2 ** (bits - 1) if constant else 0, rule=rule)
     shuffled = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(total, "_BLOCK_ROWS", block_rows)
-        patch.setattr(total, "_PIECE_BYTES", 8 * bound.width * piece_rows)
-        table = table_of(Path(folder) / "rows.zarr", data, 8 * columns * chunk_rows, compress=compress)
-        tasks = parts_of(table, bound, workers * per_worker)
-        # a retried task computes its partial again
-        again = [partition_moment(task) for task in tasks]
-        patch.setattr(total, "COMPILED_VALUES", 0)  # and now with machine code, as large tables are
-        shuffled.shuffle(tasks)
-        sums: list[list[Partial[np.int64]]] = [[] for _ in range(workers)]
-        for task in tasks:
-            shuffled.choice(sums).append(partition_moment(task))
-        found = complete(table, added(added(some) for some in sums if some))
-        assert np.array_equal(complete(table, added(again)).values, found.values)
-    assert found.rows == rows
-    assert np.array_equal(found.values, reference(data, bound))
+        for module, name, value in (
+            (total, "_BLOCK_ROWS", block_rows), (total, "_PIECE_BYTES", 8 * bound.width * piece_rows),
+            (gram, "_PAIRS", pairs), (gram, "_PANEL_BYTES", 0),
+        ):  # fmt: skip
+            patch.setattr(module, name, value)
+        table, expected = table_of(Path(folder) / "rows", data, chunk_rows, compress=compress), reference(data, bound)
+        for least in (0, 2**62):  # with machine code, as large tables are summed, and without
+            patch.setattr(total, "COMPILED_VALUES", least)
+            tasks = parts_of(table, bound, count)
+            shuffled.shuffle(tasks)
+            sums = [partition_moment(task) for task in tasks]
+            sums[0] = partition_moment(tasks[0])  # a retried task computes its partial again
+            middle = len(sums) // 2
+            halves = [added(half) for half in (sums[:middle], sums[middle:]) if half]
+            found = complete(table, added(halves))
+            assert found.key == (KEY.fingerprint if rule == DITHERED else "")
+            assert found.rows == rows
+            assert np.array_equal(found.values, expected)
+
+
+def test_no_row_is_lost_where_a_piece_does_not_fit_the_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_of(tmp_path / "rows.zarr", np.random.default_rng(1).normal(size=(90, 30)), 23)
+    monkeypatch.setattr(gram, "_PANEL_BYTES", 0)
+    found = set()
+    for least, pairs in ((2**62, 1), (0, 1), (0, 3), (0, 8), (0, 10), (0, 12), (0, 256)):
+        monkeypatch.setattr(total, "COMPILED_VALUES", least)
+        monkeypatch.setattr(gram, "_PAIRS", pairs)
+        found.add(partition_moment(whole_of(table, RowBound(30, 5.0, 10, rule=DITHERED))).values.tobytes())
+    assert len(found) == 1
 
 
 def test_what_multiplies_follows_from_the_size_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, found = table_of(tmp_path / "rows.zarr", np.ones((10, 30)), 800), []
+    table, found = table_of(tmp_path / "rows.zarr", np.ones((10, 30)), 4), []
 
-    class Seen(GramSum):
-        def __init__(self, *asked: Any) -> None:
-            super().__init__(*asked)
-            found.append(self.arithmetic)
+    def seen(*asked: Any) -> GramSum:
+        found.append((made := gram_sum(*asked)).arithmetic)
+        return made
 
-    monkeypatch.setattr(total, "GramSum", Seen)
+    monkeypatch.setattr(total, "gram_sum", seen)
     for least in (301, 300):
         monkeypatch.setattr(total, "COMPILED_VALUES", least)
         partition_moment(moment_task(table, RowBound(30, 2.0, 12)))
     assert found == [Arithmetic.FLOAT64, available()[0]]
 
 
-def test_packing_and_unpacking_are_inverse() -> None:
+def test_packing_and_unpacking_are_inverse_also_of_large_integers() -> None:
     matrix = np.random.default_rng(0).integers(-(2**62), 2**62, (9, 9))
     matrix = np.triu(matrix) + np.triu(matrix, 1).T
     assert np.array_equal(unpacked(packed(matrix), 9), matrix)
-
-
-def test_large_integers_survive_packing() -> None:
     exact = np.array([[2**62 + 1, 3], [3, -(2**62) - 1]], dtype=np.int64)
     assert packed(exact).tolist() == [2**62 + 1, 3, -(2**62) - 1]
+
+
+# --- coverage ---------------------------------------------------------------------------------------------------------
 
 
 def partial(start: int, stop: int, rows: int = 1) -> Partial[np.int64]:
     return Partial(np.ones(3, dtype=np.int64), rows, ((start, stop),))
 
 
-def test_a_partial_is_added_to_the_memory_of_the_total_and_left_as_it_was() -> None:
+@pytest.mark.parametrize("writeable", [True, False], ids=["made here", "from another process"])
+def test_a_partial_is_added_to_the_memory_of_the_total_and_left_as_it_was(writeable: bool) -> None:
     left, right = partial(0, 1), partial(1, 2)
+    left.values.flags.writeable = writeable
     found = add_partials(left, right)
-    assert found.values is left.values
+    assert (found.values is left.values) is writeable
     assert found.values.tolist() == [2, 2, 2]
     assert right.values.tolist() == [1, 1, 1]
-
-
-def test_a_total_that_came_in_a_message_may_be_added_to() -> None:
-    left = partial(0, 1)
-    left.values.flags.writeable = False
-    assert add_partials(left, partial(1, 2)).values.tolist() == [2, 2, 2]
-    assert left.values.tolist() == [1, 1, 1]
 
 
 def test_a_chunk_that_comes_twice_is_refused() -> None:
@@ -156,29 +150,72 @@ def test_coverage_runs_merge_in_any_order() -> None:
 
 
 def test_a_sum_that_misses_a_chunk_or_a_row_is_refused(tmp_path: Path) -> None:
-    table = table_of(tmp_path / "rows.zarr", np.ones((10, 2)), 32)
+    table = table_of(tmp_path / "rows.zarr", np.ones((10, 2)), 2)
     tasks = parts_of(table, RowBound(2, 2.0), 2)
-    total = added(map(partition_moment, tasks))
-    complete(table, total)
-    for wrong in (None, partition_moment(tasks[0]), replace(total, rows=total.rows + 1)):
+    found = added(map(partition_moment, tasks))
+    complete(table, found)
+    for wrong in (None, partition_moment(tasks[0]), replace(found, rows=found.rows + 1)):
         with pytest.raises(DpdistError, match="before any noise"):
             complete(table, wrong)
-
-
-def test_a_missing_chunk_is_an_error_and_not_zeros(tmp_path: Path) -> None:
-    table = table_of(tmp_path / "rows.zarr", np.ones((10, 2)), 32)
     (table.path / chunk_key(1)).unlink()
-    with pytest.raises(DataError, match="Chunk 1"):
-        [partition_moment(task) for task in parts_of(table, RowBound(2, 2.0), 1)]
+    with pytest.raises(DataError, match="Chunk 1"):  # it is no chunk of zeros
+        partition_moment(whole_of(table, RowBound(2, 2.0)))
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_sums_of_two_keys_never_meet(tmp_path: Path) -> None:
+    bound = RowBound(4, 5.0, 8, rule=DITHERED)
+    table = table_of(tmp_path / "rows.zarr", np.ones((10, 4)), 5)
+
+    def summed(task: MomentTask, part: int) -> Partial[np.int64]:
+        return partition_moment(task.cut(partitions(table.chunks, 2)[part]))
+
+    first = summed(moment_task(table, bound).keyed(KEY.key), 0)
+    for other in (moment_task(table, bound).keyed(OTHER.key), moment_task(table, RowBound(4, 5.0, 8))):
+        with pytest.raises(DpdistError, match="keys"):
+            add_partials(first, summed(other, 1))
+
+
+def test_a_rule_without_a_key_and_a_key_without_the_rule_are_defects(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "rows.zarr", np.ones((10, 4)), 5)
+    dithered, plain = RowBound(4, 5.0, 8, rule=DITHERED), RowBound(4, 5.0, 8)
+    for defect in (
+        lambda: partition_moment(moment_task(table, dithered)),
+        lambda: moment_task(table, plain).keyed(KEY.key),
+        lambda: moment_task(table, dithered).keyed(KEY.key).keyed(KEY.key),
+    ):
+        with pytest.raises(AssertionError):
+            defect()
+    for bound, key in ((dithered, None), (plain, KEY)):
+        with pytest.raises(AssertionError):
+            bound.apply(np.ones((2, 4)), np.empty((2, 4)), None if key is None else Dithers(key, 0))
+
+
+def test_an_exchanged_row_changes_its_own_integers_only() -> None:
+    rows, bound = np.random.default_rng(1).normal(size=(20, 6)), RowBound(6, 4.0, 10, rule=DITHERED)
+    before = bound.apply(rows, np.empty(rows.shape), Dithers(KEY, 5))
+    exchanged = rows.copy()
+    exchanged[7] = 100
+    after = bound.apply(exchanged, np.empty(rows.shape), Dithers(KEY, 5))
+    assert np.flatnonzero((before != after).any(axis=1)).tolist() == [7]
+
+
+def test_what_was_stored_without_a_rule_is_truncated_and_keeps_its_id() -> None:
+    old, new = RowBound(6, 4.0, 10), RowBound(6, 4.0, 10, rule=DITHERED)
+    assert "rule" not in old.to_json()
+    assert [RowBound.from_json(bound.to_json()) for bound in (old, new)] == [old, new]
+    assert DITHERED == 2
+
+
+# --- units and sizes --------------------------------------------------------------------------------------------------
 
 
 @given(
-    rows=st.integers(1, 10**10),
-    chunk_rows=st.integers(1, 10**5),
-    row_seconds=st.floats(1e-9, 1e-3),
-    entries=st.integers(0, 10**9),
-    workers=st.integers(1, 2000),
-)
+    rows=st.integers(1, 10**10), chunk_rows=st.integers(1, 10**5), row_seconds=st.floats(1e-9, 1e-3),
+    entries=st.integers(0, 10**9), workers=st.integers(1, 2000),
+)  # fmt: skip
 def test_units_are_small_but_not_too_small_whoever_is_there(
     rows: int, chunk_rows: int, row_seconds: float, entries: int, workers: int
 ) -> None:
@@ -202,7 +239,7 @@ def test_units_are_small_but_not_too_small_whoever_is_there(
 
 
 def test_more_rows_than_int64_can_sum_are_refused_before_any_work(tmp_path: Path) -> None:
-    short = table_of(tmp_path / "rows.zarr", np.ones((4, 2)), 32)
+    short = table_of(tmp_path / "rows.zarr", np.ones((4, 2)), 2)
     table = RowsTable(**{**vars(short), "rows": 2**31})
     with pytest.raises(DataError, match="grid bits"):
         moment_task(table, RowBound(2, 2.0))

@@ -10,10 +10,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.parts import added, parts_of
+from support.parts import added, parts_of, table_of
 from support.scripted import Scripted
 
-from dpdist.ingest.registered import open_rows
 from dpdist.mechanisms.power import GRID_BITS, on_grid
 from dpdist.moment.operator import Digits, ProductTask, partition_product
 from dpdist.moment.total import block_rows, complete, moment_task, partition_moment
@@ -22,9 +21,8 @@ from dpdist.pipeline.budget import create_ledger, default_ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, created
+from dpdist.rows.dataset import RowsTable
 from dpdist.rows.table import Shape
 from dpdist.runtime import local
 from dpdist.triangle import unpacked
@@ -33,18 +31,8 @@ Matrix = npt.NDArray[np.float64]
 BUDGET = PrivacyLoss.parse("3", "1e-5")
 
 
-def table_at(path: Path, values: npt.NDArray[Any], chunk_rows: int, budget: PrivacyLoss | None = None) -> RowsTable:
-    """Ingest rows in chunks of about so many."""
-    names = tuple(f"c{i}" for i in range(values.shape[1]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset, "_TARGET_CHUNK", chunk_rows * values.shape[1] * values.itemsize)
-        with created(path, rows=len(values), dtype=str(values.dtype), names=names, budget=budget) as writer:
-            writer.append(values)
-    return open_rows(path)
-
-
-def sums_over(table: RowsTable, bound: RowBound, vectors: Matrix, workers: int, per_worker: int) -> npt.NDArray[Any]:
-    tasks = parts_of(table, bound, workers * per_worker)
+def sums_over(table: RowsTable, bound: RowBound, vectors: Matrix, count: int) -> npt.NDArray[Any]:
+    tasks = parts_of(table, bound, count)
     total = added(partition_product(ProductTask(task, vectors)) for task in tasks)
     found: npt.NDArray[Any] = complete(table, total).values
     return found
@@ -52,23 +40,23 @@ def sums_over(table: RowsTable, bound: RowBound, vectors: Matrix, workers: int, 
 
 @settings(max_examples=25)
 @given(
-    bits=st.integers(2, 24), count=st.integers(1, 3), workers=st.integers(1, 5), per_worker=st.integers(1, 3),
+    bits=st.integers(2, 24), count=st.integers(1, 3), parts=st.integers(1, 15),
     chunk=st.integers(3, 40), constant=st.booleans(), largest=st.booleans(), seed=st.integers(0, 10**6),
 )  # fmt: skip
 def test_products_are_exact_however_the_rows_are_shared_out(
-    tmp_path_factory: pytest.TempPathFactory, bits: int, count: int, workers: int, per_worker: int, chunk: int,
-    constant: bool, largest: bool, seed: int,
+    tmp_path_factory: pytest.TempPathFactory, bits: int, count: int, parts: int, chunk: int, constant: bool,
+    largest: bool, seed: int,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
     # rows of full norm, alike: the largest sums there are; or any
     data = np.ones((40, 5)) * 9 if largest else rng.normal(size=(40, 5)) * 10.0 ** rng.integers(-2, 3, (40, 1))
-    table = table_at(tmp_path_factory.mktemp("rows") / "rows.zarr", data, chunk)
+    table = table_of(tmp_path_factory.mktemp("rows") / "rows.zarr", data, chunk)
     bound = RowBound(5, 5.0, bits, constant=2**bits if constant else 0)
     frame = np.ones((bound.width, 1)) if largest else rng.normal(size=(bound.width, count))
     vectors = on_grid(np.linalg.qr(frame)[0])
-    found = sums_over(table, bound, vectors, workers, per_worker)
+    found = sums_over(table, bound, vectors, parts)
     assert found.dtype == np.int64
-    assert np.array_equal(found, sums_over(table, bound, vectors, 1, 1))
+    assert np.array_equal(found, sums_over(table, bound, vectors, 1))
     digits = Digits.of(table, bound)
     exact = sum(each.astype(object) << (place * digits.bits) for place, each in enumerate(found))
     task = moment_task(table, bound)
@@ -94,7 +82,7 @@ def test_no_sum_of_a_digit_leaves_its_integers(columns: int, bits: int, constant
 
 
 def test_vectors_off_the_grid_or_too_long_are_a_defect(tmp_path: Path) -> None:
-    table = table_at(tmp_path / "rows.zarr", np.ones((4, 3)), 4)
+    table = table_of(tmp_path / "rows.zarr", np.ones((4, 3)), 4)
     task = moment_task(table, RowBound(3, 1.0))
     for vectors in (np.full((3, 1), 0.1), np.full((3, 1), 0.75)):
         with pytest.raises(AssertionError, match="on their grid"):
@@ -125,18 +113,6 @@ def test_rounding_alone_would_exceed_the_sensitivity() -> None:
 # --- the release ------------------------------------------------------------------------------------------------------
 
 
-def released(rows: Path, count: int, monkeypatch: pytest.MonkeyPatch, request: ReleaseRequest) -> bytes:
-    """Release with so many workers and the same random bits."""
-    with monkeypatch.context() as patch:
-        patch.setattr(local, "available_cores", lambda: count)
-        patch.setattr(trusted, "SYSTEM", Scripted(5))
-        create_ledger(default_ledger(rows), rows)
-        found = release_steps.release_rows(rows, rows.with_name("release.zarr"), request).release
-    assert found.noise["vector_bits"] == GRID_BITS
-    answer: npt.NDArray[Any] = np.asarray(found.answer)
-    return answer.tobytes()
-
-
 @pytest.mark.usefixtures("known_key")
 @pytest.mark.parametrize("delta", ["1e-6", "0"])
 def test_the_same_random_bits_give_the_same_release_on_any_number_of_workers(
@@ -145,10 +121,15 @@ def test_the_same_random_bits_give_the_same_release_on_any_number_of_workers(
     values = np.random.default_rng(3).normal(size=(600, 6))
     options = {"components": 2, "iterations": 3, "route": "products"}
     request = ReleaseRequest("power", PrivacyLoss.parse("2", delta), 3.0, options=options, name="same")
-    found = set()
-    for chunk, workers in ((600, 1), (50, 1), (50, 3), (17, 7)):
-        place = tmp_path / f"{chunk}-{workers}"
+    answers = set()
+    for chunk, threads in ((600, 1), (50, 3), (17, 7)):
+        place = tmp_path / f"{chunk}"
         place.mkdir()
-        table_at(place / "rows.zarr", values, chunk, BUDGET)
-        found.add(released(place / "rows.zarr", workers, monkeypatch, request))
-    assert len(found) == 1
+        table_of(rows := place / "rows.zarr", values, chunk, budget=BUDGET)
+        create_ledger(default_ledger(rows), rows)
+        monkeypatch.setattr(local, "available_cores", lambda threads=threads: threads)
+        monkeypatch.setattr(trusted, "SYSTEM", Scripted(5))
+        found = release_steps.release_rows(rows, place / "release.zarr", request).release
+        assert found.noise["vector_bits"] == GRID_BITS
+        answers.add(np.asarray(found.answer).tobytes())
+    assert len(answers) == 1

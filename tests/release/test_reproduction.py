@@ -12,7 +12,7 @@ import pytest
 
 from dpdist import cli
 from dpdist.ledger.ledger import Ledger
-from dpdist.moment.gram import GramSum
+from dpdist.moment import gram
 from dpdist.options import Amount, Clip, RequestOptions
 from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -129,7 +129,8 @@ def test_a_subspace_goes_through_the_whole_pipeline(
         pytest.fail("the d x d moment was formed")
 
     if route == "products":
-        monkeypatch.setattr(GramSum, "add", formed)
+        for kind in (gram._Floats, gram._Integers):
+            monkeypatch.setattr(kind, "add", formed)
     options = ("--option", "components=2", "--option", "iterations=8", "--option", f"route={route}")
     command = ("release", "rows.zarr", "power.zarr", "--epsilon", "10000", "--clip", "20", "--mechanism", "power")
     code, out, said = run(*command, *options, "--json")

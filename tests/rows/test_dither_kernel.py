@@ -194,12 +194,12 @@ def test_rows_without_room_are_refused_before_a_byte_is_written() -> None:
 ELSEWHERE = """
 import hashlib
 import numpy as np
-from dpdist.moment.gram import GramSum
+from dpdist.moment.gram import gram_sum
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.triangle import Band
 bound, rows = RowBound(97, 100.0, 12, constant=2**11, rule=DITHERED), np.random.default_rng(0).normal(size=(301, 97))
-sums = GramSum(Band(5, 98, 98), bound.norm_bound)
+sums = gram_sum(Band(5, 98, 98), bound.norm_bound)
 sums.add_dithered(rows.astype(np.float32) * 20, bound, Dithers(DitherKey(bytes(range(1, 33))), 5))
 print(sums.arithmetic.name, hashlib.sha256(sums.total().tobytes()).hexdigest())
 """

@@ -47,14 +47,14 @@ def summed(array: Any) -> list[float]:
     return list(reduce_blocks(array, column_sums, operator.add, 8 * COLUMNS))
 
 
-@pytest.mark.parametrize("way", ["client", "get", "current", "Distributed", ""])
+@pytest.mark.parametrize("way", ["client", "get", "Distributed", ""])
 def test_a_cluster_that_can_be_listened_to_is_refused_however_dask_was_told_of_it(
     client: Client, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RefusedError("on the network")
 
-    ways = {"client": client, "get": client.get, "current": "distributed"}
+    ways = {"client": client, "get": client.get}
     with dask.config.set(scheduler=ways.get(way, way)):
         with client.as_current():
             assert summed(rows()) == [40.0] * COLUMNS

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 BEFORE = """
 import ctypes, resource
 from pathlib import Path
@@ -43,21 +45,10 @@ checks._traits(FolderStore(Path.cwd()), "")
 """
 
 
-def run(script: str) -> None:
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=600)
+WHEN = {"asked": DIRECT, "before it talks to anyone": CONNECTING, "before a task": TASK, "at the first question": PROBE}
 
 
-def test_core_dumps_are_off_and_stay_off() -> None:
-    run(f"{BEFORE}{DIRECT}assert state() == {FORBIDDEN}, state()")
-
-
-def test_the_trusted_process_forbids_them_before_it_talks_to_anyone() -> None:
-    run(f"{BEFORE}{CONNECTING}assert state() == {FORBIDDEN}, state()")
-
-
-def test_a_worker_started_by_others_forbids_them_before_it_runs_a_task() -> None:
-    run(f"{BEFORE}{TASK}assert state() == {FORBIDDEN}, state()")
-
-
-def test_a_worker_forbids_them_when_it_is_first_asked_for_anything() -> None:
-    run(f"{BEFORE}{PROBE}assert state() == {FORBIDDEN}, state()")
+@pytest.mark.parametrize("script", WHEN.values(), ids=WHEN)
+def test_core_dumps_are_off_and_stay_off(script: str) -> None:
+    run = f"{BEFORE}{script}assert state() == {FORBIDDEN}, state()"
+    subprocess.run([sys.executable, "-c", run], check=True, timeout=600)

@@ -1,16 +1,39 @@
-"""Sums in parts, as a pass computes them."""
+"""Tables of a few rows in chunks of any size, and their sums in parts, as a pass computes them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
+from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
+import pytest
+
+from dpdist.ingest.registered import open_rows
 from dpdist.moment.total import MomentTask, Partial, Value, add_partials, moment_task
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows import dataset
 from dpdist.rows.bounding import DITHERED, RowBound
-from dpdist.rows.dataset import partitions
+from dpdist.rows.dataset import RowsTable, created, partitions
 from dpdist.rows.table import Table
 from dpdist.triangle import Band
 from support.dithering import KEY
+
+
+def table_of(
+    path: Path, rows: npt.NDArray[Any], chunk_rows: int | None = None, *, compress: bool = False,
+    budget: PrivacyLoss | None = None,
+) -> RowsTable:  # fmt: skip
+    """Write rows in chunks of about so many."""
+    names = tuple(f"c{i}" for i in range(rows.shape[1]))
+    dtype = str(rows.dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        if chunk_rows is not None:
+            patch.setattr(dataset, "_TARGET_CHUNK", chunk_rows * rows.shape[1] * rows.itemsize)
+        with created(path, rows=len(rows), dtype=dtype, names=names, budget=budget, compress=compress) as writer:
+            writer.append(rows)
+    return open_rows(path)
 
 
 def whole_of(table: Table, bound: RowBound, band: Band | None = None) -> MomentTask:

@@ -61,13 +61,13 @@ def test_a_sound_release_keeps_the_law_and_every_wrong_one_breaks_it() -> None:
 HOLDER = """
 import sys
 import numpy as np
-from dpdist.moment.gram import GramSum
+from dpdist.moment.gram import gram_sum
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.triangle import Band
 forbid_core_dumps()
 if sys.argv[1] == "holding":
     z = np.load(sys.argv[2])
-    sums = GramSum(Band.whole(z.shape[1]), 2**48)
+    sums = gram_sum(Band.whole(z.shape[1]), 2**48)
     for start in range(0, len(z), 32):
         sums.add(z[start : start + 32])
     total = sums.total()
