@@ -88,7 +88,7 @@ def test_what_no_builder_of_this_user_left_stays(tmp_path: Path, plant: Callable
 
 def test_what_belongs_to_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     aside = litter(tmp_path)
-    monkeypatch.setattr("dpdist.storage.lifecycle._require_own", lambda _: None)
+    monkeypatch.setattr("dpdist.storage.cleaning._require_own", lambda _: None)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert store_at(tmp_path / "rows.zarr").clean() == ()
     assert aside.exists()

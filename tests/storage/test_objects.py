@@ -253,6 +253,7 @@ def test_a_pointer_that_was_created_though_the_answer_was_lost_is_taken(scene: S
     store = ObjectStore(scene.rows)
     with store.staged("rows") as aside:
         aside.put("x", b"1")
+        assert isinstance(aside, ObjectStore)
         assert aside.folder is not None
         scene.server.client.put_object(
             Bucket="private", Key=f"{scene.folder.name}/rows.zarr/zarr.json", Body=pointer_of(aside.folder[-32:])

@@ -127,31 +127,31 @@ def test_nothing_appears_of_what_was_not_finished(bucket: Store) -> None:
 def test_what_a_builder_that_died_has_put_is_found_by_the_next_of_the_same(bucket: Store) -> None:
     store = bucket.within("a.zarr")
     for turn in range(3):
-        with pytest.raises(ResumableError), store.resumed("rows", b"one") as aside:  # noqa: PT012 - it dies after that
+        with pytest.raises(ResumableError), store.staged("rows", resume=b"one") as aside:  # noqa: PT012 - it dies after that
             assert {key for key, _ in aside.list("work")} == {f"work/{i}" for i in range(turn)}
             aside.put(f"work/{turn}", b"done")
             aside.flush([f"work/{turn}"])
             raise ResumableError
         assert not store.exists()
-    with store.resumed("rows", b"one") as aside:
+    with store.staged("rows", resume=b"one") as aside:
         aside.put("zarr.json", b"{}")
         aside.put(chunk_key(0), b"chunk")
         aside.flush(["zarr.json", chunk_key(0)])
         aside.drop("work")
         aside.drop("nothing")
     assert dict(store.list()) == {"zarr.json": 2, chunk_key(0): 5}
-    with pytest.raises(DataError, match="exists already"), store.resumed("rows", b"one"):
+    with pytest.raises(DataError, match="exists already"), store.staged("rows", resume=b"one"):
         pass
 
 
 def test_what_is_unfinished_is_cleaned_up_when_it_is_old_and_begun_anew_then(bucket: Store) -> None:
     store = bucket.within("a.zarr")
-    with pytest.raises(ResumableError), store.resumed("rows", b"one") as aside:  # noqa: PT012 - it dies after that
+    with pytest.raises(ResumableError), store.staged("rows", resume=b"one") as aside:  # noqa: PT012 - it dies after that
         aside.put("work/0", b"done")
         raise ResumableError
     assert store.clean() == ()
     assert len(store.clean(0.0)) == 1
-    with store.resumed("rows", b"one") as aside:
+    with store.staged("rows", resume=b"one") as aside:
         assert list(aside.list("work")) == []
         aside.put("zarr.json", b"{}")
     assert dict(store.list()) == {"zarr.json": 2}
@@ -161,11 +161,11 @@ def test_what_is_unfinished_is_cleaned_up_when_it_is_old_and_begun_anew_then(buc
 def test_what_was_put_for_something_else_or_in_vain_is_not_found(bucket: Store) -> None:
     store = bucket.within("a.zarr")
     for identity, error in ((b"one", ResumableError), (b"other", DataError), (b"other", KeyboardInterrupt)):
-        with pytest.raises(error), store.resumed("rows", identity) as aside:  # noqa: PT012 - it dies after that
+        with pytest.raises(error), store.staged("rows", resume=identity) as aside:  # noqa: PT012 - it dies after that
             assert list(aside.list("work")) == []
             aside.put("work/0", b"done")
             raise error
-    with store.resumed("rows", b"other") as aside:
+    with store.staged("rows", resume=b"other") as aside:
         assert list(aside.list("work")) == []
         aside.put("zarr.json", b"{}")
     assert dict(store.list()) == {"zarr.json": 2}
