@@ -174,33 +174,17 @@ def chacha(state: Words, rounds: int = _ROUNDS) -> Words:
 
 
 class Drawn(NamedTuple):
-    """Random numbers of consecutive rows.
+    """Random numbers of consecutive rows."""
 
-    Attributes
-    ----------
-    entries
-        (rows, columns), of 16 bits: v1 in the low byte, v2 in the high one.
-    thirds
-        (rows,): v3.
-    """
-
-    entries: Words
-    thirds: Block
+    entries: Words  # (rows, columns), of 16 bits: v1 in the low byte, v2 in the high one
+    thirds: Block  # (rows,): v3
 
 
 class Dithers(NamedTuple):
-    """The dithers of consecutive rows.
+    """The dithers of consecutive rows."""
 
-    Attributes
-    ----------
-    key
-        Of their part of the table.
-    first_row
-        The number of the first one in it.
-    """
-
-    key: DitherKey
-    first_row: int
+    key: DitherKey  # of their part of the table
+    first_row: int  # the number of the first one in it
 
     def behind(self, rows: int) -> Dithers:
         """Return those of the rows behind so many."""
@@ -222,19 +206,11 @@ def compiled_kernel() -> Rounding | None:
 
 
 class Affine(NamedTuple):
-    """How rows are shifted and scaled.
+    """How rows are shifted and scaled."""
 
-    Attributes
-    ----------
-    centre, scale
-        (columns,), or None.
-    clip_norm
-        C, in the units of the rows so shifted and scaled.
-    """
-
-    centre: Block | None
+    centre: Block | None  # (columns,)
     scale: Block | None
-    clip_norm: float
+    clip_norm: float  # C, in the units of the rows so shifted and scaled
 
     def shifted(self, rows: npt.NDArray[np.generic]) -> Block:
         """Return ``(rows - centre) / scale``, float64."""

@@ -8,9 +8,9 @@ No store renames a folder, and none needs to: what is found is decided by one ob
     rows.zarr/3f0c.../zarr.json, c/0/0   the rows, which plain zarr reads as the array 3f0c... of that group
     rows.zarr/3f0c....attempt            says that somebody builds there, until the pointer stands
 
-What a dead builder left is a prefix that nothing names. Whoever cleans up replaces the object of the attempt, if it is
-unchanged, before anything is removed; and so does the builder before the pointer is created. One of the two comes
-second, and gives up. What has no such object is not removed. How old something is the store says, by its own clock.
+What a dead builder left is a prefix that nothing names. A cleaner replaces the object of the attempt, if it is
+unchanged, before it removes anything; and so does the builder before the pointer is created. One of the two comes
+second, and gives up. What has no such object is not removed. Ages are counted by the clock of the store.
 
 **Releases, models and scores** keep Zarr's keys, because others read them with plain zarr. Their content follows from
 an identity, which whoever builds them knows beforehand::
@@ -20,9 +20,9 @@ an identity, which whoever builds them knows beforehand::
     release.zarr/lattice/c/0/0 ...       the rest
     release.zarr/zarr.json               created if absent, last
 
-Whoever has the same identity writes the same objects, at once or after another has died, so it may write over them. A
-lease of another identity is refused. The lease stays for ever: were it removed, somebody who has just seen that there
-is no release could still begin another one over it.
+Builders of one identity write the same objects, at once or after another has died, so they may write over them. A lease
+of another identity is refused. The lease is never removed: a builder that has just seen that there is no release could
+still begin another one over it.
 
 **Credentials** come from where obstore looks for them (its environment variables, and the roles of machines); an
 address, a message and a pickle hold none. A connection is made in each process when it is first used.
@@ -163,13 +163,7 @@ class ObjectStore:
     def sizes(self, prefix: str) -> Callable[[str], int]:
         """List what is below a prefix, and return what tells the size of an object there."""
         sizes = dict(self.list(prefix))
-
-        def size(key: str) -> int:
-            if key not in sizes:
-                raise FileNotFoundError(errno.ENOENT, "there is no such object", key)
-            return sizes[key]
-
-        return size
+        return lambda key: sizes[key] if key in sizes else self.size(key)
 
     def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
         """Return the bytes of an object."""
@@ -178,19 +172,11 @@ class ObjectStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return bytes of an object."""
         place = self._place(key)
-
-        def part() -> bytes:
-            content = b""
-            try:
-                content = bytes(obstore().get_range(self._connection(), place, start=start, length=length))
-            except Exception as error:
-                if not says(error, " 416 ", "InvalidRange", "StartTooLarge"):
-                    raise
-            if len(content) < length:
-                raise OSError(errno.EINVAL, "it is shorter")
-            return content
-
-        return self._asked(place, part)
+        if start + length > self._head(place)["size"]:
+            raise OSError(errno.EINVAL, "it is shorter")
+        return self._asked(
+            place, lambda: bytes(obstore().get_range(self._connection(), place, start=start, length=length))
+        )
 
     def opened(self, key: str) -> AbstractContextManager[Stream]:
         """Open an object as a stream."""

@@ -6,16 +6,13 @@ import pickle
 import shutil
 import threading
 import tracemalloc
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.memory_store import MemoryStore
 from support.parts import added, parts_of
-from support.s3_server import S3Server, s3_server
 
 from dpdist.errors import DataError, ResumableError, UsageError
 from dpdist.ingest.periods import take_in
@@ -35,10 +32,9 @@ from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.writing import chunk_key
 from dpdist.runtime.cluster import Cluster
-from dpdist.storage import store as stores
 from dpdist.storage.store import FolderStore, Store, store_at
 
-STORES = ("folder", "memory", "s3")
+STORES = ("folder", "s3")
 """The places that keep the contract."""
 BOUND = RowBound(4, 30.0)
 BUDGET = PrivacyLoss.parse("3")
@@ -47,25 +43,13 @@ ROWS = np.random.default_rng(7).integers(0, 9, (50, 4)).astype(np.uint8)
 CHUNKS = 5
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    """Run an S3 server."""
-    with s3_server() as found:
-        found.client.create_bucket(Bucket="private")
-        yield found
-
-
 @pytest.fixture(params=STORES)
 def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Return something that others can be put into."""
-    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
     if request.param == "s3":
         for name, value in request.getfixturevalue("server").environment.items():
             monkeypatch.setenv(name, value)
-    places = {
-        "folder": str(tmp_path), "memory": f"memory://{tmp_path.name}", "s3": f"s3://private/{tmp_path.name}",
-    }  # fmt: skip
-    return store_at(places[request.param])
+    return store_at({"folder": str(tmp_path), "s3": f"s3://private/{tmp_path.name}"}[request.param])
 
 
 @pytest.fixture
@@ -333,10 +317,9 @@ def test_rows_come_in_periods(bucket: Store, source: Path, tmp_path: Path) -> No
     assert complete(span, partition_moment(task)).rows == 50
 
 
-def test_a_ledger_cannot_stand_beside_what_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+def test_a_ledger_cannot_stand_beside_what_is_no_folder() -> None:
     with pytest.raises(UsageError) as refused:
-        default_ledger("memory://bucket/rows.zarr")
+        default_ledger("s3://bucket/rows.zarr")
     assert refused.value.parameter == "ledger"
 
 
@@ -345,9 +328,8 @@ def test_an_address_that_nobody_reads_in_place_is_refused() -> None:
         store_at("hdfs://bucket/rows.zarr")
 
 
-@pytest.mark.parametrize("bucket", ["folder", "memory"], indirect=True)  # an S3 server here takes some of its own
-def test_a_small_object_is_read_in_little_memory(bucket: Store) -> None:
-    store = bucket.within("a.zarr")
+def test_a_small_object_is_read_in_little_memory(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "a.zarr")
     with store.staged("rows") as aside:
         aside.put("x", b"small")
     tracemalloc.start()
