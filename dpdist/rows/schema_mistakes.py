@@ -161,7 +161,7 @@ def _of_units(schema: Parts) -> Iterator[Mistake]:
 def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]:
     if not isinstance(column.name, str) or not column.name or has_control(column.name):
         yield "name", "its name must be text without control characters"
-    if column.kind not in _TAKES:
+    if column.kind not in tuple(_TAKES):  # it may be anything, such as a list
         yield "kind", f"kind must be one of {', '.join(_TAKES)}, not {column.kind!r}"
         return
     given, takes = column.given, _TAKES[column.kind]
@@ -170,8 +170,9 @@ def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]
     ]
     for key in ("range", "unit", "origin", "format", "fill"):
         value = given.get(key)
-        texts = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
-        wrong += [(key, f"{key} holds a control character")] * any(map(has_control, texts))
+        values = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(each, str) and has_control(each) for each in values):
+            wrong.append((key, f"{key} holds a control character"))
     wrong += _wrong_words({key: value for key, value in given.items() if key in takes})
     wrong += _wrong_range(column, scale) if "range" in takes else ()
     wrong += _wrong_categories(column) if "categories" in takes else ()

@@ -99,7 +99,6 @@ class ObjectStore:
         return ObjectStore(self.url.rpartition("/")[0] if self._key else self.url)
 
     def within(self, name: str) -> ObjectStore:
-        """Return a thing that stands in it."""
         return ObjectStore(f"{self.url}/{name}")
 
     def absolute(self) -> ObjectStore:
@@ -107,12 +106,10 @@ class ObjectStore:
         return self if self.folder is not None or not self.exists() else replace(self, folder=self._found())
 
     def address(self, key: str = "") -> str:
-        """Return its address, or that of an object in it."""
         return f"{self.url}/{key}" if key else self.url
 
     @property
     def scratch_folder(self) -> Path:
-        """The folder for temporary files."""
         return Path(gettempdir())
 
     # --- reading ---
@@ -157,7 +154,6 @@ class ObjectStore:
         return True
 
     def size(self, key: str) -> int:
-        """Return the bytes of an object; there are no links."""
         return int(self._head(self._place(key))["size"])
 
     def sizes(self, prefix: str) -> Callable[[str], int]:
@@ -166,11 +162,9 @@ class ObjectStore:
         return lambda key: sizes[key] if key in sizes else self.size(key)
 
     def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
-        """Return the bytes of an object."""
         return self._fetched(self._place(key), most)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes of an object."""
         place = self._place(key)
         if start + length > self._head(place)["size"]:
             raise OSError(errno.EINVAL, "it is shorter")
@@ -179,7 +173,6 @@ class ObjectStore:
         )
 
     def opened(self, key: str) -> AbstractContextManager[Stream]:
-        """Open an object as a stream."""
         place = self._place(key)
         pieces = self._asked(
             place, lambda: iter(obstore().get(self._connection(), place).stream(min_chunk_size=_PIECE))
@@ -187,7 +180,6 @@ class ObjectStore:
         return nullcontext(Stream(lambda: self._asked(place, lambda: next(pieces, None))))
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """Yield key and bytes of every object."""
         folder = self._found()
         entries = self._entries(_joined(folder, prefix))
         return ((entry["path"].removeprefix(folder).lstrip("/"), entry["size"]) for entry in entries)
@@ -422,7 +414,6 @@ class ObjectStore:
         """Do nothing: what was sent is durable."""
 
     def drop(self, prefix: str) -> None:
-        """Remove the objects below a prefix."""
         self._remove(_joined(self._found(), prefix))
 
     def _remove(self, folder: str) -> None:
@@ -454,7 +445,6 @@ class ObjectStore:
         return connections.failure(error, self.url, f"written ({what})")
 
     def put(self, key: str, content: bytes | memoryview) -> None:
-        """Send an object."""
         more = {"use_multipart": False} if len(content) <= _WHOLE else {"chunk_size": _WHOLE}
         if (error := self._sent(self._place(key), content, **more)) is not None:
             raise self._unwritten(error, key)

@@ -359,9 +359,6 @@ def test_a_job_file_may_name_the_unit(tmp_path: Path, monkeypatch: pytest.Monkey
     job.write_text(text)
     run.run(job_file.read_job(job), say=print)
     assert stored(tmp_path / "rows.zarr") == [0, 2]
-    job.write_text(text.replace('source = "source.csv"\n', 'source = "."\nperiods = true\n'))
-    with pytest.raises(UsageError, match="needs max_periods"):
-        job_file.read_job(job)
 
 
 ROWS = 'source = "source.csv"\nbudget_epsilon = 2\nbudget_delta = 1e-5\n'
