@@ -318,7 +318,7 @@ def test_a_release_killed_again_and_again_while_it_is_published_is_finished_by_t
         "release", scene.rows, scene.target, "--epsilon", "1", "--clip", "20", "--mechanism", "laplace", "--ledger",
         str(scene.folder / "rows.ledger"),
     ]  # fmt: skip
-    words, digests = scene.folder / "words", set()
+    words, digests = scene.folder / "words", set[str | None]()
     for number, point in enumerate(("with half of the objects", "before the root object", "after the root object")):
         marker = scene.folder / f"struck{number}"
         assert forks.start(words, ["kill", point, str(marker), "inline", *arguments]).wait() == -signal.SIGKILL
