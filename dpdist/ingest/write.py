@@ -124,7 +124,7 @@ def ingest(
                 elsewhere = None
             else:
                 origin = origin_of(source, columns=columns, compress=compress, unit=named, choices=choices)
-                aside = begun(target.resumed("rows", _identity(source, origin, states, budget))).absolute()
+                aside = begun(target.staged("rows", resume=_identity(source, origin, states, budget))).absolute()
             head = partial(
                 head_of, budget=budget, ledger_id=ledger_id, period=period, unit=unit, schema=choices.schema,
                 origin=origin,

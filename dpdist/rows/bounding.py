@@ -200,15 +200,11 @@ class RowBound:
     @property
     def affine(self) -> Affine:
         """How rows are shifted and scaled, for what rounds them without bias."""
-        centre, scale, _ = self._affine
-        return Affine(centre, scale, self.clip_norm)
+        return Affine(*self._affine[:2], self.clip_norm)
 
     @property
     def input_units(self) -> tuple[Block, Block]:
-        """Public centre and scale, (columns,) each, by which ``centre + scale * row`` is in the input's units.
-
-        They are made anew: whoever changes them does not change how rows are bounded.
-        """
+        """Public centre and scale, (columns,) each, by which ``centre + scale * row`` is in the input's units."""
         centre = np.zeros(self.columns) if self.centre is None else np.array(self.centre)
         return centre, np.ones(self.columns) if self.scale is None else np.array(self.scale)
 
@@ -253,24 +249,12 @@ class RowBound:
     def apply(
         self, rows: npt.NDArray[np.generic], out: Block, dithers: Dithers | None = None, *, compiled: bool = True
     ) -> Block:
-        """Bound rows into a buffer.
+        """Bound rows of shape (r, columns), of any real dtype, into a float64 buffer of shape (at least r, width).
 
-        Parameters
-        ----------
-        rows
-            Shape (r, columns), any real dtype.
-        out
-            float64 buffer of shape (at least r, width); overwritten.
-        dithers
-            Those of the rows, if they are rounded without bias.
-        compiled
-            Whether the compiled kernel is worth its import: see :data:`COMPILED_VALUES`. It changes no bit.
-
-        Returns
-        -------
-        ndarray of float64, shape (r, width)
-            A view of out that holds integers; the squared norm of each row is at most :attr:`norm_bound`. A row
-            with a NaN or an infinity counts as zero: failing would reveal it.
+        Rows that are rounded without bias come with their `dithers`. `compiled` says whether the compiled kernel is
+        worth its import (:data:`COMPILED_VALUES`); it changes no bit. Return a view of out, (r, width), that holds
+        integers; the squared norm of each row is at most :attr:`norm_bound`. A row with a NaN or an infinity counts as
+        zero: failing would reveal it.
         """
         bounded = out[: rows.shape[0]]
         z = bounded[:, : self.columns]
@@ -283,17 +267,9 @@ class RowBound:
             self._bounded(rows, z)
         else:
             left = np.empty(rows.shape[0], dtype=np.int64)
-            centre, scale, steps = self._affine
-            none = np.empty(0)
-            count = kernel(
-                rows,
-                none if centre is None else centre,
-                none if scale is None else scale,
-                steps,
-                2.0**self.grid_bits,
-                z,
-                left,
-            )
+            *affine, steps = self._affine
+            centre, scale = (np.empty(0) if vector is None else vector for vector in affine)
+            count = kernel(rows, centre, scale, steps, 2.0**self.grid_bits, z, left)
             if count:
                 rest = np.empty((count, self.columns))
                 self._bounded(rows[left[:count]], rest)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterator
-from typing import Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import google_crc32c
 import msgspec
@@ -27,7 +27,7 @@ from numcodecs import blosc
 from dpdist._util.text import canonical
 from dpdist.errors import DataError
 from dpdist.rows.dataset import RowsTable
-from dpdist.rows.table import BLOSC_BYTES, ChunkPieces, Reference, SealedRows, Table, builtins_of, text_of
+from dpdist.rows.table import BLOSC_BYTES, ChunkPieces, SealedRows, Table, builtins_of, text_of
 from dpdist.rows.writing import chunk_key
 from dpdist.storage.arrays import CHECKSUM_BYTES
 from dpdist.storage.store import Reader, Store
@@ -89,14 +89,6 @@ Rows: TypeAlias = npt.NDArray[np.generic]
 """Rows as they are stored, (r, d), of any of :data:`dpdist.rows.dataset.DTYPES`."""
 
 
-class Digest(Protocol):
-    """What :mod:`hashlib` makes."""
-
-    def update(self, content: memoryview, /) -> None:
-        """Take in bytes."""
-        ...
-
-
 class ChunkReader:
     """Reads chunks of one table, piece by piece, into buffers that every piece overwrites."""
 
@@ -135,29 +127,20 @@ class ChunkReader:
             pass
         return digest.hexdigest()
 
-    def _checked(self, part: RowsTable, index: int, digest: Digest | None) -> Iterator[Rows]:
+    def _checked(self, part: RowsTable, index: int, digest: Any) -> Iterator[Rows]:
+        """Yield the rows of a chunk, and take their bytes into a digest of hashlib, or None."""
         if part.reference is not None:
-            yield from self._in_place(part.reference, index)
+            self._elsewhere = self._elsewhere or part.reference.reading()
+            yield from self._elsewhere.read(index, self._most)
+            self.checksum = self._elsewhere.checksum
             return
-        where = f"Chunk {index} of {part}"
         self._prepare(part)
         try:
             with part.store.opened(chunk_key(index)) as file:
                 yield from (self._unpacked if part.compressed else self._plain)(file, part, index, digest)
-        except OSError:
-            raise DataError(f"{where} is missing or unreadable. Restore it, or ingest the source again.") from None
-        except EOFError:
-            raise DataError(f"{where} is truncated. Restore it, or ingest the source again.") from None
-        except _AlteredError:
-            raise DataError(
-                f"{where} was altered: its checksum differs. Restore it, or ingest the source again."
-            ) from None
-
-    def _in_place(self, reference: Reference, index: int) -> Iterator[Rows]:
-        if self._elsewhere is None:
-            self._elsewhere = reference.reading()
-        yield from self._elsewhere.read(index, self._most)
-        self.checksum = self._elsewhere.checksum
+        except (OSError, _DamagedError) as error:
+            fault = "is missing or unreadable" if isinstance(error, OSError) else str(error)
+            raise DataError(f"Chunk {index} of {part} {fault}. Restore it, or ingest the source again.") from None
 
     def _prepare(self, part: RowsTable) -> None:
         """Make buffers for the chunks of a part; those of the last one stay where they fit."""
@@ -168,14 +151,14 @@ class ChunkReader:
         self._rows = np.empty((rows, part.columns), dtype=np.dtype(part.dtype).newbyteorder("<"))
         self._file = np.empty(part.chunk_bytes if part.compressed else CHECKSUM_BYTES, dtype=np.uint8)
 
-    def _plain(self, file: Reader, part: RowsTable, index: int, digest: Digest | None) -> Iterator[Rows]:
+    def _plain(self, file: Reader, part: RowsTable, index: int, digest: Any) -> Iterator[Rows]:
         checksum, step = 0, self._rows.shape[0]
         left = part.rows_in(index)  # the chunk of a table's end is filled up to the length of the others
         for start in range(0, part.chunk_rows, step):
             piece = self._rows[: min(step, part.chunk_rows - start)]
             content = piece.reshape(-1).view(np.uint8)
             if file.readinto(content.data) != content.size:
-                raise EOFError
+                raise _DamagedError(_TRUNCATED)
             checksum = google_crc32c.extend(checksum, content)
             if digest is not None:
                 digest.update(content.data)
@@ -183,20 +166,20 @@ class ChunkReader:
                 yield piece[:left]
             left -= piece.shape[0]
         if file.readinto(self._file.data) != CHECKSUM_BYTES:
-            raise EOFError
+            raise _DamagedError(_TRUNCATED)
         self._require(checksum, self._file)
         if file.readinto(memoryview(bytearray(1))):
-            raise _AlteredError
+            raise _DamagedError(_ALTERED)
 
-    def _unpacked(self, file: Reader, part: RowsTable, index: int, digest: Digest | None) -> Iterator[Rows]:
+    def _unpacked(self, file: Reader, part: RowsTable, index: int, digest: Any) -> Iterator[Rows]:
         size = file.readinto(self._file.data)
         if size is None or size <= BLOSC_BYTES + CHECKSUM_BYTES:
-            raise EOFError
+            raise _DamagedError(_TRUNCATED)
         content = self._file[: size - CHECKSUM_BYTES]
         self._require(google_crc32c.value(content), self._file[size - CHECKSUM_BYTES : size])
         unpacked, _, packed = content[4:BLOSC_BYTES].view("<u4")  # Blosc's header: sizes of rows, block, content
         if (unpacked, packed) != (self._rows.nbytes, content.size):
-            raise _AlteredError
+            raise _DamagedError(_ALTERED)
         blosc.decompress(content, self._rows)
         if digest is not None:
             digest.update(self._rows.reshape(-1).view(np.uint8).data)
@@ -207,8 +190,11 @@ class ChunkReader:
     def _require(self, found: int, stored: npt.NDArray[np.uint8]) -> None:
         self.checksum = int.from_bytes(stored.tobytes(), "little")
         if found != self.checksum:
-            raise _AlteredError
+            raise _DamagedError(_ALTERED)
 
 
-class _AlteredError(Exception):
-    """The bytes of a chunk are not those that were written."""
+class _DamagedError(Exception):
+    """The bytes of a chunk are not those that were written: says what is wrong."""
+
+
+_TRUNCATED, _ALTERED = "is truncated", "was altered: its checksum differs"

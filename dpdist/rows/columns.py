@@ -119,7 +119,7 @@ class Column:
         more = [
             f"{len(value)} categories" if key == "categories" else
             f"missing values {listed(value)}" if key == "missing_values" else
-            f"{key} {' to '.join(map(_shown, value))}" if key == "range" else f"{key} {_shown(value)}"
+            f"{key} {' to '.join(map(shown, value))}" if key == "range" else f"{key} {shown(value)}"
             for key, value in self.given.items()
         ]  # fmt: skip
         return f"{self.name} ({', '.join([self.kind, *more])})"
@@ -165,10 +165,8 @@ class Column:
     @property
     def width(self) -> int:
         """How many these are."""
-        if not self.stored:
-            return 0
-        more = (self.other == "column") + self.indicated
-        return (len(self.categories or ()) if self.one_hot else 1) + more
+        own = len(self.categories or ()) if self.one_hot else 1
+        return own + (self.other == "column") + self.indicated if self.stored else 0
 
     def number_of(self, value: Any) -> float:
         """Return a public value, such as an end of the range, as the number that stands for it before any scale."""
@@ -189,7 +187,8 @@ class Column:
         return None if self.range is None else (self.number_of(self.range[0]), self.number_of(self.range[1]))
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value as messages have it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -1,9 +1,8 @@
 """rows.zarr: a Zarr v3 array of n x d private rows with an identity and a declared budget.
 
-The chunks are full-width runs of rows, little-endian bytes with a CRC32C checksum, so a worker reads a chunk file
-straight into one reused buffer, small enough to stay in its cache. With compression (Blosc LZ4) a chunk is unpacked
-into such a buffer instead. Zarr reads a missing chunk as zeros; here a missing, short or altered chunk is
-an error, because a silently dropped block of rows is a wrong answer with a right guarantee.
+The chunks are full-width runs of rows, little-endian bytes with a CRC32C checksum, so a worker reads or unpacks (Blosc
+LZ4) a chunk straight into one reused buffer, small enough to stay in its cache. Zarr reads a missing chunk as zeros;
+here a missing, short or altered chunk is an error: a dropped block of rows is a wrong answer with a right guarantee.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
@@ -41,50 +42,22 @@ _LZ4_MOST = 255
 
 @dataclass(frozen=True, kw_only=True)
 class RowsTable(Shape):
-    """An opened, validated rows.zarr: a :class:`dpdist.rows.table.Table`. Its text is where it is.
+    """An opened, validated rows.zarr: a :data:`dpdist.rows.table.Table`. Its text is where it is."""
 
-    Attributes
-    ----------
-    rows, columns, dtype, chunk_rows, compressed
-        Its shape, and how it is stored.
-    store
-        Where it is, reachable under the same name from every worker.
-    dataset_id
-        32 random hexadecimal digits drawn at ingest.
-    names
-        Column names.
-    budget
-        The declared budget, or None.
-    ledger_id
-        Identity of the one ledger that may be charged for these rows, or None while none was created.
-    period
-        Name of the period whose rows these are, or None. Such a table may have no rows.
-    unit
-        Whose rows these are, and how many of each at most, or None where every row counts alone.
-    seal
-        Digest every chunk must agree with (:mod:`dpdist.rows.chunks`), or None.
-    reproduced
-        Whether a release for reproduction was made of these rows (:mod:`dpdist.release.trusted`).
-    reference
-        Who holds the chunks of rows that were registered, or None where the chunks are here.
-    schema
-        What the columns of the source meant, or None where they were numbers.
-    dropped
-        What dropped rows are stored as (:class:`dpdist.rows.table.RowsAttributes`).
-    """
-
-    store: Store
-    dataset_id: str
+    seals: ClassVar[Mapping[str, str]] = {}
+    """No seals: the ledger charges a whole table."""
+    store: Store  # reachable under the same name from every worker
+    dataset_id: str  # 32 random hexadecimal digits drawn at ingest
     names: tuple[str, ...]
     budget: PrivacyLoss | None
-    ledger_id: str | None = None
-    period: str | None = None
-    unit: Unit | None = None
-    seal: str | None = None
-    reproduced: bool = False
-    reference: Reference | None = None
-    schema: Schema | None = None
-    dropped: str = "zeros"
+    ledger_id: str | None = None  # of the one ledger that may be charged; None while none was created
+    period: str | None = None  # name of the period whose rows these are; such a table may have no rows
+    unit: Unit | None = None  # None: every row counts alone
+    seal: str | None = None  # what every chunk must agree with (:mod:`dpdist.rows.chunks`)
+    reproduced: bool = False  # a release for reproduction was made of them (:mod:`dpdist.release.trusted`)
+    reference: Reference | None = None  # holds the chunks of rows that were registered; None: they are here
+    schema: Schema | None = None  # None: the columns of the source were numbers
+    dropped: str = "zeros"  # see :class:`dpdist.rows.table.RowsAttributes`
 
     def __str__(self) -> str:
         return str(self.store)
@@ -118,11 +91,6 @@ class RowsTable(Shape):
     def periodic(self) -> bool:
         """Whether these are the rows of a period."""
         return self.period is not None
-
-    @property
-    def seals(self) -> dict[str, str]:
-        """No seals: the ledger charges a whole table."""
-        return {}
 
     @property
     def chunks(self) -> int:
@@ -187,12 +155,9 @@ def created(
     names: tuple[str, ...],
     budget: PrivacyLoss | None,
     compress: bool = False,
-    ledger_id: str | None = None,
-    period: str | None = None,
-    unit: Unit | None = None,
-    schema: Schema | None = None,
+    **head: Any,
 ) -> Iterator[RowsWriter]:
-    """Create a rows.zarr; it appears at target when the block ends without an error and all rows were written."""
+    """Create a rows.zarr with a head of :func:`head_of`; it appears when the block ends and all rows were written."""
     shape = shape_of(rows, len(names), dtype, compress=compress)
     with store_at(target).staged("rows", private=True) as aside:
         require_space(aside, shape, rows)
@@ -202,7 +167,7 @@ def created(
             raise DataError(
                 f"{writer.rows} rows came where {rows} were announced: the source changed while it was read."
             )
-        aside.put(ROOT, head_of(shape, names, budget, ledger_id=ledger_id, period=period, unit=unit, schema=schema))
+        aside.put(ROOT, head_of(shape, names, budget, **head))
 
 
 def shape_of(rows: int, columns: int, dtype: str, *, compress: bool = False) -> Shape:
@@ -260,21 +225,21 @@ def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTa
     """
     if (attributes_of(table.store) or {}).get("ledger_id") is not None:
         raise DataError(f"{table} has a ledger already.")
-
-    def unbound(found: dict[str, object]) -> bool:
-        return found["ledger_id"] is None and not found.get("reproduced", False)
-
-    set_attributes(table.store, "rows", unbound, budget=budget.to_json(), ledger_id=ledger_id)
+    set_attributes(
+        table.store,
+        "rows",
+        lambda found: found["ledger_id"] is None and not found.get("reproduced", False),
+        budget=budget.to_json(),
+        ledger_id=ledger_id,
+    )
     return replace(table, budget=budget, ledger_id=ledger_id)
 
 
 def mark_reproduced(table: RowsTable) -> None:
     """Record, for ever, that rows were released for reproduction; hold ``table.store.locked()`` meanwhile."""
-
-    def undeclared(found: dict[str, object]) -> bool:
-        return found["ledger_id"] is None and found["budget"] is None
-
-    set_attributes(table.store, "rows", undeclared, reproduced=True)
+    set_attributes(
+        table.store, "rows", lambda found: found["ledger_id"] is None and found["budget"] is None, reproduced=True
+    )
 
 
 @quiet()
@@ -285,7 +250,7 @@ def open_ingested(path: AnyStore) -> RowsTable:
     info = require_format(store, FORMAT, otherwise)
     try:
         array = zarr.open_array(store.for_zarr(), mode="r", zarr_format=3)
-        said = RowsAttributes.of(info)
+        said = msgspec.convert(info, RowsAttributes)
         table: RowsTable | None = RowsTable(
             store=store.absolute(),
             dataset_id=said.dataset_id,
@@ -330,22 +295,24 @@ def incomplete(table: RowsTable) -> Iterator[tuple[int, str]]:
 
 
 def _validate(table: RowsTable, array: Array) -> None:
-    where = f"{table} cannot be used:"
-    cure = f"Ingest the source again with {step('ingest')}."
-    least = 1 if table.period is None else 0
-    if array.ndim != 2 or table.columns != len(table.names) or table.columns < 2 or table.rows < least:
-        raise DataError(f"{where} it must be a table of at least one row and two named columns. {cure}")
-    if table.dtype not in DTYPES:
-        raise DataError(f"{where} its dtype is {table.dtype}, not one of {', '.join(DTYPES)}. {cure}")
-    if (
-        array.chunks != (table.chunk_rows, table.columns)
-        or table.chunk_rows > max(1, table.rows)
-        or array.shards is not None
-    ):
-        raise DataError(f"{where} its chunks must be whole rows, at most as many as the table has. {cure}")
     codecs = [type(codec) for codec in array.metadata.codecs]  # type: ignore[union-attr]
-    if codecs not in ([BytesCodec, Crc32cCodec], [BytesCodec, BloscCodec, Crc32cCodec]):
-        raise DataError(
-            f"{where} its chunks must be little-endian bytes, plain or compressed with Blosc, and a CRC32C checksum. "
-            f"{cure}"
-        )
+    least = 1 if table.period is None else 0
+    for sound, said in (
+        (
+            array.ndim == 2 and table.columns == len(table.names) >= 2 and table.rows >= least,
+            "it must be a table of at least one row and two named columns",
+        ),
+        (table.dtype in DTYPES, f"its dtype is {table.dtype}, not one of {', '.join(DTYPES)}"),
+        (
+            array.chunks == (table.chunk_rows, table.columns)
+            and table.chunk_rows <= max(1, table.rows)
+            and array.shards is None,
+            "its chunks must be whole rows, at most as many as the table has",
+        ),
+        (
+            codecs in ([BytesCodec, Crc32cCodec], [BytesCodec, BloscCodec, Crc32cCodec]),
+            "its chunks must be little-endian bytes, plain or compressed with Blosc, and a CRC32C checksum",
+        ),
+    ):
+        if not sound:
+            raise DataError(f"{table} cannot be used: {said}. Ingest the source again with {step('ingest')}.")

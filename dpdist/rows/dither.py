@@ -37,12 +37,11 @@ the odd one's: v1 its low byte, v2 its high byte. The block behind the last colu
 next one of the odd rows. Dithers are the same in every chunking and on every processor. They do not follow from what
 stands in a row: equal rows would get equal dithers, whose errors would add up like n.
 
-*Why 8 rounds.* No published attack on 8 rounds of ChaCha (Bernstein 2008) with 256 bits of key is faster than a search
-of all keys; 7 rounds can be attacked, with far more work and known words than anybody has. Aumasson (2019, "Too Much
-Crypto", eprint 2019/1492) recommends 8. Nor is a word of it ever seen: who attacks gets one sum over all rows, behind
-noise that is, on the grid taken by default, at least 20 times what rounding does to the spectrum, and under new keys
-with every attempt. To learn anything from the dithers he would have to tell ChaCha8 from random numbers through that
-noise. The noise itself never comes from here.
+*Why 8 rounds.* No published attack on 8 rounds of ChaCha (Bernstein 2008) with a 256-bit key is faster than exhaustive
+search; 7 rounds can be attacked, with infeasible work and data. Aumasson (2019, "Too Much Crypto", eprint 2019/1492)
+recommends 8. No word is ever seen: an attacker gets one sum over all rows, under new keys with every attempt, behind
+noise that is, on the default grid, at least 20 times what rounding does to the spectrum. The noise never comes from
+here.
 
 **Privacy.** Whatever the dithers are, a row becomes an integer vector of squared norm at most ``4^b`` alone, and that
 is verified. Keys are secret and new for every attempt at a release, under every neighbouring relation: one for each
@@ -55,10 +54,10 @@ two sums differ as those of any map of single rows do. The divergences between m
 most the largest between their parts (joint convexity), and the dithers have the law of the weights in both. So the
 guarantee for each assignment of dithers is that of the release.
 
-* It needs that nobody sees a dither: sums under two keys of the same rows, or a key beside a sum, are outside it. A
-  unit may be computed twice, under two keys, and one of its sums is added: the one that was there first. The time that
-  a unit takes does not depend on its dithers, but for the one row in 100,000 that rounding leaves too long: it takes a
-  millisecond, less than the same unit varies by from one time to the next. The other sum is seen by nobody.
+* Nobody may see a dither: sums under two keys of the same rows, or a key next to a sum, are outside it. A unit may be
+  computed twice, under two keys; the sum that was there first is added, and nobody sees the other. The time that a unit
+  takes does not depend on its dithers, but for the one row in 100,000 that rounding leaves too long: a millisecond,
+  less than the same unit varies by from one time to the next.
 * How many units there are, and where they are cut, follows from n. Where n is private it differs between neighbours,
   and the law of the dithers is the same for every cut. Rows that are added several times are summed once, and
   multiplied.
@@ -174,33 +173,17 @@ def chacha(state: Words, rounds: int = _ROUNDS) -> Words:
 
 
 class Drawn(NamedTuple):
-    """Random numbers of consecutive rows.
+    """Random numbers of consecutive rows."""
 
-    Attributes
-    ----------
-    entries
-        (rows, columns), of 16 bits: v1 in the low byte, v2 in the high one.
-    thirds
-        (rows,): v3.
-    """
-
-    entries: Words
-    thirds: Block
+    entries: Words  # (rows, columns), of 16 bits: v1 in the low byte, v2 in the high one
+    thirds: Block  # (rows,): v3
 
 
 class Dithers(NamedTuple):
-    """The dithers of consecutive rows.
+    """The dithers of consecutive rows."""
 
-    Attributes
-    ----------
-    key
-        Of their part of the table.
-    first_row
-        The number of the first one in it.
-    """
-
-    key: DitherKey
-    first_row: int
+    key: DitherKey  # of their part of the table
+    first_row: int  # the number of the first one in it
 
     def behind(self, rows: int) -> Dithers:
         """Return those of the rows behind so many."""
@@ -222,19 +205,11 @@ def compiled_kernel() -> Rounding | None:
 
 
 class Affine(NamedTuple):
-    """How rows are shifted and scaled.
+    """How rows are shifted and scaled."""
 
-    Attributes
-    ----------
-    centre, scale
-        (columns,), or None.
-    clip_norm
-        C, in the units of the rows so shifted and scaled.
-    """
-
-    centre: Block | None
+    centre: Block | None  # (columns,)
     scale: Block | None
-    clip_norm: float
+    clip_norm: float  # C, in the units of the rows so shifted and scaled
 
     def shifted(self, rows: npt.NDArray[np.generic]) -> Block:
         """Return ``(rows - centre) / scale``, float64."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
+from decimal import Decimal
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpdist._util.frames import as_frame
-from dpdist._util.text import counted, listed, repeated
+from dpdist._util.text import counted
 from dpdist.errors import DataError, UsageError, quiet
 from dpdist.naming import step
 from dpdist.rows.columns import LARGEST_WHOLE, SECONDS, Column
@@ -43,15 +43,8 @@ _TRUE = ("true", "True", "TRUE", "yes", "Yes", "YES", "1", "1.0")
 _FALSE = ("false", "False", "FALSE", "no", "No", "NO", "0", "0.0")
 _US = 1_000_000
 _PLAIN = {
-    "%F": "%Y-%m-%d",
-    "%D": "%m/%d/%y",
-    "%T": "%H:%M:%S",
-    "%R": "%H:%M",
-    "%e": "%d",
-    "%h": "%b",
-    "%n": " ",
-    "%t": " ",
-}
+    "%F": "%Y-%m-%d", "%D": "%m/%d/%y", "%T": "%H:%M:%S", "%R": "%H:%M", "%e": "%d", "%h": "%b", "%n": " ", "%t": " ",
+}  # fmt: skip
 """What Python does not know of the parts of a date."""
 _DIGITS = re.compile(r"\d+")
 NO_NUMBER = "the cell is not a number"
@@ -85,30 +78,28 @@ class UnfitError(Exception):
         said = [f"{where(row)}, column {column!r}: {what}" for row, column, what in self.faults[:_TOLD]]
         more = len(self.faults) - len(said)
         rest = f"; and of {counted(more, 'other column')}" if more else ""
-        words = any(what == NO_NUMBER for _, _, what in self.faults)
-        return DataError(
-            f"{source}, {'; '.join(said)}{rest}. Correct what the schema says"
-            + (
-                f" (a column that holds no numbers has, in place of kind and range, {NOT_NUMBERS}; words for "
-                'missing values are listed, missing_values = ["?"])'
-                if words
-                else ""
-            )
-            + f", or {cure[0].lower()}{cure[1:]}"
-        )
+        hint = ""
+        if any(what == NO_NUMBER for _, _, what in self.faults):
+            hint = f" (a column that holds no numbers has, in place of kind and range, {NOT_NUMBERS}; "
+            hint += 'words for missing values are listed, missing_values = ["?"])'
+        shown = f"{source}, {'; '.join(said)}{rest}"
+        return DataError(f"{shown}. Correct what the schema says{hint}, or {cure[0].lower()}{cure[1:]}")
 
 
 def _is_text(kind: Any) -> bool:
     """Say whether it is text, or bytes, as some write text."""
-    kinds = (
-        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
-        pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
-    )  # fmt: skip
-    return any(is_one(kind) for is_one in kinds)
+    types = pa.types
+    views = types.is_string_view(kind) or types.is_binary_view(kind)
+    text = types.is_string(kind) or types.is_large_string(kind)
+    return bool(views or text or types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _is_numeric(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_time(kind: Any) -> bool:
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
 def takes(column: Column, kind: Any) -> bool:
@@ -118,7 +109,7 @@ def takes(column: Column, kind: Any) -> bool:
     if _is_text(kind) or pa.types.is_null(kind) or column.kind == "ignored":
         return True
     if column.kind == "date":
-        return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+        return _is_time(kind)
     if isinstance(kind, _UUID):
         return column.kind in {"privacy unit", "category"}
     if column.kind == "privacy unit":
@@ -146,7 +137,7 @@ def kind_of(stored: Any) -> str:
         return "integer"
     if _is_numeric(stored):
         return "number"
-    if pa.types.is_date(stored) or pa.types.is_timestamp(stored):
+    if _is_time(stored):
         return "date"
     return "category" if _is_text(stored) else "ignored"
 
@@ -157,12 +148,10 @@ def encoded(schema: Schema, columns: Mapping[str, Any], rows: int) -> Iterator[R
     for start in range(0, rows, step):
         piece = {name: column.slice(start, step) for name, column in columns.items()}
         try:
-            yield _piece(schema, piece, min(step, rows - start))
+            encoded_piece = _piece(schema, piece, min(step, rows - start))
         except UnfitError as error:
-            wrong = error.after(start)
-        else:
-            continue
-        raise wrong
+            raise error.after(start) from None
+        yield encoded_piece
 
 
 def _piece(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
@@ -195,20 +184,17 @@ def _fill(schema: Schema, column: Column, found: Any, out: Rows) -> _Mask:
             lacking, column, 'the value is missing: say what becomes of it (missing = "fill", "indicator" or "drop")'
         )
     low, high, shift, factor = schema.affine(column)
+    values = np.where(lacking, schema.filled(column), values)
     if column.one_hot:
-        values = np.where(lacking, schema.filled(column), values).astype(np.int64)
         known = values >= 0
-        out[known, values[known]] = factor
-        width = len(column.categories) + (column.other == "column")
+        out[known, values[known].astype(np.int64)] = factor
     else:
-        values = np.where(lacking, schema.filled(column), values)
         finite = np.isfinite(np.clip(values, low, high))
         if not finite.all():
             raise _unfit(~finite, column, "the value is not finite, and the schema says no range to clip it to")
         out[:, 0] = (np.clip(values, low, high) - shift) * factor
-        width = 1
     if column.indicated:
-        out[lacking, width] = column.weight or 1.0
+        out[lacking, -1] = column.weight or 1.0
     return lacking
 
 
@@ -239,13 +225,13 @@ def _codes(column: Column, kind: Any) -> list[Any]:
     found = []
     for code in column.missing_values if dates else column.codes:
         with suppress(pa.ArrowException):
-            value = _iso(pa.timestamp("us"), pa.array([code])) if dates else pa.array([code])
+            value = _iso(pa.array([code])) if dates else pa.array([code])
             found += pc.cast(value, kind).to_pylist()
     return found
 
 
 def _valid(text: Any) -> Any:
-    """Return text that is UTF-8, which Parquet files need not hold; ArrowInvalid: it is not."""
+    """Return text; ArrowInvalid if it is not UTF-8, which Parquet files need not hold."""
     text = text.cast(pa.large_string() if pa.types.is_large_binary(text.type) else pa.string())
     text.validate(full=True)
     return text
@@ -259,6 +245,12 @@ def _text(found: Any) -> tuple[Any, Any]:
     """Return text without spaces around it, and where no value is, as Arrow arrays."""
     text = pc.utf8_trim_whitespace(found)
     return text, pc.or_kleene(pc.is_null(text), pc.fill_null(pc.is_in(text, pa.array(MISSING_WORDS)), True))
+
+
+def _values_of_text(found: Any) -> Any:
+    """Return text without spaces around it, null where no value is."""
+    text, absent = _text(found)
+    return pc.if_else(absent, pa.scalar(None, text.type), text)
 
 
 def _without_point(text: Any) -> Any:
@@ -291,9 +283,7 @@ def _parsed(column: Column, text: Any, parse: Callable[[Any], Any], said: str) -
 
 def _numbers(column: Column, found: Any) -> tuple[Rows, _Mask]:
     if _is_text(found.type):
-        text, absent = _text(found)
-        text = pc.if_else(absent, pa.scalar(None, text.type), text)
-        found = _parsed(column, text, lambda part: pc.cast(part, pa.float64()), NO_NUMBER)
+        found = _parsed(column, _values_of_text(found), lambda part: pc.cast(part, pa.float64()), NO_NUMBER)
     elif pa.types.is_boolean(found.type):
         found = found.cast(pa.uint8())
     values = floats(found).to_numpy(zero_copy_only=False)
@@ -348,16 +338,18 @@ def _names(found: Any) -> Any:
     """Return values as the text by which categories are listed: whole numbers without a point."""
     if pa.types.is_null(found.type):
         return found.cast(pa.string())
-    if pa.types.is_decimal(found.type):  # every digit names
-        exact = [None if each is None else f"{each:.0f}" if each == each.to_integral_value() else repr(float(each))
-                 for each in found.to_pylist()]  # fmt: skip
-        return pa.array(exact, pa.string())
-    if pa.types.is_floating(found.type):
-        values = pc.add(pc.cast(found, pa.float64(), safe=False), 0.0)  # -0 is 0
-        wanted = [None if not math.isfinite(each) else f"{each:.0f}" if each.is_integer() else repr(each)
-                  for each in values.to_numpy(zero_copy_only=False).tolist()]  # fmt: skip
-        return pa.array(wanted, pa.string())
+    if pa.types.is_decimal(found.type) or pa.types.is_floating(found.type):
+        if pa.types.is_floating(found.type):
+            found = pc.add(pc.cast(found, pa.float64(), safe=False), 0.0)  # -0 is 0
+        values = found.to_pylist()  # every digit of a decimal names
+        return pa.array([None if each is None else _name_of(each) for each in values], pa.string())
     return found if _is_text(found.type) else found.cast(pa.string())
+
+
+def _name_of(value: float | Decimal) -> str | None:
+    if not math.isfinite(value):
+        return None
+    return f"{value:.0f}" if value == math.trunc(value) else repr(float(value))
 
 
 def _categories(column: Column, found: Any) -> tuple[Rows, _Mask]:
@@ -383,17 +375,15 @@ def _dates(column: Column, found: Any) -> tuple[Rows, _Mask]:
     if pa.types.is_null(found.type):
         found = found.cast(pa.string())
     if _is_text(found.type):
-        text, absent = _text(found)
-        text = pc.if_else(absent, pa.scalar(None, text.type), text)
-        kind = pa.timestamp("us")
+        text = _values_of_text(found)
         if column.format is None:
-            found = _parsed(column, text, partial(_iso, kind), said)
+            found = _parsed(column, text, _iso, said)
         else:
             found = _parsed(column, text, lambda part: pc.strptime(part, format=column.format, unit="us"), said)
             _require_days(column, column.format, text, found, said)
     else:
-        given, kind = found, pa.timestamp("us", getattr(found.type, "tz", None))
-        found = pc.cast(given, kind, safe=False)
+        given = found
+        found = pc.cast(given, pa.timestamp("us", getattr(given.type, "tz", None)), safe=False)
         finer = pa.types.is_timestamp(given.type) and given.type.unit == "ns"
         if not finer and not (back := pc.cast(found, given.type, safe=False)).equals(given):
             wrong = _flags(pc.fill_null(pc.not_equal(back, given), False))
@@ -405,12 +395,12 @@ def _dates(column: Column, found: Any) -> tuple[Rows, _Mask]:
     return values / (_US * SECONDS[column.unit or "days"]) + first, lacking
 
 
-def _iso(kind: Any, text: Any) -> Any:
+def _iso(text: Any) -> Any:
     """Return dates of ISO 8601 as times of UTC; those that say no zone are of UTC."""
     try:
-        return pc.cast(text, kind)
+        return pc.cast(text, pa.timestamp("us"))
     except pa.ArrowInvalid:
-        return pc.cast(pc.cast(text, pa.timestamp("us", "UTC")), kind)
+        return pc.cast(pc.cast(text, pa.timestamp("us", "UTC")), pa.timestamp("us"))
 
 
 def _require_days(column: Column, form: str, text: Any, found: Any, said: str) -> None:
@@ -451,18 +441,15 @@ def units_of(schema: Schema, columns: Mapping[str, Any], key: bytes) -> npt.NDAr
         text, absent = _text(_names(_plain(column, columns[column.name])))
         if (lacking := _flags(absent)).any():
             raise _unfit(lacking, column, "the privacy unit is missing: it is not said whose row it is")
-        each = pc.cast(text, pa.string()).dictionary_encode()
-        text = pa.array([spelled(name) for name in each.dictionary.to_pylist()], pa.string()).take(each.indices)
-        length = pc.cast(pc.binary_length(text), pa.string())
-        parts += [length, text]
+        coded = pc.cast(text, pa.string()).dictionary_encode()
+        text = pa.array([spelled(name) for name in coded.dictionary.to_pylist()], pa.string()).take(coded.indices)
+        parts += [pc.cast(pc.binary_length(text), pa.string()), text]
     # with its length before each part, no two units are written alike
     whole = pc.binary_join_element_wise(*parts, ":").dictionary_encode()
-    digests = b"".join(
-        blake2b(each.encode(), digest_size=16, key=key).digest() for each in whole.dictionary.to_pylist()
-    )
-    found = np.frombuffer(digests, dtype=np.uint64).reshape(-1, 2)
-    rows: npt.NDArray[np.uint64] = found[whole.indices.to_numpy(zero_copy_only=False)]
-    return rows
+    names = whole.dictionary.to_pylist()
+    digests = b"".join(blake2b(name.encode(), digest_size=16, key=key).digest() for name in names)
+    places: npt.NDArray[np.int32] = whole.indices.to_numpy(zero_copy_only=False)
+    return np.frombuffer(digests, dtype=np.uint64).reshape(-1, 2)[places]
 
 
 # --- tables in memory -------------------------------------------------------------------------------------------------
@@ -491,13 +478,13 @@ def types_of(frame: Any) -> dict[str, Any]:
 
 def _type_of(kind: Any) -> Any:
     name = str(kind).lower()
-    if name.startswith("datetime64"):
-        return pa.timestamp("us")
-    for words, found in (("bool", pa.bool_()), ("int", pa.int64()), ("uint", pa.int64()), ("float", pa.float64())):
+    none = pa.duration("us")  # no kind of column takes it
+    for words, stored in (
+        ("datetime64", pa.timestamp("us")), (("complex", "timedelta", "period", "interval"), none),
+        ("bool", pa.bool_()), (("int", "uint"), pa.int64()), ("float", pa.float64()),
+    ):  # fmt: skip
         if name.startswith(words):
-            return found
-    if name.startswith(("complex", "timedelta", "period", "interval")):
-        return pa.duration("us")
+            return stored
     return pa.string()
 
 
@@ -515,18 +502,12 @@ def transformed(schema: Schema, frame: Any) -> Any:
             f"would protect each row by itself. Write the DataFrame with {step('ingest')} and the schema, and fit the "
             "rows."
         )
-    names = list(map(str, frame.columns))
-    if twice := repeated(names):
-        raise UsageError(f"The DataFrame has several columns of one name: {listed(twice)}. Rename them.")
-    schema.places(names)
+    schema.places(list(map(str, frame.columns)))
     require_types(schema, types_of(frame))
     wanted = [column.name for column in schema.columns if column.stored]
-    wrong = None
     try:
         blocks = list(encoded(schema, columns_of(frame, wanted), len(frame)))
     except UnfitError as error:
-        wrong = error
-    if wrong is not None:
-        raise wrong.told("The DataFrame", lambda row: f"row {row} (counting from 0)", "Mend it there.")
+        raise error.told("The DataFrame", lambda row: f"row {row} (counting from 0)", "Mend it there.") from None
     rows = np.concatenate(blocks) if blocks else np.empty((0, len(schema.features)))
     return type(frame)(rows, index=frame.index, columns=list(schema.features))

@@ -50,18 +50,10 @@ Records = npt.NDArray[np.void]
 
 
 class SourceEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file or array.
+    """A file or array."""
 
-    Attributes
-    ----------
-    place
-        Its absolute path, or its address.
-    keys
-        Names and texts of the keys of the folders it lies in (:mod:`dpdist.ingest.readers.columnar`).
-    """
-
-    place: Text
-    keys: tuple[tuple[Text, Text], ...] = ()
+    place: Text  # its absolute path, or its address
+    keys: tuple[tuple[Text, Text], ...] = ()  # of the folders it lies in (:mod:`dpdist.ingest.readers.columnar`)
 
 
 def part_key(number: int) -> str:
@@ -110,16 +102,12 @@ class Manifest:
     @property
     def chunks(self) -> int:
         """Number of chunks."""
-        return int(self._ends[0][-1])
+        return int(_ends_of(self)[0][-1])
 
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return int(self._ends[1][-1])
-
-    @property
-    def _ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        return _ends_of(self)
+        return int(_ends_of(self)[1][-1])
 
     def record(self, index: int) -> Any:
         """Return what is known of a chunk, a :data:`RECORD`."""
@@ -135,7 +123,7 @@ class Manifest:
 
     def chunk_of(self, row: int) -> int:
         """Return the number of the chunk in which a row is."""
-        number = int(np.searchsorted(self._ends[1], row, side="right"))
+        number = int(np.searchsorted(_ends_of(self)[1], row, side="right"))
         begins = _part_of(self, number)[1]
         inner = int(np.searchsorted(begins, row - self._before(1, number), side="right")) - 1
         return self._before(0, number) + inner
@@ -146,14 +134,14 @@ class Manifest:
 
     def parts(self) -> Iterator[Records]:
         """Yield all records, part after part."""
-        for number in range(len(self._ends[0])):
+        for number in range(len(_ends_of(self)[0])):
             yield _part_of(self, number)[0]
 
     def _before(self, which: int, number: int) -> int:
-        return int(self._ends[which][number - 1]) if number else 0
+        return int(_ends_of(self)[which][number - 1]) if number else 0
 
     def _placed(self, index: int) -> tuple[int, int]:
-        number = int(np.searchsorted(self._ends[0], index, side="right"))
+        number = int(np.searchsorted(_ends_of(self)[0], index, side="right"))
         return number, index - self._before(0, number)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import ClassVar
 
 import msgspec
 
@@ -40,27 +41,13 @@ _FILE = "periods.json"
 
 @dataclass(frozen=True)
 class PeriodicTable:
-    """An opened folder of periods.
+    """An opened folder of periods."""
 
-    Attributes
-    ----------
-    store
-        Where it is, reachable under the same name from every worker.
-    dataset_id
-        32 random hexadecimal digits: the identity of the rows of all periods together.
-    budget
-        The declared budget.
-    ledger_id
-        Identity of the one ledger that may be charged for these rows, or None while none was created.
-    unit
-        Whose rows these are, how many of a period and in how many periods at most; None: every row counts alone.
-    """
-
-    store: Store
-    dataset_id: str
+    store: Store  # reachable under the same name from every worker
+    dataset_id: str  # of the rows of all periods together: 32 random hexadecimal digits
     budget: PrivacyLoss
-    ledger_id: str | None
-    unit: Unit | None = None
+    ledger_id: str | None  # of the one ledger that may be charged; None while none was created
+    unit: Unit | None = None  # with rows of a period and periods at most; None: every row counts alone
 
     def rows_of(self, period: str) -> Store:
         """Return where the rows of a period are stored."""
@@ -86,12 +73,9 @@ class PeriodicTable:
                 raise DataError(f"{part} holds other rows than those of the period {period}. Restore it.")
             parts.append(replace(part, seal=seal))
             sealed_tags(parts[-1])  # here too: of a period that is said to have no rows no chunk is ever read
-        first = parts[0]
         for part in parts:
-            if part.names != first.names:
-                raise DataError(f"{part} has other columns than {first}. Restore it.")
-            if part.schema != first.schema:
-                raise DataError(f"{part} was made with another schema than {first}. Restore it.")
+            if (part.names, part.schema) != (parts[0].names, parts[0].schema):
+                raise DataError(f"{part} has other columns, or another schema, than {parts[0]}. Restore it.")
             if part.unit != self.unit:
                 raise DataError(f"{part} protects another privacy unit than {self.store}. Restore it.")
         return Span(self.store.absolute(), self.dataset_id, self.budget, self.ledger_id, tuple(parts), start)
@@ -99,29 +83,19 @@ class PeriodicTable:
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive periods as one table (:class:`dpdist.rows.table.Table`): their chunks, one period after the other.
+    """Consecutive periods as one :data:`dpdist.rows.table.Table`: their chunks, one period after the other.
 
     Each period is stored in its own type and in chunks of its own length. Its text is the folder of the periods.
-
-    Attributes
-    ----------
-    store, dataset_id, budget, ledger_id
-        Those of all periods, as of a :class:`PeriodicTable`.
-    parts
-        The rows of each period, at least one.
-    start
-        Position of the first among all periods, from 0.
-    weights
-        How often each row of each part is added, at least once; none: every row once.
     """
 
-    store: Store
+    periodic: ClassVar[bool] = True
+    store: Store  # this and what follows are those of the PeriodicTable
     dataset_id: str
     budget: PrivacyLoss | None
     ledger_id: str | None
-    parts: tuple[RowsTable, ...]
-    start: int = 0
-    weights: tuple[int, ...] = ()
+    parts: tuple[RowsTable, ...]  # the rows of each period, at least one
+    start: int = 0  # position of the first among all periods
+    weights: tuple[int, ...] = ()  # how often each row of each part is added, at least once; none: every row once
 
     def __post_init__(self) -> None:
         if self.weights and (len(self.weights) != len(self.parts) or min(self.weights) < 1):
@@ -176,11 +150,6 @@ class Span:
         """Number of rows of all of them, each as often as it is added."""
         weights = self.weights or (1,) * len(self.parts)
         return sum(weight * part.rows for weight, part in zip(weights, self.parts, strict=True))
-
-    @property
-    def periodic(self) -> bool:
-        """They come in periods."""
-        return True
 
     @property
     def seals(self) -> dict[str, str]:

@@ -1,23 +1,22 @@
-"""In how many periods each person had rows: a private register beside the rows, and whose rows it leaves out.
+"""In how many periods each person had rows: a private register next to the rows, and whose rows it leaves out.
 
-``persons`` stands in the folder of a period, and is of all periods up to it: of every person the digest of his number
-or name and the number of periods in which rows of his were kept. A digest is 16 bytes of BLAKE2b under a key that
-follows from the key of the folder, so that nobody without that can test a person; two of N persons have the same with
-probability N² 2^-129 at most. The file begins with HMAC-SHA256 of itself and of the seal of its period, under the same
-key, and of whether persons are called by names: a period that calls them otherwise would count each anew, and is
-refused.
+``persons`` in the folder of a period is about all periods up to it: for every person the digest of a number or name,
+and the number of periods in which rows of that person were kept. A digest is 16 bytes of BLAKE2b under a key that
+follows from the key of the folder, so that only its holder can test a person; two of N persons collide with probability
+N² 2^-129 at most. The file begins with HMAC-SHA256, under the same key, of itself, the seal of its period, and whether
+persons are called by names: a period that calls them otherwise would count each anew, and is refused.
 
 **Counted once.** The register of a period is made from that of the last closed period, with its rows and before its
 seal is closed in the ledger. So it counts from the very transaction that closes the period. What died before that is
-made anew from the same register, however often; two processes hold the lock of the folder. A register that is missing,
-altered, or of other rows is refused, and with it every further period: it is never begun anew.
+made anew from the same register, however often; the folder is locked. A register that is missing, altered, or of other
+rows is refused, and with it every further period: it is never begun anew.
 
 **Theorem.** Let two series of sources differ in the rows of one person. Then kept rows differ in those of this person
 only, in at most K periods. *Proof.* Whether rows of a period are left out depends on how many earlier periods had rows
 of the same person. Of everybody else that number is the same, and of the person it is counted. ∎
 
-A night reads the register of the period before, writes its own, and removes the one before that: 18 bytes for everybody
-who ever had rows, and about four times as much memory.
+A period reads the register before it, writes its own, and removes the one before that: 18 bytes for everybody who ever
+had rows, and about four times as much memory.
 """
 
 from __future__ import annotations
@@ -47,10 +46,6 @@ _MANY = 1 << 20
 """Digests that are gathered before those that are there twice are dropped."""
 
 
-def _none() -> Digests:
-    return np.empty(0, dtype="S16")
-
-
 @dataclass
 class Watch:
     """Looks at whose the rows of one new period are, and leaves out those of persons who were in enough periods."""
@@ -60,7 +55,7 @@ class Watch:
     known: npt.NDArray[Any]
     named: bool | None = None
     excluded: Sequence[str] = ()
-    _new: Digests = field(default_factory=_none)
+    _new: Digests = field(default_factory=lambda: np.empty(0, dtype="S16"))
     _left_out: KeptRows | None = None
 
     @classmethod
@@ -109,7 +104,7 @@ class Watch:
                 return np.unique(digests(numbers, self.key))
             lines = [[line] if names == 1 else next(csv.reader([line], strict=True)) for line in self.excluded]
             if not lines:
-                return _none()
+                return np.empty(0, dtype="S16")
             parts = list(zip(*lines, strict=True))
         except (ValueError, OverflowError, csv.Error):
             parts = []

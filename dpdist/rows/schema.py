@@ -11,15 +11,13 @@ to tables that are equal or neighbours, by the same relation: replace-one, add-r
 also of one that is to be dropped: that becomes a row of NaN. So a table of n rows is mapped to one of n rows. If two
 tables differ in some rows, their images differ in at most the images of these, at the same places. ∎
 
-So the guarantee of a release of mapped rows holds for the rows of the source. What the policies do to n:
+So the guarantee of a release of mapped rows holds for the rows of the source. A missing value leaves n as it is:
 
-* ``refuse``: the source is refused as a whole, before there are rows, and whoever holds it is told.
+* ``refuse``: the source is refused as a whole, before there are rows.
 * ``fill`` and ``indicator``: the row stays, with a public constant in place of the value.
-* ``drop``: the row is a row of NaN, which a release takes for the centre of the others (zero, once they are shifted
-  by it), and no histogram of columns counts. It still counts in n, so n is the number of rows of the source, under
-  replace-one a public one. To leave it out would let n tell how many rows lack a value. Two tables that differ in one
-  row could then differ in n: no neighbours under replace-one, so that no noise was calibrated for it. A release without
-  a centre is refused. Up to version 0.1.0 the row was one of zeros, and is so in tables of that time.
+* ``drop``: the row is a row of NaN, which a release takes for the centre of the others (a release without one is
+  refused), and no histogram counts. It still counts in n: left out, two tables that differ in one row could differ in
+  n, which are no neighbours under replace-one. Up to version 0.1.0 such a row was one of zeros.
 
 With ``scale = "range"`` a public range [a, b] is mapped to [-1, 1], times the weight. Zero is then the middle of the
 range, and no row is longer than :attr:`Schema.norm`, a clip norm that follows from the schema alone.
@@ -36,7 +34,7 @@ from typing import Any, NamedTuple
 from dpdist._util.text import listed, repeated
 from dpdist.errors import UsageError
 from dpdist.rows.columns import Column
-from dpdist.rows.schema_mistakes import FORMAT, Parts, all_of, mistakes, parts_of, said_of
+from dpdist.rows.schema_mistakes import FORMAT, OWN, Parts, all_of, mistakes, parts_of, said_of
 from dpdist.rows.units import Keep, Unit
 
 
@@ -63,13 +61,10 @@ class _Said:
     lines: tuple[int, ...] = field(default=(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        words = self.missing_values
-        columns = (
-            replace(each, missing_values=words)
-            if words and each.missing_values is None and each.kind != "ignored"
-            else each
-            for each in self.columns
-        )
+        columns = list(self.columns)
+        for place, each in enumerate(columns):
+            if self.missing_values and each.missing_values is None and each.kind != "ignored":
+                columns[place] = replace(each, missing_values=self.missing_values)
         object.__setattr__(self, "columns", tuple(columns))
         parts = Parts(self.columns, self.scale, self.others, self.max_rows, self.keep, self.missing_values, self.lines)
         if wrong := [said_of(each, self.columns) for each in mistakes(parts)]:
@@ -161,28 +156,17 @@ class Schema(_Said):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Schema:
-        """Make a schema of the values that :meth:`to_json` returned.
-
-        Raises
-        ------
-        UsageError
-            If they are not such values.
-        """
+        """Make a schema of the values that :meth:`to_json` returned; UsageError if they are not such values."""
         wrong, columns = parts_of(content)
         if wrong:
             raise UsageError(all_of("The schema", [said_of(each, columns) for each in wrong]))
-        own = ("scale", "others", "max_rows", "keep", "missing_values")
-        known = {key: content[key] for key in own if key in content}
-        return cls(tuple(columns), **known)
+        return cls(tuple(columns), **{key: content[key] for key in OWN if key in content})
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values: what is stored and published."""
-        said: dict[str, object] = {"format": FORMAT}
-        said |= {} if self.scale == "none" else {"scale": self.scale}
-        said |= {} if self.others == "refuse" else {"others": self.others}
-        said |= {} if self.max_rows is None else {"max_rows": self.max_rows}
-        said |= {} if self.keep == "first" else {"keep": self.keep}
-        return {**said, "columns": [each.to_json() for each in self.columns]}
+        own = {key: getattr(self, key) for key in OWN if key != "missing_values"}  # these stand in the columns
+        said = {key: value for key, value in own.items() if value != OWN[key]}
+        return {"format": FORMAT, **said, "columns": [each.to_json() for each in self.columns]}
 
     @property
     def dropping(self) -> tuple[str, ...]:
@@ -205,9 +189,7 @@ class Schema(_Said):
         return self
 
     def transform(self, X: Any) -> Any:  # noqa: N803 - as scikit-learn has it
-        """Return a pandas DataFrame, float64, of the rows of one of pandas or polars or of a table of Arrow.
-
-        Its columns are :attr:`features`.
+        """Return a pandas DataFrame, float64, with columns :attr:`features`, of one of pandas, polars or Arrow.
 
         Raises
         ------
@@ -287,13 +269,7 @@ class Schema(_Said):
         return f"{self.file}, line {self.lines[place]}, {name}" if self.file and self.lines else name
 
     def places(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Return where a source has the columns that are read, in the order of the schema.
-
-        Raises
-        ------
-        UsageError
-            If the source has other columns than the schema says; each is named.
-        """
+        """Return where a source has the columns that are read, in the order of the schema; UsageError names others."""
         have = {name: place for place, name in enumerate(names)}
         twice = repeated(names) if len(have) < len(names) else []
         wrong = [f"several columns are called {listed(map(repr, twice))}"] if twice else []

@@ -21,25 +21,24 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dpdist._util.paths import AnyPath, is_address, read_plain
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
-from dpdist.rows.schema_mistakes import NOT_NUMBERS, Mistake, Parts, all_of, mistakes, parts_of
+from dpdist.rows.schema_mistakes import NOT_NUMBERS, OWN, Mistake, Parts, all_of, mistakes, parts_of
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import store_at
 
 _LARGEST = 64 << 20
-_TOKEN = re.compile(
+_NO_KEY = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}'  # text of several lines
-    r'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\''
-    r"|#[^\n]*|\n|[\[\]{}]|[^\s\"'#\[\]{}]+",
+    r'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*',
     re.DOTALL,
 )
-_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_BEGINS = re.compile(r"\s*(?:(\[\[)|([A-Za-z0-9_-]+)\s*=)")
 
 
 class _Lines(NamedTuple):
@@ -48,6 +47,26 @@ class _Lines(NamedTuple):
     own: dict[str, int]
     columns: list[int]
     keys: list[dict[str, int]]
+
+    @classmethod
+    def of(cls, text: str, count: int) -> _Lines:
+        """Find the columns of a file that is TOML; in a list of tables all are where the list begins."""
+        own, keys = dict[str, int](), list[dict[str, int]]()
+        bare = _NO_KEY.sub(lambda found: "\n" * found[0].count("\n"), text)
+        for number, line in enumerate(bare.split("\n"), 1):
+            begins = _BEGINS.match(line)
+            if begins is not None and begins[1]:
+                keys.append({"": number})
+            elif begins is not None:
+                (keys[-1] if keys else own).setdefault(begins[2], number)
+        if len(keys) != count:
+            keys = [{"": own.get("column", own.get("columns", 1))}] * count
+        return cls(own, [each.get("name", each[""]) for each in keys], keys)
+
+    def line(self, mistake: Mistake) -> int:
+        """Return where a mistake is; 0 if that is nowhere."""
+        key, column = mistake.key or "", mistake.column
+        return self.own.get(key, 0) if column is None else self.keys[column].get(key, self.columns[column])
 
 
 Words = Callable[[Sequence[str]], Collection[str]]
@@ -59,7 +78,6 @@ def read_schema(path: AnyPath, words: Words | None = None) -> Schema:
     if is_address(str(path)) or Path(path).is_dir():
         return _stored(path)
     path = Path(path)
-    content = None
     try:
         text = read_plain(path, _LARGEST).decode()
         content = tomllib.loads(text)
@@ -67,45 +85,41 @@ def read_schema(path: AnyPath, words: Words | None = None) -> Schema:
         raise DataError(f"The schema {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         said = "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-    if content is None:
-        raise UsageError(f"The schema {path} is not TOML: {said}.")
+        raise UsageError(f"The schema {path} is not TOML: {said}.") from None
     wrong, columns = parts_of(content)
-    lines = _lines_of(text, content)
-    own: Any = {key: content.get(key, default) for key, default in _DEFAULTS.items()}
+    lines = _Lines.of(text, len(columns))
+    own = {key: content.get(key, default) for key, default in OWN.items()}
     parts = Parts(columns, **own, lines=lines.columns)
     misread = {(each.column, each.key) for each in wrong} | {(each.column, None) for each in wrong}
     wrong += [each for each in mistakes(parts) if (each.column, each.key) not in misread]
     if wrong:
         wrong = _without_ranges(wrong, columns, words)
-        wrong.sort(key=lambda each: _line(each, lines))
-        raise UsageError(all_of(f"The schema {path}", _grouped(wrong, lines, columns)))
+        wrong.sort(key=lines.line)
+        raise UsageError(all_of(f"The schema {path}", list(_grouped(wrong, lines, columns))))
     return Schema(tuple(columns), **own).read_from(str(path), lines.columns)
 
 
 def _without_ranges(wrong: list[Mistake], columns: Sequence[Column], words: Words | None) -> list[Mistake]:
     """Return mistakes that ask for no range of a column of the source which holds something that is no number."""
-    if words is None or not any(_is_blank(each, columns) for each in wrong):
+    blank = {
+        each.column for each in wrong
+        if each.column is not None and each.key == "range" and columns[each.column].range == ()
+        and columns[each.column].kind in {"number", "integer"}
+    }  # fmt: skip
+    if words is None or not blank:
         return wrong
     found = words([column.name for column in columns])
     said = f"the source holds something there that is no number: in place of kind and range write {NOT_NUMBERS}"
     said += '; or, if it stands for a missing value, missing_values = ["?"]'
     return [
         each._replace(said=said)
-        if each.column is not None and _is_blank(each, columns) and columns[each.column].name in found
+        if each.column is not None
+        and each.column in blank
+        and each.key == "range"
+        and columns[each.column].name in found
         else each
         for each in wrong
     ]
-
-
-def _is_blank(mistake: Mistake, columns: Sequence[Column]) -> bool:
-    """Say whether a mistake is that a number has no range yet."""
-    if mistake.column is None or mistake.key != "range":
-        return False
-    column = columns[mistake.column]
-    return column.range == () and column.kind in {"number", "integer"}
-
-
-_DEFAULTS = {"scale": "none", "others": "refuse", "max_rows": None, "keep": "first", "missing_values": None}
 
 
 def _stored(path: AnyPath) -> Schema:
@@ -120,68 +134,15 @@ def _stored(path: AnyPath) -> Schema:
     raise DataError(f"The schema of {store} was damaged.")
 
 
-def _line(mistake: Mistake, lines: _Lines) -> int:
-    if mistake.column is None:
-        return lines.own.get(mistake.key or "", 0)
-    return lines.keys[mistake.column].get(mistake.key or "", lines.columns[mistake.column])
-
-
-def _grouped(wrong: Sequence[Mistake], lines: _Lines, columns: Sequence[Column]) -> list[str]:
-    """Return what is wrong, once each, with all places where it is."""
-    places: dict[str, list[tuple[int, str | None]]] = {}
-    for each in wrong:
-        name = None if each.column is None else columns[each.column].name
-        places.setdefault(each.said, []).append((_line(each, lines), name))
-    return [_placed(said, found) for said, found in places.items()]
-
-
-def _placed(said: str, found: Sequence[tuple[int, str | None]]) -> str:
-    numbers, names = [str(line) for line, _ in found if line], [repr(name) for _, name in found if name is not None]
-    where = [f"line{'s' * (len(numbers) > 1)} {listed(numbers)}"] if numbers else []
-    where += [f"column{'s' * (len(names) > 1)} {listed(names)}"] if names else []
-    return f"{', '.join(where)}: {said}" if where else said
-
-
-def _lines_of(text: str, content: dict[str, Any]) -> _Lines:
-    """Return where in a file that is TOML its columns and keys are."""
-    own, columns, keys = dict[str, int](), list[int](), list[dict[str, int]]()
-    listed_columns: list[int] = []
-    for line, words, tables in _statements(text):
-        if words[:2] == ["[", "["]:
-            columns.append(line)
-            keys.append({})
-        elif words[0] != "[" and _KEY.fullmatch(words[0]):
-            (keys[-1] if keys else own).setdefault(words[0], line)
-            listed_columns = tables if words[0] in {"column", "columns"} and not keys else listed_columns
-    entries = content.get("columns", content.get("column", []))
-    count = len(entries) if isinstance(entries, list) else 1
-    if len(listed_columns) == count:  # they are written as a list of tables
-        return _Lines(own, listed_columns, [{} for _ in range(count)])
-    if len(columns) != count:  # there are other tables
-        line = own.get("column", own.get("columns", 1))
-        return _Lines(own, [line] * count, [{} for _ in range(count)])
-    return _Lines(own, [each.get("name", line) for each, line in zip(keys, columns, strict=True)], keys)
-
-
-def _statements(text: str) -> Iterator[tuple[int, list[str], list[int]]]:
-    """Yield line and words of what begins in a line and outside of brackets, and the lines of tables in its list."""
-    line, depth, begun = 1, 0, 1
-    words: list[str] = []
-    tables: list[int] = []
-    for found in _TOKEN.finditer(text):
-        word = found[0]
-        if word == "\n" and not depth:
-            if words:
-                yield begun, words, tables
-            words, tables = [], []
-        elif not word.startswith("#") and word != "\n":
-            begun = begun if words else line
-            tables += [line] if word == "{" and depth == 1 else []
-            depth += (word in "[{") - (word in "]}") if len(word) == 1 else 0
-            words += [word] if len(words) < 3 or depth else []
-        line += word.count("\n")
-    if words:
-        yield begun, words, tables
+def _grouped(wrong: Sequence[Mistake], lines: _Lines, columns: Sequence[Column]) -> Iterator[str]:
+    """Yield what is wrong, once each, with all places where it is."""
+    for said in dict.fromkeys(each.said for each in wrong):
+        alike = [each for each in wrong if each.said == said]
+        numbers = dict.fromkeys(str(lines.line(each)) for each in alike if lines.line(each))
+        names = [repr(columns[each.column].name) for each in alike if each.column is not None]
+        where = [f"line{'s' * (len(numbers) > 1)} {listed(numbers)}"] if numbers else []
+        where += [f"column{'s' * (len(names) > 1)} {listed(names)}"] if names else []
+        yield f"{', '.join(where)}: {said}" if where else said
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------
@@ -215,12 +176,10 @@ def draft_of(source: object, names: Sequence[str], kinds: Sequence[str] | None) 
     """Return the text of a draft."""
     shown = json.dumps(str(source), ensure_ascii=False)[1:-1]
     parts = [_HEAD.format(source=shown, types=_UNTYPED if kinds is None else _TYPED)]
+    blanks = {"category": "categories = []  # fill in\n", "boolean": "", "ignored": ""}
     for name, kind in zip(names, kinds or ["number"] * len(names), strict=True):
-        blank = {"category": "categories = []  # fill in", "boolean": None, "ignored": None}.get(
-            kind, "range = []  # fill in"
-        )
-        said = f"\n[[column]]\nname = {_quoted(name)}\nkind = {_quoted(kind)}\n"
-        parts.append(said + (f"{blank}\n" if blank else ""))
+        blank = blanks.get(kind, "range = []  # fill in\n")
+        parts.append(f"\n[[column]]\nname = {_quoted(name)}\nkind = {_quoted(kind)}\n{blank}")
     return "".join(parts)
 
 

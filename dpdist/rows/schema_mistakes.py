@@ -8,27 +8,31 @@ from dataclasses import fields
 from typing import Any, NamedTuple, get_args
 
 from dpdist._util.text import counted, has_control, listed, repeated
-from dpdist.rows.columns import DIRECTIVES, LARGEST_WHOLE, SECONDS, Column, instant
+from dpdist.rows.columns import DIRECTIVES, LARGEST_WHOLE, SECONDS, Column, instant, shown
 from dpdist.rows.units import Keep
 
 FORMAT = "dpdist-schema/1"
 MOST_FEATURES = 1 << 20
 """Columns of rows at most, as of any source."""
-KINDS = ("number", "integer", "boolean", "category", "date", "ignored", "privacy unit")
-MISSING = ("refuse", "fill", "drop", "indicator")
-OTHER = ("refuse", "column", "missing")
-ENCODINGS = ("one-hot", "ordinal")
-_RANGED = frozenset({"number", "integer", "date"})
+_VALUES = {"missing_values", "missing", "fill", "weight"}
 _TAKES = {
-    "number": {"missing_values", "range", "missing", "fill", "weight"},
-    "integer": {"missing_values", "range", "missing", "fill", "weight"},
-    "boolean": {"missing_values", "missing", "fill", "weight"},
-    "category": {"missing_values", "categories", "encoding", "other", "missing", "fill", "weight"},
-    "date": {"missing_values", "range", "unit", "origin", "format", "missing", "fill", "weight"},
+    "number": {*_VALUES, "range"},
+    "integer": {*_VALUES, "range"},
+    "boolean": _VALUES,
+    "category": {*_VALUES, "categories", "encoding", "other"},
+    "date": {*_VALUES, "range", "unit", "origin", "format"},
     "ignored": set[str](),
     "privacy unit": {"missing_values"},
 }
-_OWN = ("scale", "others", "max_rows", "keep", "missing_values")
+"""Kinds of columns, and the keys that each takes."""
+_WORDS = {
+    "missing": ("refuse", "fill", "drop", "indicator"),
+    "other": ("refuse", "column", "missing"),
+    "encoding": ("one-hot", "ordinal"),
+    "unit": tuple(SECONDS),
+}
+OWN: dict[str, Any] = {"scale": "none", "others": "refuse", "max_rows": None, "keep": "first", "missing_values": None}
+"""Keys of a schema besides its columns, and their defaults."""
 _DIRECTIVE = re.compile(r"%([EO_0^#-]*\d*.?)", re.DOTALL)
 _MADE_OF = {"F": "Ymd", "D": "mdy", "T": "HMS", "R": "HM", "n": "", "t": "", "%": ""}
 _SAME = {"y": "Y", "e": "d", "b": "m", "B": "m", "h": "m", "A": "a"}
@@ -42,21 +46,11 @@ _LARGEST = 1e100
 
 
 class Mistake(NamedTuple):
-    """What is wrong in a schema.
+    """What is wrong in a schema."""
 
-    Attributes
-    ----------
-    column
-        Number of the column, from 0; None: it is about the schema as a whole.
-    key
-        Which of its keys, or None.
-    said
-        In words, without a full stop.
-    """
-
-    column: int | None
+    column: int | None  # its number, from 0; None: it is about the schema as a whole
     key: str | None
-    said: str
+    said: str  # without a full stop
 
 
 class Parts(NamedTuple):
@@ -88,9 +82,9 @@ def said_of(mistake: Mistake, columns: Sequence[Column]) -> str:
 def parts_of(content: Mapping[str, Any]) -> tuple[list[Mistake], list[Column]]:
     """Return the columns of parsed content, and what is wrong of its form: keys, and entries that are no columns."""
     wrong = [
-        Mistake(None, key, f"there is no key {key!r}: its keys are {', '.join(_OWN)} and [[column]]")
+        Mistake(None, key, f"there is no key {key!r}: its keys are {', '.join(OWN)} and [[column]]")
         for key in content
-        if key not in {*_OWN, "format", "columns", "column"}
+        if key not in {*OWN, "format", "columns", "column"}
     ]
     if "column" in content and "columns" in content:
         wrong.append(Mistake(None, "columns", "columns and column are one and the same: write one of them"))
@@ -101,23 +95,17 @@ def parts_of(content: Mapping[str, Any]) -> tuple[list[Mistake], list[Column]]:
     keys = [each.name for each in fields(Column)]
     for place, entry in enumerate(entries if isinstance(entries, list) else [entries]):
         said: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
-        name = said.get("name")
         wrong += [Mistake(place, None, f"it needs {needed!r}") for needed in ("name", "kind") if needed not in said]
-        wrong += [
-            Mistake(
-                place,
-                key,
-                f"{key} is about all columns: write it above the first of them"
-                if key in _OWN
-                else f"there is no key {key!r}: its keys are {', '.join(keys)}",
-            )
-            for key in said
-            if key not in keys
-        ]
-        kept = {key: value for key, value in said.items() if key in keys and key not in {"name", "kind"}}
-        columns.append(Column(name if isinstance(name, str) else "?", said.get("kind", "?"), **kept))
-        if name is not None and not isinstance(name, str):
+        for key in said:
+            if key in OWN and key not in keys:
+                wrong.append(Mistake(place, key, f"{key} is about all columns: write it above the first of them"))
+            elif key not in keys:
+                wrong.append(Mistake(place, key, f"there is no key {key!r}: its keys are {', '.join(keys)}"))
+        kept = {"name": "?", "kind": "?"} | {key: value for key, value in said.items() if key in keys}
+        if not isinstance(kept["name"], str):
+            kept["name"] = "?"
             wrong.append(Mistake(place, "name", "its name must be text in quotes"))
+        columns.append(Column(**kept))
     return wrong, columns
 
 
@@ -129,33 +117,31 @@ def mistakes(schema: Parts) -> Iterator[Mistake]:
         yield Mistake(None, "others", f'others must be "refuse" or "ignored", not {schema.others!r}')
     if schema.missing_values is not None and not isinstance(schema.missing_values, list | tuple):
         yield Mistake(None, "missing_values", 'missing_values must be a list, such as ["?", -999]')
-    broken = False
+    wrong = [
+        Mistake(place, key, said)
+        for place, column in enumerate(schema.columns)
+        for key, said in _mistakes_of(column, schema.scale)
+    ]
+    yield from wrong
+    before: dict[str, int] = {}
     for place, column in enumerate(schema.columns):
-        for key, said in _mistakes_of(column, schema.scale):
-            broken = True
-            yield Mistake(place, key, said)
-    yield from _together(schema, broken=broken)
-
-
-def _together(schema: Parts, *, broken: bool) -> Iterator[Mistake]:
-    seen: dict[str, int] = {}
-    for place, column in enumerate(schema.columns):
-        if column.name in seen:
-            at = f"line {schema.lines[seen[column.name]]}" if schema.lines else f"column {seen[column.name] + 1}"
+        if column.name in before:
+            at = f"line {schema.lines[before[column.name]]}" if schema.lines else f"column {before[column.name] + 1}"
             yield Mistake(place, "name", f"there is a column of this name before ({at})")
-        seen.setdefault(column.name, place)
+        before.setdefault(column.name, place)
     yield from _of_units(schema)
-    if broken:
-        return
-    width = sum(column.width for column in schema.columns)
+    if not wrong:
+        yield from _of_features(schema.columns)
+
+
+def _of_features(columns: Sequence[Column]) -> Iterator[Mistake]:
+    width = sum(column.width for column in columns)
     if width > MOST_FEATURES:
         yield Mistake(None, None, f"it makes {width} columns, and rows have at most {MOST_FEATURES}")
     elif width < 2:
         yield Mistake(None, None, f"it makes {counted(width, 'column')}, and a table needs two or more")
-    else:
-        names = [name for column in schema.columns for name in column.features]
-        if twice := repeated(names):
-            yield Mistake(None, None, f"several columns of the rows would be called {listed(twice)}")
+    elif twice := repeated(name for column in columns for name in column.features):
+        yield Mistake(None, None, f"several columns of the rows would be called {listed(twice)}")
 
 
 def _of_units(schema: Parts) -> Iterator[Mistake]:
@@ -175,32 +161,26 @@ def _of_units(schema: Parts) -> Iterator[Mistake]:
 def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]:
     if not isinstance(column.name, str) or not column.name or has_control(column.name):
         yield "name", "its name must be text without control characters"
-    if column.kind not in KINDS:
-        yield "kind", f"kind must be one of {', '.join(KINDS)}, not {column.kind!r}"
+    if column.kind not in tuple(_TAKES):  # it may be anything, such as a list
+        yield "kind", f"kind must be one of {', '.join(_TAKES)}, not {column.kind!r}"
         return
-    given = column.given
-    found: list[tuple[str | None, str]] = [
-        (key, f"{key} is nothing that a column of the kind {column.kind!r} has")
-        for key in given
-        if key not in _TAKES[column.kind]
+    given, takes = column.given, _TAKES[column.kind]
+    wrong: list[tuple[str | None, str]] = [
+        (key, f"{key} is nothing that a column of the kind {column.kind!r} has") for key in given if key not in takes
     ]
-    found += [
-        (key, f"{key} holds a control character")
-        for key in ("range", "unit", "origin", "format", "fill")
-        if any(isinstance(each, str) and has_control(each) for each in _each(given.get(key)))
-    ]
-    found += _wrong_words({key: value for key, value in given.items() if key in _TAKES[column.kind]})
-    found += _wrong_range(column, scale) if column.kind in _RANGED else ()
-    found += _wrong_categories(column) if column.kind == "category" else ()
-    yield from found or _wrong_fill(column)
-
-
-def _each(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    for key in ("range", "unit", "origin", "format", "fill"):
+        value = given.get(key)
+        values = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(each, str) and has_control(each) for each in values):
+            wrong.append((key, f"{key} holds a control character"))
+    wrong += _wrong_words({key: value for key, value in given.items() if key in takes})
+    wrong += _wrong_range(column, scale) if "range" in takes else ()
+    wrong += _wrong_categories(column) if "categories" in takes else ()
+    yield from wrong or _wrong_fill(column)
 
 
 def _wrong_words(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, words in (("missing", MISSING), ("other", OTHER), ("encoding", ENCODINGS), ("unit", tuple(SECONDS))):
+    for key, words in _WORDS.items():
         if key in given and given[key] not in words:
             yield key, f"{key} must be one of {', '.join(words)}, not {given[key]!r}"
     words = given.get("missing_values", ("?",))
@@ -260,45 +240,34 @@ def _wrong_range(column: Column, scale: str) -> Iterator[tuple[str | None, str]]
             yield None, f'scale = "range" needs its range, such as range = {example}, from public knowledge'
         return
     if found == ():
+        or_none = "" if scale == "range" else "; or leave it out"
         yield (
             "range",
-            (
-                f"range is a blank to fill in from public knowledge, such as {example}, and never from the data"
-                + ("" if scale == "range" else "; or leave it out")
-            ),
+            f"range is a blank to fill in from public knowledge, such as {example}, and never from the data{or_none}",
         )
         return
     sound = isinstance(found, tuple) and len(found) == 2 and all(map(_is_date if dated else _is_number, found))
     if not sound:
         yield "range", f"range must be {'two dates' if dated else 'two numbers'}, such as {example}"
     elif (instant(found[0]) >= instant(found[1])) if dated else found[0] >= found[1]:
-        yield "range", f"range must have a width: it goes from {_shown(found[0])} to {_shown(found[1])}"
+        yield "range", f"range must have a width: it goes from {shown(found[0])} to {shown(found[1])}"
     elif column.kind == "integer" and max(map(abs, found)) > LARGEST_WHOLE:
         yield "range", "range must end at 2^53 at most: beyond, float64 holds not every whole number"
-
-
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _wrong_categories(column: Column) -> Iterator[tuple[str | None, str]]:
     found = column.categories
     if found is None or found == ():
-        yield (
-            "categories",
-            ('categories is a blank to fill in from public knowledge, such as ["yes", "no"], and never from the data'),
-        )
+        said = 'categories is a blank to fill in from public knowledge, such as ["yes", "no"], and never from the data'
+        yield "categories", said
         return
     if not isinstance(found, tuple) or not all(isinstance(each, str) for each in found):
         yield "categories", "categories must be a list of names in quotes, or of whole numbers"
         return
     if any(each != each.strip() or not each or has_control(each) for each in found):
         yield "categories", "a category is no empty text, begins and ends with no space, and holds no control character"
-    if repeated(found):
-        yield (
-            "categories",
-            f"these are listed twice: {listed(repeated(found))}",
-        )
+    if twice := repeated(found):
+        yield "categories", f"these are listed twice: {listed(twice)}"
     if column.encoding == "ordinal" and column.other == "column":
         yield "other", 'other = "column" is for one-hot columns; take "refuse" or "missing"'
     if column.encoding == "ordinal" and len(found) < 2:

@@ -1,4 +1,4 @@
-"""Privacy units: somebody may own several rows, and of everybody's rows at most M are kept, the first or any.
+"""Privacy units: a person may own several rows, of which at most M are kept, the first or a sample.
 
 **Theorem.** Let two sources differ in the rows of one unit only, however many these are and wherever they stand. Then
 the kept tables differ in at most M rows, all of that unit; the kept rows of every other unit are the same.
@@ -7,24 +7,23 @@ the kept tables differ in at most M rows, all of that unit; the kept rows of eve
 these stand. The first M are kept; or those M of which a function of a key, the unit and the number is least. So which
 rows of a unit are kept follows from how many it has, and of each other unit the same are kept. ∎
 
-This holds for every key and every function. The key makes the choice a random sample of the rows of each unit, which no
-order of the source biases, such as that by time. It is kept with the rows until they are complete, so that an ingest
-that died and goes on keeps the same ones. A row's place in the source would be no such number: one more row of somebody
-else before it would change which are kept of all others.
+This holds for every key and every function. The key makes the choice a random sample of the rows of each unit, whatever
+their order. It is kept with the rows until they are complete, so that an ingest that died and goes on keeps the same
+ones. A row's place in the source would be no such number: another unit's row before it would change it.
 
 So sums over kept rows are as private for a whole unit as the sensitivity of M rows says
 (:mod:`dpdist.mechanisms.sensitivity`), under add-remove: one unit more or fewer. Under replace-one the number of kept
 rows is public, and the kept rows of one unit are exchanged for as many others.
 
 Two units must never be taken for one, or the rows of the one would decide which of the other are kept. So a unit is a
-whole number that is read exactly; whatever may have been rounded is refused. Or it is a keyed digest of its name, 128
-bits of BLAKE2b: two of N units have the same with probability N² 2^-129 at most, less than 2^-69 for a billion. The key
-is drawn for each ingest, and gone when that is done; so nobody who chooses names knows which would agree. Of rows in
-periods it stays (:mod:`dpdist.rows.persons`). A name is taken as :func:`spelled`: one unit that is taken for two would
-be protected less than is said, while those who share a name in all its spellings are one unit, protected together.
+whole number that is read exactly, and one that may have been rounded is refused; or a keyed digest of its name, 128
+bits of BLAKE2b: two of N units collide with probability N² 2^-129 at most, less than 2^-69 for a billion. The key is
+secret and drawn for each ingest, or for a folder of periods (:mod:`dpdist.rows.persons`), so collisions cannot be
+chosen. Names count as :func:`spelled`: one unit taken for two would be protected less than is said, while units that
+share a name in all its spellings are one, protected together.
 
 Memory: one bit per row of the source, and about 64 bytes for every 256th unit; the rest is in nameless temporary files
-of 16 bytes per row, 24 with digests, which are gone when the process is. Units are stored nowhere else.
+of 16 bytes per row, 24 with digests. Units are stored nowhere else.
 """
 
 from __future__ import annotations
@@ -215,9 +214,9 @@ def kept_rows(units: Iterable[Numbers | Digests], rows: int, unit: Unit, beside:
             file.seek(0)
             if unit.keep == "random":
                 kept.add(_drawn(_numbered(file, kind), unit.max_rows, key, kind))
-                continue
-            for found, _, numbers in _numbered(file, kind):
-                kept.add(found[numbers < unit.max_rows])
+            else:
+                for found, _, numbers in _numbered(file, kind):
+                    kept.add(found[numbers < unit.max_rows])
     return kept
 
 
@@ -257,12 +256,7 @@ def _drawn(
 
 
 def _draws(units: Numbers | Digests, numbers: Numbers, key: bytes) -> npt.NDArray[np.uint64]:
-    """Return a function of key, unit and number, even as far as a sample needs it: SplitMix64, once for each word.
-
-    References
-    ----------
-    Steele, Lea & Flood 2014.
-    """
+    """Return a function of key, unit and number, uniform enough for a sample: SplitMix64 (Steele, Lea & Flood 2014)."""
     words = np.ascontiguousarray(units).view(np.uint64).reshape(units.size, -1)
     found = np.full(units.size, np.uint64(int.from_bytes(blake2b(key, digest_size=8).digest(), "little")))
     for word in (*words.T, numbers.view(np.uint64)):

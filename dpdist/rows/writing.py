@@ -21,22 +21,14 @@ def chunk_key(index: int) -> str:
 
 
 class RowsWriter:
-    """Takes consecutive rows in pieces of any length and writes the chunks that they fill.
-
-    Attributes
-    ----------
-    keys
-        Of what was written.
-    before
-        Called before a chunk is written; if it raises, that is not written.
-    """
+    """Takes consecutive rows in pieces of any length and writes the chunks that they fill, but those that are there."""
 
     def __init__(
         self, store: Store, shape: Shape, first: int = 0, stop: int | None = None,
         there: AbstractSet[int] = frozenset(),
     ) -> None:  # fmt: skip
         self._store, self._shape, self._there = store, shape, there
-        self.before: Callable[[], object] = bool
+        self.before: Callable[[], object] = bool  # called before a chunk is written; if it raises, that is not written
         self._next = self._first = first * shape.chunk_rows
         self._last = shape.rows if stop is None else min(stop * shape.chunk_rows, shape.rows)
         self._chunk = ChunkWriter((shape.chunk_rows, shape.columns), shape.dtype)

@@ -64,10 +64,7 @@ def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any
 
 
 def array_options(dtype: npt.DTypeLike, *, compress: bool = False) -> dict[str, Any]:
-    """Return the options with which every array is created: little-endian bytes, a checksum, no gaps.
-
-    With ``compress``, Blosc's LZ4 with its bytes shuffled: of what zarr reads, the fastest to unpack.
-    """
+    """Return the options of every array: little-endian bytes, a checksum, no gaps; LZ4 is the fastest to unpack."""
     checksum = Crc32cCodec()
     return {
         "dtype": dtype,
@@ -84,11 +81,6 @@ class ChunkWriter:
 
     Zarr's own path copies a chunk several times and starts a thread for it. The bytes are the same: little-endian
     values and their CRC32C. A chunk appears complete or not at all, so it may be written twice.
-
-    Attributes
-    ----------
-    rows
-        The buffer to fill, of the chunk's shape and dtype.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
@@ -96,6 +88,7 @@ class ChunkWriter:
         size = little.itemsize * math.prod(shape)
         self._file = np.empty(size + CHECKSUM_BYTES, dtype=np.uint8)
         self.rows = self._file[:size].view(little).reshape(shape)
+        """The buffer to fill."""
 
     def write(self, store: Store, key: str) -> None:
         """Write the buffer as a chunk of what is being built in a store."""

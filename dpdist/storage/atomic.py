@@ -1,4 +1,4 @@
-"""Write a folder aside and rename it into place: a reader sees all of it or nothing, whatever dies on the way."""
+"""Write a folder next to its place and rename it: a reader sees all of it or nothing, whatever dies on the way."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import fcntl
 import glob
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dpdist._util import interruption
 from dpdist._util.ids import random_token
-from dpdist.errors import DataError
+from dpdist._util.paths import read_plain
+from dpdist.errors import DataError, ResumableError
 
 _FLUSHED_AT_ONCE = 8
+_IDENTITY = ".identity"
 
 
 def require_new(target: Path, what: str) -> None:
@@ -68,6 +71,16 @@ def sync_tree(root: Path) -> None:
                 pass
 
 
+def flush(root: Path, paths: Iterable[Path]) -> None:
+    """Flush files, and the folders they stand in up to root, to the disk."""
+    folders: set[Path] = set()
+    for path in paths:
+        sync(path)
+        folders.update(path.relative_to(root).parents)
+    for folder in sorted(folders, key=lambda folder: len(folder.parts), reverse=True):
+        sync(root / folder)
+
+
 def sync(path: Path) -> None:
     """Flush one file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -78,26 +91,68 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
-    """Give an empty folder beside target to build in; on success it is flushed and renamed to target, else removed.
+def staged(target: Path, what: str, *, private: bool = False, resume: bytes | None = None) -> Iterator[Path]:
+    """Give a locked folder beside target to build in; it is renamed to target when the block ends, or else removed.
 
-    The folder is locked while its builder lives, so what a killed one left behind is recognised and removed.
+    It is flushed as a whole. With ``resume``, which says what is built in it, the builder flushes it file by file, so
+    that the end costs the same whatever its size, and all of it is private. It stays if the process dies or raises
+    ResumableError; the next builder of the same gets it, and waits for one that lives.
     """
     require_new(target, what)
     try:
-        remove_abandoned(target)
-        with _locked_folder(target) as aside:
-            yield aside
-            _set_modes(aside, private=private)
-            sync_tree(aside)
-            require_new(target, what)
-            with interruption.sealed(aside):
-                aside.rename(target)
-            sync(target.absolute().parent)
+        with ExitStack() as stack:
+            aside = locked_anew(target, stack) if resume is None else _taken_up(target, what, resume, stack)
+            try:
+                remove_abandoned(target)
+                yield aside
+                if resume is None:
+                    _set_modes(aside, private=private)
+                    sync_tree(aside)
+                else:
+                    for litter in aside.glob(".*.partial"):  # of workers that died while they wrote
+                        litter.unlink(missing_ok=True)
+                    sync(aside)
+                require_new(target, what)
+                with interruption.sealed(aside):
+                    (aside / _IDENTITY).unlink(missing_ok=True)
+                    aside.rename(target)
+                sync(target.absolute().parent)
+            except BaseException as error:
+                if resume is None or not isinstance(error, ResumableError):
+                    remove(aside, target)
+                raise
     except OSError as error:
         raise DataError(
             f"Writing the {what} {target} failed: {error.strerror}. Nothing was left behind; mend it and try again."
         ) from None
+
+
+def _taken_up(target: Path, what: str, identity: bytes, stack: ExitStack) -> Path:
+    """Lock the folder in which the same was begun, or make one; what was begun of something else is removed."""
+    while (begun := _begun(target, identity)) is not None:
+        with suppress(FileNotFoundError):
+            handle = lock(begun, wait=True)
+            stack.callback(os.close, handle)
+            if os.path.samestat(os.fstat(handle), begun.lstat()):
+                stack.enter_context(interruption.aside(begun))
+                return begun
+        require_new(target, what)  # whoever held it may have finished it
+    aside = locked_anew(target, stack)
+    _write_new(aside / _IDENTITY, identity)
+    sync(aside / _IDENTITY)
+    sync(aside)
+    return aside
+
+
+def _begun(target: Path, identity: bytes) -> Path | None:
+    """Return a folder beside target that says that the same is built in it, and that nobody else can have made."""
+    for folder in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        with suppress(OSError):
+            about = folder.lstat()
+            own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o077
+            if own and read_plain(folder / _IDENTITY, len(identity)) == identity:
+                return folder
+    return None
 
 
 def make_once(there: Callable[[], bool], make: Callable[[], object]) -> bool:
@@ -124,7 +179,9 @@ def scratch(beside: Path, name: str, size: int = 0) -> Iterator[Path]:
     """
     remove_abandoned(beside / name)
     require_space(beside, size, "rows, which are unpacked first,")
-    with _locked_folder(beside / name) as aside:
+    with ExitStack() as stack:
+        aside = locked_anew(beside / name, stack)
+        stack.callback(remove, aside, beside / name)
         yield aside
 
 
@@ -146,15 +203,6 @@ def _umask() -> int:
     found = os.umask(0o077)
     os.umask(found)
     return found
-
-
-@contextmanager
-def _locked_folder(target: Path) -> Iterator[Path]:
-    """Give a new, locked folder beside target, for its owner alone; at the end it is removed, if it is still there."""
-    with ExitStack() as stack:
-        aside = locked_anew(target, stack)
-        stack.callback(remove, aside, target)
-        yield aside
 
 
 def locked_anew(target: Path, stack: ExitStack) -> Path:
@@ -219,12 +267,17 @@ def replace_file(path: Path, content: bytes, what: str, *, private: bool = False
 
 def put_in_place(path: Path, aside: Path, content: bytes, mode: int) -> None:
     """Write a new file aside, flush it, and rename it to path in one step: it is durable when this returns."""
-    with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
-        os.fchmod(file.fileno(), mode)
-        file.write(content)
+    _write_new(aside, content)
+    aside.chmod(mode)
     sync(aside)
     aside.replace(path)
     sync(path.parent)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a file that must not be there yet, for its owner alone."""
+    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
+        file.write(content)
 
 
 def lock(folder: Path, *, wait: bool = False) -> int:

@@ -61,19 +61,16 @@ def plain_address(url: str) -> str:
 def obstore() -> Any:
     """Import obstore."""
     try:
-        import obstore as found  # noqa: PLC0415 - an extra
+        import obstore  # noqa: PLC0415 - an extra
     except ImportError:
         raise UsageError(
             "Object stores are read and written with obstore, which is not installed: pip install 'dpdist[stores]'"
         ) from None
-    return found
+    return obstore
 
 
 def connection(scheme: str, bucket: str, prefix: str = "") -> Any:
-    """Return this process's connection to a bucket, or to what stands below a prefix of it.
-
-    Who renews credentials in the environment of the process gets a new one.
-    """
+    """Return this process's connection to a bucket or a prefix of it; a new one when its environment has changed."""
     return _connected(scheme, bucket, prefix, settings(scheme), os.getpid())
 
 
@@ -88,26 +85,17 @@ def _connected(scheme: str, bucket: str, prefix: str, given: tuple[tuple[str, st
     obstore()
     from obstore.store import AzureStore, GCSStore, S3Store  # noqa: PLC0415 - as above
 
-    plain = _plain_endpoint(given)
-    client = {**_CLIENT, "allow_http": plain is not None}  # said here, it is not taken from the environment
-    if plain is not None:  # a proxy of the environment would see the rows, and a redirect lead off this machine
+    plain = [name for name, value in given if name.upper() in _ENDPOINTS and is_plain(value, name)]
+    client = {**_CLIENT, "allow_http": bool(plain)}  # said here, it is not taken from the environment
+    if plain:  # a proxy of the environment would see the rows, and a redirect lead off this machine
         client |= {"proxy_url": _NOWHERE, "proxy_excludes": _DIRECT}
     kinds: dict[str, Callable[..., Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
-    made = None
     with suppress(Exception):  # whatever it says may quote a setting
-        made = kinds[scheme](bucket, prefix=prefix or None, retry_config=_RETRIES, client_options=client)
-    if made is None:
-        raise DataError(
-            f"The store of {scheme}://{bucket} cannot be reached as the environment says. Check what is given "
-            f"{_where(scheme)}."
-        )
-    return made
-
-
-def _plain_endpoint(given: tuple[tuple[str, str], ...]) -> str | None:
-    """Return the endpoint if it is on this machine and reached without encryption; refuse that over a network."""
-    found = (value.strip() for name, value in given if name.upper() in _ENDPOINTS and is_plain(value, name))
-    return next(found, None)
+        return kinds[scheme](bucket, prefix=prefix or None, retry_config=_RETRIES, client_options=client)
+    raise DataError(
+        f"The store of {scheme}://{bucket} cannot be reached as the environment says. Check what is given "
+        f"{_where(scheme)}."
+    )
 
 
 def is_plain(endpoint: str, name: str) -> bool:
@@ -135,14 +123,13 @@ def on_loopback(url: str) -> bool:
 
 
 def _where(scheme: str) -> str:
-    prefix = _VARIABLES.get(scheme, "")
-    return f"in the variables of the environment that begin with {prefix}, or by the role of the machine"
+    variables = _VARIABLES.get(scheme, "")
+    return f"in the variables of the environment that begin with {variables}, or by the role of the machine"
 
 
 def says(error: BaseException, *words: str) -> bool:
-    """Say whether one of some words stands in what a library says of a fault."""
-    text = str(error)
-    return any(word in text for word in words)
+    """Say whether a library's text of a fault has one of some words."""
+    return any(word in str(error) for word in words)
 
 
 def kind_of(error: BaseException | None) -> str:

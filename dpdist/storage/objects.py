@@ -8,9 +8,9 @@ No store renames a folder, and none needs to: what is found is decided by one ob
     rows.zarr/3f0c.../zarr.json, c/0/0   the rows, which plain zarr reads as the array 3f0c... of that group
     rows.zarr/3f0c....attempt            says that somebody builds there, until the pointer stands
 
-What a dead builder left is a prefix that nothing names. Whoever cleans up replaces the object of the attempt, if it is
-unchanged, before anything is removed; and so does the builder before the pointer is created. One of the two comes
-second, and gives up. What has no such object is not removed. How old something is the store says, by its own clock.
+What a dead builder left is a prefix that nothing names. A cleaner replaces the object of the attempt, if it is
+unchanged, before it removes anything; and so does the builder before the pointer is created. One of the two comes
+second, and gives up. What has no such object is not removed. Ages are counted by the clock of the store.
 
 **Releases, models and scores** keep Zarr's keys, because others read them with plain zarr. Their content follows from
 an identity, which whoever builds them knows beforehand::
@@ -20,9 +20,9 @@ an identity, which whoever builds them knows beforehand::
     release.zarr/lattice/c/0/0 ...       the rest
     release.zarr/zarr.json               created if absent, last
 
-Whoever has the same identity writes the same objects, at once or after another has died, so it may write over them. A
-lease of another identity is refused. The lease stays for ever: were it removed, somebody who has just seen that there
-is no release could still begin another one over it.
+Builders of one identity write the same objects, at once or after another has died, so they may write over them. A lease
+of another identity is refused. The lease is never removed: a builder that has just seen that there is no release could
+still begin another one over it.
 
 **Credentials** come from where obstore looks for them (its environment variables, and the roles of machines); an
 address, a message and a pickle hold none. A connection is made in each process when it is first used.
@@ -35,24 +35,27 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, Self, TypeVar
 
+from zarr.abc.store import ByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import ObjectStore as ZarrStore
+from zarr.storage import WrapperStore
 
 from dpdist._util.ids import random_token
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.storage import connections
 from dpdist.storage.connections import asked, kind_of, obstore, says
-from dpdist.storage.store import ABANDONED_SECONDS, MOST_AT_ONCE
-from dpdist.storage.zarr_objects import ZarrObjects
+from dpdist.storage.store import ABANDONED_SECONDS, MOST_AT_ONCE, Store
 
+T = TypeVar("T")
 POINTER = "dpdist-pointer/1"
 LEASE = "dpdist-lease/1"
 _ROOT = "zarr.json"
@@ -68,7 +71,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """What stands at an address in an object store; see :class:`dpdist.storage.store.Store`."""
+    """What stands at an address in an object store; its methods do what those of a FolderStore do."""
 
     url: str
     folder: str | None = field(default=None, compare=False, repr=False)
@@ -96,7 +99,6 @@ class ObjectStore:
         return ObjectStore(self.url.rpartition("/")[0] if self._key else self.url)
 
     def within(self, name: str) -> ObjectStore:
-        """Return a thing that stands in it."""
         return ObjectStore(f"{self.url}/{name}")
 
     def absolute(self) -> ObjectStore:
@@ -104,12 +106,10 @@ class ObjectStore:
         return self if self.folder is not None or not self.exists() else replace(self, folder=self._found())
 
     def address(self, key: str = "") -> str:
-        """Return its address, or that of an object in it."""
         return f"{self.url}/{key}" if key else self.url
 
     @property
     def scratch_folder(self) -> Path:
-        """The folder for temporary files."""
         return Path(gettempdir())
 
     # --- reading ---
@@ -119,8 +119,8 @@ class ObjectStore:
         if self.folder is not None:
             return self.folder
         try:
-            said = json.loads(self._fetched(_joined(self._key, _ROOT)))["attributes"]["dpdist"]
-            prefix = str(said["prefix"]) if said["format"] == POINTER else ""
+            pointer = json.loads(self._fetched(_joined(self._key, _ROOT)))["attributes"]["dpdist"]
+            prefix = str(pointer["prefix"]) if pointer["format"] == POINTER else ""
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return self._key
         return _joined(self._key, prefix) if re.fullmatch(r"[0-9a-f]{32}", prefix) else self._key
@@ -128,90 +128,73 @@ class ObjectStore:
     def _place(self, key: str) -> str:
         return self.root if key == _ROOT and self.root is not None else _joined(self._found(), key)
 
-    def _at(self, place: str) -> str:
-        return "/".join((*self.url.split("/")[:3], place))
+    def _asked(self, place: str, question: Callable[[], T]) -> T:
+        """Ask something about the object at a place in the bucket."""
+        return asked("/".join((*self.url.split("/")[:3], place)), question)
 
     def _fetched(self, place: str, most: int = MOST_AT_ONCE) -> bytes:
         def fetched() -> bytes:
-            found = obstore().get(self._connection(), place)
-            if found.meta["size"] > most:
+            answer = obstore().get(self._connection(), place)
+            if answer.meta["size"] > most:
                 raise OSError(errno.EFBIG, f"it is of more than {most >> 20} MiB")
-            return bytes(found.bytes())
+            return bytes(answer.bytes())
 
-        return asked(self._at(place), fetched)
+        return self._asked(place, fetched)
 
-    def _measured(self, place: str) -> int:
-        return int(asked(self._at(place), lambda: obstore().head(self._connection(), place))["size"])
+    def _head(self, place: str) -> dict[str, Any]:
+        head: dict[str, Any] = self._asked(place, lambda: obstore().head(self._connection(), place))
+        return head
 
     def exists(self, key: str = "") -> bool:
         """Say whether its root object is there, or another one; a prefix that was given is there."""
         try:
-            self._measured(self._place(key) if key else _joined(self.folder or self._key, _ROOT))
+            self._head(self._place(key) if key else _joined(self.folder or self._key, _ROOT))
         except OSError:
             return not key and self.folder is not None
         return True
 
     def size(self, key: str) -> int:
-        """Return the bytes of an object; there are no links."""
-        return self._measured(self._place(key))
+        return int(self._head(self._place(key))["size"])
 
     def sizes(self, prefix: str) -> Callable[[str], int]:
         """List what is below a prefix, and return what tells the size of an object there."""
-        found = dict(self.list(prefix))
-
-        def size(key: str) -> int:
-            if key not in found:
-                raise FileNotFoundError(errno.ENOENT, "there is no such object", key)
-            return found[key]
-
-        return size
+        sizes = dict(self.list(prefix))
+        return lambda key: sizes[key] if key in sizes else self.size(key)
 
     def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
-        """Return the bytes of an object."""
         return self._fetched(self._place(key), most)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes of an object."""
         place = self._place(key)
+        if start + length > self._head(place)["size"]:
+            raise OSError(errno.EINVAL, "it is shorter")
+        return self._asked(
+            place, lambda: bytes(obstore().get_range(self._connection(), place, start=start, length=length))
+        )
 
-        def part() -> bytes:
-            try:
-                found = bytes(obstore().get_range(self._connection(), place, start=start, length=length))
-            except Exception as error:
-                if not says(error, " 416 ", "InvalidRange", "StartTooLarge"):
-                    raise
-                found = b""
-            if len(found) < length:
-                raise OSError(errno.EINVAL, "it is shorter")
-            return found
-
-        return asked(self._at(place), part)
-
-    def opened(self, key: str) -> AbstractContextManager[_Stream]:
-        """Open an object as a stream."""
+    def opened(self, key: str) -> AbstractContextManager[Stream]:
         place = self._place(key)
-        at = self._at(place)
-        stream = asked(at, lambda: iter(obstore().get(self._connection(), place).stream(min_chunk_size=_PIECE)))
-        return nullcontext(_Stream(lambda: asked(at, lambda: next(stream, None))))
+        pieces = self._asked(
+            place, lambda: iter(obstore().get(self._connection(), place).stream(min_chunk_size=_PIECE))
+        )
+        return nullcontext(Stream(lambda: self._asked(place, lambda: next(pieces, None))))
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """Yield key and bytes of every object."""
-        return self._below(self._found(), prefix)
+        folder = self._found()
+        entries = self._entries(_joined(folder, prefix))
+        return ((entry["path"].removeprefix(folder).lstrip("/"), entry["size"]) for entry in entries)
 
-    def _below(self, folder: str, prefix: str = "") -> Iterator[tuple[str, int]]:
-        pieces = self._listed(_joined(folder, prefix))
-        return ((each["path"].removeprefix(folder).lstrip("/"), each["size"]) for piece in pieces for each in piece)
+    def _entries(self, folder: str) -> Iterator[dict[str, Any]]:
+        """Yield what the store says of each object below a folder."""
+        pages = asked(self.url, lambda: iter(obstore().list(self._connection(), folder or None)))
+        while (page := asked(self.url, lambda: next(pages, None))) is not None:
+            yield from page
 
-    def _listed(self, folder: str) -> Iterator[Any]:
-        pieces = asked(self.url, lambda: iter(obstore().list(self._connection(), folder or None)))
-        while (piece := asked(self.url, lambda: next(pieces, None))) is not None:
-            yield piece
-
-    def for_zarr(self) -> ZarrObjects:
+    def for_zarr(self) -> _ZarrObjects:
         """Return zarr's own store over obstore."""
-        return ZarrObjects(ZarrStore(self._connection(self._found())), self.url)
+        return _ZarrObjects(ZarrStore(self._connection(self._found())), self.url)
 
-    # --- writing ---
+    # --- publishing ---
 
     def require_new(self, what: str) -> None:
         """Refuse what is there, and a store that does not create an object only if it is absent."""
@@ -238,48 +221,73 @@ class ObjectStore:
         private: bool = False,  # noqa: ARG002 - who may read is the owner's word to the store
         identity: Callable[[], str] | None = None,
         keys: Callable[[], Iterable[str]] = tuple,
-    ) -> Iterator[ObjectStore]:
+        resume: bytes | None = None,
+    ) -> Iterator[Store]:
         """Give a prefix that nobody else writes to or, with an identity, a lease."""
-        self.require_new(what)
-        with self._prefixed(what) if identity is None else self._leased(what, identity(), keys) as aside:
-            yield aside
-
-    @contextmanager
-    def _prefixed(self, what: str) -> Iterator[ObjectStore]:
-        token = random_token()
-        self._begin(token, what)
-        with self._building(token, what) as aside:
-            yield aside
-
-    @contextmanager
-    def resumed(self, what: str, identity: bytes) -> Iterator[ObjectStore]:
-        """Give a prefix that nobody else writes to; this machine remembers it while it is not finished.
-
-        Others of this machine who would build here wait. Those elsewhere have prefixes of their own.
-        """
-        with connections.locked_here(f"{self.url}.unfinished") as note:
+        if identity is not None:
             self.require_new(what)
-            digest = hashlib.sha256(identity).hexdigest()
-            before, token = _noted(note)
-            if before != digest or not self._lives(token):
-                if token:  # nobody builds there any more
-                    self._forget(token)
-                token = random_token()
-                _note(note, f"{digest} {token}")
-                self._begin(token, what)
-            with self._building(token, what, kept=ResumableError) as aside:
-                yield aside
-            _note(note, "")
+        with self._prefixed(what, resume) if identity is None else self._leased(what, identity(), keys) as aside:
+            yield aside
 
-    def _begin(self, token: str, what: str) -> None:
+    @contextmanager
+    def _prefixed(self, what: str, resume: bytes | None) -> Iterator[ObjectStore]:
+        """Give a prefix; its pointer is created at the end, and it is removed on an error after which none goes on.
+
+        This machine remembers what is to be resumed. Others on it who would build here wait; those elsewhere have
+        prefixes of their own.
+        """
+        holding = nullcontext() if resume is None else connections.locked_here(f"{self.url}.unfinished")
+        with holding as note:
+            self.require_new(what)
+            token = self._claimed(what, note, hashlib.sha256(resume or b"").hexdigest())
+            aside = replace(self, folder=_joined(self._key, token))
+            try:
+                yield aside
+                try:
+                    if self._state(token) != _PUBLISHING:  # a builder that died before it stood may have said so
+                        self._becomes(token, _PUBLISHING, what)
+                except OSError:
+                    raise _changed(self, what) from None  # it was removed, as one that nobody had touched for long
+            except BaseException as error:
+                if resume is None or not isinstance(error, ResumableError):
+                    with suppress(DpdistError):
+                        self._forget(token)
+                raise
+            pointer = {
+                "attributes": {"dpdist": {"format": POINTER, "prefix": token}}, "zarr_format": 3, "node_type": "group",
+            }  # fmt: skip
+            # if this fails the prefix stays: whether the pointer was created nobody knows
+            published = self._created(_joined(self._key, _ROOT), json.dumps(pointer, indent=2).encode(), what)
+            if not published:
+                aside.delete()
+            self._tidied(self._attempt(token))
+            if not published:
+                raise self._taken(what)
+            if note is not None:
+                _write_note(note, "")
+
+    def _claimed(self, what: str, note: int | None, digest: str) -> str:
+        """Return the token of a prefix to build under: the one that a note says was left of the same, or a new one."""
+        if note is not None:
+            known = re.fullmatch(rb"([0-9a-f]{64}) ([0-9a-f]{32})", os.pread(note, 128, 0))
+            if known is not None:
+                before, token = known[1].decode(), known[2].decode()
+                with suppress(OSError):  # it was removed
+                    if before == digest and self._state(token) in {_BUILDING, _PUBLISHING}:
+                        return token
+                self._forget(token)  # nobody builds there any more
+        token = random_token()
+        if note is not None:
+            _write_note(note, f"{digest} {token}")
         self._created(self._attempt(token), _BUILDING, what)
+        return token
 
     def _attempt(self, token: str) -> str:
         """Return the place of the object that says that somebody builds under a prefix."""
         return _joined(self._key, f"{token}{_ATTEMPT}")
 
     def _state(self, token: str) -> bytes:
-        return replace(self, folder=self._key).get(f"{token}{_ATTEMPT}", 1 << 10)
+        return self._fetched(self._attempt(token), 1 << 10)
 
     def _becomes(self, token: str, state: bytes, what: str) -> None:
         """Say of what is built under a prefix what comes next; OSError or ResumableError if another was faster."""
@@ -290,120 +298,34 @@ class ObjectStore:
         replace(self, folder=_joined(self._key, token)).delete()
         self._removed(self._attempt(token))
 
-    def _lives(self, token: str) -> bool:
-        """Say whether what was begun under a prefix was not removed."""
-        try:
-            return self._state(token) in {_BUILDING, _PUBLISHING}
-        except OSError:
-            return False
-
-    @contextmanager
-    def _building(self, token: str, what: str, kept: type[BaseException] | tuple[()] = ()) -> Iterator[ObjectStore]:
-        """Give a prefix, and let it be found here at the end; it is removed on any error but of one kind."""
-        aside = replace(self, folder=_joined(self._key, token))
-        try:
-            yield aside
-            try:
-                if self._state(token) != _PUBLISHING:  # who has died before it stood may have said so
-                    self._becomes(token, _PUBLISHING, what)
-            except OSError:
-                raise _changed(self, what) from None  # it was removed, as one that nobody had touched for long
-        except kept:
-            raise
-        except BaseException:
-            with suppress(DpdistError):
-                self._forget(token)
-            raise
-        pointer = {
-            "attributes": {"dpdist": {"format": POINTER, "prefix": token}}, "zarr_format": 3, "node_type": "group",
-        }  # fmt: skip
-        # if this fails the prefix stays: whether the pointer was created nobody knows
-        published = self._created(_joined(self._key, _ROOT), json.dumps(pointer, indent=2).encode(), what)
-        if not published:
-            aside.delete()
-        with suppress(DpdistError):
-            self._removed(self._attempt(token))
-        if not published:
-            raise self._taken(what)
-
-    def _removed(self, place: str) -> None:
-        """Remove an object, if it is there."""
-        with suppress(FileNotFoundError):
-            asked(self.url, lambda: obstore().delete(self._connection(), place))
-
-    def clean(self, age: float = ABANDONED_SECONDS) -> tuple[str, ...]:
-        """Remove prefixes that were begun and never published; what a dead release left the same command takes up."""
-        self._require_place("rows")
-        self._require_conditional()
-        now, begun = self._clock(), set()
-        touched: dict[str, datetime] = {}
-        for piece in self._listed(self._key):
-            for each in piece:
-                name, _, rest = each["path"].removeprefix(f"{self._key}/").partition("/")
-                token = name if rest else name.removesuffix(_ATTEMPT)
-                if re.fullmatch(r"[0-9a-f]{32}", token):
-                    touched[token] = max(each["last_modified"], touched.get(token, each["last_modified"]))
-                    if not rest and name != token:
-                        begun.add(token)
-        old = sorted(token for token in begun if (now - touched[token]).total_seconds() >= age)
-        return tuple(f"{self}/{token}" for token in old if self._cleaned(token))
-
-    def _cleaned(self, token: str) -> bool:
-        """Remove what stands below a prefix whose builder is dead; say whether it was."""
-        try:
-            state = self._state(token)
-            if state == _BUILDING:
-                self._becomes(token, _REMOVING, "rows")
-                state = _REMOVING
-        except (OSError, ResumableError):
-            return False  # it lives, or another process was faster
-        place = replace(self, folder=None)
-        named = place._found()  # noqa: SLF001 - of this class
-        if state != _REMOVING or named == _joined(self._key, token) or (named == self._key and place.exists()):
-            return False  # it is published, or what stands there is no pointer that this version knows
-        self._forget(token)
-        return True
-
-    def _clock(self) -> datetime:
-        """Return what time it is in the store, where the age of objects is counted."""
-        probe = self.parent.within(f".dpdist-probe-{random_token()}")
-        place = probe._key  # noqa: SLF001 - of this class
-        if (error := self._sent(place, b"1", mode="create")) is not None:
-            raise self._unwritten(error, "a probe")
-        try:
-            found: datetime = asked(self.url, lambda: obstore().head(self._connection(), place))["last_modified"]
-        finally:
-            with suppress(DpdistError, OSError):
-                asked(self.url, lambda: obstore().delete(self._connection(), place))
-        return found
-
     @contextmanager
     def _leased(self, what: str, identity: str, keys: Callable[[], Iterable[str]]) -> Iterator[ObjectStore]:
+        """Give the place itself, if its lease is of this identity; its root object is created at the end."""
         lease, root = f"{self._key}.lease", f"{self._key}.root"
         if not self._created(lease, json.dumps({"format": LEASE, "identity": identity}).encode(), what):
             raise DataError(
                 f"{self} was begun as another {what}, as its lease says ({self.url}.lease). If nobody writes it any "
                 "more, remove the lease and what stands below that place; else choose another place."
             )
-        yield replace(self, folder=self._key, root=root)
+        aside = replace(self, folder=self._key, root=root)
+        yield aside
         try:
             content = self._fetched(root)
-        except OSError:  # whoever has the same identity was faster, and has tidied up
+        except OSError:  # another builder of the same identity was faster, and has tidied up
             raise self._taken(what) from None
-        foreign = {key for key, _ in self._below(self._key)}.difference(keys(), [_ROOT])
+        foreign = {key for key, _ in aside.list()}.difference(keys(), [_ROOT])
         if foreign:  # they would be found as a part of it
             raise DataError(
                 f"Somebody else put objects at {self}, which are no part of the {what}, such as {min(foreign)!r}. "
                 "Remove them and run the same command again, or choose another place."
             )
         published = self._created(_joined(self._key, _ROOT), content, what)
-        with suppress(DpdistError, OSError):
-            asked(self.url, lambda: obstore().delete(self._connection(), root))
+        self._tidied(root)
         if not published:
             raise self._taken(what)
 
     def _taken(self, what: str) -> DpdistError:
-        """Return what is told to whoever was too late."""
+        """Return the error for a builder that was too late."""
         if self.exists():
             return DataError(f"{self} exists already. Choose another place for the {what}.")
         return _changed(self, what)
@@ -419,19 +341,94 @@ class ObjectStore:
             return self._fetched(place) == content
         return False
 
+    # --- cleaning ---
+
+    def clean(self, age: float = ABANDONED_SECONDS) -> tuple[str, ...]:
+        """Remove prefixes that were begun and never published; what a dead release left the same command takes up."""
+        self._require_place("rows")
+        self._require_conditional()
+        now, begun = self.parent.clock(), set()
+        touched: dict[str, datetime] = {}
+        for entry in self._entries(self._key):
+            name, _, rest = entry["path"].removeprefix(f"{self._key}/").partition("/")
+            token = name if rest else name.removesuffix(_ATTEMPT)
+            if re.fullmatch(r"[0-9a-f]{32}", token):
+                touched[token] = max(entry["last_modified"], touched.get(token, entry["last_modified"]))
+                if not rest and name != token:
+                    begun.add(token)
+        old = sorted(token for token in begun if (now - touched[token]).total_seconds() >= age)
+        return tuple(f"{self}/{token}" for token in old if self._cleaned(token))
+
+    def _cleaned(self, token: str) -> bool:
+        """Remove what stands below a prefix whose builder is dead; say whether it was."""
+        try:
+            state = self._state(token)
+            if state == _BUILDING:
+                self._becomes(token, _REMOVING, "rows")
+                state = _REMOVING
+        except (OSError, ResumableError):
+            return False  # it lives, or another process was faster
+        place = ObjectStore(self.url)
+        named = place._found()
+        if state != _REMOVING or named == _joined(self._key, token) or (named == self._key and place.exists()):
+            return False  # it is published, or what stands there is no pointer that this version knows
+        self._forget(token)
+        return True
+
+    @contextmanager
+    def _probe(self) -> Iterator[str]:
+        """Give a place in it for an object of no meaning, which is removed in the end."""
+        place = _joined(self._key, f".dpdist-probe-{random_token()}")
+        try:
+            yield place
+        finally:
+            self._tidied(place)
+
+    def clock(self) -> datetime:
+        """Return what time it is in the store, where the age of objects is counted."""
+        with self._probe() as place:
+            if (error := self._sent(place, b"1", mode="create")) is not None:
+                raise self._unwritten(error, "a probe")
+            now: datetime = self._head(place)["last_modified"]
+        return now
+
+    def lacks(self) -> str | None:
+        """Return what publishing relies on and the store does not do, or None."""
+        with self._probe() as place:
+            created = self._sent(place, b"1", mode="create")
+            if kind_of(created) == "NotSupportedError" or (created is not None and says(created, "NotImplemented")):
+                return _CREATES
+            if created is not None:
+                raise self._unwritten(created, "a probe")
+            again = self._sent(place, b"2", mode="create")
+            if kind_of(again) != "AlreadyExistsError" or self._fetched(place) != b"1":
+                return _CREATES
+            first = self._version(place)
+            if self._sent(place, b"3", mode=first) is not None or self._fetched(place) != b"3":
+                return _REPLACES
+            if kind_of(self._sent(place, b"4", mode=first)) != "PreconditionError" or self._fetched(place) != b"3":
+                return _REPLACES
+        return None
+
     def flush(self, keys: Iterable[str]) -> None:
         """Do nothing: what was sent is durable."""
 
     def drop(self, prefix: str) -> None:
-        """Remove the objects below a prefix."""
         self._remove(_joined(self._found(), prefix))
 
     def _remove(self, folder: str) -> None:
-        connection = self._connection()
-        for piece in [*self._listed(folder)]:
-            paths = [each["path"] for each in piece]
-            if paths:
-                asked(self.url, lambda paths=paths: obstore().delete(connection, paths))  # type: ignore[misc]
+        if paths := [entry["path"] for entry in self._entries(folder)]:
+            asked(self.url, lambda: obstore().delete(self._connection(), paths))
+
+    def _removed(self, place: str) -> None:
+        """Remove an object, if it is there."""
+        with suppress(FileNotFoundError):
+            asked(self.url, lambda: obstore().delete(self._connection(), place))
+
+    def _tidied(self, place: str) -> None:
+        """Remove an object that does no harm where it cannot be removed."""
+        with suppress(DpdistError, OSError):
+            self._removed(place)
 
     def _sent(self, place: str, content: bytes | memoryview, **more: Any) -> Exception | None:
         try:
@@ -448,7 +445,6 @@ class ObjectStore:
         return connections.failure(error, self.url, f"written ({what})")
 
     def put(self, key: str, content: bytes | memoryview) -> None:
-        """Send an object."""
         more = {"use_multipart": False} if len(content) <= _WHOLE else {"chunk_size": _WHOLE}
         if (error := self._sent(self._place(key), content, **more)) is not None:
             raise self._unwritten(error, key)
@@ -477,48 +473,27 @@ class ObjectStore:
         elif error is not None:
             raise self._unwritten(error, what)
 
+    def _version(self, place: str) -> dict[str, str]:
+        """Return by what the store knows an object as it is now."""
+        head = self._head(place)
+        return {name: head[name] for name in ("e_tag", "version") if head[name] is not None}
+
     def delete(self) -> None:
         """Remove its objects, the one that makes it found first; never those of a whole bucket."""
         self._require_place("release")
         folder = self._found()
-        if self.folder is None and self.exists():
-            asked(self.url, lambda: obstore().delete(self._connection(), _joined(self._key, _ROOT)))
+        if self.folder is None:
+            self._removed(_joined(self._key, _ROOT))
         self._remove(folder)
         if self.folder is None:
             self._removed(f"{self._key}.lease")
 
-    def lacks(self, place: str) -> str | None:
-        """Try with an object of no meaning what publishing relies on; say what the store does not do, or None."""
-        created = self._sent(place, b"1", mode="create")
-        if kind_of(created) == "NotSupportedError" or (created is not None and says(created, "NotImplemented")):
-            return _CREATES
-        if created is not None:
-            raise self._unwritten(created, "a probe")
-        try:
-            again = self._sent(place, b"2", mode="create")
-            if kind_of(again) != "AlreadyExistsError" or self._fetched(place) != b"1":
-                return _CREATES
-            first = self._version(place)
-            if self._sent(place, b"3", mode=first) is not None or self._fetched(place) != b"3":
-                return _REPLACES
-            if kind_of(self._sent(place, b"4", mode=first)) != "PreconditionError" or self._fetched(place) != b"3":
-                return _REPLACES
-        finally:
-            with suppress(DpdistError, OSError):
-                asked(self.url, lambda: obstore().delete(self._connection(), place))
-        return None
-
-    def _version(self, place: str) -> dict[str, str]:
-        """Return by what the store knows an object as it is now."""
-        found = asked(self._at(place), lambda: obstore().head(self._connection(), place))
-        return {name: found[name] for name in ("e_tag", "version") if found[name] is not None}
-
-    def locked(self) -> AbstractContextManager[Any]:
+    def locked(self) -> AbstractContextManager[object]:
         """Hold it against other processes of this user and machine; what those elsewhere do, :meth:`replace` sees."""
         return connections.locked_here(self.url)
 
 
-class _Stream:
+class Stream:
     """The bytes of an object, as they come."""
 
     def __init__(self, following: Callable[[], Any]) -> None:
@@ -541,13 +516,8 @@ class _Stream:
         return filled
 
 
-def _noted(note: int) -> tuple[str, str]:
-    """Return what is not finished, and its prefix; empty if nothing is."""
-    found = re.fullmatch(rb"([0-9a-f]{64}) ([0-9a-f]{32})", os.pread(note, 128, 0))
-    return ("", "") if found is None else (found[1].decode(), found[2].decode())
-
-
-def _note(note: int, text: str) -> None:
+def _write_note(note: int, text: str) -> None:
+    """Note what is not finished, and its prefix; empty if nothing is."""
     os.ftruncate(note, 0)
     os.pwrite(note, text.encode(), 0)
 
@@ -565,11 +535,49 @@ def _changed(store: ObjectStore, what: str) -> ResumableError:
 @lru_cache(maxsize=64)
 def _require_conditional(folder: ObjectStore, _settings: tuple[tuple[str, str], ...], _process: int) -> None:
     """Refuse a store in which two could publish at one place; it is tried once for a folder in each process."""
-    probe = folder.within(f".dpdist-probe-{random_token()}")
-    lacks = probe.lacks(probe._key)  # noqa: SLF001 - of this module
+    lacks = folder.lacks()
     if lacks is not None:
         raise DataError(
             f"The store of {folder} does not {lacks}, so two commands at once could publish different releases at one "
             "place, or give rows two budgets. Use a store that does, such as Amazon S3, Google Cloud Storage or Azure "
             "Blob Storage, or a folder."
         )
+
+
+class _ZarrObjects(WrapperStore[ZarrStore[Any]]):
+    """Zarr's own store over a folder of a bucket, whose faults are told as ours."""
+
+    def __init__(self, store: ZarrStore[Any], url: str) -> None:
+        super().__init__(store)
+        self._url = url
+
+    def _with_store(self, store: ZarrStore[Any]) -> Self:
+        return type(self)(store, self._url)
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        """Read an object, or None."""
+        return await self._told(super().get(key, prototype, byte_range), "read")
+
+    async def exists(self, key: str) -> bool:
+        """Say whether an object is there."""
+        return await self._told(super().exists(key), "read")
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write an object."""
+        await self._told(super().set(key, value), "written")
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Yield what stands below a prefix."""
+        names = super().list_dir(prefix)
+        while (name := await self._told(anext(names, None), "read")) is not None:
+            yield name
+
+    async def _told(self, question: Awaitable[T], how: str) -> T:
+        """Wait for an answer."""
+        try:
+            return await question
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as in connections.asked
+            wrong = connections.failure(error, self._url, how)
+        raise wrong

@@ -1,27 +1,27 @@
-"""Where rows, scores, models and releases lie: one protocol, and the folders of this machine behind it.
+"""Where rows, scores, models and releases lie: folders of this machine, and object stores behind the same methods.
 
-Behind it stand also object stores (:mod:`dpdist.storage.objects`).
+A :data:`Store` is one thing that dpdist wrote (a rows.zarr, a folder of periods, a release.zarr): bytes under keys
+such as ``zarr.json`` and ``c/0/0``. Whatever reads or writes one asks the store, and knows no path. Sources of an
+ingest are read by :mod:`dpdist.ingest`, and ledgers are kept by :mod:`dpdist.ledger`: neither is a store. A store is
+small, can be pickled, compared and hashed, and names the same thing in every process that sees the place. Its text is
+the place as people name it. Methods that read raise OSError where there is nothing to read.
 
-A :class:`Store` is one thing that dpdist wrote (a rows.zarr, a folder of periods, a release.zarr): bytes under keys
-such as ``zarr.json`` and ``c/0/0``. Whoever reads or writes one asks the store, and knows no path. Sources of an ingest
-are read by :mod:`dpdist.ingest`, and ledgers are kept by :mod:`dpdist.ledger`: neither is a store.
+**One protocol** publishes everything (:meth:`FolderStore.staged`): claim a new place that no reader sees, put objects
+there, make them durable, then let one atomic step decide what is found. The loser of a race fails as
+:meth:`FolderStore.require_new` does; what a dead builder left is invisible, and removed or taken up later.
 
-To add a place where rows live, open four files:
+================  =====================================  =====================================================
+step              folder (:mod:`dpdist.storage.atomic`)  object store (:mod:`dpdist.storage.objects`)
+================  =====================================  =====================================================
+claim             a new folder, locked (flock)           a new prefix and its attempt, or a lease of an identity
+durable           fsync                                  when sent
+publish           rename                                 the pointer or the root, created if absent
+a dead builder's  no lock is held                        no pointer names it; or the lease is of the same identity
+================  =====================================  =====================================================
 
-1. a new module beside this one, with a class that does what :class:`Store` says;
-2. this one: its scheme, such as ``s3``, in :data:`PLACES`;
-3. ``pyproject.toml``: the library that it needs, as an extra;
-4. ``tests/storage/test_store.py``: its name in the list of the stores that the contract is tested with. It is done
-   when these tests pass.
-
-Every function of the library, every command and every job file then takes its addresses.
-
-**A place that cannot rename a folder** publishes by one object that it creates if absent, last. The loser of a race is
-told by that and raises as :meth:`Store.require_new` does. Either that object is a pointer: :meth:`Store.staged` then
-gives a prefix that nobody else writes to, and what is put there is found by no reader. What a dead builder left is a
-prefix that nothing points to. Or it is the root object, and a lease keeps those out who would build something else.
-
-Replacing a file that dpdist wrote, and no other: a slip of the hand must not cost somebody his table.
+To add a place where rows live, write a module next to this one with a class that has the methods of
+:class:`FolderStore`, add it to :data:`Store` and its scheme to :data:`PLACES`, its library to ``pyproject.toml`` as an
+extra, and its name to the list of stores in ``tests/storage/test_store.py``, whose tests are the contract.
 """
 
 from __future__ import annotations
@@ -35,182 +35,32 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dpdist._util.ids import random_token
 from dpdist._util.paths import AnyPath, is_address, local, read_plain, read_plain_range
 from dpdist.errors import DataError, ResumableError, UsageError
 from dpdist.naming import step
-from dpdist.storage import atomic, lifecycle
+from dpdist.storage import atomic, cleaning
 
 if TYPE_CHECKING:
-    from zarr.storage import StoreLike
+    from dpdist.storage.objects import ObjectStore, Stream
 
-
-def replace_own(place: Store, content: bytes, what: str, *, private: bool, own: Callable[[bytes], bool]) -> None:
-    """Write a file; one that is there is replaced if dpdist wrote it."""
-    name, found = str(place).rpartition("/")[2], b""
-    with suppress(OSError):
-        found = place.parent.get(name)
-    if place.exists() and not own(found):
-        raise DataError(f"{place} exists already, and is no {what} of dpdist. Choose another place for the {what}.")
-    place.parent.replace(name, content, what, private=private)
-
-
+Store: TypeAlias = "FolderStore | ObjectStore"
+"""One thing that dpdist wrote, or is about to write: bytes under keys."""
+AnyStore: TypeAlias = "AnyPath | Store"
+"""A store, or where it is: the path of a folder, or an address with a scheme of :data:`PLACES`."""
+Reader: TypeAlias = "FileIO | Stream"
+"""An object that is read from its start to its end: ``readinto`` returns fewer bytes only where the object ends."""
 ABANDONED_SECONDS = 86400.0
 """For how long nobody touched what is taken for a leftover."""
 MOST_AT_ONCE = 512 << 20
 """Bytes at most of what is read in one piece: what a thing says of itself, its seals, or a chunk of a release."""
 
 
-class Reader(Protocol):
-    """An object that is read from its start to its end, into buffers of the caller."""
-
-    def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill a buffer with the next bytes; return how many they are, fewer only where the object ends."""
-        ...
-
-
-class Store(Protocol):
-    """One thing that dpdist wrote, or is about to write: bytes under keys.
-
-    It is small, can be pickled, compared and hashed, and names the same thing in every process that sees the place. Its
-    text is the place as people name it. Methods that read raise OSError where there is nothing to read.
-    """
-
-    def __hash__(self) -> int: ...
-
-    @property
-    def parent(self) -> Store:
-        """What it stands in."""
-        ...
-
-    def within(self, name: str) -> Store:
-        """Return a thing that stands in it."""
-        ...
-
-    def absolute(self) -> Store:
-        """Return it by a name that does not depend on the process."""
-        ...
-
-    def address(self, key: str = "") -> AnyPath:
-        """Return what :func:`store_at` finds it by, or one of its objects."""
-        ...
-
-    @property
-    def scratch_folder(self) -> Path:
-        """A folder of this machine, for what passes through its disk while this is built."""
-        ...
-
-    # --- reading ---
-
-    def exists(self, key: str = "") -> bool:
-        """Say whether it is there, or one of its objects."""
-        ...
-
-    def size(self, key: str) -> int | None:
-        """Return the bytes of an object without reading it; None if something else stands there, such as a link."""
-        ...
-
-    def sizes(self, prefix: str) -> Callable[[str], int | None]:
-        """Return what :meth:`size` is of objects below a prefix, for whoever asks for many."""
-        ...
-
-    def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
-        """Return an object of at most so many bytes; OSError if it has more, or is none."""
-        ...
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return so many bytes of an object, from a place in it; OSError if it has not so many, or is none."""
-        ...
-
-    def opened(self, key: str) -> AbstractContextManager[Reader]:
-        """Open an object, to be read straight into buffers."""
-        ...
-
-    def list(self, prefix: str = "") -> Iterator[tuple[str, int | None]]:
-        """Yield key and bytes of all that is there, in no order; None for what is no object, such as a link."""
-        ...
-
-    def for_zarr(self) -> StoreLike:
-        """Return what Zarr opens and creates it by."""
-        ...
-
-    # --- writing ---
-
-    def require_new(self, what: str) -> None:
-        """Refuse to write over something, or where nothing can be written: DataError."""
-        ...
-
-    def require_space(self, size: int, what: str) -> None:
-        """Refuse to write more than there is room for: DataError."""
-        ...
-
-    def staged(
-        self,
-        what: str,
-        *,
-        private: bool = False,
-        identity: Callable[[], str] | None = None,
-        keys: Callable[[], Iterable[str]] = tuple,
-    ) -> AbstractContextManager[Store]:
-        """Give a store to build in; it appears here when the block ends, once, whole and durable, or never."""
-        ...
-
-    def resumed(self, what: str, identity: bytes) -> AbstractContextManager[Store]:
-        """Give a private store to build in: the one that a killed builder of the same left, or an empty one.
-
-        It appears here as :meth:`staged` does, of what was put and :meth:`flushed <flush>`. If the process dies, or the
-        block raises ResumableError, what was put stays for the next builder; any other error removes it.
-        """
-        ...
-
-    def put(self, key: str, content: bytes | memoryview) -> None:
-        """Write an object of what is being built: whole or not at all, again if need be; durable when it appears."""
-        ...
-
-    def flush(self, keys: Iterable[str]) -> None:
-        """Make objects of what is being built durable now."""
-        ...
-
-    def drop(self, prefix: str) -> None:
-        """Remove all objects below a prefix from what is being built."""
-        ...
-
-    def replace(
-        self, key: str, content: bytes, what: str, *, private: bool = False, expected: bytes | None = None
-    ) -> None:
-        """Replace an object, or create it, in one step: durable when this returns. DataError if it cannot be.
-
-        With ``expected`` it is replaced only if that is what is there, else ResumableError: another process was faster.
-        A folder must be held meanwhile.
-        """
-        ...
-
-    def delete(self) -> None:
-        """Remove it with all that stands in it, as far as that goes."""
-        ...
-
-    def clean(self, age: float = ABANDONED_SECONDS) -> tuple[str, ...]:
-        """Remove what dead builders left here, and return what it was called; nothing that is there, or still lives.
-
-        What somebody holds, names or has touched within so many seconds stays, and so does whatever dpdist has not
-        made. DataError if nobody can know that here.
-        """
-        ...
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Hold it against other processes that ask to hold it, waiting for it if need be; DataError if none can.
-
-        A folder is held against all of them, a store against those of this user and machine: what others do meanwhile,
-        :meth:`replace` sees. What is not there is not held: whoever reads it says what is wrong with it.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class FolderStore:
-    """A folder, and its files: it is built aside, flushed and renamed into place (:mod:`dpdist.storage.atomic`)."""
+    """A folder, and its files; its methods say what every store does."""
 
     path: Path
 
@@ -219,49 +69,51 @@ class FolderStore:
 
     @property
     def parent(self) -> FolderStore:
-        """The folder it stands in."""
+        """What it stands in."""
         return FolderStore(self.path.parent)
 
     def within(self, name: str) -> FolderStore:
-        """Return a folder in it."""
+        """Return a thing that stands in it."""
         return FolderStore(self.path / name)
 
     def absolute(self) -> FolderStore:
-        """Return it by its absolute path."""
+        """Return it by a name that does not depend on the process."""
         return FolderStore(self.path.absolute())
 
     def address(self, key: str = "") -> Path:
-        """Return its path, or that of a file in it."""
+        """Return what :func:`store_at` finds it by, or one of its objects."""
         return self.path / key
 
     @property
     def scratch_folder(self) -> Path:
-        """The folder it stands in: on its disk there must be room anyway."""
+        """A folder of this machine for temporary files: here on the same disk, where there must be room anyway."""
         return self.path.absolute().parent
 
+    # --- reading ---
+
     def exists(self, key: str = "") -> bool:
-        """Say whether anything stands at its path, or at one in it."""
+        """Say whether it is there, or one of its objects."""
         return (self.path / key).exists()
 
     def size(self, key: str) -> int | None:
-        """Return the bytes of a file; a link leads anywhere, and a pipe never ends."""
+        """Return the bytes of an object; None if it is none, such as a link, which leads anywhere, or a pipe."""
         about = (self.path / key).lstat()
         return about.st_size if stat.S_ISREG(about.st_mode) else None
 
     def sizes(self, prefix: str) -> Callable[[str], int | None]:  # noqa: ARG002 - they are looked at one by one
-        """Return :meth:`size`."""
+        """Return :meth:`size` for many objects below a prefix."""
         return self.size
 
     def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
-        """Return the bytes of a file."""
+        """Return an object of at most ``most`` bytes; OSError if it has more, or is none."""
         return read_plain(self.path / key, most)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes of a file."""
+        """Return bytes of an object; OSError if it has not so many, or is none."""
         return read_plain_range(self.path / key, start, length)
 
     def opened(self, key: str) -> FileIO:
-        """Open a file, without a buffer between it and its readers; a link leads anywhere, and a pipe never ends."""
+        """Open an object, to be read straight into buffers."""
         handle = os.open(self.path / key, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
@@ -269,7 +121,7 @@ class FolderStore:
         return FileIO(handle)
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int | None]]:
-        """Yield path and size of every file; links are not followed."""
+        """Yield key and :meth:`size` of all that is there, in no order; links are not followed."""
         for folder, folders, files in os.walk(self.path / prefix):
             for name in (*folders, *files):
                 path = Path(folder, name)
@@ -279,15 +131,17 @@ class FolderStore:
                     yield path.relative_to(self.path).as_posix(), size
 
     def for_zarr(self) -> Path:
-        """Return its path."""
+        """Return what Zarr opens and creates it by."""
         return self.path
 
+    # --- writing ---
+
     def require_new(self, what: str) -> None:
-        """Refuse what is there, and a folder that cannot be written."""
+        """Refuse to write over something, or where nothing can be written: DataError."""
         atomic.require_new(self.path, what)
 
     def require_space(self, size: int, what: str) -> None:
-        """Refuse more than the file system has free."""
+        """Refuse to write more than there is room for: DataError."""
         atomic.require_space(self.path, size, what)
 
     @contextmanager
@@ -298,19 +152,30 @@ class FolderStore:
         private: bool = False,
         identity: Callable[[], str] | None = None,  # noqa: ARG002 - every builder has a folder of its own
         keys: Callable[[], Iterable[str]] = tuple,  # noqa: ARG002 - as above
-    ) -> Iterator[FolderStore]:
-        """Give a locked folder beside it, which is flushed and renamed."""
-        with atomic.staged(self.path, what, private=private) as aside:
-            yield FolderStore(aside)
+        resume: bytes | None = None,
+    ) -> Iterator[Store]:
+        """Give a store to build in; it appears here when the block ends, once, whole and durable, or never.
 
-    @contextmanager
-    def resumed(self, what: str, identity: bytes) -> Iterator[FolderStore]:
-        """Give a locked folder beside it, which is renamed."""
-        with lifecycle.resumed(self.path, what, identity) as aside:
+        Parameters
+        ----------
+        what
+            What is built, for messages.
+        private
+            Whether only its owner may read it; an object store leaves that to its owner.
+        identity
+            Where readers know the keys, as of a release: what its content follows from, so that all who have the same
+            identity write the same objects, at once or one after another. Else a store hides what is built by itself.
+        keys
+            With an identity: the keys of all objects.
+        resume
+            What is built, if it is private and the work of hours: the store that a builder of the same left when it
+            died or raised ResumableError is given again, with what was :meth:`flushed <flush>`; or else an empty one.
+        """
+        with atomic.staged(self.path, what, private=private, resume=resume) as aside:
             yield FolderStore(aside)
 
     def put(self, key: str, content: bytes | memoryview) -> None:
-        """Write a file aside, for its owner alone, and rename it; it is flushed with the folder."""
+        """Write an object of what is being built: whole or not at all, again if need be; durable when it appears."""
         path = self.path / key
         for folder in reversed(path.relative_to(self.path).parents[:-1]):  # never itself: it may have been given up
             (self.path / folder).mkdir(0o700, exist_ok=True)
@@ -318,41 +183,49 @@ class FolderStore:
         with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
             file.write(content)
             file.flush()
-            if hasattr(os, "posix_fadvise"):  # Linux then begins to write to the disk, and what flushes it waits less
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            # Linux then begins to write to the disk, and what flushes it waits less
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         aside.replace(path)
 
     def flush(self, keys: Iterable[str]) -> None:
-        """Flush files, and the folders that they stand in."""
-        lifecycle.flush(self.path, (self.path / key for key in keys))
+        """Make objects of what is being built durable now."""
+        atomic.flush(self.path, (self.path / key for key in keys))
 
     def drop(self, prefix: str) -> None:
-        """Remove a folder in it."""
-        lifecycle.drop(self.path / prefix)
+        """Remove all objects below a prefix from what is being built."""
+        shutil.rmtree(self.path / prefix, ignore_errors=True)
 
     def replace(
         self, key: str, content: bytes, what: str, *, private: bool = False, expected: bytes | None = None
     ) -> None:
-        """Write a file aside, flush it and rename it."""
+        """Replace an object, or create it, in one step: durable when this returns. DataError if it cannot be.
+
+        With ``expected`` it is replaced only if that is what is there, else ResumableError: another process was faster.
+        A folder must be held meanwhile.
+        """
         if expected is not None and self.get(key) != expected:
             raise ResumableError(f"Another process changed the {what} {self} meanwhile. Run the same command again.")
         atomic.replace_file(self.path / key, content, what, private=private)
 
     def delete(self) -> None:
-        """Remove the folder."""
+        """Remove it with all that stands in it, as far as that goes."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def clean(self, age: float = ABANDONED_SECONDS) -> tuple[str, ...]:
-        """Remove folders and files of this user that were to be renamed, and that nobody holds."""
-        return tuple(map(str, lifecycle.clean(self.path, age)))
+        """Remove what dead builders left here, and return what it was called.
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder (flock)."""
+        Keeps everything that is held, published, touched within ``age`` seconds, or not written by dpdist. DataError if
+        that cannot be known here.
+        """
+        return tuple(map(str, cleaning.clean(self.path, age)))
+
+    def locked(self) -> AbstractContextManager[object]:
+        """Hold it against other processes that ask to hold it, waiting for it if need be; DataError if none can.
+
+        A folder is held against all of them (flock), an object store against those of this user and machine: what
+        others do meanwhile, :meth:`replace` sees. What is not there is not held: its reader says what is wrong with it.
+        """
         return atomic.locked(self.path)
-
-
-AnyStore: TypeAlias = AnyPath | Store
-"""A store, or where it is: the path of a folder, or an address with a scheme of :data:`PLACES`."""
 
 
 def _in_objects(address: str) -> Store:
@@ -388,3 +261,13 @@ def store_at(place: AnyStore) -> Store:
     text = os.fspath(place)
     scheme = text.partition("://")[0].lower() if is_address(text) else ""
     return PLACES[scheme](text) if scheme in PLACES else FolderStore(local(text))
+
+
+def replace_own(place: Store, content: bytes, what: str, *, private: bool, own: Callable[[bytes], bool]) -> None:
+    """Write a file; one that is there is replaced only if dpdist wrote it, lest a slip of the hand cost a table."""
+    name, found = str(place).rpartition("/")[2], b""
+    with suppress(OSError):
+        found = place.parent.get(name)
+    if place.exists() and not own(found):
+        raise DataError(f"{place} exists already, and is no {what} of dpdist. Choose another place for the {what}.")
+    place.parent.replace(name, content, what, private=private)

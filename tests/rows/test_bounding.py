@@ -21,7 +21,6 @@ from strategies import float_rows
 from dpdist.errors import DataError, UsageError
 from dpdist.rows import bounding
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.columns import DTYPES
 
 Rows = npt.NDArray[Any]
 
@@ -175,7 +174,7 @@ def test_rows_outside_the_ball_keep_their_direction_and_reach_the_bound() -> Non
     assert np.abs(z - unit).max() <= 2.0**-15
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "float32", "uint64"])
 def test_every_stored_dtype_gives_the_integers_of_its_float64_values(dtype: str) -> None:
     rows = np.random.default_rng(2).integers(0, 120, (50, 4)).astype(dtype)
     bound = RowBound(4, 150.0, centre=(1.0, 2.0, 3.0, 4.0))
@@ -201,12 +200,6 @@ def test_a_bound_survives_json_exactly() -> None:
     assert RowBound.from_json(bound.to_json()) == bound
 
 
-@pytest.mark.parametrize("clip", [0.0, -1.0, math.nan, math.inf, 1e-200, 1e200])
-def test_a_clip_norm_out_of_range_is_refused(clip: float) -> None:
-    with pytest.raises(DataError, match="clip norm"):
-        RowBound(3, clip)
-
-
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -226,7 +219,15 @@ def test_a_width_that_int64_cannot_square_is_refused_and_one_less_is_not() -> No
 
 
 @pytest.mark.parametrize(
-    ("clip", "said"), [(0.0, "positive"), (-0.5, "positive"), (2.0**-500, "beyond"), (2.0**500, "beyond")]
+    ("clip", "said"),
+    [
+        (0.0, "positive"),
+        (-0.5, "positive"),
+        (math.nan, "positive"),
+        (math.inf, "positive"),
+        (2.0**-500, "beyond"),
+        (2.0**500, "beyond"),
+    ],
 )
 def test_the_last_clip_norms_that_are_refused_are_told_why(clip: float, said: str) -> None:
     with pytest.raises(DataError, match=said):
@@ -257,21 +258,6 @@ def test_however_many_rows_the_kernel_leaves_numpy_bounds_them_all(monkeypatch: 
     assert np.array_equal(RowBound(2, 1.0).apply(rows, np.empty((50, 2))), expected)
 
 
-def test_where_no_machine_code_can_be_kept_the_kernel_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine_code, kernel = map(pytest.importorskip, ("dpdist._util.machine_code", "dpdist.rows.kernel"))
-    njit = machine_code.njit
-
-    def uncached(*, cache: bool = False, **options: Any) -> Any:
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return njit(**options)
-
-    monkeypatch.setattr(machine_code, "njit", uncached)
-    anew = machine_code.compiled(kernel._bound_rows, error_model="numpy")
-    monkeypatch.setattr(bounding, "compiled_kernel", lambda: anew)
-    assert bounded(RowBound(2, 1.0, 8), ADVERSARIAL)[:3].tolist() == [[153, 204], [256, 0], [-256, 0]]
-
-
 def _doubled(numbers: Any) -> float:
     total = 0.0
     for i in range(numbers.shape[0]):
@@ -300,9 +286,10 @@ def test_machine_code_that_cannot_be_kept_is_used_all_the_same(monkeypatch: pyte
     assert bool(asked) is (folder != "absent")
 
 
-@pytest.mark.parametrize("kind", ["nbi", "nbc"])
-@pytest.mark.parametrize("damage", [b"", b"\x80", b"no machine code"])
-@pytest.mark.parametrize("signature", [None, "float64(float64[::1])"])
+@pytest.mark.parametrize(
+    ("kind", "damage", "signature"),
+    [("nbi", b"", None), ("nbc", b"\x80", "float64(float64[::1])"), ("nbc", b"no machine code", None)],
+)
 def test_machine_code_that_is_damaged_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, damage: bytes, signature: str | None
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from dpdist.rows import dataset
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import RowsTable, chunk_rows_for, created, incomplete, partitions
+from dpdist.rows.periods import create_periods, seal_rows
+from dpdist.rows.units import Unit
 from dpdist.rows.writing import chunk_key
+from dpdist.storage.arrays import array_options
 
 BUDGET = PrivacyLoss.parse("2", "1e-6")
 
@@ -141,25 +145,25 @@ def test_chunks_of_zeros_are_written_too(tmp_path: Path) -> None:
     assert (tmp_path / "rows.zarr" / chunk_key(0)).is_file()
 
 
-def _foreign(path: Path, **changes: Any) -> None:
-    options: dict[str, Any] = {"shape": (10, 3), "chunks": (5, 3), "dtype": "float64", **changes}
-    array = zarr.create_array(store=path, compressors=None, **options)
-    array[...] = 1
-    names = [f"c{i}" for i in range(options["shape"][-1])]
-    array.attrs["dpdist"] = {"format": dataset.FORMAT, "dataset_id": "0" * 32, "columns": names, "budget": None}
-
-
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "said"),
     [
-        {}, {"dtype": "complex128"}, {"shape": (10,), "chunks": (5,)}, {"shape": (10, 3, 2), "chunks": (5, 3, 2)},
-        {"chunks": (5, 2)}, {"chunks": (20, 3)}, {"shape": (10, 1), "chunks": (5, 1)},
+        ({}, None), ({"compressors": None}, "CRC32C"), ({"dtype": "complex128"}, "its dtype is complex128"),
+        ({"shape": (10,), "chunks": (5,)}, "no usable rows"), ({"chunks": (5, 2)}, "whole rows"),
+        ({"shape": (10, 3, 2), "chunks": (5, 3, 2)}, "two named columns"), ({"chunks": (20, 3)}, "whole rows"),
+        ({"shape": (10, 1), "chunks": (5, 1)}, "two named columns"),
+        ({"chunks": (2, 3), "shards": (4, 3)}, "whole rows"),
     ],
 )  # fmt: skip
-def test_an_array_laid_out_otherwise_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    _foreign(tmp_path / "rows.zarr", **changes)
-    with pytest.raises(DataError, match="ngest"):
-        open_rows(tmp_path / "rows.zarr")
+def test_an_array_laid_out_otherwise_is_refused(tmp_path: Path, changes: dict[str, Any], said: str | None) -> None:
+    options: dict[str, Any] = {"shape": (10, 3), "chunks": (5, 3), **array_options("float64"), **changes}
+    array = zarr.create_array(store=tmp_path / "rows.zarr", **options)
+    array[...] = 1
+    names = [f"c{i}" for i in range(options["shape"][-1])]
+    array.attrs["dpdist"] = {"format": dataset.FORMAT, "dataset_id": "0" * 32, "columns": names, "budget": None,
+                             "ledger_id": None}  # fmt: skip
+    with pytest.raises(DataError, match=said) if said else nullcontext():
+        assert open_rows(tmp_path / "rows.zarr").rows == 10
 
 
 def test_what_is_no_table_of_ours_is_refused_with_the_cure(tmp_path: Path) -> None:
@@ -215,3 +219,17 @@ def test_attributes_of_other_types_are_refused_and_none_is_guessed(tmp_path: Pat
     (path / "zarr.json").write_text(json.dumps(said))
     with pytest.raises(DataError, match="no usable rows"):
         open_rows(path)
+
+
+def test_periods_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    unit, seals = Unit("who", 2, max_periods=3), dict[str, str]()
+    table = create_periods(tmp_path / "visits", BUDGET, unit)
+    for period, names, own in (("d1", ("a", "b"), unit), ("d2", ("a", "c"), unit), ("d3", ("a", "b"), None)):
+        stored = table.rows_of(period)
+        with created(stored, rows=2, dtype="uint8", names=names, budget=None, period=period, unit=own) as writer:
+            writer.append(np.zeros((2, 2), dtype=np.uint8))
+        seals[period] = seal_rows(open_rows(stored))
+    assert table.span({"d1": seals["d1"]}, 0).rows == 2
+    for other, said in (("d2", "other columns"), ("d3", "another privacy unit")):
+        with pytest.raises(DataError, match=said):
+            table.span({"d1": seals["d1"], other: seals[other]}, 0)

@@ -85,7 +85,7 @@ def test_equal_dithers_for_equal_rows_would_break_what_is_stated() -> None:
     assert norm_of(error_of(z, in_steps(rows, bound), MANY / 4)) > 3 * spectral_error(MANY, COLUMNS, BITS)
 
 
-@pytest.mark.parametrize("columns", [1, 2, 5])
+@pytest.mark.parametrize("columns", [1, 5])
 def test_for_few_columns_it_is_exceeded_in_one_case_of_twenty_at_most(columns: int) -> None:
     """All rows in one direction, the worst case: 600 sums, of which more than 50 exceed it by chance below 1e-4."""
     count, times = 4000, 600

@@ -78,11 +78,6 @@ def test_the_first_rows_of_every_unit_are_kept(tmp_path: Path, monkeypatch: pyte
     check()
 
 
-def test_many_rows_of_many_units(tmp_path: Path) -> None:
-    ids = np.random.default_rng(3).zipf(1.3, 60_000).clip(1, 2**62).tolist()
-    assert kept(ids, 5, tmp_path, 7_001) == by_hand(ids, 5)
-
-
 @pytest.mark.parametrize("keep", ["first", "random"])
 def test_one_unit_cannot_change_which_rows_of_others_are_kept(tmp_path: Path, keep: Any) -> None:
     """The theorem, on its own terms: any rows of one unit, anywhere, and the rest is kept as before."""
@@ -215,8 +210,10 @@ def test_units_that_may_be_taken_for_one_another_are_refused(tmp_path: Path, ids
     assert not (tmp_path / "rows.zarr").exists()
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("float16", 11), ("float32", 24), ("float64", 53)])
-@pytest.mark.parametrize("suffix", ["npy", "parquet", "year=2026/0.parquet"])
+@pytest.mark.parametrize(
+    ("kind", "bits", "suffix"),
+    [("float16", 11, "npy"), ("float32", 24, "parquet"), ("float64", 53, "year=2026/0.parquet")],
+)
 def test_units_are_refused_from_where_their_type_rounds(tmp_path: Path, kind: str, bits: int, suffix: str) -> None:
     assert np.array([2**bits + 1]).astype(kind)[0] == 2**bits  # the next unit is taken for this one
 
@@ -362,9 +359,6 @@ def test_a_job_file_may_name_the_unit(tmp_path: Path, monkeypatch: pytest.Monkey
     job.write_text(text)
     run.run(job_file.read_job(job), say=print)
     assert stored(tmp_path / "rows.zarr") == [0, 2]
-    job.write_text(text.replace('source = "source.csv"\n', 'source = "."\nperiods = true\n'))
-    with pytest.raises(UsageError, match="needs max_periods"):
-        job_file.read_job(job)
 
 
 ROWS = 'source = "source.csv"\nbudget_epsilon = 2\nbudget_delta = 1e-5\n'
@@ -378,11 +372,9 @@ INGESTED = {
     ("ingested", "asked", "match"),
     [
         ("alone", ROWS + INGESTED["unit"], r"protects each row alone, .* asks for the rows of one person, 3 at most"),
-        ("alone", INGESTED["unit"], r"protects each row alone, .* asks for the rows of one person, 3 at most"),
         ("unit", ROWS, r"protects the rows of one person, 3 at most, .* asks for each row alone"),
         ("unit", ROWS + INGESTED["unit"].replace("3", "4"), r"3 at most, and the job asks for .* 4 at most"),
         ("alone", ROWS + 'columns = ["b", "a"]\n', "has the columns a, b, and the job asks for b, a"),
-        ("alone", ROWS + 'columns = ["a", "b", "person"]\n', "asks for a, b, person"),
         (
             "alone",
             ROWS.replace("= 2", "= 3") + INGESTED["alone"],

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.s3_server import S3Server, s3_server
+from support.s3_server import S3Server
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, UsageError
@@ -88,7 +88,7 @@ def test_what_no_builder_of_this_user_left_stays(tmp_path: Path, plant: Callable
 
 def test_what_belongs_to_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     aside = litter(tmp_path)
-    monkeypatch.setattr("dpdist.storage.lifecycle._require_own", lambda _: None)
+    monkeypatch.setattr("dpdist.storage.cleaning._require_own", lambda _: None)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert store_at(tmp_path / "rows.zarr").clean() == ()
     assert aside.exists()
@@ -105,14 +105,6 @@ def test_where_others_could_have_given_the_name_nothing_is_removed(tmp_path: Pat
         open_to_all.chmod(0o755)
     assert aside.exists()
     assert store_at(folder / "rows.zarr").clean() == (str(aside),)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    """Run an S3 server."""
-    with s3_server() as found:
-        found.client.create_bucket(Bucket="private")
-        yield found
 
 
 @pytest.fixture
@@ -143,23 +135,29 @@ def test_in_a_bucket_only_what_dpdist_began_and_nobody_named_is_removed(server: 
     assert not any(key.startswith(f"{place}/{TOKEN}") for key in found)
 
 
+def pointer(described: dict[str, str]) -> bytes:
+    """Return a root object that says what it points to."""
+    return json.dumps({"attributes": {"dpdist": described}}).encode()
+
+
 @pytest.mark.parametrize(
-    "described",
-    [{"format": objects.POINTER, "prefix": TOKEN}, {"format": "dpdist-pointer/2", "prefix": TOKEN}, {"format": "any"}],
+    ("attempt", "root"),
+    [
+        (b"dpdist-attempt/1 building", pointer({"format": objects.POINTER, "prefix": TOKEN})),
+        (b"dpdist-attempt/1 building", pointer({"format": "dpdist-pointer/2", "prefix": TOKEN})),
+        (b"dpdist-attempt/1 building", pointer({"format": "any"})),
+        (b"dpdist-attempt/1 publishing", None),
+        (b"dpdist-attempt/2 building", None),
+        (b"", None),
+    ],
 )
-def test_a_planted_attempt_does_not_remove_what_is_published(
-    server: S3Server, place: str, described: dict[str, str]
+def test_what_is_published_or_of_an_unknown_state_stays(
+    server: S3Server, place: str, attempt: bytes, root: bytes | None
 ) -> None:
-    put(server, f"{place}/{TOKEN}/c/0", f"{place}/{TOKEN}.attempt")
-    put(server, f"{place}/zarr.json", content=json.dumps({"attributes": {"dpdist": described}}).encode())
-    assert store_at(f"s3://private/{place}").clean(0) == ()
-    assert f"{place}/{TOKEN}/c/0" in server.keys("private")
-
-
-@pytest.mark.parametrize("state", [b"dpdist-attempt/1 publishing", b"dpdist-attempt/2 building", b""])
-def test_an_attempt_of_unknown_state_stays(server: S3Server, place: str, state: bytes) -> None:
     put(server, f"{place}/{TOKEN}/c/0")
-    put(server, f"{place}/{TOKEN}.attempt", content=state)
+    put(server, f"{place}/{TOKEN}.attempt", content=attempt)
+    if root is not None:
+        put(server, f"{place}/zarr.json", content=root)
     assert store_at(f"s3://private/{place}").clean(0) == ()
     assert f"{place}/{TOKEN}/c/0" in server.keys("private")
 

@@ -23,7 +23,7 @@ from faults.forks import Forks, forking
 from faults.store_proxy import DENIED, EXPIRED, GONE, Answer, Proxy, store_proxy
 from obstore.store import S3Store
 from support.ledgers import losses
-from support.s3_server import S3Server, s3_server
+from support.s3_server import S3Server
 from zarr.storage import ObjectStore as ZarrStore
 
 from dpdist.cli import cli
@@ -47,14 +47,6 @@ from dpdist.storage.store import store_at
 BUDGET, COST = PrivacyLoss.parse("3"), PrivacyLoss.parse("1")
 REQUEST = ReleaseRequest("laplace", COST, 20.0, grid_bits=10)
 ROWS = np.random.default_rng(7).integers(0, 9, (50, 4)).astype(np.uint8)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    """Run an S3 server."""
-    with s3_server() as found:
-        found.client.create_bucket(Bucket="private")
-        yield found
 
 
 @dataclass
@@ -142,16 +134,6 @@ def test_plain_zarr_reads_rows_and_releases(scene: Scene) -> None:
         ".lease", "/lattice/c/0/0", "/lattice/zarr.json", "/second_moment/c/0/0", "/second_moment/zarr.json",
         "/zarr.json",
     ]  # fmt: skip
-
-
-def test_the_same_command_again_reads_and_changes_nothing(scene: Scene) -> None:
-    scene.ingest()
-    scene.ingest()
-    assert scene.release()
-    before = scene.objects()
-    assert not scene.release()
-    assert scene.objects() == before
-    scene.require_one_release()
 
 
 def test_a_table_in_place_may_lie_in_a_store(scene: Scene) -> None:
@@ -253,6 +235,7 @@ def test_a_pointer_that_was_created_though_the_answer_was_lost_is_taken(scene: S
     store = ObjectStore(scene.rows)
     with store.staged("rows") as aside:
         aside.put("x", b"1")
+        assert isinstance(aside, ObjectStore)
         assert aside.folder is not None
         scene.server.client.put_object(
             Bucket="private", Key=f"{scene.folder.name}/rows.zarr/zarr.json", Body=pointer_of(aside.folder[-32:])
@@ -304,7 +287,17 @@ def test_what_was_replaced_meanwhile_is_not_replaced(scene: Scene) -> None:
     store.replace("x", b"new", "rows", expected=b"old")
     with pytest.raises(ResumableError, match="meanwhile"):
         store.replace("x", b"other", "rows", expected=b"old")
-    assert store.get("x") == b"new"
+    key = f"{store.absolute().folder}/x"
+
+    def faster(method: str, path: str) -> None:
+        """Let another machine replace it between the comparison and the request."""
+        if method == "PUT" and key in path:
+            scene.server.client.put_object(Bucket="private", Key=key, Body=b"theirs")
+
+    scene.proxy.fault = faster
+    with pytest.raises(ResumableError, match="meanwhile"):
+        store.replace("x", b"other", "rows", expected=b"new")
+    assert store.get("x") == b"theirs"
 
 
 @pytest.fixture(scope="module")
@@ -317,29 +310,31 @@ def forks(server: S3Server) -> Iterator[Forks]:
 # --- death ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("point", ["with half of the objects", "before the root object", "after the root object"])
-def test_a_release_killed_while_it_is_published_is_finished_by_the_same_command(
-    scene: Scene, forks: Forks, point: str
+def test_a_release_killed_again_and_again_while_it_is_published_is_finished_by_the_same_command(
+    scene: Scene, forks: Forks
 ) -> None:
     scene.ingest()
     arguments = [
         "release", scene.rows, scene.target, "--epsilon", "1", "--clip", "20", "--mechanism", "laplace", "--ledger",
         str(scene.folder / "rows.ledger"),
     ]  # fmt: skip
-    marker, words = scene.folder / "struck", scene.folder / "words"
-    assert forks.start(words, ["kill", point, str(marker), "inline", *arguments]).wait() == -signal.SIGKILL
-    assert marker.exists()
-    there = point == "after the root object"
-    assert store_at(scene.target).exists() is there
-    (before,) = scene.ledger.records
-    assert before.state is State.COMMITTED
-    assert ("/zarr.json" in scene.objects("release.zarr")) is there
+    words, digests = scene.folder / "words", set[str | None]()
+    for number, point in enumerate(("with half of the objects", "before the root object", "after the root object")):
+        marker = scene.folder / f"struck{number}"
+        assert forks.start(words, ["kill", point, str(marker), "inline", *arguments]).wait() == -signal.SIGKILL
+        assert marker.exists()
+        there = point == "after the root object"
+        assert store_at(scene.target).exists() is there
+        (record,) = scene.ledger.records
+        assert record.state is State.COMMITTED
+        digests.add(record.digest)
+        assert ("/zarr.json" in scene.objects("release.zarr")) is there
+    published = scene.objects("release.zarr")
     for _ in range(2):
         assert forks.start(words, ["note", "", str(marker), "inline", *arguments]).wait() == 0, words.read_text()
         scene.require_one_release()
-        assert scene.ledger.records[0].digest == before.digest
-        published = scene.objects("release.zarr")
-    assert published == scene.objects("release.zarr")
+        assert digests == {scene.ledger.records[0].digest}
+        assert scene.objects("release.zarr") == published
     assert "Traceback" not in words.read_text()
 
 
@@ -375,11 +370,10 @@ def require_sentence(caught: BaseException) -> None:
     assert caught.__cause__ is caught.__context__ is None
 
 
-@pytest.mark.parametrize("after", [0, 2])
-def test_a_fault_while_rows_are_read_is_told_and_charges_nothing_twice(scene: Scene, after: int) -> None:
+def test_a_fault_while_rows_are_read_is_told_and_charges_nothing_twice(scene: Scene) -> None:
     scene.ingest()
     for answer, kind, said in FAULTS:
-        scene.proxy.fault = on("GET", "/c/", answer, after=after)
+        scene.proxy.fault = on("GET", "/c/", answer, after=2)
         with pytest.raises(kind, match=said) as caught:
             scene.release()
         require_sentence(caught.value)
@@ -391,12 +385,10 @@ def test_a_fault_while_rows_are_read_is_told_and_charges_nothing_twice(scene: Sc
     scene.require_one_release()
 
 
-@pytest.mark.parametrize("part", ["release.zarr.lease", "lattice/c", "release.zarr.root", "release.zarr/zarr.json"])
-def test_a_fault_while_a_release_is_published_is_told_and_the_same_command_publishes_it(
-    scene: Scene, part: str
-) -> None:
+def test_a_fault_while_a_release_is_published_is_told_and_the_same_command_publishes_it(scene: Scene) -> None:
     scene.ingest()
-    for answer, kind, said in FAULTS:
+    parts = ("release.zarr.lease", "lattice/c", "release.zarr.root", "release.zarr/zarr.json")
+    for part, (answer, kind, said) in zip(parts, FAULTS, strict=True):
         scene.proxy.fault = on("PUT", part, answer)
         with pytest.raises(kind, match=f"cannot be written.*{said}") as caught:
             scene.release()
@@ -459,7 +451,7 @@ def test_a_ledger_is_not_bound_in_a_store_that_ignores_conditions(scene: Scene) 
     assert open_rows(scene.rows).ledger_id is None
 
 
-@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "all_proxy"])
 def test_no_proxy_sees_what_goes_to_a_store_on_this_machine(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -474,8 +466,7 @@ def test_no_proxy_sees_what_goes_to_a_store_on_this_machine(
         assert store.get("k") == b"row"
 
 
-@pytest.mark.parametrize("status", [301, 307, 308])
-@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize(("status", "scheme"), [(301, "https"), (307, "http")])
 def test_a_plain_store_on_this_machine_sends_on_to_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, status: int, scheme: str
 ) -> None:

@@ -109,45 +109,32 @@ class MemoryStore:
         private: bool = False,
         identity: Callable[[], str] | None = None,
         keys: Callable[[], Iterable[str]] = tuple,
-    ) -> Iterator[MemoryStore]:
+        resume: bytes | None = None,
+    ) -> Iterator[Any]:
         assert private in {True, False}
         assert identity is None or identity() == identity()
         self.require_new(what)
-        prefix = f"{self.url}.{random_token()}"
-        OBJECTS[prefix], BEGUN[prefix] = {}, time.time()
+        known, prefix = UNFINISHED.pop(self.url, (None, ""))
+        if resume is None or known != resume or prefix not in OBJECTS:
+            BEGUN.pop(prefix, None)
+            prefix = f"{self.url}.{random_token()}"
+            OBJECTS[prefix], BEGUN[prefix] = {}, time.time()
         try:
             yield replace(self, prefix=prefix)
             assert identity is None or set(OBJECTS[prefix]) <= {*keys(), "zarr.json"}
             self._require_own(BEGUN.pop(prefix, None), what)
             if POINTERS.setdefault(self.url, prefix) != prefix:  # created if absent, last
                 self.require_new(what)
-        except BaseException:
-            OBJECTS.pop(prefix, None)
+        except BaseException as error:
+            if resume is None or not isinstance(error, ResumableError):
+                OBJECTS.pop(prefix, None)
+            else:
+                UNFINISHED[self.url] = resume, prefix
             raise
 
     def _require_own(self, begun: float | None, what: str) -> None:
         if begun is None:
             raise ResumableError(f"{what} {self} were removed meanwhile")
-
-    @contextmanager
-    def resumed(self, what: str, identity: bytes) -> Iterator[MemoryStore]:
-        self.require_new(what)
-        known, prefix = UNFINISHED.pop(self.url, (b"", ""))
-        if known != identity or prefix not in OBJECTS:
-            BEGUN.pop(prefix, None)
-            prefix = f"{self.url}.{random_token()}"
-            OBJECTS[prefix], BEGUN[prefix] = {}, time.time()
-        try:
-            yield replace(self, prefix=prefix)
-            self._require_own(BEGUN.pop(prefix, None), what)
-            if POINTERS.setdefault(self.url, prefix) != prefix:
-                self.require_new(what)
-        except ResumableError:
-            UNFINISHED[self.url] = identity, prefix
-            raise
-        except BaseException:
-            OBJECTS.pop(prefix, None)
-            raise
 
     def flush(self, keys: Iterable[str]) -> None:
         assert set(keys) <= set(self._objects())
