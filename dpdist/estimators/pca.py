@@ -15,37 +15,27 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpdist.answers.captured import WIDE, captured, holding
 from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
+from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
-from dpdist.estimators.base import PrivateEstimator, Shared, sharing
-from dpdist.estimators.fit import (
-    parameters_of,
-    proved,
-    release_place,
-    released,
-    request_of,
-    require_private,
-    tell_columns,
-    warn_of_score,
-)
-from dpdist.estimators.inputs import RowsError, rows_at, rows_of, scores_given
+from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
+from dpdist.estimators.inputs import rows_at, rows_in_memory, rows_of, scores_given
 from dpdist.ingest.labelled import relabelled
 from dpdist.ingest.registered import open_rows
 from dpdist.naming import ESTIMATORS, naming, parameter, step
 from dpdist.pca.alignment import Alignment, alignment, counted_components, require_law
 from dpdist.pca.components import Components, components, total_variance
-from dpdist.pca.correlation import Correlation
+from dpdist.pca.correlation import Correlation, require_correlated
 from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pipeline.components import components_of
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.request import ReleaseRequest
+from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.runtime.cluster import Cluster
 
-Matrix = npt.NDArray[np.float64]
 AUTO = "auto"
 
 
-@sharing()
+@sharing
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):  # type: ignore[misc] # no types
     """Principal components of private rows: one differentially private release, then free post-processing.
 
@@ -229,7 +219,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         """
         with naming(ESTIMATORS):
             count = _count(n_components)
-            likelihood.require_kind(correlation, whiten)
+            _require_kind(correlation, whiten)
             if correlation:
                 opened = release if isinstance(release, Release) else open_release(release)
                 found: Components | Correlation = correlation_of(opened, count)
@@ -239,12 +229,10 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
                 opened, found = release, _taken(release, count)
             else:
                 raise DataError("The release is too large for memory: pass the path of its release.zarr.")
-            require_private(opened)
-            made = cls(
-                n_components, correlation=correlation, whiten=whiten, **parameters_of(opened), cluster=cluster
-            )  # fmt: skip
-            tell_columns(made, opened)
-            made.release_ = opened
+            fits.require_private(opened)
+            shared = fits.parameters_of(opened) | {"cluster": cluster}
+            made = cls(n_components, correlation=correlation, whiten=whiten, **shared)
+            fits.take_release(made, opened)
             made._learn(opened, found)
         return made
 
@@ -274,12 +262,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         """
         with naming(ESTIMATORS):
             count = _count(self.n_components)
-            number = _number(count)
-            likelihood.require_kind(self.correlation, self.whiten)
-            check = partial(_require_components, count=number)
-            if self.correlation:  # a share of the variance needs no law of the noise
-                check = partial(_require_correlated, count=1 if isinstance(count, float) else number)
-            release = released(self, X, check, number)
+            _require_kind(self.correlation, self.whiten)
+            check = partial(_require_components, count=count, correlation=self.correlation)
+            release = fits.released(self, X, check, _number(count))
             try:
                 self._learn(*self._components_of(release, X, count))
             except (UsageError, DrownedError) as error:
@@ -368,11 +353,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         """
         check_is_fitted(self, "components_")
         with naming(ESTIMATORS):
-            if rows_at(X) is not None:
-                raise RowsError("Likelihoods are of rows in memory or lazy, and not of a rows.zarr.")
-            model = likelihood.model_of(self)
-            rows = rows_of(self, X, fitting=False)
-            return rows.mapped(model.log_likelihoods, 1, np.float64, ["likelihood"], "likelihood")[:, 0]
+            rows = rows_in_memory(self, X, "Likelihoods are of rows in memory or lazy, and not of a rows.zarr.")
+            return rows.mapped(likelihood.model_of(self), 1, np.float64, ["likelihood"], "likelihood")[:, 0]
 
     def score(self, X: object, y: object = None) -> float:  # noqa: N803, ARG002 - scikit-learn's names
         """Return the mean log-likelihood of rows (:meth:`score_samples`). It is private, and a warning says so.
@@ -385,7 +367,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             Ignored.
         """
         found = float(self.score_samples(X).mean())
-        warn_of_score(self)
+        fits.warn_of_score(self)
         return found
 
     def to_sklearn(self) -> Any:
@@ -472,33 +454,33 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         rows = rows_at(given)
         if release.in_memory or rows is None:
             return release, _taken(release, count)
-        place = release_place(self, rows, request_of(self, _number(count)))
+        place = fits.release_place(self, rows, fits.request_of(self, _number(count)))
         return components_of(place, count, cluster=self.cluster)
 
     def _learn(self, release: Release, of: Components | Correlation) -> None:
-        standardised = of if isinstance(of, Correlation) else None
-        found = of.components if isinstance(of, Correlation) else of
-        self.guarantee_ = proved(release)
-        self.components_ = found.components
-        self.n_components_ = int(found.components.shape[0])
+        self.guarantee_ = fits.proved(release)
+        shares: Matrix | None
+        held = None
+        if isinstance(of, Correlation):
+            found, told, shares, ends = of.components, of.alignment, of.shares, of.intervals
+        else:
+            found, told, ends = of, alignment(release, of), None
+            shares = _shares(release, of, told)
+            if self.whiten or isinstance(_count(self.n_components), float) or release.bound.columns <= WIDE:
+                held = captured(release, of)
+        k = len(found.components)
+        self.components_, self.n_components_ = found.components, k
         self.mean_, self.scale_ = found.mean, found.scale
         self.explained_variance_ = found.eigenvalues if found.per_row else None
-        told = standardised.alignment if standardised else alignment(release, found)
-        self.explained_variance_ratio_ = standardised.shares if standardised else _shares(release, found, told)
-        self.explained_variance_ratio_intervals_ = standardised.intervals if standardised else None
-        self.left_out_: tuple[str, ...] = standardised.left_out if standardised else ()
-        self.n_above_noise_: int | None = None if told is None else min(told.counted, self.n_components_)
-        self.component_groups_: tuple[range, ...] | None = None
-        if told is not None:
-            self.component_groups_ = tuple(group for group in told.groups if group.start < self.n_components_)
-        self.squared_cosines_: Matrix | None = None if told is None else told.squared_cosines
-        self.squared_cosine_intervals_: Matrix | None = None if told is None else told.cosine_intervals
-        asked = self.whiten or isinstance(_count(self.n_components), float)
-        known = not standardised and (asked or release.bound.columns <= WIDE)
-        held = captured(release, found) if known else None
+        self.explained_variance_ratio_, self.explained_variance_ratio_intervals_ = shares, ends
+        self.left_out_ = of.left_out if isinstance(of, Correlation) else ()
+        self.n_above_noise_ = None if told is None else min(told.counted, k)
+        self.component_groups_ = None if told is None else tuple(each for each in told.groups if each.start < k)
+        self.squared_cosines_ = None if told is None else told.squared_cosines
+        self.squared_cosine_intervals_ = None if told is None else told.cosine_intervals
         likelihood.tell(self, found, held)
-        if told is not None and told.counted < self.n_components_:
-            _warn_of_drowned(told.counted, self.n_components_)
+        if told is not None and told.counted < k:
+            _warn_of_drowned(told.counted, k)
 
 
 def _count(n_components: object) -> float | None:
@@ -514,22 +496,34 @@ def _count(n_components: object) -> float | None:
     return int(n_components)
 
 
-def _require_correlated(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
-    _require_components(request, columns, count=count)
-    likelihood.require_release(request)
-
-
 def _number(count: float | None) -> int | None:
     """Return a number of components; None where it follows from the release."""
     return count if isinstance(count, int) else None
 
 
-def _require_components(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
-    """Refuse a number of components that no release could have, before one is paid for."""
-    if count is None:
+def _require_kind(correlation: object, whiten: object) -> None:
+    """Refuse what does not go with components of the correlation matrix, before anything is paid for."""
+    if not isinstance(correlation, bool | np.bool_):
+        raise UsageError("correlation is True or False.")
+    if correlation and whiten:
+        raise UsageError("Scores of standardised columns are not whitened: leave whiten or correlation out.")
+
+
+def _require_components(request: ReleaseRequest, columns: int, *, count: float | None, correlation: bool) -> None:
+    """Refuse components that no release could have, before one is paid for."""
+    number = _number(count)
+    if number is not None and number > columns:
+        raise UsageError(
+            f"{number} components were asked for ({parameter('components')}), and X has {columns} columns."
+        )
+    if number is None and not (correlation and count is not None):  # a share of correlations needs no law of the noise
         require_law(request, columns)
-    elif count > columns:
-        raise UsageError(f"{count} components were asked for ({parameter('components')}), and X has {columns} columns.")
+    if correlation:
+        require_correlated(
+            subspace=fits.releases_subspace(request),
+            mechanism=request.mechanism,
+            centred=request.centring is Centring.PRIVATE or request.centre is not None or request.scale == "private",
+        )
 
 
 def _shares(release: Release, found: Components, told: Alignment | None) -> Matrix | None:

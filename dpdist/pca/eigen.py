@@ -7,6 +7,7 @@ the bit, on any number of workers with processors of one kind. A release is publ
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -105,8 +106,8 @@ def signed(vectors: Matrix) -> Matrix:
     return np.ascontiguousarray(vectors * np.sign(vectors[np.arange(len(vectors)), largest])[:, None])
 
 
-Piece = tuple[int, Matrix]
-"""Number of the first row, and the rows of a product."""
+Pieces = tuple[tuple[int, Matrix], ...]
+"""Parts of a product: the number of the first row, and the rows."""
 
 
 @dataclass(frozen=True)
@@ -136,20 +137,19 @@ def tile_rows(size: int, count: int) -> list[range]:
     return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True) if a < b]
 
 
-def rows_product(task: ProductTask) -> tuple[Piece, ...]:
+def rows_product(task: ProductTask) -> Pieces:
     """Multiply rows of a second moment, one row of tiles after the other."""
     read = _kept if task.keep else _read
     starts = range(task.rows.start, task.rows.stop, triangle.TILE)
     return tuple((i, read(task.release, i, min(i + triangle.TILE, task.rows.stop)) @ task.vectors) for i in starts)
 
 
-def joined(pieces: tuple[Piece, ...], more: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """Put pieces of a product together, in any order."""
-    return pieces + more
+joined = operator.add
+"""Puts pieces of a product together, in any order."""
 
 
-def stacked(pieces: tuple[Piece, ...]) -> Matrix:
-    """Return the product of which these are the pieces."""
+def stacked(pieces: Pieces) -> Matrix:
+    """Return the product that these are the pieces of, in any order."""
     return np.concatenate([rows for _, rows in sorted(pieces, key=lambda piece: piece[0])])
 
 

@@ -236,31 +236,18 @@ FAILURE = 0.05
 
 @dataclass(frozen=True)
 class OrbitForecast:
-    """Between which bounds the error of an answer lies, Frobenius norm per row, in squared units of the rows.
-
-    Attributes
-    ----------
-    request, columns, rows
-        The release, d and n.
-    upper
-        The error exceeds it with probability 0.05 at most (theorem 2.2, or 2.3 for `orbit-lowrank`).
-    about
-        The root mean square error of H that strong signals tend to; what is released, Re H, errs by less.
-    least
-        What no mechanism of this loss can stay below for all moments of the guessed spectrum, with probability above
-        1/2: the distance to the matrix of the released eigenvalues and the true eigenvectors (theorem 2.4, corollaries
-        2.5 and 2.6).
-    zero
-        The error of answering zero.
-    """
+    """Between which bounds the error of an answer lies, Frobenius norm per row, in squared units of the rows."""
 
     request: ReleaseRequest
     columns: int
     rows: int
-    upper: float
-    about: float
+    upper: float  # exceeded with probability 0.05 at most (theorem 2.2, or 2.3 for `orbit-lowrank`)
+    about: float  # root mean square error of H that strong signals tend to; what is released, Re H, errs by less
+    # what no mechanism of this loss can stay below for all moments of the guessed spectrum, with probability above
+    # 1/2: the distance to the matrix of the released eigenvalues and the true eigenvectors (theorem 2.4, corollaries
+    # 2.5 and 2.6)
     least: float
-    zero: float
+    zero: float  # the error of answering zero
 
     def to_json(self) -> dict[str, object]:
         """Return the forecast as JSON values."""

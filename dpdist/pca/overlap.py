@@ -95,30 +95,15 @@ def cut(size: int, law: NoiseLaw) -> float:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Released eigenvalues and the noise between their eigenvectors.
+    """Released eigenvalues and the noise between their eigenvectors."""
 
-    Attributes
-    ----------
-    values
-        (K,) float64, descending.
-    variances
-        (K, K): s_ij², in squared units of the values.
-    law
-        Of the noise.
-    rest
-        How many eigenvalues were not computed, none of them above the last one.
-    sure
-        The share of the variances that is there for sure; what rounding adds may be less.
-    gaps
-        (K - 1,): the variance of the distance of each eigenvalue from the next one, where that may be more than four
-        times that between their eigenvectors, which is what it is of noise with independent entries.
-    """
-
-    values: Values
-    variances: Values
+    values: Values  # (K,) float64, descending
+    variances: Values  # (K, K): s_ij², in squared units of the values
     law: NoiseLaw
-    rest: int = 0
-    sure: float = 1.0
+    rest: int = 0  # how many eigenvalues were not computed, none of them above the last one
+    sure: float = 1.0  # share of the variances that is there for sure; what rounding adds may be less
+    # (K - 1,): variance of the distance of each eigenvalue from the next one, where that may be more than four times
+    # that between their eigenvectors, which is what it is of noise with independent entries
     gaps: Values | None = None
 
     def counted(self) -> int:
