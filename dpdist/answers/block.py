@@ -94,8 +94,7 @@ class Block:
 def ends(values: Matrix, deviations: Matrix, low: float = -math.inf, high: float = math.inf) -> Matrix:
     """Return the two ends of 95 % intervals, one more axis than the values, within what is possible."""
     reach = NORMAL * deviations
-    found: Matrix = np.clip(np.stack([values - reach, values + reach], axis=-1), low, high)
-    return found
+    return np.clip(np.stack([values - reach, values + reach], axis=-1), low, high)
 
 
 def correlation_ends(values: Matrix, deviations: Matrix) -> Matrix:

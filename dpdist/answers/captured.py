@@ -192,5 +192,4 @@ def _loose(values: Matrix, count: int, law: NoiseLaw) -> Matrix:
     pairs = 8 * v**2 / ((values[:count, None] - values) ** 2 + v)
     above = np.cumsum(np.cumsum(pairs, axis=0), axis=1)  # over i <= k and j <= l
     k = np.arange(count)
-    found: Matrix = above[:, -1] - above[k, k]
-    return found
+    return above[:, -1] - above[k, k]

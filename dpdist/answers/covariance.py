@@ -209,8 +209,7 @@ def _raw_correlation(released: Matrix) -> Matrix:
     """Return the correlations of a matrix as it was released; of a variance that is not positive anything."""
     variances = np.diagonal(released)
     spread = np.sqrt(np.where(variances > 0, variances, 1.0))
-    found: Matrix = np.clip(released / np.outer(spread, spread), -1, 1)
-    return found
+    return np.clip(released / np.outer(spread, spread), -1, 1)
 
 
 def _errors(release: Release, about: AboutMean, released: Matrix) -> tuple[Matrix | None, Matrix | None]:
@@ -256,8 +255,7 @@ def _variance(noise: EntryNoise, squares: Matrix, diagonal: Matrix, corner: Matr
     """Return ``Var tr(B E)`` from ``|B|²``, the sum of B_kk² but for c, B_cc, and the trace."""
     if noise.exact is not None:
         squares, trace, corner = squares - corner**2, trace - corner, np.zeros_like(corner)
-    found: Matrix = 2 * noise.off * squares + noise.own * (diagonal + corner**2) + noise.shared * trace**2
-    return found
+    return 2 * noise.off * squares + noise.own * (diagonal + corner**2) + noise.shared * trace**2
 
 
 def no_rows() -> str:

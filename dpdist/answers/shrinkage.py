@@ -79,15 +79,13 @@ def excess(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
         return np.zeros_like(values)
     width = np.sqrt(law.variance / law.size)
     g = (1 / (values[:, None] - 1j * width - others)).sum(axis=1) / law.size
-    found: Matrix = (g * law.transform(g)).imag / g.imag
-    return found
+    return (g * law.transform(g)).imag / g.imag
 
 
 def excess_variance(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
     """Return the variance of that excess, (k,), to second order in the noise: ``8 v² sum (y_i - y_j)^-2``."""
     v = law.variance / law.size
-    found: Matrix = 8 * v**2 * (1 / ((values[:, None] - others) ** 2 + v)).sum(axis=1)
-    return found
+    return 8 * v**2 * (1 / ((values[:, None] - others) ** 2 + v)).sum(axis=1)
 
 
 _TIED = {EdgeKind.WISHART: (3.0, 1), EdgeKind.TWO_SIDED_WISHART: (1.12, 2), EdgeKind.NUCLEAR: (1.12, 2)}
@@ -137,8 +135,7 @@ def on_simplex(values: Matrix, total: float) -> Matrix:
         return np.zeros_like(values)
     descending = np.sort(values)[::-1]
     excess = (np.cumsum(descending) - total) / np.arange(1, values.size + 1)
-    found: Matrix = np.maximum(values - excess[np.flatnonzero(descending > excess)[-1]], 0)
-    return found
+    return np.maximum(values - excess[np.flatnonzero(descending > excess)[-1]], 0)
 
 
 def _rebuilt(values: Matrix, vectors: Matrix) -> Matrix:

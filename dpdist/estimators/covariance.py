@@ -325,8 +325,7 @@ class PrivateCovariance(PrivateEstimator):
 def _distances(rows: npt.NDArray[np.generic], location: Matrix, precision: Matrix) -> Matrix:
     known = np.isfinite(location)
     apart = rows[:, known].astype(np.float64) - location[known]
-    found: Matrix = np.einsum("ij,jk,ik->i", apart, precision[np.ix_(known, known)], apart, optimize=True)[:, None]
-    return found
+    return np.einsum("ij,jk,ik->i", apart, precision[np.ix_(known, known)], apart, optimize=True)[:, None]
 
 
 def _shrinkage(given: str) -> Shrinkage:

@@ -534,8 +534,7 @@ def _shares(release: Release, found: Components, told: Alignment | None) -> Matr
     values = np.maximum(found.eigenvalues, 0) if told is None else np.nan_to_num(told.strengths)
     # the exact trace is no smaller than the sum of some of its eigenvalues; noise alone makes it so, or negative
     whole = max(trace, float(values.sum()))
-    shares: Matrix = values / whole if whole > 0 else np.zeros_like(values)
-    return shares
+    return values / whole if whole > 0 else np.zeros_like(values)
 
 
 def _warn_of_drowned(above: int, count: int) -> None:

@@ -93,8 +93,7 @@ class Alignment:
     def intervals(self) -> Values:
         """(k, 2): where the exact eigenvalues of the clipped rows lie, with probability 0.95 for all at once."""
         errors = math.inf if self.errors is None else self.errors
-        ends: Values = np.maximum(np.column_stack([self.eigenvalues - errors, self.eigenvalues + errors]), 0)
-        return ends
+        return np.maximum(np.column_stack([self.eigenvalues - errors, self.eigenvalues + errors]), 0)
 
     def group_of(self, component: int) -> range | None:
         """Return the group of a component, counted from 0; None of one that is not counted."""
@@ -137,8 +136,7 @@ def pair_variances(values: Values, vectors: Values, noise: EntryNoise, divisor: 
         scaled = along[:, None] * along - c * (a.T @ ((noise.centre**2)[:, None] * a))
         variances += noise.count * scaled**2
     least = np.finfo(float).tiny  # of two columns that are one, rounding leaves less than 0
-    checked: Values = np.maximum(variances, least)
-    return checked
+    return np.maximum(variances, least)
 
 
 def gap_variances(values: Values, vectors: Values, noise: EntryNoise, divisor: Values) -> Values:
@@ -155,8 +153,7 @@ def gap_variances(values: Values, vectors: Values, noise: EntryNoise, divisor: V
     inner = (a[:, one] * a[:, other]).sum(axis=0)
     fourth, both = (squares**2).sum(axis=0), (squares[:, one] * squares[:, other]).sum(axis=0)
     off = lengths[one] ** 2 - fourth[one] + lengths[other] ** 2 - fourth[other] - 2 * (inner**2 - both)
-    found: Values = 2 * noise.off * off + noise.on * ((left[:, one] - left[:, other]) ** 2).sum(axis=0)
-    return found
+    return 2 * noise.off * off + noise.on * ((left[:, one] - left[:, other]) ** 2).sum(axis=0)
 
 
 def entry_variances(release: Release) -> tuple[float, float]:
@@ -208,8 +205,7 @@ def _eigenvalue_errors(release: Release, law: NoiseLaw, eigenvalues: Values) -> 
     off, shift = (0.0, 0.0) if rounded is None else (rounded.error, rounded.shift)
     error = law.edge_at(CONFIDENCE) + _centring_error(release) + off + shift
     relative = min(FAR * _count_error(release), 0.5)
-    errors: Values = (error + relative * np.maximum(eigenvalues, 0)) / (1 - relative)
-    return errors
+    return (error + relative * np.maximum(eigenvalues, 0)) / (1 - relative)
 
 
 def _is_whole(release: Release) -> bool:

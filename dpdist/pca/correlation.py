@@ -65,33 +65,16 @@ _SURE = 2.0
 
 @dataclass(frozen=True)
 class Correlation:
-    """Components of the correlation matrix of a release.
+    """Components of the correlation matrix of a release."""
 
-    Attributes
-    ----------
-    components
-        Of columns that are standardised by what was released: ``components.scale`` is their standard deviation in the
-        input's units, and the eigenvalues are those of the correlation matrix.
-    left_out
-        Names of the columns that do not stand above the noise; and of the first of each categorical variable, if asked.
-    shares
-        (k,): of each component in the variance of the standardised columns that are left.
-    intervals
-        (k, 2): where these lie (see the module), NaN of components that are not counted; None for more than 2000
-        columns.
-    alignment
-        How well they are aligned, and where loadings lie, NaN of columns that were left out; None likewise, and where
-        the law of the noise is not known.
-    drop_first
-        Whether the first column of each categorical variable was left out.
-    """
-
-    components: Components
-    left_out: tuple[str, ...]
-    shares: Values
-    intervals: Values | None
-    alignment: Alignment | None
-    drop_first: bool = False
+    components: Components  # of standardised columns: ``scale`` is their released deviation, in the input's units
+    left_out: tuple[str, ...]  # columns that do not stand above the noise; and first ones of categories, if asked
+    shares: Values  # (k,): of each component in the variance of the standardised columns that are left
+    intervals: (
+        Values | None
+    )  # (k, 2): of these, NaN of components that are not counted; None for more than MOST columns
+    alignment: Alignment | None  # NaN of columns that were left out; None likewise, or where the noise has no law
+    drop_first: bool = False  # whether the first column of each categorical variable was left out
 
     def to_json(self) -> dict[str, object]:
         """Return what is said of the components as JSON values."""
@@ -149,11 +132,9 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
                 gaps=gap_variances(values, columns, noise, divisor),
             )  # fmt: skip
             count = spectrum.counted() if count is None else count
-        count = _enough(intervals[:, 0], share) if share is not None else _counted(count, release)
-        intervals = intervals[:count]
-        vectors = signed(columns.T[:count])
+        number = _enough(intervals[:, 0], share) if share is not None else _counted(count, release)
+        values, vectors, intervals = values[:number], signed(columns.T[:number]), intervals[:number]
         told = None if law is None else _spread_out(aligned(spectrum, vectors, columns), kept, len(variances))
-        values = values[:count]
     else:
         values, vectors = top_eigenpairs(standard, _counted(count, release))
     loadings = np.zeros((len(vectors), len(variances)))
@@ -297,5 +278,4 @@ def _intervals(values: Values, columns: Values, divisor: Values, noise: EntryNoi
     bias = (noise.off * (np.outer(squares, squares) + cross**2) / gaps).sum(axis=1)
     low = values - 2 * np.maximum(bias, 0) - _SURE * spread
     high = values + 2 * np.maximum(-bias, 0) + _SURE * spread
-    found: Values = np.clip(np.column_stack([low, high]), 0, len(values))
-    return found
+    return np.clip(np.column_stack([low, high]), 0, len(values))

@@ -107,8 +107,7 @@ class NoiseLaw:
 
     def inverse(self, g: float) -> float:
         """Return K, in the units of the matrix."""
-        found: float = 1 / g + self.transform(g)
-        return found
+        return 1 / g + self.transform(g)
 
     def slope(self, g: float) -> float:
         """Return K'."""
@@ -152,8 +151,7 @@ class NoiseLaw:
     @property
     def width(self) -> float:
         """The unit of the fluctuation of the largest eigenvalue of the noise."""
-        found: float = (self.curvature(self.critical) / 2) ** (1 / 3) * self.size ** (-2 / 3)
-        return found
+        return (self.curvature(self.critical) / 2) ** (1 / 3) * self.size ** (-2 / 3)
 
     def edge_at(self, confidence: float) -> float:
         """Return what the largest eigenvalue of the noise stays below, with at least this probability."""

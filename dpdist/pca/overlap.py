@@ -134,8 +134,7 @@ class Spectrum:
         """Return by how much eigenvalue i lies above each, (K,), or other gaps; none of them is 0."""
         gaps = self.values[i] - self.values if gaps is None else gaps
         least = _LEAST_GAP * np.sqrt(self.variances[i])
-        apart: Values = np.where(np.abs(gaps) < least, least, gaps)
-        return apart
+        return np.where(np.abs(gaps) < least, least, gaps)
 
     def _outside(self, each: Values, without: range) -> Values:
         """Return what each eigenvalue adds, of those outside a range; the last also for what was not computed."""
@@ -165,8 +164,7 @@ class Spectrum:
         terms = np.stack([self.variances[i] / self._gaps(i) ** 2 for i in range(len(self.values))])
         np.fill_diagonal(terms, 0)
         terms[:, -1] *= 1 + self.rest
-        total: Values = terms.sum(axis=1)
-        return total
+        return terms.sum(axis=1)
 
     def _alone(self, i: int) -> npt.NDArray[np.bool_]:
         """Say which eigenvalues stand alone, but for eigenvalue i."""
@@ -175,8 +173,7 @@ class Spectrum:
 
     def _moves(self, i: int) -> Values:
         """Return the deviation of the distance of each eigenvalue from eigenvalue i, (K,)."""
-        moves: Values = np.sqrt(self.variances[i]) * np.where(self._alone(i), 2, math.sqrt(2))
-        return moves
+        return np.sqrt(self.variances[i]) * np.where(self._alone(i), 2, math.sqrt(2))
 
     def _crowded(self, i: int, group: range, gap: float = GAP) -> bool:
         """Say whether a neighbour outside the group that stands alone is too near to be told apart."""

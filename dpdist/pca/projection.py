@@ -57,13 +57,6 @@ class Projector:
 
     Rows are shifted and multiplied in pieces that stay in cache; the scale is divided out of the components once, and
     so is what the mean loses as float32. It may be pickled, and called by several threads at once.
-
-    Attributes
-    ----------
-    dtype
-        Of the scores: see :func:`scores_dtype`.
-    piece_rows
-        Most rows that are multiplied at once.
     """
 
     def __init__(self, found: Components, rows: npt.DTypeLike) -> None:
