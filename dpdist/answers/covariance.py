@@ -209,7 +209,8 @@ def _raw_correlation(released: Matrix) -> Matrix:
     """Return the correlations of a matrix as it was released; of a variance that is not positive anything."""
     variances = np.diagonal(released)
     spread = np.sqrt(np.where(variances > 0, variances, 1.0))
-    return np.clip(released / np.outer(spread, spread), -1, 1)
+    found: Matrix = np.clip(released / np.outer(spread, spread), -1, 1)
+    return found
 
 
 def _errors(release: Release, about: AboutMean, released: Matrix) -> tuple[Matrix | None, Matrix | None]:

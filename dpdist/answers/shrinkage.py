@@ -79,7 +79,8 @@ def excess(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
         return np.zeros_like(values)
     width = np.sqrt(law.variance / law.size)
     g = (1 / (values[:, None] - 1j * width - others)).sum(axis=1) / law.size
-    return (g * law.transform(g)).imag / g.imag
+    found: Matrix = (g * law.transform(g)).imag / g.imag
+    return found
 
 
 def excess_variance(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
@@ -135,7 +136,8 @@ def on_simplex(values: Matrix, total: float) -> Matrix:
         return np.zeros_like(values)
     descending = np.sort(values)[::-1]
     excess = (np.cumsum(descending) - total) / np.arange(1, values.size + 1)
-    return np.maximum(values - excess[np.flatnonzero(descending > excess)[-1]], 0)
+    found: Matrix = np.maximum(values - excess[np.flatnonzero(descending > excess)[-1]], 0)
+    return found
 
 
 def _rebuilt(values: Matrix, vectors: Matrix) -> Matrix:

@@ -325,7 +325,8 @@ class PrivateCovariance(PrivateEstimator):
 def _distances(rows: npt.NDArray[np.generic], location: Matrix, precision: Matrix) -> Matrix:
     known = np.isfinite(location)
     apart = rows[:, known].astype(np.float64) - location[known]
-    return np.einsum("ij,jk,ik->i", apart, precision[np.ix_(known, known)], apart, optimize=True)[:, None]
+    found: Matrix = np.einsum("ij,jk,ik->i", apart, precision[np.ix_(known, known)], apart, optimize=True)[:, None]
+    return found
 
 
 def _shrinkage(given: str) -> Shrinkage:

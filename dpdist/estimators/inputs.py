@@ -113,7 +113,8 @@ class Rows:
                 found.add(piece)
             return found.total()
 
-        return self._reduced(BlockSum(bound, key), of_run, add_sums, 8 * Band.whole(bound.width).entries)
+        found: ArraySum = self._reduced(BlockSum(bound, key), of_run, add_sums, 8 * Band.whole(bound.width).entries)
+        return found
 
     def counts(self, counting: Counting) -> Counts:
         """Return how many of all rows fall into each bin, in one pass."""
@@ -122,7 +123,8 @@ class Rows:
         def of_run(rows: range) -> Counts:
             return reduce(operator.iadd, (of_block(piece) for _, piece in self._pieces(rows)))
 
-        return self._reduced(of_block, of_run, operator.iadd, 8 * counting.bins)
+        found: Counts = self._reduced(of_block, of_run, operator.iadd, 8 * counting.bins)
+        return found
 
     def _reduced(self, of_block: Function, of_run: Function, add: Callable[[Any, Any], Any], nbytes: int) -> Any:
         """Reduce all rows: of a Dask array its blocks, which do not come here; of others a run for each thread."""

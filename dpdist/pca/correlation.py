@@ -278,4 +278,5 @@ def _intervals(values: Values, columns: Values, divisor: Values, noise: EntryNoi
     bias = (noise.off * (np.outer(squares, squares) + cross**2) / gaps).sum(axis=1)
     low = values - 2 * np.maximum(bias, 0) - _SURE * spread
     high = values + 2 * np.maximum(-bias, 0) + _SURE * spread
-    return np.clip(np.column_stack([low, high]), 0, len(values))
+    found: Values = np.clip(np.column_stack([low, high]), 0, len(values))
+    return found

@@ -107,7 +107,8 @@ class NoiseLaw:
 
     def inverse(self, g: float) -> float:
         """Return K, in the units of the matrix."""
-        return 1 / g + self.transform(g)
+        found: float = 1 / g + self.transform(g)
+        return found
 
     def slope(self, g: float) -> float:
         """Return K'."""
@@ -151,7 +152,8 @@ class NoiseLaw:
     @property
     def width(self) -> float:
         """The unit of the fluctuation of the largest eigenvalue of the noise."""
-        return (self.curvature(self.critical) / 2) ** (1 / 3) * self.size ** (-2 / 3)
+        found: float = (self.curvature(self.critical) / 2) ** (1 / 3) * self.size ** (-2 / 3)
+        return found
 
     def edge_at(self, confidence: float) -> float:
         """Return what the largest eigenvalue of the noise stays below, with at least this probability."""

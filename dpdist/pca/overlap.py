@@ -173,7 +173,8 @@ class Spectrum:
 
     def _moves(self, i: int) -> Values:
         """Return the deviation of the distance of each eigenvalue from eigenvalue i, (K,)."""
-        return np.sqrt(self.variances[i]) * np.where(self._alone(i), 2, math.sqrt(2))
+        found: Values = np.sqrt(self.variances[i]) * np.where(self._alone(i), 2, math.sqrt(2))
+        return found
 
     def _crowded(self, i: int, group: range, gap: float = GAP) -> bool:
         """Say whether a neighbour outside the group that stands alone is too near to be told apart."""
