@@ -96,18 +96,6 @@ def test_without_a_mean_it_leads_through_the_public_centre() -> None:
     assert not found.centred
 
 
-def test_several_targets_on_some_columns_are_each_its_own_regression() -> None:
-    release = drawn(rows_of(4000), 4.0).release()
-    both = regressions(release, [5, 0], [3, 1])
-    alone = [regressions(release, [target], [1, 3])[0] for target in (5, 0)]
-    assert [each.target for each in both] == ["c5", "c0"]
-    assert both[0].names == ("c3", "c1")
-    for one, other in zip(both, alone, strict=True):
-        assert np.allclose(values_of(one), values_of(other)[[0, 2, 1]])
-        assert one.r2.value == pytest.approx(other.r2.value)
-        assert one.r2.noise == pytest.approx(other.r2.noise)
-
-
 def test_a_plain_inverse_fails_where_ridge_at_the_edge_does_not() -> None:
     random = np.random.default_rng(7)
     x = random.normal(size=(20_000, 20))
@@ -228,17 +216,6 @@ def test_what_noise_adds_on_average_is_taken_away_again() -> None:
     apart = np.array(told) - true
     assert abs(float(apart.mean())) < 5 * float(apart.std()) / 20
     assert inside >= stats.binom.ppf(FALSE_ALARM, 400, 0.93)
-
-
-def test_an_interval_is_that_of_a_normal() -> None:
-    (found,) = regressions(drawn(rows_of(3000), 4.0).release(), [3], [0, 1, 2], 0.0)
-    for each in (found.intercept, *found.coefficients, found.r2):
-        reach = stats.norm.ppf(0.975) * each.noise
-        assert each.interval == pytest.approx((each.value - reach, each.value + reach), rel=1e-5)
-    one = found.coefficients[0]
-    assert one.sampling is not None
-    reach = stats.norm.ppf(0.975) * np.hypot(one.noise, one.sampling)
-    assert one.population_interval == pytest.approx((one.value - reach, one.value + reach), rel=1e-5)
 
 
 def test_a_block_holds_what_the_release_does_and_says_how_noisy_it_is() -> None:

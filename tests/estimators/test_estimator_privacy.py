@@ -228,12 +228,6 @@ def test_of_fits_at_the_same_time_one_is_charged(register: Register) -> None:
     assert len(register._fits) == 1
 
 
-def test_a_public_number_of_rows_is_exact_beside_a_private_mean() -> None:
-    found = pca(centre="private").fit(table()).release_
-    assert found.lattice[-1, -1] == 300 * found.bound.constant**2
-    assert found.row_count == 300
-
-
 @pytest.mark.parametrize("lazy", [False, True])
 def test_rows_that_are_refused_for_their_values_are_not_charged(register: Register, lazy: bool) -> None:
     rows = table()

@@ -34,16 +34,22 @@ def request(mechanism: str = "gaussian", epsilon: str = "1", delta: str = "1e-6"
     return ReleaseRequest(mechanism, PrivacyLoss.parse(epsilon, delta), C)
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what other mechanisms would do, which takes longest."""
+    monkeypatch.setattr("dpdist.pca.forecast._alternatives", lambda *_: ())
+
+
 @pytest.mark.parametrize(("mechanism", "delta"), [("gaussian", "1e-6"), ("two-sided-wishart", "0")])
 def test_releases_show_what_was_forecast(mechanism: str, delta: str) -> None:
-    """Mean squared cosines of 30 releases agree to 0.06; entries spread as stated, to 5 %."""
+    """Mean squared cosines of 20 releases agree to 0.06; entries spread as stated, to 5 %."""
     rows = 4000
     asked = request(mechanism, delta=delta)
     found = forecast_release(asked, D, rows, SPECTRUM)
     calibrated, unit = asked.calibrated(D), asked.bound(D).unit ** 2
     exact = np.rint(np.diag([*SPECTRUM, *[0] * (D - 4)]) * rows / unit).astype(np.int64)
     cosines, entries, seen = [], [], []
-    for _ in range(30):
+    for _ in range(20):
         answer = unpacked(calibrated.answer(KnownMoment(exact), SYSTEM).astype(np.int64), D) * unit / rows
         values, vectors = np.linalg.eigh(answer)
         cosines.append([vectors[i, -1 - i] ** 2 for i in range(4)])
@@ -55,7 +61,7 @@ def test_releases_show_what_was_forecast(mechanism: str, delta: str) -> None:
     for measured, stated in zip(np.mean(cosines, axis=0), expected, strict=True):
         assert measured == pytest.approx(stated, abs=0.06 if stated > 0.5 else 0.25)
     assert np.std(entries) == pytest.approx(found.error, rel=0.05)
-    assert sum(seen) >= 20
+    assert sum(seen) >= 12  # each is with probability .95: fewer with 1e-8
 
 
 @pytest.mark.parametrize(("rows", "periods", "counted", "most"), [(3, None, 3, 3), (2, 7, 6, 14), (1, 1, 1, 1)])
@@ -95,6 +101,7 @@ def test_a_privacy_unit_that_no_release_takes_is_refused(mechanism: str, asked: 
         forecast_release(request(mechanism, delta=delta), D, 4000, **asked)
 
 
+@pytest.mark.usefixtures("alone")
 def test_rows_for_a_good_component_are_just_enough() -> None:
     first = forecast_release(request(), D, 1000, SPECTRUM)
     for i, one in enumerate(first.expected):
@@ -105,6 +112,7 @@ def test_rows_for_a_good_component_are_just_enough() -> None:
         assert not forecast_release(request(), D, int(0.99 * one.rows_to_see), SPECTRUM).expected[i].told
 
 
+@pytest.mark.usefixtures("alone")
 def test_components_of_one_strength_are_told_together_and_never_apart() -> None:
     found = forecast_release(request(), D, 10**7, [2.0, 1.0, 1.0])
     assert found.seen == 3
@@ -117,6 +125,7 @@ def test_components_of_one_strength_are_told_together_and_never_apart() -> None:
     assert {one.rows_to_see for one in many.expected} == {None}
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("columns", [1, 3])
 def test_few_columns_have_a_forecast_too(columns: int) -> None:
     found = forecast_release(request(), columns, 10**5)
@@ -212,6 +221,7 @@ def test_a_forecast_does_not_tell_the_rows_of_a_table_that_is_released_under_add
     assert "needs --n, a public guess" in str(said.exception)
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("more", [{}, {"scale": "private"}])
 def test_where_nothing_can_be_told_it_says_how_many_rows_or_which_epsilon_it_takes(more: dict[str, Any]) -> None:
     asked = ReleaseRequest("gaussian", PrivacyLoss.parse("0.03", "1e-6"), "auto" if more else 3.0, **more)
@@ -227,6 +237,7 @@ def test_where_nothing_can_be_told_it_says_how_many_rows_or_which_epsilon_it_tak
     assert full.seen == 1
 
 
+@pytest.mark.usefixtures("alone")
 def test_of_a_guess_it_says_how_many_rows_its_first_component_takes() -> None:
     asked = ReleaseRequest("gaussian", PrivacyLoss.parse("0.1", "1e-6"), 3.0)
     found = forecast_release(asked, 8, 300, [4.0, 1.0])

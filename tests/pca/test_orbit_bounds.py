@@ -145,22 +145,6 @@ def test_small_eigenvalues_cost_rows_on_the_way_of_the_lower_bound() -> None:
     assert bounds._other_rows(np.array([50.0, 40.0, *[0.0] * 29]), wide) == 4 + 16
 
 
-def test_a_row_can_always_be_removed_on_the_way_of_the_lower_bound_for_projectors() -> None:
-    for height in (2.0, 5.0, 300.0):
-        for sine in (0.01, 0.3, 0.5):
-            c, s = math.sqrt(1 - sine**2), sine
-            rotation = np.array([[c, -s], [s, c]])
-            start = np.diag([height - 1, 1.0])
-            change = rotation @ start @ rotation.T - start
-            values, vectors = np.linalg.eigh(change)
-            assert -values[0] == pytest.approx((height - 2) * s)  # rows exchanged on the way
-            row = np.outer(vectors[:, 0], vectors[:, 0])
-            for share in np.linspace(0, 1, 21):
-                least = np.linalg.eigvalsh(start + share * change - row)[0]
-                assert least >= -1e-9
-            assert np.linalg.eigvalsh(start - np.diag([0.0, 1.0]))[0] >= 0
-
-
 @pytest.mark.parametrize(("d", "k", "exponent"), [(2, 1, 3.0), (6, 2, 2.0), (5, 5, 30.0)])
 def test_losses_stay_below_the_upper_bound_and_near_the_first_order(d: int, k: int, exponent: float) -> None:
     levels = np.linspace(10, 1, d)
