@@ -55,9 +55,8 @@ class PrivateCovariance(PrivateEstimator):
     precision_ : ndarray or None
         (d, d) float64, the inverse of ``covariance_``; None unless it is shrunk by ``"optimal"``.
     partial_correlation_, partial_correlation_intervals_ : ndarray
-        (d, d) and (d, d, 2) float64: correlation of two columns given all others, from the release itself, and its
-        interval as below. They are made when asked for; :class:`dpdist.UsageError` says why there are none, such as
-        where the noise drowns all columns.
+        (d, d) and (d, d, 2) float64: correlation of two columns given all others, and its interval as below, made when
+        asked for. :class:`dpdist.UsageError` says why there are none, such as where the noise drowns all columns.
     partial_ridge_ : float
         What was added to the sum of squares of each column for these, in squared units of the rows after centre and
         scale: 0 where every direction stands clear of the noise, else the edge of the noise, which draws them to 0.

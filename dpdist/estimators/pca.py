@@ -46,18 +46,16 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     Parameters
     ----------
     n_components : int, float or "auto", default "auto"
-        Number of components k, or ``"auto"``: those that can be told from the noise of the release. Or,
-        between 0 and 1, the share of the variance that they shall hold: the fewest of which the lower end of the
-        interval of that share is not below it. With ``clip="private"`` the clip norm suits this number: another one is
-        another release, charged anew.
+        Number of components k; ``"auto"``: those that can be told from the noise of the release; or, between 0 and 1, a
+        share of the variance: the fewest whose interval of that share begins at it or above. With ``clip="private"``
+        the clip norm suits this number: another one is another release, charged anew.
     correlation : bool, default False
-        Whether to take components of the correlation matrix: of columns that are standardised by what was released
-        (``scale_`` is their deviation then), without those that do not stand above the noise, which ``left_out_``
-        names. It needs a ``centre`` or ``scale="private"``; scores are not whitened, and have no likelihood. The same
-        as ``dpdist pca --correlation``, and free.
+        Whether to take components of the correlation matrix: columns are standardised by what was released (``scale_``
+        is their deviation then), without those that do not stand above the noise (``left_out_``). It needs a
+        ``centre`` or ``scale="private"``; scores are not whitened, and have no likelihood.
     whiten : bool, default False
-        Whether ``transform`` divides the scores by the square roots of ``score_variances_``, so that they vary by about
-        1. Refused where the noise lets one of these be 0.
+        Whether ``transform`` divides the scores by the square roots of ``score_variances_``. Refused where the noise
+        lets one of these be 0.
     options : mapping of str, default None
         Public parameters of the mechanism, by name; ``components`` is filled from ``n_components``.
     {shared}
@@ -72,31 +70,29 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         (k,) float64: the eigenvalues, per row, as released, of rows shortened to ``clip``. None where n is
         private and no mean was released, or where the mechanism releases no eigenvalues.
     explained_variance_ratio_ : ndarray or None
-        (k,) float64, from 0 to 1, with a sum of at most 1: each eigenvalue without what the noise adds to it, over
-        the trace of the released matrix, which is repaired where noise made it smaller than their sum. 0 where the
-        component is not told from noise; where the law of the noise is not known, eigenvalues as released. None where
-        no matrix was released. Of correlations: over the number of columns that were not left out.
+        (k,) float64, with a sum of at most 1: each eigenvalue without what the noise adds to it (as released, where the
+        law of the noise is not known), over the trace of the released matrix or their sum, whichever is larger; 0 where
+        the component is not told from noise. None where no matrix was released. Of correlations: over the number of
+        columns that were not left out.
     explained_variance_ratio_intervals_ : ndarray or None
         (k, 2): of correlations, where these lie as far as noise goes (:mod:`dpdist.pca.correlation`); else None.
     left_out_ : tuple of str
         Of correlations: names of the columns that do not stand above the noise. Their loadings are 0.
     score_variances_, score_variance_intervals_ : ndarray or None
-        (k,) and (k, 2) float64: variance of the scores of the shortened rows on each component, which is less than its
-        eigenvalue, and between which it lies in nine of ten releases or more, on average over components (measured:
-        :mod:`dpdist.answers.captured`). The variance of a whitened score lies between the same ends over
-        ``score_variances_``. None where the law of the noise is not known, n is private and no mean was released, or
-        there are more than 2000 columns and nothing asks for them.
+        (k,) and (k, 2) float64: variance of the scores of the shortened rows on each component, less than its
+        eigenvalue, and where it lies in nine of ten releases or more, on average (measured:
+        :mod:`dpdist.answers.captured`). None where the law of the noise is not known, n is private and no mean was
+        released, or there are more than 2000 columns and nothing asks for them.
     noise_variance_, noise_variance_interval_ : float, ndarray or None
         Mean variance along all other directions, as of scikit-learn's PCA, and (2,) its interval; 0 where k is d. None
         likewise.
     captured_variance_ratio_, captured_variance_ratio_interval_ : float, ndarray or None
         Share of the variance of the shortened rows that the k components hold together, and (2,) its interval.
     n_above_noise_ : int or None
-        How many of the k components can be told from the noise of the release, and from what else the table holds. If
-        these are not all, a :class:`dpdist.DrownedWarning` says so. None where the law of the noise is not known.
+        How many of the k components can be told from the noise of the release; a :class:`dpdist.DrownedWarning` says if
+        these are not all. None where the law of the noise is not known.
     component_groups_ : tuple of range or None
-        The components that can be told from noise, counted from 0, in groups of those that cannot be told from one
-        another; nearly always of one component each. None likewise.
+        These, counted from 0, in groups of components that cannot be told from one another. None likewise.
     squared_cosines_ : ndarray or None
         (k,) float64: how well each component is aligned with the exact one, 1 for the same direction; of a group of
         several, the mean squared cosine of the space that they span. NaN of components that cannot be told from noise.
@@ -114,27 +110,22 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     -----
     X may be a NumPy array, a SciPy sparse matrix, a pandas DataFrame, a Dask array, a Zarr array, an xarray DataArray
     or Dataset (rows along the first dimension, the others laid out as columns: :meth:`to_xarray`), an AnnData (its
-    ``.X``, also sparse or backed), or the path of a rows.zarr. Only rows that are there already are in this process's
-    memory as a whole: a Dask array is summed block by block where its client computes, a Zarr array or backed AnnData
-    is read in pieces.
+    ``.X``, also sparse or backed), or the path of a rows.zarr. A Dask array is summed block by block where its client
+    computes, a Zarr array or backed AnnData is read in pieces.
 
-    **The guarantee is about the rows of X.** What was computed from all rows before, such as the output of
-    a ``StandardScaler`` fitted on them, is not covered; give a public centre and scale instead, or ``scale="private"``.
-    Choosing parameters by cross-validation is not private: it chooses by exact scores of the rows, whatever the fits
-    cost. So every ``score`` comes with a :class:`dpdist.PrivacyLeakWarning`.
+    **The guarantee is about the rows of X.** It does not cover what was computed from all rows before, such as by a
+    fitted ``StandardScaler``: give a public centre and scale, or ``scale="private"``. Cross-validation chooses by exact
+    scores of the rows, whatever the fits cost. So every ``score`` comes with a :class:`dpdist.PrivacyLeakWarning`. Nor
+    does it cover what others compute from ``transform``, such as a classifier that follows in a pipeline.
 
     **A guarantee that promises little** comes with a :class:`dpdist.WeakGuaranteeWarning`: an epsilon above 10,
     or where n is private a delta from 1e-4 on.
 
-    **What follows in a pipeline is not private.** A classifier that is fitted to the scores learns from private rows;
-    the guarantee covers what this estimator holds, and nothing that others compute from ``transform``.
-
     **Rows in memory have no ledger.** A register in this process knows rows again by their values: in copies, other
-    orders, types and chunkings, and as parts of other tables. It does not see what other processes released, nor any
-    change of the values, such as by a scaler (:mod:`dpdist.ledger.fingerprints` has a table). A second fit of as many
-    rows of the same kind therefore warns of the joint cost. Charge all fits on the same people to one
-    :class:`dpdist.Budget`: it counts whatever the rows are. Where a process is too short, ingest the rows and fit the
-    path: its ledger is durable, and the same fit again is the same release at no cost.
+    orders, types and chunkings, and as parts of other tables. It sees neither what other processes released nor rows
+    whose values changed, such as by a scaler (:mod:`dpdist.ledger.fingerprints`). A second fit of as many rows of the
+    same kind therefore warns of the joint cost. Charge all fits on the same people to one :class:`dpdist.Budget`, or
+    ingest the rows and fit the path: its ledger is durable, and the same fit again is the same release at no cost.
 
     NaN and infinity are refused before anything is charged, but for a rows.zarr, where such a row counts as zero.
 

@@ -103,13 +103,12 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
     column of its schema stands for all that were made of it, so that a category is explained by one regression for each
     of its values. Rows are shortened together with their targets, and everything is about rows so shortened.
 
-    A private scale may find numbers beyond 2^20 in a column. It weighs nothing then, and nothing is known of it
-    (``release_.blindly_scaled``): its coefficient is 0, in an interval without ends, or it is left out where columns
-    are taken by name. As a target it is refused.
+    A private scale may find numbers beyond 2^20 in a column. It weighs nothing then (``release_.blindly_scaled``): its
+    coefficient is 0, in an interval without ends, or it is left out where columns are taken by name. As a target it is
+    refused.
 
-    ``predict`` and ``score`` take rows as they are. What they return is private where the rows are.
-
-    How intervals follow from the law of the noise stands in :mod:`dpdist.answers.regression`.
+    What ``predict`` and ``score`` return is private where the rows are. How intervals follow from the law of the noise:
+    :mod:`dpdist.answers.regression`.
 
     See Also
     --------
