@@ -302,7 +302,7 @@ def test_the_variance_of_the_private_mean_is_put_back_on_the_diagonal_and_nowher
     assert corrected - plain == pytest.approx(expected * np.eye(4), abs=1e-9)
 
 
-def diagonal_errors(declared_variance: float, sigma: float, repetitions: int = 300) -> Matrix:
+def diagonal_errors(declared_variance: float, sigma: float, repetitions: int = 800) -> Matrix:
     """Mean diagonal error of the covariance of many noisy releases of one table, in squared input units."""
     rows, bound = table(), bound_for(4, private=True)
     exact = np.cov(rows.T, bias=True)
