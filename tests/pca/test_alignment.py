@@ -15,11 +15,11 @@ from dpdist.errors import DrownedError, UsageError
 from dpdist.moment import total
 from dpdist.pca.alignment import (
     EntryNoise,
-    alignment,
     counted_components,
     loadings_json,
     noise_law,
     pair_variances,
+    require_alignment,
 )
 from dpdist.pca.components import Components, components
 from dpdist.pca.correlation import correlation
@@ -58,8 +58,7 @@ def test_intervals_strengths_and_cosines_tell_the_truth(mechanism: str, delta: s
     for _ in range(20):
         release = released(mechanism, delta=delta)
         every = components(release, D)
-        vectors, found = every.components, alignment(release, every)
-        assert found is not None
+        vectors, found = every.components, require_alignment(release, every)
         low, high = found.intervals.T
         misses += not (np.all(low <= true_values) and np.all(true_values <= high))
         cosines.append([float(v @ w) ** 2 for v, w in zip(vectors[:2], basis[:2], strict=True)])
@@ -147,8 +146,7 @@ def test_rounding_on_a_coarse_grid_turns_a_component_no_further_than_is_stated(m
         for _ in range(40):
             release = rounded_release(4, rows)
             found = components(release, 1)
-            told = alignment(release, found)
-            assert told is not None
+            told = require_alignment(release, found)
             ((low, high),) = told.cosine_intervals
             assert low <= told.squared_cosines[0] <= high
             missed += not low <= float(found.components[0] @ rows[0]) ** 2 / float(rows[0] @ rows[0]) <= high
@@ -176,8 +174,7 @@ def test_the_noise_of_a_large_private_mean_is_no_component(
     for _ in range(20):
         release = drawn_over(request, exact, d, rows)
         every = components(release, d)
-        found = alignment(release, every)
-        assert found is not None
+        found = require_alignment(release, every)
         assert np.isnan(found.strengths[found.counted :]).all()
         counts.append(found.counted)
         assert found.intervals[:, 0].max() == 0
@@ -185,8 +182,7 @@ def test_the_noise_of_a_large_private_mean_is_no_component(
             patch.setattr("dpdist.pca.alignment._centring_error", lambda _: 0.0)
             patch.setattr("dpdist.pca.alignment._count_error", lambda _: 0.0)
             patch.setattr("dpdist.pca.alignment.mean_variance", lambda _: 0.0)
-            left_out = alignment(release, every)
-        assert left_out is not None
+            left_out = require_alignment(release, every)
         without += left_out.intervals[0, 0] > 0
     assert counts.count(0) >= 14
     assert without > 0  # probability of none: 1e-10
@@ -236,8 +232,7 @@ def tally(known: Drawn, true: Floats, *, correlations: bool) -> tuple[int, int, 
             found, told = standard.components, standard.alignment
         else:
             found = components(release, K)
-            told = alignment(release, found)
-        assert told is not None
+            told = require_alignment(release, found)
         assert told.loadings is not None
         ends, vectors = told.loadings, found.components
         told_of = np.isfinite(ends[..., 0])
@@ -283,8 +278,7 @@ def test_components_that_are_close_are_told_together() -> None:
     for number in range(20):
         release = known.release(number)
         found = components(release, 3)
-        told = alignment(release, found)
-        assert told is not None
+        told = require_alignment(release, found)
         if told.groups[:1] == (range(2),):
             together += 1
             assert told.squared_cosines[0] == told.squared_cosines[1] > 2 / 3
@@ -300,8 +294,7 @@ def test_components_that_are_close_are_told_together() -> None:
 def test_nothing_is_said_of_a_component_that_is_not_counted() -> None:
     release = scene("weak", epsilon="0.5").release()
     found = components(release, 10)
-    told = alignment(release, found)
-    assert told is not None
+    told = require_alignment(release, found)
     assert told.loadings is not None
     count = told.counted
     assert 0 < count < 10
@@ -322,9 +315,7 @@ def test_the_ends_go_with_the_signs_of_the_components() -> None:
     release = scene("strong").release()
     found = components(release, K)
     turned = Components(-found.components, found.eigenvalues, found.per_row, found.mean, found.scale)
-    told, other = alignment(release, found), alignment(release, turned)
-    assert told is not None
-    assert other is not None
+    told, other = require_alignment(release, found), require_alignment(release, turned)
     assert told.loadings is not None
     assert other.loadings is not None
     np.testing.assert_allclose(told.loadings[..., 0], -other.loadings[..., 1])
@@ -348,8 +339,7 @@ def test_exact_eigenvalues_lie_in_their_intervals_where_n_is_private(centring: C
     missed = 0
     for number in range(40):
         release = known.release(number)
-        told = alignment(release, components(release, 2))
-        assert told is not None
+        told = require_alignment(release, components(release, 2))
         low, high = told.intervals.T
         missed += not ((low <= exact) & (exact <= high)).all()
     assert missed < 12
@@ -365,9 +355,7 @@ def test_a_wide_release_tells_as_many_components(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("dpdist.pca.alignment.MOST", 20)
     found = counted_components(release)
     assert len(found.components) == 14
-    told = alignment(release, found)
-    assert told is not None
+    told = require_alignment(release, found)
     assert told.counted == 14
-    one = alignment(release, components(release, 1))
-    assert one is not None
+    one = require_alignment(release, components(release, 1))
     assert one.squared_cosines[0] > 0.9
