@@ -36,6 +36,7 @@ from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.alignment import counted_components, noise_law
 from dpdist.pca.components import Components, about_mean
+from dpdist.pca.correlation import fewest, require_share
 from dpdist.pca.noise_edge import NoiseLaw
 from dpdist.release.artefact import Release
 
@@ -113,8 +114,7 @@ def holding(release: Release, share: float) -> Components:
     The lower end of the interval of their share decides: it is not below what was asked for. None are taken that
     cannot be told from noise.
     """
-    if not 0 < share < 1:
-        raise UsageError(f"A share of the variance is between 0 and 1, not {share:g}.", parameter="components")
+    require_share(share)
     instead = f"pass their number ({parameter('components', 'K')})"
     if not release.in_memory:
         raise UsageError(f"The release is too large for memory to tell a share of its variance: {instead}.")
@@ -122,16 +122,8 @@ def holding(release: Release, share: float) -> Components:
     told = captured(release, seen)
     if told is None:
         raise DrownedError(f"This release tells no share of its variance, as far as the noise lets see: {instead}.")
-    low = told.share_intervals[:, 0]
-    enough = np.flatnonzero(low >= share)
-    if not enough.size:
-        count = len(low)
-        raise DrownedError(
-            f"A share of {share:g} of the variance was asked for. The {count} components that can be told from noise "
-            f"hold {math.floor(1000 * low.max()) / 1000:g} for sure, the lower end of an interval of 95 %. Ask for "
-            f"less, or {instead}. A larger epsilon or more rows let more be seen."
-        )
-    return seen.leading(int(enough[0]) + 1)
+    which = f"The {len(told.shares)} components that can be told from noise"
+    return seen.leading(fewest(told.share_intervals[:, 0], share, which, "the lower end of an interval of 95 %"))
 
 
 def _excess(values: Matrix, count: int, law: NoiseLaw) -> tuple[Matrix, Matrix]:

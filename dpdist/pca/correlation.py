@@ -99,23 +99,7 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
     about = about_mean(release)
     matrix = about.matrix(release.second_moment)
     variances = np.diag(matrix)
-    kept = np.flatnonzero(evidence(release, variances) > ABOVE)
-    if drop_first:
-        kept = np.setdiff1d(kept, _first_of_categories(release))
-    share = count if isinstance(count, float) else None
-    if not len(kept):
-        raise DrownedError(
-            f"No column of this release stands above the noise, and a correlation matrix is of those that do. Release "
-            f"anew with {parameter('scale', 'private')}, a larger epsilon or more rows."
-        )
-    if share is not None:
-        _require_share(share, len(kept))
-    elif count is not None and not 1 <= count <= len(kept):
-        raise UsageError(
-            f"{count} components were asked for; {len(kept)} of {len(variances)} columns stand above the noise, and a "
-            f"correlation matrix is of these. Ask for fewer components, or release with a larger epsilon.",
-            parameter="components",
-        )
+    kept = _kept(release, variances, count, drop_first=drop_first)
     divisor = 1 / np.sqrt(variances[kept])
     standard = matrix[np.ix_(kept, kept)] * np.outer(divisor, divisor)
     np.fill_diagonal(standard, 1)
@@ -132,7 +116,11 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
                 gaps=gap_variances(values, columns, noise, divisor),
             )  # fmt: skip
             count = spectrum.counted() if count is None else count
-        number = _enough(intervals[:, 0], share) if share is not None else _counted(count, release)
+        if isinstance(count, float):
+            which, by = "All components of the correlation matrix", "by the lower ends of their shares"
+            number = fewest(np.cumsum(intervals[:, 0]), count, which, by)
+        else:
+            number = _counted(count, release)
         values, vectors, intervals = values[:number], signed(columns.T[:number]), intervals[:number]
         told = None if law is None else _spread_out(aligned(spectrum, vectors, columns), kept, len(variances))
     else:
@@ -151,6 +139,30 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
         if told is not None:
             intervals[told.counted :] = np.nan
     return Correlation(found, left_out, shares, intervals, told, drop_first)
+
+
+def _kept(release: Release, variances: Values, count: float | None, *, drop_first: bool) -> npt.NDArray[np.int64]:
+    """Return the columns of the correlation matrix; refuse a number or share of components that it does not have."""
+    kept = np.flatnonzero(evidence(release, variances) > ABOVE)
+    if drop_first:
+        kept = np.setdiff1d(kept, _first_of_categories(release))
+    if not len(kept):
+        raise DrownedError(
+            f"No column of this release stands above the noise, and a correlation matrix is of those that do. Release "
+            f"anew with {parameter('scale', 'private')}, a larger epsilon or more rows."
+        )
+    if isinstance(count, float):
+        require_share(count)
+        if len(kept) > MOST:
+            instead = f"pass a number of components ({parameter('components', 'K')})"
+            raise UsageError(f"The share of each component is known up to {MOST} columns: {instead}.")
+    elif count is not None and not 1 <= count <= len(kept):
+        raise UsageError(
+            f"{count} components were asked for; {len(kept)} of {len(variances)} columns stand above the noise, and a "
+            f"correlation matrix is of these. Ask for fewer components, or release with a larger epsilon.",
+            parameter="components",
+        )
+    return kept
 
 
 def _first_of_categories(release: Release) -> list[int]:
@@ -186,23 +198,20 @@ def _spread_out(told: Alignment, kept: npt.NDArray[np.int64], columns: int) -> A
     return replace(told, loadings=loadings)
 
 
-def _require_share(share: float, columns: int) -> None:
-    instead = f"pass a number of components ({parameter('components', 'K')})"
+def require_share(share: float) -> None:
+    """Refuse what is no share of the variance."""
     if not 0 < share < 1:
         raise UsageError(f"A share of the variance is between 0 and 1, not {share:g}.", parameter="components")
-    if columns > MOST:
-        raise UsageError(f"The share of each component is known up to {MOST} columns: {instead}.")
 
 
-def _enough(low: Values, share: float) -> int:
-    """Return how many of the leading components hold a share, by the lower ends of their own."""
-    held = np.cumsum(low)
-    enough = np.flatnonzero(held >= share)
+def fewest(low: Values, share: float, which: str, by: str) -> int:
+    """Return how many of the leading components hold a share, from the lower ends of what the first 1, 2, ... hold."""
+    enough = np.flatnonzero(low >= share)
     if not enough.size:
         raise DrownedError(
-            f"A share of {share:g} of the variance was asked for. All components of the correlation matrix hold "
-            f"{math.floor(1000 * held[-1]) / 1000:g} for sure, by the lower ends of their shares. Ask for less, or "
-            f"pass their number ({parameter('components', 'K')}). A larger epsilon or more rows let more be seen."
+            f"A share of {share:g} of the variance was asked for. {which} hold {math.floor(1000 * low.max()) / 1000:g} "
+            f"for sure, {by}. Ask for less, or pass their number ({parameter('components', 'K')}). A larger epsilon or "
+            "more rows let more be seen."
         )
     return int(enough[0]) + 1
 
