@@ -147,13 +147,6 @@ def test_columns_that_do_not_stand_above_the_noise_are_left_out_and_named() -> N
         correlation(released(rows), 6)
 
 
-@pytest.mark.parametrize("width", [80, 140])
-def test_the_table_is_as_wide_as_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    lines = standardised(correlation(released(), 3), [f"a long name {i}" for i in range(D)]).splitlines()
-    assert width - 30 < max(map(len, lines)) <= width
-
-
 def test_it_needs_to_know_about_what_columns_vary() -> None:
     with pytest.raises(UsageError, match="has no mean and no centre"):
         correlation(released(mean=False), 2)
