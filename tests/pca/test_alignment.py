@@ -227,6 +227,7 @@ def tally(known: Drawn, true: Floats, *, correlations: bool) -> tuple[int, int, 
         release = known.release(number)
         if correlations:
             standard = correlation(release, K)
+            assert standard.alignment is not None
             found, told = standard.components, standard.alignment
         else:
             found = components(release, K)
