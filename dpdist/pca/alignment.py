@@ -237,23 +237,20 @@ def alignment(release: Release, found: Components) -> Alignment | None:
     law = noise_law(release)
     if law is None or found.eigenvalues is None:
         return None
+    vectors: Values | None
     if _is_whole(release):
         spectrum, vectors = _whole(release, law)
     else:
-        spectrum, vectors = _part(release, law, _more(release, found.eigenvalues)), None
+        values, vectors = found.eigenvalues, None
+        if release.in_memory:  # some that follow tell more of these
+            values = _eigenvalues(release, min(max(_FIRST_LOOK, 4 * len(values)), release.bound.columns))
+        spectrum = _part(release, law, values)
     return replace(
         aligned(spectrum, found.components, vectors),
         edge=noise_reach(release),
         errors=_eigenvalue_errors(release, law, found.eigenvalues),
         rounding=rounding(release),
     )
-
-
-def _more(release: Release, values: Values) -> Values:
-    """Return the largest eigenvalues, and some that follow where a release is in memory."""
-    if not release.in_memory:
-        return values
-    return _eigenvalues(release, min(max(_FIRST_LOOK, 4 * len(values)), release.bound.columns))
 
 
 def _eigenvalues(release: Release, count: int) -> Values:
