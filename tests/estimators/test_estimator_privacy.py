@@ -316,10 +316,15 @@ def test_a_clip_norm_of_the_longest_row_is_found_out_and_a_public_one_is_not() -
 def test_a_scaler_before_it_is_found_out() -> None:
     with pytest.warns(PrivacyLeakWarning, match="one row of X"):
         make_pipeline(StandardScaler(), pca()).fit(table())
-    rows = table(3)
-    rows[:, 2] = 0
-    with pytest.warns(PrivacyLeakWarning, match="one row of X"):
-        pca().fit(scipy.sparse.csr_matrix(rows - rows.mean(axis=0)))
+    held: tuple[Callable[[Table], Any], ...] = (
+        scipy.sparse.csr_matrix,
+        lambda rows: da.from_array(rows, chunks=(50, 7)),
+    )
+    for seed, form in enumerate(held, 3):
+        rows = table(seed)
+        rows[:, 2] = 0
+        with pytest.warns(PrivacyLeakWarning, match="one row of X"):
+            pca().fit(form(rows - rows.mean(axis=0)))
 
 
 def test_a_release_that_is_not_private_as_claimed_has_no_estimator() -> None:
