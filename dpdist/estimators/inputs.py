@@ -15,6 +15,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -336,7 +337,7 @@ def _checked(data: Any, check: Callable[..., Any]) -> Any:
         if dimensions == 2:
             found = check(data, accept_sparse="csr")
             _require_exact(data, found)
-            if found.dtype.kind in "biuf":
+            if found.dtype.kind in "biuf" or (found.dtype == object and _are_numbers(found)):
                 return found
             said = _not_numbers(data)
     except TypeError:
@@ -357,6 +358,13 @@ def _require_exact(data: Any, found: Any) -> None:
         for row, at in np.argwhere(np.abs(found[:, whole]) > EXACT - 1):
             if not isinstance(data.iloc[row, whole[at]], float):  # floats may be held as objects
                 raise RowsError(f"X, column {data.columns[whole[at]]!r}: {BEYOND}")
+
+
+def _are_numbers(data: Any) -> bool:
+    """Say whether an array of Python objects, such as the cells of categories, holds numbers only."""
+    with suppress(ValueError, TypeError):
+        return bool(data.astype(np.float64).size)
+    return False
 
 
 def _not_numbers(data: Any) -> str:
