@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,28 +28,20 @@ from dpdist.release.artefact import Release
 from dpdist.triangle import TILE
 
 Matrix = npt.NDArray[np.float64]
+NORMAL = 1.959964
+"""Standard deviations to each side that hold 0.95 of a normal."""
 _MOST_COLUMNS = 8192
-"""Of a block: it is held in memory several times, and decomposed."""
+"""Largest block: it is held in memory several times, and decomposed."""
 
 
 @dataclass(frozen=True)
 class EntryNoise:
-    """Variances of the noise on the entries of a symmetric matrix, squared units of its entries.
-
-    Attributes
-    ----------
-    on, off
-        On and off the diagonal.
-    exact
-        Place on the diagonal of the one entry without noise, or None.
-    shared
-        Covariance of two entries of the diagonal.
-    """
+    """Variances of the noise on the entries of a symmetric matrix, squared units of its entries."""
 
     on: float
     off: float
-    exact: int | None = None
-    shared: float = 0.0
+    exact: int | None = None  # place on the diagonal of the one entry without noise
+    shared: float = 0.0  # covariance of two entries of the diagonal
 
     @property
     def own(self) -> float:
@@ -78,38 +70,38 @@ class EntryNoise:
 
 @dataclass(frozen=True)
 class Block:
-    """Some columns of a release.
+    """Some columns of a release."""
 
-    Attributes
-    ----------
-    moment
-        (w, w), symmetric, in squared units of the bounded rows: the sum over rows. The constant is last, if there is
-        one.
-    columns
-        Their places in the release; w of them, or one less.
-    kappa
-        The constant; 0 where there is none.
-    noise
-        Of the entries of ``moment``.
-    rows
-        n, or its private estimate; None where neither is known.
-    release
-        Where it is from.
-    """
-
-    moment: Matrix
-    columns: tuple[int, ...]
-    kappa: float
-    noise: EntryNoise
-    rows: float | None
+    moment: Matrix  # (w, w), the sum over rows in squared units of the bounded rows; the constant is last, if any
+    columns: tuple[int, ...]  # their places in the release; w of them, or one less
+    kappa: float  # the constant; 0 where there is none
+    noise: EntryNoise  # of the entries of the moment
+    rows: float | None  # n, or its private estimate
     release: Release
 
+    def noise_of(self, count: int) -> EntryNoise:
+        """Return the noise on the first columns, the constant and one more column behind it."""
+        return replace(self.noise, exact=None if self.noise.exact is None else count)
+
     def law(self, size: int) -> NoiseLaw:
-        """Return the law of the noise on so many of its rows and columns."""
+        """Return the law of the noise on some of its rows and columns."""
         found = law_of(self.release.noise, size, self.release.bound.unit**2)
         if found is None:
             raise AssertionError("a block is made where the law is known")
         return found
+
+
+def ends(values: Matrix, deviations: Matrix, low: float = -math.inf, high: float = math.inf) -> Matrix:
+    """Return the two ends of 95 % intervals, one more axis than the values, within what is possible."""
+    reach = NORMAL * deviations
+    return np.clip(np.stack([values - reach, values + reach], axis=-1), low, high)
+
+
+def correlation_ends(values: Matrix, deviations: Matrix) -> Matrix:
+    """Return the ends of intervals of a matrix of correlations, whose diagonal is exact."""
+    found = ends(values, deviations, -1, 1)
+    found[np.diag_indices(len(found))] = 1
+    return found
 
 
 def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -> Block:
@@ -165,7 +157,7 @@ def require_about(release: Release) -> None:
 
 
 def moment_of(release: Release, columns: npt.NDArray[np.int64]) -> Matrix:
-    """Return the second moment of some columns, (w, w), of which no more than a row of tiles is read at once."""
+    """Return the second moment of some columns, (w, w); a row of tiles is read at a time."""
     if release.in_memory:
         return release.second_moment[np.ix_(columns, columns)]
     found = np.empty((columns.size, columns.size))

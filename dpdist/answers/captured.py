@@ -30,13 +30,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.answers.block import EntryNoise, entry_noise
-from dpdist.answers.regression import NORMAL
+from dpdist.answers.block import NORMAL, EntryNoise, ends, entry_noise
 from dpdist.answers.shrinkage import excess_variance
 from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.alignment import counted_components, noise_law
 from dpdist.pca.components import Components, about_mean
+from dpdist.pca.correlation import fewest, require_share
 from dpdist.pca.noise_edge import NoiseLaw
 from dpdist.release.artefact import Release
 
@@ -47,44 +47,17 @@ WIDE = 2000
 
 @dataclass(frozen=True)
 class Captured:
-    """What components of a release hold, of rows shortened to the clip norm.
+    """What components of a release hold, of rows shortened to the clip norm. How often intervals hold: the module."""
 
-    Attributes
-    ----------
-    variances, deviations
-        (k,): of the scores on each component, per row where the eigenvalues are; and standard deviations of what noise
-        makes of that.
-    shares, share_deviations
-        (k,): of the first 1, 2, ... components together in the variance, from 0 to 1; likewise.
-    rest, rest_deviation
-        Mean variance along all other directions, 0 where there are none; likewise.
-    """
-
-    variances: Matrix
-    deviations: Matrix
-    shares: Matrix
-    share_deviations: Matrix
-    rest: float
-    rest_deviation: float
-
-    @property
-    def intervals(self) -> Matrix:
-        """(k, 2): between which the variance of each score lies in nine of ten releases or more; see the module."""
-        return _ends(self.variances, self.deviations, np.inf)
-
-    @property
-    def rest_interval(self) -> Matrix:
-        """(2,): the same of the mean variance along all other directions."""
-        ends: Matrix = _ends(np.array([self.rest]), np.array([self.rest_deviation]), np.inf)[0]
-        return ends
-
-    @property
-    def share_intervals(self) -> Matrix:
-        """(k, 2): the same of the shares."""
-        return _ends(self.shares, self.share_deviations, 1.0)
+    variances: Matrix  # (k,): of the scores on each component, per row where the eigenvalues are
+    intervals: Matrix  # (k, 2): of these
+    shares: Matrix  # (k,): of the first 1, 2, ... components together in the variance, from 0 to 1
+    share_intervals: Matrix  # (k, 2): of these
+    rest: float  # mean variance along all other directions, 0 where there are none
+    rest_interval: Matrix  # (2,): of that
 
     def to_json(self) -> dict[str, object]:
-        """Return what is said of the share of all of them as JSON values."""
+        """Return the share of all of them as JSON values."""
         low, high = self.share_intervals[-1].tolist()
         return {"captured_variance": {"value": float(self.shares[-1]), "low": low, "high": high}}
 
@@ -96,47 +69,42 @@ class Captured:
         return f"{held}, between {between} in about nine of ten releases."
 
 
-def _ends(values: Matrix, deviations: Matrix, most: float) -> Matrix:
-    reach = NORMAL * deviations
-    found: Matrix = np.clip(np.column_stack([values - reach, values + reach]), 0, most)
-    return found
-
-
 def captured(release: Release, found: Components) -> Captured | None:
-    """Return what the leading components of a release hold."""
+    """Return what the leading components of a release hold; None where its noise has no law, or drowns the trace."""
     law = noise_law(release)
     known = release.noise.variance_diagonal is not None and release.noise.variance_off_diagonal is not None
     if law is None or not known or not release.in_memory:
         return None
     about = about_mean(release)
     values: Matrix = np.linalg.eigvalsh(about.matrix(release.second_moment))[::-1].astype(np.float64)
-    k, d = found.components.shape
+    vectors, (k, d) = found.components, found.components.shape
     kappa = release.bound.constant * release.bound.unit
     noise = entry_noise(release, d if kappa and release.rows is not None else None)
     ratios = about.mean / kappa if kappa else np.zeros(d)
     each, together = _excess(values, k, law)
     variances = values[:k] - each
     own = np.sqrt(
-        _score_variances(noise, found.components, ratios, variances / kappa**2 if kappa else None) / about.divisor**2
+        _score_variances(noise, vectors, ratios, variances / kappa**2 if kappa else None) / about.divisor**2
         + excess_variance(values[:k], values, law) - 8 * law.variance / d
     )  # fmt: skip
     total = float(values.sum())
-    span, one, none = _Span.of(found.components, ratios), np.ones(k), np.zeros(k)
-    nothing = float(_span_variances(noise, span, (none, one), none)[0])
+    one, none = np.ones(k), np.zeros(k)
+    nothing = float(_span_variances(noise, vectors, ratios, (none, one), none)[0])
     if total * about.divisor <= NORMAL * math.sqrt(nothing):
         return None
     loose = _loose(values, k, law)
     held = np.cumsum(values[:k]) - together
-    shares = held / total
-    spread = _span_variances(noise, span, (one, -shares), none) / about.divisor**2 + loose
-    left = total - held
+    shares, left = held / total, total - held
+    spread = _span_variances(noise, vectors, ratios, (one, -shares), none) / about.divisor**2 + loose
     if k == d:  # all of it, whatever the noise
         shares[-1], spread[-1], left[-1] = 1.0, 0.0, 0.0
-    over = _span_variances(noise, span, (-one, one), left / kappa**2 if kappa else none) / about.divisor**2 + loose
-    rest = max(1, d - k)
+    corner = left / kappa**2 if kappa else none
+    over = _span_variances(noise, vectors, ratios, (-one, one), corner) / about.divisor**2 + loose
+    shares, others = np.clip(shares, 0, 1), max(1, d - k)
+    rest, deviation = float(left[-1]) / others, math.sqrt(float(over[-1])) / others if k < d else 0.0
     return Captured(
-        variances, own, np.clip(shares, 0, 1), np.sqrt(spread) / total, float(left[-1]) / rest,
-        math.sqrt(float(over[-1])) / rest if k < d else 0.0,
+        variances, ends(variances, own, 0), shares, ends(shares, np.sqrt(spread) / total, 0, 1),
+        rest, ends(np.array(rest), np.array(deviation), 0),
     )  # fmt: skip
 
 
@@ -146,8 +114,7 @@ def holding(release: Release, share: float) -> Components:
     The lower end of the interval of their share decides: it is not below what was asked for. None are taken that
     cannot be told from noise.
     """
-    if not 0 < share < 1:
-        raise UsageError(f"A share of the variance is between 0 and 1, not {share:g}.", parameter="components")
+    require_share(share)
     instead = f"pass their number ({parameter('components', 'K')})"
     if not release.in_memory:
         raise UsageError(f"The release is too large for memory to tell a share of its variance: {instead}.")
@@ -155,16 +122,8 @@ def holding(release: Release, share: float) -> Components:
     told = captured(release, seen)
     if told is None:
         raise DrownedError(f"This release tells no share of its variance, as far as the noise lets see: {instead}.")
-    low = told.share_intervals[:, 0]
-    enough = np.flatnonzero(low >= share)
-    if not enough.size:
-        count = len(low)
-        raise DrownedError(
-            f"A share of {share:g} of the variance was asked for. The {count} components that can be told from noise "
-            f"hold {math.floor(1000 * low.max()) / 1000:g} for sure, the lower end of an interval of 95 %. Ask for "
-            f"less, or {instead}. A larger epsilon or more rows let more be seen."
-        )
-    return seen.leading(int(enough[0]) + 1)
+    which = f"The {len(told.shares)} components that can be told from noise"
+    return seen.leading(fewest(told.share_intervals[:, 0], share, which, "the lower end of an interval of 95 %"))
 
 
 def _excess(values: Matrix, count: int, law: NoiseLaw) -> tuple[Matrix, Matrix]:
@@ -199,45 +158,24 @@ def _score_variances(noise: EntryNoise, vectors: Matrix, ratios: Matrix, corner:
     return np.maximum(found, 0)
 
 
-def _span_variances(noise: EntryNoise, found: _Span, weights: tuple[Matrix, Matrix], corner: Matrix) -> Matrix:
+def _span_variances(
+    noise: EntryNoise, vectors: Matrix, ratios: Matrix, weights: tuple[Matrix, Matrix], corner: Matrix
+) -> Matrix:
     """Return ``Var tr(B E)`` of ``W = a V^T V + b I`` of the first 1, 2, ... vectors, (k,), weights (a, b).
 
     ``corner`` is subtracted from the last entry of B.
     """
-    a, b = weights
-    count, d = np.arange(1, len(found.inside) + 1), found.columns
-    last = a * found.inside + b * found.length - corner
-    ends = np.zeros_like(last) if noise.exact is not None else last
+    (a, b), d = weights, vectors.shape[1]
+    count = np.arange(1, len(vectors) + 1)
+    length, inside = float(ratios @ ratios), np.cumsum((vectors @ ratios) ** 2)
+    last = a * inside + b * length - corner
+    at_last = np.zeros_like(last) if noise.exact is not None else last
     squares = count * (a + b) ** 2 + (d - count) * b**2
-    crossed = ((a + b) ** 2 - b**2) * found.inside + b**2 * found.length
-    diagonal = a**2 * found.squares + 2 * a * b * count + d * b**2
-    whole = 2 * noise.off * (squares + 2 * crossed + ends**2) + noise.own * (diagonal + ends**2)
-    return np.maximum(whole + noise.shared * (count * a + d * b + ends) ** 2, 0)
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Of the first 1, 2, ... of (k, d) vectors V, and of r, (d,).
-
-    Attributes
-    ----------
-    columns
-        d.
-    length, inside
-        ``|r|²``; and (k,) of the projection of r.
-    squares
-        (k,): sums of the squared diagonal of ``V^T V``.
-    """
-
-    columns: int
-    length: float
-    inside: Matrix
-    squares: Matrix
-
-    @classmethod
-    def of(cls, vectors: Matrix, ratios: Matrix) -> _Span:
-        squares = (np.cumsum(vectors**2, axis=0) ** 2).sum(axis=1)
-        return cls(vectors.shape[1], float(ratios @ ratios), np.cumsum((vectors @ ratios) ** 2), squares)
+    crossed = ((a + b) ** 2 - b**2) * inside + b**2 * length
+    diagonal = a**2 * (np.cumsum(vectors**2, axis=0) ** 2).sum(axis=1) + 2 * a * b * count + d * b**2
+    whole = 2 * noise.off * (squares + 2 * crossed + at_last**2) + noise.own * (diagonal + at_last**2)
+    found: Matrix = whole + noise.shared * (count * a + d * b + at_last) ** 2
+    return np.maximum(found, 0)
 
 
 def _loose(values: Matrix, count: int, law: NoiseLaw) -> Matrix:
@@ -246,5 +184,4 @@ def _loose(values: Matrix, count: int, law: NoiseLaw) -> Matrix:
     pairs = 8 * v**2 / ((values[:count, None] - values) ** 2 + v)
     above = np.cumsum(np.cumsum(pairs, axis=0), axis=1)  # over i <= k and j <= l
     k = np.arange(count)
-    found: Matrix = above[:, -1] - above[k, k]
-    return found
+    return above[:, -1] - above[k, k]

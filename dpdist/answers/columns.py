@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,38 +12,19 @@ from dpdist._util.text import listed, repeated
 from dpdist.errors import UsageError
 from dpdist.naming import parameter
 from dpdist.release.artefact import Release
-from dpdist.rows.schema import Schema
+
+if TYPE_CHECKING:
+    from dpdist.rows.dataset import RowsTable
 
 Matrix = npt.NDArray[np.float64]
 
 
-class Named(Protocol):
-    """What has columns, such as a release or rows."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        ...
-
-    @property
-    def schema(self) -> Schema | None:
-        """By what they were made of those of the source."""
-        ...
-
-
-def places_of(table: Named, names: Sequence[str], what: str) -> tuple[int, ...]:
-    """Return where columns are."""
+def places_of(table: Release | RowsTable, names: Sequence[str], what: str) -> tuple[int, ...]:
+    """Return the places of columns; a column of the schema stands for all that were made of it."""
     place = {name: i for i, name in enumerate(table.names)}
-    made = _made(table)
-    found: list[str] = []
-    unknown = []
-    for name in names:
-        if name in place:
-            found.append(name)
-        elif name in made:
-            found += made[name]
-        else:
-            unknown.append(name)
+    made = _made(table) | {name: (name,) for name in table.names}
+    unknown = [name for name in names if name not in made]
+    found = [column for name in names for column in made.get(name, ())]
     if unknown or not found:
         said = f"There is no column {listed(map(repr, unknown))}" if unknown else "No column is named"
         raise UsageError(f"{said} ({parameter(what)}). There are: {listed(table.names)}.")
@@ -98,7 +79,7 @@ def source_units(release: Release) -> tuple[Matrix, Matrix]:
     return centre, scale
 
 
-def _made(table: Named) -> dict[str, tuple[str, ...]]:
+def _made(table: Release | RowsTable) -> dict[str, tuple[str, ...]]:
     """Return the columns of the rows that were made of each column of the schema."""
     have = set(table.names)
     columns = () if table.schema is None else table.schema.columns

@@ -38,8 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.text import counted, listed
-from dpdist.answers.block import EntryNoise, entry_noise, moment_of, require_law
-from dpdist.answers.regression import NORMAL
+from dpdist.answers.block import NORMAL, EntryNoise, correlation_ends, ends, entry_noise, moment_of, require_law
 from dpdist.answers.shrinkage import Shrinkage, optimal, within_trace
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
@@ -55,52 +54,35 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Covariance:
-    """The covariance of a release; about what is public, if no mean was released.
+    """The covariance of a release, (d, d) in squared units of the input; about what is public, if no mean was released.
 
-    Attributes
-    ----------
-    location
-        (d,), in units of the input.
-    matrix, released
-        (d, d), symmetric, in squared units of the input: shrunk, and as released.
-    errors, correlation_errors
-        (d, d): standard deviations of what noise makes of the released entries and of their correlations; None where
-        nobody knows them.
-    shrinkage
-        What made the one of the other.
-    seen
-        How many directions vary more than noise alone would; None where the law of the noise is not known.
-    distance
-        How far ``matrix`` is from the exact one, relative to it, in Frobenius norm and in the units of the bounded
-        rows: an estimate, from 0 to 1. None unless it is shrunk by ``OPTIMAL``.
-    known
-        (c,): places of the columns that weigh something in the release. What there is of the others is NaN.
-    drowned
-        Places of those whose variance does not stand above the noise; none where its law is not known.
+    Columns that weigh nothing in the release are NaN.
     """
 
-    location: Matrix
-    matrix: Matrix
+    location: Matrix  # (d,), in units of the input
+    matrix: Matrix  # shrunk
     released: Matrix
-    errors: Matrix | None
-    correlation_errors: Matrix | None
+    errors: Matrix | None  # standard deviations of the noise on the released entries; None where it states no variance
+    correlation_errors: Matrix | None  # and on their correlations
     shrinkage: Shrinkage
-    seen: int | None
-    distance: float | None
-    known: npt.NDArray[np.int64]
-    drowned: tuple[int, ...]
+    seen: int | None  # directions that vary more than noise alone would; None where the noise has no known law
+    distance: float | None  # estimate: relative error of an optimally shrunk matrix in the units of the bounded rows
+    known: npt.NDArray[np.int64]  # (c,): places of the columns that weigh something
+    drowned: tuple[int, ...]  # places of those whose variance does not stand above the noise
 
     @property
     def correlation(self) -> Matrix:
         """(d, d): of the shrunk matrix; NaN in the row of a variance that is not positive."""
-        return _correlation(self.matrix)
+        variances = np.diagonal(self.matrix)
+        spread = np.sqrt(np.where(variances > 0, variances, np.nan))
+        found: Matrix = self.matrix / np.outer(spread, spread)
+        found[np.diag_indices_from(found)] = np.where(variances > 0, 1.0, np.nan)
+        return found
 
     @property
     def intervals(self) -> Matrix | None:
         """(d, d, 2): between which each exact entry lies with probability 0.95."""
-        if self.errors is None:
-            return None
-        return _ends(self.released, self.errors)
+        return None if self.errors is None else ends(self.released, self.errors)
 
     @property
     def correlation_intervals(self) -> Matrix | None:
@@ -108,10 +90,10 @@ class Covariance:
         if self.errors is None or self.correlation_errors is None:
             return None
         known = np.diagonal(self.released) > NORMAL * np.diagonal(self.errors)
-        ends: Matrix = np.clip(_ends(_raw_correlation(self.released), self.correlation_errors), -1, 1)
-        ends[~np.outer(known, known)] = -1, 1
-        ends[np.diag_indices(len(known))] = 1
-        return spread_out(ends[np.ix_(self.known, self.known)], self.known, len(known))
+        found = ends(_raw_correlation(self.released), self.correlation_errors, -1, 1)
+        found[~np.outer(known, known)] = -1, 1
+        found[np.diag_indices(len(known))] = 1
+        return spread_out(found[np.ix_(self.known, self.known)], self.known, len(known))
 
     @property
     def precision(self) -> Matrix | None:
@@ -125,24 +107,12 @@ class Covariance:
 
 @dataclass(frozen=True)
 class Correlations:
-    """Correlations among some columns of a release, as released.
+    """Correlations among some columns of a release, as released."""
 
-    Attributes
-    ----------
-    columns
-        Their places in the release, ascending; w of them.
-    clear
-        How many columns have a variance that stands above the noise, those that are left out here too.
-    values
-        (w, w), from -1 to 1.
-    intervals
-        (w, w, 2): between which each exact one lies with probability 0.95.
-    """
-
-    columns: tuple[int, ...]
-    clear: int
-    values: Matrix
-    intervals: Matrix
+    columns: tuple[int, ...]  # their places in the release, ascending; w of them
+    clear: int  # how many columns have a variance that stands above the noise, those left out here too
+    values: Matrix  # (w, w)
+    intervals: Matrix  # (w, w, 2): between which each exact one lies with probability 0.95
 
 
 def correlations(release: Release, most: int) -> Correlations:
@@ -160,14 +130,8 @@ def correlations(release: Release, most: int) -> Correlations:
     _, errors = _errors(release, part, released)
     if errors is None:
         raise AssertionError("evidence refuses a release of which nobody knows the variance of the noise")
-    ends: Matrix = np.clip(_ends(_raw_correlation(released), errors), -1, 1)
-    ends[np.diag_indices(len(places))] = 1
-    return Correlations(tuple(places.tolist()), clear, _raw_correlation(released), ends)
-
-
-def _ends(values: Matrix, errors: Matrix) -> Matrix:
-    found: Matrix = np.stack([values - NORMAL * errors, values + NORMAL * errors], axis=-1)
-    return found
+    values = _raw_correlation(released)
+    return Correlations(tuple(places.tolist()), clear, values, correlation_ends(values, errors))
 
 
 def spread_out(values: Matrix, places: npt.NDArray[np.int64], d: int) -> Matrix:
@@ -176,14 +140,6 @@ def spread_out(values: Matrix, places: npt.NDArray[np.int64], d: int) -> Matrix:
         return values
     found: Matrix = np.full((d, d, *values.shape[2:]), np.nan)
     found[np.ix_(places, places)] = values
-    return found
-
-
-def _correlation(matrix: Matrix) -> Matrix:
-    variances = np.diagonal(matrix)
-    spread = np.sqrt(np.where(variances > 0, variances, np.nan))
-    found: Matrix = matrix / np.outer(spread, spread)
-    found[np.diag_indices_from(found)] = np.where(variances > 0, 1.0, np.nan)
     return found
 
 
@@ -300,8 +256,7 @@ def _variance(noise: EntryNoise, squares: Matrix, diagonal: Matrix, corner: Matr
     """Return ``Var tr(B E)`` from ``|B|²``, the sum of B_kk² but for c, B_cc, and the trace."""
     if noise.exact is not None:
         squares, trace, corner = squares - corner**2, trace - corner, np.zeros_like(corner)
-    found: Matrix = 2 * noise.off * squares + noise.own * (diagonal + corner**2) + noise.shared * trace**2
-    return found
+    return 2 * noise.off * squares + noise.own * (diagonal + corner**2) + noise.shared * trace**2
 
 
 def no_rows() -> str:

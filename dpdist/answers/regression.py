@@ -63,13 +63,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.text import counted, listed
-from dpdist.answers.block import Block, EntryNoise, block_of, deviation
+from dpdist.answers.block import NORMAL, Block, EntryNoise, block_of, deviation
 from dpdist.answers.columns import references
 from dpdist.answers.design import LARGER, Design, principal_design, ridge_design
 from dpdist.errors import DrownedError, UsageError
@@ -79,28 +79,15 @@ from dpdist.release.artefact import Release
 from dpdist.release.worth import cure, weightless
 
 Matrix = npt.NDArray[np.float64]
-NORMAL = 1.959964
-"""Standard deviations to each side that hold 0.95 of a normal."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its errors.
-
-    Attributes
-    ----------
-    value
-        The estimate.
-    noise
-        Standard deviation of what the noise of the release makes of it.
-    sampling
-        Standard deviation of what it is about, if the rows are a sample. None where n is not known, incomplete rows
-        count as the centre, or there is a ridge or a number of components: no population has such coefficients.
-    """
+    """A number with its errors: standard deviations of what the noise and sampling make of it."""
 
     value: float
     noise: float
-    sampling: float | None = None
+    sampling: float | None = None  # if the rows are a sample; None where that is not known: see _in_units
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -127,46 +114,19 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Regression:
-    """The regression of one target.
-
-    Attributes
-    ----------
-    target
-        Its name.
-    names
-        Of the regressors, length p.
-    intercept
-        In units of the target. Without a released mean it is what leads through the public centre, and not fitted.
-    coefficients
-        (p,), in units of the target per unit of the regressor.
-    r2
-        The share of the target's variance about its mean that they explain; about the public centre if no mean was
-        released.
-    ridge
-        What was added to the sum of squares of each regressor, in squared units of the bounded rows.
-    centred
-        Whether the release has a mean.
-    seen
-        How many directions among the regressors vary more than the edge of the noise.
-    components
-        How many principal components of the regressors it is on; None: on the regressors, with the ridge.
-    reference
-        Regressors whose coefficient is 0: the first category of each variable, from which the others differ.
-    unknown
-        Regressors of which nothing is known, because they do not stand above the noise: their intervals are open.
-    """
+    """The regression of one target."""
 
     target: str
-    names: tuple[str, ...]
-    intercept: Estimate
-    coefficients: tuple[Estimate, ...]
-    r2: Estimate
-    ridge: float
-    centred: bool
-    seen: int
-    components: int | None = None
-    reference: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
+    names: tuple[str, ...]  # of the regressors, length p
+    intercept: Estimate  # in units of the target; without a released mean it leads through the public centre
+    coefficients: tuple[Estimate, ...]  # (p,), in units of the target per unit of the regressor
+    r2: Estimate  # share of the target's variance about its mean, or the public centre, that they explain
+    ridge: float  # added to the sum of squares of each regressor, in squared units of the bounded rows
+    centred: bool  # whether the release has a mean
+    seen: int  # directions among the regressors that vary more than the edge of the noise
+    components: int | None = None  # principal components that it is on; None: on the regressors, with the ridge
+    reference: tuple[str, ...] = ()  # regressors whose coefficient is 0: the first category of each variable
+    unknown: tuple[str, ...] = ()  # regressors that do not stand above the noise: their intervals are open
 
     @property
     def r2_interval(self) -> tuple[float, float]:
@@ -230,22 +190,9 @@ def regressions(
         design = ridge_design(block, len(on), ridge)
     else:
         design = principal_design(block, len(on), None if isinstance(components, str) else components)
-    told = release.bound.input_units if units is None else units
+    units = release.bound.input_units if units is None else units
     reference = tuple(release.names[i] for i in left)
-    unknown = tuple(release.names[i] for i in sorted(set(on) & set(drowned(release))))
-    return tuple(
-        _untold(replace(_regression(block, design, len(on) + i, told), reference=reference, unknown=unknown))
-        for i in range(len(targets))
-    )
-
-
-def _untold(found: Regression) -> Regression:
-    """Return it with open intervals of the columns of which nothing is known: theirs would be about the ridge alone."""
-    coefficients = tuple(
-        replace(each, noise=math.inf, sampling=None) if name in found.unknown else each
-        for name, each in zip(found.names, found.coefficients, strict=True)
-    )
-    return replace(found, coefficients=coefficients)
+    return tuple(_regression(block, design, len(on) + i, units, reference) for i in range(len(targets)))
 
 
 def _require_weight(release: Release, targets: Sequence[int], on: Sequence[int]) -> None:
@@ -268,12 +215,12 @@ def _require_rows(block: Block, count: int) -> None:
     )
 
 
-def _regression(block: Block, design: Design, target: int, units: tuple[Matrix, Matrix]) -> Regression:
+def _regression(
+    block: Block, design: Design, target: int, units: tuple[Matrix, Matrix], reference: tuple[str, ...]
+) -> Regression:
     count = len(design.places) - bool(block.kappa)
     order = np.array([*design.places, target])
-    noise = EntryNoise(
-        block.noise.on, block.noise.off, None if block.noise.exact is None else count, block.noise.shared
-    )
+    noise = block.noise_of(count)
     moment = block.moment[np.ix_(order, order)]
     moment[:-1, :-1] = design.moment
     solved = design.inverse @ moment[:-1, -1]
@@ -290,18 +237,24 @@ def _regression(block: Block, design: Design, target: int, units: tuple[Matrix, 
             f"Or release it anew, as one of the {parameter('targets')} of a private scale.{others}"
         )
     doubted, loose = design.doubt(solved, noise.off)
-    errors = noise.of_product(residual)[:-1, :-1] + doubted, max(rest, 0.0)
-    intercept, coefficients = _in_units(block, design, (solved, *errors), target, units)
+    moved = noise.of_product(residual)[:-1, :-1] + doubted
+    estimates = _in_units(block, design, (solved, moved, max(rest, 0.0)), target, units)
+    unknown = set(block.columns[:count]) & set(drowned(block.release))
     return Regression(
         target=names[block.columns[target]],
         names=tuple(names[i] for i in block.columns[:count]),
-        intercept=intercept,
-        coefficients=coefficients,
+        intercept=estimates[count],
+        coefficients=tuple(  # an interval of a column of which nothing is known would be about the ridge alone
+            Estimate(found.value, math.inf) if i in unknown else found
+            for i, found in zip(block.columns[:count], estimates[:count], strict=True)
+        ),
         r2=_r2(design, noise, (rest, residual), (total, about), loose),
         ridge=design.ridge,
         centred=bool(block.kappa),
         seen=design.seen,
         components=design.components,
+        reference=reference,
+        unknown=tuple(names[i] for i in sorted(unknown)),
     )
 
 
@@ -334,8 +287,8 @@ def _r2(
 
 def _in_units(
     block: Block, design: Design, known: tuple[Matrix, Matrix, float], target: int, units: tuple[Matrix, Matrix]
-) -> tuple[Estimate, tuple[Estimate, ...]]:
-    """Return intercept and coefficients of ``y = intercept + sum c_j x_j``, rows as they were given.
+) -> list[Estimate]:
+    """Return the coefficients c, and the intercept last, of ``y = intercept + sum c_j x_j``, rows as they were given.
 
     What is known of them: the solution, the covariance of E u, and the sum of squared residuals.
     """
@@ -360,5 +313,4 @@ def _in_units(
         eigenvalues, vectors = np.linalg.eigh(design.moment)
         spread = ((passed @ vectors) ** 2) @ np.maximum(eigenvalues, 0)
         sampling = [deviation(float(each) * rest / block.rows) for each in spread]
-    found = [Estimate(float(a), deviation(float(b)), c) for a, b, c in zip(values, noise, sampling, strict=True)]
-    return found[count], tuple(found[:count])
+    return [Estimate(float(a), deviation(float(b)), c) for a, b, c in zip(values, noise, sampling, strict=True)]

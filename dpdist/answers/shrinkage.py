@@ -86,8 +86,7 @@ def excess(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
 def excess_variance(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
     """Return the variance of that excess, (k,), to second order in the noise: ``8 v² sum (y_i - y_j)^-2``."""
     v = law.variance / law.size
-    found: Matrix = 8 * v**2 * (1 / ((values[:, None] - others) ** 2 + v)).sum(axis=1)
-    return found
+    return 8 * v**2 * (1 / ((values[:, None] - others) ** 2 + v)).sum(axis=1)
 
 
 _TIED = {EdgeKind.WISHART: (3.0, 1), EdgeKind.TWO_SIDED_WISHART: (1.12, 2), EdgeKind.NUCLEAR: (1.12, 2)}

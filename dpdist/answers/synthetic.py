@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.answers.block import require_about
-from dpdist.answers.covariance import Covariance, covariance, drowned_words
+from dpdist.answers.covariance import covariance, drowned_words
 from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import step
 from dpdist.release.artefact import Release
@@ -33,33 +33,19 @@ MOST_NUMBERS = 1 << 27
 
 @dataclass(frozen=True)
 class Synthetic:
-    """What synthetic rows are drawn from.
+    """What synthetic rows are drawn from."""
 
-    Attributes
-    ----------
-    names
-        Of their columns: those that weigh something in the release.
-    location, factor
-        (c,) and (c, c): mean, and L.
-    distance
-        How far the covariance is from that of the shortened rows, relative to it, about; None where nobody knows it.
-    drowned
-        Names the columns that do not stand above the noise; a sentence, or nothing.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of their columns: those that weigh something in the release
     location: Matrix
-    factor: Matrix
-    distance: float | None
-    drowned: str
+    factor: Matrix  # L
+    distance: float | None  # of the covariance from that of the shortened rows, relative to it, about
+    drowned: str  # a sentence about columns that do not stand above the noise, or nothing
 
     def draw(self, count: int, generator: np.random.Generator | np.random.RandomState) -> Matrix:
-        """Return so many rows, (count, c)."""
-        if not 1 <= count <= MOST_NUMBERS // len(self.names):
-            raise UsageError(
-                f"From 1 to {MOST_NUMBERS // len(self.names)} rows of {len(self.names)} columns are drawn at once, not "
-                f"{count}."
-            )
+        """Return rows, (count, c)."""
+        most = MOST_NUMBERS // len(self.names)
+        if not 1 <= count <= most:
+            raise UsageError(f"From 1 to {most} rows of {len(self.names)} columns are drawn at once, not {count}.")
         found: Matrix = generator.standard_normal((count, len(self.names))) @ self.factor.T
         found += self.location
         return found
@@ -68,11 +54,7 @@ class Synthetic:
 def synthetic(release: Release, units: tuple[Matrix, Matrix] | None = None) -> Synthetic:
     """Return what synthetic rows of a release are drawn from, in units as of the covariance."""
     require_about(release)
-    return of_covariance(covariance(release, units=units), release.names)
-
-
-def of_covariance(found: Covariance, names: tuple[str, ...]) -> Synthetic:
-    """Return the same of a covariance that was shrunk to be positive definite."""
+    found = covariance(release, units=units)
     if found.seen == 0:
         raise DrownedError(
             "No direction of the columns varies more than the noise of this release, so rows drawn from it would be "
@@ -82,6 +64,6 @@ def of_covariance(found: Covariance, names: tuple[str, ...]) -> Synthetic:
     spread = np.sqrt(np.diagonal(matrix))
     factor = np.linalg.cholesky(matrix / np.outer(spread, spread)) * spread[:, None]
     return Synthetic(
-        tuple(names[i] for i in found.known), found.location[found.known], factor, found.distance,
-        drowned_words(found, names),
+        tuple(release.names[i] for i in found.known), found.location[found.known], factor, found.distance,
+        drowned_words(found, release.names),
     )  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,45 @@ from dpdist.privacy.guarantee import Number
 from dpdist.release.artefact import Release
 from dpdist.runtime.cluster import Cluster
 
+Matrix = npt.NDArray[np.float64]
 Vector = Sequence[float] | npt.NDArray[np.number]
 Centre = AnyPath | Vector | Mapping[str, Vector]
 """What the parameter ``centre`` takes: a word or file, public numbers, or a mapping with ``centre`` and ``scale``."""
 Scale = AnyPath | Vector
 """What the parameter ``scale`` takes: a word or file, or public numbers."""
+_HERE = "{shared}\n"
+Estimator = TypeVar("Estimator", bound="PrivateEstimator")
 
-_DOCUMENTED = f"""
+
+class Shared(TypedDict, total=False):
+    """The parameters that all estimators take, for type checkers."""
+
+    epsilon: Number
+    clip: float | str
+    delta: Number | None
+    mechanism: str | None
+    neighbours: str
+    centre: Centre
+    scale: Scale
+    scale_share: Number | None
+    ledger: LedgerAddressGiven | None
+    release: AnyPath | None
+    budget_epsilon: Number | None
+    budget_delta: Number | None
+    budget: Budget | None
+    accept_large_delta: bool
+    grid_bits: int | None
+    rows_at_most: int
+    missing: str
+    options: Mapping[str, object] | None
+    cluster: Cluster | None
+
+
+class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
+    """Base of the estimators: each takes these parameters as ``**shared``, and documents them by :func:`sharing`.
+
+    Parameters
+    ----------
     epsilon : str, int, float or Decimal
         What the release may cost: a number, or decimal text, of whole millionths. Required.
     clip : float, "auto" or "private"
@@ -40,7 +72,7 @@ _DOCUMENTED = f"""
         Likewise as ``epsilon``, below 1; None for pure differential privacy.
     mechanism : str, default None
         Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
-    neighbours : {{"replace-one", "add-remove"}}, default "replace-one"
+    neighbours : {"replace-one", "add-remove"}, default "replace-one"
         ``replace-one``: one row exchanged, and the number of rows public; ``add-remove``: one row more or fewer, and
         it is private.
     centre : str, path-like, sequence of float or mapping, default "none"
@@ -73,51 +105,19 @@ _DOCUMENTED = f"""
     grid_bits : int, default None
         The clip norm is ``2**grid_bits`` steps of the integer grid. None: so many that the error of rounding is below
         5 % of the noise.
-    rows_at_most : int, default {ROWS_AT_MOST}
+    rows_at_most : int, default 10000000
         A public number that n is at most, from which grid bits follow where n is private.
-    missing : {{"refuse", "centre"}}, default "refuse"
+    missing : {"refuse", "centre"}, default "refuse"
         Of rows in memory that hold a NaN or an infinity: refuse X, or take such a row, as a whole, for the centre. It
         counts in n. It needs ``scale="private"`` or a public centre. Of a rows.zarr the schema says it.
     options : mapping of str, default None
         Public parameters of the mechanism, by name.
     cluster : Cluster, default None
         For the path of a rows.zarr: where to compute. None: on this machine, as :func:`dpdist.release_rows`.
-"""
-_HERE = "{shared}\n"
-Estimator = TypeVar("Estimator", bound="PrivateEstimator")
-
-
-class Shared(TypedDict, total=False):
-    """The parameters that all estimators take, for type checkers."""
-
-    epsilon: Number
-    clip: float | str
-    delta: Number | None
-    mechanism: str | None
-    neighbours: str
-    centre: Centre
-    scale: Scale
-    scale_share: Number | None
-    ledger: LedgerAddressGiven | None
-    release: AnyPath | None
-    budget_epsilon: Number | None
-    budget_delta: Number | None
-    budget: Budget | None
-    accept_large_delta: bool
-    grid_bits: int | None
-    rows_at_most: int
-    missing: str
-    options: Mapping[str, object] | None
-    cluster: Cluster | None
-
-
-class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
-    """Base of the estimators: keeps the parameters that they share, and shows itself in a notebook.
-
-    Each takes them as ``**shared``, and is told of them by :func:`sharing`.
     """
 
     release_: Release
+    _centre: ClassVar[str] = "none"  # the default of ``centre``
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         delta: Number | None = None,
         mechanism: str | None = None,
         neighbours: str = "replace-one",
-        centre: Centre = "none",
+        centre: Centre | None = None,
         scale: Scale = "none",
         scale_share: Number | None = None,
         ledger: LedgerAddressGiven | None = None,
@@ -147,7 +147,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         self.delta = delta
         self.mechanism = mechanism
         self.neighbours = neighbours
-        self.centre = centre
+        self.centre: Centre = self._centre if centre is None else centre
         self.scale = scale
         self.scale_share = scale_share
         self.ledger = ledger
@@ -171,15 +171,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
     def _facts(self) -> dict[str, object]:
         """Return what a notebook shows: what it was asked for and, once fitted, what it holds."""
         release: Release | None = getattr(self, "release_", None)
-        asks = {"epsilon": self.epsilon, "delta": self.delta, "clip": self.clip, "neighbours": self.neighbours}
+        facts = {"epsilon": self.epsilon, "delta": self.delta, "clip": self.clip, "neighbours": self.neighbours}
         if release is None:
-            return {**asks, "fitted": "no"}
-        return {
-            **asks,
-            "release": release.release_id,
-            "guarantee": release.guarantee_words(),
-            "columns": release.bound.columns,
-        }
+            return {**facts, "fitted": "no"}
+        guarantee, columns = release.guarantee_words(), release.bound.columns
+        return {**facts, "release": release.release_id, "guarantee": guarantee, "columns": columns}
 
     def _repr_html_(self) -> str:
         return table(type(self).__name__, self._facts())
@@ -188,26 +184,21 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
 
-def sharing(centre: str = "none") -> Callable[[type[Estimator]], type[Estimator]]:
+def sharing(kind: type[Estimator]) -> type[Estimator]:
     """Give a class that takes ``**shared`` their signature and descriptions, which scikit-learn and people read."""
-
-    def told(kind: type[Estimator]) -> type[Estimator]:
-        own = inspect.signature(kind.__init__).parameters.values()
-        _, *shared = inspect.signature(PrivateEstimator.__init__).parameters.values()
-        taken = [each for each in own if each.kind is not each.VAR_KEYWORD]
-        taken += [each.replace(default=centre) if each.name == "centre" else each for each in shared]
-        kind.__init__.__signature__ = inspect.Signature(taken, return_annotation="None")  # type: ignore[attr-defined]
-        if kind.__doc__ is not None:  # python -OO
-            kind.__doc__ = _documented(kind.__doc__, centre)
-        return kind
-
-    return told
+    own = inspect.signature(kind.__init__).parameters.values()
+    _, *shared = inspect.signature(PrivateEstimator.__init__).parameters.values()
+    taken = [each for each in own if each.kind is not each.VAR_KEYWORD]
+    taken += [each.replace(default=kind._centre) if each.name == "centre" else each for each in shared]  # noqa: SLF001 - of this class
+    kind.__init__.__signature__ = inspect.Signature(taken, return_annotation="None")  # type: ignore[attr-defined]
+    if kind.__doc__ and PrivateEstimator.__doc__:  # python -OO has none
+        kind.__doc__ = _documented(inspect.cleandoc(kind.__doc__), inspect.cleandoc(PrivateEstimator.__doc__))
+    return kind
 
 
-def _documented(doc: str, centre: str) -> str:
+def _documented(doc: str, of_base: str) -> str:
     """Return a docstring with the descriptions of the shared parameters that it does not give itself."""
-    doc = inspect.cleandoc(doc)
     own = {name for head in re.findall(r"(?m)^(\w[\w, ]*) : ", doc) for name in head.split(", ")}
-    entries = re.split(r"(?m)^(?=\w)", inspect.cleandoc(_DOCUMENTED) + "\n")
-    shared = "".join(each for each in entries if not own.issuperset(each.partition(" :")[0].split(", ")))
-    return doc.replace(_HERE, shared.replace('mapping, default "none"', f'mapping, default "{centre}"'))
+    entries = re.split(r"(?m)^(?=\w)", of_base.partition("----------\n")[2] + "\n")
+    shared = (entry for entry in entries if not own.issuperset(entry.partition(" :")[0].split(", ")))
+    return doc.replace(_HERE, "".join(shared))

@@ -17,30 +17,20 @@ from sklearn.utils.validation import check_is_fitted
 from dpdist._util.text import listed
 from dpdist.answers.block import require_law
 from dpdist.answers.covariance import covariance, drowned_words, no_rows, spread_out
-from dpdist.answers.partial import Partial, partial_correlation
+from dpdist.answers.design import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
 from dpdist.errors import DrownedWarning, UsageError
-from dpdist.estimators.base import PrivateEstimator, Shared, sharing
-from dpdist.estimators.fit import (
-    parameters_of,
-    proved,
-    released,
-    releases_subspace,
-    require_private,
-    tell_columns,
-    warn_of_score,
-)
-from dpdist.estimators.inputs import RowsError, rows_at, rows_of
+from dpdist.estimators import fit as fits
+from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
+from dpdist.estimators.inputs import rows_in_memory
 from dpdist.naming import ESTIMATORS, naming
 from dpdist.privacy.guarantee import Neighbours
-from dpdist.release.artefact import Release, open_release
+from dpdist.release.artefact import Release
 from dpdist.release.request import Centring, ReleaseRequest
 
-Matrix = npt.NDArray[np.float64]
 
-
-@sharing(centre="private")
+@sharing
 class PrivateCovariance(PrivateEstimator):
     """Mean and covariance of private rows from one differentially private release.
 
@@ -65,9 +55,8 @@ class PrivateCovariance(PrivateEstimator):
     precision_ : ndarray or None
         (d, d) float64, the inverse of ``covariance_``; None unless it is shrunk by ``"optimal"``.
     partial_correlation_, partial_correlation_intervals_ : ndarray
-        (d, d) and (d, d, 2) float64: correlation of two columns given all others, from the release itself, and its
-        interval as below. They are made when asked for; :class:`dpdist.UsageError` says why there are none, such as
-        where the noise drowns all columns.
+        (d, d) and (d, d, 2) float64: correlation of two columns given all others, and its interval as below, made when
+        asked for. :class:`dpdist.UsageError` says why there are none, such as where the noise drowns all columns.
     partial_ridge_ : float
         What was added to the sum of squares of each column for these, in squared units of the rows after centre and
         scale: 0 where every direction stands clear of the noise, else the edge of the noise, which draws them to 0.
@@ -114,12 +103,9 @@ class PrivateCovariance(PrivateEstimator):
     ((2,), (4, 4, 2))
     """
 
-    def __init__(
-        self,
-        shrinkage: str = Shrinkage.OPTIMAL.value,
-        **shared: Unpack[Shared],
-    ) -> None:
-        shared.setdefault("centre", "private")
+    _centre = "private"
+
+    def __init__(self, shrinkage: str = Shrinkage.OPTIMAL.value, **shared: Unpack[Shared]) -> None:
         super().__init__(**shared)
         self.shrinkage = shrinkage
 
@@ -145,11 +131,9 @@ class PrivateCovariance(PrivateEstimator):
             If there is none, it is damaged, or too large for memory.
         """
         with naming(ESTIMATORS):
-            opened = release if isinstance(release, Release) else open_release(release)
-            require_private(opened)
-            made = cls(shrinkage, **parameters_of(opened))
-            tell_columns(made, opened)
-            made.release_ = opened
+            opened = fits.opened(release)
+            made = cls(shrinkage, **fits.parameters_of(opened))
+            fits.take_release(made, opened)
             made._learn(opened)
         return made
 
@@ -177,7 +161,7 @@ class PrivateCovariance(PrivateEstimator):
             If X cannot be used; a ValueError too for what is in memory.
         """
         with naming(ESTIMATORS):
-            self._learn(released(self, X, partial(_require_matrix, shrinkage=_shrinkage(self.shrinkage))))
+            self._learn(fits.released(self, X, partial(_require_matrix, shrinkage=_shrinkage(self.shrinkage))))
         return self
 
     def get_precision(self) -> Matrix:
@@ -212,9 +196,7 @@ class PrivateCovariance(PrivateEstimator):
         """
         precision = self.get_precision()
         with naming(ESTIMATORS):
-            if rows_at(X) is not None:
-                raise RowsError("Distances are of rows in memory or lazy, and not of a rows.zarr.")
-            rows = rows_of(self, X, fitting=False)
+            rows = rows_in_memory(self, X, "Distances are of rows in memory or lazy, and not of a rows.zarr.")
             told = partial(_distances, location=self.location_, precision=precision)
             return rows.mapped(told, 1, np.float64, ["distance"], "distance")[:, 0]
 
@@ -233,18 +215,20 @@ class PrivateCovariance(PrivateEstimator):
         known = np.isfinite(self.location_)
         _, determinant = np.linalg.slogdet(self.get_precision()[np.ix_(known, known)])
         distance = float(self.mahalanobis(X).mean())
-        warn_of_score(self)
+        fits.warn_of_score(self)
         return float(determinant - distance - known.sum() * math.log(2 * math.pi)) / 2
 
     @property
     def partial_correlation_(self) -> Matrix:
         """(d, d): correlations of two columns given all others."""
-        return self._partial()[1](self._partial()[0].matrix)
+        found, in_place = self._partial()
+        return in_place(found.matrix)
 
     @property
     def partial_correlation_intervals_(self) -> Matrix:
         """(d, d, 2): between which they lie in 95 of 100 releases."""
-        return self._partial()[1](self._partial()[0].intervals)
+        found, in_place = self._partial()
+        return in_place(found.intervals)
 
     @property
     def partial_ridge_(self) -> float:
@@ -319,7 +303,7 @@ class PrivateCovariance(PrivateEstimator):
         return found, partial(spread_out, places=known, d=self.location_.size)
 
     def _learn(self, release: Release) -> None:
-        self.guarantee_ = proved(release)
+        self.guarantee_ = fits.proved(release)
         found = covariance(release, _shrinkage(self.shrinkage))
         self.covariance_, self.location_, self.errors_ = found.matrix, found.location, found.errors
         self.correlation_ = found.correlation
@@ -353,7 +337,7 @@ def _shrinkage(given: str) -> Shrinkage:
 
 def _require_matrix(request: ReleaseRequest, columns: int, *, shrinkage: Shrinkage) -> None:
     """Refuse what releases no covariance, before it is paid for."""
-    subspace = releases_subspace(request)
+    subspace = fits.releases_subspace(request)
     if subspace or shrinkage is Shrinkage.OPTIMAL:
         require_law(request.mechanism, None if subspace else request.sized.calibrated(columns).noise)
     if request.neighbours is Neighbours.ADD_REMOVE and request.centring is Centring.NONE:

@@ -17,15 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
 from dpdist.errors import DataError, DrownedWarning, PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
-from dpdist.estimators.base import Centre, PrivateEstimator, Scale
+from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.in_memory import ArraySum, require_sound
-from dpdist.estimators.inputs import Rows, rows_at, rows_of
-from dpdist.ingest.readers.base import numbered
+from dpdist.estimators.inputs import Rows, given_names, rows_at, rows_of, tell_columns
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.ledger.in_memory import REGISTER, Budget, Shape
@@ -42,7 +41,7 @@ from dpdist.pipeline.release import release_table
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.release import archive, stages, trusted
-from dpdist.release.artefact import Release
+from dpdist.release.artefact import Release, open_release
 from dpdist.release.parse import request_from
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.release.stages import require_seen
@@ -52,26 +51,26 @@ from dpdist.runtime.cluster import chosen
 from dpdist.storage.store import AnyStore, Store, store_at
 from dpdist.triangle import Band, packed
 
-_COLUMNS = {"n_features_in_", "feature_names_in_"}
-Check = Callable[[ReleaseRequest, int], None]
-"""Refuses what makes no sense for so many columns, before anything is charged."""
+_NUMBERS = {
+    "centre": "centre is 'none', 'private', a file, one public number per column, or a mapping with `centre` and "
+    "`scale`.",
+    "scale": "scale is 'none', 'private', a file, or one public number per column.",
+}
 
 
 def request_of(asked: PrivateEstimator, components: int | None = None, targets: Sequence[str] = ()) -> ReleaseRequest:
     """Make the request that the parameters describe."""
-    centre, vectors = _centre(asked.centre)
-    scale, divisors = _scale(asked.scale, vectors)
+    centre, scale, vectors = _about(asked)
     delta = None if asked.delta is None else str(asked.delta)
     word = asked.clip if asked.clip in {"auto", "private"} else None
-    if word is None and (isinstance(asked.clip, bool) or not isinstance(asked.clip, numbers.Real)):
+    if word is None and not _is(asked.clip, numbers.Real):
         raise UsageError(
             "The clip norm must be a positive finite number (clip), chosen from what is publicly known; or 'private', "
             "and the release chooses it; or 'auto', for columns that are divided by a scale."
         )
-    bits, most = asked.grid_bits, asked.rows_at_most
-    if bits is not None and (isinstance(bits, bool) or not isinstance(bits, numbers.Integral)):
+    if asked.grid_bits is not None and not _is(asked.grid_bits, numbers.Integral):
         raise UsageError("Grid bits are None, or a whole number between 2 and 24 (grid_bits).")
-    if isinstance(most, bool) or not isinstance(most, numbers.Integral):
+    if not _is(asked.rows_at_most, numbers.Integral):
         raise UsageError("rows_at_most is a whole number of rows, at least 1.")
     if asked.missing not in {"refuse", "centre"}:
         raise UsageError("missing is 'refuse' or 'centre'.")
@@ -79,8 +78,9 @@ def request_of(asked: PrivateEstimator, components: int | None = None, targets: 
         raise UsageError("accept_large_delta is True or False.")
     options = dict(asked.options or {})
     mechanism = asked.mechanism or recommended(PrivacyLoss.parse(str(asked.epsilon), delta or "0").delta_atto)
-    info = mechanism_named(mechanism).info
-    if components is not None and COMPONENTS.name in {option.name for option in info.options}:
+    if components is not None and COMPONENTS.name in {
+        option.name for option in mechanism_named(mechanism).info.options
+    }:
         options.setdefault(COMPONENTS.name, components)
     return request_from(
         RequestOptions(
@@ -94,52 +94,50 @@ def request_of(asked: PrivateEstimator, components: int | None = None, targets: 
             scale_share=None if asked.scale_share is None else Amount(asked.scale_share),
             components=components if word == "private" else None,
             targets=tuple(targets) if scale == "private" else (),
-            grid_bits=None if bits is None else int(bits),
-            rows_at_most=int(most),
+            grid_bits=None if asked.grid_bits is None else int(asked.grid_bits),
+            rows_at_most=int(asked.rows_at_most),
             options=options,
             accept_large_delta=asked.accept_large_delta,
         ),
-        vectors={**vectors, **divisors},
+        vectors=vectors,
     )
 
 
-def _centre(given: Centre) -> tuple[str, dict[str, tuple[float, ...]]]:
-    """Return what a request takes as a word or a file, and what it takes as numbers."""
-    if isinstance(given, str | os.PathLike):
-        return os.fspath(given), {}
-    vectors = dict(given) if isinstance(given, Mapping) else {"centre": given}
-    try:
-        found = {name: tuple(float(v) for v in np.asarray(vector).reshape(-1)) for name, vector in vectors.items()}
-    except (TypeError, ValueError):
-        found = {}
-    if not found or not set(found) <= {"centre", "scale"}:
-        raise UsageError(
-            "centre is 'none', 'private', a file, one public number per column, or a mapping with `centre` and `scale`."
-        )
-    return Centring.NONE.value, found
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _scale(given: Scale, vectors: Mapping[str, object]) -> tuple[str, dict[str, tuple[float, ...]]]:
-    """Likewise of a scale, where the centre came with these public numbers."""
-    if isinstance(given, str | os.PathLike):
-        return os.fspath(given), {}
-    if "scale" in vectors:
-        raise UsageError("centre holds a public scale, and scale another one: pass one of them.")
-    try:
-        return "none", {"scale": tuple(float(v) for v in np.asarray(given).reshape(-1))}
-    except (TypeError, ValueError):
-        raise UsageError("scale is 'none', 'private', a file, or one public number per column.") from None
+def _about(asked: PrivateEstimator) -> tuple[str, str, dict[str, tuple[float, ...]]]:
+    """Return centre and scale as a request takes them: the word or file of each, and what is given as numbers."""
+    centre: Any = asked.centre
+    scale: Any = asked.scale
+    given: dict[str, Any] = {}
+    if not isinstance(centre, str | os.PathLike):
+        given, centre = dict(centre) if isinstance(centre, Mapping) else {"centre": centre}, Centring.NONE.value
+        if not given or not set(given) <= _NUMBERS.keys():
+            raise UsageError(_NUMBERS["centre"])
+    if not isinstance(scale, str | os.PathLike):
+        if "scale" in given:
+            raise UsageError("centre holds a public scale, and scale another one: pass one of them.")
+        given["scale"], scale = scale, "none"
+    vectors = {}
+    for name, vector in given.items():
+        try:
+            vectors[name] = tuple(float(value) for value in np.asarray(vector).reshape(-1))
+        except (TypeError, ValueError):
+            raise UsageError(_NUMBERS[name]) from None
+    return os.fspath(centre), os.fspath(scale), vectors
 
 
 def released(
     asked: PrivateEstimator,
     given: object,
-    check: Check,
+    check: Callable[[ReleaseRequest, int], None],
     components: int | None = None,
     targets: Sequence[str] = (),
     beside: Callable[[Rows], Rows] | None = None,
 ) -> Release:
-    """Release the second moment of X, once."""
+    """Release the second moment of X, once; ``check`` refuses what no request of d columns could have, unpaid."""
     forbid_core_dumps()  # the exact total will be in this process's memory
     request = request_of(asked, components, targets)
     path = rows_at(given)
@@ -148,8 +146,9 @@ def released(
         rows = rows if beside is None else beside(rows)
         check(request, rows.columns)
         found = _from_memory(asked, rows, request) if path is None else _from_table(asked, path, request)
-    for name in [name for name in vars(asked) if name.endswith("_") and name not in _COLUMNS]:
-        delattr(asked, name)  # what another release told
+    for name in set(vars(asked)) - {"n_features_in_", "feature_names_in_"}:
+        if name.endswith("_"):
+            delattr(asked, name)  # what another release told
     asked.release_ = found  # from here on: what was paid for is not lost if what follows fails
     if path is None and asked.release is not None:
         save(found, asked.release)
@@ -178,7 +177,7 @@ def _unchanged_by_failure(estimator: object) -> Iterator[None]:
 
 
 def release_place(asked: PrivateEstimator, rows: Store, request: ReleaseRequest) -> Store:
-    """Return where the release of a rows.zarr is published: where it is told, else beside the rows under its id."""
+    """Return where the release of a rows.zarr is published: where it is asked for, else beside the rows by its id."""
     if asked.release is not None:
         return store_at(asked.release)
     name, table = str(rows).rpartition("/")[2].removesuffix(".zarr"), open_rows(rows)
@@ -205,10 +204,8 @@ def _from_table(asked: PrivateEstimator, rows: Store, request: ReleaseRequest) -
             "The budget of a rows.zarr is declared once, in its ledger: leave budget, budget_epsilon and budget_delta "
             "out."
         )
-    target = release_place(asked, rows, request)
-    where = chosen(asked.cluster)
-    table = open_rows(rows)
-    outcome = release_table(table, target, request, ledger=_ledger_given(asked), cluster=where)
+    target, table = release_place(asked, rows, request), open_rows(rows)
+    outcome = release_table(table, target, request, ledger=_ledger_given(asked), cluster=chosen(asked.cluster))
     if outcome.fresh:
         shape = Shape(np.dtype(table.dtype).kind, table.rows, table.columns)
         REGISTER.note(shape, proved(outcome.release), table.dataset_id)
@@ -216,19 +213,7 @@ def _from_table(asked: PrivateEstimator, rows: Store, request: ReleaseRequest) -
 
 
 def _from_memory(asked: PrivateEstimator, rows: Rows, request: ReleaseRequest) -> Release:
-    if asked.ledger is not None:
-        raise RefusedError(
-            "Rows in memory have no identity, so no ledger can keep their budget. Ingest them "
-            f"({step('ingest', 'SOURCE', 'ROWS', budget_epsilon='E', budget_delta='D')}), and fit the path of the "
-            "rows.zarr. Without a ledger, only this process remembers what was charged."
-        )
-    if asked.cluster is not None:
-        raise UsageError(
-            "cluster is for the path of a rows.zarr. A Dask array is summed where its own client computes; other rows "
-            "in memory are summed in this process."
-        )
-    if not isinstance(asked.budget, Budget | None):
-        raise UsageError("budget is a dpdist.Budget, one object for all fits that are charged to it.")
+    _require_memory(asked, request)
     budget = _budget(asked, request.loss)
     request = request.on_grid(rows.columns, rows.known_rows if request.neighbours is Neighbours.REPLACE_ONE else None)
     guarantee, sized = request.proved(rows.columns), request.sized
@@ -238,10 +223,12 @@ def _from_memory(asked: PrivateEstimator, rows: Rows, request: ReleaseRequest) -
         store_at(asked.release).require_new("release")
     bound = sized.bound(rows.columns)
     total = rows.total(bound, REGISTER.key)
-    _require_centre(asked, request)
     require_sound(total, bound, missing=asked.missing == "centre")
     _warn(total, named=not request.chooses)
-    _require_choice(request, rows.columns, total.rows)
+    if "scale" in request.chooses:
+        require_seen(request, ColumnCounting(grids_of_numbers(rows.columns)), total.rows)
+    if refused := choice_refused(request, rows.columns, total.rows):
+        raise RefusedError(f"{refused} Nothing was spent.")
     loss = guarantee.loss
     caution.require_small_delta(loss, request.neighbours, total.rows, accepted=request.accept_large_delta)
     caution.warn(loss, request.neighbours, total.rows)
@@ -265,22 +252,26 @@ def _from_memory(asked: PrivateEstimator, rows: Rows, request: ReleaseRequest) -
     )
 
 
-def _require_centre(asked: PrivateEstimator, request: ReleaseRequest) -> None:
-    """Refuse rows that are to count as a centre where there is none."""
+def _require_memory(asked: PrivateEstimator, request: ReleaseRequest) -> None:
+    """Refuse parameters that make no sense of rows in memory."""
+    if asked.ledger is not None:
+        raise RefusedError(
+            "Rows in memory have no identity, so no ledger can keep their budget. Ingest them "
+            f"({step('ingest', 'SOURCE', 'ROWS', budget_epsilon='E', budget_delta='D')}), and fit the path of the "
+            "rows.zarr. Without a ledger, only this process remembers what was charged."
+        )
+    if asked.cluster is not None:
+        raise UsageError(
+            "cluster is for the path of a rows.zarr. A Dask array is summed where its own client computes; other rows "
+            "in memory are summed in this process."
+        )
+    if not isinstance(asked.budget, Budget | None):
+        raise UsageError("budget is a dpdist.Budget, one object for all fits that are charged to it.")
     if asked.missing == "centre" and request.centre is None and "scale" not in request.chooses:
         raise UsageError(
             "missing='centre' takes rows with a NaN for the centre, and this release has none: pass scale='private', "
             "or a public centre."
         )
-
-
-def _require_choice(request: ReleaseRequest, columns: int, rows: int) -> None:
-    """Refuse a release that could choose nothing of so many rows, as :func:`dpdist.release_rows` does."""
-    if "scale" in request.chooses:
-        require_seen(request, ColumnCounting(grids_of_numbers(columns)), rows)
-    said = choice_refused(request, columns, rows)
-    if said is not None:
-        raise RefusedError(f"{said} Nothing was spent.")
 
 
 def _budget(asked: PrivateEstimator, loss: PrivacyLoss) -> PrivacyLoss | None:
@@ -330,9 +321,15 @@ def warn_of_score(estimator: object) -> None:
 def save(release: Release, path: AnyStore) -> None:
     """Write a release that is held in memory as a release.zarr."""
     frame = release.subspace
-    width = release.bound.width
-    answer = [(Band.whole(width), packed(release.lattice))] if frame is None else frame
+    answer = [(Band.whole(release.bound.width), packed(release.lattice))] if frame is None else frame
     archive.publish(io.BytesIO(b"".join(archive.archived(release, answer))), path)
+
+
+def opened(release: Release | AnyStore) -> Release:
+    """Return a release, opened where a path is given; refuse one that was made for reproduction."""
+    found = release if isinstance(release, Release) else open_release(release)
+    require_private(found)
+    return found
 
 
 def require_private(release: Release) -> None:
@@ -354,57 +351,34 @@ def proved(release: Release) -> Guarantee:
     return release.guarantee
 
 
-class MadeWith(TypedDict):
-    """The parameters of an estimator that a release tells."""
-
-    epsilon: float
-    delta: float | None
-    clip: float | str
-    mechanism: str
-    neighbours: str
-    centre: Centre
-    scale: Scale
-    grid_bits: int
-    rows_at_most: int
-    accept_large_delta: bool
-
-
-def _clip_asked(release: Release) -> float | str:
-    """Return the clip norm of an estimator that would have made a release."""
-    chosen = {} if release.stage is None else release.stage.chosen
-    if "clip_norm" not in chosen:
-        return release.bound.clip_norm
-    return "auto" if "scale" in chosen and "quantile" not in chosen else "private"
-
-
-def parameters_of(release: Release) -> MadeWith:
-    """Return the parameters of an estimator that would have made a release, but for the number of components."""
+def parameters_of(release: Release) -> Shared:
+    """Return the parameters of an estimator that would have made a release."""
     bound, loss = release.bound, proved(release).loss
     chosen = {} if release.stage is None else release.stage.chosen
     vectors = {"centre": bound.centre, "scale": bound.scale}
-    vectors = {name: vector for name, vector in vectors.items() if name not in chosen}
-    public = {name: np.array(vector) for name, vector in vectors.items() if vector is not None}
+    public = {name: np.array(given) for name, given in vectors.items() if given is not None and name not in chosen}
+    clip: float | str = bound.clip_norm
+    if "clip_norm" in chosen:
+        clip = "auto" if "scale" in chosen and "quantile" not in chosen else "private"
+    large = release.rows is not None and caution.reaches_one(loss, release.neighbours, release.rows)
     return {
         "epsilon": loss.epsilon,
         "delta": loss.delta if loss.delta_atto else None,
-        "clip": _clip_asked(release),
+        "clip": clip,
         "mechanism": release.mechanism,
         "neighbours": release.neighbours.value,
         "centre": Centring.PRIVATE.value if bound.constant else public.get("centre", Centring.NONE.value),
         "scale": "private" if "scale" in chosen else public.get("scale", "none"),
         "grid_bits": bound.grid_bits,
         "rows_at_most": release.rows_at_most or ROWS_AT_MOST,
-        "accept_large_delta": (
-            release.rows is not None and caution.reaches_one(loss, release.neighbours, release.rows)
-        ),
+        "accept_large_delta": large,
     }
 
 
-def tell_columns(estimator: Any, release: Release) -> None:
-    """Tell an estimator the columns of a release that it was not fitted for."""
-    estimator.n_features_in_ = release.bound.columns
-    if release.names != numbered(release.bound.columns):
-        estimator.feature_names_in_ = np.array(release.names, dtype=object)
+def take_release(estimator: PrivateEstimator, release: Release) -> None:
+    """Give an estimator a release that it was not fitted for, and its columns."""
+    tell_columns(estimator, len(release.names), given_names(release.names))
+    estimator.release_ = release
 
 
 def releases_subspace(request: ReleaseRequest) -> bool:

@@ -36,32 +36,16 @@ _ROUNDING = 1e-10
 
 @dataclass(frozen=True)
 class ArraySum:
-    """A sum over some rows of an array. Private.
+    """A sum over some rows of an array. Private."""
 
-    Attributes
-    ----------
-    values
-        Packed ``sum z z^T``, int64, exact.
-    rows
-        Number of rows in it.
-    fingerprints
-        By which the register knows the rows again.
-    finite
-        Whether every value is a finite number.
-    reaching, beyond
-        How many rows have the clip norm after the public shift and scale, to six digits, and how many a larger one.
-    sums, squares
-        (d,) float64, per column of the rows as they came, and of their squares.
-    """
-
-    values: Triangle
+    values: Triangle  # packed ``sum z z^T``, int64, exact
     rows: int
-    fingerprints: Fingerprints
-    finite: bool
-    reaching: int
-    beyond: int
-    sums: Values
-    squares: Values
+    fingerprints: Fingerprints  # by which the register knows the rows again
+    finite: bool  # whether every value is a finite number
+    reaching: int  # rows that have the clip norm after the public shift and scale, to six digits
+    beyond: int  # rows that have a larger one
+    sums: Values  # (d,), per column of the rows as they came
+    squares: Values  # and of their squares
 
     def __sizeof__(self) -> int:
         # the scheduler asks for it: it adds sums where most of their bytes are, and watches the memory of workers
@@ -69,7 +53,7 @@ class ArraySum:
 
     @property
     def clipped_by_data(self) -> bool:
-        """Say whether the clip norm is that of the longest row; where many have it, it is a public rule's."""
+        """Whether the clip norm is that of the longest row; where many have it, it is a public rule's."""
         return self.reaching == 1 and not self.beyond
 
     @property
@@ -156,42 +140,30 @@ def dense(rows: Any) -> npt.NDArray[np.generic]:
 
 @dataclass(frozen=True)
 class BlockSum:
-    """Sums one block: a function that travels to workers, with the bound and the register's key.
+    """Sums one block, (r, d): a function that travels to workers, with the bound and the register's key.
 
-    How many rows stand before a block nobody knows, so they are numbered from 0 in each. The key of its dithers is
-    drawn where the block is summed, and stays there: each block is in the total once, in one version, and so every row
-    has dithers that are in no other sum that leaves.
+    Rows are numbered from 0 in each block, as what stands before it is not known. The key of its dithers is drawn where
+    the block is summed, and stays there: each block is in the total once, in one version, and so every row has dithers
+    that are in no other sum that leaves.
     """
 
     bound: RowBound
     key: bytes = field(repr=False)  # Dask logs the arguments of a task that fails
 
     def __call__(self, rows: Any) -> ArraySum:
-        """Sum the rows of a block, (r, d)."""
+        """Sum the rows of a block."""
         found = RowSum(self.bound, self.key, key_here(self.bound))
         found.add(rows)
         return found.total()
 
 
-@dataclass(frozen=True)
-class BlockCount:
-    """Counts one block: a function that travels to workers."""
-
-    counting: Counting
-
-    def __call__(self, rows: Any) -> Counts:
-        """Count the rows of a block, (r, d)."""
-        counts = np.zeros(self.counting.bins, dtype=np.int64)
-        step = piece_rows(self.counting.columns)
-        for start in range(0, rows.shape[0], step):
-            self.counting.count(dense(rows[start : start + step]), counts)
-        return counts
-
-
-def add_counts(total: Counts, more: Counts) -> Counts:
-    """Add counts over other rows to a total, in its own memory."""
-    total += more
-    return total
+def count_block(rows: Any, counting: Counting) -> Counts:
+    """Count the rows of a block, (r, d)."""
+    counts = np.zeros(counting.bins, dtype=np.int64)
+    step = piece_rows(counting.columns)
+    for start in range(0, rows.shape[0], step):
+        counting.count(dense(rows[start : start + step]), counts)
+    return counts
 
 
 def add_sums(total: ArraySum, more: ArraySum) -> ArraySum:

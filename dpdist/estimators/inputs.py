@@ -12,6 +12,7 @@ rows. A job whose failure others see should ingest first and fit the rows.zarr, 
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ from dpdist._util.cores import available_cores, threaded
 from dpdist._util.frames import as_frame, is_a
 from dpdist._util.text import listed
 from dpdist.errors import DataError
-from dpdist.estimators.in_memory import ArraySum, BlockCount, BlockSum, RowSum, add_counts, add_sums, dense
+from dpdist.estimators.in_memory import ArraySum, BlockSum, RowSum, add_sums, count_block, dense
 from dpdist.ingest.collection import whole_rows
 from dpdist.ingest.labelled import is_labelled, laid_out
 from dpdist.ingest.readers.base import BEYOND, EXACT, UNNAMED, numbered
@@ -41,11 +42,11 @@ from dpdist.rows.bounding import RowBound
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import FORMAT
 from dpdist.runtime.checks import forbid_core_dumps
-from dpdist.storage.arrays import Array
 from dpdist.storage.store import Store, store_at
 from dpdist.triangle import Band
 
 Values = npt.NDArray[np.generic]
+Function = Callable[[Any], Any]
 _PIECE_BYTES = 8 << 20
 """float64 bytes of the rows that are read from a disk at once."""
 _STEP = "dpdist-project"
@@ -58,7 +59,7 @@ _CF = frozenset({
     "scale_factor", "add_offset", "_FillValue", "missing_value", "valid_range", "valid_min", "valid_max",
 })  # fmt: skip
 """Attributes of the CF conventions by which stored values are not what they look like."""
-MISSING_CURE = (
+_MISSING_CURE = (
     "Pass missing='centre' with scale='private' or a public centre, and such a row counts as the centre; or fill it by "
     "a public rule."
 )
@@ -70,21 +71,11 @@ class RowsError(DataError, ValueError):
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one X.
+    """The rows of one X."""
 
-    Attributes
-    ----------
-    data
-        (n, d): a NumPy array, a sparse matrix or what gives one of these when it is sliced by rows; or a Dask array.
-    names
-        Names of the columns, or None.
-    labelled
-        The xarray.DataArray they came in, or the first one of a Dataset; or None.
-    """
-
-    data: Any
-    names: tuple[str, ...] | None = None
-    labelled: Any = None
+    data: Any  # (n, d): a Dask array, or a NumPy array, a sparse matrix or what gives one of these when it is sliced
+    names: tuple[str, ...] | None = None  # of the columns
+    labelled: Any = None  # the xarray.DataArray they came in, or the first one of a Dataset
 
     @property
     def lazy(self) -> bool:
@@ -107,57 +98,54 @@ class Rows:
         """Names of the columns; numbers, where they have none."""
         return self.names or numbered(self.columns)
 
-    def _pieces(self, rows: range | None = None) -> Iterator[tuple[slice, npt.NDArray[np.generic]]]:
-        rows = range(self.data.shape[0]) if rows is None else rows
-        chunk = getattr(self.data, "chunks", None)
-        step = max(1, _PIECE_BYTES // (8 * self.columns))
-        if chunk:  # whole chunks of a Zarr array or of an HDF5 file, so that none is read twice
-            step = max(1, step // chunk[0]) * chunk[0]
-        for start in range(rows.start, rows.stop, step):
-            piece = slice(start, min(start + step, rows.stop))
-            yield piece, dense(self.data[piece])
-
-    def total(self, bound: RowBound, key: bytes) -> ArraySum:
-        """Return the exact sum over all rows, in one pass; of a Dask array no block comes to this process."""
-        if self.lazy:
-            nbytes = 8 * Band.whole(bound.width).entries
-            found: ArraySum = _reduced(whole_rows(self.data), BlockSum(bound, key), add_sums, nbytes)
-        else:
-            found = reduce(add_sums, self._each(partial(self._summed, bound, key)))
-        return found
-
-    def _summed(self, bound: RowBound, key: bytes, rows: range) -> ArraySum:
-        found = RowSum(bound, key, key_here(bound))
-        for _, piece in self._pieces(rows):
-            found.add(piece)
-        return found.total()
-
-    def counts(self, counting: Counting) -> Counts:
-        """Return how many of all rows fall into each bin, in one pass."""
-        count = BlockCount(counting)
-        if self.lazy:
-            found: Counts = _reduced(whole_rows(self.data), count, add_counts, 8 * counting.bins)
-        else:
-            found = reduce(
-                add_counts,
-                self._each(lambda rows: reduce(add_counts, (count(piece) for _, piece in self._pieces(rows)))),
-            )
-        return found
-
-    def _each(self, function: Callable[[range], Any]) -> list[Any]:
-        """Apply a function to runs of rows, one for each thread; one run if there are few rows."""
-        forbid_core_dumps()
-        rows, (step,) = self.data.shape[0], (getattr(self.data, "chunks", None) or (1,))[:1]
-        threads = max(1, min(available_cores(), rows * self.columns // _WORTH_A_THREAD, rows // step))
-        cuts = [step * (rows // step * i // threads) for i in range(threads)] + [rows]
-        with threaded(threads) as each:
-            return list(each(function, map(range, cuts, cuts[1:])))
-
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """The type in which rows are handed on: see :func:`dpdist.estimators.in_memory.dense`."""
         found = np.dtype(self.data.dtype)
         return found if found.name in DTYPES and found.isnative else np.dtype(np.float64)
+
+    def total(self, bound: RowBound, key: bytes) -> ArraySum:
+        """Return the exact sum over all rows, in one pass."""
+
+        def of_run(rows: range) -> ArraySum:
+            found = RowSum(bound, key, key_here(bound))
+            for _, piece in self._pieces(rows):
+                found.add(piece)
+            return found.total()
+
+        found: ArraySum = self._reduced(BlockSum(bound, key), of_run, add_sums, 8 * Band.whole(bound.width).entries)
+        return found
+
+    def counts(self, counting: Counting) -> Counts:
+        """Return how many of all rows fall into each bin, in one pass."""
+        of_block = partial(count_block, counting=counting)
+
+        def of_run(rows: range) -> Counts:
+            return reduce(operator.iadd, (of_block(piece) for _, piece in self._pieces(rows)))
+
+        found: Counts = self._reduced(of_block, of_run, operator.iadd, 8 * counting.bins)
+        return found
+
+    def _reduced(self, of_block: Function, of_run: Function, add: Callable[[Any, Any], Any], nbytes: int) -> Any:
+        """Reduce all rows: of a Dask array its blocks, which do not come here; of others a run for each thread."""
+        if self.lazy:
+            from dpdist.runtime.collections import reduce_blocks  # noqa: PLC0415 - who holds such an array has Dask
+
+            return reduce_blocks(whole_rows(self.data), of_block, add, nbytes)
+        forbid_core_dumps()
+        rows, (step,) = self.data.shape[0], (getattr(self.data, "chunks", None) or (1,))[:1]
+        threads = max(1, min(available_cores(), rows * self.columns // _WORTH_A_THREAD, rows // step))
+        cuts = [step * (rows // step * i // threads) for i in range(threads)] + [rows]
+        with threaded(threads) as each:
+            return reduce(add, list(each(of_run, map(range, cuts, cuts[1:]))))
+
+    def _pieces(self, rows: range) -> Iterator[tuple[slice, npt.NDArray[np.generic]]]:
+        step = max(1, _PIECE_BYTES // (8 * self.columns))
+        if chunk := getattr(self.data, "chunks", None):  # whole chunks of a Zarr array or HDF5 file: none is read twice
+            step = max(1, step // chunk[0]) * chunk[0]
+        for start in range(rows.start, rows.stop, step):
+            piece = slice(start, min(start + step, rows.stop))
+            yield piece, dense(self.data[piece])
 
     def mapped(
         self,
@@ -167,29 +155,25 @@ class Rows:
         names: Sequence[str],
         dim: str,
     ) -> Any:
-        """Return what a function makes of the rows, each of which it takes alone: lazy where they are."""
+        """Return what a function makes of the rows, each of which it takes alone: lazy or labelled where they are."""
         found: Any
         if self.lazy:
             rows = whole_rows(self.data)
             found = rows.map_blocks(
-                of_rows,
-                function=function,
-                token=_STEP,
-                dtype=dtype,
-                chunks=(rows.chunks[0], (width,)),
+                of_rows, function=function, token=_STEP, dtype=dtype, chunks=(rows.chunks[0], (width,)),
                 meta=np.empty((0, 0), dtype),
-            )
+            )  # fmt: skip
         else:
             found = np.empty((self.data.shape[0], width), dtype)
-            for place, piece in self._pieces():
+            for place, piece in self._pieces(range(len(found))):
                 found[place] = function(piece)
-        return found if self.labelled is None else _labelled(self.labelled, found, names, dim)
-
-
-def _reduced(array: Any, function: Callable[[Any], Any], add: Callable[[Any, Any], Any], nbytes: int) -> Any:
-    from dpdist.runtime.collections import reduce_blocks  # noqa: PLC0415 - whoever holds such an array has Dask
-
-    return reduce_blocks(array, function, add, nbytes)
+        if self.labelled is None:
+            return found
+        row = self.labelled.dims[0]
+        coords = {name: each for name, each in self.labelled.coords.items() if set(each.dims) <= {row}}
+        return type(self.labelled)(
+            found, dims=(row, dim), coords={**coords, dim: np.array(names, dtype=object).astype(str)}
+        )
 
 
 def of_rows(block: Any, function: Callable[[npt.NDArray[np.generic]], Values]) -> Values:
@@ -197,15 +181,8 @@ def of_rows(block: Any, function: Callable[[npt.NDArray[np.generic]], Values]) -
     return function(dense(block))
 
 
-def _labelled(source: Any, data: Any, names: Sequence[str], dim: str) -> Any:
-    """Return an xarray.DataArray with the rows' own labels."""
-    row = source.dims[0]
-    coords = {name: each for name, each in source.coords.items() if set(each.dims) <= {row}}
-    return type(source)(data, dims=(row, dim), coords={**coords, dim: np.array(names, dtype=object).astype(str)})
-
-
 class StoredRows(NamedTuple):
-    """What is known of the rows of a path: they are read where they are mapped, and not by who asks."""
+    """What is known of the rows of a path: they are read where they are summed."""
 
     shape: tuple[int, int]
     dtype: str
@@ -215,7 +192,8 @@ def rows_at(given: object) -> Store | None:
     """Return where a rows.zarr is, if X is a path or an address."""
     if isinstance(given, str | os.PathLike):
         return store_at(given)
-    if isinstance(given, zarr.Array) and _format(given) == FORMAT:
+    info = dict(given.attrs).get("dpdist") if isinstance(given, zarr.Array) else None
+    if isinstance(info, dict) and info.get("format") == FORMAT:
         raise RowsError(
             "X is the array of a rows.zarr, which has a ledger: pass the path of the folder, so that the release is "
             "charged to it."
@@ -223,17 +201,18 @@ def rows_at(given: object) -> Store | None:
     return None
 
 
-def _format(array: Array) -> object:
-    info = dict(array.attrs).get("dpdist")
-    return info.get("format") if isinstance(info, dict) else None
+def rows_in_memory(estimator: BaseEstimator, given: object, refusal: str) -> Rows:
+    """Return the rows of X, which is to have the columns that were fitted, and is to be no path."""
+    if rows_at(given) is not None:
+        raise RowsError(refusal)
+    return rows_of(estimator, given, fitting=False)
 
 
 def rows_of(estimator: BaseEstimator, given: object, *, fitting: bool) -> Rows:
     """Return the rows of X, and tell the estimator their number of columns and names, or hold them to what it knows."""
     if isinstance(given, str | os.PathLike):
         table = open_rows(given)
-        names = None if table.names == numbered(table.columns) else table.names
-        rows = Rows(StoredRows((table.rows, table.columns), table.dtype), names)
+        rows = Rows(StoredRows((table.rows, table.columns), table.dtype), given_names(table.names))
     else:
         rows = _described(given)
     finite = getattr(estimator, "missing", None) != "centre"
@@ -246,9 +225,12 @@ def rows_of(estimator: BaseEstimator, given: object, *, fitting: bool) -> Rows:
         rows = _examined(rows, partial(check_array, input_name="X", ensure_all_finite=finite))
     except RowsError as error:
         if fitting and str(error).startswith("Input X contains"):
-            raise RowsError(f"{error} {MISSING_CURE}") from None
+            raise RowsError(f"{error} {_MISSING_CURE}") from None
         raise
-    _require_columns(estimator, rows, fitting=fitting)
+    if fitting:
+        tell_columns(estimator, rows.columns, rows.names)
+    else:
+        _require_columns(estimator, rows)
     return rows
 
 
@@ -258,6 +240,31 @@ def scores_given(given: object, columns: int) -> Rows:
     if scores.columns != columns:
         raise RowsError(f"X has {scores.columns} columns, and there are {columns} components.")
     return scores
+
+
+def given_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the names of columns; None where they are numbers that dpdist gave."""
+    return None if names == numbered(len(names)) else names
+
+
+def tell_columns(estimator: Any, count: int, names: Sequence[str] | None) -> None:
+    """Tell an estimator its columns, as scikit-learn does; None: they have no names."""
+    estimator.n_features_in_ = count
+    if names is not None:
+        estimator.feature_names_in_ = np.array(names, dtype=object)
+    elif hasattr(estimator, "feature_names_in_"):
+        del estimator.feature_names_in_
+
+
+def _require_columns(estimator: Any, rows: Rows) -> None:
+    if rows.columns != estimator.n_features_in_:
+        raise RowsError(
+            f"X has {rows.columns} features, but {type(estimator).__name__} is expecting {estimator.n_features_in_} "
+            "features as input."
+        )
+    known = getattr(estimator, "feature_names_in_", None)
+    if known is not None and rows.names is not None and list(known) != list(rows.names):
+        raise RowsError("X has other columns than were fitted, or in another order: pass the same, by name.")
 
 
 def _examined(rows: Rows, check: Callable[..., Any]) -> Rows:
@@ -283,11 +290,14 @@ def _is_stored(data: object) -> bool:
 def _described(given: Any) -> Rows:
     try:
         given = as_frame(given)
+        laid = laid_out(given) if is_labelled(given) else None
     except DataError as error:
         raise RowsError(str(error)) from None
-    if said := _packed(given.attrs) if _is_stored(given) and hasattr(given, "attrs") else []:
+    if laid is not None:
+        return Rows(laid.rows(), laid.names, laid.parts[0].array)
+    if packed := _packed(given.attrs) if _is_stored(given) and hasattr(given, "attrs") else []:
         raise RowsError(
-            f"X is an array as it is stored, and its attributes ({listed(said)}) say that values are packed or "
+            f"X is an array as it is stored, and its attributes ({listed(packed)}) say that values are packed or "
             "missing. Open it by xarray, or ingest the file."
         )
     for name in UNNAMED.intersection(map(str, getattr(given, "columns", ()))):
@@ -301,12 +311,6 @@ def _described(given: Any) -> Rows:
         if not given.obs_names.is_unique:
             raise RowsError("X is an AnnData that names an observation twice. Leave one out, or name them apart.")
         return Rows(given.X, tuple(map(str, given.var_names)))
-    if is_labelled(given):
-        try:
-            laid = laid_out(given)
-        except DataError as error:
-            raise RowsError(str(error)) from None
-        return Rows(laid.rows(), laid.names, laid.parts[0].array)
     if is_a(given, "dask", "DataFrame") or is_a(given, "dask_expr", "DataFrame"):
         return Rows(given.to_dask_array(), tuple(map(str, given.columns)))
     return Rows(given)
@@ -316,25 +320,6 @@ def _packed(attributes: Any) -> list[str]:
     """Return the attributes by which stored values are not what they look like; NaN for a missing one is what it is."""
     told = {name: np.asarray(fill_of(attributes[name]), np.float64) for name in _CF.intersection(attributes)}
     return sorted(name for name, values in told.items() if not np.isnan(values).all())
-
-
-def _require_columns(estimator: Any, rows: Rows, *, fitting: bool) -> None:
-    """Do for rows that scikit-learn does not know what it does for others."""
-    if fitting:
-        estimator.n_features_in_ = rows.columns
-        if rows.names is not None:
-            estimator.feature_names_in_ = np.array(rows.names, dtype=object)
-        elif hasattr(estimator, "feature_names_in_"):
-            del estimator.feature_names_in_
-        return
-    if rows.columns != estimator.n_features_in_:
-        raise RowsError(
-            f"X has {rows.columns} features, but {type(estimator).__name__} is expecting {estimator.n_features_in_} "
-            "features as input."
-        )
-    known = getattr(estimator, "feature_names_in_", None)
-    if known is not None and rows.names is not None and list(known) != list(rows.names):
-        raise RowsError("X has other columns than were fitted, or in another order: pass the same, by name.")
 
 
 def _checked(data: Any, check: Callable[..., Any]) -> Any:
@@ -348,22 +333,20 @@ def _checked(data: Any, check: Callable[..., Any]) -> Any:
         raise RowsError(_not_numbers(data))
     try:
         dimensions = data.ndim if hasattr(data, "ndim") else np.asarray(data).ndim
+        said = _two_dimensions(dimensions)
         if dimensions == 2:
             found = check(data, accept_sparse="csr")
             _require_exact(data, found)
             if found.dtype.kind in "biuf" or (found.dtype == object and _are_numbers(found)):
                 return found
             said = _not_numbers(data)
-        else:
-            said = _two_dimensions(dimensions)
     except TypeError:
         if not hasattr(data, "dtypes"):
             raise  # of objects in an array, as scikit-learn says it: it names their type
         said = _not_numbers(data)
     except ValueError as error:
-        said = str(error)
-    if "convert string" in said:
-        said = _not_numbers(data)
+        said = _not_numbers(data) if "convert string" in str(error) else str(error)
+    # raised here, where no error of a library that quotes a cell goes with it
     raise RowsError(said if said.startswith("The feature names") else said.split("\n")[0])
 
 
@@ -378,7 +361,7 @@ def _require_exact(data: Any, found: Any) -> None:
 
 
 def _are_numbers(data: Any) -> bool:
-    """Say whether an array of Python objects holds numbers only."""
+    """Say whether an array of Python objects, such as the cells of categories, holds numbers only."""
     with suppress(ValueError, TypeError):
         return bool(data.astype(np.float64).size)
     return False

@@ -2,14 +2,13 @@
 
 Both divide by a variance. Where the noise of the release lets it be 0, the interval of the variance says so, and both
 are refused.
-
-What PrivatePCA refuses of components of the correlation matrix, before anything is paid for.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,50 +17,11 @@ import numpy.typing as npt
 from dpdist._util.text import counted
 from dpdist.answers.captured import Captured, captured
 from dpdist.errors import UsageError
-from dpdist.estimators.fit import releases_subspace
+from dpdist.estimators.base import Matrix
 from dpdist.naming import parameter
 from dpdist.pca.components import Components
-from dpdist.pca.correlation import require_correlated
-from dpdist.release.request import Centring, ReleaseRequest
 
-Matrix = npt.NDArray[np.float64]
 _LARGER = "Take a larger epsilon or more rows."
-
-
-@dataclass(frozen=True)
-class Normal:
-    """The model of probabilistic PCA (Tipping & Bishop 1999).
-
-    Attributes
-    ----------
-    components
-        (k, d), orthonormal rows, of rows less ``mean`` over ``scale``.
-    variances
-        (k,), positive: along them.
-    rest
-        Positive, along all other directions; 0 where there are none.
-    mean, scale
-        (d,).
-    """
-
-    components: Matrix
-    variances: Matrix
-    rest: float
-    mean: Matrix
-    scale: Matrix
-
-    def log_likelihoods(self, rows: npt.NDArray[np.generic]) -> Matrix:
-        """Return the log-likelihood of each of (n, d) rows, (n, 1)."""
-        k, d = self.components.shape
-        apart = (rows.astype(np.float64) - self.mean) / self.scale
-        scores = apart @ self.components.T
-        found: Matrix = (scores**2 / self.variances).sum(axis=1)
-        found += float(np.log(self.variances).sum()) + d * math.log(2 * math.pi)
-        if k < d:
-            found += ((apart - scores @ self.components) ** 2).sum(axis=1) / self.rest + (d - k) * math.log(self.rest)
-        found /= -2
-        found -= float(np.log(self.scale).sum())
-        return found[:, None]
 
 
 def tell(estimator: Any, found: Components, held: Captured | None) -> None:
@@ -74,7 +34,7 @@ def tell(estimator: Any, found: Components, held: Captured | None) -> None:
     estimator.captured_variance_ratio_ = None if held is None else float(held.shares[-1])
     estimator.captured_variance_ratio_interval_ = None if held is None else held.share_intervals[-1]
     if estimator.whiten:
-        require(known, "whitened", len(found.components), 0)
+        _require(known, "whitened", len(found.components), 0)
 
 
 def deviations(estimator: Any) -> Matrix:
@@ -83,19 +43,33 @@ def deviations(estimator: Any) -> Matrix:
     return np.ones((k, 1)) if not estimator.whiten else np.sqrt(np.asarray(estimator.score_variances_))[:, None]
 
 
-def model_of(estimator: Any) -> Normal:
-    """Return the model of a fitted estimator."""
+def model_of(estimator: Any) -> Callable[[npt.NDArray[np.generic]], Matrix]:
+    """Return the log-likelihood of (n, d) rows, (n, 1), by the model of probabilistic PCA (Tipping & Bishop 1999)."""
     if estimator.correlation:
         raise UsageError("Nothing can be told of likelihoods of standardised columns: fit without correlation.")
     k, d = estimator.components_.shape
     about = estimator.explained_variance_ is not None  # per row
     found = Components(estimator.components_, None, per_row=about, mean=estimator.mean_, scale=estimator.scale_)
-    held = require(captured(estimator.release_, found) if about else None, "told of likelihoods", k, d - k)
-    return Normal(estimator.components_, held.variances, held.rest, estimator.mean_, estimator.scale_)
+    held = _require(captured(estimator.release_, found) if about else None, "told of likelihoods", k, d - k)
+    return partial(_log_likelihoods, found=found, variances=held.variances, rest=held.rest)
 
 
-def require(held: Captured | None, what: str, k: int, rest: int) -> Captured:
-    """Return the variances of k scores, and of so many other directions, if the noise leaves all of them positive."""
+def _log_likelihoods(rows: npt.NDArray[np.generic], found: Components, variances: Matrix, rest: float) -> Matrix:
+    """Return them for positive variances along the components, and one along all other directions, if there are any."""
+    k, d = found.components.shape
+    apart = (rows.astype(np.float64) - found.mean) / found.scale
+    scores = apart @ found.components.T
+    total: Matrix = (scores**2 / variances).sum(axis=1)
+    total += float(np.log(variances).sum()) + d * math.log(2 * math.pi)
+    if k < d:
+        total += ((apart - scores @ found.components) ** 2).sum(axis=1) / rest + (d - k) * math.log(rest)
+    total /= -2
+    total -= float(np.log(found.scale).sum())
+    return total[:, None]
+
+
+def _require(held: Captured | None, what: str, k: int, rest: int) -> Captured:
+    """Return the variances of k scores, and of so many other directions, if noise leaves all of them positive."""
     if held is None:
         raise UsageError(
             f"Nothing can be {what}: this release tells no variances per row, or the noise drowns them all. Take a "
@@ -116,20 +90,3 @@ def require(held: Captured | None, what: str, k: int, rest: int) -> Captured:
             f"{counted(rest, 'direction')}. {_LARGER}"
         )
     return held
-
-
-def require_kind(correlation: object, whiten: object) -> None:
-    """Refuse what does not go with components of the correlation matrix, before anything is paid for."""
-    if not isinstance(correlation, bool | np.bool_):
-        raise UsageError("correlation is True or False.")
-    if correlation and whiten:
-        raise UsageError("Scores of standardised columns are not whitened: leave whiten or correlation out.")
-
-
-def require_release(request: ReleaseRequest) -> None:
-    """Refuse a release that will have no correlations."""
-    require_correlated(
-        subspace=releases_subspace(request),
-        mechanism=request.mechanism,
-        centred=request.centring is Centring.PRIVATE or request.centre is not None or request.scale == "private",
-    )

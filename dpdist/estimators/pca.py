@@ -15,37 +15,27 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpdist.answers.captured import WIDE, captured, holding
 from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
+from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
-from dpdist.estimators.base import PrivateEstimator, Shared, sharing
-from dpdist.estimators.fit import (
-    parameters_of,
-    proved,
-    release_place,
-    released,
-    request_of,
-    require_private,
-    tell_columns,
-    warn_of_score,
-)
-from dpdist.estimators.inputs import RowsError, rows_at, rows_of, scores_given
+from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
+from dpdist.estimators.inputs import rows_at, rows_in_memory, rows_of, scores_given
 from dpdist.ingest.labelled import relabelled
 from dpdist.ingest.registered import open_rows
 from dpdist.naming import ESTIMATORS, naming, parameter, step
 from dpdist.pca.alignment import Alignment, alignment, counted_components, require_law
 from dpdist.pca.components import Components, components, total_variance
-from dpdist.pca.correlation import Correlation
+from dpdist.pca.correlation import Correlation, require_correlated
 from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pipeline.components import components_of
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.request import ReleaseRequest
+from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.runtime.cluster import Cluster
 
-Matrix = npt.NDArray[np.float64]
 AUTO = "auto"
 
 
-@sharing()
+@sharing
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):  # type: ignore[misc] # no types
     """Principal components of private rows: one differentially private release, then free post-processing.
 
@@ -56,18 +46,16 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     Parameters
     ----------
     n_components : int, float or "auto", default "auto"
-        Number of components k, or ``"auto"``: those that can be told from the noise of the release. Or,
-        between 0 and 1, the share of the variance that they shall hold: the fewest of which the lower end of the
-        interval of that share is not below it. With ``clip="private"`` the clip norm suits this number: another one is
-        another release, charged anew.
+        Number of components k; ``"auto"``: those that can be told from the noise of the release; or, between 0 and 1, a
+        share of the variance: the fewest whose interval of that share begins at it or above. With ``clip="private"``
+        the clip norm suits this number: another one is another release, charged anew.
     correlation : bool, default False
-        Whether to take components of the correlation matrix: of columns that are standardised by what was released
-        (``scale_`` is their deviation then), without those that do not stand above the noise, which ``left_out_``
-        names. It needs a ``centre`` or ``scale="private"``; scores are not whitened, and have no likelihood. The same
-        as ``dpdist pca --correlation``, and free.
+        Whether to take components of the correlation matrix: columns are standardised by what was released (``scale_``
+        is their deviation then), without those that do not stand above the noise (``left_out_``). It needs a
+        ``centre`` or ``scale="private"``; scores are not whitened, and have no likelihood.
     whiten : bool, default False
-        Whether ``transform`` divides the scores by the square roots of ``score_variances_``, so that they vary by about
-        1. Refused where the noise lets one of these be 0.
+        Whether ``transform`` divides the scores by the square roots of ``score_variances_``. Refused where the noise
+        lets one of these be 0.
     options : mapping of str, default None
         Public parameters of the mechanism, by name; ``components`` is filled from ``n_components``.
     {shared}
@@ -82,31 +70,29 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         (k,) float64: the eigenvalues, per row, as released, of rows shortened to ``clip``. None where n is
         private and no mean was released, or where the mechanism releases no eigenvalues.
     explained_variance_ratio_ : ndarray or None
-        (k,) float64, from 0 to 1, with a sum of at most 1: each eigenvalue without what the noise adds to it, over
-        the trace of the released matrix, which is repaired where noise made it smaller than their sum. 0 where the
-        component is not told from noise; where the law of the noise is not known, eigenvalues as released. None where
-        no matrix was released. Of correlations: over the number of columns that were not left out.
+        (k,) float64, with a sum of at most 1: each eigenvalue without what the noise adds to it (as released, where the
+        law of the noise is not known), over the trace of the released matrix or their sum, whichever is larger; 0 where
+        the component is not told from noise. None where no matrix was released. Of correlations: over the number of
+        columns that were not left out.
     explained_variance_ratio_intervals_ : ndarray or None
         (k, 2): of correlations, where these lie as far as noise goes (:mod:`dpdist.pca.correlation`); else None.
     left_out_ : tuple of str
         Of correlations: names of the columns that do not stand above the noise. Their loadings are 0.
     score_variances_, score_variance_intervals_ : ndarray or None
-        (k,) and (k, 2) float64: variance of the scores of the shortened rows on each component, which is less than its
-        eigenvalue, and between which it lies in nine of ten releases or more, on average over components (measured:
-        :mod:`dpdist.answers.captured`). The variance of a whitened score lies between the same ends over
-        ``score_variances_``. None where the law of the noise is not known, n is private and no mean was released, or
-        there are more than 2000 columns and nothing asks for them.
+        (k,) and (k, 2) float64: variance of the scores of the shortened rows on each component, less than its
+        eigenvalue, and where it lies in nine of ten releases or more, on average (measured:
+        :mod:`dpdist.answers.captured`). None where the law of the noise is not known, n is private and no mean was
+        released, or there are more than 2000 columns and nothing asks for them.
     noise_variance_, noise_variance_interval_ : float, ndarray or None
         Mean variance along all other directions, as of scikit-learn's PCA, and (2,) its interval; 0 where k is d. None
         likewise.
     captured_variance_ratio_, captured_variance_ratio_interval_ : float, ndarray or None
         Share of the variance of the shortened rows that the k components hold together, and (2,) its interval.
     n_above_noise_ : int or None
-        How many of the k components can be told from the noise of the release, and from what else the table holds. If
-        these are not all, a :class:`dpdist.DrownedWarning` says so. None where the law of the noise is not known.
+        How many of the k components can be told from the noise of the release; a :class:`dpdist.DrownedWarning` says if
+        these are not all. None where the law of the noise is not known.
     component_groups_ : tuple of range or None
-        The components that can be told from noise, counted from 0, in groups of those that cannot be told from one
-        another; nearly always of one component each. None likewise.
+        These, counted from 0, in groups of components that cannot be told from one another. None likewise.
     squared_cosines_ : ndarray or None
         (k,) float64: how well each component is aligned with the exact one, 1 for the same direction; of a group of
         several, the mean squared cosine of the space that they span. NaN of components that cannot be told from noise.
@@ -124,27 +110,22 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     -----
     X may be a NumPy array, a SciPy sparse matrix, a pandas DataFrame, a Dask array, a Zarr array, an xarray DataArray
     or Dataset (rows along the first dimension, the others laid out as columns: :meth:`to_xarray`), an AnnData (its
-    ``.X``, also sparse or backed), or the path of a rows.zarr. Only rows that are there already are in this process's
-    memory as a whole: a Dask array is summed block by block where its client computes, a Zarr array or backed AnnData
-    is read in pieces.
+    ``.X``, also sparse or backed), or the path of a rows.zarr. A Dask array is summed block by block where its client
+    computes, a Zarr array or backed AnnData is read in pieces.
 
-    **The guarantee is about the rows of X.** What was computed from all rows before, such as the output of
-    a ``StandardScaler`` fitted on them, is not covered; give a public centre and scale instead, or ``scale="private"``.
-    Choosing parameters by cross-validation is not private: it chooses by exact scores of the rows, whatever the fits
-    cost. So every ``score`` comes with a :class:`dpdist.PrivacyLeakWarning`.
+    **The guarantee is about the rows of X.** It does not cover what was computed from all rows before, such as by a
+    fitted ``StandardScaler``: give a public centre and scale, or ``scale="private"``. Cross-validation chooses by exact
+    scores of the rows, whatever the fits cost. So every ``score`` comes with a :class:`dpdist.PrivacyLeakWarning`. Nor
+    does it cover what others compute from ``transform``, such as a classifier that follows in a pipeline.
 
     **A guarantee that promises little** comes with a :class:`dpdist.WeakGuaranteeWarning`: an epsilon above 10,
     or where n is private a delta from 1e-4 on.
 
-    **What follows in a pipeline is not private.** A classifier that is fitted to the scores learns from private rows;
-    the guarantee covers what this estimator holds, and nothing that others compute from ``transform``.
-
     **Rows in memory have no ledger.** A register in this process knows rows again by their values: in copies, other
-    orders, types and chunkings, and as parts of other tables. It does not see what other processes released, nor any
-    change of the values, such as by a scaler (:mod:`dpdist.ledger.in_memory` has a table). A second fit of as many
-    rows of the same kind therefore warns of the joint cost. Charge all fits on the same people to one
-    :class:`dpdist.Budget`: it counts whatever the rows are. Where a process is too short, ingest the rows and fit the
-    path: its ledger is durable, and the same fit again is the same release at no cost.
+    orders, types and chunkings, and as parts of other tables. It sees neither what other processes released nor rows
+    whose values changed, such as by a scaler (:mod:`dpdist.ledger.in_memory`). A second fit of as many rows of the
+    same kind therefore warns of the joint cost. Charge all fits on the same people to one :class:`dpdist.Budget`, or
+    ingest the rows and fit the path: its ledger is durable, and the same fit again is the same release at no cost.
 
     NaN and infinity are refused before anything is charged, but for a rows.zarr, where such a row counts as zero.
 
@@ -229,7 +210,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         """
         with naming(ESTIMATORS):
             count = _count(n_components)
-            likelihood.require_kind(correlation, whiten)
+            _require_kind(correlation, whiten)
             if correlation:
                 opened = release if isinstance(release, Release) else open_release(release)
                 found: Components | Correlation = correlation_of(opened, count)
@@ -239,12 +220,10 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
                 opened, found = release, _taken(release, count)
             else:
                 raise DataError("The release is too large for memory: pass the path of its release.zarr.")
-            require_private(opened)
-            made = cls(
-                n_components, correlation=correlation, whiten=whiten, **parameters_of(opened), cluster=cluster
-            )  # fmt: skip
-            tell_columns(made, opened)
-            made.release_ = opened
+            fits.require_private(opened)
+            shared = fits.parameters_of(opened) | {"cluster": cluster}
+            made = cls(n_components, correlation=correlation, whiten=whiten, **shared)
+            fits.take_release(made, opened)
             made._learn(opened, found)
         return made
 
@@ -274,12 +253,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         """
         with naming(ESTIMATORS):
             count = _count(self.n_components)
-            number = _number(count)
-            likelihood.require_kind(self.correlation, self.whiten)
-            check = partial(_require_components, count=number)
-            if self.correlation:  # a share of the variance needs no law of the noise
-                check = partial(_require_correlated, count=1 if isinstance(count, float) else number)
-            release = released(self, X, check, number)
+            _require_kind(self.correlation, self.whiten)
+            check = partial(_require_components, count=count, correlation=self.correlation)
+            release = fits.released(self, X, check, _number(count))
             try:
                 self._learn(*self._components_of(release, X, count))
             except (UsageError, DrownedError) as error:
@@ -368,11 +344,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         """
         check_is_fitted(self, "components_")
         with naming(ESTIMATORS):
-            if rows_at(X) is not None:
-                raise RowsError("Likelihoods are of rows in memory or lazy, and not of a rows.zarr.")
-            model = likelihood.model_of(self)
-            rows = rows_of(self, X, fitting=False)
-            return rows.mapped(model.log_likelihoods, 1, np.float64, ["likelihood"], "likelihood")[:, 0]
+            rows = rows_in_memory(self, X, "Likelihoods are of rows in memory or lazy, and not of a rows.zarr.")
+            return rows.mapped(likelihood.model_of(self), 1, np.float64, ["likelihood"], "likelihood")[:, 0]
 
     def score(self, X: object, y: object = None) -> float:  # noqa: N803, ARG002 - scikit-learn's names
         """Return the mean log-likelihood of rows (:meth:`score_samples`). It is private, and a warning says so.
@@ -385,7 +358,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             Ignored.
         """
         found = float(self.score_samples(X).mean())
-        warn_of_score(self)
+        fits.warn_of_score(self)
         return found
 
     def to_sklearn(self) -> Any:
@@ -472,33 +445,33 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         rows = rows_at(given)
         if release.in_memory or rows is None:
             return release, _taken(release, count)
-        place = release_place(self, rows, request_of(self, _number(count)))
+        place = fits.release_place(self, rows, fits.request_of(self, _number(count)))
         return components_of(place, count, cluster=self.cluster)
 
     def _learn(self, release: Release, of: Components | Correlation) -> None:
-        standardised = of if isinstance(of, Correlation) else None
-        found = of.components if isinstance(of, Correlation) else of
-        self.guarantee_ = proved(release)
-        self.components_ = found.components
-        self.n_components_ = int(found.components.shape[0])
+        self.guarantee_ = fits.proved(release)
+        shares: Matrix | None
+        held = None
+        if isinstance(of, Correlation):
+            found, told, shares, ends = of.components, of.alignment, of.shares, of.intervals
+        else:
+            found, told, ends = of, alignment(release, of), None
+            shares = _shares(release, of, told)
+            if self.whiten or isinstance(_count(self.n_components), float) or release.bound.columns <= WIDE:
+                held = captured(release, of)
+        k = len(found.components)
+        self.components_, self.n_components_ = found.components, k
         self.mean_, self.scale_ = found.mean, found.scale
         self.explained_variance_ = found.eigenvalues if found.per_row else None
-        told = standardised.alignment if standardised else alignment(release, found)
-        self.explained_variance_ratio_ = standardised.shares if standardised else _shares(release, found, told)
-        self.explained_variance_ratio_intervals_ = standardised.intervals if standardised else None
-        self.left_out_: tuple[str, ...] = standardised.left_out if standardised else ()
-        self.n_above_noise_: int | None = None if told is None else min(told.counted, self.n_components_)
-        self.component_groups_: tuple[range, ...] | None = None
-        if told is not None:
-            self.component_groups_ = tuple(group for group in told.groups if group.start < self.n_components_)
-        self.squared_cosines_: Matrix | None = None if told is None else told.squared_cosines
-        self.squared_cosine_intervals_: Matrix | None = None if told is None else told.cosine_intervals
-        asked = self.whiten or isinstance(_count(self.n_components), float)
-        known = not standardised and (asked or release.bound.columns <= WIDE)
-        held = captured(release, found) if known else None
+        self.explained_variance_ratio_, self.explained_variance_ratio_intervals_ = shares, ends
+        self.left_out_ = of.left_out if isinstance(of, Correlation) else ()
+        self.n_above_noise_ = None if told is None else min(told.counted, k)
+        self.component_groups_ = None if told is None else tuple(each for each in told.groups if each.start < k)
+        self.squared_cosines_ = None if told is None else told.squared_cosines
+        self.squared_cosine_intervals_ = None if told is None else told.cosine_intervals
         likelihood.tell(self, found, held)
-        if told is not None and told.counted < self.n_components_:
-            _warn_of_drowned(told.counted, self.n_components_)
+        if told is not None and told.counted < k:
+            _warn_of_drowned(told.counted, k)
 
 
 def _count(n_components: object) -> float | None:
@@ -514,22 +487,34 @@ def _count(n_components: object) -> float | None:
     return int(n_components)
 
 
-def _require_correlated(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
-    _require_components(request, columns, count=count)
-    likelihood.require_release(request)
-
-
 def _number(count: float | None) -> int | None:
     """Return a number of components; None where it follows from the release."""
     return count if isinstance(count, int) else None
 
 
-def _require_components(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
-    """Refuse a number of components that no release could have, before one is paid for."""
-    if count is None:
+def _require_kind(correlation: object, whiten: object) -> None:
+    """Refuse what does not go with components of the correlation matrix, before anything is paid for."""
+    if not isinstance(correlation, bool | np.bool_):
+        raise UsageError("correlation is True or False.")
+    if correlation and whiten:
+        raise UsageError("Scores of standardised columns are not whitened: leave whiten or correlation out.")
+
+
+def _require_components(request: ReleaseRequest, columns: int, *, count: float | None, correlation: bool) -> None:
+    """Refuse components that no release could have, before one is paid for."""
+    number = _number(count)
+    if number is not None and number > columns:
+        raise UsageError(
+            f"{number} components were asked for ({parameter('components')}), and X has {columns} columns."
+        )
+    if number is None and not (correlation and count is not None):  # a share of correlations needs no law of the noise
         require_law(request, columns)
-    elif count > columns:
-        raise UsageError(f"{count} components were asked for ({parameter('components')}), and X has {columns} columns.")
+    if correlation:
+        require_correlated(
+            subspace=fits.releases_subspace(request),
+            mechanism=request.mechanism,
+            centred=request.centring is Centring.PRIVATE or request.centre is not None or request.scale == "private",
+        )
 
 
 def _shares(release: Release, found: Components, told: Alignment | None) -> Matrix | None:
@@ -540,8 +525,7 @@ def _shares(release: Release, found: Components, told: Alignment | None) -> Matr
     values = np.maximum(found.eigenvalues, 0) if told is None else np.nan_to_num(told.strengths)
     # the exact trace is no smaller than the sum of some of its eigenvalues; noise alone makes it so, or negative
     whole = max(trace, float(values.sum()))
-    shares: Matrix = values / whole if whole > 0 else np.zeros_like(values)
-    return shares
+    return values / whole if whole > 0 else np.zeros_like(values)
 
 
 def _warn_of_drowned(above: int, count: int) -> None:

@@ -20,31 +20,22 @@ from dpdist.answers.block import require_law
 from dpdist.answers.columns import beside, places_of
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import DrownedError, DrownedWarning, UsageError
-from dpdist.estimators.base import PrivateEstimator, Shared, sharing
-from dpdist.estimators.fit import (
-    parameters_of,
-    proved,
-    released,
-    releases_subspace,
-    require_private,
-    warn_of_score,
-)
-from dpdist.estimators.inputs import Rows, RowsError, rows_at, rows_of
+from dpdist.estimators import fit as fits
+from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
+from dpdist.estimators.inputs import Rows, RowsError, given_names, rows_at, rows_in_memory, tell_columns
 from dpdist.estimators.targets import Targets, targets_of
-from dpdist.ingest.readers.base import numbered
 from dpdist.ingest.registered import open_rows
 from dpdist.naming import ESTIMATORS, naming
 from dpdist.privacy.guarantee import Neighbours
-from dpdist.release.artefact import Release, open_release
+from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.worth import weightless
 
-Matrix = npt.NDArray[np.float64]
 Names = str | Sequence[str]
 AUTO = "auto"
 
 
-@sharing(centre="private")
+@sharing
 class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type: ignore[misc] # no types
     """Ridge regression of private rows from one differentially private release, with intervals.
 
@@ -112,13 +103,12 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
     column of its schema stands for all that were made of it, so that a category is explained by one regression for each
     of its values. Rows are shortened together with their targets, and everything is about rows so shortened.
 
-    A private scale may find numbers beyond 2^20 in a column. It weighs nothing then, and nothing is known of it
-    (``release_.blindly_scaled``): its coefficient is 0, in an interval without ends, or it is left out where columns
-    are taken by name. As a target it is refused.
+    A private scale may find numbers beyond 2^20 in a column. It weighs nothing then (``release_.blindly_scaled``): its
+    coefficient is 0, in an interval without ends, or it is left out where columns are taken by name. As a target it is
+    refused.
 
-    ``predict`` and ``score`` take rows as they are. What they return is private where the rows are.
-
-    How intervals follow from the law of the noise stands in :mod:`dpdist.answers.regression`.
+    What ``predict`` and ``score`` return is private where the rows are. How intervals follow from the law of the noise:
+    :mod:`dpdist.answers.regression`.
 
     See Also
     --------
@@ -146,14 +136,11 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
     (2,)
     """
 
+    _centre = "private"
+
     def __init__(
-        self,
-        ridge: float | str = AUTO,
-        *,
-        n_components: int | str | None = None,
-        **shared: Unpack[Shared],
+        self, ridge: float | str = AUTO, *, n_components: int | str | None = None, **shared: Unpack[Shared]
     ) -> None:
-        shared.setdefault("centre", "private")
         super().__init__(**shared)
         self.ridge = ridge
         self.n_components = n_components
@@ -192,9 +179,8 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             If there is none, it is damaged, or there are too many columns.
         """
         with naming(ESTIMATORS):
-            opened = release if isinstance(release, Release) else open_release(release)
-            require_private(opened)
-            made = cls(ridge, n_components=n_components, **parameters_of(opened))
+            opened = fits.opened(release)
+            made = cls(ridge, n_components=n_components, **fits.parameters_of(opened))
             made.release_ = opened
             made._learn(opened, target, on)
         return made
@@ -227,14 +213,14 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             if (path := rows_at(X)) is None:
                 given = targets_of(y, self)
                 joined = partial(self._joined, given)
-                release = released(self, X, _require_matrix, targets=given.names, beside=joined)
+                release = fits.released(self, X, _require_matrix, targets=given.names, beside=joined)
                 target: Names = given.names[0] if given.flat else given.names
                 on: Names | None = [name for name in release.names if name not in given.names]
             else:
                 target, on = _named(y), None
                 table = open_rows(path)
                 places = places_of(table, _listed(target), "y")  # before anything is charged
-                release = released(self, X, _require_matrix, targets=[table.names[i] for i in places])
+                release = fits.released(self, X, _require_matrix, targets=[table.names[i] for i in places])
             try:
                 self._learn(release, target, on, whole=on is not None)
             except (UsageError, DrownedError) as error:
@@ -263,9 +249,8 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         """
         check_is_fitted(self, "coef_")
         with naming(ESTIMATORS):
-            if rows_at(X) is not None:
-                raise RowsError("predict takes rows of the columns of X, in memory or lazy, and no rows.zarr.")
-            rows = rows_of(self, X, fitting=False)
+            refusal = "predict takes rows of the columns of X, in memory or lazy, and no rows.zarr."
+            rows = rows_in_memory(self, X, refusal)
             slopes, start = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
             names = [str(name) for name in self.target_names_]
             found = rows.mapped(partial(_told, slopes=slopes, start=start), len(names), np.float64, names, "target")
@@ -284,7 +269,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             (n,), or None.
         """
         found = float(super().score(X, y, sample_weight))
-        warn_of_score(self)
+        fits.warn_of_score(self)
         return found
 
     def __sklearn_tags__(self) -> Any:
@@ -310,7 +295,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
 
     def _learn(self, release: Release, target: Names, on: Names | None, *, whole: bool = False) -> None:
         """Take the regression from a release; ``whole``: columns of which it tells nothing keep a place."""
-        self.guarantee_ = proved(release)
+        self.guarantee_ = fits.proved(release)
         targets = places_of(release, _listed(target), "target")
         columns = beside(release, targets) if on is None else places_of(release, _listed(on), "on")
         unknown = set(weightless(release, columns)) if whole else set()
@@ -318,40 +303,39 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         ridge, components = _asked(self.ridge, self.n_components)
         found = regressions(release, targets, known, ridge, components=components)
         flat = isinstance(target, str) and len(found) == 1
-        self.n_features_in_ = len(columns)
         names = tuple(release.names[i] for i in columns)
-        if names != numbered(len(columns)):
-            self.feature_names_in_ = np.array(names, dtype=object)
-        elif hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
+        tell_columns(self, len(names), given_names(names))
         self.ridge_, self.n_components_ = found[0].ridge, found[0].components
         self.target_names_ = np.array([each.target for each in found], dtype=object)
-        self.coef_, self.coef_intervals_, self.coef_population_intervals_ = _arrays(
-            [_placed(each, [release.names[i] for i in columns]) for each in found], flat=flat
-        )
-        starts, ends, population = _arrays([(each.intercept,) for each in found], flat=flat)
+        slopes = [_placed(each, names) for each in found]
+        self.coef_, self.coef_intervals_, self.coef_population_intervals_ = _arrays(slopes, flat=flat)
+        starts, start_ends, population = _arrays([[each.intercept] for each in found], flat=flat)
         if self.missing == "centre":  # rows that count as the centre are no sample of the population
             self.coef_population_intervals_ = population = None
+        only = 0 if flat else (slice(None), 0)
         self.intercept_ = float(starts[0]) if flat else starts[:, 0]
-        self.intercept_intervals_ = ends[0] if flat else ends[:, 0]
-        self.intercept_population_intervals_ = (
-            None if population is None else population[0] if flat else population[:, 0]
-        )
-        shares = np.array([each.r2.value for each in found])
+        self.intercept_intervals_ = start_ends[only]
+        self.intercept_population_intervals_ = None if population is None else population[only]
+        shares, share_ends = np.array([each.r2.value for each in found]), np.array([each.r2_interval for each in found])
         self.r2_ = float(shares[0]) if flat else shares
-        self.r2_intervals_ = np.array([each.r2_interval for each in found])[0 if flat else slice(None)]
-        _warn_of_drowned(found)
+        self.r2_intervals_ = share_ends[0 if flat else slice(None)]
+        if drowned := [each.target for each in found if each.drowned]:
+            warnings.warn(
+                f"As far as the noise lets see, the columns may explain nothing of {', '.join(drowned)}: r2_intervals_ "
+                "begin below 0. Take a larger epsilon, more rows, or fewer columns.",
+                DrownedWarning,
+                stacklevel=3,
+            )
 
 
 def _arrays(estimates: Sequence[Sequence[Estimate]], *, flat: bool) -> tuple[Matrix, Matrix, Matrix | None]:
     """Return estimates of each target, their intervals, and those for the population: without targets if flat."""
+    only = 0 if flat else slice(None)
     values = np.array([[one.value for one in each] for each in estimates])
     ends = np.array([[one.interval for one in each] for each in estimates])
     population = [[one.population_interval for one in each] for each in estimates]
-    known = None if any(one is None for each in population for one in each) else np.array(population, dtype=np.float64)
-    if not flat:
-        return values, ends, known
-    return values[0], ends[0], None if known is None else known[0]
+    known = not any(one is None for each in population for one in each)
+    return values[only], ends[only], np.array(population, dtype=np.float64)[only] if known else None
 
 
 def _placed(found: Regression, names: Sequence[str]) -> list[Estimate]:
@@ -394,15 +378,5 @@ def _asked(ridge: object, components: object) -> tuple[float | None, int | str |
 
 def _require_matrix(request: ReleaseRequest, columns: int) -> None:
     """Refuse what gives no regression, before it is paid for."""
-    known = None if releases_subspace(request) else request.sized.calibrated(columns).noise
-    require_law(request.mechanism, known)
-
-
-def _warn_of_drowned(found: Sequence[Regression]) -> None:
-    if drowned := [each.target for each in found if each.drowned]:
-        warnings.warn(
-            f"As far as the noise lets see, the columns may explain nothing of {', '.join(drowned)}: r2_intervals_ "
-            "begin below 0. Take a larger epsilon, more rows, or fewer columns.",
-            DrownedWarning,
-            stacklevel=4,
-        )
+    noise = None if fits.releases_subspace(request) else request.sized.calibrated(columns).noise
+    require_law(request.mechanism, noise)

@@ -21,26 +21,11 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of a fit.
+    """The targets of a fit."""
 
-    Attributes
-    ----------
-    data
-        (n, k): float64 of NumPy, or a Dask array.
-    names
-        k of them.
-    flat
-        Whether y has one dimension.
-    """
-
-    data: Any
-    names: tuple[str, ...]
-    flat: bool
-
-    @property
-    def lazy(self) -> bool:
-        """Whether they are a Dask array."""
-        return is_a(self.data, "dask", "Array")
+    data: Any  # (n, k): float64 of NumPy, or a Dask array
+    names: tuple[str, ...]  # k of them
+    flat: bool  # whether y has one dimension
 
     def beside(self, rows: Rows) -> Rows:
         """Return rows of X with the targets as last columns, and a name for every column."""
@@ -48,18 +33,18 @@ class Targets:
             raise RowsError(f"y has the name of a column of X: {listed(sorted(both))}. Give it another.")
         names = (*rows.column_names, *self.names)
         if rows.lazy:
-            try:
-                from dpdist.runtime.collections import cut_alike  # noqa: PLC0415 - whoever holds such an array has Dask
+            from dpdist.runtime.collections import cut_alike  # noqa: PLC0415 - who holds such an array has Dask
 
-                cut = cut_alike(self.data, whole_rows(rows.data))
+            whole = whole_rows(rows.data)
+            try:
+                cut = cut_alike(self.data, whole)
             except DataError as error:
                 raise RowsError(str(error)) from None
-            whole = whole_rows(rows.data)
             joined = whole.map_blocks(
                 _joined, cut, dtype=np.float64, chunks=(whole.chunks[0], (len(names),)), meta=np.empty((0, 0))
             )
             return replace(rows, data=joined, names=names)
-        if self.lazy:
+        if is_a(self.data, "dask", "Array"):
             raise RowsError("y is a Dask array, and X is none: compute y, or make X one too.")
         if rows.data.shape[0] != len(self.data):
             raise RowsError(
@@ -95,17 +80,15 @@ def targets_of(given: Any, estimator: object) -> Targets:
         )
     if isinstance(given, str):
         raise RowsError("y is a name, which stands for a column of a rows.zarr: of a table in memory pass the values.")
-    names = _names(given)
     if is_a(given, "dask", "Array"):
-        flat = given.ndim == 1
-        data = given[:, None] if flat else given
-        if data.ndim != 2 or np.dtype(data.dtype).kind not in "biuf":
+        data, sound = given, given.ndim in {1, 2} and np.dtype(given.dtype).kind in "biuf"
+        if not sound:
             raise RowsError("y is a Dask array of one or two dimensions, of real numbers.")
     else:
-        found = _checked(given, finite=getattr(estimator, "missing", None) != "centre")
-        flat = found.ndim == 1
-        data = found[:, None] if flat else found
-    count = int(data.shape[1])
+        data = _checked(given, finite=getattr(estimator, "missing", None) != "centre")
+    flat = data.ndim == 1
+    data = data[:, None] if flat else data
+    names, count = _names(given), int(data.shape[1])
     if len(names) != count:
         names = ("y",) if count == 1 else tuple(f"y{i}" for i in range(count))
     return Targets(data, names, flat)
@@ -124,7 +107,7 @@ def _checked(given: Any, *, finite: bool) -> Values:
         said = str(error).split("\n")[0]
     else:
         return found
-    if "convert string" in said or "convert" in said:
+    if "convert" in said:
         said = "y holds what is not a number. Encode classes as columns of 0 and 1, by a public rule."
     raise RowsError(said)
 

@@ -53,17 +53,14 @@ _FIRST_LOOK = 8
 
 @dataclass(frozen=True)
 class EntryNoise:
-    """Variances of the noise on the matrix, on the mean and, relatively, on n; and the mean. Units: bounded rows.
-
-    ``sure`` is the share of ``off`` that rounding has no part in.
-    """
+    """Variances of the noise, in the units of the bounded rows."""
 
     on: float
     off: float
-    mean: float
-    centre: Values
-    count: float = 0.0
-    sure: float = 1.0
+    mean: float  # on an entry of the mean
+    centre: Values  # the mean itself
+    count: float = 0.0  # relative, of a private n
+    sure: float = 1.0  # the share of ``off`` that rounding has no part in
 
     @classmethod
     def of(cls, release: Release) -> EntryNoise:
@@ -78,47 +75,25 @@ class EntryNoise:
 class Alignment:
     """What is told of the first k components of a release, in the units of the eigenvalues.
 
-    Attributes
-    ----------
-    eigenvalues
-        (k,), descending, as released.
-    counted
-        How many components are counted, which may be more than k.
-    groups
-        The counted ones in groups of those that cannot be told apart.
-    strengths
-        (k,): about what the exact eigenvalues are; NaN of components that are not counted.
-    squared_cosines, cosine_intervals
-        (k,) and (k, 2): mean squared cosine of the span of each component's group with the exact one, and an interval;
-        NaN of components that are not counted.
-    loadings
-        (k, d, 2): between what ends the exact loadings lie; NaN where that is not told. None: nowhere.
-    edge
-        What the largest eigenvalue of noise alone stays below, with probability 0.95, with rounding and a private mean
-        where there are such; None of correlations.
-    errors
-        (k,): how far each exact eigenvalue is at most from the released one, for all at once; None likewise.
-    rounding
-        The error of rounding, in the same units; None where none is stated.
+    NaN of components that are not counted.
     """
 
-    eigenvalues: Values
-    counted: int
-    groups: tuple[range, ...]
-    strengths: Values
-    squared_cosines: Values
-    cosine_intervals: Values
-    loadings: Values | None
-    edge: float | None = None
-    errors: Values | None = None
-    rounding: Rounding | None = None
+    eigenvalues: Values  # (k,), descending, as released
+    counted: int  # how many components are counted, which may be more than k
+    groups: tuple[range, ...]  # the counted ones in groups of those that cannot be told apart
+    strengths: Values  # (k,): about what the exact eigenvalues are
+    squared_cosines: Values  # (k,): mean squared cosine of the span of each component's group with the exact one
+    cosine_intervals: Values  # (k, 2): of these
+    loadings: Values | None  # (k, d, 2): between what ends the exact loadings lie; NaN where that is not told
+    edge: float | None = None  # of noise, rounding and a private mean, at confidence 0.95; None of correlations
+    errors: Values | None = None  # (k,): how far each exact eigenvalue is at most, for all at once; None likewise
+    rounding: Rounding | None = None  # None where none is stated
 
     @property
     def intervals(self) -> Values:
         """(k, 2): where the exact eigenvalues of the clipped rows lie, with probability 0.95 for all at once."""
         errors = math.inf if self.errors is None else self.errors
-        ends: Values = np.maximum(np.column_stack([self.eigenvalues - errors, self.eigenvalues + errors]), 0)
-        return ends
+        return np.maximum(np.column_stack([self.eigenvalues - errors, self.eigenvalues + errors]), 0)
 
     def group_of(self, component: int) -> range | None:
         """Return the group of a component, counted from 0; None of one that is not counted."""
@@ -161,8 +136,7 @@ def pair_variances(values: Values, vectors: Values, noise: EntryNoise, divisor: 
         scaled = along[:, None] * along - c * (a.T @ ((noise.centre**2)[:, None] * a))
         variances += noise.count * scaled**2
     least = np.finfo(float).tiny  # of two columns that are one, rounding leaves less than 0
-    checked: Values = np.maximum(variances, least)
-    return checked
+    return np.maximum(variances, least)
 
 
 def gap_variances(values: Values, vectors: Values, noise: EntryNoise, divisor: Values) -> Values:
@@ -179,8 +153,7 @@ def gap_variances(values: Values, vectors: Values, noise: EntryNoise, divisor: V
     inner = (a[:, one] * a[:, other]).sum(axis=0)
     fourth, both = (squares**2).sum(axis=0), (squares[:, one] * squares[:, other]).sum(axis=0)
     off = lengths[one] ** 2 - fourth[one] + lengths[other] ** 2 - fourth[other] - 2 * (inner**2 - both)
-    found: Values = 2 * noise.off * off + noise.on * ((left[:, one] - left[:, other]) ** 2).sum(axis=0)
-    return found
+    return 2 * noise.off * off + noise.on * ((left[:, one] - left[:, other]) ** 2).sum(axis=0)
 
 
 def entry_variances(release: Release) -> tuple[float, float]:
@@ -232,8 +205,7 @@ def _eigenvalue_errors(release: Release, law: NoiseLaw, eigenvalues: Values) -> 
     off, shift = (0.0, 0.0) if rounded is None else (rounded.error, rounded.shift)
     error = law.edge_at(CONFIDENCE) + _centring_error(release) + off + shift
     relative = min(FAR * _count_error(release), 0.5)
-    errors: Values = (error + relative * np.maximum(eigenvalues, 0)) / (1 - relative)
-    return errors
+    return (error + relative * np.maximum(eigenvalues, 0)) / (1 - relative)
 
 
 def _is_whole(release: Release) -> bool:
@@ -265,9 +237,14 @@ def alignment(release: Release, found: Components) -> Alignment | None:
     law = noise_law(release)
     if law is None or found.eigenvalues is None:
         return None
-    spectrum, vectors = (
-        _whole(release, law) if _is_whole(release) else (_part(release, law, _more(release, found)), None)
-    )
+    vectors: Values | None
+    if _is_whole(release):
+        spectrum, vectors = _whole(release, law)
+    else:
+        values, vectors = found.eigenvalues, None
+        if release.in_memory:  # some that follow tell more of these
+            values = _eigenvalues(release, min(max(_FIRST_LOOK, 4 * len(values)), release.bound.columns))
+        spectrum = _part(release, law, values)
     return replace(
         aligned(spectrum, found.components, vectors),
         edge=noise_reach(release),
@@ -276,13 +253,8 @@ def alignment(release: Release, found: Components) -> Alignment | None:
     )
 
 
-def _more(release: Release, found: Components) -> Values:
-    """Return the eigenvalues of components, and of some that follow where a release is in memory."""
-    values = found.eigenvalues
-    if release.in_memory:
-        values = components(
-            release, min(max(_FIRST_LOOK, 4 * len(found.components)), release.bound.columns)
-        ).eigenvalues
+def _eigenvalues(release: Release, count: int) -> Values:
+    values = components(release, count).eigenvalues
     if values is None:
         raise AssertionError("a release without eigenvalues has no law of noise")
     return values
@@ -327,13 +299,8 @@ def counted_components(release: Release, product: Callable[[Values], Values] | N
         looked, count, before = 0, 0, -1
         while looked < most and count != before:  # eigenvalues that were not computed hide some: look on until none is
             looked, before = min(max(_FIRST_LOOK, 4 * looked), most), count
-            if product is None:
-                values = components(release, looked).eigenvalues
-            else:
-                values = highest_eigenvalues(release, looked, product)
-            if values is None:
-                raise AssertionError("a release without eigenvalues has no law of noise")
-            count = _part(release, law, values).counted()
+            found = _eigenvalues(release, looked) if product is None else highest_eigenvalues(release, looked, product)
+            count = _part(release, law, found).counted()
     if not count:
         raise none_counted("this release")
     return components(release, count, product)

@@ -40,28 +40,13 @@ from dpdist.rows.rounding import LARGEST_SHARE, entry_variances, spectral_error
 
 @dataclass(frozen=True)
 class Rounding:
-    """The error of rounding, in the units of the components' eigenvalues.
-
-    Attributes
-    ----------
-    grid_bits
-        b.
-    error
-        What eigenvalues are moved by at most, with probability 0.95.
-    share
-        That over the edge of the noise at the same confidence; None where no edge is known.
-    shift
-        What each eigenvalue is raised by at most besides, where n is neither public nor released, so that the diagonal
-        that rounding adds stays in; else 0.
-    variances
-        The largest ones of an entry on the diagonal, and of one off it, in squared such units.
-    """
+    """The error of rounding, in the units of the components' eigenvalues."""
 
     grid_bits: int
-    error: float
-    share: float | None
-    shift: float
-    variances: tuple[float, float]
+    error: float  # what eigenvalues are moved by at most, with probability 0.95
+    share: float | None  # that over the edge of the noise at the same confidence; None where no edge is known
+    shift: float  # what eigenvalues are raised by at most besides, where n is neither public nor released; else 0
+    variances: tuple[float, float]  # the largest ones of an entry on the diagonal, and off it
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -106,9 +91,7 @@ def rounding(release: Release) -> Rounding | None:
 def warning(release: Release) -> str:
     """Return what is said of a release whose grid is too coarse for its noise; else nothing."""
     found = rounding(release)
-    if found is None or found.share is None or found.share <= LARGEST_SHARE:
-        return ""
-    return f" {found.words()}"
+    return "" if found is None or found.share is None or found.share <= LARGEST_SHARE else f" {found.words()}"
 
 
 _FAR = 3.0
@@ -125,35 +108,15 @@ _LARGEST_ERROR = 0.05
 
 @dataclass(frozen=True)
 class Shortened:
-    """How long rows are, as far as a release tells.
+    """How long rows are, as far as a release tells."""
 
-    Attributes
-    ----------
-    norm
-        C', in the units of the shifted and scaled rows.
-    share
-        Mean squared norm of the shortened rows over C'², as released; None where that is not known: n is private, a
-        subspace was released, or nobody knows the variance of the noise.
-    error
-        What the share is off by at most, with probability 0.998; None likewise.
-    most
-        The share of the rows that was longer, at most: by the trace, or by the release's own histogram of the norms
-        (with probability 0.977). None: nothing tells.
-    longest
-        A norm that no row exceeds by the schema, at most the clip norm; None where there is none.
-    centred
-        Whether rows were shifted by a centre before they were clipped.
-    dropping
-        Columns of which a missing value makes the row count as the centre.
-    """
-
-    norm: float
-    share: float | None
-    error: float | None
-    most: float | None = None
-    longest: float | None = None
-    centred: bool = False
-    dropping: tuple[str, ...] = ()
+    norm: float  # C', in the units of the shifted and scaled rows
+    share: float | None  # mean squared norm of the shortened rows over C'², as released; None where it is not known
+    error: float | None  # what the share is off by at most, with probability 0.998
+    most: float | None = None  # share of longer rows, at most: by the trace or, with probability 0.977, the histogram
+    longest: float | None = None  # a norm that no row exceeds by the schema, at most the clip norm
+    centred: bool = False  # whether rows were shifted by a centre before they were clipped
+    dropping: tuple[str, ...] = ()  # columns of which a missing value makes the row count as the centre
 
     @property
     def nearly_all(self) -> bool | None:
@@ -176,10 +139,13 @@ class Shortened:
             return f"none is longer than {rounded_norm(self.longest)}"
         if self.nearly_all:
             return "nearly all were"
-        if self.most is None or self.most >= 1:
-            return self.guess and f"{self.guess} of them"
-        bound = f"at most {math.ceil(100 * self.most)}%"
-        return f"{self.guess} of them, {bound}" if self.guess else f"{bound} of them"
+        if self.guess:
+            return f"{self.guess} of them" + (self._bound and f", {self._bound}")
+        return self._bound and f"{self._bound} of them"
+
+    @property
+    def _bound(self) -> str:
+        return "" if self.most is None or self.most >= 1 else f"at most {math.ceil(100 * self.most)}%"
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -214,11 +180,10 @@ class Shortened:
             )
         if not self.guess or few or self.share - self.error < _WARNED:
             return ""
-        bound = "" if self.most is None or self.most >= 1 else f", at most {math.ceil(100 * self.most)}%,"
+        rows = f"{self.guess[0].upper()}{self.guess[1:]} of the rows{self._bound and f', {self._bound},'}"
         return (
-            f"{self.guess[0].upper()}{self.guess[1:]} of the rows{bound} were clipped to norm "
-            f"{rounded_norm(self.norm)}. Of the rows as they are, variances are larger, and slopes and components may "
-            "be off by more than their intervals."
+            f"{rows} were clipped to norm {rounded_norm(self.norm)}. Of the rows as they are, variances are "
+            "larger, and slopes and components may be off by more than their intervals."
         )
 
     def words(self) -> str:

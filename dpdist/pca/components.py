@@ -22,7 +22,7 @@ from dpdist.release.artefact import Release
 
 _SHOWN = 10
 _ROUGH = 1e-3
-"""The same, relative to the value, where values are only compared with the edge of the noise."""
+"""Lanczos' tolerance, relative to the value, where values are only compared with the edge of the noise."""
 _SLACK = 1e-4
 """What such a value may be short of, relative to it: at most 7e-6 was seen, of 20000 columns and components within one
 percent of the edge. The noise's own largest eigenvalue is some ten times as far below the edge."""
@@ -72,17 +72,11 @@ class Components:
         return f"Components(k={k}, d={d}{'' if self.eigenvalues is None else ', with eigenvalues'})"
 
     def _repr_html_(self) -> str:
-        values = None if self.eigenvalues is None else ", ".join(f"{value:.6g}" for value in self.eigenvalues[:_SHOWN])
-        more = " ..." if values and len(self.components) > _SHOWN else ""
         k, d = self.components.shape
-        return table(
-            "Components",
-            {
-                "components": k,
-                "columns": d,
-                "eigenvalues per row" if self.per_row else "eigenvalues": values and values + more,
-            },
-        )
+        values = None if self.eigenvalues is None else ", ".join(f"{value:.6g}" for value in self.eigenvalues[:_SHOWN])
+        named = "eigenvalues per row" if self.per_row else "eigenvalues"
+        shown = values and values + (" ..." if k > _SHOWN else "")
+        return table("Components", {"components": k, "columns": d, named: shown})
 
     def leading(self, count: int) -> Components:
         """Return the first ``count`` of them."""
@@ -92,24 +86,12 @@ class Components:
 
 @dataclass(frozen=True)
 class AboutMean:
-    """What turns a released second moment S into the matrix of the components: ``S/m - u u^T + v I``.
+    """What turns a released second moment S into the matrix of the components: ``S/m - u u^T + v I``."""
 
-    Attributes
-    ----------
-    mean
-        u, (d,) float64, in units of the bounded rows; zero without private centring.
-    divisor
-        m, a number of rows, or 1.
-    diagonal
-        v, in squared units of the bounded rows.
-    per_row
-        Whether the divisor is a number of rows.
-    """
-
-    mean: Matrix
-    divisor: float
-    diagonal: float
-    per_row: bool
+    mean: Matrix  # u, (d,) float64, in units of the bounded rows; zero without private centring
+    divisor: float  # m, a number of rows, or 1
+    diagonal: float  # v, in squared units of the bounded rows
+    per_row: bool  # whether the divisor is a number of rows
 
     def matrix(self, moment: Matrix) -> Matrix:
         """Turn a second moment, (d, d), into the matrix, in squared units of the bounded rows: in place.
@@ -192,28 +174,20 @@ def _rounded(release: Release, product: Callable[[Matrix], Matrix]) -> Callable[
     return lambda vectors: product(vectors) - release.rounding_diagonal * vectors
 
 
-def _leading(subspace: Matrix, count: int) -> Matrix:
-    if not 1 <= count <= len(subspace):
-        raise UsageError(f"{count} components were asked for; the release has {len(subspace)}.", parameter="components")
-    return signed(subspace[:count])
-
-
 def components(release: Release, count: int, product: Callable[[Matrix], Matrix] | None = None) -> Components:
     """Return the top components of a release, with the bookkeeping that leads back to the input's units."""
-    d = release.bound.columns
-    eigenvalues: Matrix | None
-    if release.subspace is not None:
-        eigenvalues, vectors = None, _leading(release.subspace, count)
-        mean, per_row = np.zeros(d), False
-    else:
-        about = about_mean(release)
-        mean, per_row = about.mean, about.per_row
-        if product is None:
-            eigenvalues, vectors = top_eigenpairs(about.matrix(release.second_moment), count)
-        else:
-            eigenvalues, vectors = _from_products(about, _rounded(release, product), count)
     centre, scale = release.bound.input_units
-    return Components(vectors, eigenvalues, per_row, centre + scale * mean, scale)
+    if (subspace := release.subspace) is not None:
+        if not 1 <= count <= len(subspace):
+            known = f"{count} components were asked for; the release has {len(subspace)}."
+            raise UsageError(known, parameter="components")
+        return Components(signed(subspace[:count]), None, per_row=False, mean=centre, scale=scale)
+    about = about_mean(release)
+    if product is None:
+        values, vectors = top_eigenpairs(about.matrix(release.second_moment), count)
+    else:
+        values, vectors = _from_products(about, _rounded(release, product), count)
+    return Components(vectors, values, about.per_row, centre + scale * about.mean, scale)
 
 
 def highest_eigenvalues(release: Release, count: int, product: Callable[[Matrix], Matrix]) -> Matrix:

@@ -65,33 +65,16 @@ _SURE = 2.0
 
 @dataclass(frozen=True)
 class Correlation:
-    """Components of the correlation matrix of a release.
+    """Components of the correlation matrix of a release."""
 
-    Attributes
-    ----------
-    components
-        Of columns that are standardised by what was released: ``components.scale`` is their standard deviation in the
-        input's units, and the eigenvalues are those of the correlation matrix.
-    left_out
-        Names of the columns that do not stand above the noise; and of the first of each categorical variable, if asked.
-    shares
-        (k,): of each component in the variance of the standardised columns that are left.
-    intervals
-        (k, 2): where these lie (see the module), NaN of components that are not counted; None for more than 2000
-        columns.
-    alignment
-        How well they are aligned, and where loadings lie, NaN of columns that were left out; None likewise, and where
-        the law of the noise is not known.
-    drop_first
-        Whether the first column of each categorical variable was left out.
-    """
-
-    components: Components
-    left_out: tuple[str, ...]
-    shares: Values
-    intervals: Values | None
-    alignment: Alignment | None
-    drop_first: bool = False
+    components: Components  # of standardised columns: ``scale`` is their released deviation, in the input's units
+    left_out: tuple[str, ...]  # columns that do not stand above the noise; and first ones of categories, if asked
+    shares: Values  # (k,): of each component in the variance of the standardised columns that are left
+    intervals: (
+        Values | None
+    )  # (k, 2): of these, NaN of components that are not counted; None for more than MOST columns
+    alignment: Alignment | None  # NaN of columns that were left out; None likewise, or where the noise has no law
+    drop_first: bool = False  # whether the first column of each categorical variable was left out
 
     def to_json(self) -> dict[str, object]:
         """Return what is said of the components as JSON values."""
@@ -116,23 +99,7 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
     about = about_mean(release)
     matrix = about.matrix(release.second_moment)
     variances = np.diag(matrix)
-    kept = np.flatnonzero(evidence(release, variances) > ABOVE)
-    if drop_first:
-        kept = np.setdiff1d(kept, _first_of_categories(release))
-    share = count if isinstance(count, float) else None
-    if not len(kept):
-        raise DrownedError(
-            f"No column of this release stands above the noise, and a correlation matrix is of those that do. Release "
-            f"anew with {parameter('scale', 'private')}, a larger epsilon or more rows."
-        )
-    if share is not None:
-        _require_share(share, len(kept))
-    elif count is not None and not 1 <= count <= len(kept):
-        raise UsageError(
-            f"{count} components were asked for; {len(kept)} of {len(variances)} columns stand above the noise, and a "
-            f"correlation matrix is of these. Ask for fewer components, or release with a larger epsilon.",
-            parameter="components",
-        )
+    kept = _kept(release, variances, count, drop_first=drop_first)
     divisor = 1 / np.sqrt(variances[kept])
     standard = matrix[np.ix_(kept, kept)] * np.outer(divisor, divisor)
     np.fill_diagonal(standard, 1)
@@ -149,11 +116,13 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
                 gaps=gap_variances(values, columns, noise, divisor),
             )  # fmt: skip
             count = spectrum.counted() if count is None else count
-        count = _enough(intervals[:, 0], share) if share is not None else _counted(count, release)
-        intervals = intervals[:count]
-        vectors = signed(columns.T[:count])
+        if isinstance(count, float):
+            which, by = "All components of the correlation matrix", "by the lower ends of their shares"
+            number = fewest(np.cumsum(intervals[:, 0]), count, which, by)
+        else:
+            number = _counted(count, release)
+        values, vectors, intervals = values[:number], signed(columns.T[:number]), intervals[:number]
         told = None if law is None else _spread_out(aligned(spectrum, vectors, columns), kept, len(variances))
-        values = values[:count]
     else:
         values, vectors = top_eigenpairs(standard, _counted(count, release))
     loadings = np.zeros((len(vectors), len(variances)))
@@ -170,6 +139,30 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
         if told is not None:
             intervals[told.counted :] = np.nan
     return Correlation(found, left_out, shares, intervals, told, drop_first)
+
+
+def _kept(release: Release, variances: Values, count: float | None, *, drop_first: bool) -> npt.NDArray[np.int64]:
+    """Return the columns of the correlation matrix; refuse a number or share of components that it does not have."""
+    kept = np.flatnonzero(evidence(release, variances) > ABOVE)
+    if drop_first:
+        kept = np.setdiff1d(kept, _first_of_categories(release))
+    if not len(kept):
+        raise DrownedError(
+            f"No column of this release stands above the noise, and a correlation matrix is of those that do. Release "
+            f"anew with {parameter('scale', 'private')}, a larger epsilon or more rows."
+        )
+    if isinstance(count, float):
+        require_share(count)
+        if len(kept) > MOST:
+            instead = f"pass a number of components ({parameter('components', 'K')})"
+            raise UsageError(f"The share of each component is known up to {MOST} columns: {instead}.")
+    elif count is not None and not 1 <= count <= len(kept):
+        raise UsageError(
+            f"{count} components were asked for; {len(kept)} of {len(variances)} columns stand above the noise, and a "
+            f"correlation matrix is of these. Ask for fewer components, or release with a larger epsilon.",
+            parameter="components",
+        )
+    return kept
 
 
 def _first_of_categories(release: Release) -> list[int]:
@@ -205,23 +198,20 @@ def _spread_out(told: Alignment, kept: npt.NDArray[np.int64], columns: int) -> A
     return replace(told, loadings=loadings)
 
 
-def _require_share(share: float, columns: int) -> None:
-    instead = f"pass a number of components ({parameter('components', 'K')})"
+def require_share(share: float) -> None:
+    """Refuse what is no share of the variance."""
     if not 0 < share < 1:
         raise UsageError(f"A share of the variance is between 0 and 1, not {share:g}.", parameter="components")
-    if columns > MOST:
-        raise UsageError(f"The share of each component is known up to {MOST} columns: {instead}.")
 
 
-def _enough(low: Values, share: float) -> int:
-    """Return how many of the leading components hold a share, by the lower ends of their own."""
-    held = np.cumsum(low)
-    enough = np.flatnonzero(held >= share)
+def fewest(low: Values, share: float, which: str, by: str) -> int:
+    """Return how many of the leading components hold a share, from the lower ends of what the first 1, 2, ... hold."""
+    enough = np.flatnonzero(low >= share)
     if not enough.size:
         raise DrownedError(
-            f"A share of {share:g} of the variance was asked for. All components of the correlation matrix hold "
-            f"{math.floor(1000 * held[-1]) / 1000:g} for sure, by the lower ends of their shares. Ask for less, or "
-            f"pass their number ({parameter('components', 'K')}). A larger epsilon or more rows let more be seen."
+            f"A share of {share:g} of the variance was asked for. {which} hold {math.floor(1000 * low.max()) / 1000:g} "
+            f"for sure, {by}. Ask for less, or pass their number ({parameter('components', 'K')}). A larger epsilon or "
+            "more rows let more be seen."
         )
     return int(enough[0]) + 1
 

@@ -7,6 +7,7 @@ the bit, on any number of workers with processors of one kind. A release is publ
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -61,24 +62,8 @@ def _solve(product: Matrix, values: Matrix, columns: Matrix, norm: float) -> boo
 def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     """Return the eigenpairs of largest eigenvalue of a symmetric matrix.
 
-    Lanczos for few components of a large matrix, else LAPACK. Processor seconds on one core (2.6 GHz, OpenBLAS of the
-    SkylakeX kernels, other work beside it), where k components are clear of the noise / where most are drowned in
-    it and eigenvalues lie close (`benchmarks/eigen_times.py`):
-
-    ======  =====  ===============  =============
-    d       k      Lanczos          LAPACK, syevr
-    ======  =====  ===============  =============
-    500     10     0.004 / 0.005    0.012
-    500     25     0.007 / 0.026    0.015
-    1000    10     0.010 / 0.017    0.07
-    1000    25     0.021 / 0.089    0.08
-    1000    50     0.040 / 0.12     0.08
-    1000    100    0.09 / 0.28      0.12
-    2000    10     not run / 0.13   0.71
-    2000    50     not run / 0.86   0.6
-    5000    50     1.0 / 6.1        15
-    10000   50     4.4 / 26         not run
-    ======  =====  ===============  =============
+    Lanczos for few components of a large matrix, else LAPACK (`benchmarks/eigen_times.py`). Processor seconds on one
+    core of 25 of 1000 components: .02 to .09 by Lanczos, .08 by LAPACK; of 50 of 5000: 1 to 6, and 15.
 
     Whatever solver found them, all pairs are checked. Memory beside the matrix: 3 k + 20 vectors for Lanczos, and for
     LAPACK a copy of the matrix.
@@ -105,8 +90,8 @@ def signed(vectors: Matrix) -> Matrix:
     return np.ascontiguousarray(vectors * np.sign(vectors[np.arange(len(vectors)), largest])[:, None])
 
 
-Piece = tuple[int, Matrix]
-"""Number of the first row, and the rows of a product."""
+Pieces = tuple[tuple[int, Matrix], ...]
+"""Parts of a product: the number of the first row, and the rows."""
 
 
 @dataclass(frozen=True)
@@ -136,20 +121,19 @@ def tile_rows(size: int, count: int) -> list[range]:
     return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True) if a < b]
 
 
-def rows_product(task: ProductTask) -> tuple[Piece, ...]:
+def rows_product(task: ProductTask) -> Pieces:
     """Multiply rows of a second moment, one row of tiles after the other."""
     read = _kept if task.keep else _read
     starts = range(task.rows.start, task.rows.stop, triangle.TILE)
     return tuple((i, read(task.release, i, min(i + triangle.TILE, task.rows.stop)) @ task.vectors) for i in starts)
 
 
-def joined(pieces: tuple[Piece, ...], more: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """Put pieces of a product together, in any order."""
-    return pieces + more
+joined = operator.add
+"""Puts pieces of a product together, in any order."""
 
 
-def stacked(pieces: tuple[Piece, ...]) -> Matrix:
-    """Return the product of which these are the pieces."""
+def stacked(pieces: Pieces) -> Matrix:
+    """Return the product that these are the pieces of, in any order."""
     return np.concatenate([rows for _, rows in sorted(pieces, key=lambda piece: piece[0])])
 
 

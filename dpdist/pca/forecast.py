@@ -41,27 +41,13 @@ SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 
 @dataclass(frozen=True)
 class Expected:
-    """What is expected of one component.
+    """What is expected of one component."""
 
-    Attributes
-    ----------
-    variance
-        Its guessed eigenvalue per row, in squared units of the bounded rows.
-    squared_cosine
-        Of the component that will be released with the exact one, from 0 to 1; of several that will not be told from
-        one another, of their span.
-    told
-        Whether it is expected to be told from noise.
-    rows_to_see, rows_for_good
-        Rows needed until it is expected to be told from noise, and until its own squared cosine is 0.9. None: no number
-        of rows is enough, as others are as strong.
-    """
-
-    variance: float
-    squared_cosine: float
-    told: bool
-    rows_to_see: int | None
-    rows_for_good: int | None
+    variance: float  # its guessed eigenvalue per row, in squared units of the bounded rows
+    squared_cosine: float  # with the exact one, or of the spans of several that will not be told from one another
+    told: bool  # whether it is expected to be told from noise
+    rows_to_see: int | None  # rows until it is; None: no number is enough, as others are as strong
+    rows_for_good: int | None  # rows until its own squared cosine is 0.9
 
 
 @dataclass(frozen=True)
@@ -74,19 +60,15 @@ class Person:
     def __post_init__(self) -> None:
         Unit("", self.max_rows, max_periods=self.max_periods)  # says which numbers there may be
 
-    def counted(self, periods: int) -> int:
-        """Return for how many rows of one period he is counted by a release of so many periods."""
-        return self.max_rows * rows_charged(self.max_periods or 1, periods)
-
     @property
     def counted_once(self) -> int:
-        """The same of a release of one period, or of a table without periods."""
-        return self.counted(1)
+        """For how many rows a release of one period, or of a table without periods, counts him."""
+        return self.max_rows * rows_charged(self.max_periods or 1, 1)
 
     @property
     def counted_at_most(self) -> int:
-        """The same of a release of K periods or more: of any night with weights, and of the top of a tree."""
-        return self.counted(self.max_periods or 1)
+        """For how many rows of one period a release of K periods or more counts him, or one with weights."""
+        return self.max_rows * rows_charged(self.max_periods or 1, self.max_periods or 1)
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -98,48 +80,23 @@ class Person:
 class Forecast:
     """The noise of a release that was not made yet, and what will be seen over it.
 
-    Attributes
-    ----------
-    request, columns, rows
-        The release, d and n.
-    person
-        How many rows somebody has, and for how many of one period he is counted.
-    error
-        Standard deviation of the noise on an entry off the diagonal, per row, in squared units of the bounded rows.
-    edge
-        Largest eigenvalue of the noise, per row, at confidence 0.95.
-    rounding
-        What rounding moves an eigenvalue by at most, per row, at confidence 0.95; None where rows are truncated.
-    threshold
-        Variance per row that a component needs to be told from noise, beside nothing else.
-    expected
-        One per guessed variance or, without a guess, per share of C².
-    guessed
-        Whether the variances were guessed.
-    law
-        Of the noise, for the sum of all rows.
-    alternatives
-        (mechanism, threshold) of every mechanism that is private at this loss and has a known edge, best first.
-    trades
-        What each guessed norm would cost as a clip norm; empty without a guess.
-    nothing
-        A sentence where no component will be told from noise; else empty.
+    Errors and thresholds are per row, in squared units of the bounded rows.
     """
 
     request: ReleaseRequest
     columns: int
     rows: int
     person: Person
-    error: float
-    edge: float
-    rounding: float | None
-    threshold: float
-    expected: tuple[Expected, ...]
-    guessed: bool
-    law: NoiseLaw
-    alternatives: tuple[tuple[str, float], ...]
-    trades: tuple[Trade, ...] = ()
-    nothing: str = ""
+    error: float  # standard deviation of the noise on an entry off the diagonal
+    edge: float  # largest eigenvalue of the noise, at confidence 0.95
+    rounding: float | None  # what rounding moves an eigenvalue by at most, likewise; None where rows are truncated
+    threshold: float  # variance that a component needs to be told from noise, beside nothing else
+    expected: tuple[Expected, ...]  # one per guessed variance or, without a guess, per share of C²
+    guessed: bool  # whether the variances were guessed
+    law: NoiseLaw  # of the noise, for the sum of all rows
+    alternatives: tuple[tuple[str, float], ...]  # private mechanisms of this loss and their thresholds, best first
+    trades: tuple[Trade, ...] = ()  # what each guessed norm would cost as a clip norm
+    nothing: str = ""  # a sentence where no component will be told from noise
 
     def __repr__(self) -> str:
         seen = f"{self.seen} of {len(self.expected)} components seen" if self.guessed else f"edge {self.edge:.4g}"
@@ -294,12 +251,11 @@ def forecast_release(
         )
     noise, bound = request.calibrated(columns, counted).noise, request.bound(columns)
     unit = bound.unit**2
-    rounded = spectral_error(rows, columns, bound.grid_bits) * unit / rows
     error, edge = math.sqrt(noise.variance_off_diagonal or 0.0) * unit, law.edge_at(CONFIDENCE)
     spectrum = sorted(spectrum, reverse=True)
     each = [(spectrum, i) for i in range(len(spectrum))] or [([share * largest], 0) for share in SHARES]
     expected = tuple(_expected(law, among, rows, i) for among, i in each)
-    told = _strength_for(law) / rows
+    threshold = _strength_for(law) / rows
     return Forecast(
         request=request,
         columns=columns,
@@ -307,14 +263,14 @@ def forecast_release(
         person=person,
         error=error / rows,
         edge=edge / rows,
-        rounding=rounded if request.rule == DITHERED else None,
-        threshold=told,
+        rounding=spectral_error(rows, columns, bound.grid_bits) * unit / rows if request.rule == DITHERED else None,
+        threshold=threshold,
         expected=expected,
         guessed=bool(spectrum),
         law=law,
         alternatives=_alternatives(request, columns, rows, person),
         trades=trades(norms, columns, rows, error / largest, edge / largest) if norms else (),
-        nothing=_nothing_guessed(expected) if spectrum else _nothing(asked, request, columns, rows, counted, told),
+        nothing=_nothing_guessed(expected) if spectrum else _nothing(asked, request, columns, rows, counted, threshold),
     )
 
 
@@ -366,9 +322,8 @@ def _law(request: ReleaseRequest, columns: int, counted: int) -> NoiseLaw | None
 def _tangent(law: NoiseLaw, rows: float, spectrum: Sequence[float], component: int, others: Sequence[int]) -> float:
     """Return T of a component beside others of the spectrum and the columns of which nothing is guessed, at 0."""
     rest = law.size - len(spectrum)
-    gaps = [(rows * (spectrum[component] - spectrum[i]), 1) for i in others] + [(rows * spectrum[component], rest)] * (
-        rest > 0
-    )
+    gaps = [(rows * (spectrum[component] - spectrum[i]), 1) for i in others]
+    gaps += [(rows * spectrum[component], rest)] if rest > 0 else []
     if any(gap == 0 for gap, _ in gaps):
         return math.inf
     deviation = math.sqrt(law.variance / law.size)
@@ -405,38 +360,39 @@ def _cosine(law: NoiseLaw, rows: float, spectrum: Sequence[float], component: in
     return sum(1 / (1 + _tangent(law, rows, spectrum, i, others)) for i in range(first, last + 1)) / (last + 1 - first)
 
 
-def _rows_for(holds: Callable[[float], bool], first: float) -> int | None:
-    """Return the least number of rows from which on something holds, by bisection; None: no number is enough."""
+def _least(holds: Callable[[float], bool], first: float, *, error: float, absolute: float = 0.0) -> float:
+    """Return the least number from which on something holds, by bisection."""
     low, high = 0.0, first
     while not holds(high):
         low, high = high, 2 * high
-        if high > _MOST_ROWS:
-            return None
-    while high - low > 1e-6 * high + 0.1:
+        if absolute and high > _MOST_ROWS:
+            return math.inf
+    while high - low > error * high + absolute:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
-    return math.ceil(high)
+    return high
 
 
 def _expected(law: NoiseLaw, spectrum: Sequence[float], rows: int, component: int) -> Expected:
     variance = spectrum[component]
-    first = law.threshold / variance
-    to_see = _rows_for(lambda count: _counted(law, count, spectrum) > component, first)
-    everyone = [i for i in range(len(spectrum)) if i != component]
-    good = _rows_for(lambda count: 1 / (1 + _tangent(law, count, spectrum, component, everyone)) >= GOOD, first)
-    told = _counted(law, rows, spectrum) > component
-    return Expected(variance, _cosine(law, rows, spectrum, component), told, to_see, good)
+    others = [i for i in range(len(spectrum)) if i != component]
+
+    def rows_for(holds: Callable[[float], bool]) -> int | None:
+        found = _least(holds, law.threshold / variance, error=1e-6, absolute=0.1)
+        return None if found == math.inf else math.ceil(found)
+
+    return Expected(
+        variance,
+        _cosine(law, rows, spectrum, component),
+        _counted(law, rows, spectrum) > component,
+        rows_for(lambda count: _counted(law, count, spectrum) > component),
+        rows_for(lambda count: 1 / (1 + _tangent(law, count, spectrum, component, others)) >= GOOD),
+    )
 
 
 def _strength_for(law: NoiseLaw) -> float:
     """Return the eigenvalue from which on a component beside nothing is counted."""
-    low, high = 0.0, law.threshold
-    while not _counted(law, high, (1.0,)):
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if _counted(law, middle, (1.0,)) else (middle, high)
-    return high
+    return _least(lambda strength: bool(_counted(law, strength, (1.0,))), law.threshold, error=1e-9)
 
 
 def _alternatives(request: ReleaseRequest, columns: int, rows: int, person: Person) -> tuple[tuple[str, float], ...]:
@@ -444,14 +400,15 @@ def _alternatives(request: ReleaseRequest, columns: int, rows: int, person: Pers
     found = []
     for name, mechanism in MECHANISMS.items():
         info = mechanism.info
-        if not info.additive or info.replacement or any(o.default is None for o in info.options):
+        several = (person.counted_once > 1 and not info.units) or (
+            person.max_periods is not None and name != "gaussian"
+        )
+        lacks_delta = info.delta is DeltaUse.REQUIRED and not request.loss.delta_atto
+        needs_option = any(option.default is None for option in info.options)
+        if not info.additive or info.replacement or needs_option or several or lacks_delta:
             continue
-        if (person.counted_once > 1 and not info.units) or (person.max_periods is not None and name != "gaussian"):
-            continue
-        pure = info.delta is DeltaUse.NONE
-        if info.delta is DeltaUse.REQUIRED and not request.loss.delta_atto:
-            continue
-        loss = PrivacyLoss(request.loss.epsilon_micro, 0 if pure else request.loss.delta_atto)
+        delta = 0 if info.delta is DeltaUse.NONE else request.loss.delta_atto
+        loss = PrivacyLoss(request.loss.epsilon_micro, delta)
         other = ReleaseRequest(
             name, loss, request.clip_norm, request.neighbours, centring=request.centring, grid_bits=request.grid_bits,
             rule=request.rule,

@@ -39,27 +39,13 @@ FORMAT = "dpdist-model/1"
 
 @dataclass(frozen=True)
 class Model:
-    """Components and where they come from.
-
-    Attributes
-    ----------
-    release_id
-        The release they were taken from.
-    names
-        Column names, length d.
-    components
-        See :class:`dpdist.pca.components.Components`.
-    schema
-        By what rows are made of the columns of a source; None: these are numbers.
-    correlation
-        Whether the components are those of the correlation matrix (:mod:`dpdist.pca.correlation`).
-    """
+    """Components and where they come from."""
 
     release_id: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the columns, length d
     components: Components
-    schema: Schema | None = None
-    correlation: bool = False
+    schema: Schema | None = None  # by what rows are made of the columns of a source; None: these are numbers
+    correlation: bool = False  # whether they are of the correlation matrix (:mod:`dpdist.pca.correlation`)
 
     def __repr__(self) -> str:
         k, d = self.components.components.shape
@@ -78,8 +64,7 @@ class Model:
         """Return the components laid out as the columns came in: (component, lat, lon), for example."""
         found = self.components
         vectors = {"components": found.components, "mean": found.mean, "scale": found.scale}
-        numbers = list(range(1, len(found.components) + 1))
-        return relabelled(like, vectors, numbers, {"eigenvalues": found.eigenvalues})
+        return relabelled(like, vectors, list(range(1, len(found.components) + 1)), {"eigenvalues": found.eigenvalues})
 
     def _repr_html_(self) -> str:
         return table("Model", {"release": self.release_id}) + self.components._repr_html_()
@@ -98,6 +83,7 @@ class _Attributes(msgspec.Struct, frozen=True):
 
 def save(model: Model, release: Release, target: AnyStore, found_by: Correlation | None = None) -> None:
     """Write model.zarr, with what is said of components of a correlation matrix; it appears complete or not at all."""
+    found = model.components
     attributes: dict[str, object] = {
         "format": FORMAT,
         "release_id": model.release_id,
@@ -105,28 +91,25 @@ def save(model: Model, release: Release, target: AnyStore, found_by: Correlation
         "status": release.attributes()["status"],
         "guarantee": None if release.guarantee is None else release.guarantee.to_json(),
         "columns": list(model.names),
-        "k": model.components.components.shape[0],
-        "eigenvalues": model.components.eigenvalues is not None,
-        "eigenvalues_per_row": model.components.per_row,
+        "k": found.components.shape[0],
+        "eigenvalues": found.eigenvalues is not None,
+        "eigenvalues_per_row": found.per_row,
     }
     if model.schema is not None:
         attributes["schema"] = model.schema.to_json()
-    if found_by is not None:
-        attributes |= found_by.to_json()
-    elif model.components.eigenvalues is not None:
-        told = alignment(release, model.components)
-        attributes |= {} if told is None else told.to_json()
-    objects: dict[str, Buffer] = {}
-    group = zarr.create_group(store=MemoryStore(objects), zarr_format=3, attributes={"dpdist": attributes})
-    found = model.components
+    told = found_by or (None if found.eigenvalues is None else alignment(release, found))
+    if told is not None:
+        attributes |= told.to_json()
     arrays = {"components": found.components, "mean": found.mean, "scale": found.scale}
     if found.eigenvalues is not None:
         arrays["eigenvalues"] = found.eigenvalues
+    objects: dict[str, Buffer] = {}
+    group = zarr.create_group(store=MemoryStore(objects), zarr_format=3, attributes={"dpdist": attributes})
     for name, values in arrays.items():
         put_array(group, name, values)
-    place, private, identity = store_at(target), not release.private_as_claimed, partial(digest_of_objects, objects)
+    private, identity = not release.private_as_claimed, partial(digest_of_objects, objects)
     # another machine may find other last bits, or another sign: two of them must not be mixed
-    with place.staged("model", private=private, identity=identity, keys=objects.keys) as aside:
+    with store_at(target).staged("model", private=private, identity=identity, keys=objects.keys) as aside:
         for key, content in objects.items():
             aside.put(key, content.to_bytes())
 
@@ -185,9 +168,9 @@ def open_model(path: AnyStore) -> Model:
             scale=arrays["scale"],
         )
         k, d = found.components.shape
-        sound = found.eigenvalues is None or found.eigenvalues.shape == (k,)
-        sound = sound and found.mean.shape == found.scale.shape == (d,)
-        sound = sound and len(said.columns) == d and np.allclose(found.components @ found.components.T, np.eye(k))
+        shapes = found.mean.shape == found.scale.shape == (len(said.columns),) == (d,)
+        values = found.eigenvalues is None or found.eigenvalues.shape == (k,)
+        sound = shapes and values and np.allclose(found.components @ found.components.T, np.eye(k))
         schema = None if said.schema is None else Schema.from_json(said.schema)
         model = Model(said.release_id, said.columns, found, schema, said.correlation)
     except ResumableError:  # its store did not answer

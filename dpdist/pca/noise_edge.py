@@ -25,8 +25,9 @@ larger of the two is used, and of the kinds of a sum that of the largest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,33 +78,56 @@ BEYOND: dict[EdgeKind, dict[int, tuple[float, float, float, float]]] = {
 
 
 @dataclass(frozen=True)
-class NoiseLaw:
-    """The spectrum of d x d noise in the limit of many columns.
+class _Transform:
+    """The R-transform of a part, ``K(g) - 1/g``, its first two derivatives, where it ends, and its variance."""
 
-    Attributes
-    ----------
-    size
-        d.
-    inverse, slope, curvature
-        K, K' and K'' as functions of g, in the units of the matrix.
-    transform
-        R = K - 1/g, of real or complex g: a number or an array.
-    critical
-        The g at which K' is zero.
-    variance
-        Of the spectrum: d times that of an entry off the diagonal.
-    kinds
-        Of the parts of the noise.
-    """
-
-    size: int
-    inverse: Callable[[float], float]
+    value: Callable[[Any], Any]
     slope: Callable[[float], float]
     curvature: Callable[[float], float]
-    transform: Callable[[Any], Any]
-    critical: float
+    pole: float
     variance: float
-    kinds: frozenset[EdgeKind]
+
+
+@dataclass(frozen=True)
+class NoiseLaw:
+    """The spectrum of d x d noise in the limit of many columns, a free sum: R-transforms of its parts add up."""
+
+    size: int  # d
+    parts: tuple[tuple[int, _Transform], ...]  # how often each
+    kinds: frozenset[EdgeKind]  # of the parts
+
+    @cached_property
+    def variance(self) -> float:
+        """Of the spectrum: d times that of an entry off the diagonal."""
+        return sum(n * part.variance for n, part in self.parts)
+
+    def transform(self, g: Any) -> Any:
+        """Return R = K - 1/g of real or complex g, a number or an array."""
+        return sum(n * part.value(g) for n, part in self.parts)
+
+    def inverse(self, g: float) -> float:
+        """Return K, in the units of the matrix."""
+        found: float = 1 / g + self.transform(g)
+        return found
+
+    def slope(self, g: float) -> float:
+        """Return K'."""
+        return sum(n * part.slope(g) for n, part in self.parts) - 1 / g**2
+
+    def curvature(self, g: float) -> float:
+        """Return K''."""
+        return 2 / g**3 + sum(n * part.curvature(g) for n, part in self.parts)
+
+    @cached_property
+    def critical(self) -> float:
+        """The g at which K' is zero: it has one zero, as every R' grows from its variance on."""
+        largest = min(1 / math.sqrt(self.variance), *(0.999999 * part.pole for _, part in self.parts))
+        if self.slope(largest) <= 0:
+            return largest
+        from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
+
+        share: float = brentq(lambda at: self.slope(at * largest) * (at * largest) ** 2, 1e-3, 1, xtol=1e-15)
+        return share * largest
 
     def stretched(self, pull: float) -> tuple[float, float]:
         """Return ``R(g)/(g R'(0))`` and ``R'(g)/R'(0)`` at ``g sqrt(v) = pull``: 1 for a semicircle, larger for others.
@@ -146,50 +170,11 @@ def _row(rows: dict[int, tuple[float, float, float, float]], size: int) -> tuple
 
 
 def law_of(noise: Noise, size: int, unit: float = 1.0) -> NoiseLaw | None:
-    """Return the spectrum of noise, in the limit of many columns."""
-    parts = noise.summands
-    if not parts:
+    """Return the spectrum of noise, in the limit of many columns; None where its law is not known."""
+    if not noise.summands:
         return None
-    pieces = [(part.terms if not part.adds_up else 1, _transform(part, size, unit)) for part in parts]
-    return _law(size, pieces, frozenset(part.kind for part in parts))
-
-
-@dataclass(frozen=True)
-class _Transform:
-    """The R-transform of a part, ``K(g) - 1/g``, its first two derivatives, and where it ends."""
-
-    value: Callable[[Any], Any]
-    slope: Callable[[float], float]
-    curvature: Callable[[float], float]
-    pole: float
-    variance: float
-
-
-def _law(size: int, pieces: Sequence[tuple[int, _Transform]], kinds: frozenset[EdgeKind]) -> NoiseLaw:
-    """Return the law of a free sum: R-transforms add up. K' has one zero, as every R' grows from its variance on."""
-    variance = sum(n * piece.variance for n, piece in pieces)
-    largest = min(1 / math.sqrt(variance), *(0.999999 * p.pole for _, p in pieces))
-
-    def transform(g: Any) -> Any:
-        return sum(n * piece.value(g) for n, piece in pieces)
-
-    def inverse(g: float) -> float:
-        found: float = 1 / g + transform(g)
-        return found
-
-    def slope(g: float) -> float:
-        return sum(n * piece.slope(g) for n, piece in pieces) - 1 / g**2
-
-    def curvature(g: float) -> float:
-        return 2 / g**3 + sum(n * piece.curvature(g) for n, piece in pieces)
-
-    critical = largest
-    if slope(largest) > 0:
-        from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
-
-        share: float = brentq(lambda share: slope(share * largest) * (share * largest) ** 2, 1e-3, 1, xtol=1e-15)
-        critical = share * largest
-    return NoiseLaw(size, inverse, slope, curvature, transform, critical, variance, kinds)
+    parts = ((part.terms if not part.adds_up else 1, _transform(part, size, unit)) for part in noise.summands)
+    return NoiseLaw(size, tuple(parts), frozenset(part.kind for part in noise.summands))
 
 
 def _transform(part: Part, size: int, unit: float) -> _Transform:

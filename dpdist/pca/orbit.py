@@ -1,4 +1,4 @@
-"""Bounds on unitary orbits: how many points cover or pack one, and how small a private error can be.
+"""Bounds on unitary orbits: how many points cover one, and how small a private error can be.
 
 M is a second moment of rows of norm at most 1 with eigenvalues lambda, gamma a spectrum, d the dimension, k the number
 of nonzero values of gamma. The statements are those of Mangoubi, Wu, Kale, Thakurta & Vishnoi (COLT 2022). Where the
@@ -28,8 +28,8 @@ from dpdist.release.request import ReleaseRequest
 
 Floats = npt.NDArray[np.float64]
 
-_BEND = 1 / math.cos(math.pi / 12)
-"""``2 sin(t/2) <= _BEND sin(t)`` for angles t up to 30 degrees, that is for sin(t) <= 1/2."""
+BEND = 1 / math.cos(math.pi / 12)
+"""``2 sin(t/2) <= BEND sin(t)`` for angles t up to 30 degrees, that is for sin(t) <= 1/2."""
 
 
 def covering_log_number(size: int, rank: int, largest: float, radius: float) -> float:
@@ -43,27 +43,8 @@ def covering_log_number(size: int, rank: int, largest: float, radius: float) -> 
     return 2 * size * rank * math.log1p(8 * largest / radius)
 
 
-def grassmannian_ball_log_volume(size: int, dimension: int, radius: float) -> float:
-    """Return the logarithm of the share of k-dimensional subspaces of C^d within a chordal distance of a fixed one.
-
-    The chordal distance is the root of the summed squares of the sines of the principal angles, ``|P - Q|_F / sqrt 2``
-    for the projectors. Up to radius 1 the share is exactly ``c radius^(2k(d-k))`` with
-    ``c = prod_(i<=m) (d-i)!/(m-i)! / (m(d-m))!``, m = min(k, d-k) (Dai, Liu & Rider 2008, theorem 1).
-
-    Examples
-    --------
-    A line of C^2 is a point of a sphere, and a ball of chordal radius 1/2 a quarter of it:
-
-    >>> round(math.exp(grassmannian_ball_log_volume(2, 1, 0.5)), 12)
-    0.25
-    """
-    m = min(dimension, size - dimension)
-    constant = math.fsum(math.lgamma(size - i + 1) - math.lgamma(m - i + 1) for i in range(1, m + 1))
-    return constant - math.lgamma(m * (size - m) + 1) + 2 * m * (size - m) * math.log(radius)
-
-
 @dataclass(frozen=True)
-class _Turn:
+class Turn:
     """Subspaces of dimension i of the span of the eigenvectors 1 .. i and j .. d: points of the orbit.
 
     Each, taken there by the smallest rotation, turns the first i eigenvectors into the last ones. Two of them at
@@ -88,41 +69,10 @@ class _Turn:
         return min(self.top, self.bottom)
 
 
-def _turns(spectrum: Floats) -> list[_Turn]:
+def turns(spectrum: Floats) -> list[Turn]:
     """Return every choice of i < j with a gap; of equal values only the outermost choices matter."""
     ends = [i for i, (a, b) in enumerate(pairwise(spectrum), 1) if a > b]  # i values stand before the gap
-    return [_Turn(i, spectrum.size - j, float(spectrum[i - 1] - spectrum[j])) for i in ends for j in ends if j >= i]
-
-
-def packing_log_number(spectrum: Floats, distance: float) -> float:
-    """Return the logarithm of a number of points of the orbit, pairwise farther apart than a distance (theorem 2.7).
-
-    *Proof.* A largest set of subspaces that are pairwise farther apart than s is covered by balls of radius s, so it
-    has at least ``1/volume(s)`` of them; turned into points of the orbit (see ``_Turn``) they are farther apart than
-    ``sqrt 2 gap s``. The best gap is taken. ∎ The paper has an unknown constant in place of the volume.
-    """
-    found = 0.0
-    for turn in _turns(spectrum):
-        s = distance / (math.sqrt(2) * turn.gap)
-        if s <= 1:
-            found = max(found, -grassmannian_ball_log_volume(turn.top + turn.bottom, turn.top, s))
-    return found
-
-
-def ball_packing_log_number(spectrum: Floats, distance: float, radius: float) -> float:
-    """Return the logarithm of a packing number of a ball of the orbit (theorem 2.7, the first inequality).
-
-    *Proof.* The smallest rotation U to a subspace at angles t_1, t_2, ... has ``|U - 1|_F² = 8 sum sin²(t/2)``, and
-    ``|U G U* - G|_F <= (gamma_1 - gamma_d) |U - 1|_F``. So subspaces within a chordal distance r <= 1/2 of the first
-    give points within ``sqrt 2 (gamma_1 - gamma_d) r / cos 15°``. A largest packing of their ball at distance s has at
-    least as many as the quotient of the volumes, ``(r/s)^(2i(d-j+1))``: the constant of the volume cancels. ∎
-    """
-    spread = float(spectrum[0] - spectrum[-1])
-    found = 0.0
-    for turn in _turns(spectrum):
-        r = min(0.5, radius / (math.sqrt(2) * spread * _BEND))
-        found = max(found, turn.freedom * math.log(r * math.sqrt(2) * turn.gap / distance))
-    return found
+    return [Turn(i, spectrum.size - j, float(spectrum[i - 1] - spectrum[j])) for i in ends for j in ends if j >= i]
 
 
 def _covered_loss(levels: Floats, rank: int, largest: float, exponent: float, failure: float) -> float:
@@ -176,11 +126,12 @@ def lower_bound(levels: Floats, spectrum: Floats, epsilon: float) -> float:
     enough rows, some of them zero.
 
     *Proof.* Take subspaces within a chordal distance r <= 1/2 of the first, pairwise farther apart than s: at least
-    ``(r/s)^f`` of them, f = 2i(d-j+1). Their matrices of spectrum gamma are more than ``sqrt 2 gap s`` apart, gap =
-    gamma_i - gamma_j, so balls of half of that are disjoint. If the algorithm failed on none of the M, each ball would
-    get probability 1/2 from its own M and so ``exp(-epsilon n)/2`` from the first, n the number of rows exchanged on
-    the way: impossible once ``f log(r/s) >= epsilon n + log 2``. An algorithm sees M only, so every exchange may start
-    from whatever table of this M has the row to exchange.
+    ``(r/s)^f`` of them, f = 2i(d-j+1), the quotient of the volumes (theorem 2.7, `papers/mangoubi/packing.py`). Their
+    matrices of spectrum gamma are more than ``sqrt 2 gap s`` apart, gap = gamma_i - gamma_j, so balls of half of that
+    are disjoint. If the algorithm failed on none of the M, each ball would get probability 1/2 from its own M and so
+    ``exp(-epsilon n)/2`` from the first, n the number of rows exchanged on the way: impossible once ``f log(r/s) >=
+    epsilon n + log 2``. An algorithm sees M only, so every exchange may start from whatever table of this M has the row
+    to exchange.
 
     For n: the change ``U L U* - L`` has nuclear norm at most ``(lambda_1 - lambda_d) |U - 1|_*``, where ``|U - 1|_* =
     4 sum sin(t/2) <= 2 sum sin(t) / cos 15°``, and half of it has to move from its negative to its positive
@@ -197,15 +148,15 @@ def lower_bound(levels: Floats, spectrum: Floats, epsilon: float) -> float:
     """
     spread = float(levels[0] - levels[-1])
     found = 0.0
-    for turn in _turns(spectrum):
-        weight = epsilon * spread * math.sqrt(turn.angles) * _BEND
+    for turn in turns(spectrum):
+        weight = epsilon * spread * math.sqrt(turn.angles) * BEND
         r = min(0.5, turn.freedom / weight) if weight else 0.5
         spent = weight * r + epsilon * _other_rows(levels, turn) + math.log(2)
         found = max(found, turn.gap * r / math.sqrt(2) * math.exp(-spent / turn.freedom))
     return found
 
 
-def _other_rows(levels: Floats, turn: _Turn) -> int:
+def _other_rows(levels: Floats, turn: Turn) -> int:
     """Return how many rows are exchanged besides those that carry the change itself (see lower_bound)."""
     highest = levels[0]
     if highest >= 2 and np.all((levels == 0) | (levels == highest)):
@@ -236,31 +187,18 @@ FAILURE = 0.05
 
 @dataclass(frozen=True)
 class OrbitForecast:
-    """Between which bounds the error of an answer lies, Frobenius norm per row, in squared units of the rows.
-
-    Attributes
-    ----------
-    request, columns, rows
-        The release, d and n.
-    upper
-        The error exceeds it with probability 0.05 at most (theorem 2.2, or 2.3 for `orbit-lowrank`).
-    about
-        The root mean square error of H that strong signals tend to; what is released, Re H, errs by less.
-    least
-        What no mechanism of this loss can stay below for all moments of the guessed spectrum, with probability above
-        1/2: the distance to the matrix of the released eigenvalues and the true eigenvectors (theorem 2.4, corollaries
-        2.5 and 2.6).
-    zero
-        The error of answering zero.
-    """
+    """Between which bounds the error of an answer lies, Frobenius norm per row, in squared units of the rows."""
 
     request: ReleaseRequest
     columns: int
     rows: int
-    upper: float
-    about: float
+    upper: float  # exceeded with probability 0.05 at most (theorem 2.2, or 2.3 for `orbit-lowrank`)
+    about: float  # root mean square error of H that strong signals tend to; what is released, Re H, errs by less
+    # what no mechanism of this loss can stay below for all moments of the guessed spectrum, with probability above
+    # 1/2: the distance to the matrix of the released eigenvalues and the true eigenvectors (theorem 2.4, corollaries
+    # 2.5 and 2.6)
     least: float
-    zero: float
+    zero: float  # the error of answering zero
 
     def to_json(self) -> dict[str, object]:
         """Return the forecast as JSON values."""

@@ -95,30 +95,15 @@ def cut(size: int, law: NoiseLaw) -> float:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Released eigenvalues and the noise between their eigenvectors.
+    """Released eigenvalues and the noise between their eigenvectors."""
 
-    Attributes
-    ----------
-    values
-        (K,) float64, descending.
-    variances
-        (K, K): s_ij², in squared units of the values.
-    law
-        Of the noise.
-    rest
-        How many eigenvalues were not computed, none of them above the last one.
-    sure
-        The share of the variances that is there for sure; what rounding adds may be less.
-    gaps
-        (K - 1,): the variance of the distance of each eigenvalue from the next one, where that may be more than four
-        times that between their eigenvectors, which is what it is of noise with independent entries.
-    """
-
-    values: Values
-    variances: Values
+    values: Values  # (K,) float64, descending
+    variances: Values  # (K, K): s_ij², in squared units of the values
     law: NoiseLaw
-    rest: int = 0
-    sure: float = 1.0
+    rest: int = 0  # how many eigenvalues were not computed, none of them above the last one
+    sure: float = 1.0  # share of the variances that is there for sure; what rounding adds may be less
+    # (K - 1,): variance of the distance of each eigenvalue from the next one, where that may be more than four times
+    # that between their eigenvectors, which is what it is of noise with independent entries
     gaps: Values | None = None
 
     def counted(self) -> int:
@@ -149,8 +134,7 @@ class Spectrum:
         """Return by how much eigenvalue i lies above each, (K,), or other gaps; none of them is 0."""
         gaps = self.values[i] - self.values if gaps is None else gaps
         least = _LEAST_GAP * np.sqrt(self.variances[i])
-        apart: Values = np.where(np.abs(gaps) < least, least, gaps)
-        return apart
+        return np.where(np.abs(gaps) < least, least, gaps)
 
     def _outside(self, each: Values, without: range) -> Values:
         """Return what each eigenvalue adds, of those outside a range; the last also for what was not computed."""
@@ -180,8 +164,7 @@ class Spectrum:
         terms = np.stack([self.variances[i] / self._gaps(i) ** 2 for i in range(len(self.values))])
         np.fill_diagonal(terms, 0)
         terms[:, -1] *= 1 + self.rest
-        total: Values = terms.sum(axis=1)
-        return total
+        return terms.sum(axis=1)
 
     def _alone(self, i: int) -> npt.NDArray[np.bool_]:
         """Say which eigenvalues stand alone, but for eigenvalue i."""
@@ -190,8 +173,8 @@ class Spectrum:
 
     def _moves(self, i: int) -> Values:
         """Return the deviation of the distance of each eigenvalue from eigenvalue i, (K,)."""
-        moves: Values = np.sqrt(self.variances[i]) * np.where(self._alone(i), 2, math.sqrt(2))
-        return moves
+        found: Values = np.sqrt(self.variances[i]) * np.where(self._alone(i), 2, math.sqrt(2))
+        return found
 
     def _crowded(self, i: int, group: range, gap: float = GAP) -> bool:
         """Say whether a neighbour outside the group that stands alone is too near to be told apart."""

@@ -57,13 +57,6 @@ class Projector:
 
     Rows are shifted and multiplied in pieces that stay in cache; the scale is divided out of the components once, and
     so is what the mean loses as float32. It may be pickled, and called by several threads at once.
-
-    Attributes
-    ----------
-    dtype
-        Of the scores: see :func:`scores_dtype`.
-    piece_rows
-        Most rows that are multiplied at once.
     """
 
     def __init__(self, found: Components, rows: npt.DTypeLike) -> None:
@@ -110,14 +103,13 @@ def project_chunks(task: ProjectionTask) -> None:
     A chunk of scores is written when the checksum of its rows is known to match, by another thread while the next one
     is made: two are in memory.
     """
-    scoring = _Scoring(task.table, task.components)
-    shape = (task.table.chunk_rows, task.components.components.shape[0])
-    buffers = [ChunkWriter(shape, scoring.dtype) for _ in range(min(2, len(task.chunks)))]
+    scores = _Scores(task.table, task.components)
+    buffers = [ChunkWriter(scores.shape, scores.dtype) for _ in range(min(2, len(task.chunks)))]
     with ThreadPoolExecutor(1, thread_name_prefix="scores") as other:
         under_way: Future[None] | None = None
         for number, index in enumerate(task.chunks):
             buffer = buffers[number % 2]
-            scoring.fill(index, buffer.rows)
+            scores.fill(index, buffer.rows)
             if under_way is not None:
                 under_way.result()  # the other buffer is free, and what went wrong with it is told here
             # errors name parameters as this thread does
@@ -126,48 +118,33 @@ def project_chunks(task: ProjectionTask) -> None:
             under_way.result()
 
 
-class _Scoring:
+class _Scores:
     """Makes chunks of scores, which are all of one length; chunks of rows in place are as their source has them."""
 
     def __init__(self, table: RowsTable, found: Components) -> None:
         self._table = table
         self._projector = Projector(found, table.dtype)
         self._reader = ChunkReader(table, self._projector.piece_rows)
-        self._made = np.empty((0, found.components.shape[0]), self.dtype)
+        self.dtype = self._projector.dtype
+        self.shape = (table.chunk_rows, found.components.shape[0])
+        self._made = np.empty(self.shape, self.dtype)
         self._of_chunk = -1
-
-    @property
-    def dtype(self) -> np.dtype[np.floating]:
-        """Of the scores."""
-        return self._projector.dtype
 
     def fill(self, index: int, out: npt.NDArray[np.floating]) -> None:
         """Write a chunk of scores into ``out``, zeros behind the last row of the table."""
         table = self._table
         start = index * table.chunk_rows
-        stop = min(table.rows, start + table.chunk_rows)
-        row = start
+        row, stop = start, min(table.rows, start + table.chunk_rows)
         while row < stop:
             chunk = table.chunk_of(row)
-            first, after = table.first_row(chunk), table.first_row(chunk + 1)
-            last = min(stop, after)
-            if start <= first and after <= stop:  # all of its rows belong here
-                self._projector.project(self._reader, chunk, out[first - start :])
-            else:
-                made = self._made_of(chunk)
-                out[row - start : last - start] = made[row - first : last - first]
+            if chunk != self._of_chunk:  # two chunks of scores may ask for it, one after the other
+                self._of_chunk = -1
+                self._projector.project(self._reader, chunk, self._made)
+                self._of_chunk = chunk
+            first, last = table.first_row(chunk), min(stop, table.first_row(chunk + 1))
+            out[row - start : last - start] = self._made[row - first : last - first]
             row = last
         out[stop - start :] = 0
-
-    def _made_of(self, chunk: int) -> npt.NDArray[np.floating]:
-        """Return the scores of a chunk of rows, which two chunks of scores may ask for one after the other."""
-        if chunk != self._of_chunk:
-            if not len(self._made):
-                self._made = np.empty((self._table.chunk_rows, self._made.shape[1]), self.dtype)
-            self._of_chunk = -1
-            self._projector.project(self._reader, chunk, self._made)
-            self._of_chunk = chunk
-        return self._made
 
 
 def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[np.floating]:

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from dpdist import UsageError
 from dpdist.answers.block import block_of
 from dpdist.answers.captured import captured
-from dpdist.answers.design import about_mean_of
-from dpdist.answers.partial import partial_correlation
+from dpdist.answers.design import about_mean_of, partial_correlation
 from dpdist.answers.regression import regressions
 from dpdist.errors import DrownedError
 from dpdist.pca.alignment import counted_components

@@ -12,7 +12,7 @@ from scipy import stats
 from support.tallies import FALSE_ALARM
 
 from dpdist.answers.block import EntryNoise
-from dpdist.answers.captured import _score_variances, _Span, _span_variances, captured, holding
+from dpdist.answers.captured import _score_variances, _span_variances, captured, holding
 from dpdist.errors import DrownedError, UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca.alignment import counted_components
@@ -63,7 +63,7 @@ def test_errors_are_those_of_their_functionals(exact: int | None) -> None:
         v = np.array([*u, -u @ r])
         assert found == pytest.approx(noise.of_functional(np.outer(v, v) - corner * last))
     a, b, corners = np.array([1.0, -1.0]), np.array([-0.3, 1.0]), np.array([0.0, 0.4])
-    spans = _span_variances(noise, _Span.of(vectors, r), (a, b), corners)
+    spans = _span_variances(noise, vectors, r, (a, b), corners)
     for k in (1, 2):
         w = a[k - 1] * vectors[:k].T @ vectors[:k] + b[k - 1] * np.eye(5)
         whole = np.block([[w, -(w @ r)[:, None]], [-(w @ r)[None], np.array([[r @ w @ r - corners[k - 1]]])]])

@@ -11,7 +11,7 @@ from scipy import stats
 from support.tallies import FALSE_ALARM
 
 from dpdist.answers.block import EntryNoise
-from dpdist.answers.partial import _variances, partial_correlation
+from dpdist.answers.design import _variances, partial_correlation
 from dpdist.errors import DrownedError, UsageError
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.request import Centring

@@ -48,9 +48,12 @@ def same(found: Any, other: Any) -> bool:
 
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize(
-    "centre", ["none", "private", {"centre": np.full(COLUMNS, 0.5), "scale": np.arange(1, COLUMNS + 1)}]
+    ("neighbours", "centre"),
+    [
+        ("add-remove", "private"),
+        ("replace-one", {"centre": np.full(COLUMNS, 0.5), "scale": np.arange(1, COLUMNS + 1)}),
+    ],
 )
-@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
 def test_every_form_of_x_has_the_second_moment_of_its_rows_zarr(
     tmp_path: Path, scheduler: str, register: Register, centre: Any, neighbours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +75,7 @@ def test_every_form_of_x_has_the_second_moment_of_its_rows_zarr(
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "longdouble"])
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float16", "longdouble"])
 def test_other_types_are_summed_by_their_values(dtype: str) -> None:
     rows = np.abs(table()).astype(dtype)
     asked = PrivatePCA(2, **FINE, budget_epsilon=1000)
@@ -96,9 +99,7 @@ def test_blocks_longer_than_one_exact_product_are_cut() -> None:
 def test_without_noise_to_speak_of_components_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(1)
     rows = (
-        generator.normal(size=(300_000, 5))
-        @ np.diag([4, 3, 2, 1.5, 1])
-        @ np.linalg.qr(generator.normal(size=(5, 5)))[0]
+        generator.normal(size=(60_000, 5)) @ np.diag([4, 3, 2, 1.5, 1]) @ np.linalg.qr(generator.normal(size=(5, 5)))[0]
     )
     rows += 1
     clipped = rows * np.minimum(1, 8 / np.linalg.norm(rows, axis=1))[:, None]
@@ -199,12 +200,6 @@ def test_every_form_of_x_is_projected(tmp_path: Path, form: str) -> None:
         assert isinstance(scores.data, da.Array) is (form == "xarray of dask")
         back = found.inverse_transform(scores)
         assert back.dims == ("cell", "feature")
-
-
-def test_all_components_bring_the_rows_back() -> None:
-    rows = table()
-    found = PrivatePCA(COLUMNS, **LOSS, centre="private").fit(rows)
-    assert np.allclose(found.inverse_transform(found.transform(rows)), rows)
 
 
 def _never(block: Any) -> Any:
@@ -487,7 +482,7 @@ def test_transform_of_a_path_is_what_dpdist_project_writes_to_the_bit(
         assert np.allclose(np.asarray(there), found, rtol=1e-5, atol=1e-4), name
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "two-sided-wishart", "laplace"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "two-sided-wishart"])
 def test_components_of_noise_are_said_to_be_and_explain_nothing(register: Register, mechanism: str) -> None:
     """Of 60 rows of a table of 30 columns nothing is seen at epsilon 1: the noise is a hundred times as large.
 
@@ -506,9 +501,7 @@ def test_components_of_noise_are_said_to_be_and_explain_nothing(register: Regist
         assert (ratios >= 0).all()
         assert ratios.sum() <= 1 + 1e-12
         drowned = [each for each in said if each.category is DrownedWarning]
-        if found.n_above_noise_ is None:  # no edge is known: nothing is said
-            assert not drowned
-            continue
+        assert found.n_above_noise_ is not None
         above.append(found.n_above_noise_)
         assert bool(drowned) is (found.n_above_noise_ < 3)
         assert (ratios > 0).sum() == np.isfinite(np.asarray(found.squared_cosines_)).sum() == found.n_above_noise_

@@ -16,7 +16,6 @@ LITTLE_NOISE = {**ASKED, "epsilon": 10**5, "clip": 5}  # the rows are few, and l
 ESTIMATORS = [
     PrivatePCA(1, **LITTLE_NOISE, whiten=True),
     PrivatePCA(1, **LITTLE_NOISE, centre="private", correlation=True),
-    PrivatePCA(1, **LITTLE_NOISE, centre="private", neighbours="add-remove"),
     PrivateCovariance(**ASKED),
     PrivateRidge(**LITTLE_NOISE),
 ]

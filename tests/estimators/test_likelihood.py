@@ -109,6 +109,13 @@ def test_noise_that_may_be_all_there_is_is_neither_whitened_nor_given_a_likeliho
         PrivatePCA.from_release(release, 6, whiten=True)
     with pytest.raises(UsageError, match="told of likelihoods"):
         PrivatePCA.from_release(release, 6).score(rows)
+    line, said = drawn(np.outer(rows_of()[:, 0], np.eye(6)[0]), 12.0, "1"), []
+    for number in range(5):  # nothing varies along the others: an interval from 0 on in 97 of 100 releases
+        try:
+            PrivatePCA.from_release(line.release(number), 1).score(rows)
+        except UsageError as error:
+            said.append(str(error))
+    assert any("may not vary along the other 5 directions" in each for each in said)
     alone = PrivatePCA(2, epsilon=1, delta=1e-6, clip=12, neighbours="add-remove").fit(rows_of(800, seed=10))
     assert alone.score_variances_ is None
     assert alone.captured_variance_ratio_ is not None  # a share needs no number of rows

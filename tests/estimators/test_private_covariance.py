@@ -10,7 +10,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from sklearn.covariance import EmpiricalCovariance
-from support.estimator_scene import CLIP, FORMS, formed, table
+from support.estimator_scene import CLIP, table
 from support.folders import ROOT
 
 from dpdist import PrivateCovariance
@@ -40,20 +40,11 @@ def test_distances_likelihoods_and_norms_are_those_of_scikit_learn() -> None:
             for squared in (True, False):
                 told = found.error_norm(other, norm, scaling=scaling, squared=squared)
                 assert told == pytest.approx(expected.error_norm(other, norm=norm, scaling=scaling, squared=squared))
+    lazy = found.mahalanobis(da.from_array(rows, chunks=(41, 7)))
+    assert isinstance(lazy, da.Array)
+    assert np.allclose(lazy, found.mahalanobis(rows))
     with pytest.raises(UsageError, match="'frobenius' or 'spectral'"):
         found.error_norm(other, "nuclear")
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_distances_of_every_form_of_rows_are_the_same(form: str, tmp_path: Any) -> None:
-    rows = table()
-    found = PrivateCovariance(**FINE).fit(rows)
-    given = formed(form, rows, tmp_path)
-    if form == "pandas":  # it was fitted without names
-        given = given.to_numpy()
-    told = found.mahalanobis(given)
-    assert isinstance(told, da.Array) == ("dask" in form and "xarray" not in form)
-    assert np.allclose(np.asarray(told), found.mahalanobis(rows))
 
 
 def test_what_is_shrunk_is_a_choice_and_only_the_optimal_has_an_inverse() -> None:

@@ -185,13 +185,6 @@ def test_a_ridge_that_is_none_is_refused_before_anything_is_charged(ridge: Any, 
     assert not register._fits
 
 
-def test_a_mechanism_that_tells_no_regression_is_refused_before_anything_is_charged(register: Register) -> None:
-    asked = {**FINE, "mechanism": "mvg", "centre": "none"}
-    with pytest.raises((UsageError, RefusedError)):
-        PrivateRidge(**asked).fit(*rows_of())
-    assert not register._fits
-
-
 def test_a_target_that_is_drowned_leaves_the_release() -> None:
     """What has no variance seems to have some with probability 0.025; in each of four fits with 4e-7."""
     x, y = rows_of()

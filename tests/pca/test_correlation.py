@@ -13,23 +13,22 @@ import pytest
 import zarr
 from click.testing import CliRunner
 from pyarrow import csv as pacsv
-from support.releases import assemble
+from support.releases import drawn_over
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, DrownedError, UsageError
 from dpdist.estimators import PrivatePCA
 from dpdist.estimators.fit import save
-from dpdist.mechanisms.attack import KnownMoment
-from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.correlation import correlation
 from dpdist.pca.model import open_model
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.pipeline.release import release_rows
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.report.text import standardised
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.columns import Column
 from dpdist.rows.dataset import created
 from dpdist.rows.schema import Schema
@@ -49,6 +48,7 @@ def rows_of(seed: int = 5) -> Floats:
 
 
 ROWS = rows_of()
+EXACT: dict[tuple[int, RowBound], tuple[npt.NDArray[np.int64], Floats]] = {}
 TRUE: Floats = np.asarray(np.corrcoef(ROWS.T))
 
 
@@ -65,17 +65,16 @@ def released(
         mechanism, PrivacyLoss.parse(epsilon, "1e-6" if mechanism == "gaussian" else "0"), C,
         centring=Centring.PRIVATE if mean else Centring.NONE, centre=None if about is None else tuple(about.tolist()),
     ).on_grid(D, N)  # fmt: skip
-    calibrated, bound = request.calibrated(D), request.bound(D)
-    bounded = (rows - (0 if about is None else about)) / bound.unit
-    if mean:
-        bounded = np.column_stack([bounded, np.full(N, bound.constant)])
-    lattice = bounded.T @ bounded
-    lattice[:D, :D] += np.eye(D) * N / 4  # what rounding adds
-    return assemble(
-        release_id="x", mechanism=mechanism, names=NAMES, neighbours=Neighbours.REPLACE_ONE, claim=calibrated.claim,
-        guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise, rows=N,
-        answer=calibrated.answer(KnownMoment(np.rint(lattice).astype(np.int64)), SYSTEM),
-    )  # fmt: skip
+    bound = request.bound(D)
+    key = (id(rows), bound)
+    if key not in EXACT:
+        bounded = (rows - (0 if about is None else about)) / bound.unit
+        if mean:
+            bounded = np.column_stack([bounded, np.full(N, bound.constant)])
+        lattice = bounded.T @ bounded
+        lattice[:D, :D] += np.eye(D) * N / 4  # what rounding adds
+        EXACT[key] = np.rint(lattice).astype(np.int64), rows  # the rows are kept, so that no others get their id
+    return drawn_over(request, EXACT[key][0], D, N, NAMES)
 
 
 def test_with_little_noise_it_is_the_correlation_pca_of_the_rows() -> None:
@@ -88,7 +87,7 @@ def test_with_little_noise_it_is_the_correlation_pca_of_the_rows() -> None:
     assert found.left_out == ()
 
 
-@pytest.mark.parametrize("mechanism", ["gaussian", "two-sided-wishart", "laplace"])
+@pytest.mark.parametrize("mechanism", ["two-sided-wishart", "laplace"])
 def test_intervals_of_shares_hold_and_half_of_them_do_not(mechanism: str) -> None:
     truth = np.linalg.eigvalsh(TRUE)[::-1][:3] / D
     misses, twin, releases = np.zeros(3), np.zeros(3), 200
@@ -145,13 +144,6 @@ def test_columns_that_do_not_stand_above_the_noise_are_left_out_and_named() -> N
     )
     with pytest.raises(UsageError, match="6 components were asked for; 5 of 6 columns stand above the noise"):
         correlation(released(rows), 6)
-
-
-@pytest.mark.parametrize("width", [80, 140])
-def test_the_table_is_as_wide_as_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    lines = standardised(correlation(released(), 3), [f"a long name {i}" for i in range(D)]).splitlines()
-    assert width - 30 < max(map(len, lines)) <= width
 
 
 def test_it_needs_to_know_about_what_columns_vary() -> None:

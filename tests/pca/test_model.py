@@ -136,28 +136,16 @@ def refused(path: Path) -> str:
     return message
 
 
-def test_a_missing_model_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
-    refused(tmp_path / "model.zarr")
-
-
-def test_a_file_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "model.zarr").write_text("a file")
-    refused(tmp_path / "model.zarr")
-
-
-def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+def test_what_is_no_model_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    refused(tmp_path / "model.zarr")  # nothing is there
     refused(tmp_path)
-
-
-def test_a_release_is_no_model_and_the_message_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file.zarr").write_text("a file")
+    refused(tmp_path / "file.zarr")
+    zarr.create_group(store=tmp_path / "foreign.zarr", zarr_format=3, attributes={"author": "someone"})
+    refused(tmp_path / "foreign.zarr")
     # the likeliest mistake: dpdist project ROWS RELEASE SCORES
     publish(archive_of(release()), tmp_path / "release.zarr")
     assert "dpdist-release/1" in refused(tmp_path / "release.zarr")
-
-
-def test_a_foreign_zarr_group_is_no_model(tmp_path: Path) -> None:
-    zarr.create_group(store=tmp_path / "foreign.zarr", zarr_format=3, attributes={"author": "someone"})
-    refused(tmp_path / "foreign.zarr")
 
 
 def _rewrite_attributes(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -197,37 +185,32 @@ def test_a_model_that_contradicts_itself_is_refused(folder: Path, damage: Callab
     refused(folder)
 
 
-@pytest.mark.parametrize("array", ARRAYS)
-def test_a_model_without_one_of_its_arrays_is_refused(folder: Path, array: str) -> None:
-    shutil.rmtree(folder / array)
-    refused(folder)
-
-
 def chunk(folder: Path, array: str) -> Path:
     """Return the only chunk of an array."""
     [file] = [path for path in (folder / array).rglob("*") if path.is_file() and path.name != "zarr.json"]
     return file
 
 
-@pytest.mark.parametrize("array", ARRAYS)
-def test_a_model_that_lost_a_chunk_is_refused(folder: Path, array: str) -> None:
-    # Zarr reads a missing chunk as zeros: scores about a wrong mean, or divided by zero
-    chunk(folder, array).unlink()
-    refused(folder)
-
-
-@pytest.mark.parametrize("array", ARRAYS)
-def test_a_model_with_a_truncated_chunk_is_refused(folder: Path, array: str) -> None:
-    file = chunk(folder, array)
-    file.write_bytes(file.read_bytes()[:-3])
-    refused(folder)
-
-
-@pytest.mark.parametrize("array", ARRAYS)
-def test_a_model_with_an_altered_chunk_is_refused(folder: Path, array: str) -> None:
-    # one flipped bit in the exponent of the first number
-    file = chunk(folder, array)
+def _flip(file: Path) -> None:
+    """Flip one bit in the exponent of the first number."""
     content = bytearray(file.read_bytes())
     content[6] ^= 0x10
     file.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("array", ARRAYS)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder, array: shutil.rmtree(folder / array),
+        lambda folder, array: chunk(folder, array).unlink(),  # Zarr reads it as zeros: scores about a wrong mean
+        lambda folder, array: chunk(folder, array).write_bytes(chunk(folder, array).read_bytes()[:-3]),
+        lambda folder, array: _flip(chunk(folder, array)),
+    ],
+    ids=["gone", "a chunk lost", "a chunk cut short", "a bit flipped"],
+)
+def test_a_model_with_a_damaged_array_is_refused(
+    folder: Path, array: str, damage: Callable[[Path, str], object]
+) -> None:
+    damage(folder, array)
     refused(folder)

@@ -114,8 +114,8 @@ def test_quantiles_are_those_of_the_tracy_widom_law() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_noise_stays_below_its_edge_as_often_as_stated(name: str) -> None:
-    """At 30 columns."""
-    draws, size = 250, 30
+    """At 20 columns."""
+    draws, size = 200, 20
     found = law(name, size)
     largest = np.array([np.linalg.eigvalsh(draw(name, size))[-1] for _ in range(draws)])
     assert binom.cdf((largest <= found.edge_at(0.95)).sum(), draws, 0.95) > 1e-6
@@ -124,8 +124,8 @@ def test_the_noise_stays_below_its_edge_as_often_as_stated(name: str) -> None:
 
 
 def test_the_spectrum_of_nuclear_noise_ends_where_stated() -> None:
-    """Eigenvalues alone suffice, as the law is invariant: 60 spectra at 10 columns, scale 1."""
-    size, draws = 10, 60
+    """Eigenvalues alone suffice, as the law is invariant: 25 spectra at 10 columns, scale 1."""
+    size, draws = 10, 25
     largest = nuclear_spectra(size, draws, SYSTEM).max(axis=1)
     found = law("nuclear", size)
     scale = found.edge / (math.pi * size / 2)  # the law at scale 1, up to the 2/size of the variances
@@ -134,10 +134,10 @@ def test_the_spectrum_of_nuclear_noise_ends_where_stated() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("factor", [0.7, 1.5, 3.0])
+@pytest.mark.parametrize("factor", [0.7, 1.5])
 def test_a_component_beside_nothing_is_seen_where_its_law_says(name: str, factor: float) -> None:
-    """One component over 20 draws at 100 columns: the mean within 6 standard errors and 3 %."""
-    size, draws = 100, 20
+    """One component over 12 draws at 60 columns: the mean within 6 standard errors and 3 %."""
+    size, draws = 60, 12
     found = law(name, size)
     strength = factor * found.threshold
     direction = np.random.default_rng(1).normal(size=size)
@@ -146,21 +146,7 @@ def test_a_component_beside_nothing_is_seen_where_its_law_says(name: str, factor
     for i in range(draws):
         values[i] = np.linalg.eigvalsh(draw(name, size) + strength * np.outer(direction, direction))[-1]
     expected = found.inverse(min(1 / strength, found.critical))
-    assert values.mean() == pytest.approx(expected, rel=0.03 + 6 * values.std() / values.mean() / 20**0.5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_how_a_law_stretches_is_the_derivative_of_its_r_transform(name: str) -> None:
-    found = law(name, 100)
-    for share in (0.2, 0.5, 0.9):
-        g, step = share * found.critical, 1e-5 * found.critical
-        shift, slope = found.stretched(g * math.sqrt(found.variance))
-        assert shift == pytest.approx(found.transform(g) / (g * found.variance), rel=1e-6)
-        numeric = (found.transform(g + step) - found.transform(g - step)) / (2 * step)
-        assert slope == pytest.approx(numeric / found.variance, rel=1e-4)
-        assert 1 - 1e-9 <= shift <= slope + 1e-9
-    assert found.stretched(0.0)[1] == pytest.approx(1, rel=0.02)
-    assert found.stretched(1e9) == found.stretched(found.critical * math.sqrt(found.variance))
+    assert values.mean() == pytest.approx(expected, rel=0.03 + 6 * values.std() / values.mean() / draws**0.5)
 
 
 def test_what_adds_no_noise_of_a_known_law_has_no_edge() -> None:

@@ -118,14 +118,7 @@ def require_scores(folder: Path, rows: npt.NDArray[np.generic], stored: str, mod
 
 @pytest.mark.parametrize(
     ("dtype", "stored"),
-    [
-        ("uint8", "float64"),
-        ("int16", "float64"),
-        ("float32", "float32"),
-        ("int32", "float64"),
-        ("int64", "float64"),
-        ("float64", "float64"),
-    ],
+    [("uint8", "float64"), ("float32", "float32"), ("int64", "float64"), ("float64", "float64")],
 )
 def test_scores_are_the_centred_and_scaled_rows_times_the_components(tmp_path: Path, dtype: str, stored: str) -> None:
     require_scores(tmp_path, values(dtype), stored, write_model(tmp_path / "model.zarr"))
@@ -195,17 +188,6 @@ def test_running_a_task_twice_writes_the_same_bytes(tmp_path: Path, table: RowsT
     assert len(once) == CHUNKS
 
 
-def test_tasks_share_no_chunk_and_together_write_all(tmp_path: Path, table: RowsTable, model: Path) -> None:
-    # two tasks with one chunk would overwrite each other's half of it
-    with scores_of(table, open_model(model), model, tmp_path / "scores.zarr") as whole:
-        written: list[str] = []
-        for task in cut(whole, 3):
-            before = chunks(task.scores)
-            project_chunks(task)
-            written += sorted(chunks(task.scores).keys() - before.keys())
-    assert sorted(written) == sorted(f"c/{i}/0" for i in range(CHUNKS))
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[RowsTable, Path, dict[str, bytes]]:
     """Return a table, a model, and the scores that one single task writes."""
@@ -240,7 +222,7 @@ def test_a_slow_write_keeps_its_scores_and_the_last_one_that_fails_is_told(
         project(table, model, tmp_path / "others.zarr", 1)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(tasks=st.integers(1, 3 * CHUNKS))
 def test_any_number_of_tasks_writes_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory, reference: tuple[RowsTable, Path, dict[str, bytes]], tasks: int
@@ -264,10 +246,9 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("lost", range(3))
-def test_scores_with_a_missing_chunk_never_appear(tmp_path: Path, table: RowsTable, model: Path, lost: int) -> None:
+def test_scores_with_a_missing_chunk_never_appear(tmp_path: Path, table: RowsTable, model: Path) -> None:
     with pytest.raises(DataError, match="not written"):
-        project(table, model, tmp_path / "scores.zarr", lost=lost)
+        project(table, model, tmp_path / "scores.zarr", lost=1)
     assert names_in(tmp_path) == ["model.zarr", "rows.zarr"]
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from dpdist.ledger.ledger import Ledger
+from dpdist.mechanisms.attack import KnownMoment
+from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.archive import archived
 from dpdist.release.artefact import Release
+from dpdist.release.request import ReleaseRequest
 from dpdist.triangle import Band, packed, unpacked
 
 
@@ -22,6 +26,19 @@ def assemble(*, answer: npt.NDArray[Any], rows: int, neighbours: Neighbours, **h
     if answer.ndim == 1 and release.corner is not None:
         values[-1, -1] = release.corner
     return release
+
+
+def drawn_over(
+    request: ReleaseRequest, exact: npt.NDArray[np.int64], columns: int, rows: int, names: tuple[str, ...] = ()
+) -> Release:
+    """Draw the noise of a request over an exact moment in lattice units."""
+    calibrated = request.calibrated(columns)
+    return assemble(
+        release_id="x", mechanism=request.mechanism, names=names or tuple(map(str, range(columns))),
+        neighbours=request.neighbours, claim=calibrated.claim, guarantee=calibrated.guarantee,
+        bound=request.bound(columns), noise=calibrated.noise, rows=rows,
+        answer=calibrated.answer(KnownMoment(exact), SYSTEM),
+    )  # fmt: skip
 
 
 def archive_of(release: Release) -> io.BytesIO:
