@@ -19,7 +19,6 @@ import numpy as np
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError
 from dpdist.ingest.collection import Collection, Reader
-from dpdist.ingest.origin import collection_origin
 from dpdist.ingest.readers.base import Places, fits, require_exact
 from dpdist.ingest.survey import kept_places, require_publishable
 from dpdist.ingest.write import WORK, secret_of, writing
@@ -61,7 +60,7 @@ def ingest_collection(
     if columns is None:
         found.require_no_index()
     found.require_numbers(keep)
-    origin = collection_origin(given, columns=None if schema else columns, compress=compress, schema=schema)
+    origin = given.origin(columns=None if schema else columns, compress=compress, schema=schema)
     # never resumed: a graph may read other things later, and with blocks of both a person could be in a table twice
     with target.staged("rows", private=True) as aside:
         with computing(where) if found.lazy else nullcontext() as engine:

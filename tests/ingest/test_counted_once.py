@@ -149,7 +149,6 @@ ROUNDED: dict[str, Callable[[Path], Any]] = {
 def test_whole_numbers_that_would_be_rounded_are_refused_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(columnar, "_ROW_GROUP", 1)
     with pytest.raises(DataError, match=r"beyond 2\^53"):
         ingest_rows(ROUNDED[kind](tmp_path), tmp_path / "rows.zarr")

@@ -105,7 +105,6 @@ def test_every_kind_of_file_gives_the_same_rows_whoever_reads_which_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(text, "_LINE", 1 << 10)
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(encoding, "_PIECE", 1 << 10)
     found = people()
     if name == "p.csv":  # a quote hides where lines end, so that it would be read from the start

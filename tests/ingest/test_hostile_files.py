@@ -450,6 +450,7 @@ def test_what_a_terminal_would_obey_is_spelled_out(tmp_path: Path, monkeypatch: 
     assert "\\x1b[2J" in call("inspect", "\x1b[2J.zarr").message
 
 
+@pytest.mark.usefixtures("other_process")
 def test_a_file_that_hangs_its_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_h5ad(tmp_path / "t.h5ad", counts())
     content = bytearray((tmp_path / "t.h5ad").read_bytes())

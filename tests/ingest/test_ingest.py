@@ -30,7 +30,8 @@ from support.ingest_scene import (
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers import columnar, npy, text
-from dpdist.ingest.readers.base import Choices, Survey
+from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.readers.source import Survey
 from dpdist.ingest.sources import KINDS
 from dpdist.ingest.write import ingest
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -43,7 +44,6 @@ ARROW = (pa.float32(), pa.uint8(), pa.int16())
 
 def pieces_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Make the readers read in small pieces, in bytes, in this process."""
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     for reader in (npy, columnar):
         monkeypatch.setattr(reader, "PIECE", size)
 
@@ -477,7 +477,6 @@ def test_a_source_that_changes_between_the_passes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: Table
 ) -> None:
     monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 12)  # several chunks
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(columnar, "_ROW_GROUP", 0)  # Parquet is unpacked
     monkeypatch.setattr(columnar, "_COLUMNS", 2)
     path = tmp_path / name

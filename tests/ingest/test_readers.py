@@ -40,8 +40,9 @@ from support.ingest_scene import (
 
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.readers import anndata as h5ad
-from dpdist.ingest.readers import base, chunked, transpose
-from dpdist.ingest.readers.base import Choices, Entry
+from dpdist.ingest.readers import base, chunked, source
+from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.readers.source import Entry
 from dpdist.ingest.sources import Opener
 from dpdist.ingest.write import ingest
 from dpdist.rows.units import Unit
@@ -52,10 +53,9 @@ pytestmark = pytest.mark.usefixtures("typed")
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every reader work in many small pieces, in this process."""
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
-    for module in (chunked, h5ad, transpose):
+    for module in (chunked, h5ad):
         monkeypatch.setattr(module, "PIECE", 60)
-    for module in (chunked, transpose):
+    for module in (chunked, source):
         monkeypatch.setattr(module, "WINDOW", 100)
 
 
@@ -524,7 +524,6 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
             raise ImportError
         return __import__(wanted)
 
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(base, "import_module", without)
     with pytest.raises(UsageError, match=rf"needs {module}\. Install it with: pip install 'dpdist\[{extra}\]'"):
         ingest(tmp_path / name, tmp_path / "rows.zarr")

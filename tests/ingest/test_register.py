@@ -47,7 +47,6 @@ SECRET = 73519.25
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Compute and read in this process, in pieces of a few rows."""
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(Cluster, "named", False)
     monkeypatch.setattr(sources, "_PER_WORKER", 1)
     for module in (base, npy, columnar, zarr_store):

@@ -41,9 +41,8 @@ from dpdist.pipeline.budget import ingest_rows
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def memory() -> Iterator[Any]:
     """Give an empty store in the memory of this process, which reads it."""
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     system = fsspec.filesystem("memory")
     yield system
     system.store.clear()

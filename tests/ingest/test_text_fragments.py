@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers import text
-from dpdist.ingest.readers.base import Choices, Places, Source, UncutError
+from dpdist.ingest.readers.base import Choices, Places, UncutError
+from dpdist.ingest.readers.source import Source
 from dpdist.ingest.readers.text import Csv
 from dpdist.ingest.readers.vcf import Vcf
 from dpdist.ingest.remote import Remote

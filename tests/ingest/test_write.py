@@ -55,7 +55,6 @@ def values(rows: int = ROWS) -> Any:
 
 def small(monkeypatch: pytest.MonkeyPatch, piece: int = 300, chunk: int = 7 * 24) -> None:
     """Let a task take on a few rows, read in this process, and a chunk of the table hold seven of float64."""
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     for module in (survey, write):
         monkeypatch.setattr(module, "PIECE", piece)
     for module in (survey, text):

@@ -48,24 +48,14 @@ _LARGEST_FILE = 1 << 30
 
 @dataclass(frozen=True)
 class Genotypes:
-    """Rules for genotypes; None: such a genotype, or site, is refused.
-
-    Attributes
-    ----------
-    multiallelic, haploid, field, standardise
-        See the module.
-    frequencies
-        Absolute path of the public file, or None.
-    digest
-        SHA-256 of its content, hexadecimal.
-    """
+    """Rules for genotypes (see the module); None: such a genotype, or site, is refused."""
 
     multiallelic: str | None = None
     haploid: str | None = None
     field: str | None = None
-    frequencies: str | None = None
+    frequencies: str | None = None  # absolute path of the public file
     standardise: str | None = None
-    digest: str | None = None
+    digest: str | None = None  # SHA-256 of its content, hexadecimal
 
     def __post_init__(self) -> None:
         for name, known in _RULES.items():

@@ -32,7 +32,8 @@ import numpy as np
 
 from dpdist.errors import DataError, DpdistError
 from dpdist.ingest.readers import base
-from dpdist.ingest.readers.base import Fragment, Fragments, Head, Places, Rows, Source, State, Survey, UncutError
+from dpdist.ingest.readers.base import Places, Rows, UncutError
+from dpdist.ingest.readers.source import Fragment, Source
 from dpdist.naming import Face, current_face, naming
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.storage.atomic import remove_abandoned
@@ -155,23 +156,18 @@ class ReaderProcess:
         if self._child is None or self._child.owner != os.getpid():  # a forked process has one of its own
             self._known.clear()
             self._child, self._sound = _child(), True
-        kind: Any
         sound, self._sound = self._sound, False
         try:
             new = None if id(source) in self._known else source
             self._known[id(source)] = source
             kind, value = self._child.answer(question, id(source), new, *arguments)
             if kind == "piece":
-                shape, dtype = value
-                value = self._child.rows(shape, dtype)
+                value = self._child.rows(*value)
         except (EOFError, OSError):
             how = "hangs" if self._end() == -signal.SIGALRM else "crashes"
-            kind = None
-        if kind is None:
-            raise DataError(
-                f"{source.path} cannot be read: it is damaged, and the library that reads it {how}. Mend or replace "
-                "the file and ingest again."
-            )
+            cure = "Mend or replace the file and ingest again."
+            said = f"{source.path} cannot be read: it is damaged, and the library that reads it {how}. {cure}"
+            kind, value = DataError, (said,)
         if isinstance(kind, type):
             raise kind(*value)
         self._sound = sound
@@ -207,21 +203,17 @@ class IsolatedSource(Source):
     process: Any = None  # a ReaderProcess
 
     @cached_property
-    def head(self) -> Head:
-        found: Head = self.process.ask(self.inner, "head")
-        return found
+    def head(self) -> Any:
+        return self.process.ask(self.inner, "head")
 
-    def fragments(self, keep: Places) -> Fragments:
-        found: Fragments = self.process.ask(self.inner, "fragments", keep)
-        return found
+    def fragments(self, keep: Places) -> Any:
+        return self.process.ask(self.inner, "fragments", keep)
 
-    def survey(self, keep: Places, fragment: Fragment = None) -> Survey:
-        found: Survey = self.process.ask(self.inner, "survey", keep, fragment)
-        return found
+    def survey(self, keep: Places, fragment: Fragment = None) -> Any:
+        return self.process.ask(self.inner, "survey", keep, fragment)
 
-    def state(self, start: int, stop: int) -> State:
-        found: State = self.process.ask(self.inner, "state", start, stop)
-        return found
+    def state(self, start: int, stop: int) -> Any:
+        return self.process.ask(self.inner, "state", start, stop)
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
         return self._stream("blocks", keep, fragment)
