@@ -75,7 +75,7 @@ def ingest_collection(
 
 
 class _Piece(NamedTuple):
-    """So many rows of a block, from its beginning."""
+    """Rows of a block, from its beginning."""
 
     block: int
     rows: int
@@ -93,7 +93,7 @@ class _Blocks:
 
     @cached_property
     def blocks(self) -> list[Any]:
-        """The blocks."""
+        """What is computed."""
         return self.found.blocks(self.keep)
 
     def run(self, tasks: Sequence[tuple[Callable[..., Any], ...]], label: str) -> list[Any]:
@@ -113,17 +113,14 @@ class _Blocks:
         tasks: list[Any] = []
         for first, stop, start, pieces in _units(lengths, shape):
             write = _Write(reader, self.aside, shape, first, stop, start, pieces, digests[pieces[0].block])
-            tasks.append((write, *(self._rows_of(piece, lengths) for piece in pieces)))
+            blocks = [(self.blocks[number], rows, lengths[number]) for number, rows in pieces]
+            tasks.append((write, *(block if rows == all_ else first_rows(block, rows) for block, rows, all_ in blocks)))
         seen: dict[_Piece, str] = {}
         for told in self.run(tasks, "Ingesting"):
             for piece, digest in told.items():
                 if seen.setdefault(piece, digest) != digest:
                     raise _changed(reader, piece.block)
         return shape
-
-    def _rows_of(self, piece: _Piece, lengths: Sequence[int]) -> Any:
-        block = self.blocks[piece.block]
-        return block if piece.rows == lengths[piece.block] else first_rows(block, piece.rows)
 
     def _looked(self, reader: Reader) -> tuple[list[int], list[str | None], str]:
         """Return rows and digest of every block, and the type of all."""
@@ -143,13 +140,11 @@ def _units(lengths: Sequence[int], shape: Shape) -> Iterator[tuple[int, int, int
         end = start + length
         stop = -(-end // high)
         if stop > first:
-            pieces, lacking = [_Piece(number, length)], min(stop * high, shape.rows) - end
-            for other in range(number + 1, len(lengths)):
-                if not lacking:
-                    break
+            pieces, lacking, other = [_Piece(number, length)], min(stop * high, shape.rows) - end, number + 1
+            while lacking:
                 if rows := min(lacking, lengths[other]):
                     pieces.append(_Piece(other, rows))
-                    lacking -= rows
+                lacking, other = lacking - rows, other + 1
             yield first, stop, start, pieces
             first = stop
         start = end

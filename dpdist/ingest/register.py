@@ -31,8 +31,7 @@ from dpdist.rows.manifest import RECORD, Records, SourceEntry, part_key, part_le
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
 
-Identify = Callable[[str], str]
-"""Tells the identity of a table from a digest of its content."""
+Identify = Callable[[str], str]  # tells the identity of a table from a digest of its content
 
 
 def asked_of(source: SourceLocation, variable: str | None) -> Asked:

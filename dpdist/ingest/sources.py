@@ -222,7 +222,7 @@ class Opener:
         return self._source
 
     def _open(self, entry: Entry) -> tuple[Source, str]:
-        """Return the reader, and the place that messages name."""
+        """Return the reader, and the place that it names in messages."""
         place = location_of(entry.place)
         kind = _kind(place)
         if entry.keys and not issubclass(kind, Columnar):

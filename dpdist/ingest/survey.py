@@ -26,10 +26,8 @@ from dpdist.ingest.sources import Opener, SourceLocation, Sources, require_disti
 from dpdist.naming import parameter
 from dpdist.rows.units import Unit
 
-PIECE = 128 << 20
-"""Bytes that one task takes on, about."""
-_MOST_FILES = 256
-"""Files that one task surveys."""
+PIECE = 128 << 20  # bytes that one task takes on, about
+_MOST_FILES = 256  # files that one task surveys
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
 
@@ -83,8 +81,7 @@ class Job(Protocol):
         ...
 
 
-Run = Callable[[Job, Sequence[Any]], list[Any]]
-"""Computes units, and returns their results in order."""
+Run = Callable[[Job, Sequence[Any]], list[Any]]  # computes units, and returns their results in order
 
 
 @dataclass(frozen=True)

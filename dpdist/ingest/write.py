@@ -75,14 +75,10 @@ from dpdist.storage import atomic
 from dpdist.storage.arrays import CHECKSUM_BYTES, ROOT, attributes_of
 from dpdist.storage.store import AnyStore, Store, store_at
 
-LEFT_OUT = "Rows left out beyond these:"
-"""How a sentence begins that tells a number of rows, which may be private."""
-LARGE = 256 << 20
-"""Bytes of a source from which on workers are worth their start."""
-WORK = "work"
-"""Prefix of what a table has beside its chunks until it is complete."""
-_KEPT = f"{WORK}/kept"
-"""A bit for every row of the sources, where not all are kept."""
+LEFT_OUT = "Rows left out beyond these:"  # how a sentence begins that tells a number of rows, which may be private
+LARGE = 256 << 20  # bytes of a source from which on workers are worth their start
+WORK = "work"  # prefix of what a table has beside its chunks until it is complete
+_KEPT = f"{WORK}/kept"  # a bit for every row of the sources, where not all are kept
 _SECRET, _SECRET_BYTES = f"{WORK}/secret", 64
 
 

@@ -207,7 +207,7 @@ def test_a_zarr_store_is_read_where_it_is(tmp_path: Path, memory: Any) -> None:
         ingest(source, tmp_path / "none.zarr")
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", ["t.npy", "t.csv", "t.parquet"])
 def test_a_web_server_that_gives_whole_files_only_is_enough(
     tmp_path: Path, web: tuple[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,18 +265,14 @@ def test_a_web_server_does_not_send_on_to_another_in_plain(
     assert (tmp_path / "rows.zarr").exists() is not refused
 
 
-@pytest.mark.parametrize("name", ["t.npy", "t.npz", "t.parquet", "t.csv", "T.CSV.GZ"])
-def test_rows_come_out_of_s3(tmp_path: Path, bucket: Any, name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    WRITERS[name](tmp_path / name, table())
-    bucket.upload_file(str(tmp_path / name), "private", name)
-    ingest(Remote(f"s3://private/{name}"), tmp_path / "rows.zarr")
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), table())
-    assert "secretword" not in "".join(capfd.readouterr())
-
-
-def test_a_folder_comes_out_of_s3_and_what_is_not_there_is_named(
+def test_rows_come_out_of_s3_and_what_is_not_there_is_named(
     tmp_path: Path, bucket: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    for name in ("t.npz", "t.parquet", "t.csv"):
+        WRITERS[name](tmp_path / name, table())
+        bucket.upload_file(str(tmp_path / name), "private", name)
+        ingest(Remote(f"s3://private/{name}"), tmp_path / f"{name}.zarr")
+        assert np.array_equal(stored(tmp_path / f"{name}.zarr"), table())
     WRITERS["t.npy"](tmp_path / "t.npy", table())
     for part in (0, 1):
         bucket.upload_file(str(tmp_path / "t.npy"), "private", f"parts/{part}.npy")

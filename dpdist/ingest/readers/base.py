@@ -29,33 +29,26 @@ from dpdist.rows.schema import Schema
 T = TypeVar("T")
 P = ParamSpec("P")
 Rows = npt.NDArray[np.number]
-Places = tuple[int, ...]
-"""Places of columns in a file, from 0."""
+Places = tuple[int, ...]  # places of columns in a file, from 0
 progressed: Callable[[], object] = bool
 """Called for each block that was read: a reader in another process (:mod:`.isolated`) says so that it lives."""
 UNNAMED = frozenset({"", "Unnamed: 0", "__index_level_0__"})
 """Names that pandas gives an index without a name: in CSV, in CSV that was read and written again, and in Parquet."""
-PIECE = 8 << 20
-"""Bytes of a block, about."""
+PIECE = 8 << 20  # bytes of a block, about
 STORED = {"bool": "uint8", "float16": "float32"} | {name: name for name in DTYPES}
 """The type in which values are stored, by their type."""
 AT_ONCE = 1 << 28
 """Bytes at most that a fragment may take at once where rows are read in place: other workers read beside it."""
-MOST_RUNS = 1 << 21
-"""Fragments of a table in place at most, 16 TiB of 8 MiB: each takes memory of the driver."""
-EXACT = 2**53
-"""Up to it float64 holds every whole number."""
+MOST_RUNS = 1 << 21  # fragments of a table in place at most, 16 TiB of 8 MiB: each takes memory of the driver
+EXACT = 2**53  # up to it float64 holds every whole number
 BEYOND = (
     "a whole number beyond 2^53, which would be rounded beside numbers that are not whole. If it is an identifier, "
     "leave the column out, or say in a schema that it is a privacy unit; if it may be rounded, write it as 1.5e17."
 )
 CURE = "Mend it in the file and ingest again."
-MOST_COLUMNS = 1 << 20
-"""Columns of a source at most: a few bytes may announce any number of them."""
-MOST_LABELS = 1 << 26
-"""Bytes of the names of all columns at most."""
-_TYPED = 50
-"""Names that a command is told with."""
+MOST_COLUMNS = 1 << 20  # columns of a source at most: a few bytes may announce any number of them
+MOST_LABELS = 1 << 26  # bytes of the names of all columns at most
+_TYPED = 50  # names that a command is told with
 
 
 @dataclass(frozen=True)

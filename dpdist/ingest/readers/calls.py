@@ -22,10 +22,8 @@ from dpdist.ingest.readers.source import Fragment, Head, Source, turned, width_f
 from dpdist.naming import parameter
 from dpdist.rows.units import named_units
 
-FID_IID = ("FID", "IID")
-"""Family and name of a sample, the first two columns of a .fam file."""
-Called = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]
-"""Copies of an allele or dosages, and which are missing."""
+FID_IID = ("FID", "IID")  # family and name of a sample, the first two columns of a .fam file
+Called = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]  # copies of an allele or dosages, and which are missing
 
 
 class Site(NamedTuple):

@@ -45,20 +45,16 @@ from dpdist.rows.encoding import floats
 from dpdist.rows.units import spelled
 from dpdist.storage.atomic import scratch
 
-_ROW_GROUP = 64 << 20
-"""Bytes of a row group from which on so many columns at a time are unpacked as the next line says."""
+_ROW_GROUP = 64 << 20  # bytes of a row group from which on so many columns at a time are unpacked as the next line says
 _COLUMNS = 16
-_PAGES = 2 << 20
-"""Bytes of the pages of a column that Arrow holds while it reads a row group in pieces."""
-_LARGEST = 1 << 30
-"""Bytes of a row group that are unpacked at once at most: it is read in pages."""
+_PAGES = 2 << 20  # bytes of the pages of a column that Arrow holds while it reads a row group in pieces
+_LARGEST = 1 << 30  # bytes of a row group that are unpacked at once at most: it is read in pages
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 """Not what Python takes beside it: digits of other scripts, and underscores between digits."""
 
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive, Spark and Dask write into the name of a folder for a missing value."""
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Dask write into the name of a folder for a missing value
 
 
 def key_in(name: str) -> tuple[str, str] | None:

@@ -38,8 +38,7 @@ from dpdist.naming import parameter
 
 Counts = npt.NDArray[np.uint8]
 Values = npt.NDArray[Any]
-MISSING = 254
-"""What marks a count that is missing."""
+MISSING = 254  # what marks a count that is missing
 _RULES: dict[str, tuple[str, ...]] = {
     "multiallelic": ("skip", "split"), "haploid": ("single", "double"), "field": ("GT", "DS"), "standardise": ("yes",),
 }  # fmt: skip

@@ -18,10 +18,8 @@ import numpy as np
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import MOST_LABELS
 
-_TOGETHER = 4096
-"""Strings of a data set that are read at once at most."""
-_FEW = 64
-"""Strings that one attribute may hold, however long the file is."""
+_TOGETHER = 4096  # strings of a data set that are read at once at most
+_FEW = 64  # strings that one attribute may hold, however long the file is
 
 
 @contextmanager

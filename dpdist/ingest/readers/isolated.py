@@ -38,19 +38,15 @@ from dpdist.naming import Face, current_face, naming
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.storage.atomic import remove_abandoned
 
-ISOLATED = sys.platform == "linux"
-"""Whether other processes read: where their memory can be limited."""
+ISOLATED = sys.platform == "linux"  # whether other processes read: where their memory can be limited
 _PATIENCE = 300
 """Seconds within which a piece must be there: rows of a few MiB, or a chunk of a GiB of which they are a part."""
 _MEMORY = 1 << 30
 """Bytes that reading may take beyond what the process had when it began, and beyond what is announced to unpack."""
-_ROOM = str(Path(__file__).parents[3])
-"""Where this package is, which may be the current folder."""
-_IDLE = 30
-"""Seconds for which a process waits for the next file."""
+_ROOM = str(Path(__file__).parents[3])  # where this package is, which may be the current folder
+_IDLE = 30  # seconds for which a process waits for the next file
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_BEGIN = frozenset({"blocks", "rows", "units"})
-"""Questions that begin to read rows."""
+_BEGIN = frozenset({"blocks", "rows", "units"})  # questions that begin to read rows
 _COPIES = 6
 """Of what is unpacked at once, as many may be in the memory: two chunks, each as it lies, unpacked and in order."""
 _START = (

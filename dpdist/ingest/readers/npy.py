@@ -20,8 +20,7 @@ from dpdist.ingest.readers.source import Fragment, Fragments, Head, Source
 from dpdist.storage.atomic import scratch
 
 _PIECE = 1 << 20
-_HEAD = 1 << 14
-"""Bytes in which the head of an array ends: NumPy refuses longer ones, but reads them first."""
+_HEAD = 1 << 14  # bytes in which the head of an array ends: NumPy refuses longer ones, but reads them first
 
 
 class Header(NamedTuple):

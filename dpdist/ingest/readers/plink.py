@@ -20,8 +20,7 @@ from dpdist.ingest.readers.calls import FID_IID, Called, Calls, Facts, Site
 from dpdist.ingest.readers.genotypes import NO_RULES, Genotypes, columns_of_site, not_biallelic, told_apart
 from dpdist.naming import parameter
 
-_MISSING = -127
-"""What bed-reader gives where a genotype is missing, and pgenlib."""
+_MISSING = -127  # what bed-reader gives where a genotype is missing, and pgenlib
 _ABSENT = -9
 _LINE = 1 << 20
 _SITE = ("#CHROM", "POS", "ID", "REF", "ALT")

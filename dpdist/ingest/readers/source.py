@@ -23,12 +23,10 @@ from dpdist.errors import DataError
 from dpdist.ingest.readers.base import PIECE, STORED, Choices, NoRowsError, Places, Rows, attempt, each, not_finite
 from dpdist.storage.atomic import scratch
 
-Keys = tuple[tuple[str, str], ...]
-"""Name and text of the keys of the folders KEY=VALUE that a file lies in."""
+Keys = tuple[tuple[str, str], ...]  # name and text of the keys of the folders KEY=VALUE that a file lies in
 Fragment = tuple[int, int] | None
 """Where the rows of a fragment begin and end: numbers of rows, or of bytes in text; None: all rows of the file."""
-WINDOW = 4 * PIECE
-"""Bytes of a block of columns, and of a piece of it: the wider both, the longer the stretches."""
+WINDOW = 4 * PIECE  # bytes of a block of columns, and of a piece of it: the wider both, the longer the stretches
 
 
 class Entry(NamedTuple):

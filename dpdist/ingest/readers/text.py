@@ -52,8 +52,7 @@ from dpdist.ingest.readers.source import Fragment, Head, Survey
 from dpdist.ingest.readers.tabular import Tabular, matrix
 from dpdist.naming import parameter
 
-FRAGMENT = 128 << 20
-"""Bytes of a fragment."""
+FRAGMENT = 128 << 20  # bytes of a fragment
 _LINE = 1 << 20  # longest line, and the block Arrow parses: "0," is two bytes of text and eight of float64
 _MISSING = frozenset(pacsv.ConvertOptions().null_values)
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
@@ -61,10 +60,8 @@ _WHOLE = re.compile(r"([+-]?\d{1,4000})(\.0*)?", re.ASCII)
 _FLAGS = frozenset({"true", "True", "TRUE", "false", "False", "FALSE"})
 _BREAK = re.compile(r"\r\n|\r|\n")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?", re.ASCII)
-_SAMPLE = 100
-"""Lines by which a column is judged."""
-_BATCHES = 256
-"""Batches, about a MiB of text each, by which a draft of a schema is judged."""
+_SAMPLE = 100  # lines by which a column is judged
+_BATCHES = 256  # batches, about a MiB of text each, by which a draft of a schema is judged
 _BESIDE = np.zeros(256, dtype=bool)
 """The bytes that stand before a quote that opens a cell, or the second of two, and after one that closes it."""
 _BESIDE[list(b',\r\n"')] = True

@@ -45,8 +45,7 @@ _END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 """The empty block that ends every BGZF file."""
 
 _CALLS, _DOSES = "call_genotype", "call_DS"
-_TOGETHER = 4096
-"""Variants whose names are read at once."""
+_TOGETHER = 4096  # variants whose names are read at once
 _ABSENT, _NONE = -1, -2
 """Of an allele: it is missing, or there is none."""
 

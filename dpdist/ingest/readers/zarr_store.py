@@ -41,15 +41,11 @@ from dpdist.ingest.readers.hdf5 import strings
 from dpdist.ingest.readers.source import Fragments, State, version_of
 from dpdist.naming import step
 
-MARKS = ("zarr.json", ".zarray", ".zgroup")
-"""Files of which one is at the root of every store."""
+MARKS = ("zarr.json", ".zarray", ".zgroup")  # files of which one is at the root of every store
 _METADATA = frozenset({*MARKS, ".zattrs", ".zmetadata"})
-_PACKED = frozenset({"zarr.json", ".zarray", ".zmetadata"})
-"""Metadata that names codecs."""
-_FEW = {"async.concurrency": 2}
-"""So many unpacked chunks at a time."""
-_PARTS = 1 << 24
-"""Chunks of a shard at most: their places are read together."""
+_PACKED = frozenset({"zarr.json", ".zarray", ".zmetadata"})  # metadata that names codecs
+_FEW = {"async.concurrency": 2}  # so many unpacked chunks at a time
+_PARTS = 1 << 24  # chunks of a shard at most: their places are read together
 _CODECS = frozenset({
     "bytes", "endian", "transpose", "sharding_indexed", "vlen-utf8", "vlen-bytes",
     "blosc", "zstd", "gzip", "zlib", "bz2", "lzma", "lz4",
