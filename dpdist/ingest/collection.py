@@ -143,7 +143,8 @@ class Collection:
         if self.schema is not None:
             labels, names = self._read, self.names
         elif self.framed:
-            labels = [str(self.data.columns[place]) for place in keep]
+            known = [str(label) for label in self.data.columns]
+            labels = [known[place] for place in keep]
         return Reader(str(self), names, keep, len(self.names), labels, self.schema, secret)
 
     @property

@@ -27,6 +27,7 @@ from dpdist._util.progress import Steps
 from dpdist._util.text import counted, listed
 from dpdist._version import __version__
 from dpdist.errors import DataError, UsageError
+from dpdist.ingest import survey
 from dpdist.ingest.readers.base import (
     AskError,
     Choices,
@@ -50,19 +51,7 @@ from dpdist.ingest.sources import (
     opened_sources,
     state_of,
 )
-from dpdist.ingest.survey import (
-    PIECE,
-    Job,
-    Part,
-    Run,
-    Surveyed,
-    first_head,
-    grouped,
-    require_each_once,
-    size_of,
-    surveyed,
-    units_named,
-)
+from dpdist.ingest.survey import Job, Part, Run, Surveyed
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
@@ -107,7 +96,7 @@ def ingest(
     try:
         with opened_sources(source, target.scratch_folder, choices) as sources, ExitStack() as stack:
             states = [state_of(location_of(each.place)) for each in sources.entries]  # before the origin: see _identity
-            sizes = [size_of(each) for each in sources.entries]
+            sizes = [survey.size_of(each) for each in sources.entries]
             if elsewhere is not None and not elsewhere.named and (available_cores() < 2 or sum(sizes) < LARGE):
                 elsewhere = None
             origin, begun = None, stack.enter_context
@@ -286,12 +275,12 @@ class _Ingest:
 
             columns, unit = (self.columns, self.unit) if schema is None else (schema.features, None)
             labels = self._labels()
-            found = surveyed(
+            found = survey.surveyed(
                 self.place, self.sources, columns, run,
                 sizes=self.sizes, unit=None if labels else unit, may_be_empty=self.may_be_empty,
             )  # fmt: skip
             if self.unit is None:
-                require_each_once(self.sources, found.filled)
+                survey.require_each_once(self.sources, found.filled)
             kept = None if self.unit is None else self._kept(found, self.unit, labels)
             rows = found.rows if kept is None else kept.count
             self._tell(found, found.rows - rows)
@@ -299,8 +288,8 @@ class _Ingest:
             there = chunks_there(self.aside, shape)
             high = shape.chunk_rows
             require_space(self.aside, shape, rows - sum(min(high, rows - at * high) for at in there))
-            units = units_of(found.parts, shape, kept, PIECE if elsewhere is not None else None)
-            if elsewhere is not None and len(units) == 1 and rows * shape.row_bytes > PIECE:
+            units = units_of(found.parts, shape, kept, survey.PIECE if elsewhere is not None else None)
+            if elsewhere is not None and len(units) == 1 and rows * shape.row_bytes > survey.PIECE:
                 self.say(
                     f"{self.place} cannot be read in parts: one process reads it. Files beside one another can be."
                 )
@@ -329,7 +318,8 @@ class _Ingest:
             if not self.may_be_empty:
                 self.say(f"{LEFT_OUT} {left_out}.")
         elif set(head.labels) - set(head.samples):
-            self.say(f"Each row is protected by itself, as one person's; another unit is named by {units_named(head)}.")
+            named = survey.units_named(head)
+            self.say(f"Each row is protected by itself, as one person's; another unit is named by {named}.")
 
     def _kept(self, found: Surveyed, unit: Unit, labels: Sequence[str]) -> KeptRows:
         """Find the rows that are kept of each privacy unit, and put them aside."""
@@ -366,7 +356,7 @@ class _Ingest:
         """Return the labels beside the rows that say whose they are; none where a column or a schema does."""
         if self.unit is None or self.choices.schema is not None:
             return ()
-        first, head = first_head(self.sources)
+        first, head = survey.first_head(self.sources)
         asked = tuple(part.strip() for part in self.unit.column.split(","))
         if not head.labels or self.unit.column in head.names:
             if set(asked) <= set(head.labels):
@@ -418,7 +408,7 @@ def units_of(parts: Sequence[Part], shape: Shape, kept: KeptRows | None, size: i
         starts = np.cumsum([0, *counts])
     ends = [len(parts)]
     if size is not None:
-        groups = grouped(parts, [part.rows * shape.row_bytes for part in parts])
+        groups = survey.grouped(parts, [part.rows * shape.row_bytes for part in parts])
         ends = np.cumsum([len(group) for group in groups]).tolist()
     units, first = [], 0
     for end in ends:

@@ -196,6 +196,8 @@ BOMBS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "samples": ("t.vcf.gz", samples),
     "h5ad": ("t.h5ad", h5ad),
     "netcdf": ("t.nc", netcdf),
+}
+ANNOUNCED: dict[str, tuple[str, Callable[[Path], object]]] = {
     "10^8 columns, packed": ("t.npz", packed_table),
     "300 MB behind the names": ("t.npz", packed_names),
     "names of 800 MB": ("t.npz", long_names),
@@ -229,22 +231,22 @@ PEAKS = """
 @pytest.mark.skipif(sys.platform != "linux", reason="only there is memory limited")
 def test_what_unpacks_to_gigabytes_is_refused_in_little_memory(tmp_path: Path) -> None:
     sources = []
-    for number, (name, craft) in enumerate(BOMBS.values()):
+    for number, (name, craft) in enumerate([*BOMBS.values(), *ANNOUNCED.values()]):
         sources.append(tmp_path / str(number) / name)
         sources[-1].parent.mkdir()
         craft(sources[-1])
     before = sorted(tmp_path.rglob("*"))
-    assert sum(path.stat().st_size for path in before if path.is_file()) < len(BOMBS) * TINY
+    assert sum(path.stat().st_size for path in before if path.is_file()) < len(sources) * TINY
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PEAKS), *sources],
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     found = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert len(found) == len(BOMBS)
-    for (here, apart, said), source in zip(found, sources, strict=True):
+    assert len(found) == len(sources)
+    for number, ((here, apart, said), source) in enumerate(zip(found, sources, strict=True)):
         assert str(source) in said
-        assert "does not fit into the memory" not in said
+        assert "does not fit into the memory" not in said or number < len(BOMBS)
         assert here < 300, source
         assert apart < 1100, source
     assert sorted(tmp_path.rglob("*")) == before

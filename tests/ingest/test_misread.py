@@ -335,12 +335,12 @@ def test_a_first_line_of_numbers_stays_a_row(tmp_path: Path, text: str, wanted: 
 @pytest.mark.parametrize("cells", ['"1,234"', '"1,5"', "12%", "$2"])
 def test_numbers_with_commas_or_signs_are_told_as_that(tmp_path: Path, cells: str) -> None:
     (tmp_path / "t.csv").write_text(f"a,b\n{cells},2\n{cells},3\n")
-    refused(tmp_path / "t.csv", "Columns hold numbers with commas or signs in them: ['a']")
+    refused(tmp_path / "t.csv", r"Columns hold numbers with commas or signs in them: \['a'\]")
 
 
 def test_what_separates_thousands_is_for_a_person_to_say(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a;b\n1.234;2\n")
-    refused(tmp_path / "t.csv", "sep=';')", "If a mark separates thousands, or is the decimal mark, pass it")
+    refused(tmp_path / "t.csv", r"name a mark that separates thousands or decimals \(thousands=, decimal=\).*sep=';'")
 
 
 def test_words_with_semicolons_do_not_make_text_of_semicolons(tmp_path: Path) -> None:

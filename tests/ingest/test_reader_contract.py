@@ -325,6 +325,7 @@ def test_people_are_told_of_every_kind_of_file(suffix: str) -> None:
     assert [who for who, text in told.items() if suffix not in text] == []
 
 
+@pytest.mark.usefixtures("other_process")
 def test_every_reader_has_an_entry(tmp_path: Path) -> None:
     found = {
         kind

@@ -112,8 +112,7 @@ def test_a_file_of_a_web_server_is_fetched_once_and_not_by_each_task(
     (folder / "t.csv").write_text("a,b\n" + "1,2\n" * 500)
     for module in ("survey", "readers.text"):
         monkeypatch.setattr(f"dpdist.ingest.{module}.FRAGMENT", 300)
-    for module in ("survey", "write"):
-        monkeypatch.setattr(f"dpdist.ingest.{module}.PIECE", 300)
+    monkeypatch.setattr("dpdist.ingest.survey.PIECE", 300)
     fetched: list[str] = []
     fetch = Remote.fetch
 

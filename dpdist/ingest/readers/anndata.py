@@ -88,7 +88,7 @@ class AnnData(Chunked):
             stored = all(
                 not array.shape[0] or self._is_stored(array, f"{self._place}/{name}") for name, array in parts.items()
             )
-            if parts["indptr"].shape[0] != shape[self._kind == "csc"] + 1:
+            if min(shape) >= 0 and parts["indptr"].shape[0] != shape[self._kind == "csc"] + 1:
                 raise DataError(f"{self.path} is damaged: its sparse matrix has another shape than it says.")
             return Layout(shape, parts["data"].dtype, (1, *shape[1:]), stored)
 

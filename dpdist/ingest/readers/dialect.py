@@ -50,10 +50,10 @@ def otherwise(lines: Sequence[str]) -> str | None:
         if all(_NUMBER.fullmatch(cell.strip()) for cell in cells[0]):
             options.append("header=None")
             header = ", header=False"
-        remark = " If a mark separates thousands, or is the decimal mark, pass it as thousands= or decimal=, too."
+        remark = ", and name a mark that separates thousands or decimals (thousands=, decimal=)"
     return (
-        f" {' '.join(said)} Save it with commas between cells and points within numbers; in Python: "
-        f"pandas.read_csv({', '.join(options)}).to_csv(NEW, index=False{header}).{remark}"
+        f" {' '.join(said)} Save it with commas between cells and points within numbers{remark}; in Python: "
+        f"pandas.read_csv({', '.join(options)}).to_csv(NEW, index=False{header})."
     )
 
 

@@ -84,11 +84,15 @@ def _require_known(store: str, key: str, content: bytes) -> None:
 def _codecs_in(metadata: Any) -> Iterator[Any]:
     """Yield the names of all codecs in the metadata of a store, at whatever depth; what people noted names none."""
     for key, inner in metadata.items() if isinstance(metadata, dict) else ():
-        if key in {"codecs", "index_codecs", "filters", "compressor"}:
+        if key == "metadata":  # consolidated: of arrays and groups, by their names
+            for name, node in dict(inner or {}).items():
+                yield from _codecs_in(node) if name.rpartition("/")[2] != ".zattrs" else ()
+        elif key in {"codecs", "index_codecs", "filters", "compressor"}:
             for codec in inner if isinstance(inner, list) else [inner] if inner else ():
-                yield codec if isinstance(codec, str) else codec["name" if "name" in codec else "id"]
+                told = [codec] if isinstance(codec, str) else [codec[key] for key in ("name", "id") if key in codec]
+                yield from told or [""]
                 yield from _codecs_in(codec)
-        elif key.rpartition("/")[2] not in {"attributes", ".zattrs"}:
+        elif key != "attributes":
             yield from _codecs_in(inner)
 
 
