@@ -32,6 +32,7 @@ from dpdist.ingest.remote import Remote, location_of
 from dpdist.naming import parameter
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
+from dpdist.rows.units import Unit
 from dpdist.storage.atomic import scratch
 
 if interruption.installed():
@@ -201,6 +202,30 @@ def state_of(place: SourceLocation) -> str:
 def digest_of(values: object) -> str:
     """Return SHA-256 of JSON values, hexadecimal."""
     return sha256(json.dumps(values).encode()).hexdigest()
+
+
+def origin_of(
+    source: SourceLocation, *, columns: Sequence[str] | None, compress: bool, unit: Unit | None, choices: Choices
+) -> dict[str, object]:
+    """Return what a table is ingested from, as JSON values: by that the same ingest again is known.
+
+    Names, sizes and times of the files, and what was chosen, are kept beside the rows.
+    """
+    return {
+        "files": [state for place, keys in located(source) for state in attempt(place, partial(_states, place, keys))],
+        "columns": None if columns is None else list(columns),
+        "compress": compress,
+        "unit": None if unit is None else unit.to_json(),
+        "choices": choices.to_json(),
+    }
+
+
+def _states(place: SourceLocation, keys: Keys) -> list[list[object]]:
+    folders: list[object] = [list(key) for key in keys]
+    if not isinstance(place, Path):
+        return [[*folders, str(place), place.version()]]
+    stats = [(path.name, path.stat()) for path in files_of(place)]
+    return [[*folders, name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
 class Opener:

@@ -33,24 +33,14 @@ from dpdist.ingest.readers.base import (
     Choices,
     Places,
     UncutError,
-    attempt,
     changed,
     fits,
     require_exact,
     schema_says_columns,
 )
-from dpdist.ingest.readers.source import Entry, Keys, Source
+from dpdist.ingest.readers.source import Entry, Source
 from dpdist.ingest.remote import location_of
-from dpdist.ingest.sources import (
-    Opener,
-    SourceLocation,
-    Sources,
-    digest_of,
-    files_of,
-    located,
-    opened_sources,
-    state_of,
-)
+from dpdist.ingest.sources import Opener, SourceLocation, Sources, digest_of, opened_sources, origin_of, state_of
 from dpdist.ingest.survey import Job, Part, Run, Surveyed
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -146,30 +136,6 @@ def _of_schema(schema: Schema, columns: Sequence[str] | None, unit: Unit | None,
             parameter="schema",
         )
     return unit
-
-
-def origin_of(
-    source: SourceLocation, *, columns: Sequence[str] | None, compress: bool, unit: Unit | None, choices: Choices
-) -> dict[str, object]:
-    """Return what a table is ingested from, as JSON values: by that the same ingest again is known.
-
-    Names, sizes and times of the files, and what was chosen, are kept beside the rows.
-    """
-    return {
-        "files": [state for place, keys in located(source) for state in attempt(place, partial(_states, place, keys))],
-        "columns": None if columns is None else list(columns),
-        "compress": compress,
-        "unit": None if unit is None else unit.to_json(),
-        "choices": choices.to_json(),
-    }
-
-
-def _states(place: SourceLocation, keys: Keys) -> list[list[object]]:
-    folders: list[object] = [list(key) for key in keys]
-    if not isinstance(place, Path):
-        return [[*folders, str(place), place.version()]]
-    stats = [(path.name, path.stat()) for path in files_of(place)]
-    return [[*folders, name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
 def require_same_origin(rows: Store, origin: Mapping[str, object]) -> None:

@@ -202,7 +202,8 @@ def ingest_rows(
     rows = store_at(rows)
     if not isinstance(budget, PrivacyLoss | None):
         raise UsageError("The budget is a dpdist.PrivacyLoss, such as PrivacyLoss.parse(2, 1e-6).", parameter="budget")
-    from dpdist.ingest.write import ingest, origin_of, require_same_origin  # noqa: PLC0415 - only an ingest needs it
+    from dpdist.ingest.sources import origin_of  # noqa: PLC0415 - the readers of all kinds of files
+    from dpdist.ingest.write import ingest, require_same_origin  # noqa: PLC0415 - which only an ingest needs
     from dpdist.pipeline.sources import Workers, read_for  # noqa: PLC0415 - as above
 
     meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)

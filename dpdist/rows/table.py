@@ -56,7 +56,7 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes
     ----------
     origin
-        What the rows were ingested from (:mod:`dpdist.ingest.write`), or None.
+        What the rows were ingested from (:mod:`dpdist.ingest.sources`), or None.
     schema
         What the columns of the source mean (:class:`dpdist.rows.schema.Schema`), or None.
     dropped

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import listed
+from dpdist._util.text import as_json, listed
 from dpdist.errors import DataError, DpdistError, UsageError, quiet
 from dpdist.ingest.readers.genotypes import Genotypes
 from dpdist.naming import parameter, step
@@ -78,13 +78,8 @@ class Choices:
     def to_json(self) -> dict[str, object]:
         """Return JSON values, by which the same choices are known again."""
         values: dict[str, object] = {"variable": self.variable, "missing": self.missing, "header": self.header}
-        if self.rows_dimension is not None:
-            values["rows_dimension"] = self.rows_dimension
-        if self.genotypes is not None:
-            values["genotypes"] = self.genotypes.to_json()
-        if self.schema is not None:
-            values["schema"] = self.schema.to_json()
-        return values
+        later = {name: getattr(self, name) for name in ("rows_dimension", "genotypes", "schema")}
+        return values | {name: as_json(value) for name, value in later.items() if value is not None}
 
 
 class AskError(DataError):

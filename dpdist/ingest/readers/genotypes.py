@@ -76,19 +76,17 @@ class Genotypes:
         digest = None if path is None else hashlib.sha256(_read(path)).hexdigest()
         return cls(**{**rules, "frequencies": None if path is None else str(path), "digest": digest})
 
-    @property
-    def packed(self) -> dict[str, str]:
-        """JSON values for whoever reads a part."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
     def to_json(self) -> dict[str, str]:
         """Return JSON values: what was stated, and of the file its digest, wherever it is."""
-        return {name: value for name, value in self.packed.items() if name != "frequencies"}
+        return self._without("frequencies")
 
     @property
     def stated(self) -> dict[str, str]:
         """The rules, as :meth:`of` takes them."""
-        return {name: value for name, value in self.packed.items() if name != "digest"}
+        return self._without("digest")
+
+    def _without(self, field: str) -> dict[str, str]:
+        return {name: value for name, value in asdict(self).items() if value is not None and name != field}
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

@@ -82,35 +82,32 @@ class NetCdf(Chunked):
     def _variables(self) -> Iterator[tuple[Mapping[str, Any], set[str]]]:
         """Give the variables, of which nothing was read yet, and the names of the coordinates among them."""
         xarray = required("xarray", "netcdf", ".nc files")
-        with self._store() as store:
-            # not as a Dataset: that reads all coordinates at once; and times stay the numbers they are
-            variables, _, coordinates = xarray.conventions.decode_cf_variables(
-                *store.load(), decode_times=False, decode_timedelta=False
-            )
-            yield variables, {*coordinates, *(name for name, each in variables.items() if each.dims == (name,))}
-
-    @contextmanager
-    def _store(self) -> Iterator[Any]:
-        backends = required("xarray", "netcdf", ".nc files").backends
         if self._classic:
             from scipy.io import netcdf_file  # noqa: PLC0415 - only the older format needs it
 
             with _Clamped(self.path) as file, netcdf_file(file, mmap=True):
                 pass  # its head announces no more than the file holds: xarray would set it aside first
-            store = backends.ScipyDataStore(str(self.path), mode="r")
+            store = xarray.backends.ScipyDataStore(str(self.path), mode="r")
         else:
             h5py = _h5py()
             required("h5netcdf", "netcdf", ".nc files")
-            with contained(self.path, h5py) as found:
-                require_few_attributes(self.path, h5py, found)
-            group = (self.choices.variable or "").rpartition("/")[0] or None
-            store = backends.H5NetCDFStore.open(
-                str(self.path), group=group, decode_vlen_strings=True, phony_dims="access"
+            with contained(self.path, h5py) as root:
+                require_few_attributes(self.path, h5py, root)
+            store = xarray.backends.H5NetCDFStore.open(
+                str(self.path), group=self._group or None, decode_vlen_strings=True, phony_dims="access"
             )
         try:
-            yield store
+            # not as a Dataset: that reads all coordinates at once; and times stay the numbers they are
+            variables, _, coordinates = xarray.conventions.decode_cf_variables(
+                *store.load(), decode_times=False, decode_timedelta=False
+            )
+            yield variables, {*coordinates, *(name for name, each in variables.items() if each.dims == (name,))}
         finally:
             store.close()
+
+    @property
+    def _group(self) -> str:
+        return (self.choices.variable or "").rpartition("/")[0]
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -121,10 +118,9 @@ class NetCdf(Chunked):
     @attempted
     def _name(self) -> str:
         with self._variables() as (variables, coordinates):
-            group = (self.choices.variable or "").rpartition("/")[0]
             bounds = bounds_in(each.attrs for each in variables.values())
             arrays = {
-                f"{group}/{name}".removeprefix("/"): array.shape
+                f"{self._group}/{name}".removeprefix("/"): array.shape
                 for name, array in variables.items()
                 if array.ndim > 1 and name not in {*coordinates, *bounds}
             }
