@@ -123,7 +123,6 @@ class _Blocks:
         return shape
 
     def _looked(self, reader: Reader) -> tuple[list[int], list[str | None], str]:
-        """Return rows and digest of every block, and the type of all."""
         lengths, dtype = self.found.lengths, self.found.dtype
         if lengths is not None and dtype is not None:
             return list(lengths), [None] * len(lengths), dtype
@@ -156,7 +155,6 @@ def _digest(reader: Reader) -> Any:
 
 
 def _look(reader: Reader, number: int, block: Any) -> tuple[int, str, str]:
-    """Return rows, type and digest of a block."""
     rows, kinds, digest = 0, set[np.dtype[Any]](), _digest(reader)
     for part in reader.rows(block, number):
         rows += len(part)

@@ -149,7 +149,6 @@ class Collection:
 
     @property
     def _read(self) -> list[str]:
-        """The columns that a schema reads."""
         columns = () if self.schema is None else self.schema.columns
         return [column.name for column in columns if column.stored or column.kind == "privacy unit"]
 

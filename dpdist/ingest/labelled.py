@@ -262,7 +262,6 @@ def area_scale(like: object) -> Matrix:
 
 
 def _weights(part: Part) -> Matrix:
-    """Return the weight of each entry of a row, in its shape."""
     import xarray  # noqa: PLC0415 - whoever holds such an array has it
 
     measures = str(part.array.attrs.get("cell_measures") or part.array.encoding.get("cell_measures") or "").split()

@@ -239,7 +239,6 @@ def _stat(name: str, files: Sequence[Path]) -> tuple[str, int, int]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn what a disk says of a file into a DataError."""
     try:
         yield
     except OSError as error:
@@ -272,7 +271,6 @@ def _sources_of(table: PeriodicTable, period: str) -> list[SourceFile]:
 def _require_fresh(
     table: PeriodicTable, period: str, entry: Path, read: Iterable[SourceFile], closed: Iterable[str], choices: Choices
 ) -> None:
-    """Refuse a file that repeats another one, of any period, and has rows."""
     seen = {each.digest: f"{each.name} of the period {other}" for other in closed for each in _sources_of(table, other)}
     for each in read:
         if each.digest in seen and has_rows(_path_of(entry, each.name), table.store.scratch_folder, choices):

@@ -122,7 +122,6 @@ def _require_no_lake(folder: SourceLocation, names: Collection[str]) -> None:
 
 
 def _require_once(places: Sequence[SourceLocation]) -> None:
-    """Refuse one file or folder under two names: its rows would count twice."""
     known: dict[tuple[int, int], Path] = {}
     for place in places:
         if isinstance(place, Path):
@@ -247,7 +246,6 @@ class Opener:
         return self._source
 
     def _open(self, entry: Entry) -> tuple[Source, str]:
-        """Return the reader, and the place that it names in messages."""
         place = location_of(entry.place)
         kind = _kind(place)
         if entry.keys and not issubclass(kind, Columnar):

@@ -121,7 +121,6 @@ def ingest(
 
 
 def _of_schema(schema: Schema, columns: Sequence[str] | None, unit: Unit | None, period: str | None) -> Unit | None:
-    """Return the privacy unit of a schema; refuse what it says already."""
     if columns is not None:
         raise schema_says_columns()
     if period is None and unit is not None:
@@ -268,7 +267,6 @@ class _Ingest:
         return shape, found.names
 
     def _tell(self, found: Surveyed, left_out: int) -> None:
-        """Tell what was guessed of the files, and whose the rows are."""
         if found.guesses:
             first, *more = found.guesses
             self.say(first + (f" So is that of {counted(len(more), 'other file')}." if more else ""))

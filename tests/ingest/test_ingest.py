@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zarr
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.ingest_scene import (
@@ -34,7 +33,6 @@ from dpdist.ingest.sources import KINDS
 from dpdist.ingest.write import ingest
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import chunk_rows_for
-from dpdist.rows.writing import chunk_key
 
 ARROW = (pa.float32(), pa.uint8(), pa.int16())
 
@@ -411,14 +409,3 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ingest(tmp_path / "t.npz", tmp_path / "rows.zarr")
     assert seen == [7]
     assert [each.name for each in tmp_path.iterdir()] == ["t.npz"]
-
-
-@pytest.mark.parametrize("compress", [False, True])
-def test_compressed_rows_are_the_same_rows(tmp_path: Path, compress: bool) -> None:
-    rows = np.zeros((3000, 4), dtype=np.int32)
-    rows[::7] = 5
-    np.save(tmp_path / "rows.npy", rows)
-    table = ingest(tmp_path / "rows.npy", tmp_path / "rows.zarr", compress=compress)
-    assert table.compressed is compress
-    assert ((table.path / chunk_key(0)).stat().st_size < rows.nbytes / 4) is compress
-    assert np.array_equal(np.asarray(zarr.open_array(tmp_path / "rows.zarr", mode="r")[:]), rows)

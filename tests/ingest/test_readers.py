@@ -221,14 +221,6 @@ def test_rows_of_a_store_are_never_the_variants(tmp_path: Path, said: str) -> No
     assert ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", choices=Choices("turned")).rows == 4
 
 
-def test_stores_of_a_folder_are_read_in_order(tmp_path: Path) -> None:
-    (tmp_path / "parts").mkdir()
-    for number in (1, 0):
-        zarr.create_array(tmp_path / "parts" / f"{number}.zarr", data=cube()[number * 15 : number * 15 + 15, 0])
-    ingest(tmp_path / "parts", tmp_path / "rows.zarr")
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), cube()[:, 0])
-
-
 def test_rows_of_dpdist_are_not_ingested_again(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", cube()[:, 0])
     ingest(tmp_path / "t.npy", tmp_path / "rows.zarr")

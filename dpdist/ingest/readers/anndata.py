@@ -54,7 +54,6 @@ class AnnData(Chunked):
     @cached_property
     @attempted
     def _place(self) -> str:
-        """Where the matrix is."""
         with self._root() as root:
             layers = sorted(root["layers"].keys()) if "layers" in root else ()
             places = ["X", "raw/X", *(f"layers/{name}" for name in layers)]
@@ -255,7 +254,6 @@ def _is_text(values: Any) -> bool:
 
 
 def _arrays(element: Any) -> Iterator[Any]:
-    """Yield the arrays that an element of AnnData is made of."""
     if not hasattr(element, "keys"):
         yield element
         return

@@ -195,7 +195,6 @@ class Chunked(Source):
 
     @property
     def _cure(self) -> str:
-        """What to do about a value that is missing."""
         return GAPS
 
     def _place_of(self, column: int) -> str:

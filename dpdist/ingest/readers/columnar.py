@@ -215,7 +215,6 @@ class Parquet(Columnar):
 
     @cached_property
     def _largest(self) -> int:
-        """Bytes of the largest row group."""
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
         return max((group.total_byte_size for group in groups), default=0)
 

@@ -129,7 +129,6 @@ class NetCdf(Chunked):
         return only(self.path, arrays, self.choices.variable, "variable")
 
     def _in_groups(self) -> str:
-        """Return names and shapes of the arrays in groups of the file."""
         if self._classic:
             return ""
         h5py, inner = _h5py(), []

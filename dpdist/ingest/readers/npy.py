@@ -170,7 +170,6 @@ class Npz(Npy):
         return bounded(self.path, each(self.path, self._labels(labels)))
 
     def _labels(self, labels: Header) -> Iterator[list[str]]:
-        """Yield the names of the columns."""
         size = labels.dtype.itemsize
         if not 0 < size <= _PIECE:
             raise ValueError

@@ -140,7 +140,6 @@ class Plink2(Calls):
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    """Return the file of a suffix beside another one."""
     place = path.with_suffix(suffix)
     if not place.is_file():
         packed = place.with_name(place.name + ".zst")
@@ -204,7 +203,6 @@ def _samples(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _sites(path: Path, rules: Genotypes) -> Sites:
-    """Return the variants of a .pvar or .bim."""
 
     def header(fields: list[str]) -> list[int] | None:
         return [fields.index(name) for name in _SITE] if fields[0] == _SITE[0] and set(_SITE) <= set(fields) else None

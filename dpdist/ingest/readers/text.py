@@ -492,7 +492,6 @@ def _held(cells: list[str]) -> str | None:
 
 
 def _fault(cell: str, *, flag: bool = False) -> str | None:
-    """Say what is wrong with a cell, as Arrow reads it."""
     text = cell.strip(" \t")
     if cell in _MISSING:
         return "the value is missing, and no schema says what becomes of it"

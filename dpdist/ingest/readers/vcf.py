@@ -147,7 +147,6 @@ class Vcf(Calls):
             yield _side_by_side(columns)
 
     def _cells(self, number: int, fields: list[bytes], rest: bytes) -> list[bytes]:
-        """Return the field of each sample that is read."""
         samples = self.facts.samples
         found = rest.count(b"\t") + 1  # before they are set apart: cells of a byte take dozens
         if found != samples:
