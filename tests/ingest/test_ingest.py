@@ -317,6 +317,12 @@ def test_missing_values_in_parquet_are_refused_by_row(tmp_path: Path, monkeypatc
     refused(tmp_path / "t.parquet", "t.parquet", "row 11 (counting from 0)", "'b'", "missing")
 
 
+def test_a_truncated_array_is_told_as_that(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.full((9, 3), SECRET))
+    (tmp_path / "t.npy").write_bytes((tmp_path / "t.npy").read_bytes()[:-8])
+    refused(tmp_path / "t.npy", "t.npy", "truncated")
+
+
 def test_a_damaged_member_is_found_by_its_checksum(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", X=np.full((1000, 3), SECRET))
     content = bytearray((tmp_path / "t.npz").read_bytes())
