@@ -121,6 +121,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     **A guarantee that promises little** comes with a :class:`dpdist.WeakGuaranteeWarning`: an epsilon above 10,
     or where n is private a delta from 1e-4 on.
 
+    **Later steps of a pipeline are not private.** A classifier fitted to the scores learns from private rows; the
+    guarantee covers the estimator, not what is computed from ``transform``.
+
     **Rows in memory have no ledger.** A register in this process knows rows again by their values: in copies, other
     orders, types and chunkings, and as parts of other tables. It sees neither what other processes released nor rows
     whose values changed, such as by a scaler (:mod:`dpdist.ledger.in_memory`). A second fit of as many rows of the

@@ -19,7 +19,6 @@ import numpy as np
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError
 from dpdist.ingest.collection import Collection, Reader
-from dpdist.ingest.origin import collection_origin
 from dpdist.ingest.readers.base import Places, fits, require_exact
 from dpdist.ingest.survey import kept_places, require_publishable
 from dpdist.ingest.write import WORK, secret_of, writing
@@ -61,7 +60,7 @@ def ingest_collection(
     if columns is None:
         found.require_no_index()
     found.require_numbers(keep)
-    origin = collection_origin(given, columns=None if schema else columns, compress=compress, schema=schema)
+    origin = given.origin(columns=None if schema else columns, compress=compress, schema=schema)
     # never resumed: a graph may read other things later, and with blocks of both a person could be in a table twice
     with target.staged("rows", private=True) as aside:
         with computing(where) if found.lazy else nullcontext() as engine:
@@ -76,7 +75,7 @@ def ingest_collection(
 
 
 class _Piece(NamedTuple):
-    """So many rows of a block, from its beginning."""
+    """Rows of a block, from its beginning."""
 
     block: int
     rows: int
@@ -94,7 +93,7 @@ class _Blocks:
 
     @cached_property
     def blocks(self) -> list[Any]:
-        """The blocks."""
+        """What is computed."""
         return self.found.blocks(self.keep)
 
     def run(self, tasks: Sequence[tuple[Callable[..., Any], ...]], label: str) -> list[Any]:
@@ -114,7 +113,8 @@ class _Blocks:
         tasks: list[Any] = []
         for first, stop, start, pieces in _units(lengths, shape):
             write = _Write(reader, self.aside, shape, first, stop, start, pieces, digests[pieces[0].block])
-            tasks.append((write, *(self._rows_of(piece, lengths) for piece in pieces)))
+            blocks = [(self.blocks[number], rows, lengths[number]) for number, rows in pieces]
+            tasks.append((write, *(block if rows == all_ else first_rows(block, rows) for block, rows, all_ in blocks)))
         seen: dict[_Piece, str] = {}
         for told in self.run(tasks, "Ingesting"):
             for piece, digest in told.items():
@@ -122,12 +122,7 @@ class _Blocks:
                     raise _changed(reader, piece.block)
         return shape
 
-    def _rows_of(self, piece: _Piece, lengths: Sequence[int]) -> Any:
-        block = self.blocks[piece.block]
-        return block if piece.rows == lengths[piece.block] else first_rows(block, piece.rows)
-
     def _looked(self, reader: Reader) -> tuple[list[int], list[str | None], str]:
-        """Return rows and digest of every block, and the type of all."""
         lengths, dtype = self.found.lengths, self.found.dtype
         if lengths is not None and dtype is not None:
             return list(lengths), [None] * len(lengths), dtype
@@ -144,13 +139,11 @@ def _units(lengths: Sequence[int], shape: Shape) -> Iterator[tuple[int, int, int
         end = start + length
         stop = -(-end // high)
         if stop > first:
-            pieces, lacking = [_Piece(number, length)], min(stop * high, shape.rows) - end
-            for other in range(number + 1, len(lengths)):
-                if not lacking:
-                    break
+            pieces, lacking, other = [_Piece(number, length)], min(stop * high, shape.rows) - end, number + 1
+            while lacking:
                 if rows := min(lacking, lengths[other]):
                     pieces.append(_Piece(other, rows))
-                    lacking -= rows
+                lacking, other = lacking - rows, other + 1
             yield first, stop, start, pieces
             first = stop
         start = end
@@ -162,7 +155,6 @@ def _digest(reader: Reader) -> Any:
 
 
 def _look(reader: Reader, number: int, block: Any) -> tuple[int, str, str]:
-    """Return rows, type and digest of a block."""
     rows, kinds, digest = 0, set[np.dtype[Any]](), _digest(reader)
     for part in reader.rows(block, number):
         rows += len(part)

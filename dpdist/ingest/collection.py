@@ -30,6 +30,7 @@ from dpdist.ingest.readers.base import (
     numbered,
     require_columns,
     require_exact,
+    schema_says_columns,
 )
 from dpdist.naming import parameter
 from dpdist.rows.schema import Schema
@@ -45,34 +46,16 @@ def whole_rows(array: Any) -> Any:
 
 @dataclass(frozen=True)
 class Collection:
-    """A table that Python code holds.
+    """A table that Python code holds."""
 
-    Attributes
-    ----------
-    kind
-        How messages name it.
-    given
-        The table.
-    data
-        An array or a DataFrame, of Dask or in memory.
-    lazy
-        Whether it is of Dask.
-    names
-        Of its columns.
-    lengths, dtype
-        Rows of every block, and the type of their values; None where only the blocks tell.
-    schema
-        By what the columns of a DataFrame are mapped; then ``names`` are those of the rows. None: they are numbers.
-    """
-
-    kind: str
+    kind: str  # how messages name it
     given: Any
-    data: Any
-    lazy: bool
-    names: tuple[str, ...]
-    lengths: tuple[int, ...] | None
-    dtype: str | None
-    schema: Schema | None = None
+    data: Any  # an array or a DataFrame, of Dask or in memory
+    lazy: bool  # it is of Dask
+    names: tuple[str, ...]  # of its columns; with a schema those of the rows
+    lengths: tuple[int, ...] | None  # rows of every block; None where only the blocks tell
+    dtype: str | None  # of their values
+    schema: Schema | None = None  # by what the columns of a DataFrame are mapped; None: they are numbers
 
     def __str__(self) -> str:
         return f"the {self.kind}"
@@ -88,7 +71,18 @@ class Collection:
 
         if self.lazy or not (self.framed or isinstance(self.data, np.ndarray)):
             return token_of(self.given)
-        return token_of([type(self.data).__qualname__, self.names, [token_of(each) for each in self._parts()]])
+        return token_of([type(self.data).__qualname__, self.names, [token_of(part) for part in self._parts()]])
+
+    def origin(
+        self, *, columns: Sequence[str] | None, compress: bool, schema: Schema | None = None
+    ) -> dict[str, object]:
+        """Return what a table is ingested from, as JSON values."""
+        said: dict[str, object] = {
+            "collection": [self.kind, self.token],
+            "columns": None if columns is None else list(columns),
+            "compress": compress,
+        }
+        return said if schema is None else {**said, "schema": schema.to_json()}
 
     def _parts(self) -> Iterator[Any]:
         """Yield what is in memory in parts that Dask hashes as the values stand: else it does as they lie in memory."""
@@ -109,10 +103,7 @@ class Collection:
         if not self.framed:
             raise UsageError(f"{self} has no columns of different kinds, which a schema is for.", parameter="schema")
         if columns is not None:
-            raise UsageError(
-                'The schema says which columns are kept: leave the others out there, with kind = "ignored".',
-                parameter="columns",
-            )
+            raise schema_says_columns()
         if schema.unit is not None and self.lazy:
             raise UsageError(
                 f"The schema has a privacy unit, of which rows are kept by their order, and the partitions of {self} "
@@ -129,57 +120,46 @@ class Collection:
         """Refuse columns that hold no real numbers: DataError, which names them."""
         if self.schema is not None:
             return
-        if self.framed:
-            kinds = {self.names[place]: self.data.dtypes.iloc[place] for place in keep}
-        else:
-            kinds = {self.names[place]: self.data.dtype for place in keep}
-        bad = {name: kind for name, kind in kinds.items() if _stored(kind) is None}
+        kinds = {self.names[at]: self.data.dtypes.iloc[at] if self.framed else self.data.dtype for at in keep}
+        bad = [f"{name!r} ({kind})" for name, kind in kinds.items() if _stored(kind) is None]
         if bad:
-            told = listed(f"{name!r} ({kind})" for name, kind in bad.items())
             raise DataError(
-                f"These columns of {self} hold no real numbers: {told}. Say what they mean in a schema "
+                f"These columns of {self} hold no real numbers: {listed(bad)}. Say what they mean in a schema "
                 f"({parameter('schema')}), or name the others in {parameter('columns')}."
             )
 
     def require_no_index(self) -> None:
         """Refuse a column that is called like an index that was written to a file and read again: DataError."""
-        found = next((name for name in self.names if name in UNNAMED), None) if self.framed else None
-        if found is not None:
+        index = next((name for name in self.names if name in UNNAMED), None) if self.framed else None
+        if index is not None:
             raise DataError(
-                f"The column {found!r} of {self} is called like an index, which would be summed like a measurement. "
+                f"The column {index!r} of {self} is called like an index, which would be summed like a measurement. "
                 f"Rename it, or name the columns to keep in {parameter('columns')}."
             )
 
     def reader(self, keep: Places, secret: bytes) -> Reader:
         """Return what reads every block."""
+        labels, names = None, tuple(self.names[place] for place in keep)
         if self.schema is not None:
-            return Reader(str(self), self.names, keep, len(self.names), self._read, self.schema, secret)
-        known = [str(label) for label in self.data.columns] if self.framed else []
-        labels = [known[place] for place in keep] if self.framed else None
-        return Reader(str(self), [self.names[place] for place in keep], keep, len(self.names), labels, secret=secret)
+            labels, names = self._read, self.names
+        elif self.framed:
+            known = [str(label) for label in self.data.columns]
+            labels = [known[place] for place in keep]
+        return Reader(str(self), names, keep, len(self.names), labels, self.schema, secret)
 
     @property
     def _read(self) -> list[str]:
-        """The columns that a schema reads."""
         columns = () if self.schema is None else self.schema.columns
         return [column.name for column in columns if column.stored or column.kind == "privacy unit"]
 
     def blocks(self, keep: Places) -> list[Any]:
         """Return the blocks: what Dask makes each of, or the one that is in memory."""
+        data = self.data
         if self.schema is not None:
-            labels = {str(label): label for label in self.data.columns}
-            data = self.data[[labels[name] for name in self._read]]
-        else:
-            places = list(keep)
-            data = (
-                self.data
-                if not self.framed
-                else (
-                    self.data[[self.data.columns[place] for place in places]]
-                    if self.lazy
-                    else self.data.iloc[:, places]
-                )
-            )
+            labels = {str(label): label for label in data.columns}
+            data = data[[labels[name] for name in self._read]]
+        elif self.framed:
+            data = data[[data.columns[place] for place in keep]] if self.lazy else data.iloc[:, list(keep)]
         if not self.lazy:
             return [data]
         return list(data.to_delayed()) if self.framed else whole_rows(data).to_delayed().ravel().tolist()
@@ -209,14 +189,12 @@ def collection_of(given: Any, rows_dimension: str | None = None) -> Collection |
             raise DataError(
                 f"The {kind} has several columns of one name: {listed(map(str, data.columns))}. Rename them."
             )
-        words = any(isinstance(each, str) for each in data.columns)
-        labels = tuple(map(str, data.columns)) if words else None
-    dtype = None if framed else _stored(data.dtype)
-    lengths: tuple[int, ...] | None = None
-    if not framed:
-        rows = data.chunks[0] if lazy else data.shape[:1]
-        lengths = None if any(map(math.isnan, rows)) else tuple(map(int, rows))
-    return Collection(kind, given, data, lazy, labels or numbered(count), lengths, dtype)
+        words = any(isinstance(label, str) for label in data.columns)
+        names = tuple(map(str, data.columns)) if words else numbered(count)
+        return Collection(kind, given, data, lazy, names, None, None)
+    rows = data.chunks[0] if lazy else data.shape[:1]
+    lengths = None if any(map(math.isnan, rows)) else tuple(map(int, rows))
+    return Collection(kind, given, data, lazy, labels or numbered(count), lengths, _stored(data.dtype))
 
 
 def _stored(kind: Any) -> str | None:
@@ -227,31 +205,15 @@ def _stored(kind: Any) -> str | None:
 
 
 class Reader(NamedTuple):
-    """Reads blocks of a table.
+    """Reads blocks of a table."""
 
-    Attributes
-    ----------
-    table
-        How messages name it.
-    names, keep
-        Of the columns that are kept, and their places in an array.
-    columns
-        How many an array has.
-    labels
-        Of a DataFrame of the columns that are kept, as text; None for an array.
-    schema
-        By what a DataFrame is mapped, or None.
-    secret
-        What keys the choice of rows of its privacy units.
-    """
-
-    table: str
-    names: Sequence[str]
-    keep: Places
-    columns: int
-    labels: Sequence[str] | None
-    schema: Schema | None = None
-    secret: bytes = b""
+    table: str  # how messages name it
+    names: Sequence[str]  # of the columns that are kept
+    keep: Places  # and where these are in an array
+    columns: int  # how many an array has
+    labels: Sequence[str] | None  # of a DataFrame of the columns that are kept, as text; None for an array
+    schema: Schema | None  # by what a DataFrame is mapped
+    secret: bytes  # keys the choice of rows of its privacy units
 
     def where(self, number: int) -> str:
         """Return how messages name a block."""
@@ -285,13 +247,13 @@ class Reader(NamedTuple):
                 yield _of_frame(block.iloc[start : start + step], f"{where}, row", start, names)
             else:
                 piece = block[start : start + step]
-                found = np.asarray(piece.toarray() if hasattr(piece, "toarray") else piece)
-                kind = _stored(found.dtype)
+                rows = np.asarray(piece.toarray() if hasattr(piece, "toarray") else piece)
+                kind = _stored(rows.dtype)
                 if kind is None:
                     raise DataError(
-                        f"{where} holds values of type {found.dtype.name}, which are no real numbers. {CURE}"
+                        f"{where} holds values of type {rows.dtype.name}, which are no real numbers. {CURE}"
                     )
-                yield np.ascontiguousarray(found[:, list(self.keep)], dtype=kind)
+                yield np.ascontiguousarray(rows[:, list(self.keep)], dtype=kind)
 
 
 def _kept(block: Any, where: str, schema: Schema, key: bytes) -> npt.NDArray[np.bool_] | None:
@@ -328,11 +290,13 @@ def _mapped(frame: Any, where: str, start: int, schema: Schema, kept: npt.NDArra
 
 
 def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
-    kinds = [_stored(kind) for kind in frame.dtypes]
-    for name, kind, found in zip(names, kinds, frame.dtypes, strict=True):
-        if kind is None:
-            raise DataError(f"{where} {start} on, column {name!r} holds no real numbers ({found}). {CURE}")
-    rows = np.empty(frame.shape, dtype=np.result_type(*[kind for kind in kinds if kind is not None]))
+    kinds: list[Any] = [_stored(kind) for kind in frame.dtypes]
+    if None in kinds:
+        at = kinds.index(None)
+        raise DataError(
+            f"{where} {start} on, column {names[at]!r} holds no real numbers ({frame.dtypes.iloc[at]}). {CURE}"
+        )
+    rows = np.empty(frame.shape, dtype=np.result_type(*kinds))
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         column = frame.iloc[:, place]
         lacking = column.isna().to_numpy()

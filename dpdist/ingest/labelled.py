@@ -25,9 +25,7 @@ from dpdist.ingest.readers.netcdf import meaning_of
 from dpdist.naming import parameter
 
 Matrix = npt.NDArray[np.float64]
-_LATITUDES = frozenset(
-    {"degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN", "degreesN"}
-)  # CF 1.11, section 4.1
+_LATITUDES = {"degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN", "degreesN"}  # CF 1.11, section 4.1
 
 
 def is_labelled(value: object) -> bool:
@@ -37,35 +35,28 @@ def is_labelled(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """The columns that one variable becomes.
+    """The columns that one variable becomes."""
 
-    Attributes
-    ----------
-    name
-        Of the variable of a Dataset; empty for a DataArray.
-    array
-        The DataArray.
-    """
-
-    name: str
+    name: str  # of the variable of a Dataset; empty for a DataArray
     array: Any
+
+    def __str__(self) -> str:
+        return f"The variable {self.name!r}" if self.name else "The DataArray"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one row."""
-        found: tuple[int, ...] = self.array.shape[1:]
-        return found
+        return tuple(self.array.shape[1:])
+
+    @property
+    def dims(self) -> tuple[Any, ...]:
+        """Of one row."""
+        return tuple(self.array.dims[1:])
 
     @property
     def columns(self) -> int:
         """How many."""
         return math.prod(self.shape)
-
-    @property
-    def dims(self) -> tuple[Any, ...]:
-        """Of one row."""
-        found: tuple[Any, ...] = self.array.dims[1:]
-        return found
 
     @property
     def coords(self) -> dict[Any, Any]:
@@ -77,16 +68,15 @@ class Part:
     @property
     def names(self) -> tuple[str, ...] | None:
         """Names of the columns; None where a DataArray has none."""
-        words = None
-        if len(self.dims) == 1:
-            labels = self.array.coords.get(self.dims[0])
-            if labels is not None and all(isinstance(each, str) for each in labels.values.tolist()):
-                words = labels.values.tolist()
+        words: tuple[str, ...] | None = None
+        labels = self.array.coords.get(self.dims[0]) if len(self.dims) == 1 else None
+        if labels is not None and all(isinstance(label, str) for label in labels.values.tolist()):
+            words = tuple(labels.values.tolist())
         if not self.name:
-            return None if words is None else tuple(words)
+            return words
         if not self.dims:
             return (self.name,)
-        return tuple(f"{self.name}[{each}]" for each in (range(self.columns) if words is None else words))
+        return tuple(f"{self.name}[{label}]" for label in words or range(self.columns))
 
     def rows(self) -> Any:
         """Return (n, columns), of Dask where the array is."""
@@ -111,15 +101,9 @@ def _present(meaning: Meaning, block: Any) -> Any:
 
 @dataclass(frozen=True)
 class Laid:
-    """A table of xarray, laid out.
+    """A table of xarray, laid out."""
 
-    Attributes
-    ----------
-    parts
-        One for a DataArray, one for each variable of a Dataset.
-    """
-
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # one for a DataArray, one for each variable of a Dataset
 
     @property
     def columns(self) -> int:
@@ -278,31 +262,27 @@ def area_scale(like: object) -> Matrix:
 
 
 def _weights(part: Part) -> Matrix:
-    """Return the weight of each entry of a row, in its shape."""
     import xarray  # noqa: PLC0415 - whoever holds such an array has it
 
-    what = f"The variable {part.name!r}" if part.name else "The DataArray"
     measures = str(part.array.attrs.get("cell_measures") or part.array.encoding.get("cell_measures") or "").split()
     named = dict(zip(measures[::2], measures[1::2], strict=False)).get("area:")
     area = part.coords.get(named)
-    latitudes = [each for each in part.coords.values() if _is_latitude(each)]
+    latitudes = [
+        each for each in part.coords.values()
+        if each.attrs.get("standard_name") == "latitude" or each.attrs.get("units") in _LATITUDES
+    ]  # fmt: skip
     if area is not None:
         weights = area / area.max()
     elif len(latitudes) == 1:
         weights = np.cos(np.deg2rad(latitudes[0].astype(np.float64)))
     else:
         raise UsageError(
-            f"{what} has {len(latitudes) or 'no'} coordinates of latitude among its columns, of which the attribute "
+            f"{part} has {len(latitudes) or 'no'} coordinates of latitude among its columns, of which the attribute "
             'standard_name is "latitude" or units are "degrees_north". Name one so, or make weights yourself and pass '
             f"1 / sqrt(weight) as {parameter('scale')}."
         )
     row = xarray.DataArray(np.ones(part.shape), dims=part.dims)
     found: Matrix = (row * weights.reset_coords(drop=True)).transpose(*part.dims).values.astype(np.float64)
     if not np.all((found > 0) & np.isfinite(found)):
-        raise UsageError(f"{what} has cells of no area, or latitudes beyond the poles: leave them out.")
+        raise UsageError(f"{part} has cells of no area, or latitudes beyond the poles: leave them out.")
     return found
-
-
-def _is_latitude(coordinate: Any) -> bool:
-    said = coordinate.attrs
-    return said.get("standard_name") == "latitude" or said.get("units") in _LATITUDES

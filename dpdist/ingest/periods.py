@@ -13,10 +13,12 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from dpdist._util.progress import Steps
 from dpdist._util.text import listed
@@ -56,7 +58,7 @@ def waiting(source: Path, closed: Sequence[str] = ()) -> tuple[dict[str, Path], 
     """
     if not source.is_dir():
         raise DataError(f"{source} is not a folder. With periods = true the source is a folder, one entry per period.")
-    found: dict[str, Path] = {}
+    entries: dict[str, Path] = {}
     wrong: list[DpdistError] = []
     twice: list[str] = []
     for entry in sorted(source.iterdir(), key=lambda entry: entry.name):
@@ -70,23 +72,24 @@ def waiting(source: Path, closed: Sequence[str] = ()) -> tuple[dict[str, Path], 
         except RefusedError as error:
             wrong.append(error)
             continue
-        if period in found:
-            wrong.append(
-                DataError(f"{found[period]} and {entry} are both of the period {period}. Put them into one folder.")
-            )
+        if period in entries:
+            both = f"{entries[period]} and {entry} are both of the period {period}"
+            wrong.append(DataError(f"{both}. Put them into one folder."))
             twice.append(period)
-        found[period] = entry
-    if not closed and len({_shape(period) for period in found}) > 1:
-        first, other = next((a, b) for a, b in pairwise(found) if _shape(a) != _shape(b))
-        names = (
-            f"{found[first].name} and {found[other].name} in {source} have letters, digits and marks at other places"
+        entries[period] = entry
+    if not closed and len({_shape(period) for period in entries}) > 1:
+        first, other = next((entries[a], entries[b]) for a, b in pairwise(entries) if _shape(a) != _shape(b))
+        wrong.append(
+            DataError(
+                f"{first.name} and {other.name} in {source} have letters, digits and marks at other places: which of "
+                "them is named wrongly no closed period tells yet. Give all entries names of one shape."
+            )
         )
-        cure = "which of them is named wrongly no closed period tells yet. Give all entries names of one shape."
-        return {}, [*wrong, DataError(f"{names}: {cure}")]
+        return {}, wrong
     # a new one that is doubled keeps those after it waiting: put into one folder, it is closed before them
     new = [period for period in twice if period not in closed]
-    sound = [p for p in sorted(found) if p not in twice and (p in closed or not new or p < min(new))]
-    return {period: found[period] for period in sound}, wrong
+    sound = [p for p in sorted(entries) if p not in twice and (p in closed or not new or p < min(new))]
+    return {period: entries[period] for period in sound}, wrong
 
 
 def _shape(period: str) -> str:
@@ -166,10 +169,22 @@ def take_in(
         before = table.span({last: closed[last]}, len(closed) - 1)
     read = [_remembered(name, files, key_of(table.store)) for name, files in _sources(entry).items()]
     _require_fresh(table, period, entry, read, closed, choices)
+    if not read and before is None:
+        raise DataError(f"{entry} holds no files, and the first period must have rows: they name the columns.")
     target.delete()
     watch = Watch.of(table, closed, excluded)
+    common: dict[str, Any] = {"ledger_id": table.ledger_id, "period": period, "unit": table.unit}
     try:
-        made = _stored(table, period, entry, before, watch, columns, choices, progress, say)
+        if read or before is None:
+            made = ingest(
+                entry, target, columns=columns, choices=choices, progress=progress, say=say, watch=watch, **common
+            )
+        else:
+            with created(
+                target, rows=0, dtype="uint8", names=before.names, budget=None, schema=before.schema, **common
+            ):
+                pass
+            made = open_ingested(target)
         _require_same(entry, read, made, before)
         target.replace(_SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows", private=True)
         seal = seal_rows(made)
@@ -181,51 +196,26 @@ def take_in(
     return seal
 
 
-def _stored(
-    table: PeriodicTable,
-    period: str,
-    entry: Path,
-    before: Span | None,
-    watch: Watch | None,
-    columns: Sequence[str] | None,
-    choices: Choices,
-    progress: Steps | None,
-    say: Callable[[str], None] | None,
-) -> RowsTable:
-    target = table.rows_of(period)
-    if _sources(entry):
-        return ingest(
-            entry, target, columns=columns, choices=choices, progress=progress, say=say,
-            ledger_id=table.ledger_id, period=period, unit=table.unit, watch=watch,
-        )  # fmt: skip
-    if before is None:
-        raise DataError(f"{entry} holds no files, and the first period must have rows: they name the columns.")
-    with created(
-        target, rows=0, dtype="uint8", names=before.names, budget=None, ledger_id=table.ledger_id, period=period,
-        schema=before.schema, unit=table.unit,
-    ):  # fmt: skip
-        pass
-    return open_ingested(target)
-
-
 def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, before: Span | None) -> None:
     """Check that the columns are those of earlier periods, and that the files are still those that were read."""
-    if before is not None and made.names != before.names:
-        raise DataError(f"{entry} has the columns {listed(made.names)}; earlier periods have {listed(before.names)}.")
-    if before is not None and made.schema != before.schema:
-        raise DataError(
-            f"{entry} was read with another schema than earlier periods, whose rows would be summed with these. Take "
-            "theirs, or begin another folder of periods."
-        )
-    if before is not None and made.rows and made.dropped != before.dropped:
-        raise DataError(
-            f"Earlier periods hold rows of zeros for those that the schema drops, as versions up to 0.1.0 stored them; "
-            f"those of {entry} would count as the centre of the others. Begin another folder of periods."
-        )
+    if before is not None:
+        if made.names != before.names:
+            raise DataError(
+                f"{entry} has the columns {listed(made.names)}; earlier periods have {listed(before.names)}."
+            )
+        if made.schema != before.schema:
+            raise DataError(
+                f"{entry} was read with another schema than earlier periods, whose rows would be summed with these. "
+                "Take theirs, or begin another folder of periods."
+            )
+        if made.rows and made.dropped != before.dropped:
+            raise DataError(
+                "Earlier periods hold rows of zeros for those that the schema drops, as versions up to 0.1.0 stored "
+                f"them; those of {entry} would count as the centre of the others. Begin another folder of periods."
+            )
     _require_plain(entry)
-    if [_stat(name, files) for name, files in _sources(entry).items()] != [
-        (each.name, each.size, each.mtime_ns) for each in read
-    ]:
+    now = [_stat(name, files) for name, files in _sources(entry).items()]
+    if now != [(file.name, file.size, file.mtime_ns) for file in read]:
         raise DataError(f"{entry} changed while it was read. Rename it into the source when it is complete.")
 
 
@@ -242,27 +232,29 @@ def _path_of(entry: Path, name: str) -> Path:
 
 
 def _stat(name: str, files: Sequence[Path]) -> tuple[str, int, int]:
-    path = files[0]
+    with _readable(files[0]):
+        stats = [path.stat() for path in files]
+    return name, sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        found = [path.stat() for path in files]
+        yield
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    return name, sum(each.st_size for each in found), max(each.st_mtime_ns for each in found)
 
 
 def _remembered(name: str, files: Sequence[Path], key: bytes) -> SourceFile:
     _, size, mtime_ns = _stat(name, files)
     digest = hmac.new(key, digestmod=hashlib.sha256)
-    path = files[0]
-    try:
-        for path in files:
+    for path in files:
+        with _readable(path):
             if len(files) > 1:  # where one ends and the next begins
                 digest.update(f"{path.stat().st_size}:".encode())
             with path.open("rb") as file:
                 while piece := file.read(_PIECE):
                     digest.update(piece)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     return SourceFile(name, size, mtime_ns, digest.hexdigest())
 
 
@@ -277,12 +269,7 @@ def _sources_of(table: PeriodicTable, period: str) -> list[SourceFile]:
 
 
 def _require_fresh(
-    table: PeriodicTable,
-    period: str,
-    entry: Path,
-    read: Iterable[SourceFile],
-    closed: Iterable[str],
-    choices: Choices,
+    table: PeriodicTable, period: str, entry: Path, read: Iterable[SourceFile], closed: Iterable[str], choices: Choices
 ) -> None:
     seen = {each.digest: f"{each.name} of the period {other}" for other in closed for each in _sources_of(table, other)}
     for each in read:

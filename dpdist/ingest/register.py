@@ -18,7 +18,8 @@ import google_crc32c
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import AskError, Choices, Entry, Places, Source, changed, require_exact, require_runs
+from dpdist.ingest.readers.base import AskError, Choices, Places, changed, require_exact, require_runs
+from dpdist.ingest.readers.source import Entry, Source
 from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, checked, head_of, opener_of
 from dpdist.ingest.remote import location_of
 from dpdist.ingest.sources import SourceLocation, Sources, opened_sources
@@ -30,17 +31,12 @@ from dpdist.rows.manifest import RECORD, Records, SourceEntry, part_key, part_le
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
 
-Identify = Callable[[str], str]
-"""Tells the identity of a table from a digest of its content."""
+Identify = Callable[[str], str]  # tells the identity of a table from a digest of its content
 
 
 def asked_of(source: SourceLocation, variable: str | None) -> Asked:
     """Return what is asked for, by which the same command again is known."""
     return Asked(source=_text_of(source), variable=variable)
-
-
-def _resolved(entry: Entry) -> SourceEntry:
-    return SourceEntry(_text_of(location_of(entry.place)), entry.keys)
 
 
 def _text_of(place: SourceLocation) -> str:
@@ -55,40 +51,26 @@ def _text_of(place: SourceLocation) -> str:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """A source that can be read in place, and how it is cut into chunks.
-
-    Attributes
-    ----------
-    names, dtype
-        The columns of the table, and its type.
-    entries
-        The files and arrays.
-    records
-        Of each chunk where it is; what is in it was not read yet.
-    buffer_bytes
-        Bytes that reading takes at once.
-    """
+    """A source that can be read in place, and how it is cut into chunks."""
 
     names: tuple[str, ...]
     dtype: str
     entries: list[SourceEntry]
-    records: Records
-    buffer_bytes: int
+    records: Records  # of each chunk where it is; what is in it was not read yet
+    buffer_bytes: int  # that reading takes at once
 
 
 def survey(source: SourceLocation, target: Store, asked: Asked) -> Surveyed:
     """Judge a source before any row of it is read, as ingest does, and cut it into chunks."""
     try:
         with opened_sources(source, target.scratch_folder, Choices(asked.variable)) as sources:
-            sizes = [size_of(each) for each in sources.entries]
-            found = surveyed(
-                source,
+            return _cut(
                 sources,
-                None,
-                lambda job, units: [job(sources.opener, unit, bool) for unit in units],
-                sizes=sizes,
-            )
-            return _cut(sources, found)
+                surveyed(
+                    source, sources, None, lambda job, units: [job(sources.opener, unit, bool) for unit in units],
+                    sizes=[size_of(entry) for entry in sources.entries],
+                ),
+            )  # fmt: skip
     except AskError as error:
         question = f"{error.asked(source, target)} Rows that stay where they are have all columns of their source."
     raise DataError(question)
@@ -117,7 +99,8 @@ def _cut(sources: Sources, found: Found) -> Surveyed:
             raise changed(opened.path)
         parts.append(part)
         memory = max(memory, cut.memory)
-    entries = [_resolved(sources.entries[source]) for source in rows]
+    files = [sources.entries[source] for source in rows]
+    entries = [SourceEntry(_text_of(location_of(file.place)), file.keys) for file in files]
     return Surveyed(found.names, found.dtype.name, entries, np.concatenate(parts), memory)
 
 
@@ -179,37 +162,16 @@ def registering(
             )  # fmt: skip
         yield work
         parts = [aside.get(part_key(number)) for number in range(len(work))]
-        _conclude(found, aside, asked, budget, identify, parts, sources)
-
-
-def _conclude(
-    found: Surveyed,
-    aside: Store,
-    asked: Asked,
-    budget: PrivacyLoss | None,
-    identify: Identify,
-    parts: list[bytes],
-    sources: str,
-) -> None:
-    """Write the head of the table, the last of its objects."""
-    records = np.frombuffer(b"".join(parts), dtype=RECORD)
-    said = RegisteredAttributes(
-        format=FORMAT,
-        dataset_id=identify(_content_of(found, records)),
-        columns=found.names,
-        budget=None if budget is None else budget.to_json(),
-        ledger_id=None,
-        rows=int(records["rows"].sum(dtype=np.int64)),
-        dtype=found.dtype,
-        chunk_rows=int(records["rows"].max()),
-        chunks=len(records),
-        stored_bytes=int(records["rows"].sum(dtype=np.int64)) * len(found.names) * np.dtype(found.dtype).itemsize,
-        buffer_bytes=found.buffer_bytes,
-        asked=asked,
-        index=write_index(aside, parts),
-        sources=sources,
-    )
-    aside.put(ROOT, json.dumps(head_of(said)).encode())
+        records = np.frombuffer(b"".join(parts), dtype=RECORD)
+        rows = int(records["rows"].sum(dtype=np.int64))
+        attributes = RegisteredAttributes(
+            format=FORMAT, dataset_id=identify(_content_of(found, records)), columns=found.names,
+            budget=None if budget is None else budget.to_json(), ledger_id=None, rows=rows, dtype=found.dtype,
+            chunk_rows=int(records["rows"].max()), chunks=len(records),
+            stored_bytes=rows * len(found.names) * np.dtype(found.dtype).itemsize, buffer_bytes=found.buffer_bytes,
+            asked=asked, index=write_index(aside, parts), sources=sources,
+        )  # fmt: skip
+        aside.put(ROOT, json.dumps(head_of(attributes)).encode())  # the last of its objects
 
 
 def _content_of(found: Surveyed, records: Records) -> str:

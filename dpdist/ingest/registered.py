@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -27,7 +26,8 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from dpdist.errors import DataError, quiet
-from dpdist.ingest.readers.base import Choices, Entry, Places, Rows, fits
+from dpdist.ingest.readers.base import Choices, Places, Rows, fits
+from dpdist.ingest.readers.source import Entry
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.columns import DTYPES
@@ -41,35 +41,15 @@ FORMAT = "dpdist-registered/1"
 
 
 class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a table was registered from: by that the same command again is known.
+    """What a table was registered from: by that the same command again is known."""
 
-    Attributes
-    ----------
-    source
-        The file or folder as it was named, absolute, or its address.
-    variable
-        The array that was asked for, or None.
-    columns
-        None, for all columns: registering takes all of them. The format can name some.
-    """
-
-    source: Text
-    variable: Text | None
-    columns: tuple[Text, ...] | None = None
+    source: Text  # the file or folder as it was named, absolute, or its address
+    variable: Text | None  # the array that was asked for
+    columns: tuple[Text, ...] | None = None  # None: all; registering takes all, the format can name some
 
 
 class RegisteredAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The ``dpdist`` attributes of a table in place, version 1: what of it is the same for all chunks.
-
-    Attributes
-    ----------
-    places
-        None: all columns of every source, in their order. Else their places, from 0.
-    chunk_rows, chunks, stored_bytes, buffer_bytes
-        Rows of the longest chunk, how many there are, bytes of the objects, bytes that reading takes at once.
-    index, sources
-        SHA-256 of the parts of the manifest (:mod:`dpdist.rows.manifest`).
-    """
+    """The ``dpdist`` attributes of a table in place, version 1: what of it is the same for all chunks."""
 
     format: str
     dataset_id: Text
@@ -78,14 +58,14 @@ class RegisteredAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True
     ledger_id: Text | None
     rows: int
     dtype: str
-    chunk_rows: int
+    chunk_rows: int  # of the longest chunk
     chunks: int
-    stored_bytes: int
-    buffer_bytes: int
+    stored_bytes: int  # of the objects
+    buffer_bytes: int  # that reading takes at once
     asked: Asked
-    index: str
-    sources: str
-    places: tuple[int, ...] | None = None
+    index: str  # SHA-256 of the parts of the manifest (dpdist.rows.manifest)
+    sources: str  # and of its list of sources
+    places: tuple[int, ...] | None = None  # of the columns in every source; None: all, in their order
     reproduced: bool = False
 
 
@@ -143,10 +123,6 @@ class RegisteredPieces:
         self._opener = opener_of(reference.variable)
         self.checksum = 0
 
-    @cached_property
-    def _dtype(self) -> np.dtype[Any]:
-        return np.dtype(self._reference.dtype)
-
     def read(self, index: int, piece_rows: int) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows of a chunk in pieces of at most so many.
 
@@ -167,7 +143,7 @@ class RegisteredPieces:
                 wrong = "is missing" if state.objects < known["objects"] else "has another length"
             else:
                 with closing(source.blocks(self._reference.keep, (first, first + rows))) as blocks:
-                    for block in checked(blocks, self._dtype):
+                    for block in checked(blocks, np.dtype(self._reference.dtype)):
                         checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
                         found += block.shape[0]
                         for start in range(0, block.shape[0] if found <= rows else 0, piece_rows):
@@ -211,18 +187,12 @@ def open_registered(store: Store) -> RowsTable:
     if not sound:
         raise DataError(otherwise)
     return RowsTable(
-        store=store,
-        dataset_id=said.dataset_id,
-        rows=said.rows,
-        columns=len(said.columns),
-        dtype=said.dtype,
-        chunk_rows=said.chunk_rows,
-        names=said.columns,
+        store=store, dataset_id=said.dataset_id, rows=said.rows, columns=len(said.columns), dtype=said.dtype,
+        chunk_rows=said.chunk_rows, names=said.columns,
         budget=None if said.budget is None else PrivacyLoss.from_json(said.budget),
-        ledger_id=said.ledger_id,
-        reproduced=said.reproduced,
+        ledger_id=said.ledger_id, reproduced=said.reproduced,
         reference=Registered(manifest, said.dtype, keep, said.asked.variable, said.stored_bytes, said.buffer_bytes),
-    )
+    )  # fmt: skip
 
 
 def head_of(said: RegisteredAttributes) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import filecmp
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -18,20 +18,21 @@ from dpdist._util.paths import require_plain
 from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.ingest.readers import isolated
 from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
-from dpdist.ingest.readers.base import Choices, Entry, Keys, Source, attempt
+from dpdist.ingest.readers.base import Choices, attempt
 from dpdist.ingest.readers.columnar import Arrow, Columnar, Parquet, key_in
 from dpdist.ingest.readers.isolated import IsolatedSource, ReaderProcess
 from dpdist.ingest.readers.netcdf import NetCdf
 from dpdist.ingest.readers.npy import Npy, Npz
 from dpdist.ingest.readers.plink import Plink, Plink2
+from dpdist.ingest.readers.source import Entry, Keys, Source
 from dpdist.ingest.readers.text import Csv, header_asked
-from dpdist.ingest.readers.vcf import Vcf
-from dpdist.ingest.readers.vcf_zarr import VcfZarr, is_vcf_zarr
+from dpdist.ingest.readers.vcf import Vcf, VcfZarr, is_vcf_zarr
 from dpdist.ingest.readers.zarr_store import MARKS, Store, is_anndata
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.naming import parameter
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
+from dpdist.rows.units import Unit
 from dpdist.storage.atomic import scratch
 
 if interruption.installed():
@@ -94,22 +95,20 @@ def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
 
 
 def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation, Keys]]:
-    entries = attempt(folder, partial(_entries, folder))
+    entries: list[SourceLocation] = attempt(folder, lambda: sorted(folder.iterdir(), key=lambda entry: entry.name))
     _require_no_lake(folder, [entry.name for entry in entries])
-    found: list[tuple[SourceLocation, Keys]] = []
+    sources: list[tuple[SourceLocation, Keys]] = []
     for entry in entries:
         if entry.name.startswith((".", "_")):
             continue
         if isinstance(entry, Path):
             require_plain(entry.parent, entry.name)
-        if is_companion(entry):
-            continue
         key = key_in(entry.name)
         if key is not None and attempt(entry, entry.is_dir):
-            found += _in_folder(entry, (*keys, key))
-        else:
-            found.append((entry, keys))
-    return found
+            sources += _in_folder(entry, (*keys, key))
+        elif not is_companion(entry):
+            sources.append((entry, keys))
+    return sources
 
 
 def _require_no_lake(folder: SourceLocation, names: Collection[str]) -> None:
@@ -123,7 +122,6 @@ def _require_no_lake(folder: SourceLocation, names: Collection[str]) -> None:
 
 
 def _require_once(places: Sequence[SourceLocation]) -> None:
-    """Refuse one file or folder under two names: its rows would count twice."""
     known: dict[tuple[int, int], Path] = {}
     for place in places:
         if isinstance(place, Path):
@@ -151,31 +149,21 @@ def require_distinct(entries: Iterable[Entry]) -> None:
         if isinstance(place, Path):
             files = files_of(place)
             names = [path.relative_to(place).as_posix() if place.is_dir() else path.suffix for path in files]
-            sizes = zip(names, (path.stat().st_size for path in files), strict=True)
-            alike.setdefault((entry.keys, tuple(sizes)), []).append((entry, files))
+            sizes = (*zip(names, (path.stat().st_size for path in files), strict=True),)
+            alike.setdefault((entry.keys, sizes), []).append((entry, files))
     for some in alike.values():
         known: dict[bytes, tuple[Entry, list[Path]]] = {}
         for entry, files in some if len(some) > 1 else ():
-            first, others = known.setdefault(_starts_of(files), (entry, files))
+            starts = sha256()  # most that differ differ there
+            for path in files:
+                with path.open("rb") as file:
+                    starts.update(file.read((1 << 20) // len(files) + 1))
+            first, others = known.setdefault(starts.digest(), (entry, files))
             if first is not entry and all(map(partial(filecmp.cmp, shallow=False), others, files)):
                 raise DataError(
                     f"{first.shown} and {entry.shown} hold the same, and each of their rows would count twice. Leave "
                     "one out. If they are rows of different people, put them into one file."
                 )
-
-
-def _starts_of(files: Sequence[Path]) -> bytes:
-    """Return a digest of the first bytes of files: most that differ differ there."""
-    digest = sha256()
-    for path in files:
-        with path.open("rb") as file:
-            digest.update(file.read((1 << 20) // len(files) + 1))
-    return digest.digest()
-
-
-def _entries(folder: SourceLocation) -> list[SourceLocation]:
-    entries: list[SourceLocation] = [*folder.iterdir()]
-    return sorted(entries, key=lambda entry: entry.name)
 
 
 def is_companion(place: SourceLocation) -> bool:
@@ -201,13 +189,42 @@ def files_of(place: Path) -> list[Path]:
 def state_of(place: SourceLocation) -> str:
     """Return a digest of size and times of all files of a source, or of what a store says of it: a write changes it."""
 
-    def found() -> object:
+    def look() -> object:
         if isinstance(place, Remote):
             return place.version()
         stats = [path.stat() for path in files_of(place)]
         return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
 
-    return sha256(json.dumps(attempt(place, found)).encode()).hexdigest()
+    return digest_of(attempt(place, look))
+
+
+def digest_of(values: object) -> str:
+    """Return SHA-256 of JSON values, hexadecimal."""
+    return sha256(json.dumps(values).encode()).hexdigest()
+
+
+def origin_of(
+    source: SourceLocation, *, columns: Sequence[str] | None, compress: bool, unit: Unit | None, choices: Choices
+) -> dict[str, object]:
+    """Return what a table is ingested from, as JSON values: by that the same ingest again is known.
+
+    Names, sizes and times of the files, and what was chosen, are kept beside the rows.
+    """
+    return {
+        "files": [state for place, keys in located(source) for state in attempt(place, partial(_states, place, keys))],
+        "columns": None if columns is None else list(columns),
+        "compress": compress,
+        "unit": None if unit is None else unit.to_json(),
+        "choices": choices.to_json(),
+    }
+
+
+def _states(place: SourceLocation, keys: Keys) -> list[list[object]]:
+    folders: list[object] = [list(key) for key in keys]
+    if not isinstance(place, Path):
+        return [[*folders, str(place), place.version()]]
+    stats = [(path.name, path.stat()) for path in files_of(place)]
+    return [[*folders, name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
 class Opener:
@@ -229,7 +246,6 @@ class Opener:
         return self._source
 
     def _open(self, entry: Entry) -> tuple[Source, str]:
-        """Return the reader, and the place that messages name."""
         place = location_of(entry.place)
         kind = _kind(place)
         if entry.keys and not issubclass(kind, Columnar):
@@ -288,11 +304,9 @@ class Sources(Sequence[Source]):
     def __getitem__(self, number: Any) -> Any:
         return self.opener.opened(self.entries[number])
 
-    @contextmanager
-    def named(self, number: int) -> Iterator[Source]:
+    def named(self, number: int) -> AbstractContextManager[Source]:
         """Give one; errors name it as people do."""
-        with self.opener.named(self.entries[number]) as source:
-            yield source
+        return self.opener.named(self.entries[number])
 
 
 @contextmanager
@@ -304,15 +318,14 @@ def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choic
         if not any(name in kind.takes for kind in kinds):
             takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes)
             raise UsageError(f"{parameter(name)} is for {takers}, and {place} has none of these. Leave it out.")
-    opener = Opener(beside, choices)
-    try:
-        yield Sources([_entry(*each) for each in places], opener)
-    finally:
-        opener.close()
-
-
-def _entry(place: SourceLocation, keys: Keys) -> Entry:
-    return Entry(str(place.absolute() if isinstance(place, Path) else place.address), str(place), keys)
+    with closing(Opener(beside, choices)) as opener:
+        yield Sources(
+            [
+                Entry(str(each.absolute() if isinstance(each, Path) else each.address), str(each), keys)
+                for each, keys in places
+            ],
+            opener,
+        )
 
 
 def _no_columns(place: object) -> UsageError:

@@ -18,74 +18,37 @@ import numpy.typing as npt
 from dpdist._util.ids import random_token
 from dpdist._util.text import counted, has_control, listed, repeated
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.base import (
-    AskError,
-    Entry,
-    Fragment,
-    Head,
-    NoRowsError,
-    Places,
-    Source,
-    Survey,
-    UncutError,
-    changed,
-    only_columns,
-)
+from dpdist.ingest.readers.base import AskError, NoRowsError, Places, UncutError, changed, only_columns
+from dpdist.ingest.readers.source import Entry, Fragment, Head, Source, Survey
 from dpdist.ingest.readers.text import FRAGMENT
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.ingest.sources import Opener, SourceLocation, Sources, require_distinct
 from dpdist.naming import parameter
 from dpdist.rows.units import Unit
 
-PIECE = 128 << 20
-"""Bytes that one task takes on, about."""
-_MOST_FILES = 256
-"""Files that one task surveys."""
+PIECE = 128 << 20  # bytes that one task takes on, about
+_MOST_FILES = 256  # files that one task surveys
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
 
 class Part(NamedTuple):
-    """A fragment of one of the files, with rows.
+    """A fragment of one of the files, with rows."""
 
-    Attributes
-    ----------
-    source
-        Number of the file.
-    fragment
-        As of its reader; None: the whole file.
-    first, rows
-        Number of the first row in the file, and how many they are.
-    """
-
-    source: int
-    fragment: Fragment
-    first: int
+    source: int  # number of the file
+    fragment: Fragment  # None: the whole file
+    first: int  # number of its first row in the file
     rows: int
 
 
 class Surveyed(NamedTuple):
-    """A source as its survey found it.
+    """A source as its survey found it."""
 
-    Attributes
-    ----------
-    names, keep
-        Of the columns that are kept, and their places in each file.
-    parts
-        Its fragments with rows, in order.
-    dtype
-        The type that holds all rows.
-    guesses
-        What was guessed of files, for people to read.
-    head
-        Of the first file that names columns.
-    """
-
-    names: tuple[str, ...]
-    keep: Places
-    parts: list[Part]
-    dtype: np.dtype[np.generic]
-    guesses: list[str]
-    head: Head
+    names: tuple[str, ...]  # of the columns that are kept
+    keep: Places  # where these are in each file
+    parts: list[Part]  # fragments with rows, in order
+    dtype: np.dtype[np.generic]  # holds all rows
+    guesses: list[str]  # what was guessed of files, for people to read
+    head: Head  # of the first file that names columns
 
     @property
     def rows(self) -> int:
@@ -101,9 +64,9 @@ class Surveyed(NamedTuple):
 class _Looked(NamedTuple):
     """What one task found of a file, or of a fragment of text."""
 
-    survey: Survey | None
-    ends: npt.NDArray[np.int64] | None
-    guess: str | None
+    survey: Survey | None = None
+    ends: npt.NDArray[np.int64] | None = None
+    guess: str | None = None
     uncut: bool = False
 
 
@@ -118,8 +81,7 @@ class Job(Protocol):
         ...
 
 
-Run = Callable[[Job, Sequence[Any]], list[Any]]
-"""Computes units, and returns their results in order."""
+Run = Callable[[Job, Sequence[Any]], list[Any]]  # computes units, and returns their results in order
 
 
 @dataclass(frozen=True)
@@ -142,34 +104,28 @@ class Look:
         return [self._look(opener, number, fragment) for number, fragment in unit]
 
     def _look(self, opener: Opener, number: int, fragment: Fragment) -> _Looked:
+        guess = None
         with opener.named(self.entries[number]) as source:
-            guess = None
             try:
-                source.head  # noqa: B018 - an empty file has none
+                head = source.head
+                if fragment is None or not fragment[0]:
+                    guess = head.guess and opener.told(head.guess, self.entries[number])
+                    require_alike(source, self.like, self.entries[0].shown)
+                survey = source.survey(self.keep, fragment)
             except NoRowsError:
-                return _Looked(None, None, None)
-            if fragment is None or not fragment[0]:
-                guess = source.head.guess and opener.told(source.head.guess, self.entries[number])
-                require_alike(source, self.like, self.entries[0].shown)
-            if fragment is not None:
-                try:
-                    return _Looked(source.survey(self.keep, fragment), None, guess)
-                except UncutError:
-                    return _Looked(None, None, guess, uncut=True)
-            try:
-                survey = source.survey(self.keep)
-            except NoRowsError:
-                return _Looked(None, None, guess)
-            return _Looked(survey, self._ends(source, survey), guess)
+                return _Looked(guess=guess)
+            except UncutError:
+                return _Looked(guess=guess, uncut=True)
+            return _Looked(survey, None if fragment is not None else self._ends(source, survey), guess)
 
     def _ends(self, source: Source, survey: Survey) -> npt.NDArray[np.int64] | None:
         if survey.rows * len(self.keep) * np.dtype(survey.dtype).itemsize <= PIECE:
             return None
         try:
-            found = source.fragments(self.keep)
+            ends = source.fragments(self.keep).ends
         except DataError:  # too much of it is read at once: a reader that starts at the beginning has other ways
             return None
-        return None if found.in_bytes or len(found.ends) < 2 else found.ends
+        return None if len(ends) < 2 else ends
 
 
 def require_alike(source: Source, head: Head, first: object) -> None:
@@ -239,16 +195,19 @@ def _looked_at(
         starts = range(0, size, FRAGMENT) if long else ()
         units += [(number, (start, min(start + FRAGMENT, size))) for start in starts] or [(number, None)]
     look = Look(entries, head._replace(kinds=None), keep)
-    found = _computed(look, units, sizes, run)
-    wrong = {number for (number, _), looked in zip(units, found, strict=True) if looked.uncut}
-    if wrong:
-        kept = [(unit, looked) for unit, looked in zip(units, found, strict=True) if unit[0] not in wrong]
-        again: list[tuple[int, Fragment]] = [(number, None) for number in sorted(wrong)]
-        kept += zip(again, _computed(look, again, sizes, run), strict=True)
-        kept.sort(key=lambda each: (each[0][0], each[0][1] or ()))
-        units, found = [unit for unit, _ in kept], [looked for _, looked in kept]
-    parts, surveys, first = list[Part](), list[Survey](), 0
-    for (number, fragment), looked in zip(units, found, strict=True):
+
+    def looked_at(units: Sequence[tuple[int, Fragment]]) -> dict[tuple[int, Fragment], _Looked]:
+        weights = [sizes[number] if fragment is None else fragment[1] - fragment[0] for number, fragment in units]
+        results = [looked for some in run(look, grouped(units, weights)) for looked in some]
+        return dict(zip(units, results, strict=True))
+
+    found = looked_at(units)
+    uncut = sorted({number for (number, _), looked in found.items() if looked.uncut})
+    found = {unit: looked for unit, looked in found.items() if unit[0] not in uncut}
+    found |= looked_at([(number, None) for number in uncut])
+    parts, surveys, guesses, first = list[Part](), list[Survey](), list[str](), 0
+    for (number, fragment), looked in sorted(found.items(), key=lambda each: (each[0][0], each[0][1] or ())):
+        guesses += [looked.guess] if looked.guess else []
         first = 0 if fragment is None or not fragment[0] else first
         if looked.survey is None or not looked.survey.rows:
             continue
@@ -259,12 +218,7 @@ def _looked_at(
             begins = [0, *looked.ends[:-1].tolist()]
             parts += [Part(number, (a, b), a, b - a) for a, b in zip(begins, looked.ends.tolist(), strict=True)]
         first += looked.survey.rows
-    return parts, surveys, [looked.guess for looked in found if looked.guess]
-
-
-def _computed(look: Look, units: Sequence[tuple[int, Fragment]], sizes: Sequence[int], run: Run) -> list[_Looked]:
-    weights = [sizes[number] if fragment is None else fragment[1] - fragment[0] for number, fragment in units]
-    return [looked for some in run(look, grouped(units, weights)) for looked in some]
+    return parts, surveys, guesses
 
 
 def size_of(entry: Entry) -> int:
@@ -286,15 +240,15 @@ def grouped(items: Iterable[Any], sizes: Iterable[int]) -> list[list[Any]]:
     >>> grouped("abcd", [PIECE // 2, PIECE, 1, 2])
     [['a', 'b'], ['c', 'd']]
     """
-    found: list[list[Any]] = []
+    groups: list[list[Any]] = []
     size = PIECE
-    for item, each in zip(items, sizes, strict=True):
-        if size >= PIECE or len(found[-1]) >= _MOST_FILES:
-            found.append([])
+    for item, item_size in zip(items, sizes, strict=True):
+        if size >= PIECE or len(groups[-1]) >= _MOST_FILES:
+            groups.append([])
             size = 0
-        found[-1].append(item)
-        size += each
-    return found
+        groups[-1].append(item)
+        size += item_size
+    return groups
 
 
 def require_each_once(sources: Sources, filled: Sequence[int]) -> None:

@@ -10,12 +10,12 @@ same whoever writes them. If the process dies, the same ingest goes on with the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -27,33 +27,21 @@ from dpdist._util.progress import Steps
 from dpdist._util.text import counted, listed
 from dpdist._version import __version__
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.origin import digest_of, origin_of
+from dpdist.ingest import survey
 from dpdist.ingest.readers.base import (
     AskError,
     Choices,
-    Entry,
     Places,
-    Source,
     UncutError,
     changed,
     fits,
     require_exact,
+    schema_says_columns,
 )
+from dpdist.ingest.readers.source import Entry, Source
 from dpdist.ingest.remote import location_of
-from dpdist.ingest.sources import Opener, SourceLocation, Sources, opened_sources, state_of
-from dpdist.ingest.survey import (
-    PIECE,
-    Job,
-    Part,
-    Run,
-    Surveyed,
-    first_head,
-    grouped,
-    require_each_once,
-    size_of,
-    surveyed,
-    units_named,
-)
+from dpdist.ingest.sources import Opener, SourceLocation, Sources, digest_of, opened_sources, origin_of, state_of
+from dpdist.ingest.survey import Job, Part, Run, Surveyed
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
@@ -63,31 +51,14 @@ from dpdist.rows.table import Shape
 from dpdist.rows.units import UNIT_BYTES, Digests, KeptRows, Numbers, Unit, among, kept_rows, whole_numbers
 from dpdist.rows.writing import RowsWriter
 from dpdist.storage import atomic
-from dpdist.storage.arrays import CHECKSUM_BYTES, ROOT
+from dpdist.storage.arrays import CHECKSUM_BYTES, ROOT, attributes_of
 from dpdist.storage.store import AnyStore, Store, store_at
 
-LEFT_OUT = "Rows left out beyond these:"
-"""How a sentence begins that tells a number of rows, which may be private."""
-LARGE = 256 << 20
-"""Bytes of a source from which on workers are worth their start."""
-WORK = "work"
-"""Prefix of what a table has beside its chunks until it is complete."""
-_KEPT = f"{WORK}/kept"
-"""A bit for every row of the sources, where not all are kept."""
+LEFT_OUT = "Rows left out beyond these:"  # how a sentence begins that tells a number of rows, which may be private
+LARGE = 256 << 20  # bytes of a source from which on workers are worth their start
+WORK = "work"  # prefix of what a table has beside its chunks until it is complete
+_KEPT = f"{WORK}/kept"  # a bit for every row of the sources, where not all are kept
 _SECRET, _SECRET_BYTES = f"{WORK}/secret", 64
-
-
-class Elsewhere(Protocol):
-    """Workers that may be asked."""
-
-    @property
-    def named(self) -> bool:
-        """Whether somebody asked for them."""
-        ...
-
-    def connected(self, place: Store, choices: Choices) -> AbstractContextManager[Run]:
-        """Give what computes units on them; they see a place, and read files by choices."""
-        ...
 
 
 def ingest(
@@ -104,9 +75,9 @@ def ingest(
     watch: Watch | None = None,
     choices: Choices = Choices(),  # noqa: B008 - frozen
     say: Callable[[str], None] | None = None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: Any = None,
 ) -> RowsTable:
-    """Write files of rows into a new rows.zarr."""
+    """Write files of rows into a new rows.zarr; elsewhere are the workers that may be asked."""
     target = store_at(target)
     target.require_new("rows")
     named = unit
@@ -115,7 +86,7 @@ def ingest(
     try:
         with opened_sources(source, target.scratch_folder, choices) as sources, ExitStack() as stack:
             states = [state_of(location_of(each.place)) for each in sources.entries]  # before the origin: see _identity
-            sizes = [size_of(each) for each in sources.entries]
+            sizes = [survey.size_of(each) for each in sources.entries]
             if elsewhere is not None and not elsewhere.named and (available_cores() < 2 or sum(sizes) < LARGE):
                 elsewhere = None
             origin, begun = None, stack.enter_context
@@ -129,7 +100,18 @@ def ingest(
                 head_of, budget=budget, ledger_id=ledger_id, period=period, unit=unit, schema=choices.schema,
                 origin=origin,
             )  # fmt: skip
-            table = _Ingest(source, sources, sizes, choices, columns, unit, watch, aside, say, period is not None)
+            table = _Ingest(
+                source,
+                sources,
+                sizes,
+                choices,
+                columns,
+                unit,
+                watch,
+                aside,
+                say or (lambda _: None),
+                period is not None,
+            )
             complete(aside, lambda: head(*table.written(states, elsewhere, progress, compress=compress)))
     except AskError as error:
         question = error.asked(source, target)
@@ -139,24 +121,39 @@ def ingest(
 
 
 def _of_schema(schema: Schema, columns: Sequence[str] | None, unit: Unit | None, period: str | None) -> Unit | None:
-    """Return the privacy unit of a schema; refuse what it says already."""
     if columns is not None:
-        raise UsageError(
-            'The schema says which columns are kept: leave the others out there, with kind = "ignored".',
-            parameter="columns",
-        )
-    if period is not None and unit != schema.unit:
-        if schema.unit is None or unit is None or replace(unit, max_periods=None) != schema.unit:
-            raise UsageError(
-                "The schema says whose row it is otherwise than the folder of periods. Begin another folder.",
-                parameter="schema",
-            )
-        return unit
+        raise schema_says_columns()
     if period is None and unit is not None:
         raise UsageError(
             'The schema says whose row it is: kind = "privacy unit", and max_rows.', parameter="privacy_unit"
         )
-    return schema.unit
+    if period is None or unit == schema.unit:
+        return schema.unit
+    if unit is None or schema.unit is None or replace(unit, max_periods=None) != schema.unit:
+        raise UsageError(
+            "The schema says whose row it is otherwise than the folder of periods. Begin another folder.",
+            parameter="schema",
+        )
+    return unit
+
+
+def require_same_origin(rows: Store, origin: Mapping[str, object]) -> None:
+    """Refuse to take what stands at a place for the table that would be ingested."""
+    attributes = attributes_of(rows)
+    if attributes is not None and attributes.get("origin") == origin:
+        return
+    if attributes is None:
+        raise DataError(f"{rows} exists already, and was not made by dpdist. Choose another place for the rows.")
+    if "collection" in origin:
+        raise DataError(
+            f"{rows} exists already, and was not ingested from this collection with these options, as far as Dask can "
+            "tell: a graph that it cannot compare has another name each time that it is made. Open the rows that are "
+            "there with dpdist.open_rows, or choose another place."
+        )
+    raise DataError(
+        f"{rows} exists already, and was not ingested from these files, as they are now, with these options. "
+        "Choose another place for the rows."
+    )
 
 
 def _identity(
@@ -214,13 +211,14 @@ class _Ingest:
     unit: Unit | None
     watch: Watch | None
     aside: Store
-    say: Callable[[str], None] | None
+    say: Callable[[str], None]
     may_be_empty: bool
 
     def written(
-        self, states: Sequence[str], elsewhere: Elsewhere | None, progress: Steps | None, *, compress: bool
+        self, states: Sequence[str], elsewhere: Any, progress: Steps | None, *, compress: bool
     ) -> tuple[Shape, tuple[str, ...]]:
         """Write all rows; return the shape of the table, and the names of its columns."""
+        entries, schema = self.sources.entries, self.choices.schema
         with ExitStack() as stack:
             away: list[Run] = []
 
@@ -240,41 +238,35 @@ class _Ingest:
                     away.append(stack.enter_context(elsewhere.connected(self.aside, self.choices)))
                 return away[0](job, units)
 
-            schema = self.choices.schema
             columns, unit = (self.columns, self.unit) if schema is None else (schema.features, None)
             labels = self._labels()
-            found = surveyed(
+            found = survey.surveyed(
                 self.place, self.sources, columns, run,
                 sizes=self.sizes, unit=None if labels else unit, may_be_empty=self.may_be_empty,
             )  # fmt: skip
             if self.unit is None:
-                require_each_once(self.sources, found.filled)
+                survey.require_each_once(self.sources, found.filled)
             kept = None if self.unit is None else self._kept(found, self.unit, labels)
             rows = found.rows if kept is None else kept.count
             self._tell(found, found.rows - rows)
             shape = shape_of(rows, len(found.names), found.dtype.name, compress=compress)
             there = chunks_there(self.aside, shape)
-            require_space(
-                self.aside, shape, rows - sum(min(shape.chunk_rows, rows - at * shape.chunk_rows) for at in there)
-            )
-            units = units_of(found.parts, shape, kept, PIECE if elsewhere is not None else None)
-            if self.say is not None and elsewhere is not None and len(units) == 1 and rows * shape.row_bytes > PIECE:
+            high = shape.chunk_rows
+            require_space(self.aside, shape, rows - sum(min(high, rows - at * high) for at in there))
+            units = units_of(found.parts, shape, kept, survey.PIECE if elsewhere is not None else None)
+            if elsewhere is not None and len(units) == 1 and rows * shape.row_bytes > survey.PIECE:
                 self.say(
                     f"{self.place} cannot be read in parts: one process reads it. Files beside one another can be."
                 )
             units = [unit for unit in units if not there.issuperset(range(unit.first, unit.stop))]
-            entries, some = self.sources.entries, kept is not None
-            run(Write(entries, states, self.aside, shape, found.keep, found.names, there, some), units)
+            run(Write(entries, states, self.aside, shape, found.keep, found.names, there, kept is not None), units)
         # which rows of a unit come first was found in an earlier pass: other files would break the bound M
-        for entry, state in zip(self.sources.entries, states, strict=True):
+        for entry, state in zip(entries, states, strict=True):
             if state_of(location_of(entry.place)) != state:
                 raise changed(entry.shown)
         return shape, found.names
 
     def _tell(self, found: Surveyed, left_out: int) -> None:
-        """Tell what was guessed of the files, and whose the rows are."""
-        if self.say is None:
-            return
         if found.guesses:
             first, *more = found.guesses
             self.say(first + (f" So is that of {counted(len(more), 'other file')}." if more else ""))
@@ -290,49 +282,45 @@ class _Ingest:
             if not self.may_be_empty:
                 self.say(f"{LEFT_OUT} {left_out}.")
         elif set(head.labels) - set(head.samples):
-            self.say(f"Each row is protected by itself, as one person's; another unit is named by {units_named(head)}.")
+            named = survey.units_named(head)
+            self.say(f"Each row is protected by itself, as one person's; another unit is named by {named}.")
 
     def _kept(self, found: Surveyed, unit: Unit, labels: Sequence[str]) -> KeptRows:
         """Find the rows that are kept of each privacy unit, and put them aside."""
-        rows, beside = found.rows, self.aside.scratch_folder
+        rows, beside, watch = found.rows, self.aside.scratch_folder, self.watch
         atomic.require_space(beside, UNIT_BYTES * rows, "numbers of privacy units")
         key, schema = secret_of(self.aside), self.choices.schema
-        units: Iterator[Numbers | Digests]
-        if schema is not None or labels:
-            units = self._digests(found.filled, key if self.watch is None else self.watch.key, labels)
-        else:
-            units = self._numbers(found.filled, found.head.names.index(unit.column))
-        if self.watch is None:
-            kept = kept_rows(units, rows, unit, beside, key)
-        else:
-            names = len(labels) if schema is None else len(schema.unit_columns)
-            kept = kept_rows(self.watch.watched(units, rows, names), rows, unit, beside, key)
-            self.watch.leave_out(kept)
+        place = None if schema is not None or labels else found.head.names.index(unit.column)
+        units = self._units(found.filled, key if watch is None else watch.key, labels, place)
+        if watch is not None:
+            units = watch.watched(units, rows, len(labels) if schema is None else len(schema.unit_columns))
+        kept = kept_rows(units, rows, unit, beside, key)
+        if watch is not None:
+            watch.leave_out(kept)
         self.aside.put(_KEPT, kept.bits)
         self.aside.flush([_KEPT])
         return kept
 
-    def _numbers(self, filled: Sequence[int], place: int) -> Iterator[Numbers]:
-        """Yield the privacy unit of every row, in order."""
+    def _units(
+        self, filled: Sequence[int], key: bytes, labels: Sequence[str], place: int | None
+    ) -> Iterator[Numbers | Digests]:
+        """Yield the privacy unit of every row, in order: a number in a column, or a digest under a key."""
         for number in filled:
-            with self.sources.named(number) as source, closing(source.rows((place,))) as blocks:
-                row = 0
-                for block in blocks:
-                    yield whole_numbers(source.path, row, block[:, 0])
-                    row += block.shape[0]
-
-    def _digests(self, filled: Sequence[int], key: bytes, labels: Sequence[str]) -> Iterator[Digests]:
-        """Yield the privacy unit of every row, in order, under a key that nobody else will know."""
-        for number in filled:
-            with self.sources.named(number) as source, closing(source.units(key, labels)) as blocks:
-                for block in blocks:
-                    yield np.ascontiguousarray(block).view("S16")[:, 0]
+            with self.sources.named(number) as source:
+                rows, row = source.units(key, labels) if place is None else source.rows((place,)), 0
+                with closing(rows):
+                    for block in rows:
+                        if place is None:
+                            yield np.ascontiguousarray(block).view("S16")[:, 0]
+                        else:
+                            yield whole_numbers(source.path, row, block[:, 0])
+                        row += block.shape[0]
 
     def _labels(self) -> tuple[str, ...]:
         """Return the labels beside the rows that say whose they are; none where a column or a schema does."""
         if self.unit is None or self.choices.schema is not None:
             return ()
-        first, head = first_head(self.sources)
+        first, head = survey.first_head(self.sources)
         asked = tuple(part.strip() for part in self.unit.column.split(","))
         if not head.labels or self.unit.column in head.names:
             if set(asked) <= set(head.labels):
@@ -356,33 +344,23 @@ class _Ingest:
 
 def chunks_there(aside: Store, shape: Shape) -> frozenset[int]:
     """Return the chunks that an ingest that died has written; one whose checksum differs is none."""
-    found = set()
+    sound = set()
     for key, _ in aside.list("c"):
         content = aside.get(key)
         stored, checksum = content[:-CHECKSUM_BYTES], content[-CHECKSUM_BYTES:]
         if stored and google_crc32c.value(stored).to_bytes(CHECKSUM_BYTES, "little") == checksum:
-            found.add(int(key.split("/")[1]))
-    return frozenset(index for index in found if index * shape.chunk_rows < shape.rows)
+            sound.add(int(key.split("/")[1]))
+    return frozenset(index for index in sound if index * shape.chunk_rows < shape.rows)
 
 
 class WriteUnit(NamedTuple):
-    """Chunks that one task writes.
+    """Chunks that one task writes."""
 
-    Attributes
-    ----------
-    first, stop
-        Numbers of the first chunk, and of that behind the last one.
-    target, row
-        Number of the first row of the parts, in the table and among the rows of all sources.
-    parts
-        The fragments that hold their rows; of the first and the last perhaps not all.
-    """
-
-    first: int
-    stop: int
-    target: int
-    row: int
-    parts: list[Part]
+    first: int  # number of the first chunk
+    stop: int  # and of that behind the last one
+    target: int  # the first row of the parts, in the table
+    row: int  # and among the rows of all sources
+    parts: list[Part]  # fragments that hold the rows; of the first and the last perhaps not all
 
 
 def units_of(parts: Sequence[Part], shape: Shape, kept: KeptRows | None, size: int | None) -> list[WriteUnit]:
@@ -394,7 +372,7 @@ def units_of(parts: Sequence[Part], shape: Shape, kept: KeptRows | None, size: i
         starts = np.cumsum([0, *counts])
     ends = [len(parts)]
     if size is not None:
-        groups = grouped(parts, [part.rows * shape.row_bytes for part in parts])
+        groups = survey.grouped(parts, [part.rows * shape.row_bytes for part in parts])
         ends = np.cumsum([len(group) for group in groups]).tolist()
     units, first = [], 0
     for end in ends:

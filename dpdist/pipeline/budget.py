@@ -187,8 +187,8 @@ def ingest_rows(
     rows = store_at(rows)
     if not isinstance(budget, PrivacyLoss | None):
         raise UsageError("The budget is a dpdist.PrivacyLoss, such as PrivacyLoss.parse(2, 1e-6).", parameter="budget")
-    from dpdist.ingest import origin as origins  # noqa: PLC0415 - the readers of all kinds of files
-    from dpdist.ingest.write import ingest  # noqa: PLC0415 - which only an ingest needs
+    from dpdist.ingest.sources import origin_of  # noqa: PLC0415 - the readers of all kinds of files
+    from dpdist.ingest.write import ingest, require_same_origin  # noqa: PLC0415 - which only an ingest needs
     from dpdist.pipeline.sources import Workers, read_for  # noqa: PLC0415 - as above
 
     meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
@@ -207,7 +207,7 @@ def ingest_rows(
                 f"not a value of type {type(source).__name__}."
             )
         place = source if isinstance(source, Remote) else location_of(os.fspath(source))
-        origin = partial(origins.origin_of, place, unit=unit, choices=choices)
+        origin = partial(origin_of, place, unit=unit, choices=choices)
         write = partial(
             ingest, place, progress=steps(progress, "Ingesting in this process"), unit=unit, choices=choices, say=say,
             elsewhere=Workers(cluster, progress),
@@ -218,7 +218,7 @@ def ingest_rows(
         _require_of_files(
             privacy_unit=privacy_unit, variable=variable, missing=missing, header=header, genotypes=genotypes or None
         )
-        origin = partial(origins.collection_origin, table, schema=meaning)
+        origin = partial(table.origin, schema=meaning)
         write = partial(ingest_collection, table, cluster=cluster, progress=progress, schema=meaning)
 
     def there() -> bool:
@@ -229,7 +229,7 @@ def ingest_rows(
                 f"{place} does not exist, and {rows} does: they seem to be swapped. The source comes first: "
                 f"{step('ingest', rows, place)}."
             )
-        origins.require_same_origin(rows, origin(columns=columns, compress=compress))
+        require_same_origin(rows, origin(columns=columns, compress=compress))
         return True
 
     def make() -> None:

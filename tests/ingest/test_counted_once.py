@@ -18,6 +18,7 @@ import pytest
 import xarray
 import zarr
 from pyarrow import feather
+from support.ingest_scene import stored
 
 from dpdist import Column, PrivacyLoss, Schema, ingest_rows, register_rows
 from dpdist.errors import DataError, ResumableError
@@ -25,10 +26,6 @@ from dpdist.ingest.readers import columnar
 from dpdist.rows.writing import RowsWriter
 
 WIDE = 2**53 + 1
-
-
-def stored(path: Path) -> Any:
-    return np.asarray(zarr.open_array(path, mode="r")[:])
 
 
 # --- one person, one row ---
@@ -149,7 +146,6 @@ ROUNDED: dict[str, Callable[[Path], Any]] = {
 def test_whole_numbers_that_would_be_rounded_are_refused_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(columnar, "_ROW_GROUP", 1)
     with pytest.raises(DataError, match=r"beyond 2\^53"):
         ingest_rows(ROUNDED[kind](tmp_path), tmp_path / "rows.zarr")
@@ -163,8 +159,9 @@ def test_whole_numbers_beside_floats_are_not_rounded_in_place(tmp_path: Path) ->
         register_rows(tmp_path / "in", tmp_path / "rows.zarr")
 
 
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize(("dtype", "fill"), [("f4", -999.0), ("f4", np.nan), ("f8", -999.0), ("i2", -999)])
+@pytest.mark.parametrize(
+    ("version", "dtype", "fill"), [(2, "f4", -999.0), (3, "f4", np.nan), (3, "f8", -999.0), (2, "i2", -999)]
+)
 def test_fill_values_of_xarray_in_zarr_are_what_xarray_means(
     tmp_path: Path, version: int, dtype: str, fill: float
 ) -> None:
@@ -208,6 +205,7 @@ def test_no_value_of_a_row_is_told_as_a_place(tmp_path: Path) -> None:
 # --- Arrow's own files ---
 
 
+@pytest.mark.usefixtures("other_process")
 def test_a_length_that_is_not_true_is_refused_in_little_memory(tmp_path: Path) -> None:
     feather.write_feather(pa.table({"a": np.arange(8), "b": np.arange(8)}), tmp_path / "t.arrow", "uncompressed")
     content = (tmp_path / "t.arrow").read_bytes()

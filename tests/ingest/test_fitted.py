@@ -16,6 +16,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 import zarr
+from support.ingest_scene import stored
 
 import dpdist
 from dpdist import Column, DataError, Schema, UsageError, draft_schema, ingest_rows, open_rows
@@ -96,16 +97,11 @@ class Others:
         return nullcontext(run)
 
 
-def rows_in(place: Path) -> Any:
-    return np.asarray(zarr.open_array(place, mode="r")[:])
-
-
 @pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.parquet"])
 def test_every_kind_of_file_gives_the_same_rows_whoever_reads_which_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(text, "_LINE", 1 << 10)
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(encoding, "_PIECE", 1 << 10)
     found = people()
     if name == "p.csv":  # a quote hides where lines end, so that it would be read from the start
@@ -116,13 +112,13 @@ def test_every_kind_of_file_gives_the_same_rows_whoever_reads_which_piece(
     choices = Choices(schema=others())
     write.ingest(source, tmp_path / "one.zarr", choices=choices)
     monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 7 * 56)
-    for module, size in ((survey, "PIECE"), (write, "PIECE"), (survey, "FRAGMENT"), (text, "FRAGMENT")):
+    for module, size in ((survey, "PIECE"), (survey, "FRAGMENT"), (text, "FRAGMENT")):
         monkeypatch.setattr(module, size, 2000)
     made = write.ingest(source, tmp_path / "two.zarr", choices=choices, elsewhere=Others())
     if name != "p.csv.gz":
         assert made.schema == others()
-    np.testing.assert_array_equal(rows_in(tmp_path / "one.zarr"), expected(found))
-    np.testing.assert_array_equal(rows_in(tmp_path / "two.zarr"), expected(found))
+    np.testing.assert_array_equal(stored(tmp_path / "one.zarr"), expected(found))
+    np.testing.assert_array_equal(stored(tmp_path / "two.zarr"), expected(found))
     assert open_rows(tmp_path / "one.zarr").names == SCHEMA.features
     assert open_rows(tmp_path / "one.zarr").rows == N  # dropped rows count
 
@@ -132,12 +128,12 @@ def test_frames_give_the_rows_that_files_do(tmp_path: Path) -> None:
     frame = found.to_pandas()
     ingest_rows(frame, tmp_path / "one.zarr", schema=others())
     ingest_rows(frame, tmp_path / "one.zarr", schema=others())  # and is known again
-    np.testing.assert_array_equal(rows_in(tmp_path / "one.zarr"), expected(found))
+    np.testing.assert_array_equal(stored(tmp_path / "one.zarr"), expected(found))
     import dask.dataframe
 
     lazy = dask.dataframe.from_pandas(frame, npartitions=3)
     ingest_rows(lazy, tmp_path / "two.zarr", schema=others())
-    np.testing.assert_array_equal(rows_in(tmp_path / "two.zarr"), expected(found))
+    np.testing.assert_array_equal(stored(tmp_path / "two.zarr"), expected(found))
     frame.loc[17, "mass"] = np.inf
     strict = Schema([Column("mass", "number", missing="drop"), Column("count", "integer")], others="ignored")
     with pytest.raises(DataError, match=r"row 17 \(counting from 0\), column 'mass': the value is not finite"):
@@ -164,7 +160,7 @@ def test_words_of_a_frame_are_categories_and_units_whatever_type_pandas_gives_th
     from_file = ingest_rows(written(tmp_path / "p.parquet", people()), tmp_path / "file.zarr", schema=schema)
     made = ingest_rows(WORDS[words](people()), tmp_path / "frame.zarr", schema=schema)
     assert (made.rows, made.names) == (from_file.rows, from_file.names) == (200, from_file.names)
-    np.testing.assert_array_equal(rows_in(tmp_path / "frame.zarr"), rows_in(tmp_path / "file.zarr"))
+    np.testing.assert_array_equal(stored(tmp_path / "frame.zarr"), stored(tmp_path / "file.zarr"))
 
 
 @pytest.mark.parametrize("fill", [-9, 300, 2**40])
@@ -175,7 +171,7 @@ def test_what_fills_a_cell_need_not_fit_the_integers_of_its_file(tmp_path: Path,
     pq.write_table(table, tmp_path / "t.parquet")
     columns = [Column(name, kind, range=(-10, 2**41), missing="fill", fill=fill) for name in ("a", "b")]
     ingest_rows(tmp_path / "t.parquet", tmp_path / "rows.zarr", schema=Schema(columns, "none"))
-    assert rows_in(tmp_path / "rows.zarr").tolist() == [[1, fill], [fill, 1], [255, 2]]
+    assert stored(tmp_path / "rows.zarr").tolist() == [[1, fill], [fill, 1], [255, 2]]
 
 
 def test_of_each_unit_of_a_frame_the_first_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +182,7 @@ def test_of_each_unit_of_a_frame_the_first_rows_are_kept(tmp_path: Path, monkeyp
         monkeypatch.setattr(collection, "PIECE", piece)
         made = ingest_rows(frame, tmp_path / f"{piece}.zarr", schema=schema, budget=dpdist.PrivacyLoss.parse(1, 1e-6))
         ingest_rows(frame, tmp_path / f"{piece}.zarr", schema=schema)  # and is known again
-        np.testing.assert_array_equal(rows_in(tmp_path / f"{piece}.zarr"), rows_in(tmp_path / "one.zarr"))
+        np.testing.assert_array_equal(stored(tmp_path / f"{piece}.zarr"), stored(tmp_path / "one.zarr"))
         assert (made.rows, made.unit, made.max_rows) == (one.rows, one.unit, 2) == (40, schema.unit, 2)
         any_two = Schema(schema.columns, max_rows=2, keep="random")
         drawn = ingest_rows(frame, tmp_path / f"any-{piece}.zarr", schema=any_two)
@@ -210,7 +206,7 @@ def test_units_may_be_called_by_words_in_several_columns(tmp_path: Path, name: s
     columns = [*SCHEMA.columns, Column("who", "privacy unit")]
     ingest_rows(written(tmp_path / name, found), tmp_path / "rows.zarr", schema=Schema(columns, max_rows=2))
     kept = [i for i in range(30) if i % 3 < 2]
-    np.testing.assert_array_equal(rows_in(tmp_path / "rows.zarr"), expected(found)[kept])
+    np.testing.assert_array_equal(stored(tmp_path / "rows.zarr"), expected(found)[kept])
     made = open_rows(tmp_path / "rows.zarr")
     assert made.unit is not None
     assert (made.unit.column, made.unit.max_rows) == ("who", 2)
@@ -311,7 +307,7 @@ def test_keys_of_folders_are_columns_too(tmp_path: Path) -> None:
         written(tmp_path / "d" / f"group={key}" / "p.parquet", people(10))
     schema = Schema([Column("group", "category", categories=["x", "y"]), Column("count", "integer")], others="ignored")
     ingest_rows(tmp_path / "d", tmp_path / "rows.zarr", schema=schema)
-    assert rows_in(tmp_path / "rows.zarr")[[0, 9, 10, 19]].tolist() == [[1, 0, 0], [1, 0, 9], [0, 1, 0], [0, 1, 9]]
+    assert stored(tmp_path / "rows.zarr")[[0, 9, 10, 19]].tolist() == [[1, 0, 0], [1, 0, 9], [0, 1, 0], [0, 1, 9]]
 
 
 def test_a_draft_is_made_of_names_and_types_and_of_no_value(tmp_path: Path) -> None:

@@ -149,15 +149,14 @@ def test_a_column_with_a_name_is_no_index(tmp_path: Path) -> None:
     assert ingest(tmp_path / "t.csv", tmp_path / "named.zarr").names == ("row", "a", "b")
 
 
-@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
-def test_csv_takes_true_and_false_as_parquet_does(tmp_path: Path, suffix: str) -> None:
+def test_csv_takes_true_and_false_as_parquet_does(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": [True, False, True], "b": [1.5, 2.5, 3.5], "c": [False, False, True]})
-    frame.to_csv(tmp_path / f"t.{suffix}", index=False)
+    frame.to_csv(tmp_path / "t.csv", index=False)
     frame.to_parquet(tmp_path / "t.parquet", index=False)
     for number, columns in enumerate((None, ["a", "c"], ["c", "a"])):
         found = [
             stored(ingest(tmp_path / f"t.{kind}", tmp_path / f"{kind}-{number}.zarr", columns=columns).path)
-            for kind in (suffix, "parquet")
+            for kind in ("csv", "parquet")
         ]
         assert np.array_equal(found[0], found[1])
         assert {each.dtype for each in found} == {np.dtype("float64" if columns is None else "uint8")}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zarr
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.ingest_scene import (
@@ -30,52 +27,27 @@ from support.ingest_scene import (
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers import columnar, npy, text
-from dpdist.ingest.readers.base import Choices, Survey
+from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.readers.source import Survey
 from dpdist.ingest.sources import KINDS
 from dpdist.ingest.write import ingest
-from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import chunk_rows_for
-from dpdist.rows.writing import chunk_key
 
 ARROW = (pa.float32(), pa.uint8(), pa.int16())
 
 
 def pieces_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Make the readers read in small pieces, in bytes, in this process."""
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     for reader in (npy, columnar):
         monkeypatch.setattr(reader, "PIECE", size)
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_each_kind_of_file_gives_the_same_rows(tmp_path: Path, name: str) -> None:
-    rows = table() + 0.25
-    WRITERS[name](tmp_path / name, rows)
-    calls: list[tuple[int, int]] = []
-    opened = ingest(
-        tmp_path / name,
-        tmp_path / "rows.zarr",
-        budget=PrivacyLoss.parse("2", "1e-6"),
-        progress=lambda done, total: calls.append((done, total)),
-    )
-    assert (opened.rows, opened.columns, opened.dtype) == (7, 3, "float64")
-    assert opened.names == (("c0", "c1", "c2") if name == "t.npy" else NAMES)
-    assert opened.budget == PrivacyLoss.parse("2", "1e-6")
-    assert calls[-1] == (7, 7)
-    assert calls == sorted(calls)
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "rows.zarr"])
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("name", ["t.npy", "t.npz"])
 @pytest.mark.parametrize("dtype", [*DTYPES, "bool", "float16", ">f8", ">i2", ">u8"])
-def test_arrays_keep_their_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, name: str, order: Any
-) -> None:
+def test_arrays_keep_their_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     pieces_of(monkeypatch, 50)  # several pieces
-    rows = np.asarray(table(dtype), order=order)
+    packed = dtype in {"bool", "int16", ">f8"}
+    name, rows = "t.npz" if packed else "t.npy", np.asarray(table(dtype), order="F" if dtype[-1] in "18" else "C")
     WRITERS[name](tmp_path / name, rows)
     opened = ingest(tmp_path / name, tmp_path / "rows.zarr")
     assert opened.dtype == {"bool": "uint8", "float16": "float32"}.get(dtype, np.dtype(dtype).newbyteorder("=").name)
@@ -172,12 +144,6 @@ def test_csv_dialects(tmp_path: Path, content: bytes, names: tuple[str, ...]) ->
     assert stored(tmp_path / "rows.zarr").tolist() == [[1, 2], [3, -4]]
 
 
-def test_a_text_column_of_a_csv_can_be_left_out(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text('who,a,b\n"Ann, ""x""",1,2\nBob,3,4\n')
-    ingest(tmp_path / "t.csv", tmp_path / "rows.zarr", columns=["b", "a"])
-    assert stored(tmp_path / "rows.zarr").tolist() == [[2, 1], [4, 3]]
-
-
 def test_a_table_of_a_few_chunks_has_the_right_layout(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (600, 40_000), dtype=np.uint8)
     np.save(tmp_path / "t.npy", np.asfortranarray(rows))
@@ -188,7 +154,7 @@ def test_a_table_of_a_few_chunks_has_the_right_layout(tmp_path: Path) -> None:
     assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_split_into_files_gives_the_same_rows(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -216,15 +182,6 @@ def test_any_split_into_files_gives_the_same_rows(
     assert np.array_equal(stored(folder / "many.zarr"), rows)
 
 
-def test_whole_numbers_of_several_csv_files_are_judged_together(tmp_path: Path) -> None:
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "0.csv").write_text("0,100\n")
-    (tmp_path / "parts" / "1.csv").write_text("-5,127\n")
-    made = ingest(tmp_path / "parts", tmp_path / "rows.zarr", choices=Choices(header="no"))
-    assert made.dtype == "int8"  # uint8 and int8 promote to int16
-    assert stored(tmp_path / "rows.zarr").tolist() == [[0, 100], [-5, 127]]
-
-
 def test_files_of_several_kinds_and_types_are_promoted(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     write_csv(tmp_path / "parts" / "0.csv", table("int64") + 300)
@@ -237,7 +194,6 @@ def test_files_of_several_kinds_and_types_are_promoted(tmp_path: Path) -> None:
 GOOD_LINES = "".join(f"{i},{i + 0.5}\n" for i in range(200_000))
 
 
-@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
 @pytest.mark.parametrize(
     ("content", "needles"),
     [
@@ -269,12 +225,10 @@ GOOD_LINES = "".join(f"{i},{i + 0.5}\n" for i in range(200_000))
         ("a,b\n" + GOOD_LINES + "73519.25," + "1" * (5 << 20) + "\n", ("line 200002", "longer")),
     ],
 )
-def test_a_bad_csv_is_refused_by_line(tmp_path: Path, suffix: str, content: str, needles: tuple[str, ...]) -> None:
+def test_a_bad_csv_is_refused_by_line(tmp_path: Path, content: str, needles: tuple[str, ...]) -> None:
     raw = content.encode("utf-8", errors="surrogatepass").replace(b"\xed\xa3\xbf", b"\xff")
-    path = tmp_path / f"bad.{suffix}"
-    path.write_bytes(gzip.compress(raw) if suffix == "csv.gz" else raw)
-    choices = Choices(header="no" if content[:1].isdigit() else None)
-    refused(path, f"bad.{suffix}", *needles, choices=choices)
+    (tmp_path / "bad.csv").write_bytes(raw)
+    refused(tmp_path / "bad.csv", *needles, choices=Choices(header="no" if content[:1].isdigit() else None))
 
 
 def test_an_open_quote_in_a_column_left_out_does_not_swallow_rows(tmp_path: Path) -> None:
@@ -301,14 +255,12 @@ def test_the_search_for_a_bad_line_reads_numbers_as_arrow_does() -> None:
     check()
 
 
-@pytest.mark.parametrize("name", ["t.npy", "t.npz"])
 @pytest.mark.parametrize("shape", [(5,), (5, 3, 2), (0, 4), (5, 1), (5, 0), ()])
-def test_an_array_that_is_no_table_is_refused_by_shape(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
-    (np.save if name == "t.npy" else np.savez)(tmp_path / name, np.full(shape, SECRET))
-    refused(tmp_path / name, name, "has no rows" if shape == (0, 4) else f"shape {shape}")
+def test_an_array_that_is_no_table_is_refused_by_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.save(tmp_path / "t.npy", np.full(shape, SECRET))
+    refused(tmp_path / "t.npy", "has no rows" if shape == (0, 4) else f"shape {shape}")
 
 
-@pytest.mark.parametrize("name", ["t.npy", "t.npz"])
 @pytest.mark.parametrize(
     ("array", "kind"),
     [
@@ -322,15 +274,9 @@ def test_an_array_that_is_no_table_is_refused_by_shape(tmp_path: Path, name: str
         (np.full((3, 3), {"a": "secretword"}, dtype=object), "object"),
     ],
 )
-def test_an_array_of_other_things_than_numbers_is_refused(tmp_path: Path, name: str, array: Table, kind: str) -> None:
-    (np.save if name == "t.npy" else np.savez)(tmp_path / name, array)
-    refused(tmp_path / name, name, f"type {kind}")
-
-
-def test_the_only_2d_array_of_an_npz_is_taken(tmp_path: Path) -> None:
-    np.savez(tmp_path / "t.npz", y=np.arange(7), rows=table())
-    assert ingest(tmp_path / "t.npz", tmp_path / "rows.zarr").names == ("c0", "c1", "c2")
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), table())
+def test_an_array_of_other_things_than_numbers_is_refused(tmp_path: Path, array: Table, kind: str) -> None:
+    np.save(tmp_path / "t.npy", array)
+    refused(tmp_path / "t.npy", f"type {kind}")
 
 
 def test_the_array_x_is_taken_among_several(tmp_path: Path) -> None:
@@ -343,11 +289,6 @@ def test_several_2d_arrays_without_an_x_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", train=table() + SECRET, test=table(), y=np.arange(7))
     message = refused(tmp_path / "t.npz", "t.npz", "train (7, 3); test (7, 3)")
     assert "y (" not in message
-
-
-def test_repeated_feature_names_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "t.npz", X=table(), feature_names=np.array(["a", "b", "a"]))
-    refused(tmp_path / "t.npz", "t.npz", "one name: a.")
 
 
 @pytest.mark.parametrize(
@@ -376,26 +317,10 @@ def test_missing_values_in_parquet_are_refused_by_row(tmp_path: Path, monkeypatc
     refused(tmp_path / "t.parquet", "t.parquet", "row 11 (counting from 0)", "'b'", "missing")
 
 
-def test_a_parquet_file_without_rows_or_with_repeated_names_is_refused(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "t.parquet", table()[:0])
-    refused(tmp_path / "t.parquet", "t.parquet", "no rows")
-    pq.write_table(pa.table([[SECRET], [SECRET]], names=["a", "a"]), tmp_path / "t.parquet")
-    refused(tmp_path / "t.parquet", "t.parquet", "one name: a.")
-    pq.write_table(pa.table({"a": [SECRET]}), tmp_path / "t.parquet")
-    refused(tmp_path / "t.parquet", "t.parquet", "1 column")
-
-
-@pytest.mark.parametrize("name", ["t.npy", "t.npz"])
-def test_a_truncated_array_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_truncated_array_is_told_as_that(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.full((9, 3), SECRET))
-    short = (tmp_path / "t.npy").read_bytes()[:-8]
-    (tmp_path / "t.npy").write_bytes(short)
-    with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
-        archive.writestr("X.npy", short)
-    monkeypatch.setattr("dpdist.ingest.write.RowsWriter", None)
-    refused(tmp_path / name, name, "truncated")
+    (tmp_path / "t.npy").write_bytes((tmp_path / "t.npy").read_bytes()[:-8])
+    refused(tmp_path / "t.npy", "t.npy", "truncated")
 
 
 def test_a_damaged_member_is_found_by_its_checksum(tmp_path: Path) -> None:
@@ -404,12 +329,6 @@ def test_a_damaged_member_is_found_by_its_checksum(tmp_path: Path) -> None:
     content[5000] ^= 1
     (tmp_path / "t.npz").write_bytes(content)
     refused(tmp_path / "t.npz", "t.npz", "BadZipFile")
-
-
-def test_an_archive_without_arrays_is_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
-        archive.writestr("readme.txt", "secretword")
-    refused(tmp_path / "t.npz", "t.npz", "no array")
 
 
 def test_columns_must_exist_once_and_be_two(tmp_path: Path) -> None:
@@ -443,17 +362,6 @@ def test_a_folder_holds_only_files_of_one_table(tmp_path: Path) -> None:
     refused(folder, "deeper.csv")
 
 
-def test_a_bad_last_file_leaves_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "parts"
-    folder.mkdir()
-    for number in range(3):
-        write_npz(folder / f"{number}.npz", table() + SECRET + number)
-    rows = table()
-    rows[2, 1] = np.nan
-    write_npz(folder / "3.npz", rows)
-    refused(folder, "3.npz", "row 2 (counting from 0)", "'beta'")
-
-
 def test_a_source_that_is_missing_or_of_another_kind_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none.csv", "none.csv", "does not exist")
     (tmp_path / "t.xlsx").write_text("secretword")
@@ -467,25 +375,20 @@ def test_an_existing_target_is_refused_before_the_source_is_read(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("name", "after"),
-    [
-        *((name, table(rows=6)) for name in ("t.npy", "t.npz", "t.csv", "t.parquet")),
-        *((name, table(rows=8)) for name in ("t.csv", "t.parquet")),
-        ("t.csv", table() + 0.5),
-    ],
+    [("t.npy", table(rows=6)), ("t.parquet", table(rows=6)), ("t.csv", table(rows=8)), ("t.csv", table() + 0.5)],
 )
 def test_a_source_that_changes_between_the_passes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: Table
 ) -> None:
     monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 12)  # several chunks
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     monkeypatch.setattr(columnar, "_ROW_GROUP", 0)  # Parquet is unpacked
     monkeypatch.setattr(columnar, "_COLUMNS", 2)
     path = tmp_path / name
     WRITERS[name](path, table())
     survey_of = KINDS[path.suffix].survey
 
-    def survey(self: Any, keep: tuple[int, ...]) -> Survey:
-        found: Survey = survey_of(self, keep)
+    def survey(self: Any, *arguments: Any) -> Survey:
+        found: Survey = survey_of(self, *arguments)
         if not (tmp_path / "changed").exists():
             WRITERS[name](path, after)
             (tmp_path / "changed").touch()
@@ -512,14 +415,3 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ingest(tmp_path / "t.npz", tmp_path / "rows.zarr")
     assert seen == [7]
     assert [each.name for each in tmp_path.iterdir()] == ["t.npz"]
-
-
-@pytest.mark.parametrize("compress", [False, True])
-def test_compressed_rows_are_the_same_rows(tmp_path: Path, compress: bool) -> None:
-    rows = np.zeros((3000, 4), dtype=np.int32)
-    rows[::7] = 5
-    np.save(tmp_path / "rows.npy", rows)
-    table = ingest(tmp_path / "rows.npy", tmp_path / "rows.zarr", compress=compress)
-    assert table.compressed is compress
-    assert ((table.path / chunk_key(0)).stat().st_size < rows.nbytes / 4) is compress
-    assert np.array_equal(np.asarray(zarr.open_array(tmp_path / "rows.zarr", mode="r")[:]), rows)

@@ -21,7 +21,10 @@ from dpdist.errors import DataError, DpdistError
 from dpdist.ingest.readers import isolated
 from dpdist.ingest.readers.isolated import ReaderProcess
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only there is memory limited")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="only there is memory limited"),
+    pytest.mark.usefixtures("other_process"),
+]
 
 
 @pytest.fixture

@@ -275,10 +275,7 @@ def cured(path: Path, **options: Any) -> list[list[float]]:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("a;b\n1.234,5;2\n3,25;4\n", [[1234.5, 2], [3.25, 4]]),
         ("a|b\n1.5|2\n3.25|4\n", [[1.5, 2], [3.25, 4]]),
-        ("a\tb\n1,234.5\t2\n1,000\t3\n", [[1234.5, 2], [1000, 3]]),
-        ("a;b;\n1;2;\n3;4;\n", [[1, 2], [3, 4]]),
         ("x (a, b);y\n11,5;2\n12,5;3\n", [[11.5, 2], [12.5, 3]]),
         ("# made by a machine\na,b\n1,2\n", [[1, 2]]),
         ("# made by a machine, on Monday\na,b,c\n1,2,3\n", [[1, 2, 3]]),
@@ -287,17 +284,12 @@ def cured(path: Path, **options: Any) -> list[list[float]]:
         ("pH_0,5m;pH_1,5m\n6,5;7,1\n5,9;6,4\n", [[6.5, 7.1], [5.9, 6.4]]),
         ("sep=,\na,b\n1.5,2\n", [[1.5, 2]]),
         ("a\tb\n0,250\t2\n1,500\t3\n", [[0.25, 2], [1.5, 3]]),
-        ('v,w\n"1,500",1\n"0,250",2\n', [[1.5, 1], [0.25, 2]]),
         ("# c\n#a,b\n1,2\n3,4\n", [[1, 2], [3, 4]]),
         ("# c\n\n# d\na;b\n1,5;2\n", [[1.5, 2]]),
         ('"x";"a";"b"\n7;1,5;2\n8;3,5;4\n', [[7, 1.5, 2], [8, 3.5, 4]]),
         ('"a" "b"\n1.5 2\n3.5 4\n', [[1.5, 2], [3.5, 4]]),
         ("  a   b\n  1   2\n  3   4\n", [[1, 2], [3, 4]]),
-        ("My Report\na,b\n1,2\n3,4\n", [[1, 2], [3, 4]]),
         ("id;y2019;2020\n1;1,5;2,5\n2;3,5;4,5\n", [[1, 1.5, 2.5], [2, 3.5, 4.5]]),
-        ('a,b\n"1,234",2\n"5,000.5",3\n', [[1234, 2], [5000.5, 3]]),
-        ("a,b\n12%,$2\n5.5%,$3\n", [[12, 2], [5.5, 3]]),
-        ('a,b\n"1,5",2\n"2,75",3\n', [[1.5, 2], [2.75, 3]]),
         ("a,größe\n1,2\n", [[1, 2]]),
     ],
 )
@@ -332,7 +324,6 @@ def test_text_with_commas_is_taken_for_nothing_else(text: str) -> None:
     ("text", "wanted"),
     [
         ("1,5;2,5\n11,5;2,1\n12,5;2,2\n", [[1.5, 2.5], [11.5, 2.1], [12.5, 2.2]]),
-        ("5;5;7\n1;2;3\n", [[5, 5, 7], [1, 2, 3]]),
         ("sep=;\n1,5;2\n3;4\n", [[1.5, 2], [3, 4]]),
     ],
 )
@@ -341,19 +332,15 @@ def test_a_first_line_of_numbers_stays_a_row(tmp_path: Path, text: str, wanted: 
     assert cured(tmp_path / "t.csv", header="no") == wanted
 
 
-def test_dates_beside_numbers_with_thousands_points_stay_dates(tmp_path: Path) -> None:
-    lines = "".join(f"{day:02}.03.2020;88,5;24.138,47\n" for day in range(10, 29))
-    (tmp_path / "t.csv").write_text("day;weight;income\n" + lines)
-    with pytest.raises(DataError, match=r"these columns hold no numbers: 'day' \(dates\)"):
-        cured(tmp_path / "t.csv")
-    assert rows_of(tmp_path / "new.csv", columns=["weight", "income"])[0].tolist() == [88.5, 24138.47]
+@pytest.mark.parametrize("cells", ['"1,234"', '"1,5"', "12%", "$2"])
+def test_numbers_with_commas_or_signs_are_told_as_that(tmp_path: Path, cells: str) -> None:
+    (tmp_path / "t.csv").write_text(f"a,b\n{cells},2\n{cells},3\n")
+    refused(tmp_path / "t.csv", r"Columns hold numbers with commas or signs in them: \['a'\]")
 
 
-def test_what_separates_thousands_is_asked_where_the_first_lines_do_not_tell(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a\tb\n1,234\t2\n")
-    refused(tmp_path / "t.csv", r"thousands=','.* If the comma is a decimal mark, pass decimal=','")
+def test_what_separates_thousands_is_for_a_person_to_say(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a;b\n1.234;2\n")
-    refused(tmp_path / "t.csv", r"sep=';'\).* If the point separates thousands, pass thousands='\.', too")
+    refused(tmp_path / "t.csv", r"name a mark that separates thousands or decimals \(thousands=, decimal=\).*sep=';'")
 
 
 def test_words_with_semicolons_do_not_make_text_of_semicolons(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def test_dosages_are_read_as_numbers(tmp_path: Path) -> None:
     [
         ("#IID SEX\na 0\nb 0\na 0\nc 0\n", "t.pgen names a sample twice"),
         ("#FID IID\nf a\nf b\ng a\n", "does not hold what its .psam and .pvar announce: 3 samples of 3 variants"),
-        ("#FID IID\nf a\nf\n", "t.psam, line 3 is not what a .psam has there"),
-        ("#SEX\n0\n", "t.psam, line 1 is not what a .psam has there"),
+        ("#FID IID\nf a\nf\n", "t.psam, line 3 has 1 fields, and is not what such a file has there"),
+        ("#SEX\n0\n", "t.psam, line 1 has 1 fields, and is not what such a file has there"),
         ("", "does not hold what its .psam and .pvar announce: 0 samples"),
     ],
 )

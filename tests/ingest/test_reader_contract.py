@@ -60,7 +60,8 @@ from dpdist import ingest_rows
 from dpdist.cli import pipeline
 from dpdist.errors import DpdistError
 from dpdist.ingest import readers, sources
-from dpdist.ingest.readers.base import Choices, NoRowsError, Source
+from dpdist.ingest.readers.base import Choices, NoRowsError
+from dpdist.ingest.readers.source import Source
 from dpdist.ingest.sources import opened_sources
 from dpdist.ingest.write import ingest
 from dpdist.rows.columns import DTYPES
@@ -112,6 +113,11 @@ class Kind:
         """Whether another process reads it, which takes time to start."""
         suffix = next((known for known in sources.KINDS if self.file.endswith(known)), ".parquet")  # a folder of parts
         return sources.KINDS[suffix].fragile
+
+    @property
+    def crashes(self) -> bool:
+        """Whether bytes at the wrong place can end the process."""
+        return self.file.endswith((".h5ad", ".pgen")) or self.file == "t.nc"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -291,7 +297,6 @@ def those(
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every reader work in pieces of a row or a few, in this process."""
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
     for module in MODULES:
         for name, size in (("PIECE", 60), ("WINDOW", 20), ("_LINE", 200 if module.__name__.endswith("text") else None)):
             if hasattr(module, name) and size is not None:
@@ -320,6 +325,7 @@ def test_people_are_told_of_every_kind_of_file(suffix: str) -> None:
     assert [who for who, text in told.items() if suffix not in text] == []
 
 
+@pytest.mark.usefixtures("other_process")
 def test_every_reader_has_an_entry(tmp_path: Path) -> None:
     found = {
         kind
@@ -378,7 +384,7 @@ def test_fragments_hold_each_row_once(kind: Kind, source: list[Source]) -> None:
     found = []
     for one in source:
         ends = one.fragments(KEEP).ends.tolist()
-        assert one.fragments(KEEP).in_bytes or ends[-1] == one.survey(KEEP).rows
+        assert one.head.rows is None or ends[-1] == one.survey(KEEP).rows
         if len(ends) > 1:
             parts = zip([0, *ends[:-1]], ends, strict=True)
             found += [np.array(block) for part in parts for block in one.rows(KEEP, part)]
@@ -431,12 +437,13 @@ def test_a_file_without_rows_is_told_from_a_damaged_one(kind: Kind, tmp_path: Pa
     refused(tmp_path / kind.file, "no rows")
 
 
-@pytest.mark.parametrize(("name", "needle"), [("b\x1b[2J", "holds a control character"), ("one", "one name: one")])
 @those(named=True)
-def test_hostile_and_repeated_names_are_refused(kind: Kind, name: str, needle: str, tmp_path: Path) -> None:
-    quietly(lambda: kind.write(tmp_path / kind.file, kind.table(), ("one", name, *NAMES[2:])))
-    message = refused(tmp_path / kind.file, needle)
-    assert message.isprintable()
+def test_hostile_and_repeated_names_are_refused(kind: Kind, tmp_path: Path) -> None:
+    for number, (name, needle) in enumerate((("b\x1b[2J", "holds a control character"), ("one", "one name: one"))):
+        path = tmp_path / str(number) / kind.file
+        path.parent.mkdir()
+        quietly(lambda path=path, name=name: kind.write(path, kind.table(), ("one", name, *NAMES[2:])))  # type: ignore[misc]
+        assert refused(path, needle).isprintable()
 
 
 @those()
@@ -449,23 +456,25 @@ def test_a_file_that_nobody_can_read_is_refused(kind: Kind, tmp_path: Path) -> N
 
 
 @those()
-def test_damaged_and_truncated_files_are_refused(kind: Kind, tmp_path: Path) -> None:
+def test_damaged_and_truncated_files_are_refused(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", kind.crashes)
     path = kind.good(tmp_path)
     for part in kind.parts(path):
         whole = part.read_bytes()
-        contents = [b"", WORD.encode() * 50, pickle.dumps([SECRET, WORD]), whole[:5], whole[: len(whole) // 2]]
+        contents = [b"", WORD.encode() * 50, pickle.dumps([SECRET, WORD]), whole[: len(whole) // 2]]
         for content in contents[: None if kind.ends else -1] + ([whole[:-8]] if kind.ends else []):
             part.write_bytes(content)
             refused(path)
         part.write_bytes(whole)
 
 
+@pytest.mark.usefixtures("other_process")
 @those()
 def test_flipped_bytes_raise_nothing_else_and_leave_nothing(kind: Kind, tmp_path: Path) -> None:
     path = kind.good(tmp_path)
     draw = random.Random(1)
     parts = {part: part.read_bytes() for part in kind.parts(path)}
-    for number in range(6 if kind.apart else 50):  # benchmarks/fuzz.py has many more
+    for number in range(4 if kind.apart else 50):  # benchmarks/fuzz.py has many more
         part = draw.choice(list(parts))
         content = bytearray(parts[part])
         content[draw.randrange(min(len(content), 200) if number % 2 else len(content))] = draw.randrange(256)
@@ -506,10 +515,8 @@ def write_big(path: Path, rows: int, columns: int) -> None:
     elif path.suffix == ".nc":
         data = xarray.Dataset({"v": (("t", "x"), np.ones((rows, columns), dtype=np.float32))})
         data.to_netcdf(path, engine="h5netcdf", encoding={"v": {"chunksizes": (min(rows, 5000), columns)}})
-    elif path.suffix == ".bed":
-        write_bed(path, np.zeros((rows, columns), dtype=np.uint8))
     else:
-        (np.savez_compressed if path.suffix == ".npz" else np.save)(path, np.zeros((rows, columns), order="F"))
+        np.savez_compressed(path, np.zeros((rows, columns), order="F"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the peak of one process, as Linux gives it")
@@ -517,14 +524,11 @@ def write_big(path: Path, rows: int, columns: int) -> None:
     ("name", "rows", "columns", "size", "bound"),
     [
         ("t.npz", 240_000, 80, 8, 70),
-        ("t.npy", 240_000, 80, 8, 70),
         ("t.csv.gz", 600_000, 80, 8, 170),
         ("t.parquet", 600_000, 80, 8, 170),
-        ("long.parquet", 6_000_000, 8, 8, 170),
         ("csc.h5ad", 200_000, 500, 4, 190),
         ("t.zarr", 50_000, 2000, 4, 190),
         ("t.nc", 200_000, 500, 4, 190),
-        ("t.bed", 10_000, 40_000, 1, 190),
     ],
 )
 def test_memory_does_not_grow_with_the_table(

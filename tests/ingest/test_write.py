@@ -55,9 +55,7 @@ def values(rows: int = ROWS) -> Any:
 
 def small(monkeypatch: pytest.MonkeyPatch, piece: int = 300, chunk: int = 7 * 24) -> None:
     """Let a task take on a few rows, read in this process, and a chunk of the table hold seven of float64."""
-    monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
-    for module in (survey, write):
-        monkeypatch.setattr(module, "PIECE", piece)
+    monkeypatch.setattr(survey, "PIECE", piece)
     for module in (survey, text):
         monkeypatch.setattr(module, "FRAGMENT", piece)
     for module in (npy, columnar, zarr_store):

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -239,14 +240,14 @@ def test_two_that_register_at_once_get_one_identity(state: Path) -> None:
 
 
 def test_two_that_register_in_one_place_leave_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    conclude = reading._conclude
+    content_of = reading._content_of
 
-    def overtaken(*arguments: object) -> None:
-        monkeypatch.setattr(reading, "_conclude", conclude)
+    def overtaken(*arguments: Any) -> str:
+        monkeypatch.setattr(reading, "_content_of", content_of)
         register_rows("table.npy", "rows.zarr")
-        conclude(*arguments)  # type: ignore[arg-type]
+        return content_of(*arguments)
 
-    monkeypatch.setattr(reading, "_conclude", overtaken)
+    monkeypatch.setattr(reading, "_content_of", overtaken)
     table = register_rows("table.npy", "rows.zarr")
     assert table.rows == 200
     assert state_folder.seen(table.dataset_id) == state_folder.Seen()

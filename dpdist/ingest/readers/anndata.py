@@ -9,7 +9,6 @@ anndata's own reader takes sparse matrices apart; what is not needed of the file
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,21 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import (
-    PIECE,
-    STORED,
-    Fragment,
-    Head,
-    Places,
-    Rows,
-    attempt,
-    bounded,
-    each,
-    required,
-)
-from dpdist.ingest.readers.chunked import Chunked, Layout, only, require_chunks
+from dpdist.ingest.readers.base import PIECE, STORED, Places, Rows, attempted, bounded, each, required
+from dpdist.ingest.readers.chunked import Chunked, Layout, chunk_bytes, only, require_chunks
 from dpdist.ingest.readers.hdf5 import contained
-from dpdist.ingest.readers.transpose import turned, width_for
+from dpdist.ingest.readers.source import Fragment, Head, neighbours, turned, width_for
 from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign
 from dpdist.rows.encoding import MISSING_WORDS
 from dpdist.rows.units import named_units
@@ -48,6 +36,7 @@ class AnnData(Chunked):
     """X, or with ``--variable`` another matrix of the same rows; columns are named as in ``var``."""
 
     takes: ClassVar[tuple[str, ...]] = ("variable",)
+    fragile = True
 
     @abstractmethod
     def _root(self) -> AbstractContextManager[Any]:
@@ -63,101 +52,83 @@ class AnnData(Chunked):
             yield root[self._place]
 
     @cached_property
+    @attempted
     def _place(self) -> str:
-        """Where the matrix is."""
-        found = attempt(self.path, self._matrices)
-        if self.choices.variable is None and "X" in found:
-            return "X"
-        return only(self.path, found, self.choices.variable, "matrix")
-
-    def _matrices(self) -> dict[str, tuple[int, ...]]:
         with self._root() as root:
             layers = sorted(root["layers"].keys()) if "layers" in root else ()
             places = ["X", "raw/X", *(f"layers/{name}" for name in layers)]
-            return {place: _shape(root[place]) for place in places if place in root}
+            matrices = {place: _shape(root[place]) for place in places if place in root}
+        if self.choices.variable is None and "X" in matrices:
+            return "X"
+        return only(self.path, matrices, self.choices.variable, "matrix")
 
     @cached_property
+    @attempted
     def _kind(self) -> str:
         """Dense, csr or csc."""
-
-        def read() -> str:
-            with self._opened() as matrix:
-                if not hasattr(matrix, "keys"):
-                    return "dense"
-                told = matrix.attrs.get("encoding-type", f"{matrix.attrs.get('h5sparse_format', '')}_matrix")
-                return _SPARSE[str(told)]
-
-        found = attempt(self.path, read)
-        if found != "dense":
-            required("anndata", "anndata", "sparse AnnData")
-        return found
+        with self._opened() as matrix:
+            if not hasattr(matrix, "keys"):
+                return "dense"
+            told = matrix.attrs.get("encoding-type", f"{matrix.attrs.get('h5sparse_format', '')}_matrix")
+        required("anndata", "anndata", "sparse AnnData")
+        return _SPARSE[str(told)]
 
     @cached_property
-    def head(self) -> Head:
-        found = self._layout
-        if self._kind != "dense" and attempt(self.path, self._ends) != found.shape[self._kind == "csc"] + 1:
-            raise DataError(f"{self.path} is damaged: its sparse matrix has another shape than it says.")
-        samples = self._sample_label()
-        labels = (*attempt(self.path, lambda: [*self._labels()]), *samples)
-        return Head(self._names(), found.shape[0], found.dtype.name, labels=labels, samples=samples)
-
-    @cached_property
+    @attempted
     def _stored(self) -> Layout:
-        def read() -> Layout:
-            with self._opened() as matrix:
-                shape = _shape(matrix)
-                if self._kind == "dense":
-                    chunks = matrix.chunks or (1,) * len(shape)
-                    stored = self._is_stored(matrix, self._place)
-                    return Layout(shape, matrix.dtype, tuple(map(min, chunks, shape)), stored)
-                parts = {name: matrix[name] for name in _PARTS}
-                for array in parts.values():
-                    require_chunks(self.path, math.prod(array.chunks or ()) * array.dtype.itemsize)
-                stored = all(
-                    not array.shape[0] or self._is_stored(array, f"{self._place}/{name}")
-                    for name, array in parts.items()
-                )
-                return Layout(shape, parts["data"].dtype, (1, *shape[1:]), stored)
-
-        return attempt(self.path, read)
+        with self._opened() as matrix:
+            shape = _shape(matrix)
+            if self._kind == "dense":
+                chunks = matrix.chunks or (1,) * len(shape)
+                return Layout(shape, matrix.dtype, tuple(map(min, chunks, shape)), self._is_stored(matrix, self._place))
+            parts = {name: matrix[name] for name in _PARTS}
+            for array in parts.values():
+                require_chunks(self.path, chunk_bytes(array))
+            stored = all(
+                not array.shape[0] or self._is_stored(array, f"{self._place}/{name}") for name, array in parts.items()
+            )
+            if min(shape) >= 0 and parts["indptr"].shape[0] != shape[self._kind == "csc"] + 1:
+                raise DataError(f"{self.path} is damaged: its sparse matrix has another shape than it says.")
+            return Layout(shape, parts["data"].dtype, (1, *shape[1:]), stored)
 
     @cached_property
+    @attempted
     def unpacked(self) -> int:
         if self._kind == "dense":
             return super().unpacked
+        with self._opened() as matrix:
+            return sum(chunk_bytes(matrix[name]) for name in _PARTS)
 
-        def read() -> int:
-            with self._opened() as matrix:
-                arrays = [matrix[name] for name in _PARTS]
-                return sum(math.prod(array.chunks or ()) * array.dtype.itemsize for array in arrays)
+    @cached_property
+    def head(self) -> Head:
+        layout, samples = self._layout, self._samples()
+        return Head(
+            self._names(), layout.shape[0], layout.dtype.name, labels=(*self._labels(), *samples), samples=samples
+        )
 
-        return attempt(self.path, read)
-
+    @attempted
     def _column(self, place: str) -> Any:
         """Return a column of ``obs`` or ``var``, a pandas Series without missing values, by anndata's own reader."""
         anndata = required("anndata", "anndata", "AnnData")
         pandas = required("pandas", "anndata", "AnnData")
         frame, _, name = place.rpartition("/")
-
-        def read() -> Any:
-            with self._root() as root:
-                column = root[place]
-                for array in _arrays(column):
-                    require_chunks(self.path, math.prod(array.chunks or ()) * array.dtype.itemsize)
-                found = anndata.io.read_elem(column)
-                if "categories" in column.attrs:  # before 0.8
-                    names = anndata.io.read_elem(root[f"{frame}/__categories/{name}"])
-                    found = pandas.Categorical.from_codes(found, names)
-                return pandas.Series(found)
-
-        column = attempt(self.path, read)
-        if column.isna().any():
+        with self._root() as root:
+            column = root[place]
+            for array in _arrays(column):
+                require_chunks(self.path, chunk_bytes(array))
+            cells = anndata.io.read_elem(column)
+            if "categories" in column.attrs:  # before 0.8
+                names = anndata.io.read_elem(root[f"{frame}/__categories/{name}"])
+                cells = pandas.Categorical.from_codes(cells, names)
+        series = pandas.Series(cells)
+        if series.isna().any():
             raise DataError(
                 f"{self.path}: {place} is missing for some rows: it is not said whose they are. Fill it, or leave them "
                 "out."
             )
-        return column
+        return series
 
+    @attempted
     def _names(self) -> tuple[str, ...]:
         place, columns = "raw/var" if self._place == "raw/X" else "var", self._layout.columns
         with self._root() as root:
@@ -172,23 +143,28 @@ class AnnData(Chunked):
             raise DataError(f"{self.path} names {len(labels)} variables for {columns} columns. Mend it.")
         return bounded(self.path, [labels.astype(str).tolist()])
 
-    def _sample_label(self) -> tuple[str, ...]:
+    @attempted
+    def _samples(self) -> tuple[str, ...]:
         """Return the column of ``obs`` that names its rows, if it is one of words; anndata counts those without."""
         with self._root() as root:
             index = getattr(root.get("obs"), "attrs", {}).get("_index")
-            if index is None:
-                return ()
-            names = self._column(f"obs/{index}")
+        if index is None:
+            return ()
+        names = self._column(f"obs/{index}")
         counted = [str(row) for row in range(len(names))]
         return () if not _is_text(names) or names.tolist() == counted else (f"obs/{index}",)
 
-    def _labels(self) -> Iterator[str]:
-        """Yield the columns of ``obs`` that may say whose a row is: no measurements, and not the index."""
+    @attempted
+    def _labels(self) -> list[str]:
+        """Return the columns of ``obs`` that may say whose a row is: no measurements, and not the index."""
         with self._root() as root:
-            for name in sorted(root["obs"].keys()) if hasattr(root.get("obs"), "keys") else ():
-                measured = getattr(getattr(root["obs"][name], "dtype", None), "kind", "") in set("fcb")
-                if not (measured or name.startswith("__") or name == root["obs"].attrs.get("_index")):
-                    yield f"obs/{name}"
+            obs = root.get("obs")
+            return [
+                f"obs/{name}"
+                for name in (sorted(obs.keys()) if hasattr(obs, "keys") else ())
+                if getattr(getattr(obs[name], "dtype", None), "kind", "") not in set("fcb")
+                and not name.startswith("__") and name != obs.attrs.get("_index")
+            ]  # fmt: skip
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
         columns = [self._names_in(label) for label in labels]
@@ -213,53 +189,40 @@ class AnnData(Chunked):
             )
         return column
 
-    def _ends(self) -> int:
-        with self._opened() as matrix:
-            return int(matrix["indptr"].shape[0])
-
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
+        layout = self._layout
         if self._kind == "dense":
             yield from super().blocks(keep, fragment)
-            return
-        found = self._layout
-        if self._kind == "csr":
-            for piece in each(self.path, self._rows(found)):
-                yield piece if keep == tuple(range(found.columns)) else piece[:, keep]
-            return
-        shape = (found.shape[0], len(keep))
-        stored = np.dtype(STORED[found.dtype.name])
-        yield from turned(self.path, self.beside, self._columns(found, keep), shape, stored)
+        elif self._kind == "csr":
+            whole = keep == tuple(range(layout.columns))
+            for piece in each(self.path, self._rows(layout)):
+                yield piece if whole else piece[:, keep]
+        else:
+            shape, dtype = (layout.shape[0], len(keep)), np.dtype(STORED[layout.dtype.name])
+            yield from turned(self.path, self.beside, self._columns(layout, keep), shape, dtype)
 
-    def _rows(self, found: Layout) -> Iterator[Rows]:
-        rows, columns = found.shape
-        step = max(1, PIECE // (columns * found.dtype.itemsize))
+    def _rows(self, layout: Layout) -> Iterator[Rows]:
+        rows = layout.shape[0]
+        step = max(1, PIECE // layout.row_bytes)
         with self._opened() as matrix:
             for start in range(0, rows, step):
-                yield _dense(matrix, slice(start, min(start + step, rows)), columns)
+                yield _dense(matrix, slice(start, min(start + step, rows)), layout.columns)
 
-    def _columns(self, found: Layout, keep: Places) -> Iterator[Rows]:
-        """Yield blocks of columns; neighbours in the file are read together."""
-        width = width_for(found.shape[0], found.dtype)
+    def _columns(self, layout: Layout, keep: Places) -> Iterator[Rows]:
+        rows = layout.shape[0]
         with self._opened() as matrix:
-            first = 0
-            while first < len(keep):
-                last = first + 1
-                while last < len(keep) and last - first < width and keep[last] == keep[last - 1] + 1:
-                    last += 1
-                yield _dense(matrix, slice(keep[first], keep[last - 1] + 1), found.shape[0]).T
-                first = last
+            for run in neighbours(keep, width_for(rows, layout.dtype)):
+                yield _dense(matrix, slice(keep[run][0], keep[run][-1] + 1), rows).T
 
 
 class H5ad(AnnData):
     """A .h5ad file."""
 
     needs_file = True
-    fragile = True
 
     @contextmanager
     def _root(self) -> Iterator[Any]:
-        h5py = required("h5py", "anndata", ".h5ad files")
-        with contained(self.path, h5py) as file:
+        with contained(self.path, required("h5py", "anndata", ".h5ad files")) as file:
             yield file
 
     def _is_stored(self, array: Any, place: str) -> bool:  # noqa: ARG002 - HDF5 knows
@@ -268,8 +231,6 @@ class H5ad(AnnData):
 
 class AnnDataStore(AnnData):
     """A Zarr store of AnnData."""
-
-    fragile = True
 
     @contextmanager
     def _root(self) -> Iterator[Any]:
@@ -293,7 +254,6 @@ def _is_text(values: Any) -> bool:
 
 
 def _arrays(element: Any) -> Iterator[Any]:
-    """Yield the arrays that an element of AnnData is made of."""
     if not hasattr(element, "keys"):
         yield element
         return
@@ -322,12 +282,12 @@ def _dense(matrix: Any, lines: slice, across: int) -> Rows:
     if matrix["indices"].shape[0] != stored or (ends.size > 1 and lines.start == 0 and ends[0] != 0):
         raise ValueError
     opened_matrix = sparse_dataset(matrix, should_cache_indptr=False)
-    found = opened_matrix[lines] if opened_matrix.format == "csr" else opened_matrix[:, lines].T
-    if found.indices.size and (found.indices.min() < 0 or found.indices.max() >= across):
+    values = opened_matrix[lines] if opened_matrix.format == "csr" else opened_matrix[:, lines].T
+    if values.indices.size and (values.indices.min() < 0 or values.indices.max() >= across):
         raise ValueError
-    found = found.astype(STORED[found.dtype.name])
-    found.sort_indices()
-    if not found.has_canonical_format:  # one cell twice: there is no saying which is meant
+    values = values.astype(STORED[values.dtype.name])
+    values.sort_indices()
+    if not values.has_canonical_format:  # one cell twice: there is no saying which is meant
         raise ValueError
-    dense: Rows = found.toarray()
+    dense: Rows = values.toarray()
     return dense

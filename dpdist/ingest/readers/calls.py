@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import Fragment, Head, Places, Rows, Source, require_table
+from dpdist.ingest.readers.base import Places, Rows, require_table
 from dpdist.ingest.readers.genotypes import NO_RULES, Genotypes
-from dpdist.ingest.readers.transpose import turned, width_for
+from dpdist.ingest.readers.source import Fragment, Head, Source, turned, width_for
 from dpdist.naming import parameter
 from dpdist.rows.units import named_units
 
-FID_IID = ("FID", "IID")
-"""Family and name of a sample, the first two columns of a .fam file."""
+FID_IID = ("FID", "IID")  # family and name of a sample, the first two columns of a .fam file
+Called = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]  # copies of an allele or dosages, and which are missing
 
 
 class Site(NamedTuple):
@@ -35,27 +35,13 @@ class Site(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Samples and columns of a file.
-
-    Attributes
-    ----------
-    samples
-        How many.
-    people
-        What names them, by label: of each label a name for every sample; none where the file names none.
-    names
-        Of the columns.
-    alleles
-        Of each column: that which it counts, and the other one.
-    sites
-        Where each column is, in files that are read by it.
-    """
+    """Samples and columns of a file."""
 
     samples: int
-    people: Mapping[str, Sequence[str]]
+    people: Mapping[str, Sequence[str]]  # names of the samples, by label; none where the file names none
     names: tuple[str, ...]
-    alleles: Sequence[tuple[str, str]]
-    sites: Sequence[Site] = ()
+    alleles: Sequence[tuple[str, str]]  # of each column: that which it counts, and the other one
+    sites: Sequence[Site] = ()  # where each column is, in files that are read by it
 
 
 class Calls(Source):
@@ -69,7 +55,7 @@ class Calls(Source):
         """Samples and columns, as the file announces them."""
 
     @abstractmethod
-    def columns(self, keep: Places) -> Iterator[Rows]:
+    def calls(self, keep: Places) -> Iterator[Called]:
         """Yield blocks of columns in their order, of shape (n, v)."""
 
     @property
@@ -92,7 +78,26 @@ class Calls(Source):
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:  # noqa: ARG002 - it has one
         shape = (self.facts.samples, len(keep))
-        yield from turned(self.path, self.beside, self.columns(keep), shape, self.rules.dtype)
+        yield from turned(self.path, self.beside, self._columns(keep), shape, self.rules.dtype)
+
+    def _columns(self, keep: Places) -> Iterator[Rows]:
+        """Yield what becomes of copies or dosages; DataError if some are missing and no rule says what they are."""
+        names = [self.facts.names[place] for place in keep]
+        p, first = self.rules.allele_frequencies(names), 0
+        for values, absent in self.calls(keep):
+            if p is None and absent.any():
+                if self.choices.missing is None:
+                    sample, place = map(int, np.argwhere(absent)[0])
+                    raise DataError(
+                        f"{self.path}, sample {sample + 1}, variant {names[first + place]!r}: the genotype is missing. "
+                        f"Leave the variant out ({parameter('columns')}), say how many alleles to put where one is "
+                        f"missing, 0, 1 or 2 ({parameter('missing')}), or name a public file of frequencies "
+                        f"({parameter('genotypes')})."
+                    )
+                values[absent] = self.choices.missing
+            last = first + values.shape[1]
+            yield self.rules.finished(values, absent, None if p is None else p[first:last])
+            first = last
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
         parts = [self.facts.people[label] for label in labels]
@@ -101,32 +106,13 @@ class Calls(Source):
                 f"{self.path}, sample {parts[0].index('0') + 1}: its family (FID) is 0, which stands for none, and it "
                 f"is not said whose row it is. Take {parameter('privacy_unit')} IID or FID,IID."
             )
-        found = named_units(parts, key)
+        units = named_units(parts, key)
         if (*labels,) == FID_IID:  # a family that says nothing: the sample is that of a VCF of this name
             alone = np.array([family in {"0", name} for family, name in zip(*parts, strict=True)], dtype=np.bool_)
-            found = np.where(alone[:, None], named_units(parts[1:], key), found)
-        yield found
+            units = np.where(alone[:, None], named_units(parts[1:], key), units)
+        yield units
 
-    def width(self, dtype: np.dtype[np.generic] | None = None) -> int:
-        """Return how many columns make a block."""
-        return width_for(self.facts.samples, dtype or self.rules.dtype)
-
-    def frequencies(self, keep: Places) -> npt.NDArray[np.float64] | None:
-        """Return the public frequencies of the alleles that some columns count, or None."""
-        return self.rules.allele_frequencies([self.facts.names[place] for place in keep])
-
-    def finished(
-        self, values: npt.NDArray[Any], absent: npt.NDArray[np.bool_], keep: Places, p: npt.NDArray[np.float64] | None
-    ) -> Rows:
-        """Return what becomes of copies or dosages, (n, v), of which some are absent; DataError if no rule says it."""
-        if p is None and absent.any():
-            if self.choices.missing is None:
-                sample, place = map(int, np.argwhere(absent)[0])
-                raise DataError(
-                    f"{self.path}, sample {sample + 1}, variant {self.facts.names[keep[place]]!r}: the genotype is "
-                    f"missing. Leave the variant out ({parameter('columns')}), say how many alleles to put where one "
-                    f"is missing, 0, 1 or 2 ({parameter('missing')}), or name a public file of frequencies "
-                    f"({parameter('genotypes')})."
-                )
-            values[absent] = self.choices.missing
-        return self.rules.finished(values, absent, p)
+    @property
+    def width(self) -> int:
+        """How many columns make a block."""
+        return width_for(self.facts.samples, np.dtype(np.float64) if self.rules.field == "DS" else self.rules.dtype)

@@ -24,17 +24,15 @@ from dpdist.ingest.readers.base import (
     BEYOND,
     EXACT,
     PIECE,
-    Fragment,
-    Head,
     Places,
     Rows,
-    Source,
     bounded,
     each,
+    not_finite,
     numbered,
     require_table,
 )
-from dpdist.ingest.readers.transpose import WINDOW, turned
+from dpdist.ingest.readers.source import WINDOW, Fragment, Head, Source, turned
 from dpdist.naming import parameter
 from dpdist.rows.units import named_units
 
@@ -43,41 +41,34 @@ GAPS = "Fill it by a public rule, or leave out the columns that have gaps, such 
 
 
 class Meaning(NamedTuple):
-    """What the attributes of the CF conventions say of the values of an array, as they are stored.
+    """What the attributes of the CF conventions say of the values of an array, as they are stored."""
 
-    Attributes
-    ----------
-    absent
-        Values that stand for a missing one.
-    low, high
-        All others lie between them.
-    scale, offset
-        What a stored value is multiplied by, and what is added then; None: it is what it means.
-    """
-
-    absent: tuple[float, ...] = ()
-    low: float = -math.inf
+    absent: tuple[float, ...] = ()  # values that stand for a missing one
+    low: float = -math.inf  # all others lie between
     high: float = math.inf
-    scale: float | None = None
-    offset: float = 0.0
+    scale: float | None = None  # what a stored value is multiplied by; None: it is what it means
+    offset: float = 0.0  # what is added then
 
     @classmethod
     def of(cls, said: Mapping[str, Any], *absent: object) -> Meaning | None:
         """Return what attributes say, and values that are absent besides; None: nothing."""
+
+        def first(name: str, otherwise: float) -> float:
+            return float(np.ravel(said.get(name, otherwise))[0])
+
         low, high = np.ravel(said.get("valid_range", (-math.inf, math.inf))).tolist()
         packed = "scale_factor" in said or "add_offset" in said
-        found = cls(
-            tuple(float(value) for each in absent for value in np.ravel(np.asarray(each, np.float64)).tolist()),
-            float(np.ravel(said.get("valid_min", low))[0]), float(np.ravel(said.get("valid_max", high))[0]),
-            float(np.ravel(said.get("scale_factor", 1.0))[0]) if packed else None,
-            float(np.ravel(said.get("add_offset", 0.0))[0]),
+        missing = [value for each in absent for value in np.ravel(np.asarray(each, np.float64)).tolist()]
+        meaning = cls(
+            tuple(missing), first("valid_min", low), first("valid_max", high),
+            first("scale_factor", 1.0) if packed else None, first("add_offset", 0.0),
         )  # fmt: skip
-        return None if found == cls() else found
+        return None if meaning == cls() else meaning
 
     def gaps(self, values: Rows) -> npt.NDArray[np.bool_]:
         """Say which values stand for a missing one."""
-        found: npt.NDArray[np.bool_] = np.isin(values, self.absent) | (values < self.low) | (values > self.high)
-        return found
+        gaps: npt.NDArray[np.bool_] = np.isin(values, self.absent) | (values < self.low) | (values > self.high)
+        return gaps
 
     def unpacked(self, values: Rows) -> Rows:
         """Return what stored values mean."""
@@ -87,21 +78,8 @@ class Meaning(NamedTuple):
 class Layout(NamedTuple):
     """Shape, type and chunks of an array, the dimension of the rows first; chunks of 1 if there are none.
 
-    Attributes
-    ----------
-    stored
-        Whether any chunk is stored. In one that is not every value is the fill value: so are sparse arrays written. But
-        of an array without any chunk a few bytes could announce more rows than any disk holds.
-    dims
-        Names of the dimensions, or none.
-    axis
-        The dimension of the rows, as the array is stored.
-    meaning
-        Of the values, or None.
-    rounded
-        Whether whole numbers of 64 bits are read as floats.
-    name, units
-        Of the variable, and what its values count.
+    ``stored`` says whether any chunk is there. In one that is not every value is the fill value: so are sparse arrays
+    written. But of an array without any chunk a few bytes could announce more rows than any disk holds.
     """
 
     shape: tuple[int, ...]
@@ -109,16 +87,26 @@ class Layout(NamedTuple):
     chunks: tuple[int, ...]
     stored: bool = True
     dims: tuple[str, ...] = ()
-    axis: int = 0
+    axis: int = 0  # the dimension of the rows, as the array is stored
     meaning: Meaning | None = None
-    rounded: bool = False
-    name: str = ""
-    units: str = ""
+    rounded: bool = False  # whole numbers of 64 bits are read as floats
+    name: str = ""  # of the variable
+    units: str = ""  # what its values count
 
     @property
     def columns(self) -> int:
         """D: all dimensions but the first."""
         return math.prod(self.shape[1:])
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of an unpacked chunk."""
+        return math.prod(self.chunks) * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.columns * self.dtype.itemsize
 
     def along(self, path: Any, dimension: str | None) -> Layout:
         """Return it with the rows along a dimension; UsageError if there is none of this name."""
@@ -138,10 +126,6 @@ class Chunked(Source):
     """An array of two or more dimensions, of which parts can be read."""
 
     @property
-    def cure(self) -> str:
-        return GAPS
-
-    @property
     @abstractmethod
     def _stored(self) -> Layout:
         """Return the layout, as the file states it."""
@@ -154,12 +138,19 @@ class Chunked(Source):
         """Yield what the file says of the places along a dimension: its attributes, and its values in pieces."""
         yield from ()
 
-    def _words(self, axis: int) -> Iterator[Sequence[str]]:
-        """Yield the names of the places along a dimension, if it has words for them."""
-        found = self._layout
-        pieces = each(self.path, self._along(found.dims[axis], found.shape[axis])) if found.dims else iter(())
-        next(pieces, None)
-        return takewhile(lambda piece: all(isinstance(word, str) for word in piece), pieces)
+    @cached_property
+    def _layout(self) -> Layout:
+        layout = self._stored.along(self.path, self.choices.rows_dimension)
+        require_no_variants(self.path, layout.dims[:1])
+        flat = len(layout.shape) > 2 and min(layout.shape) >= 0
+        require_table(self.path, (layout.shape[0], layout.columns) if flat else layout.shape, layout.dtype)
+        require_chunks(self.path, layout.chunk_bytes)
+        if not layout.stored and layout.shape[0]:
+            raise DataError(
+                f"{self.path} announces an array of which nothing is stored. Every cell would be read as the fill "
+                "value. Restore the array, or write it with its values."
+            )
+        return layout
 
     @cached_property
     def head(self) -> Head:
@@ -170,24 +161,25 @@ class Chunked(Source):
         for dimension, length in () if names else zip(dims[1:], shape[1:], strict=False):  # names are compared as such
             for some in each(self.path, self._along(dimension, length)):
                 meaning.update(repr(some).encode())
-        said = meaning.hexdigest() if layout.name or dims else ""  # else it is as good as a file of NumPy
         if dims:
             others = listed(map(repr, dims[1:]))
             guess = f"{self.path}: each row is of one {dims[0]!r}, and its columns are along {others}."
             if self.choices.rows_dimension is None:
                 guess += f" Another dimension is chosen by {parameter('rows_dimension')}."
         packed = layout.meaning is not None and layout.meaning.scale is not None
-        dtype = "float64" if packed else layout.dtype.name
         samples = (dims[0],) if any(self._words(0)) else ()
         return Head(
-            names or numbered(layout.columns),
-            shape[0],
-            dtype,
-            guess=guess,
-            labels=samples,
-            samples=samples,
-            meaning=said,
-        )
+            names or numbered(layout.columns), shape[0], "float64" if packed else layout.dtype.name, guess=guess,
+            labels=samples, samples=samples,
+            meaning=meaning.hexdigest() if layout.name or dims else "",  # else it is as good as a file of NumPy
+        )  # fmt: skip
+
+    def _words(self, axis: int) -> Iterator[Sequence[str]]:
+        """Yield the names of the places along a dimension, if it has words for them."""
+        layout = self._layout
+        pieces = each(self.path, self._along(layout.dims[axis], layout.shape[axis])) if layout.dims else iter(())
+        next(pieces, None)
+        return takewhile(lambda piece: all(isinstance(word, str) for word in piece), pieces)
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
         from dpdist.rows.encoding import MISSING_WORDS  # noqa: PLC0415 - Arrow, which arrays do without
@@ -197,91 +189,81 @@ class Chunked(Source):
                 raise DataError(f"{self.path}: {labels[0]} is missing for some rows: it is not said whose they are.")
             yield named_units([names], key)
 
-    @cached_property
-    def _layout(self) -> Layout:
-        found = self._stored.along(self.path, self.choices.rows_dimension)
-        require_no_variants(self.path, found.dims[:1])
-        if len(found.shape) > 2 and min(found.shape) >= 0:
-            require_table(self.path, (found.shape[0], found.columns), found.dtype)
-        else:
-            require_table(self.path, found.shape, found.dtype)
-        require_chunks(self.path, math.prod(found.chunks) * found.dtype.itemsize)
-        if not found.stored and found.shape[0]:
-            raise DataError(
-                f"{self.path} announces an array of which nothing is stored. Every cell would be read as the fill "
-                "value. Restore the array, or write it with its values."
-            )
-        return found
-
     @property
     def unpacked(self) -> int:
-        found = self._layout
-        return math.prod(found.chunks) * found.dtype.itemsize
+        return self._layout.chunk_bytes
 
-    def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
-        found, row = self._layout, 0 if fragment is None else fragment[0]
-        whole = keep == tuple(range(found.columns))
-        for piece in self._bands(fragment):
-            kept = piece if whole else piece[:, keep]
-            if found.meaning is not None:
-                gaps = found.meaning.gaps(kept)
-                if gaps.any():
-                    at, place = map(int, np.argwhere(gaps)[0])
-                    told = f"{self.path}, row {row + at} (counting from 0), column {self.head.names[keep[place]]!r}"
-                    where = self.place_of(keep[place])
-                    raise DataError(
-                        f"{told}{where and f' ({where})'}: the value is missing, as the attributes of the array say. "
-                        f"{self.cure}"
-                    )
-                kept = found.meaning.unpacked(kept)
-            if found.rounded and (np.abs(kept) >= EXACT).any():
-                raise DataError(f"{self.path}, rows from {row} on (counting from 0): {BEYOND}")
-            row += len(piece)
-            yield kept
+    @property
+    def _cure(self) -> str:
+        return GAPS
 
-    def place_of(self, column: int) -> str:
-        """Return the indices of a column along the dimensions that it was laid out from."""
+    def _place_of(self, column: int) -> str:
+        """Return the indices of a column along the dimensions that it was laid out from; empty if its name says it."""
         dims, shape = self._layout.dims[1:], self._layout.shape[1:]
         if len(dims) < 2:
             return ""
         at = np.unravel_index(column, shape)
         return ", ".join(f"{dim} {int(place)}" for dim, place in zip(dims, at, strict=True)) + ", counting from 0"
 
+    def not_finite(self, row: int, column: int) -> DataError:
+        return not_finite(self.path, row, self.head.names[column], self._place_of(column), self._cure)
+
+    def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
+        layout, row = self._layout, 0 if fragment is None else fragment[0]
+        whole = keep == tuple(range(layout.columns))
+        for piece in self._bands(fragment):
+            kept = piece if whole else piece[:, keep]
+            if layout.meaning is not None:
+                gaps = layout.meaning.gaps(kept)
+                if gaps.any():
+                    at, place = map(int, np.argwhere(gaps)[0])
+                    where = self._place_of(keep[place])
+                    raise DataError(
+                        f"{self.path}, row {row + at} (counting from 0), column {self.head.names[keep[place]]!r}"
+                        f"{where and f' ({where})'}: the value is missing, as the attributes of the array say. "
+                        f"{self._cure}"
+                    )
+                kept = layout.meaning.unpacked(kept)
+            if layout.rounded and (np.abs(kept) >= EXACT).any():
+                raise DataError(f"{self.path}, rows from {row} on (counting from 0): {BEYOND}")
+            row += len(piece)
+            yield kept
+
     def _bands(self, fragment: Fragment) -> Generator[Rows]:
         """Yield all columns of some rows, as many rows at a time as chunks have, or several times as many."""
-        found = self._layout
-        first, last = fragment or (0, found.shape[0])
-        row = found.columns * found.dtype.itemsize
-        slab = row // found.shape[1] * found.chunks[1]
-        high = max(1, min(found.chunks[0], found.shape[0], _LARGEST // slab))
-        if high * row <= WINDOW or found.chunks[1:] == found.shape[1:]:
+        layout = self._layout
+        row, n = layout.row_bytes, layout.shape[0]
+        slab = row // layout.shape[1] * layout.chunks[1]
+        high = max(1, min(layout.chunks[0], n, _LARGEST // slab))
+        if fragment is not None or high * row <= WINDOW or layout.chunks[1:] == layout.shape[1:]:
             # a chunk that holds all columns is unpacked as a whole for any of its rows
+            first, last = fragment or (0, n)
             yield from each(self.path, self._read(high * max(1, PIECE // (high * row)), first, last))
             return
-        for start in range(first, last, high):  # each chunk is unpacked once, if those beside are not too many
-            stop = min(start + high, last)
-            shape = (stop - start, found.columns)
-            yield from turned(self.path, self.beside, self._slabs(start, stop), shape, found.dtype)
+        for start in range(0, n, high):  # each chunk is unpacked once, if those beside are not too many
+            stop = min(start + high, n)
+            shape = (stop - start, layout.columns)
+            yield from turned(self.path, self.beside, self._slabs(start, stop), shape, layout.dtype)
 
     def _read(self, height: int, first: int, last: int) -> Iterator[Rows]:
-        few = max(1, PIECE // (self._layout.columns * self._layout.dtype.itemsize))
+        few = max(1, PIECE // self._layout.row_bytes)
         with self._opened() as array:
             for start in range(first, last, height):
-                band = self._piece(array, (slice(start, min(start + height, last)),))
+                band = self._piece(array, slice(start, min(start + height, last)))
                 yield from (band[at : at + few] for at in range(0, len(band), few))
 
     def _slabs(self, start: int, stop: int) -> Iterator[Rows]:
-        found = self._layout
+        width = self._layout.chunks[1]
         with self._opened() as array:
-            for first in range(0, found.shape[1], found.chunks[1]):
-                yield self._piece(array, (slice(start, stop), slice(first, first + found.chunks[1])))
+            for first in range(0, self._layout.shape[1], width):
+                yield self._piece(array, slice(start, stop), slice(first, first + width))
 
-    def _piece(self, array: Any, where: tuple[slice, ...]) -> Rows:
-        found = self._layout
-        index = [*where, *(slice(None) for _ in found.shape[len(where) :])]
-        index.insert(found.axis, index.pop(0))
-        read = np.moveaxis(np.asarray(array[tuple(index)]), found.axis, 0)
-        if read.dtype != found.dtype:
+    def _piece(self, array: Any, *where: slice) -> Rows:
+        layout = self._layout
+        index = [*where, *(slice(None) for _ in layout.shape[len(where) :])]
+        index.insert(layout.axis, index.pop(0))
+        read = np.moveaxis(np.asarray(array[tuple(index)]), layout.axis, 0)
+        if read.dtype != layout.dtype:
             raise TypeError  # not what the file announced
         return read.reshape(read.shape[0], -1)
 
@@ -317,6 +299,11 @@ def require_no_variants(path: object, first: Sequence[object]) -> None:
             "would be its columns. Ingest the VCF that it was made from, or write an array with one row for each "
             "sample."
         )
+
+
+def chunk_bytes(array: Any) -> int:
+    """Return the bytes of an unpacked chunk of an array of h5py or zarr."""
+    return math.prod(array.chunks or ()) * int(array.dtype.itemsize)
 
 
 def require_chunks(path: Any, size: int) -> None:

@@ -27,14 +27,10 @@ from dpdist.ingest.readers.base import (
     PIECE,
     STORED,
     UNNAMED,
-    Fragment,
-    Fragments,
-    Head,
     NoRowsError,
     Places,
     Rows,
-    Survey,
-    attempt,
+    attempted,
     changed,
     each,
     meant_by_schema,
@@ -42,26 +38,23 @@ from dpdist.ingest.readers.base import (
     require_exact,
 )
 from dpdist.ingest.readers.npy import Header
+from dpdist.ingest.readers.source import Fragment, Fragments, Head, Survey
 from dpdist.ingest.readers.tabular import Tabular, as_numpy, matrix
 from dpdist.naming import parameter, step
 from dpdist.rows.encoding import floats
 from dpdist.rows.units import spelled
 from dpdist.storage.atomic import scratch
 
-_ROW_GROUP = 64 << 20
-"""Bytes of a row group from which on so many columns at a time are unpacked as the next line says."""
+_ROW_GROUP = 64 << 20  # bytes of a row group from which on so many columns at a time are unpacked as the next line says
 _COLUMNS = 16
-_PAGES = 2 << 20
-"""Bytes of the pages of a column that Arrow holds while it reads a row group in pieces."""
-_LARGEST = 1 << 30
-"""Bytes of a row group that are unpacked at once at most: it is read in pages."""
+_PAGES = 2 << 20  # bytes of the pages of a column that Arrow holds while it reads a row group in pieces
+_LARGEST = 1 << 30  # bytes of a row group that are unpacked at once at most: it is read in pages
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 """Not what Python takes beside it: digits of other scripts, and underscores between digits."""
 
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive, Spark and Dask write into the name of a folder for a missing value."""
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Dask write into the name of a folder for a missing value
 
 
 def key_in(name: str) -> tuple[str, str] | None:
@@ -82,10 +75,7 @@ def _type_of(kind: Any) -> np.dtype[np.generic] | None:
         return np.dtype(np.int64 if kind.scale <= 0 else np.float64)
     if pa.types.is_boolean(kind):
         return np.dtype(np.uint8)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        found: np.dtype[np.generic] = np.dtype(kind.to_pandas_dtype())
-        return found
-    return None
+    return np.dtype(kind.to_pandas_dtype()) if pa.types.is_integer(kind) or pa.types.is_floating(kind) else None
 
 
 class Columnar(Tabular):
@@ -108,107 +98,89 @@ class Columnar(Tabular):
         """Yield columns of the file."""
 
     @cached_property
+    @attempted
     def stored(self) -> Head:
         schema = self._schema
-        names = attempt(self.path, lambda: tuple(schema.names))
+        added = [key for key, _ in self.keys if key not in schema.names]
         said = (schema.pandas_metadata or {}).get("index_columns", ())
-        indexes = tuple(place for place, name in enumerate(names) if name in UNNAMED or name in said)
-        kinds = (*schema.types, *(pa.string() for _ in self._added))
-        return Head((*names, *(key for key, _ in self._added)), self._rows, kinds=kinds, indexes=indexes)
-
-    @cached_property
-    def _added(self) -> tuple[tuple[str, str], ...]:
-        """The keys that are no columns of the file."""
-        known = set(self._schema.names)
-        return tuple((key, text) for key, text in self.keys if key not in known)
+        indexes = tuple(place for place, name in enumerate(schema.names) if name in UNNAMED or name in said)
+        kinds = (*schema.types, *(pa.string() for _ in added))
+        return Head((*schema.names, *added), self._rows, kinds=kinds, indexes=indexes)
 
     def cells(self, places: Places, fragment: Fragment = None) -> Generator[Any]:
-        names = self.stored.names
-        keys = {key: pa.scalar(None if text == _NULL else text, pa.string()) for key, text in self.keys}
-        read = [names[place] for place in places if place < len(self._schema)]
+        return each(self.path, self._cells(places, fragment))
 
-        def completed() -> Iterator[Any]:
-            for batch in self._batches(read, fragment):
-                arrays = [
-                    batch.column(names[place])
-                    if names[place] in read
-                    else pa.repeat(keys[names[place]], batch.num_rows)
-                    for place in places
-                ]
-                for name in set(read) & set(keys):
-                    self._require_key(keys[name], batch.column(name))
-                yield pa.RecordBatch.from_arrays(arrays, [str(place) for place in places])
+    def _cells(self, places: Places, fragment: Fragment) -> Iterator[Any]:
+        names = [self.stored.names[place] for place in places]
+        keys = {key: None if text == _NULL else text for key, text in self.keys}
+        read = [name for place, name in zip(places, names, strict=True) if place < len(self._schema)]
+        for batch in self._batches(read, fragment):
+            for name in set(read) & set(keys):  # a column that says otherwise than the folder: one of them is wrong
+                told = {
+                    None if cell is None else spelled(str(cell)) for cell in batch.column(name).unique().to_pylist()
+                }
+                if told - {keys[name] and spelled(keys[name] or "")}:
+                    raise DataError(f"{self.path} holds a column called like its folder, with other values. {CURE}")
+            arrays = [
+                batch.column(name) if name in read else pa.repeat(pa.scalar(keys[name], pa.string()), batch.num_rows)
+                for name in names
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, [str(place) for place in places])
 
-        return each(self.path, completed())
-
-    def _require_key(self, key: Any, column: Any) -> None:
-        """Refuse a column that says otherwise than the folder: one of them is wrong."""
-        told = {None if each is None else spelled(str(each)) for each in column.unique().to_pylist()}
-        if told - {key.as_py() and spelled(key.as_py())}:
-            raise self._contradicted()
-
-    def _contradicted(self) -> DataError:
-        return DataError(f"{self.path} holds a column called like its folder, with other values. {CURE}")
-
-    def _key_value(self, key: str, text: str) -> np.generic:
-        value: float | None = None
+    def _key_value(self, place: int) -> np.generic | None:
+        """Return the number in the name of a folder; None if the column is one of the file."""
+        if place < len(self._schema):
+            return None
+        key = self.stored.names[place]
+        text, value = dict(self.keys)[key], math.inf
         if _WHOLE.fullmatch(text):
             value = int(text)
         elif _NUMBER.fullmatch(text):
             value = float(text)
-        if value is None or not math.isfinite(value) or (isinstance(value, int) and not -(2**63) <= value < 2**64):
+        if not math.isfinite(value) or (isinstance(value, int) and not -(2**63) <= value < 2**64):
             raise DataError(
                 f"{self.path}, column {key!r}: the value in the name of the folder is not a number. Leave the column "
                 f"out ({parameter('columns')}), or {meant_by_schema()}."
             )
-        dtype = np.min_scalar_type(value) if isinstance(value, int) else np.dtype(np.float64)
-        found: np.generic = dtype.type(value)
-        return found
+        number: np.generic = (np.min_scalar_type(value) if isinstance(value, int) else np.dtype(np.float64)).type(value)
+        return number
 
     def _types(self, keep: Places) -> list[np.dtype[np.generic]]:
         """Return the types of columns of numbers; AskError if some are none."""
-        names, kinds, count = self.stored.names, self._schema.types, len(self._schema)
-        found = {place: _type_of(kinds[place]) for place in keep if place < count}
-        if bad := {names[place]: str(kinds[place]) for place, dtype in found.items() if dtype is None}:
+        names, kinds = self.stored.names, self._schema.types
+        values = {place: self._key_value(place) for place in keep}
+        types = {place: _type_of(kinds[place]) if value is None else value.dtype for place, value in values.items()}
+        if bad := {names[place]: str(kinds[place]) for place, dtype in types.items() if dtype is None}:
             others = [names[place] for place in keep if names[place] not in bad and place not in self.stored.indexes]
             raise no_numbers(self.path, bad, others)
-        keys = {place: self._key_value(*self._added[place - count]).dtype for place in keep if place >= count}
-        return [keys[place] if place in keys else found[place] for place in keep]  # type: ignore[misc]
+        return [dtype for dtype in types.values() if dtype is not None]
 
     def number_survey(self, keep: Places, fragment: Fragment) -> Survey:  # noqa: ARG002 - it is announced
         if not self._rows:
-            raise NoRowsError(f"{self.path} has no rows. Add some.")
+            raise NoRowsError(self.path)
         return Survey(self._rows, np.result_type(*(STORED[kind.name] for kind in self._types(keep))).name)
 
     def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
         return each(self.path, self._numbers(keep, fragment, np.result_type(*self._types(keep))))
 
     def _numbers(self, keep: Places, fragment: Fragment, dtype: np.dtype[Any]) -> Iterator[Rows]:
-        names, count = self.stored.names, len(self._schema)
-        read = [names[place] for place in keep if place < count]
-        keys = dict(self.keys)
-        values = {place: self._key_value(names[place], keys[names[place]]) for place in keep if names[place] in keys}
+        names = [self.stored.names[place] for place in keep]
+        values = [self._key_value(place) for place in keep]
         row = 0 if fragment is None else fragment[0]
-        for batch in self._batches(read, fragment):
+        for batch in self._cells(keep, fragment):
             columns = []
-            for place in keep:
-                if place >= count:
-                    require_exact(self.path, row, np.array([[values[place]]]), dtype, [names[place]])
-                    columns.append(pa.repeat(pa.scalar(values[place].item()), batch.num_rows))
-                    continue
-                column = batch.column(names[place])
+            for name, value, cells in zip(names, values, batch.columns, strict=True):
+                column = cells if value is None else pa.repeat(pa.scalar(value.item()), batch.num_rows)
                 if column.null_count:
                     at = row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
                     raise DataError(
-                        f"{self.path}, row {at} (counting from 0), column {names[place]!r}: the value is missing, and "
-                        f"no schema says what becomes of it. Mend it, or {meant_by_schema()}."
+                        f"{self.path}, row {at} (counting from 0), column {name!r}: the value is missing, and no "
+                        f"schema says what becomes of it. Mend it, or {meant_by_schema()}."
                     )
                 if pa.types.is_decimal(column.type):
-                    column = self._without_decimals(column, names[place])
+                    column = self._without_decimals(column, name)
                 if dtype.kind == "f" and pa.types.is_integer(column.type):
-                    require_exact(self.path, row, as_numpy(column)[:, None], dtype, [names[place]])
-                if place in values and (as_numpy(column) != values[place]).any():
-                    raise self._contradicted()
+                    require_exact(self.path, row, as_numpy(column)[:, None], dtype, [name])
                 columns.append(column)
             yield matrix(columns, batch.num_rows, dtype)
             row += batch.num_rows
@@ -227,16 +199,15 @@ class Parquet(Columnar):
     """A .parquet file."""
 
     @cached_property
+    @attempted
     def _metadata(self) -> Any:
-        def read() -> Any:
-            with self.path.open("rb") as file:
-                return pq.read_metadata(file)
-
-        return attempt(self.path, read)
+        with self.path.open("rb") as file:
+            return pq.read_metadata(file)
 
     @cached_property
+    @attempted
     def _schema(self) -> Any:
-        return attempt(self.path, self._metadata.schema.to_arrow_schema)
+        return self._metadata.schema.to_arrow_schema()
 
     @property
     def _rows(self) -> int:
@@ -244,7 +215,6 @@ class Parquet(Columnar):
 
     @cached_property
     def _largest(self) -> int:
-        """Bytes of the largest row group."""
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
         return max((group.total_byte_size for group in groups), default=0)
 
@@ -320,22 +290,20 @@ class Arrow(Columnar):
         return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
 
     @cached_property
+    @attempted
     def _facts(self) -> tuple[Any, int]:
-        def read() -> tuple[Any, int]:
-            with self.path.open("rb") as file:
-                start = file.read(4)
-                if start in {b"FEA1", b"\xff\xff\xff\xff"}:
-                    what, how = "of the first version of Feather", "pyarrow.feather.read_table(FILE)"
-                    if start != b"FEA1":
-                        what, how = "a stream of Arrow, no file", "pyarrow.ipc.open_stream(FILE).read_all()"
-                    raise DataError(
-                        f"{self.path} is {what}. Write it again; in Python: pyarrow.feather.write_feather({how}, NEW)."
-                    )
-                schema = self._opened(file).schema
-                none = self._opened(file, [])
-                return schema, sum(none.get_batch(i).num_rows for i in range(none.num_record_batches))
-
-        return attempt(self.path, read)
+        with self.path.open("rb") as file:
+            start = file.read(4)
+            if start in {b"FEA1", b"\xff\xff\xff\xff"}:
+                what, how = "of the first version of Feather", "pyarrow.feather.read_table(FILE)"
+                if start != b"FEA1":
+                    what, how = "a stream of Arrow, no file", "pyarrow.ipc.open_stream(FILE).read_all()"
+                raise DataError(
+                    f"{self.path} is {what}. Write it again; in Python: pyarrow.feather.write_feather({how}, NEW)."
+                )
+            schema = self._opened(file).schema
+            none = self._opened(file, [])
+            return schema, sum(none.get_batch(i).num_rows for i in range(none.num_record_batches))
 
     @property
     def _schema(self) -> Any:

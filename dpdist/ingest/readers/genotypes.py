@@ -38,8 +38,7 @@ from dpdist.naming import parameter
 
 Counts = npt.NDArray[np.uint8]
 Values = npt.NDArray[Any]
-MISSING = 254
-"""What marks a count that is missing."""
+MISSING = 254  # what marks a count that is missing
 _RULES: dict[str, tuple[str, ...]] = {
     "multiallelic": ("skip", "split"), "haploid": ("single", "double"), "field": ("GT", "DS"), "standardise": ("yes",),
 }  # fmt: skip
@@ -48,24 +47,14 @@ _LARGEST_FILE = 1 << 30
 
 @dataclass(frozen=True)
 class Genotypes:
-    """Rules for genotypes; None: such a genotype, or site, is refused.
-
-    Attributes
-    ----------
-    multiallelic, haploid, field, standardise
-        See the module.
-    frequencies
-        Absolute path of the public file, or None.
-    digest
-        SHA-256 of its content, hexadecimal.
-    """
+    """Rules for genotypes (see the module); None: such a genotype, or site, is refused."""
 
     multiallelic: str | None = None
     haploid: str | None = None
     field: str | None = None
-    frequencies: str | None = None
+    frequencies: str | None = None  # absolute path of the public file
     standardise: str | None = None
-    digest: str | None = None
+    digest: str | None = None  # SHA-256 of its content, hexadecimal
 
     def __post_init__(self) -> None:
         for name, known in _RULES.items():
@@ -87,19 +76,17 @@ class Genotypes:
         digest = None if path is None else hashlib.sha256(_read(path)).hexdigest()
         return cls(**{**rules, "frequencies": None if path is None else str(path), "digest": digest})
 
-    @property
-    def packed(self) -> dict[str, str]:
-        """JSON values for whoever reads a part."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
     def to_json(self) -> dict[str, str]:
         """Return JSON values: what was stated, and of the file its digest, wherever it is."""
-        return {name: value for name, value in self.packed.items() if name != "frequencies"}
+        return self._without("frequencies")
 
     @property
     def stated(self) -> dict[str, str]:
         """The rules, as :meth:`of` takes them."""
-        return {name: value for name, value in self.packed.items() if name != "digest"}
+        return self._without("digest")
+
+    def _without(self, field: str) -> dict[str, str]:
+        return {name: value for name, value in asdict(self).items() if value is not None and name != field}
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

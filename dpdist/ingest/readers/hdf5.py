@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import MOST_LABELS, Location
+from dpdist.ingest.readers.base import MOST_LABELS
 
-_TOGETHER = 4096
-"""Strings of a data set that are read at once at most."""
-_FEW = 64
-"""Strings that one attribute may hold, however long the file is."""
+_TOGETHER = 4096  # strings of a data set that are read at once at most
+_FEW = 64  # strings that one attribute may hold, however long the file is
 
 
 @contextmanager
-def contained(path: Location, h5py: Any) -> Iterator[Any]:
+def contained(path: Any, h5py: Any) -> Iterator[Any]:
     """Open an HDF5 file that points to nothing outside of it."""
     with h5py.File(path, "r") as file:
 
@@ -44,7 +42,7 @@ def contained(path: Location, h5py: Any) -> Iterator[Any]:
         yield file
 
 
-def require_few_attributes(path: Location, h5py: Any, file: Any) -> None:
+def require_few_attributes(path: Any, h5py: Any, file: Any) -> None:
     """Refuse attributes of many bytes, for libraries that read all of them when they open a file."""
     length, total = path.stat().st_size, 0
 

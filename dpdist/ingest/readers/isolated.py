@@ -32,24 +32,21 @@ import numpy as np
 
 from dpdist.errors import DataError, DpdistError
 from dpdist.ingest.readers import base
-from dpdist.ingest.readers.base import Fragment, Fragments, Head, Places, Rows, Source, State, Survey, UncutError
+from dpdist.ingest.readers.base import Places, Rows, UncutError
+from dpdist.ingest.readers.source import Fragment, Source
 from dpdist.naming import Face, current_face, naming
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.storage.atomic import remove_abandoned
 
-ISOLATED = sys.platform == "linux"
-"""Whether other processes read: where their memory can be limited."""
+ISOLATED = sys.platform == "linux"  # whether other processes read: where their memory can be limited
 _PATIENCE = 300
 """Seconds within which a piece must be there: rows of a few MiB, or a chunk of a GiB of which they are a part."""
 _MEMORY = 1 << 30
 """Bytes that reading may take beyond what the process had when it began, and beyond what is announced to unpack."""
-_ROOM = str(Path(__file__).parents[3])
-"""Where this package is, which may be the current folder."""
-_IDLE = 30
-"""Seconds for which a process waits for the next file."""
+_ROOM = str(Path(__file__).parents[3])  # where this package is, which may be the current folder
+_IDLE = 30  # seconds for which a process waits for the next file
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_BEGIN = frozenset({"blocks", "rows", "units"})
-"""Questions that begin to read rows."""
+_BEGIN = frozenset({"blocks", "rows", "units"})  # questions that begin to read rows
 _COPIES = 6
 """Of what is unpacked at once, as many may be in the memory: two chunks, each as it lies, unpacked and in order."""
 _START = (
@@ -155,23 +152,18 @@ class ReaderProcess:
         if self._child is None or self._child.owner != os.getpid():  # a forked process has one of its own
             self._known.clear()
             self._child, self._sound = _child(), True
-        kind: Any
         sound, self._sound = self._sound, False
         try:
             new = None if id(source) in self._known else source
             self._known[id(source)] = source
             kind, value = self._child.answer(question, id(source), new, *arguments)
             if kind == "piece":
-                shape, dtype = value
-                value = self._child.rows(shape, dtype)
+                value = self._child.rows(*value)
         except (EOFError, OSError):
             how = "hangs" if self._end() == -signal.SIGALRM else "crashes"
-            kind = None
-        if kind is None:
-            raise DataError(
-                f"{source.path} cannot be read: it is damaged, and the library that reads it {how}. Mend or replace "
-                "the file and ingest again."
-            )
+            cure = "Mend or replace the file and ingest again."
+            said = f"{source.path} cannot be read: it is damaged, and the library that reads it {how}. {cure}"
+            kind, value = DataError, (said,)
         if isinstance(kind, type):
             raise kind(*value)
         self._sound = sound
@@ -207,21 +199,17 @@ class IsolatedSource(Source):
     process: Any = None  # a ReaderProcess
 
     @cached_property
-    def head(self) -> Head:
-        found: Head = self.process.ask(self.inner, "head")
-        return found
+    def head(self) -> Any:
+        return self.process.ask(self.inner, "head")
 
-    def fragments(self, keep: Places) -> Fragments:
-        found: Fragments = self.process.ask(self.inner, "fragments", keep)
-        return found
+    def fragments(self, keep: Places) -> Any:
+        return self.process.ask(self.inner, "fragments", keep)
 
-    def survey(self, keep: Places, fragment: Fragment = None) -> Survey:
-        found: Survey = self.process.ask(self.inner, "survey", keep, fragment)
-        return found
+    def survey(self, keep: Places, fragment: Fragment = None) -> Any:
+        return self.process.ask(self.inner, "survey", keep, fragment)
 
-    def state(self, start: int, stop: int) -> State:
-        found: State = self.process.ask(self.inner, "state", start, stop)
-        return found
+    def state(self, start: int, stop: int) -> Any:
+        return self.process.ask(self.inner, "state", start, stop)
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
         return self._stream("blocks", keep, fragment)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import attempt, required
+from dpdist.ingest.readers.base import attempted, required
 from dpdist.ingest.readers.chunked import GAPS, Chunked, Layout, Meaning, bounds_in, only, units_of
 from dpdist.ingest.readers.hdf5 import contained, require_few_attributes, strings
 from dpdist.naming import parameter
@@ -58,6 +58,10 @@ def meaning_of(array: Any) -> Meaning | None:
     return Meaning.of(said, np.asarray(_FILLS[kind.str[1:]], kind).astype(array.dtype) * scale + offset)
 
 
+def _h5py() -> Any:
+    return required("h5py", "netcdf", ".nc files")
+
+
 class NetCdf(Chunked):
     """A variable of a .nc file: its first dimension is the rows, the others are laid out as columns.
 
@@ -68,41 +72,42 @@ class NetCdf(Chunked):
     needs_file = True
     fragile = True
 
+    @property
+    def _classic(self) -> bool:
+        """Whether it is of the format before HDF5."""
+        with self.path.open("rb") as file:
+            return bool(file.read(3) == b"CDF")
+
     @contextmanager
     def _variables(self) -> Iterator[tuple[Mapping[str, Any], set[str]]]:
         """Give the variables, of which nothing was read yet, and the names of the coordinates among them."""
         xarray = required("xarray", "netcdf", ".nc files")
-        with self._store() as store:
+        if self._classic:
+            from scipy.io import netcdf_file  # noqa: PLC0415 - only the older format needs it
+
+            with _Clamped(self.path) as file, netcdf_file(file, mmap=True):
+                pass  # its head announces no more than the file holds: xarray would set it aside first
+            store = xarray.backends.ScipyDataStore(str(self.path), mode="r")
+        else:
+            h5py = _h5py()
+            required("h5netcdf", "netcdf", ".nc files")
+            with contained(self.path, h5py) as root:
+                require_few_attributes(self.path, h5py, root)
+            store = xarray.backends.H5NetCDFStore.open(
+                str(self.path), group=self._group or None, decode_vlen_strings=True, phony_dims="access"
+            )
+        try:
             # not as a Dataset: that reads all coordinates at once; and times stay the numbers they are
             variables, _, coordinates = xarray.conventions.decode_cf_variables(
                 *store.load(), decode_times=False, decode_timedelta=False
             )
             yield variables, {*coordinates, *(name for name, each in variables.items() if each.dims == (name,))}
-
-    @contextmanager
-    def _store(self) -> Iterator[Any]:
-        backends = required("xarray", "netcdf", ".nc files").backends
-        with self.path.open("rb") as file:
-            classic = file.read(3) == b"CDF"
-        if classic:
-            from scipy.io import netcdf_file  # noqa: PLC0415 - only the older format needs it
-
-            with _Clamped(self.path) as file, netcdf_file(file, mmap=True):
-                pass  # its head announces no more than the file holds: xarray would set it aside first
-            store = backends.ScipyDataStore(str(self.path), mode="r")
-        else:
-            h5py = required("h5py", "netcdf", ".nc files")
-            required("h5netcdf", "netcdf", ".nc files")
-            with contained(self.path, h5py) as found:
-                require_few_attributes(self.path, h5py, found)
-            group = (self.choices.variable or "").rpartition("/")[0] or None
-            store = backends.H5NetCDFStore.open(
-                str(self.path), group=group, decode_vlen_strings=True, phony_dims="access"
-            )
-        try:
-            yield store
         finally:
             store.close()
+
+    @property
+    def _group(self) -> str:
+        return (self.choices.variable or "").rpartition("/")[0]
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -110,46 +115,34 @@ class NetCdf(Chunked):
             yield variables[self._name.rpartition("/")[2]]
 
     @cached_property
+    @attempted
     def _name(self) -> str:
-        required("xarray", "netcdf", ".nc files")
+        with self._variables() as (variables, coordinates):
+            bounds = bounds_in(each.attrs for each in variables.values())
+            arrays = {
+                f"{self._group}/{name}".removeprefix("/"): array.shape
+                for name, array in variables.items()
+                if array.ndim > 1 and name not in {*coordinates, *bounds}
+            }
+        if not arrays and (inner := self._in_groups()):
+            raise DataError(f"{self.path} holds its variables in groups. Choose with {parameter('variable')}: {inner}.")
+        return only(self.path, arrays, self.choices.variable, "variable")
 
-        def read() -> dict[str, tuple[int, ...]]:
-            with self._variables() as (variables, coordinates):
-                group = (self.choices.variable or "").rpartition("/")[0]
-                bounds = bounds_in(each.attrs for each in variables.values())
-                found = {
-                    f"{group}/{name}".removeprefix("/"): array.shape
-                    for name, array in variables.items()
-                    if array.ndim > 1 and name not in {*coordinates, *bounds}
-                }
-            inner = {} if found else self._in_groups()
-            if inner:
-                told = "; ".join(f"{name} {shape}" for name, shape in [*inner.items()][:20])
-                raise DataError(
-                    f"{self.path} holds its variables in groups. Choose with {parameter('variable')}: {told}."
-                )
-            return found
-
-        return only(self.path, attempt(self.path, read), self.choices.variable, "variable")
-
-    def _in_groups(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the arrays in groups of the file."""
-        found: dict[str, tuple[int, ...]] = {}
-        with self.path.open("rb") as file:
-            if file.read(3) == b"CDF":
-                return found
-        h5py = required("h5py", "netcdf", ".nc files")
+    def _in_groups(self) -> str:
+        if self._classic:
+            return ""
+        h5py, inner = _h5py(), []
 
         def look(name: str, one: Any) -> None:
             if "/" in name and isinstance(one, h5py.Dataset) and one.ndim > 1:
-                found[name] = one.shape
+                inner.append(f"{name} {one.shape}")
 
         with contained(self.path, h5py) as root:
             root.visititems(look)
-        return found
+        return "; ".join(inner[:20])
 
     @property
-    def cure(self) -> str:
+    def _cure(self) -> str:
         dims = self._layout.dims[1:]
         if len(dims) < 2:
             return GAPS
@@ -158,50 +151,35 @@ class NetCdf(Chunked):
             ".dropna('place').reset_index('place').to_netcdf(NEW)."
         )
 
-    def place_of(self, column: int) -> str:
+    @attempted
+    def _place_of(self, column: int) -> str:
         shape, dims = self._layout.shape[1:], self._layout.dims[1:]
         if len(shape) < 2:
             return ""
-
-        def read() -> list[str]:
-            with self._variables() as (variables, _):
-                at = np.unravel_index(column, shape)
-                return [
-                    f"{name} {variables[name].values[place] if _is_coordinate(variables, name) else place}"
-                    for name, place in zip(dims, at, strict=True)
-                ]
-
-        return ", ".join(attempt(self.path, read))
+        at = np.unravel_index(column, shape)
+        with self._variables() as (variables, _):
+            return ", ".join(
+                f"{name} {variables[name].values[place] if _is_coordinate(variables, name) else place}"
+                for name, place in zip(dims, at, strict=True)
+            )
 
     @cached_property
+    @attempted
     def _stored(self) -> Layout:
-        def read() -> Layout:
-            with self._opened() as array:
-                chunks = array.encoding.get("chunksizes") or (1,) * array.ndim
-                chunks = tuple(map(min, chunks, array.shape))
-                dims = tuple(map(str, array.dims))
-                kind = np.dtype(array.encoding.get("dtype", array.dtype))
-                rounded = kind.kind in "iu" and kind.itemsize == 8 and array.dtype.kind == "f"
-                return Layout(
-                    array.shape,
-                    array.dtype,
-                    chunks,
-                    self._is_stored(),
-                    dims,
-                    meaning=meaning_of(array),
-                    rounded=rounded,
-                    name=self._name,
-                    units=units_of(array.attrs),
-                )
-
-        return attempt(self.path, read)
+        with self._opened() as array:
+            chunks = tuple(map(min, array.encoding.get("chunksizes") or (1,) * array.ndim, array.shape))
+            kind = np.dtype(array.encoding.get("dtype", array.dtype))
+            rounded = kind.kind in "iu" and kind.itemsize == 8 and array.dtype.kind == "f"
+            return Layout(
+                array.shape, array.dtype, chunks, self._is_stored(), tuple(map(str, array.dims)),
+                meaning=meaning_of(array), rounded=rounded, name=self._name, units=units_of(array.attrs),
+            )  # fmt: skip
 
     def _is_stored(self) -> bool:
         """Say whether any value is in the file; the older format has room for all of them."""
-        with self.path.open("rb") as file:
-            if file.read(3) == b"CDF":
-                return True
-        with required("h5py", "netcdf", ".nc files").File(self.path, "r") as file:
+        if self._classic:
+            return True
+        with _h5py().File(self.path, "r") as file:
             return int(file[self._name].id.get_storage_size()) > 0
 
     def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:

@@ -7,35 +7,20 @@ import math
 import zipfile
 from collections.abc import Generator, Iterator
 from functools import cached_property
-from typing import IO, NamedTuple
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import (
-    PIECE,
-    Fragment,
-    Fragments,
-    Head,
-    Location,
-    Places,
-    Rows,
-    Source,
-    attempt,
-    bounded,
-    each,
-    ends_of,
-    numbered,
-    require_table,
-    unbuffered,
-)
+from dpdist.ingest.readers.base import PIECE, Places, Rows, attempt, bounded, each, ends_of, numbered, require_table
 from dpdist.ingest.readers.chunked import only
+from dpdist.ingest.readers.source import Fragment, Fragments, Head, Source
 from dpdist.storage.atomic import scratch
 
 _PIECE = 1 << 20
-_HEAD = 1 << 14
-"""Bytes in which the head of an array ends: NumPy refuses longer ones, but reads them first."""
+_HEAD = 1 << 14  # bytes in which the head of an array ends: NumPy refuses longer ones, but reads them first
 
 
 class Header(NamedTuple):
@@ -66,20 +51,20 @@ class Header(NamedTuple):
         """Rows of a piece."""
         return max(1, PIECE // (self.shape[1] * self.dtype.itemsize))
 
-    def checked(self, path: Location) -> Header:
+    def checked(self, path: object) -> Header:
         require_table(path, self.shape, self.dtype)
         if self.size < self.needed:
             raise DataError(f"{path} is truncated: shorter than its header announces. Restore the file.")
         return self
 
-    def blocks(self, path: Location, keep: Places, first: int = 0, last: int | None = None) -> Iterator[Rows]:
+    def blocks(self, path: Any, keep: Places, first: int = 0, last: int | None = None) -> Iterator[Rows]:
         """Read the rows of the .npy file at path, or some of them.
 
         Plain reads, no memory map: its pages would count as our memory, and a failing disk would kill the process.
         """
         n, d = self.shape
         last = n if last is None else last
-        with unbuffered(path) as file:
+        with path.open("rb", **({"buffering": 0} if isinstance(path, Path) else {})) as file:  # readinto fills
 
             def fill(out: Rows, at: int) -> Rows:
                 file.seek(self.offset + at * self.dtype.itemsize)
@@ -99,13 +84,6 @@ class Header(NamedTuple):
                     yield piece if keep == tuple(range(d)) else piece[:, keep]
 
 
-def _exactly(file: IO[bytes], size: int) -> bytes:
-    found = file.read(size)
-    if len(found) != size:
-        raise EOFError
-    return found
-
-
 class Npy(Source):
     """A .npy file, in C or Fortran order."""
 
@@ -120,7 +98,10 @@ class Npy(Source):
     @cached_property
     def head(self) -> Head:
         n, d = self._header.shape
-        return Head(numbered(d), n, self._header.dtype.name)
+        return Head(self._names(d), n, self._header.dtype.name)
+
+    def _names(self, d: int) -> tuple[str, ...]:
+        return numbered(d)
 
     def fragments(self, keep: Places) -> Fragments:  # noqa: ARG002 - all columns are read
         return Fragments(ends_of(self.path, self._header.shape[0], self._header.step), 2 * PIECE)
@@ -142,16 +123,16 @@ class Npz(Npy):
     @cached_property
     def _members(self) -> dict[str, tuple[zipfile.ZipInfo, Header]]:
         def read() -> dict[str, tuple[zipfile.ZipInfo, Header]]:
-            found: dict[str, tuple[zipfile.ZipInfo, Header]] = {}
+            members: dict[str, tuple[zipfile.ZipInfo, Header]] = {}
             with zipfile.ZipFile(self.path) as archive:
                 for info in archive.infolist():
-                    if info.filename.removesuffix(".npy") in found:
+                    name = info.filename.removesuffix(".npy")
+                    if name in members:
                         raise DataError(f"{self.path} holds two arrays of one name. Write each under its own.")
                     if info.filename.endswith(".npy"):
                         with archive.open(info) as file:
-                            header = Header.read(file, info.file_size)
-                        found[info.filename.removesuffix(".npy")] = info, header
-            return found
+                            members[name] = info, Header.read(file, info.file_size)
+            return members
 
         return attempt(self.path, read)
 
@@ -173,11 +154,6 @@ class Npz(Npy):
     def _header(self) -> Header:
         return self._members[self._member][1].checked(self.path)
 
-    @cached_property
-    def head(self) -> Head:
-        n, d = self._header.shape
-        return Head(self._names(d), n, self._header.dtype.name)
-
     def _names(self, d: int) -> tuple[str, ...]:
         if "feature_names" not in self._members:
             return numbered(d)
@@ -194,7 +170,6 @@ class Npz(Npy):
         return bounded(self.path, each(self.path, self._labels(labels)))
 
     def _labels(self, labels: Header) -> Iterator[list[str]]:
-        """Yield the names of the columns."""
         size = labels.dtype.itemsize
         if not 0 < size <= _PIECE:
             raise ValueError
@@ -211,10 +186,14 @@ class Npz(Npy):
         if header.size != header.needed:
             raise ValueError
         with zipfile.ZipFile(self.path) as archive, archive.open(info) as file:
-            for start in range(0, header.size, _PIECE):
-                yield _exactly(file, min(_PIECE, header.size - start))
-            if file.read(1):  # only at the end is the checksum compared
-                raise ValueError
+            left = header.size
+            while piece := file.read(_PIECE):  # only at the end is the checksum compared
+                left -= len(piece)
+                if left < 0:
+                    raise ValueError
+                yield piece
+            if left:
+                raise EOFError
 
     def fragments(self, keep: Places) -> Fragments:
         return Source.fragments(self, keep)

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import CURE, Fragment, Head, NoRowsError, Places, Rows, Source, Survey
+from dpdist.ingest.readers.base import CURE, NoRowsError, Places, Rows
+from dpdist.ingest.readers.source import Fragment, Head, Source, Survey
 from dpdist.rows.encoding import Fault, UnfitError, encoded, require_types, units_of
 
 

@@ -37,13 +37,9 @@ from dpdist.ingest.readers.base import (
     PIECE,
     UNNAMED,
     AskError,
-    Fragment,
-    Fragments,
-    Head,
     NoRowsError,
     Places,
     Rows,
-    Survey,
     UncutError,
     attempt,
     meant_by_schema,
@@ -52,11 +48,11 @@ from dpdist.ingest.readers.base import (
     require_columns,
 )
 from dpdist.ingest.readers.dialect import otherwise, respelled
+from dpdist.ingest.readers.source import Fragment, Head, Survey
 from dpdist.ingest.readers.tabular import Tabular, matrix
 from dpdist.naming import parameter
 
-FRAGMENT = 128 << 20
-"""Bytes of a fragment."""
+FRAGMENT = 128 << 20  # bytes of a fragment
 _LINE = 1 << 20  # longest line, and the block Arrow parses: "0," is two bytes of text and eight of float64
 _MISSING = frozenset(pacsv.ConvertOptions().null_values)
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
@@ -64,12 +60,8 @@ _WHOLE = re.compile(r"([+-]?\d{1,4000})(\.0*)?", re.ASCII)
 _FLAGS = frozenset({"true", "True", "TRUE", "false", "False", "FALSE"})
 _BREAK = re.compile(r"\r\n|\r|\n")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?", re.ASCII)
-_SAMPLE = 100
-"""Lines by which a column is judged."""
-_DIALECT = 10_000
-"""Lines by which other text than of commas is judged, once it is refused."""
-_BATCHES = 256
-"""Batches, about a MiB of text each, by which a draft of a schema is judged."""
+_SAMPLE = 100  # lines by which a column is judged
+_BATCHES = 256  # batches, about a MiB of text each, by which a draft of a schema is judged
 _BESIDE = np.zeros(256, dtype=bool)
 """The bytes that stand before a quote that opens a cell, or the second of two, and after one that closes it."""
 _BESIDE[list(b',\r\n"')] = True
@@ -86,16 +78,12 @@ class Csv(Tabular):
     # --- the lines of a fragment ---
 
     @property
-    def _packed(self) -> bool:
-        return bool(self.path.suffix.lower() == ".gz")
+    def _packed(self) -> str | None:
+        return "gzip" if self.path.suffix.lower() == ".gz" else None
 
     @cached_property
     def _size(self) -> int:
         return int(attempt(self.path, self.path.stat).st_size)
-
-    def fragments(self, keep: Places) -> Fragments:  # noqa: ARG002 - lines are read as a whole
-        size = self._size
-        return Fragments(np.array([size] if self._packed else [*range(FRAGMENT, size, FRAGMENT), size]), in_bytes=True)
 
     def _range(self, fragment: tuple[int, int]) -> tuple[int, int]:
         """Return where the lines begin and end that begin in a fragment."""
@@ -111,15 +99,16 @@ class Csv(Tabular):
             raise UncutError
         return self._size if found < 0 else place + found
 
-    def _stream(self, fragment: Fragment) -> tuple[Any, int]:
-        """Open the bytes of a fragment; return also the lines to pass over."""
-        if fragment is None:
-            # opened here, because Arrow takes no name that is not UTF-8
-            file = self.path.open("rb")
-            return pa.input_stream(file, compression="gzip" if self._packed else None), self._head[0]
+    def _stream(self, fragment: Fragment, back: int = 0) -> Any:
+        """Open the bytes of a fragment, and so many before it."""
+        if fragment is None:  # opened here, because Arrow takes no name that is not UTF-8
+            return pa.input_stream(self.path.open("rb"), compression=self._packed)
         start, stop = self._range(fragment)
-        # the line feed before it is an empty line, and keeps Arrow from taking what follows for a byte-order mark
-        return opened_range(self.path, max(start - 1, 0), stop), 0 if start else self._head[0]
+        return opened_range(self.path, max(start - back, 0), stop)
+
+    def _over(self, fragment: Fragment) -> int:
+        """Return how many lines of a fragment stand above the rows."""
+        return 0 if fragment is not None and self._range(fragment)[0] else self._head[0]
 
     def _records(self, fragment: Fragment = None) -> Iterator[tuple[int, list[str]]]:
         """Yield the cells of each record, with the number of the line of the file, from 1, in which it begins."""
@@ -143,13 +132,8 @@ class Csv(Tabular):
 
     def _text(self, fragment: Fragment) -> io.TextIOWrapper:
         """Open the text of a fragment; bytes that are not UTF-8 become lone surrogates, so that their line is told."""
-        start = 0
-        if fragment is None:
-            stream: Any = pa.input_stream(self.path.open("rb"), compression="gzip" if self._packed else None)
-        else:
-            start, stop = self._range(fragment)
-            stream = opened_range(self.path, start, stop)
-        mark = "" if start else "-sig"  # elsewhere it is a letter of a cell
+        mark = "" if fragment is not None and self._range(fragment)[0] else "-sig"  # elsewhere it is a letter of a cell
+        stream = self._stream(fragment)
         return io.TextIOWrapper(stream, encoding=f"utf-8{mark}", errors="surrogateescape", newline="")
 
     def _lines(self, file: Any, number: int) -> Iterator[str]:
@@ -173,11 +157,10 @@ class Csv(Tabular):
     @cached_property
     def _first(self) -> tuple[int, list[str]]:
         """Number and cells of the first record."""
-        lines = attempt(self.path, lambda: self._start(_SAMPLE))
+        cure = attempt(self.path, lambda: otherwise(self._start()))
         other = f"{self.path} gives 1 column where commas are between cells, and a table needs two or more."
-        if attempt(self.path, lambda: otherwise(lines)):
-            # said here: whatever names a column would repeat a line of several
-            raise DataError(f"{other}{attempt(self.path, lambda: otherwise(self._start(_DIALECT)))}")
+        if cure:
+            raise DataError(f"{other}{cure}")  # said here: whatever names a column would repeat a line of several
         first: tuple[int, list[str]] | None = attempt(self.path, partial(next, self._records(), None))
         if first is None:
             raise NoRowsError(f"{self.path} is empty. Put comma-separated numbers there.")
@@ -187,37 +170,35 @@ class Csv(Tabular):
         require_columns(self.path, len(cells))
         return first
 
-    def _start(self, count: int) -> list[str]:
+    def _start(self) -> list[str]:
         """Return the first lines, up to one that cannot be read."""
         found: list[str] = []
         with self._text(None) as file, suppress(DataError):
-            found.extend(islice(self._lines(file, 0), count))
+            found.extend(islice(self._lines(file, 0), _SAMPLE))
         return found
 
     @cached_property
     def _head(self) -> tuple[int, tuple[str, ...]]:
         """Lines to pass over, and the column names."""
         number, cells = self._first
-        header = "yes" if self._is_said else self.choices.header
-        if header is None and not (self._is_known(cells) and attempt(self.path, partial(self._is_header, cells))):
-            raise header_asked(self.path)
-        if header == "no":
+        if self._told is None:
+            schema = self.choices.schema
+            known = schema is None or any(column.name in cells for column in schema.columns)  # else a row of words
+            if not (known and attempt(self.path, partial(self._is_header, cells))):
+                raise header_asked(self.path)
+        if self._told == "no":
             return 0, numbered(len(cells))
         over = sum(len(_BREAK.findall(cell)) for cell in cells)  # a name may go over several lines
         return number + over, tuple(cell or f"c{place}" for place, cell in enumerate(cells))
 
-    @property
-    def _is_said(self) -> bool:
-        """Whether all names that a schema says are words in the first line: it is the header, then."""
+    @cached_property
+    def _told(self) -> str | None:
+        """Whether the first line is the header, as the option says, or a schema whose names are all words in it."""
         schema, cells = self.choices.schema, self._first[1]
-        if self.choices.header is not None or schema is None:
-            return False
-        return all(_kind(each.name) == "text" and each.name in cells for each in schema.columns)
-
-    def _is_known(self, cells: list[str]) -> bool:
-        """Whether a name of the schema, if there is one, stands among cells: else they may be a row of words."""
-        schema = self.choices.schema
-        return schema is None or any(each.name in cells for each in schema.columns)
+        if self.choices.header is None and schema is not None:
+            names = [column.name for column in schema.columns]
+            return "yes" if all(name in cells and _kind(name) == "text" for name in names) else None
+        return self.choices.header
 
     def _is_header(self, cells: list[str]) -> bool:
         """Say whether the first line names columns, beyond doubt: words in all cells, and numbers below some of them.
@@ -233,22 +214,19 @@ class Csv(Tabular):
     @cached_property
     def stored(self) -> Head:
         skip, names = self._head
-        indexes = (
-            tuple(place for place, cell in enumerate(self._first[1]) if not cell or cell in UNNAMED) if skip else ()
-        )
+        cells = self._first[1] if skip else ()
         guess = None
-        if self.choices.header is None and not self._is_said:
+        if self._told is None:
             guess = (
                 f"{self.path}: the first line is taken for the names of the columns ({parameter('header', 'yes')}), "
                 f"not for a row ({parameter('header', 'no')})."
             )
-        return Head(names, indexes=indexes, guess=guess)
+        return Head(names, indexes=tuple(place for place, cell in enumerate(cells) if cell in UNNAMED), guess=guess)
 
     @cached_property
     def _flags(self) -> frozenset[int]:
         """Places of the columns that hold true and false, by the first row."""
-        rows = (cells for number, cells in self._records() if number > self._head[0])
-        first = attempt(self.path, lambda: next(rows, []))
+        first = attempt(self.path, lambda: next(self._rows(), (0, [])))[1]
         return frozenset(place for place, cell in enumerate(first) if cell in _FLAGS)
 
     # --- the rows ---
@@ -277,7 +255,7 @@ class Csv(Tabular):
             except (pa.ArrowException, OSError):
                 break
             except _QuotedError:  # quotes stand within cells: Arrow may have taken lines for one, or not
-                if fragment is None and rows == attempt(self.path, self._count):
+                if fragment is None and rows == attempt(self.path, lambda: sum(1 for _ in self._rows())):
                     return
                 break
             if batch is None:
@@ -292,11 +270,11 @@ class Csv(Tabular):
     def _batches(self, kinds: Mapping[str, Any], fragment: Fragment) -> Iterator[Any]:
         if fragment is not None and len({*self._range(fragment)}) < 2:  # it is within one line
             return
-        stream, skip = self._stream(fragment)
-        with _Quotes(stream) as file:
+        # the line feed before it is an empty line, and keeps Arrow from taking what follows for a byte-order mark
+        with _Quotes(self._stream(fragment, back=1)) as file:
             read = pacsv.ReadOptions(
                 column_names=[str(place) for place in range(len(self._head[1]))],
-                skip_rows=skip,
+                skip_rows=self._over(fragment),
                 block_size=_LINE,
                 use_threads=False,  # threads are no faster here, and read ahead one block per core
             )
@@ -325,21 +303,20 @@ class Csv(Tabular):
         return Survey(rows, "float64", span_of(int(low), int(high)) if rows and whole else None)
 
     def _require_exact(self, keep: Places, fragment: Fragment) -> None:
-        skip, names = self._head
-        for number, cells in self._records(fragment):
-            for place in keep if number > skip else ():
+        for number, cells in self._rows(fragment):
+            for place in keep:
                 whole = _WHOLE.fullmatch(cells[place].strip(" \t"))
                 if not whole or abs(value := int(whole[1])) <= EXACT:
                     continue
                 if not whole[2] or value != int(float(value)):  # with a point it may be of a table of float64
-                    raise DataError(f"{self.path}, line {number}, column {names[place]!r}: {BEYOND}")
+                    raise DataError(f"{self.path}, line {number}, column {self._head[1][place]!r}: {BEYOND}")
 
-    def _count(self) -> int:
-        return sum(number > self._head[0] for number, _ in self._records())
+    def _rows(self, fragment: Fragment = None) -> Iterator[tuple[int, list[str]]]:
+        """Yield what :meth:`_records` does, without the header."""
+        return (record for record in self._records(fragment) if record[0] > self._head[0])
 
     def row_in(self, fragment: Fragment, row: int) -> str:
-        lines = (number for number, _ in self._records(fragment) if number > self._head[0])
-        return f"line {attempt(self.path, lambda: next(islice(lines, row, None)))}"
+        return f"line {attempt(self.path, lambda: next(islice(self._rows(fragment), row, None)))[0]}"
 
     def words(self) -> set[str]:
         """Return the columns that the schema reads and that hold something that is no number, in the first batches."""
@@ -353,28 +330,25 @@ class Csv(Tabular):
 
     def _mistake(self, keep: Places) -> DataError:
         """Find the columns that hold no numbers, by the start of the file, or else the first line that is no row."""
-        skip, names = self._head
-        sample = [cells for _, cells in islice((each for each in self._records() if each[0] > skip), _SAMPLE)]
+        names, number = self._head[1], 0
+        sample = [cells for _, cells in islice(self._rows(), _SAMPLE)]
         columns = {names[place]: [line[place] for line in sample if place < len(line)] for place in keep}
         held = {name: _held(cells) for name, cells in columns.items()}
         texts = {name: columns[name] for name in held if held[name] == "text"}
         if cure := respelled({name: [cell for cell in cells if cell not in _MISSING] for name, cells in texts.items()}):
-            return DataError(f"{self.path}:{cure}")
+            return DataError(f"{self.path}: {cure}")
         if "text" in held.values() or "dates" in held.values():
             bad = {name: kind for name, kind in held.items() if kind is not None}
             indexes = {names[place] for place in self.stored.indexes}
             return no_numbers(self.path, bad, [name for name in held if name not in bad and name not in indexes])
-        number = skip
-        for number, cells in self._records():
-            if number <= skip:
-                continue
+        for number, cells in self._rows():
             if len(cells) != len(names):
                 return DataError(f"{self.path}, line {number} has {len(cells)} cells, not {len(names)}. {CURE}")
             for place in keep:
                 if fault := _fault(cells[place], flag=place in self._flags):
                     where = f"{self.path}, line {number}, column {names[place]!r}"
                     return DataError(f"{where}: {fault}. Mend it, or {meant_by_schema()}.")
-        if number <= skip:
+        if not number:
             return NoRowsError(f"{self.path} has a header and no rows. Add some.")
         return DataError(f"{self.path} cannot be read as comma-separated numbers, a row per line. Export it again.")
 
@@ -468,9 +442,8 @@ class _Quotes:
 
 def read_range(path: Any, start: int, length: int) -> bytes:
     """Return so many bytes of a file or object; DataError if it has not so many."""
-    read = partial(read_plain_range, path) if isinstance(path, Path) else path.range
-    found: bytes = attempt(path, partial(read, start, length))
-    return found
+    read: Callable[[int, int], bytes] = partial(read_plain_range, path) if isinstance(path, Path) else path.range
+    return attempt(path, partial(read, start, length))
 
 
 class _Range(io.RawIOBase):
@@ -495,13 +468,8 @@ def opened_range(path: Any, start: int, stop: int) -> io.BufferedReader:
 
 def ends_before(path: Any, place: int) -> int:
     """Return how many lines end before the start of a line: by a line feed, a carriage return, or both."""
-    found, held = 0, b""
-    with opened_range(path, 0, place) as file:
-        while piece := held + file.read(PIECE):
-            held = b"\r" if len(piece) > 1 and piece.endswith(b"\r") else b""  # a line feed may follow
-            whole = piece[: len(piece) - len(held)]
-            found += whole.count(b"\n") + whole.count(b"\r") - whole.count(b"\r\n")
-    return found
+    with io.TextIOWrapper(opened_range(path, 0, place), "latin-1") as text:
+        return sum(piece.count("\n") for piece in iter(partial(text.read, PIECE), ""))
 
 
 def _kind(cell: str) -> str:
@@ -524,7 +492,6 @@ def _held(cells: list[str]) -> str | None:
 
 
 def _fault(cell: str, *, flag: bool = False) -> str | None:
-    """Say what is wrong with a cell, as Arrow reads it."""
     text = cell.strip(" \t")
     if cell in _MISSING:
         return "the value is missing, and no schema says what becomes of it"

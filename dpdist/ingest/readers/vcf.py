@@ -1,19 +1,27 @@
-"""Reader of genotypes in VCF text, .vcf and .vcf.gz: rows are samples, columns variants of two alleles.
+"""Readers of genotypes: VCF text, .vcf and .vcf.gz, and VCF Zarr, as bio2zarr and sgkit write it.
 
-What else a site may be is read by rules (:mod:`dpdist.ingest.readers.genotypes`), and refused without.
+Rows are samples, columns variants of two alleles. What else a site may be is read by rules
+(:mod:`dpdist.ingest.readers.genotypes`), and refused without. The file stores variant after variant, so it is
+transposed first.
 
-A strict reader of the one field that is needed, GT or DS. It is not htslib, which repeats words of a damaged file on
-standard error and ignores surplus cells; a line of junk can crash its Python readers. The file stores variant after
-variant, so it is transposed first. It is never cut by bytes: a row has one cell in each line, and no range of bytes
-holds whole rows. On the names of the columns see :mod:`dpdist.ingest.readers.plink`.
+Of text this is a strict reader of the one field that is needed, GT or DS. It is not htslib, which repeats words of a
+damaged file on standard error and ignores surplus cells; a line of junk can crash its Python readers. It is never cut
+by bytes: a row has one cell in each line, and no range of bytes holds whole rows.
+
+In VCF Zarr ``call_genotype`` is (variants, samples, ploidy): an allele of each, -1 where it is missing, and -2 where
+there is none, as for one allele alone among pairs. ``call_DS`` is (variants, samples).
+
+References
+----------
+VCF Zarr specification 0.4; Czech et al. 2024.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -21,9 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import CURE, Fragment, Places, Rows, attempt, changed
-from dpdist.ingest.readers.calls import Calls, Facts
+from dpdist.ingest.readers.base import CURE, MOST_LABELS, Places, Rows, attempted, changed
+from dpdist.ingest.readers.calls import Called, Calls, Facts, Site
+from dpdist.ingest.readers.chunked import chunk_bytes, require_chunks
 from dpdist.ingest.readers.genotypes import MISSING, columns_of_site, no_pair, not_biallelic, told_apart
+from dpdist.ingest.readers.source import Fragment, neighbours, width_for
+from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign, says
 
 _LINE = 64 << 20
 _MOST_SAMPLES = 1 << 21
@@ -33,21 +44,18 @@ _BAD = 255
 _END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 """The empty block that ends every BGZF file."""
 
+_CALLS, _DOSES = "call_genotype", "call_DS"
+_TOGETHER = 4096  # variants whose names are read at once
+_ABSENT, _NONE = -1, -2
+"""Of an allele: it is missing, or there is none."""
+
 
 class Vcf(Calls):
     """A .vcf or .vcf.gz file: how many copies of the alternative allele each sample has, 0, 1 or 2, phased or not."""
 
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        with self.path.open("rb") as raw:
-            if self.path.suffix.lower() == ".gz":
-                with gzip.open(raw) as file:
-                    yield file
-            else:
-                yield raw
-
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        with self._opened() as file:
+        packed = self.path.suffix.lower() == ".gz"
+        with self.path.open("rb") as raw, gzip.open(raw) if packed else nullcontext(raw) as file:
             number = 0
             while line := file.readline(_LINE + 1):
                 number += 1
@@ -72,11 +80,6 @@ class Vcf(Calls):
             started = True
             yield number, fields[:_FIXED], fields[_FIXED]
 
-    @cached_property
-    def facts(self) -> Facts:
-        attempt(self.path, self._require_end)
-        return attempt(self.path, self._surveyed)
-
     def _require_end(self) -> None:
         """Refuse what bgzip wrote and something cut: gzip itself would take it for complete."""
         if self.path.suffix.lower() != ".gz":
@@ -88,7 +91,10 @@ class Vcf(Calls):
             if blocked and raw.read() != _END:
                 raise DataError(f"{self.path} is truncated: the block that ends it is not there. Restore the file.")
 
-    def _surveyed(self) -> Facts:
+    @cached_property
+    @attempted
+    def facts(self) -> Facts:
+        self._require_end()
         people, names, alleles = list[str](), list[str](), list[tuple[str, str]]()
         for number, fields, rest in self._records():
             if not people:
@@ -117,15 +123,11 @@ class Vcf(Calls):
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
         # columns come as they are in the file, and are put in order when they are rows
         order = np.argsort(np.argsort(keep))
-        for piece in super().blocks(keep, fragment):
+        for piece in super().blocks(tuple(sorted(keep)), fragment):
             yield piece if (np.diff(order) == 1).all() else piece[:, order]
 
-    def columns(self, keep: Places) -> Iterator[Rows]:
-        kept, width = sorted(keep), self.width()
-        known = self.frequencies(tuple(kept))
-        p = {} if known is None else dict(zip(kept, known, strict=True))
-        columns: list[Rows] = []
-        wanted = frozenset(keep)
+    def calls(self, keep: Places) -> Iterator[Called]:
+        wanted, width, columns = frozenset(keep), max(1, self.width // 2), list[Called]()  # they are there twice
         place, records = 0, self._records()
         next(records)  # the header's
         for number, fields, rest in records:
@@ -134,20 +136,17 @@ class Vcf(Calls):
             for allele in range(1, len(made) + 1):
                 if place in wanted:
                     cells = self._cells(number, fields, rest) if cells is None else cells
-                    values, absent = self._values(number, cells, allele, len(made))
-                    one = np.array([p[place]]) if p else None
-                    columns.append(self.finished(values[:, None], absent[:, None], (place,), one))
+                    columns.append(self._values(number, cells, allele, len(made)))
                 place += 1
                 if len(columns) == width:
-                    yield np.concatenate(columns, axis=1)
+                    yield _side_by_side(columns)
                     columns = []
         if place != len(self.facts.names):
             raise changed(self.path)
         if columns:
-            yield np.concatenate(columns, axis=1)
+            yield _side_by_side(columns)
 
     def _cells(self, number: int, fields: list[bytes], rest: bytes) -> list[bytes]:
-        """Return the field of each sample that is read."""
         samples = self.facts.samples
         found = rest.count(b"\t") + 1  # before they are set apart: cells of a byte take dozens
         if found != samples:
@@ -160,10 +159,7 @@ class Vcf(Calls):
         parts = (cell.split(b":", place + 1) for cell in cells)
         return [part[place] if len(part) > place else b"." for part in parts]
 
-    def _values(
-        self, number: int, cells: list[bytes], allele: int, alleles: int
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Return the copies of an allele that each sample has, and of which that is missing."""
+    def _values(self, number: int, cells: list[bytes], allele: int, alleles: int) -> Called:
         if self.rules.field == "DS":
             values: Any = np.array([_dosage(cell, allele, alleles) for cell in cells])
             wrong, absent = np.isnan(values), values < 0
@@ -177,6 +173,11 @@ class Vcf(Calls):
                 raise DataError(f"{where}: the dosage is not a number of copies from 0 to 2. {CURE}")
             raise no_pair(where, self.rules, CURE)
         return values, absent
+
+
+def _side_by_side(columns: Sequence[Called]) -> Called:
+    values, absent = (np.stack(each, axis=1) for each in zip(*columns, strict=True))
+    return values, absent
 
 
 @lru_cache(maxsize=1 << 14)
@@ -207,3 +208,123 @@ def _dosage(cell: bytes, allele: int, alleles: int) -> float:
         return math.nan
     sound = len(parts) == alleles and (parts[allele - 1] == b"." or 0 <= found <= 2)
     return found if sound else math.nan
+
+
+def is_vcf_zarr(path: Any) -> bool:
+    """Tell whether a store holds genotypes by variant; a damaged one does not."""
+    return says(path, lambda root: getattr(root.get(_CALLS), "ndim", 0) == 3 and "variant_allele" in root)
+
+
+class VcfZarr(Calls):
+    """A store of genotypes: how many copies of the alternative allele each sample has, 0, 1 or 2."""
+
+    fragile = True
+
+    @property
+    def _array(self) -> str:
+        return _DOSES if self.rules.field == "DS" else _CALLS
+
+    @cached_property
+    @attempted
+    def facts(self) -> Facts:
+        require_foreign(self.path, _CALLS)
+        with opened(self.path) as root:
+            if self._array not in root:
+                raise DataError(f"{self.path} gives no dosages (DS). {CURE}")
+            values, alleles = root[self._array], root["variant_allele"]
+            shape = values.shape
+            if (values.ndim, values.dtype.kind) != ((2, "f") if self._array == _DOSES else (3, "i")):
+                raise DataError(f"{self.path}: {self._array} has another shape or type than VCF Zarr gives it. {CURE}")
+            require_chunks(self.path, chunk_bytes(values))
+            if self._array == _CALLS and shape[2] > 2:
+                raise DataError(f"{self.path} holds genotypes of more than two alleles each, and people are diploid.")
+            if len(shape) < 2 or alleles.shape[0] != shape[0]:
+                raise DataError(f"{self.path}: its arrays are of different numbers of variants. {CURE}")
+            people = self._people(root, shape[1])
+            names, places, pairs = list[str](), list[Site](), list[tuple[str, str]]()
+            for variant, (where, place, name, some) in enumerate(self._fixed(root, shape[0])):
+                made = columns_of_site(where, place, name, some, self.rules)
+                if made is None:
+                    raise not_biallelic(f"{self.path}, variant {variant} (counting from 0)")
+                if len(made) > 1 and self._array == _DOSES:
+                    raise DataError(f"{self.path} has one dosage for each sample, and variant {variant} more alleles.")
+                names += made
+                pairs += [(other, some[0]) for other in some[1:]] if made else []
+                places += [Site(variant, allele, len(made)) for allele in range(1, len(made) + 1)]
+        if not holds_values(self.path, self._array):
+            raise DataError(f"{self.path} announces genotypes of which nothing is stored. Restore it.")
+        return Facts(shape[1], people, told_apart(names, [counted for counted, _ in pairs]), pairs, places)
+
+    def _people(self, root: Any, samples: int) -> dict[str, list[str]]:
+        names = root.get("sample_id")
+        if names is None:
+            return {}
+        if names.shape != (samples,):
+            raise DataError(f"{self.path} names another number of samples than it has genotypes of. {CURE}")
+        return {"sample": _words(names, 0, samples)}
+
+    def _fixed(self, root: Any, variants: int) -> Iterator[tuple[str, str, str, list[str]]]:
+        """Yield where each variant is, its place there, its name, and its alleles."""
+        contigs = _words(root["contig_id"], 0, root["contig_id"].shape[0])
+        marks = {name: root[f"variant_{name}"] for name in ("contig", "position", "allele")}
+        ids, size = root.get("variant_id"), 0
+        for array in (*marks.values(), *(() if ids is None else (ids,))):
+            if array.shape[0] != variants:
+                raise DataError(f"{self.path}: its arrays are of different numbers of variants. {CURE}")
+            require_chunks(self.path, chunk_bytes(array))
+        for start in range(0, variants, _TOGETHER):
+            stop = min(start + _TOGETHER, variants)
+            where, places = (np.asarray(marks[name][start:stop]).tolist() for name in ("contig", "position"))
+            alleles = [[_word(each) for each in some] for some in np.asarray(marks["allele"][start:stop]).tolist()]
+            named = ["."] * (stop - start) if ids is None else _words(ids, start, stop)
+            for contig, place, name, some in zip(where, places, named, alleles, strict=True):
+                size += len(name) + sum(map(len, some))
+                if size > MOST_LABELS:
+                    raise DataError(f"{self.path} names its variants by more than {MOST_LABELS >> 20} MiB.")
+                yield contigs[contig], str(place), name or ".", [some[0], *filter(None, some[1:])]
+
+    @cached_property
+    @attempted
+    def unpacked(self) -> int:
+        with opened(self.path) as root:
+            return chunk_bytes(root[self._array])
+
+    def calls(self, keep: Places) -> Iterator[Called]:
+        sites, width = self.facts.sites, width_for(self.facts.samples, np.dtype(np.float64))
+        with opened(self.path) as root:
+            values = root[self._array]
+            for run in neighbours(keep, width):
+                some = keep[run]
+                start = sites[some[0]].variant
+                block = np.asarray(values[start : sites[some[-1]].variant + 1])
+                found = [self._counts(block[sites[place].variant - start], sites[place]) for place in some]
+                counts, absent = (np.stack(each, axis=1) for each in zip(*found, strict=True))
+                yield counts, absent
+
+    def _counts(self, values: npt.NDArray[Any], place: Site) -> Called:
+        if self.rules.field == "DS":
+            absent = np.isnan(values)
+            wrong = ~absent & ~((values >= 0) & (values <= 2))
+            counts = np.where(absent, 0, values)
+        else:
+            alleles = (values != _NONE).sum(axis=1)
+            absent = (values == _ABSENT).any(axis=1) | (alleles == 0)
+            lone = (alleles == 1) & ~absent
+            wrong = ((values > place.columns) | (values < _NONE)).any(axis=1)
+            wrong |= lone & (self.rules.haploid is None)
+            counts = (values == place.allele).sum(axis=1)
+            counts[lone] *= 2 if self.rules.haploid == "double" else 1
+        if wrong.any():
+            where = f"{self.path}, variant {place.variant}, sample {int(np.argmax(wrong))} (counting from 0)"
+            if self.rules.field == "DS":
+                raise DataError(f"{where}: the dosage is not a number of copies from 0 to 2. {CURE}")
+            raise no_pair(where, self.rules, CURE)
+        return counts, absent
+
+
+def _words(array: Any, start: int, stop: int) -> list[str]:
+    return [_word(each) for each in np.asarray(array[start:stop]).tolist()]
+
+
+def _word(each: object) -> str:
+    return each.decode() if isinstance(each, bytes) else str(each)

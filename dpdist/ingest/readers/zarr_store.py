@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import accumulate, product
@@ -25,33 +25,27 @@ from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 from dpdist._util.paths import require_plain
 from dpdist.errors import DataError, RefusedError
-from dpdist.ingest.readers.base import (
-    AT_ONCE,
-    MOST_LABELS,
-    PIECE,
-    Fragment,
-    Fragments,
-    Places,
-    Rows,
-    State,
-    attempt,
-    each,
-    ends_of,
-    version_of,
+from dpdist.ingest.readers.base import AT_ONCE, MOST_LABELS, PIECE, Places, attempt, attempted, ends_of
+from dpdist.ingest.readers.chunked import (
+    Chunked,
+    Layout,
+    Meaning,
+    bounds_in,
+    chunk_bytes,
+    fill_of,
+    only,
+    require_chunks,
+    units_of,
 )
-from dpdist.ingest.readers.chunked import Chunked, Layout, Meaning, bounds_in, fill_of, only, require_chunks, units_of
 from dpdist.ingest.readers.hdf5 import strings
+from dpdist.ingest.readers.source import Fragments, State, version_of
 from dpdist.naming import step
 
-MARKS = ("zarr.json", ".zarray", ".zgroup")
-"""Files of which one is at the root of every store."""
+MARKS = ("zarr.json", ".zarray", ".zgroup")  # files of which one is at the root of every store
 _METADATA = frozenset({*MARKS, ".zattrs", ".zmetadata"})
-_PACKED = frozenset({"zarr.json", ".zarray", ".zmetadata"})
-"""Metadata that names codecs."""
-_FEW = {"async.concurrency": 2}
-"""So many unpacked chunks at a time."""
-_PARTS = 1 << 24
-"""Chunks of a shard at most: their places are read together."""
+_PACKED = frozenset({"zarr.json", ".zarray", ".zmetadata"})  # metadata that names codecs
+_FEW = {"async.concurrency": 2}  # so many unpacked chunks at a time
+_PARTS = 1 << 24  # chunks of a shard at most: their places are read together
 _CODECS = frozenset({
     "bytes", "endian", "transpose", "sharding_indexed", "vlen-utf8", "vlen-bytes",
     "blosc", "zstd", "gzip", "zlib", "bz2", "lzma", "lz4",
@@ -79,8 +73,7 @@ class _Guarded(WrapperStore[Any]):
 def _require_known(store: str, key: str, content: bytes) -> None:
     if len(content) > MOST_LABELS:
         raise DataError(f"{store}: {key!r} is of more than {MOST_LABELS >> 20} MiB. Remove what is not needed.")
-    last = key.rpartition("/")[2]
-    for name in _codecs_in(last, json.loads(content)) if last in _PACKED else ():
+    for name in _codecs_in(json.loads(content)) if key.rpartition("/")[2] in _PACKED else ():
         if str(name).removeprefix("numcodecs.") not in _CODECS:
             raise DataError(
                 f"{store} is packed by the codec {str(name)[:40]!r}, which is not read here. Write it with blosc, "
@@ -88,34 +81,19 @@ def _require_known(store: str, key: str, content: bytes) -> None:
             )
 
 
-def _codecs_in(name: str, found: Any) -> Iterator[Any]:
-    """Yield the names of all codecs in the metadata of a store, in a file of that name."""
-    if not isinstance(found, dict):
-        return
-    if name == ".zmetadata":
-        for key, inner in dict(found.get("metadata") or {}).items():
-            yield from _codecs_in(key.rpartition("/")[2], inner)
-    elif name == ".zarray":
-        for codec in [*(found.get("filters") or ()), found.get("compressor")]:
-            if codec is not None:
-                yield codec["id"]
-    elif name == "zarr.json":
-        yield from _chained(found.get("codecs"))
-        if found.get("consolidated_metadata"):
-            for inner in found["consolidated_metadata"]["metadata"].values():
-                yield from _codecs_in(name, inner)
-
-
-def _chained(codecs: Any) -> Iterator[Any]:
-    """Yield the names of codecs, and of those within them: a shard has codecs of its own."""
-    for codec in codecs or ():
-        if isinstance(codec, str):
-            yield codec
-            continue
-        yield codec["name"]
-        inner = codec.get("configuration") or {}
-        yield from _chained(inner.get("codecs"))
-        yield from _chained(inner.get("index_codecs"))
+def _codecs_in(metadata: Any) -> Iterator[Any]:
+    """Yield the names of all codecs in the metadata of a store, at whatever depth; what people noted names none."""
+    for key, inner in metadata.items() if isinstance(metadata, dict) else ():
+        if key == "metadata":  # consolidated: of arrays and groups, by their names
+            for name, node in dict(inner or {}).items():
+                yield from _codecs_in(node) if name.rpartition("/")[2] != ".zattrs" else ()
+        elif key in {"codecs", "index_codecs", "filters", "compressor"}:
+            for codec in inner if isinstance(inner, list) else [inner] if inner else ():
+                told = [codec] if isinstance(codec, str) else [codec[key] for key in ("name", "id") if key in codec]
+                yield from told or [""]
+                yield from _codecs_in(codec)
+        elif key != "attributes":
+            yield from _codecs_in(inner)
 
 
 @contextmanager
@@ -131,17 +109,22 @@ def opened(path: Any, way: Callable[..., Any] = zarr.open, **options: Any) -> It
         yield way(_Guarded(store), mode="r", **options)
 
 
-def is_anndata(path: Any) -> bool:
-    """Tell whether a store says that it is AnnData; a damaged one does not."""
+def says(path: Any, question: Callable[[Any], bool]) -> bool:
+    """Ask the root of a store; a damaged one says no."""
+
+    def asked() -> bool:
+        with opened(path) as root:
+            return isinstance(root, zarr.Group) and question(root)
+
     try:
-        return bool(attempt(path, lambda: _says_anndata(path)))
+        return attempt(path, asked)
     except DataError:
         return False
 
 
-def _says_anndata(path: Any) -> bool:
-    with opened(path) as root:
-        return isinstance(root, zarr.Group) and _is_anndata(root)
+def is_anndata(path: Any) -> bool:
+    """Tell whether a store says that it is AnnData."""
+    return says(path, _is_anndata)
 
 
 def _is_anndata(group: zarr.Group) -> bool:
@@ -209,35 +192,27 @@ class Store(Chunked):
     fragile = True
 
     @cached_property
+    @attempted
     def _place(self) -> str | None:
         """Path of the array in the group; None: the store is the array."""
-
-        def read() -> tuple[bool, bool, dict[str, tuple[int, ...]], list[str]]:
-            with opened(self.path) as root:
-                if isinstance(root, zarr.Array):
-                    return "dpdist" in root.attrs, True, {"": root.shape}, []
-                members = dict(sorted(root.members(max_depth=None)))
-                inner = [name for name, each in members.items() if isinstance(each, zarr.Group) and _is_anndata(each)]
-                bounds = bounds_in(each.attrs for each in members.values())
-                arrays = {
-                    name: each.shape
-                    for name, each in members.items()
-                    if isinstance(each, zarr.Array)
-                    and each.ndim > 1
-                    and name.rpartition("/")[2] not in bounds
-                    and not any(name.startswith(f"{other}/") for other in inner)
-                }
-                return "dpdist" in root.attrs, False, arrays, inner
-
-        ours, alone, found, inner = attempt(self.path, read)
-        if ours:
-            raise _made_by_us(self.path)
-        if inner and self.choices.variable not in found:
+        with opened(self.path) as root:
+            if "dpdist" in root.attrs:
+                raise _made_by_us(self.path)
+            members = {} if isinstance(root, zarr.Array) else dict(sorted(root.members(max_depth=None)))
+            inner = [name for name, each in members.items() if isinstance(each, zarr.Group) and _is_anndata(each)]
+            bounds = bounds_in(each.attrs for each in members.values())
+            arrays = {"": root.shape} if isinstance(root, zarr.Array) else {
+                name: each.shape
+                for name, each in members.items()
+                if isinstance(each, zarr.Array) and each.ndim > 1 and name.rpartition("/")[2] not in bounds
+                and not any(name.startswith(f"{other}/") for other in inner)
+            }  # fmt: skip
+        if inner and self.choices.variable not in arrays:
             # what stands beside X in AnnData was computed from all rows, and X is not told from it by its shape
             raise DataError(f"{self.path} holds AnnData. Ingest one of it by itself, such as {self.path / inner[0]}.")
-        if alone and self.choices.variable is None:
+        if "" in arrays and self.choices.variable is None:
             return None
-        place = only(self.path, found, self.choices.variable, "array")
+        place = only(self.path, arrays, self.choices.variable, "array")
         require_foreign(self.path, place)
         return place
 
@@ -252,41 +227,28 @@ class Store(Chunked):
             yield self._array
 
     def fragments(self, keep: Places) -> Fragments:  # noqa: ARG002 - all columns are read
-        found = self._layout
-        high = max(1, min(found.chunks[0], found.shape[0]))
-        row = found.columns * found.dtype.itemsize
-        if high * row > AT_ONCE:
+        layout = self._layout
+        high = max(1, min(layout.chunks[0], layout.shape[0]))
+        size = high * layout.row_bytes
+        if size > AT_ONCE:
             raise DataError(
-                f"{self.path} has chunks of {high} rows, which are {high * row >> 20} MiB with all columns. They are "
+                f"{self.path} has chunks of {high} rows, which are {size >> 20} MiB with all columns. They are "
                 f"unpacked together wherever rows are read in place, of which no more than {AT_ONCE >> 20} MiB are "
                 f"read at once. Write it with chunks of fewer rows, or copy its rows with {step('ingest')}."
             )
-        ends = ends_of(self.path, found.shape[0], high * max(1, PIECE // (high * row)))
-        return Fragments(ends, 4 * max(high * row, PIECE))
+        return Fragments(ends_of(self.path, layout.shape[0], high * max(1, PIECE // size)), 4 * max(size, PIECE))
 
-    def _bands(self, fragment: Fragment) -> Generator[Rows]:
-        if fragment is None:
-            return super()._bands(None)
-        found = self._layout
-        high = max(1, min(found.chunks[0], found.shape[0]))
-        height = high * max(1, PIECE // (high * found.columns * found.dtype.itemsize))
-        return each(self.path, self._read(height, *fragment))  # and nothing is unpacked beside
-
+    @attempted
     def state(self, start: int, stop: int) -> State:
         """Return the state of the chunks in which rows lie, or of the shards; one that is absent is not counted."""
-
-        def found() -> State:
-            if not isinstance(self.path, Path):
-                return State(0, 0, version_of([]))  # asked for each, a store would be asked twice for every chunk
-            sizes, versions = 0, []
-            for path in self._chunk_files(start, stop):
-                with suppress(FileNotFoundError):
-                    about = path.lstat()
-                    sizes += about.st_size
-                    versions.append((path.relative_to(self.path).as_posix(), about.st_size, about.st_mtime_ns))
-            return State(len(versions), sizes, version_of(versions))
-
-        return attempt(self.path, found)
+        if not isinstance(self.path, Path):
+            return State(0, 0, version_of([]))  # asked for each, a store would be asked twice for every chunk
+        versions = []
+        for path in self._chunk_files(start, stop):
+            with suppress(FileNotFoundError):
+                about = path.lstat()
+                versions.append((path.relative_to(self.path).as_posix(), about.st_size, about.st_mtime_ns))
+        return State(len(versions), sum(size for _, size, _ in versions), version_of(versions))
 
     def _chunk_files(self, start: int, stop: int) -> Iterator[Path]:
         array, root = self._array, self.path / (self._place or "")
@@ -297,25 +259,16 @@ class Store(Chunked):
             yield root / array.metadata.encode_chunk_key(place)
 
     @cached_property
+    @attempted
     def _stored(self) -> Layout:
-        def read() -> Layout:
-            with self._opened() as array:
-                if array.shards and math.prod(array.shards) > _PARTS * math.prod(array.chunks):
-                    raise ValueError
-                stored = holds_values(self.path, self._place or "")
-                chunks = tuple(map(min, array.chunks, array.shape))
-                return Layout(
-                    array.shape,
-                    array.dtype,
-                    chunks,
-                    stored,
-                    self._dims(array),
-                    meaning=_meaning(self.path, array),
-                    name=self._place or "",
-                    units=units_of(array.attrs),
-                )
-
-        return attempt(self.path, read)
+        with self._opened() as array:
+            if array.shards and math.prod(array.shards) > _PARTS * math.prod(array.chunks):
+                raise ValueError
+            return Layout(
+                array.shape, array.dtype, tuple(map(min, array.chunks, array.shape)),
+                holds_values(self.path, self._place or ""), self._dims(array),
+                meaning=_meaning(self.path, array), name=self._place or "", units=units_of(array.attrs),
+            )  # fmt: skip
 
     def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:
         if self._place is None:
@@ -325,7 +278,7 @@ class Store(Chunked):
             array = root.get(f"{beside}/{dimension}".removeprefix("/"))
             if not isinstance(array, zarr.Array) or array.shape != (length,) or array.dtype.kind not in "iufOUST":
                 return
-            require_chunks(self.path, math.prod(array.chunks) * array.dtype.itemsize)
+            require_chunks(self.path, chunk_bytes(array))
             yield [units_of(array.attrs)]
             if array.dtype.kind in "OUST":
                 yield from strings(array, length, array.dtype.itemsize)

@@ -1,0 +1,17 @@
+"""Where the tests of ingest read."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def other_process() -> None:
+    """Let another process read what may crash a library, as for users."""
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read here whatever a test is not about: to start a process, and import its libraries, takes seconds."""
+    if "other_process" not in request.fixturenames:
+        monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)
