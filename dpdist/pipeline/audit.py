@@ -22,7 +22,7 @@ from dpdist.privacy import audit
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.rows.bounding import RowBound
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.local import Each, Work
+from dpdist.runtime.local import Work
 
 _TASKS = 16
 _LARGEST_EPSILON = 100
@@ -176,7 +176,7 @@ def audit_mechanism(
 
         def drawn(scene: Scene) -> npt.NDArray[np.float64]:
             part = replace(task, draws=-(-task.draws // _TASKS), scene=scene)
-            work = Work("attack", attack.run, Each(), [part] * _TASKS, _joined)
+            work = Work("attack", attack.run, None, [part] * _TASKS, _joined)
             return engine.reduce(work, np.asarray, label=f"Drawing {task.mechanism}")
 
         return _examined(task, calibrated, error, drawn)

@@ -326,7 +326,8 @@ def test_a_night_is_stored_as_integers_alone_and_is_no_second_moment(tmp_path: P
     assert "2 periods, each added 32 to 64 times: no second moment" in inspect_path(tmp_path / "night.zarr").words()
     attributes = tmp_path / "night.zarr" / "zarr.json"
     sound = json.loads(attributes.read_text())
-    for change in ({"weights": []}, {"weights": [64]}, {"weights": [16, 32, 64]}):  # of two periods
+    changes: tuple[dict[str, list[int]], ...] = ({"weights": []}, {"weights": [64]}, {"weights": [16, 32, 64]})
+    for change in changes:  # of two periods
         sound["attributes"]["dpdist"] |= change
         attributes.write_text(json.dumps(sound))
         with pytest.raises(DataError, match="damaged"):
