@@ -1,9 +1,10 @@
 # %% [markdown]
 # # An audit
 #
-# A published mechanism claims epsilon 1. Is that so? An audit plays the adversary who knows all rows but one. It draws
-# the noise many times for two neighbouring tables, and looks how often it can tell them apart. What comes out are lower
-# bounds: of a sound mechanism they stay below the claim. A script does this below `if __name__ == "__main__":`.
+# A published mechanism claims epsilon 1. Does the claim hold? An audit plays the adversary who knows all rows except
+# one. It draws the noise many times for two neighbouring tables and counts how often it can tell them apart. The
+# results are lower bounds on epsilon and delta: for a sound mechanism they stay below the claim. In a script, run this
+# below `if __name__ == "__main__":`.
 
 # %%
 import dpdist
@@ -15,16 +16,16 @@ for found in audits.values():
     print(found)
 
 # %% [markdown]
-# `sn` is the Wishart mechanism with the sensitivity that its paper states. Some outputs can come from one of the two
-# tables only: nobody who sees one doubts any more. Its claim is rejected, however large epsilon is chosen. The pure
-# repair, `two-sided-wishart`, keeps it, and so does Laplace noise.
+# `sn` is the Wishart mechanism with the sensitivity stated in its paper. Some of its outputs are possible for only one
+# of the two tables and identify it with certainty. The claim is rejected for every epsilon. The pure repair,
+# `two-sided-wishart`, satisfies it, and so does Laplace noise.
 
 # %%
 for name in names:
     print(f"{name}\n{audits[name].words()}\n")
 
 # %% [markdown]
-# **What a user sees.** A release by a mechanism that does not keep its claim is refused, with the true number.
+# **Refusal.** A release with a mechanism that does not satisfy its claim is refused, with the proved value.
 
 # %%
 try:

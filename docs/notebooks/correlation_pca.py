@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Correlations of a mixed table
 #
-# A survey of 1974 asked 6366 married women about their marriage (Fair 1978; the table comes with statsmodels). Columns
-# are ages, years, grades and an occupation, here in words. A schema says what they mean. It is written from the
-# questionnaire, which is public, and not from the answers.
+# A survey of 1974 asked 6366 married women about their marriage (Fair 1978; the table comes with statsmodels). The
+# columns are ages, years, grades and an occupation, given as text. A schema declares their meaning. It is based on the
+# public questionnaire, not on the answers.
 
 # %%
 from pathlib import Path
@@ -23,7 +23,7 @@ table.to_csv(folder / "fair.csv", index=False)
 print(dpdist.draft_schema(folder / "fair.csv", header="yes")[:600])
 
 # %% [markdown]
-# The draft knows the names alone. What the columns may hold is filled in by hand.
+# The draft contains only the names. Fill in the possible values by hand.
 
 # %%
 grades = [dpdist.Column(name, "number", range=(1, 5)) for name in ("rate_marriage", "religious")]
@@ -50,14 +50,14 @@ release = dpdist.release_rows(folder / "rows.zarr", folder / "release.zarr", req
 release
 
 # %% [markdown]
-# **Principal components of the correlation matrix.** Each stands with its share of the variance and its interval.
+# **Principal components of the correlation matrix**, each with its share of the variance and its interval.
 
 # %%
 model = dpdist.fit_components(folder / "release.zarr", folder / "model.zarr", 3, correlation=True).model
 model
 
 # %% [markdown]
-# **The correlations themselves**, shrunk by the law of the noise. They are as public as the release.
+# **The correlations**, shrunk according to the distribution of the noise. They are as public as the release.
 
 # %% mystnb={"image": {"alt": "Private correlations of all columns as a coloured table."}}
 covariance = dpdist.PrivateCovariance.from_release(release)
@@ -70,7 +70,7 @@ axes.set_title(f"private correlations, {budget}", fontsize=10)
 _ = figure.colorbar(drawn)
 
 # %% [markdown]
-# Which of them are beyond the noise, and large?
+# The large correlations that exceed the noise:
 
 # %%
 low, high = np.moveaxis(np.array(covariance.correlation_intervals_), -1, 0)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A first release
 #
-# 1797 handwritten digits of 8 x 8 pixels become rows with a budget. One private matrix of them is published. Its
-# components, and what is known of their error, cost nothing more. The digits are public: only therefore may the last
-# cell compare with the exact answer.
+# This notebook ingests 1797 handwritten digits of 8 x 8 pixels with a budget and publishes one private matrix. Its
+# components and their error estimates cost nothing more. The last cell compares them with the exact answer, which is
+# acceptable only because the digits are public.
 
 # %%
 from pathlib import Path
@@ -20,7 +20,7 @@ digits = load_digits().data
 digits.shape
 
 # %% [markdown]
-# **Ingest**: a copy with an identity, and a budget. It says what may ever be learned of one row, and never changes.
+# **Ingest** makes a copy with an identity and a fixed budget: the total that all releases may reveal about one row.
 
 # %%
 np.save(folder / "digits.npy", digits)
@@ -28,9 +28,9 @@ budget = dpdist.PrivacyLoss.parse(2, "1e-6")
 dpdist.ingest_rows(folder / "digits.npy", folder / "rows.zarr", budget=budget)
 
 # %% [markdown]
-# **Before anything is spent**: what will this release be worth? The forecast reads no row. It takes public numbers, and
-# a guess of the variances of components: 2500, 200, 150, 100 for each row. A squared cosine of 1 is a perfect
-# direction.
+# **Forecast** the accuracy of the release before spending anything. The forecast reads no row. It uses public numbers
+# and a guess of the variances of the components: 2500, 200, 150, 100 per row. A squared cosine of 1 is perfect
+# alignment.
 
 # %%
 request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, "1e-6"), clip_norm=64)
@@ -39,8 +39,8 @@ for each in forecast.expected:
     print(f"variance {each.variance:5.0f}: expected squared cosine {each.squared_cosine:.2f}")
 
 # %% [markdown]
-# **Release**: workers sum the rows exactly, one process adds noise, once. 64 is a public norm: a quarter of the pixels
-# at full ink. Run the cell again: the same bytes, and nothing is spent.
+# **Release**: workers sum the rows exactly, and a single process adds noise once. The clip norm 64 follows from public
+# knowledge: a quarter of the pixels at full ink. Run the cell again: the bytes are the same, and nothing is spent.
 
 # %%
 outcome = dpdist.release_rows(folder / "rows.zarr", folder / "release.zarr", request)
@@ -50,14 +50,14 @@ print("the second time:", "drawn" if again.fresh else "the same release")
 print(dpdist.Ledger(folder / "rows.ledger").balance())
 
 # %% [markdown]
-# **Components**, with what noise does to each. Those whose interval begins at 0 may be noise.
+# **Components**, with the effect of the noise on each. A component whose interval starts at 0 may be noise.
 
 # %%
 model = dpdist.fit_components(folder / "release.zarr", folder / "model.zarr", 5).model
 model
 
 # %% [markdown]
-# **What privacy cost.** Private components above the exact ones.
+# **The cost of privacy**: private components above the exact ones.
 
 # %% mystnb={"image": {"alt": "Five private components above five exact ones: the first agrees, the others are noisy."}}
 _, exact = np.linalg.eigh(digits.T @ digits)

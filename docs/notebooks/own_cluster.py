@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A cluster of one's own
 #
-# Rows that a Dask program makes are written, summed and projected by the workers of its own cluster. Here they are two
-# processes of this machine; the client of any other cluster is given in the same way.
+# The workers of your cluster write, sum and project the rows of a Dask computation. Here the cluster consists of two
+# processes on this machine; pass the client of any other cluster in the same way.
 
 # %%
 from pathlib import Path
@@ -20,7 +20,7 @@ cluster = dpdist.Cluster(client=client)
 client.nthreads()
 
 # %% [markdown]
-# **A million rows, lazily**: 20 columns that three directions explain. No process ever holds all of them. Each chunk is
+# **A million lazy rows** with 20 columns and three strong directions. No process ever holds all rows. Each chunk is
 # written by the worker that computes it.
 
 # %%
@@ -32,7 +32,7 @@ budget = dpdist.PrivacyLoss.parse(1, "1e-9")
 dpdist.ingest_rows(rows, folder / "rows.zarr", budget=budget, cluster=cluster)
 
 # %% [markdown]
-# **Release, components, scores** on the same workers. The workers see rows; this process adds the noise, once.
+# **Release, components and scores** on the same workers. The workers see rows; this process adds the noise once.
 
 # %%
 request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse("0.5", "1e-9"), clip_norm=10)
@@ -42,7 +42,7 @@ dpdist.project_rows(folder / "rows.zarr", folder / "model.zarr", folder / "score
 model
 
 # %% [markdown]
-# **A worker dies.** Dask computes its tasks again elsewhere; a release stays the same one, whatever is repeated.
+# **If a worker dies**, Dask repeats its tasks on other workers. The release is still drawn only once.
 
 # %%
 client.cluster.workers[0].process.process.kill()
@@ -51,7 +51,7 @@ print("drawn again" if again.fresh else "the same release, nothing spent")
 print(dpdist.Ledger(folder / "rows.ledger").balance())
 
 # %% [markdown]
-# **The scores** are a Zarr array of private rows, in three columns: Dask reads them lazily.
+# **The scores** are a Zarr array of private rows with three columns, which Dask reads lazily.
 
 # %%
 scores = da.from_zarr(str(folder / "scores.zarr"))

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # From rows to a regression
 #
-# Rows with a budget, one private release of them, and what follows from it at no further cost. The rows are made up.
+# This notebook ingests synthetic rows with a budget, makes one private release, and computes answers from it at no
+# further cost.
 
 # %%
 from pathlib import Path
@@ -19,16 +20,16 @@ header = "age,height,income"
 np.savetxt(folder / "people.csv", np.column_stack([age, height, income]), delimiter=",", header=header, comments="")
 
 # %% [markdown]
-# **Ingest**: a copy with an identity, and a budget that never changes.
+# **Ingest** makes a copy with an identity and a fixed budget.
 
 # %%
 budget = dpdist.PrivacyLoss.parse(2, "1e-6")
 dpdist.ingest_rows(folder / "people.csv", folder / "rows.zarr", budget=budget)
 
 # %% [markdown]
-# **Release**: once, with a centre and a scale of each column that are found privately, and the mean. Rows
-# longer than 4 deviations would be shortened; of three columns hardly any is. Run this cell again: it is the same
-# release, and nothing more is spent.
+# **Release** once, with a privately estimated centre and scale for each column, and with the mean. Rows longer than 4
+# standard deviations are clipped; with three columns there are hardly any. Run this cell again: the release is the
+# same, and nothing more is spent.
 
 # %%
 request = dpdist.ReleaseRequest(
@@ -38,9 +39,9 @@ outcome = dpdist.release_rows(folder / "rows.zarr", folder / "release.zarr", req
 outcome.release
 
 # %% [markdown]
-# **Regression**, with intervals for the noise. It is free, as is every other one among these columns. The default is a
-# ridge, which noise makes necessary where columns are nearly collinear, and which shrinks coefficients a little. These
-# two are not collinear, so none is taken. The rows were made with 30 and 5.
+# **Regression**, with intervals that account for the noise. It is free, like every other regression among these
+# columns. By default a ridge is used if columns are nearly collinear, because the noise requires it; it shrinks
+# coefficients slightly. These two columns are not collinear, so no ridge is used. The true coefficients are 30 and 5.
 
 # %%
 found = dpdist.PrivateRidge.from_release(outcome.release, "income", ridge=0)
@@ -49,7 +50,7 @@ for name, value, (low, high) in zip(found.feature_names_in_, found.coef_, found.
 found
 
 # %% [markdown]
-# **Partial correlations**, given all other columns, and **synthetic rows** with the same mean and covariance.
+# **Partial correlations** given all other columns, and **synthetic rows** with the same mean and covariance.
 
 # %%
 covariance = dpdist.PrivateCovariance.from_release(outcome.release)

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Many nights, one budget
 #
-# Rows arrive every night, each in one night. Each night publishes the total of all rows so far. The budget is spent
-# once for each row, and not once for each night: but how much noise has the total? Here are 24 nights in three forms.
+# Rows arrive every night, and each row belongs to one night. Every night publishes the total of all rows so far. The
+# budget is spent once per row, not once per night. How much noise does the total contain? This notebook compares three
+# methods over 24 nights.
 
 # %%
 import subprocess
@@ -32,8 +33,8 @@ def arrive(name: str, night: int) -> None:
 
 
 # %% [markdown]
-# A job file says all of it. A scheduler starts `dpdist run` every night, as often as it likes. What is done is left
-# alone, and what was missed is caught up.
+# A job file describes the whole job. A scheduler starts `dpdist run` every night, any number of times. Finished periods
+# are not released again, and missed ones are processed later.
 
 # %%
 FORMS = {
@@ -65,9 +66,9 @@ clip = 10
     print(f"{form}: {done.stderr.strip().splitlines()[-1]}")
 
 # %% [markdown]
-# **The noise of the total**, night by night: the root mean square of the error over all entries. The rows are made up,
-# so the exact total is known here; each release states the deviation of its noise without it. Single nights are added
-# up by hand.
+# **The noise of the total**, night by night: the root mean square error over all entries. The rows are synthetic, so
+# the exact total is known here; each release states the standard deviation of its noise without it. The sums of single
+# nights are computed here.
 
 # %% mystnb={"image": {"alt": "Error of the total by night: it grows with single nights, hardly with a square root."}}
 norms = [np.linalg.norm(table, axis=1, keepdims=True) for table in tables]
@@ -92,5 +93,5 @@ axes.set(xlabel="night", ylabel="root mean square error of the total", ylim=(0, 
 _ = axes.legend(frameon=False)
 
 # %% [markdown]
-# Noise of single nights adds up like the root of their number. A tree keeps it logarithmic, a square root lower still,
-# for a longer reading each night.
+# The noise of single nights grows with the square root of their number. With a tree it grows logarithmically, and with
+# a square root it is smaller still, at the cost of reading more rows each night.
