@@ -71,6 +71,7 @@ class Forks:
             if child is not None:
                 child.code = told["code"]
                 child.ended.set()
+        self._started.put(0)  # the process that forks has ended
 
     def start(
         self,
@@ -87,9 +88,11 @@ class Forks:
             "words": str(words), "arguments": list(arguments), "program": program,
             "folder": folder and str(folder), "namespace": namespace, "settings": dict(settings or {}),
         }  # fmt: skip
-        self._server.stdin.write(json.dumps(asked) + "\n")
-        self._server.stdin.flush()
+        with suppress(BrokenPipeError):
+            self._server.stdin.write(json.dumps(asked) + "\n")
+            self._server.stdin.flush()
         pid = self._started.get(timeout=PATIENCE)
+        assert pid, "the process that forks has ended"
         child = Child(pid, words)
         with self._lock:
             self._children[pid] = child

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 _MODULES = (
-    *(f"dpdist.cli.{commands}" for commands in ("components", "inspect", "jobs", "ledger", "pipeline", "sources")),
+    *(f"dpdist.cli.{commands}" for commands in ("components", "inspect", "jobs", "ledger", "pipeline")),
     "dpdist.ingest.write", "dpdist.runtime.cluster", "threadpoolctl", "scipy.optimize", "scipy.sparse.linalg",
 )  # fmt: skip
 
