@@ -204,6 +204,13 @@ def test_rows_that_were_removed_and_ingested_again_are_a_new_table(here: Path, c
             shutil.rmtree(here / name)
 
 
+def test_of_rows_without_a_budget_no_ledger_is_looked_at() -> None:
+    away = "postgresql+psycopg://analyst@127.0.0.1:1/nowhere?ledger=x"
+    for _ in range(2):
+        table = budget.ingest_rows("table.npy", "rows.zarr", ledger=away)
+        assert (table.budget, table.ledger_id) == (None, None)
+
+
 def test_of_two_ledgers_of_one_data_set_the_first_that_is_charged_is_the_only_one(
     place: LedgerAddress, tmp_path: Path
 ) -> None:
