@@ -252,7 +252,7 @@ def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | No
             f"{rows} exists already and declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, "
             f"not {budget}; it is declared once. {cure}, or choose another place for the rows."
         )
-    if ledger is not None and table.ledger_id not in {None, _id_at(ledger)}:
+    if ledger is not None and table.ledger_id is not None and _id_at(ledger) != table.ledger_id:
         known = state_folder.seen(table.dataset_id).place
         which = f"the ledger {known}" if known is not None else f"a ledger with the id {table.ledger_id}"
         raise UsageError(

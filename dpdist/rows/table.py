@@ -59,7 +59,7 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ledger_id: Text | None
     period: Text | None = None
     unit: UnitAttributes | None = None
-    origin: object = None  # what the rows were ingested from (:mod:`dpdist.ingest.origin`)
+    origin: object = None  # what the rows were ingested from (:func:`dpdist.ingest.sources.origin_of`)
     reproduced: bool = False
     schema: dict[str, Any] | None = None
     dropped: str = "zeros"  # what a row that the schema drops is stored as, up to 0.1.0; or "nan", the centre

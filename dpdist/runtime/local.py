@@ -109,7 +109,7 @@ class Engine(ABC):
         step: str = "task",
     ) -> Iterator[tuple[int, Result]]:  # fmt: skip
         """Run a task per argument and yield its number and result as it ends: for results that are not private."""
-        work = Work(step, lambda task: function(task, shared), None, tasks)
+        work = Work(step, partial(_with_shared, function, shared), None, tasks)
         return self.begin(work, self._count(label, [work]))
 
     def reduce(self, work: Work, function: Callable[..., Result], *arguments: Any, label: str | None) -> Result:
@@ -144,6 +144,11 @@ def total(work: Work, parts: Generator[tuple[int, Any]]) -> Any:
         for number, (_, part) in enumerate(parts):
             found = work.add(found, part) if number else part
     return found
+
+
+def _with_shared(function: Callable[[Any, Any], Result], shared: Any, task: Any) -> Result:
+    """Call a function of a task; a worker gets a lambda as the code of one version of Python, and this by its name."""
+    return function(task, shared)
 
 
 class Here(Engine):

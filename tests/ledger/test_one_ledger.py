@@ -204,6 +204,13 @@ def test_rows_that_were_removed_and_ingested_again_are_a_new_table(here: Path, c
             shutil.rmtree(here / name)
 
 
+def test_of_rows_without_a_budget_no_ledger_is_looked_at() -> None:
+    away = "postgresql+psycopg://analyst@127.0.0.1:1/nowhere?ledger=x"
+    for _ in range(2):
+        table = budget.ingest_rows("table.npy", "rows.zarr", ledger=away)
+        assert (table.budget, table.ledger_id) == (None, None)
+
+
 def test_of_two_ledgers_of_one_data_set_the_first_that_is_charged_is_the_only_one(
     place: LedgerAddress, tmp_path: Path
 ) -> None:
@@ -262,3 +269,19 @@ def test_a_damaged_file_is_exit_4_and_named(twins: tuple[Path, Path], state: Pat
     with pytest.raises(DataError, match=rf"{file} is damaged.*only one"):
         budget.create_ledger("twin.ledger", twins[1], BUDGET)
     assert not Path("twin.ledger").exists()
+
+
+def test_a_state_folder_that_cannot_be_written_is_told_before_a_ledger_is_created(
+    twins: tuple[Path, Path], state: Path
+) -> None:
+    state.parent.mkdir(parents=True)
+    state.write_text("in the way")
+    with pytest.raises(DataError, match="DPDIST_STATE_HOME"):
+        budget.create_ledger("rows.ledger", twins[0], BUDGET)
+    assert not Path("rows.ledger").exists()
+
+
+@pytest.mark.parametrize("identity", ["../../escape", "", "A" * 32])
+def test_an_identity_that_is_none_names_no_file(identity: str) -> None:
+    with pytest.raises(DataError, match="proper identity"):
+        state_folder.seen(identity)

@@ -241,6 +241,16 @@ def test_ranges_of_the_schema_are_the_grids_and_columns_of_which_little_is_seen_
     assert "1 column had numbers beyond 2^20, and weigh nothing: stamp." in page.read_text()
 
 
+def test_it_is_calibrated_for_all_rows_of_a_unit(tmp_path: Path, values: npt.NDArray[np.float64]) -> None:
+    asked = replace(GAUSSIAN, scale_share=Fraction(1, 10))
+    one = release_rows(table(tmp_path / "one.zarr", values), tmp_path / "a.zarr", asked).release.stage
+    many = table(tmp_path / "many.zarr", values, unit=Unit("who", 2))
+    two = release_rows(many, tmp_path / "b.zarr", asked).release.stage
+    assert one is not None
+    assert two is not None
+    assert two.answer["noise"]["sigma"] > 1.9 * one.answer["noise"]["sigma"]
+
+
 def test_new_rows_are_projected_by_the_scale_that_was_released(
     rows: Path, tmp_path: Path, values: npt.NDArray[np.float64]
 ) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -220,6 +220,23 @@ def test_a_killed_worker_costs_a_few_units_and_no_wrong_sum(local: OnDask, tmp_p
     assert total.covered == ((0, 60),)
     assert (total.values == 1770).all()
     assert 60 < len(list(tmp_path.iterdir())) < 90
+
+
+def joined(unit: int, more: list[int]) -> list[int]:
+    return [unit, *more]
+
+
+def test_results_are_asked_for_by_names_and_not_by_the_code_of_one_python() -> None:
+    """Code of another version of Python ends a worker."""
+    asked = list[Work]()
+
+    class Noting(Here):
+        def begin(self, work: Work, told: Callable[[], None]) -> Generator[tuple[int, Any]]:
+            asked.append(work)
+            return super().begin(work, told)
+
+    assert dict(Noting().results(joined, [1, 2], [3], "Joining")) == {0: [1, 3], 1: [2, 3]}
+    assert b"CodeType" not in cloudpickle.dumps(asked)
 
 
 def dying(_: int) -> int:
