@@ -25,7 +25,7 @@ import dask
 import numpy as np
 import numpy.typing as npt
 import pytest
-from distributed import Future, LocalCluster, get_worker
+from distributed import LocalCluster, get_worker
 from faults.waiting import until
 
 import dpdist
@@ -149,24 +149,24 @@ def test_a_sum_is_on_no_disk_when_workers_of_dask_s_defaults_run_short_of_memory
     shared = Large((12 << 20) // 8)
     content = cloudpickle.dumps(Pass(Work("sum", large, shared, (), operator.add), checks.Asker.here(), []))
 
-    def written(submit: Callable[[Any], list[Future]]) -> tuple[list[str], list[str]]:
-        with cluster(1, memory_limit="400MiB") as engine:
-            (folder,) = engine._client.run(_folder).values()
-            futures = submit(engine._client)
-            until(lambda: all(future.status == "finished" for future in futures))
-            found = _found_on_disk(folder)
-            return found, [line for _, line in next(iter(engine._client.get_worker_logs().values()))]
-
-    def private(client: Any) -> list[Future]:
-        first = client.submit(shared_by, Secret(content), pure=False)
-        return list(client.map(unit_of, range(20), pure=False, shared=first))
+    def logged(client: Any) -> list[str]:
+        return [line for _, line in next(iter(client.get_worker_logs().values()))]
 
     with caplog.at_level(logging.DEBUG), dask.config.set({"temporary-directory": str(tmp_path)}):
-        found, logs = written(private)
-        assert found == []
-        twin, _ = written(lambda client: list(client.map(large, [shared.cut(i) for i in range(20)], pure=False)))
-        assert twin
-    assert any("memory usage" in line for line in logs)  # it did run short
+        with cluster(1, memory_limit="400MiB") as engine:
+            client = engine._client
+            (folder,) = client.run(_folder).values()
+            first = client.submit(shared_by, Secret(content), pure=False)
+            private = client.map(unit_of, range(20), pure=False, shared=first)
+            until(lambda: any("memory usage" in line for line in logged(client)))  # it has run short, and pauses
+            assert any(future.status == "finished" for future in private)
+            assert _found_on_disk(folder) == []
+            logs = logged(client)
+        with cluster(1, memory_limit="400MiB") as engine:
+            (folder,) = engine._client.run(_folder).values()
+            plain = engine._client.map(large, [shared.cut(i) for i in range(20)], pure=False)
+            until(lambda: _found_on_disk(folder))
+            del plain
     assert not [line for line in (*logs, caplog.text) if str(SECRET)[:4] in line]
 
 
