@@ -136,8 +136,10 @@ def _stored(path: AnyPath) -> Schema:
 
 def _grouped(wrong: Sequence[Mistake], lines: _Lines, columns: Sequence[Column]) -> Iterator[str]:
     """Yield what is wrong, once each, with all places where it is."""
-    for said in dict.fromkeys(each.said for each in wrong):
-        alike = [each for each in wrong if each.said == said]
+    together: dict[str, list[Mistake]] = {}
+    for each in wrong:
+        together.setdefault(each.said, []).append(each)
+    for said, alike in together.items():
         numbers = dict.fromkeys(str(lines.line(each)) for each in alike if lines.line(each))
         names = [repr(columns[each.column].name) for each in alike if each.column is not None]
         where = [f"line{'s' * (len(numbers) > 1)} {listed(numbers)}"] if numbers else []

@@ -168,9 +168,12 @@ class ObjectStore:
         place = self._place(key)
         if start + length > self._head(place)["size"]:
             raise OSError(errno.EINVAL, "it is shorter")
-        return self._asked(
+        content = self._asked(
             place, lambda: bytes(obstore().get_range(self._connection(), place, start=start, length=length))
         )
+        if len(content) < length:  # it was replaced meanwhile
+            raise OSError(errno.EINVAL, "it is shorter")
+        return content
 
     def opened(self, key: str) -> AbstractContextManager[Stream]:
         place = self._place(key)

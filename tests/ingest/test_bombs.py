@@ -293,7 +293,7 @@ def test_a_codec_that_runs_what_it_unpacks_is_not_followed(tmp_path: Path, versi
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("where", ["alone", "in a shard", "consolidated", "consolidated before"])
+@pytest.mark.parametrize("where", ["alone", "codecs", "index_codecs", "a", ".zattrs", "consolidated before"])
 def test_an_unknown_codec_is_named_wherever_it_stands(tmp_path: Path, where: str) -> None:
     path = tmp_path / "t.zarr"
     odd = {"name": "odd\x1b[2J", "configuration": {}}
@@ -306,19 +306,19 @@ def test_an_unknown_codec_is_named_wherever_it_stands(tmp_path: Path, where: str
         about = json.loads((path / ".zmetadata").read_text())
         about["metadata"]["a/.zarray"]["compressor"] = {"id": odd["name"]}
         (path / ".zmetadata").write_text(json.dumps(about))
-    elif where == "consolidated":
-        zarr.create_group(path).create_array("a", data=np.ones((40, 4)))
+    elif where in {"a", ".zattrs"}:  # consolidated, under this name
+        zarr.create_group(path).create_array(where, data=np.ones((40, 4)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             zarr.consolidate_metadata(path)
         about = json.loads((path / "zarr.json").read_text())
-        about["consolidated_metadata"]["metadata"]["a"]["codecs"].append(odd)
+        about["consolidated_metadata"]["metadata"][where]["codecs"].append(odd)
         (path / "zarr.json").write_text(json.dumps(about))
     else:
-        shards = (40, 4) if where == "in a shard" else None
+        shards = None if where == "alone" else (40, 4)
         zarr.create_array(path, data=np.ones((40, 4)), chunks=(10, 4), shards=shards)
         about = json.loads((path / "zarr.json").read_text())
-        codecs = about["codecs"][0]["configuration"]["codecs"] if shards else about["codecs"]
+        codecs = about["codecs"][0]["configuration"][where] if shards else about["codecs"]
         codecs.append(odd)
         (path / "zarr.json").write_text(json.dumps(about))
     message = refused(path, "packed by the codec 'odd\\x1b[2J'")

@@ -379,8 +379,6 @@ def test_dates_of_iso_8601_with_parts_of_seconds_and_zones_are_read(tmp_path: Pa
 
 
 def test_decimals_bytes_and_uuids_are_numbers_words_and_ids(tmp_path: Path) -> None:
-    from decimal import Decimal
-
     path = tmp_path / "t.parquet"
     whole, cents = pa.decimal128(38, 0), pa.decimal128(12, 2)
     pq.write_table(pa.table({
@@ -401,6 +399,21 @@ def test_a_key_of_a_folder_may_be_in_the_file_too_and_says_the_same(tmp_path: Pa
     refused(tmp_path / "in", "a column called like its folder, with other values")
 
 
+@pytest.mark.parametrize(
+    ("key", "cell"),
+    [("01", 1), ("1.50", 1.5), ("1e16", 1e16), ("10000000000000000", 1e16), ("1.5", Decimal("1.50")), ("1", True)],
+)
+def test_a_key_of_a_folder_says_the_same_as_a_number_however_it_is_written(
+    tmp_path: Path, key: str, cell: float | Decimal
+) -> None:
+    place = tmp_path / "in" / f"key={key}"
+    place.mkdir(parents=True)
+    pq.write_table(pa.table({"x": [1.5], "key": [cell]}), place / "0.parquet")
+    assert rows_of(tmp_path / "in").tolist() == [[1.5, float(cell)]]
+    pq.write_table(pa.table({"x": [1.5, 1.5], "key": [cell, type(cell)(0)]}), place / "0.parquet")
+    refused(tmp_path / "in", "a column called like its folder, with other values")
+
+
 def test_genotypes_as_newer_tools_write_them(tmp_path: Path) -> None:
     site = "1\t100\trs1\tA\t{}\t.\t.\t.\tGT\t/0/1\t|1|1\n"
     (tmp_path / "t.vcf").write_text(VCF + site.format("G") + site.format("T"))
@@ -417,6 +430,13 @@ def test_fields_of_plink_are_separated_by_spaces_too_and_a_fault_is_told_of_its_
     assert rows_of(tmp_path / "t.bed").shape == (2, 2)
     (tmp_path / "t.bim").write_text("1 rs1 0 100 A G\n1 rs2 200 C T\n")
     refused(tmp_path / "t.bed", r"t\.bim, line 2 has 5 fields")
+    (tmp_path / "t.bim").write_text("1 rs1 100 A G\n1 rs2 200 C T\n")
+    refused(tmp_path / "t.bed", r"t\.bim, line 1 has 5 fields")
+    (tmp_path / "t.bim").write_text("1 rs1 0 100 A G\n1 rs1 0 200 C T\n")
+    (tmp_path / "t.fam").write_text("##f a 0 0 0 -9\nf b 0 0 0 -9\nf c 0 0 0 -9\n")
+    assert rows_of(tmp_path / "t.bed").shape == (3, 2)  # none of them is a comment
+    (tmp_path / "t.fam").write_text("#FID IID\nf a\nf b\n")
+    refused(tmp_path / "t.bed", r"t\.fam, line 1 has 2 fields")
 
 
 def test_arrays_of_scipy_of_python_objects_and_in_groups_are_told_as_that(tmp_path: Path) -> None:

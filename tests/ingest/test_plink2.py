@@ -52,6 +52,13 @@ def test_each_alternative_allele_is_counted_by_a_rule(tmp_path: Path) -> None:
     assert np.array_equal(rows, np.transpose([counted[3], counted[0]]))
 
 
+def test_what_stands_behind_the_fields_that_are_read_may_have_spaces(tmp_path: Path) -> None:
+    write_pgen(tmp_path / "t.pgen", np.ones((4, 2), np.uint8))
+    head = "#CHROM\tPOS\tID\tREF\tALT\tINFO\n"
+    (tmp_path / "t.pvar").write_text(f"{head}1\t10\trs7\tA\tG\tCLN=of two words\n1\t20\trs8\tC\tT\t.\n")
+    assert read(tmp_path / "t.pgen", tmp_path / "rows.zarr")[0] == ("rs7", "rs8")
+
+
 def test_dosages_are_read_as_numbers(tmp_path: Path) -> None:
     dosages = np.array([[0.25, 1.5, 2.0, -9], [0, 0, 1, 0.5]], np.float32)
     write_pgen(tmp_path / "t.pgen", np.ones((4, 2), np.uint8))

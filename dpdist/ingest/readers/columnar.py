@@ -10,6 +10,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
@@ -69,6 +70,17 @@ def key_in(name: str) -> tuple[str, str] | None:
     return (unquote(key), unquote(value)) if equals and key else None
 
 
+def _is_key(cell: Any, text: str | None) -> bool:
+    """Say whether a cell is what the name of a folder says: the same number, however written, or the same text."""
+    if cell is None or text is None:
+        return cell is text
+    if isinstance(cell, int | float | Decimal) and _WHOLE.fullmatch(text):
+        return cell == int(text)
+    if isinstance(cell, int | float | Decimal) and _NUMBER.fullmatch(text):
+        return float(cell) == float(text)
+    return spelled(str(cell)) == spelled(text)
+
+
 def _type_of(kind: Any) -> np.dtype[np.generic] | None:
     """Return the type of NumPy for a column of numbers; a decimal without a fraction is a whole number."""
     if pa.types.is_decimal(kind):
@@ -116,10 +128,7 @@ class Columnar(Tabular):
         read = [name for place, name in zip(places, names, strict=True) if place < len(self._schema)]
         for batch in self._batches(read, fragment):
             for name in set(read) & set(keys):  # a column that says otherwise than the folder: one of them is wrong
-                told = {
-                    None if cell is None else spelled(str(cell)) for cell in batch.column(name).unique().to_pylist()
-                }
-                if told - {keys[name] and spelled(keys[name] or "")}:
+                if not all(_is_key(cell, keys[name]) for cell in batch.column(name).unique().to_pylist()):
                     raise DataError(f"{self.path} holds a column called like its folder, with other values. {CURE}")
             arrays = [
                 batch.column(name) if name in read else pa.repeat(pa.scalar(keys[name], pa.string()), batch.num_rows)

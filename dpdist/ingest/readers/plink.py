@@ -22,6 +22,7 @@ from dpdist.naming import parameter
 
 _MISSING = -127  # what bed-reader gives where a genotype is missing, and pgenlib
 _ABSENT = -9
+_FIELDS = 6  # of each line of a .bim or .fam
 _LINE = 1 << 20
 _SITE = ("#CHROM", "POS", "ID", "REF", "ALT")
 _SITE_OF_BIM = {5: (0, 2, 1, 4, 3), 6: (0, 3, 1, 5, 4)}
@@ -149,14 +150,15 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of every line that is not empty, and no comment."""
+    """Yield the number and the text of every line that is not empty, and no comment: PLINK 1 knows none."""
+    comment = () if path.suffix in Plink.companions else b"##"
     with path.open("rb") as file:
         number = 0
         while line := file.readline(_LINE + 1):
             number += 1
             if len(line) > _LINE:
                 raise DataError(f"{path}, line {number} is longer than {_LINE >> 20} MiB. {CURE}")
-            if line.strip() and not line.startswith(b"##"):
+            if line.strip() and not line.startswith(comment):
                 yield number, line.decode()
 
 
@@ -168,18 +170,19 @@ def _records(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield number and wanted fields of every line; where they stand is told by a header, or by how many there are."""
     where: Sequence[int | None] | None = None
-    width = 0
+    old = path.suffix in Plink.companions  # without a header, and always as wide
     for number, line in _lines(path):
         fields = line.split()
         if where is None:
-            width, where = len(fields), header(fields)
+            where = None if old else header(fields)
             if where is not None:
                 continue
-            where = plain(width)
-        if where is None or line.startswith("#") or len(fields) != width:
+            where = plain(len(fields))
+        sound = len(fields) == _FIELDS if old else not line.startswith("#")
+        if where is None or not sound or len(fields) <= max(place or 0 for place in where):
             raise DataError(
-                f"{path}, line {number} has {len(fields)} fields, and is not what such a file has there: {what}, "
-                f"separated by tabs or spaces. {CURE}"
+                f"{path}, line {number} has {len(fields)} fields, and is not what such a file has there: "
+                f"{f'{_FIELDS} fields' if old else what}, separated by tabs or spaces. {CURE}"
             )
         yield number, ["0" if place is None else fields[place] for place in where]
 

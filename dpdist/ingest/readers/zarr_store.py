@@ -73,7 +73,10 @@ class _Guarded(WrapperStore[Any]):
 def _require_known(store: str, key: str, content: bytes) -> None:
     if len(content) > MOST_LABELS:
         raise DataError(f"{store}: {key!r} is of more than {MOST_LABELS >> 20} MiB. Remove what is not needed.")
-    for name in _codecs_in(json.loads(content)) if key.rpartition("/")[2] in _PACKED else ():
+    last = key.rpartition("/")[2]
+    # only of version 2 a name can be that of a file of attributes; of version 3 it is that of an array
+    noted = ".zattrs" if last == ".zmetadata" else None
+    for name in _codecs_in(json.loads(content), noted) if last in _PACKED else ():
         if str(name).removeprefix("numcodecs.") not in _CODECS:
             raise DataError(
                 f"{store} is packed by the codec {str(name)[:40]!r}, which is not read here. Write it with blosc, "
@@ -81,19 +84,19 @@ def _require_known(store: str, key: str, content: bytes) -> None:
             )
 
 
-def _codecs_in(metadata: Any) -> Iterator[Any]:
+def _codecs_in(metadata: Any, noted: str | None) -> Iterator[Any]:
     """Yield the names of all codecs in the metadata of a store, at whatever depth; what people noted names none."""
     for key, inner in metadata.items() if isinstance(metadata, dict) else ():
         if key == "metadata":  # consolidated: of arrays and groups, by their names
             for name, node in dict(inner or {}).items():
-                yield from _codecs_in(node) if name.rpartition("/")[2] != ".zattrs" else ()
+                yield from _codecs_in(node, noted) if name.rpartition("/")[2] != noted else ()
         elif key in {"codecs", "index_codecs", "filters", "compressor"}:
             for codec in inner if isinstance(inner, list) else [inner] if inner else ():
                 told = [codec] if isinstance(codec, str) else [codec[key] for key in ("name", "id") if key in codec]
                 yield from told or [""]
-                yield from _codecs_in(codec)
+                yield from _codecs_in(codec, noted)
         elif key != "attributes":
-            yield from _codecs_in(inner)
+            yield from _codecs_in(inner, noted)
 
 
 @contextmanager
