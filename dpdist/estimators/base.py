@@ -127,7 +127,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         delta: Number | None = None,
         mechanism: str | None = None,
         neighbours: str = "replace-one",
-        centre: Centre | None = None,
+        centre: Centre = "none",
         scale: Scale = "none",
         scale_share: Number | None = None,
         ledger: LedgerAddressGiven | None = None,
@@ -147,7 +147,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         self.delta = delta
         self.mechanism = mechanism
         self.neighbours = neighbours
-        self.centre: Centre = self._centre if centre is None else centre
+        self.centre = centre
         self.scale = scale
         self.scale_share = scale_share
         self.ledger = ledger

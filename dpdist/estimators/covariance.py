@@ -106,6 +106,7 @@ class PrivateCovariance(PrivateEstimator):
     _centre = "private"
 
     def __init__(self, shrinkage: str = Shrinkage.OPTIMAL.value, **shared: Unpack[Shared]) -> None:
+        shared.setdefault("centre", self._centre)
         super().__init__(**shared)
         self.shrinkage = shrinkage
 

@@ -114,9 +114,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     computes, a Zarr array or backed AnnData is read in pieces.
 
     **The guarantee is about the rows of X.** It does not cover what was computed from all rows before, such as by a
-    fitted ``StandardScaler``: give a public centre and scale, or ``scale="private"``. Cross-validation chooses by exact
-    scores of the rows, whatever the fits cost. So every ``score`` comes with a :class:`dpdist.PrivacyLeakWarning`. Nor
-    does it cover what others compute from ``transform``, such as a classifier that follows in a pipeline.
+    fitted ``StandardScaler``: give a public centre and scale, or ``scale="private"``. Choosing parameters by
+    cross-validation is not private: it chooses by exact scores of the rows, whatever the fits cost. So every ``score``
+    comes with a :class:`dpdist.PrivacyLeakWarning`.
 
     **A guarantee that promises little** comes with a :class:`dpdist.WeakGuaranteeWarning`: an epsilon above 10,
     or where n is private a delta from 1e-4 on.
@@ -127,8 +127,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     **Rows in memory have no ledger.** A register in this process knows rows again by their values: in copies, other
     orders, types and chunkings, and as parts of other tables. It sees neither what other processes released nor rows
     whose values changed, such as by a scaler (:mod:`dpdist.ledger.in_memory`). A second fit of as many rows of the
-    same kind therefore warns of the joint cost. Charge all fits on the same people to one :class:`dpdist.Budget`, or
-    ingest the rows and fit the path: its ledger is durable, and the same fit again is the same release at no cost.
+    same kind therefore warns of the joint cost. Charge all fits on the same people to one :class:`dpdist.Budget`, which
+    counts whatever the rows are, or ingest the rows and fit the path: its ledger is durable, and the same fit again is
+    the same release at no cost.
 
     NaN and infinity are refused before anything is charged, but for a rows.zarr, where such a row counts as zero.
 

@@ -141,6 +141,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
     def __init__(
         self, ridge: float | str = AUTO, *, n_components: int | str | None = None, **shared: Unpack[Shared]
     ) -> None:
+        shared.setdefault("centre", self._centre)
         super().__init__(**shared)
         self.ridge = ridge
         self.n_components = n_components

@@ -101,7 +101,7 @@ def project_chunks(task: ProjectionTask) -> None:
     """Write the scores of every row of the task's chunks, as a :class:`Projector` makes them.
 
     A chunk of scores is written when the checksum of its rows is known to match, by another thread while the next one
-    is made: two are in memory.
+    is made: two are in memory, beside the scores of one chunk of rows.
     """
     scores = _Scores(task.table, task.components)
     buffers = [ChunkWriter(scores.shape, scores.dtype) for _ in range(min(2, len(task.chunks)))]

@@ -569,6 +569,15 @@ def test_a_public_scale_stands_beside_a_private_mean_or_a_public_centre() -> Non
         PrivatePCA(2, **FINE, scale=["wide"]).fit(table(1))  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("kind", [PrivatePCA, PrivateCovariance, PrivateRidge])
+def test_a_centre_of_none_is_no_default_and_is_refused_unpaid(kind: type[PrivatePCA]) -> None:
+    asked = kind(**LOSS, centre=None)  # type: ignore[arg-type]
+    assert asked.get_params()["centre"] is None
+    assert clone(kind(**LOSS).set_params(centre=None)).get_params()["centre"] is None
+    with pytest.raises(UsageError, match="centre is 'none'"):
+        asked.fit(table(1), table(1)[:, 0])
+
+
 def test_a_subclass_of_an_estimator_keeps_its_own_signature() -> None:
     class Own(PrivatePCA):
         def __init__(self, *, epsilon: int = 1, clip: float = 2, **more: Any) -> None:
