@@ -82,25 +82,23 @@ def request_of(asked: PrivateEstimator, components: int | None = None, targets: 
         option.name for option in mechanism_named(mechanism).info.options
     }:
         options.setdefault(COMPONENTS.name, components)
-    return request_from(
-        RequestOptions(
-            epsilon=Amount(asked.epsilon),
-            delta=None if delta is None else Amount(delta),
-            clip=Clip(word or float(asked.clip)),
-            mechanism=mechanism,
-            neighbours=neighbours_of(str(asked.neighbours)),
-            centre=centre,
-            scale=scale,
-            scale_share=None if asked.scale_share is None else Amount(asked.scale_share),
-            components=components if word == "private" else None,
-            targets=tuple(targets) if scale == "private" else (),
-            grid_bits=None if asked.grid_bits is None else int(asked.grid_bits),
-            rows_at_most=int(asked.rows_at_most),
-            options=options,
-            accept_large_delta=asked.accept_large_delta,
-        ),
-        vectors=vectors,
-    )
+    given = asked.get_params(deep=False)
+    given = {name: given[name] for name in RequestOptions.__struct_fields__ if name in given} | {
+        "epsilon": Amount(asked.epsilon),
+        "delta": None if delta is None else Amount(delta),
+        "clip": Clip(word or float(asked.clip)),
+        "mechanism": mechanism,
+        "neighbours": neighbours_of(str(asked.neighbours)),
+        "centre": centre,
+        "scale": scale,
+        "scale_share": None if asked.scale_share is None else Amount(asked.scale_share),
+        "components": components if word == "private" else None,
+        "targets": tuple(targets) if scale == "private" else (),
+        "grid_bits": None if asked.grid_bits is None else int(asked.grid_bits),
+        "rows_at_most": int(asked.rows_at_most),
+        "options": options,
+    }
+    return request_from(RequestOptions(**given), vectors=vectors)
 
 
 def _is(value: object, kind: type) -> bool:
