@@ -209,7 +209,7 @@ class _Fit:
 class Register:
     """The releases of one process. Safe to use from several threads."""
 
-    key: bytes = field(default_factory=lambda: os.urandom(16), repr=False)  # private
+    key: bytes = field(default_factory=lambda: bytes.fromhex(random_token()), repr=False)  # private
     _fits: list[_Fit] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 

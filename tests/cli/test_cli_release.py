@@ -91,7 +91,7 @@ REFUSED: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "a variable that is not set", ("--scheduler", "")),
     (2, "not both", ("--workers", "1", "--scheduler", "tcp://127.0.0.1:1")),
     (4, "answers at 127.0.0.1", ("--scheduler", "127.0.0.1")),
-    (2, "(--tls-ca, --tls-cert, --tls-key)", ("--scheduler", "tls://127.0.0.1:1")),
+    (2, "(--tls-ca, --tls-cert and --tls-key)", ("--scheduler", "tls://127.0.0.1:1")),
     (4, "tcp://127.0.0.1:port", ("--scheduler", "tcp://127.0.0.1:port")),
     (2, "--id", ("--id", "../week")),
     (4, "--centre", ("--centre", "nothing.npy")),

@@ -84,8 +84,7 @@ def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(name: st
 def test_workers_in_another_folder_write_where_the_user_said_and_progress_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("survey", "write"):
-        monkeypatch.setattr(f"dpdist.ingest.{module}.PIECE", 1000)  # two files are two units
+    monkeypatch.setattr("dpdist.ingest.survey.PIECE", 1000)  # two files are two units
     monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 1000)
     (tmp_path / "parts").mkdir()
     for part in range(2):
