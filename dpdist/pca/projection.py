@@ -101,7 +101,7 @@ def project_chunks(task: ProjectionTask) -> None:
     """Write the scores of every row of the task's chunks, as a :class:`Projector` makes them.
 
     A chunk of scores is written when the checksum of its rows is known to match, by another thread while the next one
-    is made: two are in memory, beside the scores of one chunk of rows.
+    is made: two are in memory, and a third where the chunks of rows do not line up with those of scores.
     """
     scores = _Scores(task.table, task.components)
     buffers = [ChunkWriter(scores.shape, scores.dtype) for _ in range(min(2, len(task.chunks)))]
@@ -137,12 +137,16 @@ class _Scores:
         row, stop = start, min(table.rows, start + table.chunk_rows)
         while row < stop:
             chunk = table.chunk_of(row)
-            if chunk != self._of_chunk:  # two chunks of scores may ask for it, one after the other
-                self._of_chunk = -1
-                self._projector.project(self._reader, chunk, self._made)
-                self._of_chunk = chunk
-            first, last = table.first_row(chunk), min(stop, table.first_row(chunk + 1))
-            out[row - start : last - start] = self._made[row - first : last - first]
+            first, after = table.first_row(chunk), table.first_row(chunk + 1)
+            last = min(stop, after)
+            if start <= first and after <= stop:  # all of its rows belong here
+                self._projector.project(self._reader, chunk, out[first - start :])
+            else:
+                if chunk != self._of_chunk:  # two chunks of scores may ask for it, one after the other
+                    self._of_chunk = -1
+                    self._projector.project(self._reader, chunk, self._made)
+                    self._of_chunk = chunk
+                out[row - start : last - start] = self._made[row - first : last - first]
             row = last
         out[stop - start :] = 0
 

@@ -6,6 +6,7 @@ The fields of a class are its JSON values, in their order; ``lines`` says them t
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
@@ -58,7 +59,7 @@ class LedgerFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(ABC):
     """What is declared about a folder of any kind.
 
     Attributes
@@ -98,8 +99,8 @@ class Facts:
     def _warning(self) -> str:
         return "PRIVATE: for whoever may read the rows"
 
-    def _lines(self) -> Lines:
-        raise NotImplementedError
+    @abstractmethod
+    def _lines(self) -> Lines: ...
 
 
 _SHARED = {field.name for field in fields(Facts)}

@@ -150,8 +150,10 @@ def not_biallelic(where: str) -> DataError:
     )
 
 
-def no_pair(where: str, rules: Genotypes, cure: str) -> DataError:
-    """Return what is said of a genotype that is no pair of the alleles of its site."""
+def not_called(where: str, rules: Genotypes, cure: str) -> DataError:
+    """Return the error for a dosage out of range, or a genotype that is not a pair of the alleles of its site."""
+    if rules.field == "DS":
+        return DataError(f"{where}: the dosage is not a number of copies from 0 to 2. {cure}")
     lone = parameter("genotypes", "haploid=single")
     rule = "" if rules.haploid else f" One allele alone, as on X of men, is read by a rule ({lone}, or double)."
     return DataError(f"{where}: the genotype is not a pair of the alleles of its site.{rule} {cure}")

@@ -32,7 +32,7 @@ from dpdist.errors import DataError
 from dpdist.ingest.readers.base import CURE, MOST_LABELS, Places, Rows, attempted, changed
 from dpdist.ingest.readers.calls import Called, Calls, Facts, Site
 from dpdist.ingest.readers.chunked import chunk_bytes, require_chunks
-from dpdist.ingest.readers.genotypes import MISSING, columns_of_site, no_pair, not_biallelic, told_apart
+from dpdist.ingest.readers.genotypes import MISSING, columns_of_site, not_biallelic, not_called, told_apart
 from dpdist.ingest.readers.source import Fragment, neighbours, width_for
 from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign, says
 
@@ -169,9 +169,7 @@ class Vcf(Calls):
             wrong, absent = values == _BAD, values == MISSING
         if wrong.any():
             where = f"{self.path}, line {number}, sample {int(np.argmax(wrong)) + 1}"
-            if self.rules.field == "DS":
-                raise DataError(f"{where}: the dosage is not a number of copies from 0 to 2. {CURE}")
-            raise no_pair(where, self.rules, CURE)
+            raise not_called(where, self.rules, CURE)
         return values, absent
 
 
@@ -316,9 +314,7 @@ class VcfZarr(Calls):
             counts[lone] *= 2 if self.rules.haploid == "double" else 1
         if wrong.any():
             where = f"{self.path}, variant {place.variant}, sample {int(np.argmax(wrong))} (counting from 0)"
-            if self.rules.field == "DS":
-                raise DataError(f"{where}: the dosage is not a number of copies from 0 to 2. {CURE}")
-            raise no_pair(where, self.rules, CURE)
+            raise not_called(where, self.rules, CURE)
         return counts, absent
 
 
