@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import threadpoolctl
 
-from dpdist._util.cores import available_cores
+from dpdist._util.parallel import available_cores
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery

@@ -1,8 +1,9 @@
-"""Numbers and names as they stand in a sentence."""
+"""Text: numbers and names in sentences, random identifiers, JSON and its schemas."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import textwrap
@@ -11,6 +12,8 @@ from collections.abc import Container, Iterable
 from dataclasses import fields
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
+
+import msgspec
 
 NEXT = "Next: "
 """How a line starts that names a command to type next."""
@@ -127,3 +130,35 @@ def fields_as_json(value: Any, *, optional: Container[str] = ()) -> dict[str, An
     """Return the fields of a dataclass as JSON values by their names; optional ones only where they say something."""
     found = {each.name: getattr(value, each.name) for each in fields(value)}
     return {name: as_json(each) for name, each in found.items() if each or name not in optional}
+
+
+def random_token() -> str:
+    """Return 128 random bits as 32 hexadecimal digits: an identity that says nothing about what it names."""
+    return os.urandom(16).hex()
+
+
+def schema_of(kind: type, title: str, version: str) -> dict[str, Any]:
+    """Return the JSON schema (2020-12) of a type of which ``format`` says the version."""
+    ((reference,), types) = msgspec.json.schema_components([kind])
+    for each in types.values():  # of a docstring people need the first line here
+        if "description" in each:
+            each["description"] = each["description"].partition("\n")[0]
+    whole = types.pop(reference["$ref"].rpartition("/")[2])
+    required = [name for name in whole["required"] if name != "format"]
+    whole |= {
+        "title": title,
+        "properties": {**whole["properties"], "format": {"const": version}},
+        "required": ["format", *required],
+    }
+    said = {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, **({"$defs": types} if types else {})}
+    found: dict[str, Any] = _plain(said)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Leave out patterns against halves of characters: they are Python's, and no JSON has such halves."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items() if not (key == "pattern" and isinstance(each, str))}
+    return value

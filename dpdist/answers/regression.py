@@ -69,8 +69,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.text import counted, listed
-from dpdist.answers.block import NORMAL, Block, EntryNoise, block_of, deviation
-from dpdist.answers.columns import references
+from dpdist.answers.block import NORMAL, Block, EntryNoise, block_of, deviation, references
 from dpdist.answers.design import LARGER, Design, principal_design, ridge_design
 from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter

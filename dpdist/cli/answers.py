@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.text import counted, wrapped
-from dpdist.answers.columns import beside, places_of, source_units
+from dpdist.answers.block import beside, places_of, source_units
 from dpdist.answers.covariance import Covariance, covariance, drowned_words, spread_out
 from dpdist.answers.design import Partial, partial_correlation
 from dpdist.answers.regression import Regression, regressions

@@ -226,7 +226,7 @@ def audit_command(
     """Attack MECHANISM on synthetic tables and bound its epsilon and delta from below. Touches no ledger."""
     # scipy's distributions are slow to import, and only needed here
     from dpdist.pipeline import audit  # noqa: PLC0415
-    from dpdist.report import audit as audit_report  # noqa: PLC0415
+    from dpdist.report.figures import draw_profile  # noqa: PLC0415
 
     request = request_from(msgspec.structs.replace(asked, mechanism=mechanism))
     result = audit.audit_mechanism(
@@ -234,5 +234,5 @@ def audit_command(
         options=request.options, cluster=cluster,
     )  # fmt: skip
     if plot is not None:
-        audit_report.plot(result, plot)
+        draw_profile(result, plot)
     answer(as_json, {**result.to_json(), "plot": plot and str(plot)}, result.words())

@@ -26,8 +26,8 @@ import zarr
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
-from dpdist._util.cores import available_cores, threaded
 from dpdist._util.frames import as_frame, is_a
+from dpdist._util.parallel import available_cores, threaded
 from dpdist._util.text import listed
 from dpdist.errors import DataError
 from dpdist.estimators.in_memory import ArraySum, BlockSum, RowSum, add_sums, count_block, dense

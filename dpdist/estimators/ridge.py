@@ -16,8 +16,7 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dpdist._util.text import counted
-from dpdist.answers.block import require_law
-from dpdist.answers.columns import beside, places_of
+from dpdist.answers.block import beside, places_of, require_law
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import DrownedError, DrownedWarning, UsageError
 from dpdist.estimators import fit as fits

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.ids import random_token
-from dpdist._util.text import counted, has_control, listed, repeated
+from dpdist._util.text import counted, has_control, listed, random_token, repeated
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import AskError, NoRowsError, Places, UncutError, changed, only_columns
 from dpdist.ingest.readers.source import Entry, Fragment, Head, Source, Survey

@@ -21,10 +21,9 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.cores import available_cores
-from dpdist._util.ids import random_token
+from dpdist._util.parallel import available_cores
 from dpdist._util.progress import Steps
-from dpdist._util.text import counted, listed
+from dpdist._util.text import counted, listed, random_token
 from dpdist._version import __version__
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest import survey

@@ -63,8 +63,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.ids import random_token
-from dpdist._util.text import counted
+from dpdist._util.text import counted, random_token
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.naming import BUDGET, naming
 from dpdist.privacy import accounting

@@ -47,8 +47,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from dpdist._util.ids import random_token
-from dpdist._util.text import canonical, counted, listed
+from dpdist._util.text import canonical, counted, listed, random_token
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_given
 from dpdist.ledger.balance import (

@@ -39,8 +39,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from dpdist._util.ids import random_token
-from dpdist._util.text import canonical, listed
+from dpdist._util.text import canonical, listed, random_token
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
 from dpdist.ledger.journal import WAIT_SECONDS
 from dpdist.naming import parameter, step

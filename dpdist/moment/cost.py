@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dpdist._util.tree import fan_in
+from dpdist._util.parallel import fan_in
 from dpdist.errors import UsageError
 from dpdist.moment.gram import gram_sum
 from dpdist.moment.layout import BOUND_SECONDS, TASK_SECONDS, Layout, layout_of, unit_count

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from dpdist import triangle
-from dpdist._util.tree import fan_in, levels
+from dpdist._util.parallel import fan_in, levels
 from dpdist.errors import UsageError
 from dpdist.moment.total import MomentTask, block_rows, moment_task, piece_rows
 from dpdist.naming import parameter

@@ -1,6 +1,6 @@
 """The one access point to the operating system's randomness.
 
-No other module draws noise; identifiers come from :mod:`dpdist._util.ids`. Nothing here is seedable: a stored seed is
+No other module draws noise; identifiers come from :mod:`dpdist._util.text`. Nothing here is seedable: a stored seed is
 a key that removes the noise.
 Tests pass their own :class:`Entropy` to force rare branches; the product passes :data:`SYSTEM`.
 """

@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.cores import Each, available_cores, threaded
+from dpdist._util.parallel import Each, available_cores, threaded
 from dpdist.noise.entropy import Entropy, Words
 from dpdist.noise.lattice import HALF, product
 from dpdist.noise.reals import Integers, Reals, exact_normals

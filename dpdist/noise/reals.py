@@ -46,7 +46,7 @@ import numpy.typing as npt
 from mpmath.ctx_iv import MPIntervalContext
 from mpmath.libmp import round_floor, to_int
 
-from dpdist._util.cores import Each
+from dpdist._util.parallel import Each
 from dpdist.noise.entropy import Entropy, Words
 
 Integers = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from dpdist._util.html import short, table
-from dpdist._util.schemas import schema_of
+from dpdist._util.text import schema_of
 from dpdist.errors import DataError, ResumableError, UsageError, quiet
 from dpdist.ingest.labelled import relabelled
 from dpdist.naming import step

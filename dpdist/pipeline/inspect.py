@@ -17,7 +17,7 @@ import numpy as np
 import zarr
 from msgspec import Struct
 
-from dpdist._util.cores import available_cores, threaded
+from dpdist._util.parallel import available_cores, threaded
 from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError, RefusedError, UsageError, quiet
 from dpdist.ingest import registered

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NotRequired  # noqa: F401
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from dpdist._util.schemas import schema_of
+from dpdist._util.text import schema_of
 from dpdist.errors import RefusedError
 from dpdist.privacy.guarantee import GuaranteeJson, Neighbours, Ratio  # noqa: F401
 from dpdist.rows.bounding import BoundJson

@@ -36,7 +36,7 @@ from typing import IO, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from dpdist._util.cores import available_cores, threaded
+from dpdist._util.parallel import available_cores, threaded
 from dpdist.errors import RefusedError, ResumableError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.journal import Draws

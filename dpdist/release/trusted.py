@@ -29,9 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from dpdist._util.ids import random_token
 from dpdist._util.progress import Steps
-from dpdist._util.text import canonical
+from dpdist._util.text import canonical, random_token
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger import state_folder

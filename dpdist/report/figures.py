@@ -1,10 +1,11 @@
-"""Pictures: forecasts and scree plots, by matplotlib, which is an extra; and of the demo, components as images."""
+"""Pictures by matplotlib, an extra: forecasts, scree plots, the privacy profile of an audit, components as images."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,10 @@ from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError, UsageError, quiet
 from dpdist.pca.alignment import Alignment
 from dpdist.pca.forecast import GOOD, Forecast
+from dpdist.pipeline.audit import Audit
+from dpdist.privacy import audit
+from dpdist.privacy.accounting import gaussian_delta
+from dpdist.privacy.guarantee import MICRO, Guarantee
 from dpdist.storage.atomic import replace_file
 
 Components = npt.NDArray[np.float64]
@@ -127,3 +132,38 @@ def draw_scree(told: Alignment, path: AnyPath) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_title(f"{clear.sum()} of {told.eigenvalues.size} components can be told from noise", fontsize=10)
         axes.legend(frameon=False, fontsize=8)
+
+
+_GRID = 41
+
+
+def draw_profile(result: Audit, path: AnyPath) -> None:
+    """Draw the privacy profile: delta against epsilon as claimed, as proved and as measured."""
+    loss = result.task.loss
+    grid = np.linspace(0, 2 * loss.epsilon, _GRID)
+    first, second = result.sample
+    error, apart = result.counted.error, result.counted.apart
+    measured = [audit.examine(first, second, error, epsilon=e, apart=apart).delta(e) for e in grid]
+    low, middle, _ = np.array(measured).T
+    with picture(path) as axes:
+        if result.claim is not None:
+            claim = result.claim
+            axes.plot(grid, [audit.implied_delta(claim, e) for e in grid], "--", color="tab:gray", label="claimed")
+        if result.guarantee is not None:
+            proved = [_proved_delta(result.guarantee, e) for e in grid]
+            axes.plot(grid, proved, color="tab:blue", label="proved (upper bound)")
+        axes.fill_between(grid, low, np.maximum(low, middle), color="tab:red", alpha=0.25, lw=0)
+        confidence = 1 - error
+        axes.plot(grid, low, color="tab:red", label=f"counted lower bound, confidence {confidence:g} at each epsilon")
+        axes.axvline(loss.epsilon, color="black", lw=0.6, ls=":")
+        axes.set(xlabel="epsilon", ylabel="delta", xlim=(0, grid[-1]), ylim=(0, None))
+        axes.set_title(f"{result.task.mechanism}: claimed {loss}, {result.task.query.neighbours}")
+        axes.legend(frameon=False)
+
+
+def _proved_delta(guarantee: Guarantee, epsilon: float) -> float:
+    """Return the delta proved at another epsilon: the exact Gaussian profile where there is one."""
+    implied = audit.implied_delta(guarantee.loss, epsilon)
+    if guarantee.mu_squared is None:
+        return implied
+    return min(implied, gaussian_delta(Fraction(round(epsilon * MICRO), MICRO), guarantee.mu_squared))

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from dpdist._util.html import render
 from dpdist._util.text import counted, exactly
 from dpdist._version import __version__
-from dpdist.answers.columns import beside, places_of, source_units
+from dpdist.answers.block import beside, places_of, source_units
 from dpdist.errors import DrownedError, UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State

@@ -21,8 +21,8 @@ import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 from zarr.storage import MemoryStore
 
-from dpdist._util.ids import random_token
 from dpdist._util.paths import local
+from dpdist._util.text import random_token
 from dpdist.errors import DataError, ResumableError, quiet
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss

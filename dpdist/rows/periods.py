@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dpdist._util.ids import random_token
+from dpdist._util.text import random_token
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss

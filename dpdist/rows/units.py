@@ -41,8 +41,7 @@ from unicodedata import normalize
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.ids import random_token
-from dpdist._util.text import counted
+from dpdist._util.text import counted, random_token
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
 from dpdist.privacy.persons import MOST_PERIODS

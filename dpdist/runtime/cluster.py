@@ -16,7 +16,7 @@ from importlib import import_module
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
-from dpdist._util.cores import available_cores
+from dpdist._util.parallel import available_cores
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter

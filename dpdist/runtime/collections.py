@@ -19,8 +19,8 @@ import dask.array
 from distributed import Client, get_client, get_worker
 
 from dpdist._util.frames import summed
-from dpdist._util.ids import random_token
 from dpdist._util.progress import Count, Progress
+from dpdist._util.text import random_token
 from dpdist.errors import DataError, UsageError
 from dpdist.runtime.checks import Asker, forbid_core_dumps, guarded
 from dpdist.runtime.cluster import Cluster

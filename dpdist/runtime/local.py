@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from dpdist._util.cores import available_cores, threaded
+from dpdist._util.parallel import available_cores, threaded
 from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError
 from dpdist.runtime.checks import Asker, forbid_core_dumps, guarded

@@ -39,9 +39,9 @@ import cloudpickle
 from distributed import Client, Future, KilledWorker
 from distributed.protocol import dask_deserialize, dask_serialize
 
-from dpdist._util.ids import random_token
+from dpdist._util.parallel import fan_in, levels
 from dpdist._util.progress import Count, Progress
-from dpdist._util.tree import fan_in, levels
+from dpdist._util.text import random_token
 from dpdist._version import __version__
 from dpdist.errors import DataError, DpdistError, ResumableError
 from dpdist.runtime.checks import Asker, Place, guarded, require_fit, require_places

@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dpdist._util import interruption
-from dpdist._util.ids import random_token
 from dpdist._util.paths import read_plain
+from dpdist._util.text import random_token
 from dpdist.errors import DataError, ResumableError
 
 _FLUSHED_AT_ONCE = 8

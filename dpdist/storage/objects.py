@@ -49,7 +49,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import ObjectStore as ZarrStore
 from zarr.storage import WrapperStore
 
-from dpdist._util.ids import random_token
+from dpdist._util.text import random_token
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.storage import connections
 from dpdist.storage.connections import asked, kind_of, obstore, says

@@ -37,8 +37,8 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from dpdist._util.ids import random_token
 from dpdist._util.paths import AnyPath, is_address, local, read_plain, read_plain_range
+from dpdist._util.text import random_token
 from dpdist.errors import DataError, ResumableError, UsageError
 from dpdist.naming import step
 from dpdist.storage import atomic, cleaning

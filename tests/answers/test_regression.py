@@ -17,8 +17,7 @@ from sklearn.linear_model import Ridge
 from support.tallies import FALSE_ALARM
 
 from dpdist import Column, Schema
-from dpdist.answers.block import EntryNoise, block_of
-from dpdist.answers.columns import beside, places_of, source_units
+from dpdist.answers.block import EntryNoise, beside, block_of, places_of, source_units
 from dpdist.answers.design import shift_of
 from dpdist.answers.regression import Regression, regressions
 from dpdist.errors import DrownedError, UsageError

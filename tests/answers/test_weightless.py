@@ -12,7 +12,7 @@ from support.cli_scene import Call
 
 import dpdist
 from dpdist import PrivateCovariance, PrivateRidge
-from dpdist.answers.columns import beside
+from dpdist.answers.block import beside
 from dpdist.answers.regression import regressions
 from dpdist.errors import DrownedWarning, UsageError
 from dpdist.mechanisms.columns import BEYOND

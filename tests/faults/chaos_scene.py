@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpdist._util.ids import random_token
+from dpdist._util.text import random_token
 from dpdist.errors import DpdistError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.journal import ORIGIN

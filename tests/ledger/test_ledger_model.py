@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from support.ledgers import blobs, epsilon_spent, new_address, reserve
 from support.releases import content_of
 
-from dpdist._util.ids import random_token
+from dpdist._util.text import random_token
 from dpdist.errors import DpdistError, RefusedError, UsageError
 from dpdist.ledger import checkpoint
 from dpdist.ledger.address import LedgerAddress

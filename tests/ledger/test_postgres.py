@@ -18,7 +18,7 @@ from faults.postgres_server import PASSWORD, Server
 from support.ledgers import losses
 from support.releases import content_of
 
-from dpdist._util.ids import random_token
+from dpdist._util.text import random_token
 from dpdist.cli import cli
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
 from dpdist.ledger.address import Address

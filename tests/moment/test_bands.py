@@ -21,7 +21,7 @@ from support.parts import added, parts_of, table_of, whole_of
 from support.replays import Recording, Replaying
 
 from dpdist import triangle
-from dpdist._util.tree import fan_in
+from dpdist._util.parallel import fan_in
 from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.dithering import KEY
 from support.parts import added, parts_of, table_of, whole_of
 
-from dpdist._util.tree import fan_in
+from dpdist._util.parallel import fan_in
 from dpdist.errors import DataError, DpdistError
 from dpdist.moment import gram, total
 from dpdist.moment.gram import Arithmetic, GramSum, available, gram_sum

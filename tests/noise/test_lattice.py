@@ -17,7 +17,7 @@ from support.scripted import Scripted
 from support.tallies import FALSE_ALARM
 
 import dpdist
-from dpdist._util.ids import random_token
+from dpdist._util.text import random_token
 from dpdist.noise import lattice
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import HALF, MAX_SCALE, discrete_laplace, product, rounded_normal
@@ -145,7 +145,7 @@ def test_no_other_module_draws_a_random_bit() -> None:
     )
     examples = re.compile(r"^ *(>>>|\.\.\.) .*$", re.MULTILINE)  # of docstrings
     users = {str(p.relative_to(root)) for p in root.rglob("*.py") if pattern.search(examples.sub("", p.read_text()))}
-    names, synthetic = {"_util/ids.py"}, {"answers/synthetic.py", "cli/answers.py"}  # of what is public already
+    names, synthetic = {"_util/text.py"}, {"answers/synthetic.py", "cli/answers.py"}  # of what is public already
     assert users == {"noise/entropy.py"} | names | synthetic
 
 

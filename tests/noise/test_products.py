@@ -14,7 +14,7 @@ from support.scripted import Scripted
 from support.tallies import FALSE_ALARM, total_passes
 from threadpoolctl import threadpool_info
 
-from dpdist._util.cores import threaded
+from dpdist._util.parallel import threaded
 from dpdist.noise import products, reals
 from dpdist.noise.entropy import SYSTEM, Words
 from dpdist.noise.floats import normals

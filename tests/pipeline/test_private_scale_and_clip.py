@@ -15,7 +15,7 @@ import zarr
 from click.testing import CliRunner
 from support.ledgers import DiedError, dies, ledger_of_rows, losses
 
-from dpdist.answers.columns import source_units
+from dpdist.answers.block import source_units
 from dpdist.answers.regression import regressions
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError

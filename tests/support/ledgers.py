@@ -12,7 +12,7 @@ from typing import Any
 
 from faults.postgres_server import Server
 
-from dpdist._util.ids import random_token
+from dpdist._util.text import random_token
 from dpdist.ledger.address import Address, LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State

@@ -15,7 +15,7 @@ from typing import Any
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import MemoryStore as ZarrStore
 
-from dpdist._util.ids import random_token
+from dpdist._util.text import random_token
 from dpdist.errors import DataError, ResumableError
 
 OBJECTS: dict[str, dict[str, Buffer]] = {}
