@@ -21,7 +21,7 @@ import numpy as np
 
 from dpdist import Neighbours, UsageError
 from dpdist.answers.covariance import covariance
-from dpdist.errors import DrownedError
+from dpdist.errors import BelowNoiseError
 from papers.common.answers import NOTICE
 from papers.common.drawn import Drawn, drawn
 from papers.common.held import KINDS, covariance_of, held
@@ -63,7 +63,7 @@ def _distances(scene: Drawn) -> dict[str, Any]:
     for _ in range(RELEASES):
         try:
             found = covariance(scene.release())
-        except (UsageError, DrownedError):
+        except (UsageError, BelowNoiseError):
             continue
         told.append((float(found.distance or 0), float(np.linalg.norm(found.matrix - exact) / np.linalg.norm(exact))))
     if not told:

@@ -44,7 +44,7 @@ from dpdist.answers.shrinkage import Shrinkage
 from dpdist.errors import DpdistError
 from dpdist.moment.operator import MomentMatrix
 from dpdist.pca.alignment import Alignment, require_alignment
-from dpdist.pca.bias import shortened
+from dpdist.pca.bias import clipped_rows
 from dpdist.pca.components import components
 from dpdist.pca.correlation import correlation
 from dpdist.release import stages, trusted
@@ -200,7 +200,7 @@ def statements(rows: Floats, request: ReleaseRequest) -> dict[str, float]:
     d, found = rows.shape[1], dict[str, float]()
     scale = np.ones(d) if release.bound.scale is None else np.array(release.bound.scale)
     x = bounded[:, :d]
-    told = shortened(release)
+    told = clipped_rows(release)
     if told.share is not None and told.error is not None:
         found["clipped"] = float(longer <= told.share + told.error)
     centred = x - x.mean(axis=0)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import PrivacyLoss, Release, ReleaseRequest, create_ledger, release_rows
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.pca.components import captured_variance
 from dpdist.pca.correlation import correlation
 from dpdist.rows.dataset import created
@@ -55,7 +55,7 @@ def captured(release: Release, exact: Values) -> tuple[list[float], int]:
     for count in range(counts[-1], 0, -1):
         try:
             found = correlation(release, count)
-        except (UsageError, DrownedError):  # fewer columns stand above the noise
+        except (UsageError, BelowNoiseError):  # fewer columns stand above the noise
             continue
         best = np.linalg.eigvalsh(exact)[::-1]
         vectors = found.components.components

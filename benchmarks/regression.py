@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from dpdist import Centring, Neighbours, UsageError
 from dpdist.answers.regression import Regression, regressions
-from dpdist.errors import DrownedError
+from dpdist.errors import BelowNoiseError
 from papers.common.answers import NOTICE
 from papers.common.drawn import Drawn, drawn
 
@@ -81,7 +81,7 @@ def coverage(scene: Drawn) -> dict[str, Any]:
     for _ in range(RELEASES):
         try:
             (found,) = regressions(scene.release(), [p], range(p))
-        except (UsageError, DrownedError):
+        except (UsageError, BelowNoiseError):
             refused += 1
             continue
         truth, share = truth_of(scene, found)
@@ -174,7 +174,7 @@ def rivals(name: str, epsilon: str, python: str | None) -> dict[str, Any]:
         p = x.shape[1]
         shares = []
         for _ in range(20):
-            with suppress(UsageError, DrownedError):
+            with suppress(UsageError, BelowNoiseError):
                 shares.append(_r2(held_x, held_y, regressions(scene.release(), [p], range(p))[0]))
         found[mechanism] = {"mean": _rounded(np.mean(shares)) if shares else None, "refused": 20 - len(shares)}
     if python:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from dpdist._version import __version__
 
 if TYPE_CHECKING:  # a name is written twice to be exported to type checkers
+    from dpdist.errors import BelowNoiseWarning as BelowNoiseWarning
+    from dpdist.errors import ClippedRowsWarning as ClippedRowsWarning
     from dpdist.errors import DataError as DataError
     from dpdist.errors import DpdistError as DpdistError
     from dpdist.errors import DrownedWarning as DrownedWarning
@@ -62,8 +64,9 @@ if TYPE_CHECKING:  # a name is written twice to be exported to type checkers
 
 _NAMES = {
     "errors": (
-        "DataError", "DpdistError", "DrownedWarning", "NoWitnessWarning", "PrivacyLeakWarning", "RefusedError",
-        "ResumableError", "ShortenedRowsWarning", "UsageError", "WeakGuaranteeWarning",
+        "BelowNoiseWarning", "ClippedRowsWarning", "DataError", "DpdistError", "DrownedWarning", "NoWitnessWarning",
+        "PrivacyLeakWarning", "RefusedError", "ResumableError", "ShortenedRowsWarning", "UsageError",
+        "WeakGuaranteeWarning",
     ),
     "estimators": ("PrivateCovariance", "PrivatePCA", "PrivateRidge"),
     "ingest.labelled": ("area_scale",),

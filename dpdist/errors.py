@@ -6,11 +6,11 @@ Hierarchy::
     ├── UsageError         exit 2   the command or combination of options makes no sense
     ├── RefusedError       exit 3   budget, guarantee or an unsafe option
     ├── DataError          exit 4   rows, files, cluster, or the value of a number cannot be used
-    │   └── DrownedError            what was asked of a release is drowned in its noise
+    │   └── BelowNoiseError         the requested part of a release is below its noise
     └── ResumableError     exit 5   stopped half-way; the same command resumes
 
 Beside them :class:`PrivacyLeakWarning`, for what goes on although it gives private data away,
-:class:`WeakGuaranteeWarning`, for what is proved and promises little, and :class:`ShortenedRowsWarning`, for what is
+:class:`WeakGuaranteeWarning`, for what is proved and promises little, and :class:`ClippedRowsWarning`, for what is
 private and tells little of the rows.
 
 A message says what happened, where, and how to mend it, in one paragraph. It never carries a value computed
@@ -112,8 +112,8 @@ class DataError(DpdistError):
     exit_code = 4
 
 
-class DrownedError(DataError):
-    """What was asked of a release is drowned in its noise: a target, components, all columns to regress on."""
+class BelowNoiseError(DataError):
+    """The requested part of a release is below its noise: a target, components, all columns to regress on."""
 
 
 class PrivacyLeakWarning(UserWarning):
@@ -147,8 +147,10 @@ class WeakGuaranteeWarning(UserWarning):
     """
 
 
-class ShortenedRowsWarning(UserWarning):
-    """A release tells that nearly every row was shortened to the clip norm: its values are those of shortened rows.
+class ClippedRowsWarning(UserWarning):
+    """Nearly every row was clipped to the clip norm: the values of the release are those of clipped rows.
+
+    Also available as ``ShortenedRowsWarning``, its name in earlier versions.
 
     See Also
     --------
@@ -166,14 +168,19 @@ class NoWitnessWarning(UserWarning):
     """
 
 
-class DrownedWarning(UserWarning):
-    """What was taken of a release may be noise: components below its edge, coefficients that may explain nothing.
+class BelowNoiseWarning(UserWarning):
+    """Part of an answer may be noise: components below the noise edge, targets that the columns may not explain.
+
+    Also available as ``DrownedWarning``, its name in earlier versions.
 
     See Also
     --------
     PrivatePCA, PrivateRidge, PrivateCovariance : Give it.
     forecast_release : Says beforehand which components will be told from noise.
     """
+
+
+ShortenedRowsWarning, DrownedWarning = ClippedRowsWarning, BelowNoiseWarning
 
 
 class ResumableError(DpdistError):

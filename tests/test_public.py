@@ -35,9 +35,10 @@ NEEDED = ["Centring", "Certificates", "NormGrid", "NormsRequest"]
 ERRORS = ["DataError", "DpdistError", "RefusedError", "ResumableError", "UsageError"]
 # a user silences a warning by its class
 WARNINGS = [
-    "DrownedWarning", "NoWitnessWarning", "PrivacyLeakWarning", "ShortenedRowsWarning", "WeakGuaranteeWarning",
+    "BelowNoiseWarning", "ClippedRowsWarning", "NoWitnessWarning", "PrivacyLeakWarning", "WeakGuaranteeWarning",
 ]  # fmt: skip
 NAMES = [*FUNCTIONS, *CLASSES, *NEEDED, *ERRORS, *WARNINGS]
+EARLIER = {"DrownedWarning": "BelowNoiseWarning", "ShortenedRowsWarning": "ClippedRowsWarning"}
 
 
 def modules() -> list[str]:
@@ -45,7 +46,8 @@ def modules() -> list[str]:
 
 
 def test_the_public_names_are_these_and_no_others() -> None:
-    assert sorted(dpdist.__all__) == sorted([*NAMES, "__version__"])
+    assert sorted(dpdist.__all__) == sorted([*NAMES, *EARLIER, "__version__"])
+    assert all(getattr(dpdist, earlier) is getattr(dpdist, name) for earlier, name in EARLIER.items())
 
 
 def test_no_module_hides_a_public_name() -> None:

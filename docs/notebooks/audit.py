@@ -22,7 +22,7 @@ for found in audits.values():
 
 # %%
 for name in names:
-    print(f"{name}\n{audits[name].words()}\n")
+    print(f"{name}\n{audits[name].describe()}\n")
 
 # %% [markdown]
 # **Refusal.** A release with a mechanism that does not satisfy its claim is refused, with the proved value.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-Each = Callable[[Callable[[Task], Result], Iterable[Task]], Iterator[Result]]
+ParallelMap = Callable[[Callable[[Task], Result], Iterable[Task]], Iterator[Result]]
 """Yields what a function returns for each task, in their order."""
 _AHEAD = 2
 """Results for each thread that may wait to be taken."""
@@ -34,7 +34,7 @@ def available_cores() -> int:
 
 
 @contextmanager
-def threaded(threads: int) -> Iterator[Each[Any, Any]]:
+def threaded(threads: int) -> Iterator[ParallelMap[Any, Any]]:
     """Give what computes tasks in so many threads, each with one of BLAS; in this one if it is one.
 
     A task begins when few results wait to be taken. An error or an interruption waits only for tasks that were begun.

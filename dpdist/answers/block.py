@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.text import listed, repeated
-from dpdist.errors import DataError, DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, DataError, UsageError
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.naming import parameter
 from dpdist.pca.alignment import entry_variances
@@ -121,7 +121,7 @@ def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -
         )
     rows, unit = release.row_count, release.bound.unit**2
     if rows is not None and rows <= 0:
-        raise DrownedError(
+        raise BelowNoiseError(
             "The private estimate of the number of rows is not positive: the noise drowns the data. Take a larger "
             "epsilon or more rows."
         )
@@ -207,7 +207,7 @@ def beside(release: Release, targets: Sequence[int]) -> tuple[int, ...]:
     """Return the columns that may explain the targets where nobody names any.
 
     These are all but what was made of the same column, and what weighs nothing in the release
-    (:func:`dpdist.release.worth.weightless`).
+    (:func:`dpdist.release.advice.weightless`).
     """
     names = {release.names[i] for i in targets}
     kin = {name for made in _made(release).values() if names & set(made) for name in made}

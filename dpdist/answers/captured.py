@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from dpdist.answers.block import NORMAL, EntryNoise, ends, entry_noise
 from dpdist.answers.shrinkage import excess_variance
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.alignment import counted_components, noise_law
 from dpdist.pca.components import Components, about_mean
@@ -61,7 +61,7 @@ class Captured:
         low, high = self.share_intervals[-1].tolist()
         return {"captured_variance": {"value": float(self.shares[-1]), "low": low, "high": high}}
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return the same in a sentence."""
         low, high = self.share_intervals[-1]
         between = f"{math.floor(1000 * low) / 1000:.3f} and {math.ceil(1000 * high) / 1000:.3f}"
@@ -121,7 +121,7 @@ def holding(release: Release, share: float) -> Components:
     seen = counted_components(release)
     told = captured(release, seen)
     if told is None:
-        raise DrownedError(f"This release tells no share of its variance, as far as the noise lets see: {instead}.")
+        raise BelowNoiseError(f"This release tells no share of its variance, as far as the noise lets see: {instead}.")
     which = f"The {len(told.shares)} components that can be told from noise"
     return seen.leading(fewest(told.share_intervals[:, 0], share, which, "the lower end of an interval of 95 %"))
 

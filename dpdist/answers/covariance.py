@@ -18,7 +18,7 @@ where the last term is the error of a private m. Without a released mean ``v_i =
 
 The variance of ``tr(B E)`` is ``2 v |B|² + (on - 2 v) sum B_kk²`` (:class:`dpdist.answers.block.EntryNoise`), without
 the entry (c, c) where m is public. Where a variance cannot be told from 0, nothing is said of its correlations: they
-lie between -1 and 1. Columns that weigh nothing in a release (:func:`dpdist.release.worth.weightless`) are left out
+lie between -1 and 1. Columns that weigh nothing in a release (:func:`dpdist.release.advice.weightless`) are left out
 of all that is computed, and are NaN in it.
 
 **The distance** of the shrunk matrix from the exact one, in the units in which rows were bounded. The values that are
@@ -46,8 +46,8 @@ from dpdist.pca.alignment import noise_reach
 from dpdist.pca.components import AboutMean, about_mean
 from dpdist.pca.correlation import ABOVE, drowned, evidence_of, require_centre
 from dpdist.pca.noise_edge import law_of
+from dpdist.release.advice import cure, weightless
 from dpdist.release.artefact import Release
-from dpdist.release.worth import cure, weightless
 
 Matrix = npt.NDArray[np.float64]
 

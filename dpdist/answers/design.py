@@ -56,7 +56,7 @@ import numpy.typing as npt
 from dpdist._util.text import counted
 from dpdist.answers.block import Block, EntryNoise, block_of, correlation_ends, require_about
 from dpdist.answers.shrinkage import excess, excess_variance, tied
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw
 from dpdist.release.artefact import Release
@@ -128,7 +128,7 @@ def ridge_design(block: Block, count: int, ridge: float | None) -> Design:
     values, vectors = np.linalg.eigh(ridged)
     shift = shift_of(values, law)
     if shift is None and taken >= edge:
-        raise DrownedError(f"The noise of this release drowns all columns to regress on. {LARGER}")
+        raise BelowNoiseError(f"The noise of this release drowns all columns to regress on. {LARGER}")
     if shift is None or (taken < edge and spread[0] + taken <= edge):
         raise UsageError(
             f"With a ridge of {taken:g} the columns may be collinear, as far as the noise lets see: take "
@@ -156,12 +156,12 @@ def principal_design(block: Block, count: int, components: int | None) -> Design
 
     clear = next((k for k in range(seen, 0, -1) if without_noise(k).min() > _CLEAR * edge_of(block, k)), 0)
     if not clear:
-        raise DrownedError(
+        raise BelowNoiseError(
             f"No component of the columns to regress on stands clear of the noise of this release. {LARGER}"
         )
     k = clear if components is None else components
     if k > clear:
-        raise DrownedError(
+        raise BelowNoiseError(
             f"{k} components were asked for. Of {count} among the columns no more than {clear} stand clear of the "
             f"noise of this release. Ask for {clear} or fewer ({parameter('components')}), or leave that out: a ridge "
             f"takes all directions. {LARGER}"
@@ -236,7 +236,7 @@ def partial_correlation(release: Release, columns: Sequence[int] | npt.NDArray[n
     least = float(np.linalg.eigvalsh(about_mean_of(block, p))[0])
     design = ridge_design(block, p, 0.0 if least > _CLEAR_OF_ALL * edge_of(block, p) else None)
     if not design.seen:
-        raise DrownedError(f"No direction of the columns varies more than the noise of this release. {LARGER}")
+        raise BelowNoiseError(f"No direction of the columns varies more than the noise of this release. {LARGER}")
     precision = np.diagonal(design.inverse)[:p]
     w = design.inverse[:p] / np.sqrt(precision)[:, None]
     found = -design.inverse[:p, :p] / np.sqrt(np.outer(precision, precision))

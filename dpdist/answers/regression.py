@@ -71,11 +71,11 @@ import numpy.typing as npt
 from dpdist._util.text import counted, listed
 from dpdist.answers.block import NORMAL, Block, EntryNoise, block_of, deviation, references
 from dpdist.answers.design import LARGER, Design, principal_design, ridge_design
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.correlation import drowned
+from dpdist.release.advice import cure, weightless
 from dpdist.release.artefact import Release
-from dpdist.release.worth import cure, weightless
 
 Matrix = npt.NDArray[np.float64]
 
@@ -231,7 +231,7 @@ def _regression(
         others = (
             f" Or leave it out: name other targets ({parameter('target')})." if len(block.columns) > count + 1 else ""
         )
-        raise DrownedError(
+        raise BelowNoiseError(
             f"The variance of {names[block.columns[target]]!r} is drowned in the noise of this release. {LARGER} "
             f"Or release it anew, as one of the {parameter('targets')} of a private scale.{others}"
         )

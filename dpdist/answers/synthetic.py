@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dpdist.answers.block import require_about
 from dpdist.answers.covariance import covariance, drowned_words
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.naming import step
 from dpdist.release.artefact import Release
 
@@ -56,7 +56,7 @@ def synthetic(release: Release, units: tuple[Matrix, Matrix] | None = None) -> S
     require_about(release)
     found = covariance(release, units=units)
     if found.seen == 0:
-        raise DrownedError(
+        raise BelowNoiseError(
             "No direction of the columns varies more than the noise of this release, so rows drawn from it would be "
             f"noise. Take a larger epsilon, more rows or fewer columns: {step('forecast')} says what would be needed."
         )

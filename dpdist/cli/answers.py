@@ -21,11 +21,11 @@ from dpdist.cli.options import PLACE, count_of, json_option
 from dpdist.cli.output import answer
 from dpdist.cli.tables import KINDS, csv_of, kind_of, parquet_of, write_table
 from dpdist.errors import DataError, UsageError
-from dpdist.pca.bias import shortened
-from dpdist.privacy.caution import in_words
+from dpdist.pca.bias import clipped_rows
+from dpdist.privacy.checks import in_words
+from dpdist.release.advice import blindly_scaled_json, blindly_scaled_words
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.parse import columns_from
-from dpdist.release.worth import blindly_scaled_json, blindly_scaled_words
 from dpdist.report.answers import about_intervals, regression
 from dpdist.storage.arrays import array_options, digest_of_objects
 from dpdist.storage.store import AnyStore, Store, replace_own, store_at
@@ -65,7 +65,7 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
         return b"correlation.npy" in found if kind == ".npz" else alike
 
     replace_own(place, content, "covariance", private=not opened.private_as_claimed, own=own)
-    lengths = shortened(opened)
+    lengths = clipped_rows(opened)
     d = opened.bound.columns
     value = {
         "covariance": str(out),
@@ -83,7 +83,7 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
     seen = "" if found.seen is None else f" {found.seen} of {counted(d, 'direction')} vary more than the noise."
     drowned = " DROWNED: it says little." if found.seen == 0 else ""
     mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
-    what = f"covariance of {counted(d, 'column')} {lengths.words()}, shrinkage {shrinkage}."
+    what = f"covariance of {counted(d, 'column')} {lengths.describe()}, shrinkage {shrinkage}."
     words = f"{out}: {what}{seen}{drowned}{mark}"
     named = drowned_words(found, opened.names), blindly_scaled_words(opened)
     words = " ".join(filter(None, (f"{words}{in_words(opened.cautions)}", told, *named)))
@@ -165,7 +165,7 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
     else:
         content = _file(kind, rows, found, opened)
         place.parent.replace(name, content, "table", private=private)
-    lengths = shortened(opened)
+    lengths = clipped_rows(opened)
     value = {
         "table": str(out),
         "status": opened.status,
@@ -179,7 +179,7 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
     }
     mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
     rows_words = f"{counted(count, 'synthetic row')} of {counted(len(found.names), 'column')}"
-    words = f"{out}: {rows_words}, by the moment {lengths.words()}.{mark}"
+    words = f"{out}: {rows_words}, by the moment {lengths.describe()}.{mark}"
     words += in_words(opened.cautions)
     parts = (about(found, opened), found.drowned, blindly_scaled_words(opened), lengths.warning())
     answer(as_json, value, "\n".join((words, wrapped(" ".join(filter(None, parts))))))
@@ -274,7 +274,7 @@ def regress(
     found = regressions(opened, targets, chosen, ridge_of(ridge), source_units(opened), components=among)
     if out is not None:
         write_table(out, _columns_of(found), opened, "table of coefficients")
-    lengths, blindly = shortened(opened), blindly_scaled_words(opened)
+    lengths, blindly = clipped_rows(opened), blindly_scaled_words(opened)
     each = [one.to_json() for one in found]
     value = {
         "release": str(release),

@@ -14,11 +14,11 @@ from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.errors import UsageError
 from dpdist.options import ComponentsOptions
 from dpdist.pca.alignment import alignment, loadings_json, loadings_table, require_alignment
-from dpdist.pca.bias import shortened
+from dpdist.pca.bias import clipped_rows
 from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pipeline.components import fit_components, project_rows, scores_words
-from dpdist.privacy.caution import in_words
-from dpdist.release.worth import blindly_scaled_json, blindly_scaled_words
+from dpdist.privacy.checks import in_words
+from dpdist.release.advice import blindly_scaled_json, blindly_scaled_words
 from dpdist.report import text
 from dpdist.report.figures import draw_scree
 from dpdist.runtime.cluster import Cluster
@@ -62,7 +62,7 @@ def pca(
     told = standardised.alignment if standardised else alignment(opened, found)
     ends = None if told is None else told.loadings
     held = None if correlation or told is None or len(opened.names) > WIDE else captured(opened, found)
-    lengths = shortened(opened)
+    lengths = clipped_rows(opened)
     if plot is not None:
         draw_scree(require_alignment(opened, found), plot)
     if out is not None:
@@ -87,11 +87,11 @@ def pca(
     if opened.status != "private":
         warning = f" {opened.status.upper()}: do not publish it."
     before = "" if fresh else ", written before and left alone"
-    words = f"{model}: {counted(len(found.components), 'component')} {lengths.words()}{largest}{before}.{warning}"
+    words = f"{model}: {counted(len(found.components), 'component')} {lengths.describe()}{largest}{before}.{warning}"
     table = "" if told is None else f"\n{text.alignment(told)}"
     if told is not None and (largest := text.loadings(found.components, told, opened.names)):
         table += f"\n{largest}"
-    table += "" if held is None else f"\n{wrapped(held.words())}"
+    table += "" if held is None else f"\n{wrapped(held.describe())}"
     if standardised is not None:
         table = f"\n{text.standardised(standardised, opened.names)}"
     table += f"\n{blindly}" if (blindly := blindly_scaled_words(opened)) else ""

@@ -42,7 +42,7 @@ def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: b
         return
     facts = inspect_path(path, ledger=ledger, verify=verify, progress=BARS)
     if not as_json:
-        show(facts.words())
+        show(facts.describe())
     elif isinstance(facts, ReleaseFacts):
         from dpdist.report.promise import card_of  # noqa: PLC0415 - scipy.special, only needed here
 

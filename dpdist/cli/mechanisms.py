@@ -26,10 +26,10 @@ from dpdist.pca.forecast import forecast_release
 from dpdist.pca.orbit import ORBITS, forecast_orbit
 from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy.guarantee import Neighbours
+from dpdist.release.advice import choice_refused
 from dpdist.release.parse import numbers_from, request_from
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.stages import require_seen
-from dpdist.release.worth import choice_refused
 from dpdist.report import text
 from dpdist.report.figures import draw_forecast
 from dpdist.rows.columns import DTYPES
@@ -197,7 +197,7 @@ def forecast_command(
         value["refused"] = refused = _refused(request, columns, rows, once)
         words += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
     if cluster:
-        independent = isinstance(request.sized.calibrated(columns), IndependentEntries)
+        independent = isinstance(request.with_placeholders.calibrated(columns), IndependentEntries)
         shape, bound = cost.described(rows, columns, dtype), found.request.bound(columns)
         costs = cost.forecast(
             shape, bound, workers, int(memory * 2**30), divisible=independent, bandwidth=bandwidth_of(bandwidth)
@@ -235,4 +235,4 @@ def audit_command(
     )  # fmt: skip
     if plot is not None:
         draw_profile(result, plot)
-    answer(as_json, {**result.to_json(), "plot": plot and str(plot)}, result.words())
+    answer(as_json, {**result.to_json(), "plot": plot and str(plot)}, result.describe())

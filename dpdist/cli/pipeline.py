@@ -34,7 +34,7 @@ from dpdist.options import BudgetOptions, IngestOptions, ReleaseOptions, Request
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.release import combine_releases, release_rows
-from dpdist.privacy.caution import in_words
+from dpdist.privacy.checks import in_words
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.parse import norms_request_from, request_from
@@ -196,7 +196,7 @@ def release_command(
         raise UsageError(_without_clip(rows))
     request = request_from(asked)
     outcome = release_rows(rows, release, request, ledger=ledger, cluster=cluster, say=say)
-    answer(as_json, outcome.to_json(), outcome.words())
+    answer(as_json, outcome.to_json(), outcome.describe())
 
 
 def _without_clip(rows: AnyStore) -> str:
@@ -283,7 +283,7 @@ def bound(
         ledger=ledger, cluster=cluster, budget_delta=asked.delta is None, say=say,
     )  # fmt: skip
     following = next_command(rows, choice, asked.centre, asked.scale)
-    words = choice.words() if following is None else f"{choice.words()}\n{NEXT}{following}"
+    words = choice.describe() if following is None else f"{choice.describe()}\n{NEXT}{following}"
     answer(as_json, {**choice.to_json(), "next": following}, words)
     if following is None:
         click.get_current_context().exit(DataError.exit_code)

@@ -64,7 +64,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
     clip : float, "auto" or "private"
         The clip norm C, in the units of the rows after centre and scale: longer rows are shortened to it, and all
         that is fitted is of rows so shortened; a release that tells that nearly all were comes with a
-        :class:`dpdist.ShortenedRowsWarning`. Required, and to be chosen from what is publicly known, never from
+        :class:`dpdist.ClippedRowsWarning`. Required, and to be chosen from what is publicly known, never from
         X: that would be a leak. ``"auto"`` is 1.75 times the square root of d, for columns divided by a scale; with a
         private scale, of the number of columns of which that choice saw a variance. ``"private"``: the release chooses
         it first, from a private histogram of the norms; after a private scale, of the norms of scaled rows.

@@ -20,7 +20,7 @@ from dpdist.answers.covariance import covariance, drowned_words, no_rows, spread
 from dpdist.answers.design import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
-from dpdist.errors import DrownedWarning, UsageError
+from dpdist.errors import BelowNoiseWarning, UsageError
 from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
 from dpdist.estimators.inputs import rows_in_memory
@@ -315,11 +315,11 @@ class PrivateCovariance(PrivateEstimator):
             warnings.warn(
                 "No direction of the columns varies more than the noise of the release: covariance_ says little. Take "
                 "a larger epsilon, more rows or fewer columns.",
-                DrownedWarning,
+                BelowNoiseWarning,
                 stacklevel=4,
             )
         elif named := drowned_words(found, release.names):
-            warnings.warn(named, DrownedWarning, stacklevel=4)
+            warnings.warn(named, BelowNoiseWarning, stacklevel=4)
 
 
 def _distances(rows: npt.NDArray[np.generic], location: Matrix, precision: Matrix) -> Matrix:
@@ -340,6 +340,6 @@ def _require_matrix(request: ReleaseRequest, columns: int, *, shrinkage: Shrinka
     """Refuse what releases no covariance, before it is paid for."""
     subspace = fits.releases_subspace(request)
     if subspace or shrinkage is Shrinkage.OPTIMAL:
-        require_law(request.mechanism, None if subspace else request.sized.calibrated(columns).noise)
+        require_law(request.mechanism, None if subspace else request.with_placeholders.calibrated(columns).noise)
     if request.neighbours is Neighbours.ADD_REMOVE and request.centring is Centring.NONE:
         raise UsageError(no_rows())

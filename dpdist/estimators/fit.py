@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist.errors import DataError, DrownedWarning, PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
+from dpdist.errors import BelowNoiseWarning, ClippedRowsWarning, DataError, PrivacyLeakWarning, RefusedError, UsageError
 from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, given_names, rows_at, rows_of, tell_columns
@@ -35,17 +35,17 @@ from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
 from dpdist.moment.operator import MomentMatrix
 from dpdist.naming import step
 from dpdist.options import ROWS_AT_MOST, Amount, Clip, RequestOptions
-from dpdist.pca.bias import shortened
+from dpdist.pca.bias import clipped_rows
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.release import release_table
-from dpdist.privacy import caution
+from dpdist.privacy import checks
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.release import archive, stages, trusted
+from dpdist.release.advice import blindly_scaled_words, choice_refused
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.parse import request_from
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.release.stages import require_seen
-from dpdist.release.worth import blindly_scaled_words, choice_refused
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.runtime.cluster import chosen
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -156,10 +156,10 @@ def released(
 
 def _warn_of_bound(release: Release) -> None:
     """Say where nearly every row was shortened, as far as the release tells, and which columns weigh nothing."""
-    if warning := shortened(release).warning():
-        warnings.warn(warning, ShortenedRowsWarning, stacklevel=3)
+    if warning := clipped_rows(release).warning():
+        warnings.warn(warning, ClippedRowsWarning, stacklevel=3)
     if release.blindly_scaled[1]:
-        warnings.warn(blindly_scaled_words(release), DrownedWarning, stacklevel=3)
+        warnings.warn(blindly_scaled_words(release), BelowNoiseWarning, stacklevel=3)
 
 
 @contextmanager
@@ -214,12 +214,12 @@ def _from_memory(asked: PrivateEstimator, rows: Rows, request: ReleaseRequest) -
     _require_memory(asked, request)
     budget = _budget(asked, request.loss)
     request = request.on_grid(rows.columns, rows.known_rows if request.neighbours is Neighbours.REPLACE_ONE else None)
-    guarantee, sized = request.proved(rows.columns), request.sized
+    guarantee, with_placeholders = request.proved(rows.columns), request.with_placeholders
     if guarantee is None:
         raise AssertionError("a request that is not for reproduction has a proved guarantee")
     if asked.release is not None:
         store_at(asked.release).require_new("release")
-    bound = sized.bound(rows.columns)
+    bound = with_placeholders.bound(rows.columns)
     total = rows.total(bound, REGISTER.key)
     require_sound(total, bound, missing=asked.missing == "centre")
     _warn(total, named=not request.chooses)
@@ -228,8 +228,8 @@ def _from_memory(asked: PrivateEstimator, rows: Rows, request: ReleaseRequest) -
     if refused := choice_refused(request, rows.columns, total.rows):
         raise RefusedError(f"{refused} Nothing was spent.")
     loss = guarantee.loss
-    caution.require_small_delta(loss, request.neighbours, total.rows, accepted=request.accept_large_delta)
-    caution.warn(loss, request.neighbours, total.rows)
+    checks.require_small_delta(loss, request.neighbours, total.rows, accepted=request.accept_large_delta)
+    checks.warn(loss, request.neighbours, total.rows)
     shape = Shape(np.dtype(rows.data.dtype).kind, total.rows, rows.columns)
     datasets = REGISTER.charge(total.fingerprints, shape, guarantee, budget, asked.budget)
     staged = None
@@ -333,7 +333,7 @@ def opened(release: Release | AnyStore) -> Release:
 def require_private(release: Release) -> None:
     """Refuse a release that was made for reproduction, and warn of one that promises or tells little."""
     if release.private_as_claimed and release.guarantee is not None:
-        caution.warn(release.guarantee.loss, release.neighbours, release.rows)
+        checks.warn(release.guarantee.loss, release.neighbours, release.rows)
         _warn_of_bound(release)
     else:
         raise RefusedError(
@@ -358,7 +358,7 @@ def parameters_of(release: Release) -> Shared:
     clip: float | str = bound.clip_norm
     if "clip_norm" in chosen:
         clip = "auto" if "scale" in chosen and "quantile" not in chosen else "private"
-    large = release.rows is not None and caution.reaches_one(loss, release.neighbours, release.rows)
+    large = release.rows is not None and checks.reaches_one(loss, release.neighbours, release.rows)
     return {
         "epsilon": loss.epsilon,
         "delta": loss.delta if loss.delta_atto else None,

@@ -14,7 +14,7 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dpdist.answers.captured import WIDE, captured, holding
-from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
+from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
@@ -89,8 +89,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     captured_variance_ratio_, captured_variance_ratio_interval_ : float, ndarray or None
         Share of the variance of the shortened rows that the k components hold together, and (2,) its interval.
     n_above_noise_ : int or None
-        How many of the k components can be told from the noise of the release; a :class:`dpdist.DrownedWarning` says if
-        these are not all. None where the law of the noise is not known.
+        Number of the k components above the noise of the release; a :class:`dpdist.BelowNoiseWarning` is given if these
+        are not all. None if the distribution of the noise is not known.
     component_groups_ : tuple of range or None
         These, counted from 0, in groups of components that cannot be told from one another. None likewise.
     squared_cosines_ : ndarray or None
@@ -262,7 +262,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             release = fits.released(self, X, check, _number(count))
             try:
                 self._learn(*self._components_of(release, X, count))
-            except (UsageError, DrownedError) as error:
+            except (UsageError, BelowNoiseError) as error:
                 kept = "What was released is kept: PrivatePCA.from_release(fitted.release_, n_components=K) is free."
                 raise type(error)(f"{error} {kept}") from None
         return self
@@ -541,7 +541,7 @@ def _warn_of_drowned(above: int, count: int) -> None:
     warnings.warn(
         f"{count - above} of {count} components cannot be told from the noise of the release, and may point anywhere: "
         f"squared_cosines_ says how well each of the others points. {rest}",
-        DrownedWarning,
+        BelowNoiseWarning,
         stacklevel=3,
     )
 

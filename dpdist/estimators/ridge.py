@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpdist._util.text import counted
 from dpdist.answers.block import beside, places_of, require_law
 from dpdist.answers.regression import Estimate, Regression, regressions
-from dpdist.errors import DrownedError, DrownedWarning, UsageError
+from dpdist.errors import BelowNoiseError, BelowNoiseWarning, UsageError
 from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
 from dpdist.estimators.inputs import Rows, RowsError, given_names, rows_at, rows_in_memory, tell_columns
@@ -26,9 +26,9 @@ from dpdist.estimators.targets import Targets, targets_of
 from dpdist.ingest.registered import open_rows
 from dpdist.naming import ESTIMATORS, naming
 from dpdist.privacy.guarantee import Neighbours
+from dpdist.release.advice import weightless
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
-from dpdist.release.worth import weightless
 
 Names = str | Sequence[str]
 AUTO = "auto"
@@ -223,7 +223,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
                 release = fits.released(self, X, _require_matrix, targets=[table.names[i] for i in places])
             try:
                 self._learn(release, target, on, whole=on is not None)
-            except (UsageError, DrownedError) as error:
+            except (UsageError, BelowNoiseError) as error:
                 kept = "What was released is kept: PrivateRidge.from_release(fitted.release_, target) is free."
                 raise type(error)(f"{error} {kept}") from None
         return self
@@ -323,7 +323,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             warnings.warn(
                 f"As far as the noise lets see, the columns may explain nothing of {', '.join(drowned)}: r2_intervals_ "
                 "begin below 0. Take a larger epsilon, more rows, or fewer columns.",
-                DrownedWarning,
+                BelowNoiseWarning,
                 stacklevel=3,
             )
 
@@ -378,5 +378,5 @@ def _asked(ridge: object, components: object) -> tuple[float | None, int | str |
 
 def _require_matrix(request: ReleaseRequest, columns: int) -> None:
     """Refuse what gives no regression, before it is paid for."""
-    noise = None if fits.releases_subspace(request) else request.sized.calibrated(columns).noise
+    noise = None if fits.releases_subspace(request) else request.with_placeholders.calibrated(columns).noise
     require_law(request.mechanism, noise)

@@ -27,7 +27,7 @@ from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Shape
 from dpdist.rows.writing import RowsWriter
-from dpdist.runtime.checks import Asker, guarded
+from dpdist.runtime.checks import ClientInfo, guarded
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.collections import computing, each_block, first_rows
 from dpdist.runtime.sums import OnDask
@@ -100,7 +100,7 @@ class _Blocks:
         """Call the first of each task with the others, where the blocks among them are computed."""
         if self.found.lazy:
             return each_block(self.engine, tasks, self.progress, label)
-        return [guarded(Asker.here(), *task) for task in tasks]
+        return [guarded(ClientInfo.here(), *task) for task in tasks]
 
     def write(self, *, compress: bool) -> Shape:
         """Write all rows, and return what table they are."""

@@ -127,10 +127,10 @@ def _require_plain(entry: Path) -> None:
             )
 
 
-def has_rows(path: Path, beside: Path, choices: Choices = Choices()) -> bool:  # noqa: B008 - frozen
+def has_rows(path: Path, scratch_dir: Path, choices: Choices = Choices()) -> bool:  # noqa: B008 - frozen
     """Tell whether a file holds rows; what cannot be told is taken to."""
     try:
-        with opened_sources(path, beside, choices) as sources:
+        with opened_sources(path, scratch_dir, choices) as sources:
             for source in sources:
                 source.survey((0,))
     except NoRowsError:

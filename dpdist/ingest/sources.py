@@ -230,9 +230,9 @@ def _states(place: SourceLocation, keys: Keys) -> list[list[object]]:
 class Opener:
     """Opens one source after the other."""
 
-    def __init__(self, beside: Path, choices: Choices) -> None:
-        self._beside, self._choices = beside, choices
-        self.process = ReaderProcess(beside)
+    def __init__(self, scratch_dir: Path, choices: Choices) -> None:
+        self._beside, self._choices = scratch_dir, choices
+        self.process = ReaderProcess(scratch_dir)
         self._stack = ExitStack()
         self._entry: Entry | None = None
 
@@ -310,7 +310,7 @@ class Sources(Sequence[Source]):
 
 
 @contextmanager
-def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choices()) -> Iterator[Sources]:  # noqa: B008 - frozen
+def opened_sources(place: SourceLocation, scratch_dir: Path, choices: Choices = Choices()) -> Iterator[Sources]:  # noqa: B008 - frozen
     """Give the sources at a place, in order, and remove afterwards what had to be fetched."""
     places = located(place)
     kinds = {_kind(each) for each, _ in places}
@@ -318,7 +318,7 @@ def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choic
         if not any(name in kind.takes for kind in kinds):
             takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes)
             raise UsageError(f"{parameter(name)} is for {takers}, and {place} has none of these. Leave it out.")
-    with closing(Opener(beside, choices)) as opener:
+    with closing(Opener(scratch_dir, choices)) as opener:
         yield Sources(
             [
                 Entry(str(each.absolute() if isinstance(each, Path) else each.address), str(each), keys)
@@ -332,27 +332,29 @@ def _no_columns(place: object) -> UsageError:
     return UsageError(f"{place} holds no columns of different kinds, which a schema is for.", parameter="schema")
 
 
-def columns_at(place: SourceLocation, beside: Path, header: str | None) -> tuple[tuple[str, ...], list[Any] | None]:
+def columns_at(
+    place: SourceLocation, scratch_dir: Path, header: str | None
+) -> tuple[tuple[str, ...], list[Any] | None]:
     """Return the names of the columns of a source that a schema is for, and their Arrow types where these are stored.
 
     Whether the first line of text is one of them is never guessed from the lines below it.
     """
     if not any("schema" in _kind(each).takes for each, _ in located(place)):
         raise _no_columns(place)
-    with opened_sources(place, beside, Choices(header=header)) as sources, sources.named(0) as source:
+    with opened_sources(place, scratch_dir, Choices(header=header)) as sources, sources.named(0) as source:
         head = source.head
         if head.guess is not None:
             raise header_asked(sources.entries[0].shown)
         return head.names, None if head.kinds is None else [*head.kinds]
 
 
-def words_at(place: SourceLocation, beside: Path, header: str | None, columns: Sequence[str]) -> set[str]:
+def words_at(place: SourceLocation, scratch_dir: Path, header: str | None, columns: Sequence[str]) -> set[str]:
     """Return which of some columns of local text hold something that is no number; none where nobody knows that."""
     if not isinstance(place, Path):
         return set()
     with suppress(DpdistError):
         schema = Schema([Column(name, "number") for name in dict.fromkeys(columns)], others="ignored")
-        with opened_sources(place, beside, Choices(header=header, schema=schema)) as sources:
+        with opened_sources(place, scratch_dir, Choices(header=header, schema=schema)) as sources:
             return set().union(*(each.words() for each in sources if isinstance(each, Csv)))
     return set()
 

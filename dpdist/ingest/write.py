@@ -286,14 +286,14 @@ class _Ingest:
 
     def _kept(self, found: Surveyed, unit: Unit, labels: Sequence[str]) -> KeptRows:
         """Find the rows that are kept of each privacy unit, and put them aside."""
-        rows, beside, watch = found.rows, self.aside.scratch_folder, self.watch
-        atomic.require_space(beside, UNIT_BYTES * rows, "numbers of privacy units")
+        rows, scratch_dir, watch = found.rows, self.aside.scratch_folder, self.watch
+        atomic.require_space(scratch_dir, UNIT_BYTES * rows, "numbers of privacy units")
         key, schema = secret_of(self.aside), self.choices.schema
         place = None if schema is not None or labels else found.head.names.index(unit.column)
         units = self._units(found.filled, key if watch is None else watch.key, labels, place)
         if watch is not None:
             units = watch.watched(units, rows, len(labels) if schema is None else len(schema.unit_columns))
-        kept = kept_rows(units, rows, unit, beside, key)
+        kept = kept_rows(units, rows, unit, scratch_dir, key)
         if watch is not None:
             watch.leave_out(kept)
         self.aside.put(_KEPT, kept.bits)

@@ -44,9 +44,9 @@ from dpdist.pca.alignment import require_law
 from dpdist.pipeline import release
 from dpdist.pipeline.clip_norm import draw_alone
 from dpdist.pipeline.release import Outcome
-from dpdist.privacy import caution
+from dpdist.privacy import checks
 from dpdist.privacy.parallel import Charge
-from dpdist.release import worth
+from dpdist.release import advice
 from dpdist.release.series import Toeplitz
 from dpdist.rows.periods import Span
 from dpdist.rows.persons import read_excluded
@@ -195,7 +195,7 @@ def _release(
         outcome: Outcome = release.release_table(span, target, request, ledger=series.place, cluster=cluster)
         if outcome.fresh:
             fresh.append(outcome.release.release_id)
-            say(outcome.words())
+            say(outcome.describe())
     return fresh
 
 
@@ -220,7 +220,7 @@ def _choose_scale(series: Series, cluster: Cluster, say: Callable[[str], None]) 
         say(
             f"{chosen.release_id}: centre and scale of each column, for all periods, were chosen privately from the "
             f"rows of {', '.join(chosen.table.seals)}, which bear {share} for it. "
-            f"{worth.words(*chosen.blindly_scaled())}".rstrip()
+            f"{advice.describe(*chosen.blindly_scaled())}".rstrip()
         )
 
 
@@ -274,4 +274,4 @@ def _require_small_delta(series: Series, release_id: str, periods: Sequence[str]
     record, asked = series.ledger.record(release_id), series.job.request
     if asked.loss.delta_atto and (record is None or record.state is State.ABORTED):
         rows = series.table.count(periods)
-        caution.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
+        checks.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)

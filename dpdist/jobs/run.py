@@ -98,7 +98,7 @@ def _run(job: Job, say: Callable[[str], None]) -> JobOutcome:
     table = budget.complete_ingest(job.rows, job.ledger)
     require_components(job, table)
     outcome = release.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster, say=say)
-    say(outcome.words())
+    say(outcome.describe())
     if job.model is not None:
         model, _, _ = fit_components(
             job.release, job.model, job.components, correlation=job.correlation, cluster=job.cluster

@@ -26,15 +26,15 @@ from dpdist.ledger.state import Record, State
 from dpdist.mechanisms.columns import NAME as SCALES
 from dpdist.pipeline.budget import ledger_of
 from dpdist.pipeline.components import made_from
-from dpdist.privacy import caution
+from dpdist.privacy import checks
 from dpdist.privacy.accounting import Left, caps_for
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
+from dpdist.release.advice import choice_refused
 from dpdist.release.first_scale import shared
 from dpdist.release.request import Parts, auto_clip
 from dpdist.release.series import Toeplitz
 from dpdist.release.trusted import charged_request, stands_at
-from dpdist.release.worth import choice_refused
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import counted_rows, open_periods
 from dpdist.rows.units import Unit
@@ -270,7 +270,7 @@ def _require_places(job: Job) -> None:
 
 def _require_small_delta(job: Job, rows: int) -> None:
     asked = job.request
-    caution.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
+    checks.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
 
 
 def _proved(guarantee: Guarantee | None) -> Guarantee:
@@ -326,7 +326,7 @@ def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> Perso
         rows = counted_rows(job.unit, read, weighted=bool(weights))
         counted.add(rows)
         if columns is not None:
-            request = replace(job.request.sized, loss=loss)
+            request = replace(job.request.with_placeholders, loss=loss)
             if job.request.clip_norm == "auto":
                 request = replace(request, clip_norm=auto_clip(columns, request.choice_rule))
             variance = request.calibrated(columns, rows * max(weights, default=1)).noise.variance_off_diagonal

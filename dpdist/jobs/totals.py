@@ -13,11 +13,11 @@ from pathlib import Path
 
 from dpdist._util.paths import local
 from dpdist._util.text import counted
-from dpdist.errors import DrownedError
+from dpdist.errors import BelowNoiseError
 from dpdist.jobs.job_file import Job
 from dpdist.jobs.series import Series
 from dpdist.pipeline.components import fit_components
-from dpdist.privacy import caution
+from dpdist.privacy import checks
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, estimated, last_periods, next_total, write_sum
 from dpdist.release.series import Night, Node, Toeplitz, Tree, total_of, variance_factor
@@ -92,7 +92,7 @@ def total_reads(job: Job, columns: int | None, count: int) -> TotalReads:
     """Return what is opened for the total of so many periods."""
     releases, size = opened(job.plan, count, job.window), None
     if columns is not None:
-        width = job.request.sized.bound(columns).width
+        width = job.request.with_placeholders.bound(columns).width
         size = releases * _ENTRY * width**2
     return TotalReads(count, releases, size)
 
@@ -133,7 +133,7 @@ def conclude(series: Series, periods: Sequence[str], say: Callable[[str], None])
         words += f"; with the choice of the scale, which rows of {periods[0]} bear as well, {both}"
     say(
         f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
-        f"{caution.in_words(released.cautions)}"
+        f"{checks.in_words(released.cautions)}"
     )
     parts = [(total, series.models)]
     if job.window is not None and isinstance(series.plan, Toeplitz):
@@ -150,7 +150,7 @@ def _fit(job: Job, of: Path, model: Path, say: Callable[[str], None]) -> Path | 
     make_public_folder(model.parent)
     try:
         found, _, _ = fit_components(of, model, job.components, correlation=job.correlation, cluster=job.cluster)
-    except DrownedError as error:  # more periods may lift some above it: the release of this one is no failure
+    except BelowNoiseError as error:  # more periods may lift some above it: the release of this one is no failure
         say(f"No model of {of} was written. {error}")
         return None
     say(f"{model}: {counted(len(found.components.components), 'component')}.")

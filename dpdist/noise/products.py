@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.parallel import Each, available_cores, threaded
+from dpdist._util.parallel import ParallelMap, available_cores, threaded
 from dpdist.noise.entropy import Entropy, Words
 from dpdist.noise.lattice import HALF, product
 from dpdist.noise.reals import Integers, Reals, exact_normals
@@ -155,7 +155,7 @@ def _entry(z: Reals, i: int, j: int, columns: int, scale: int) -> int:
         bits += 64
 
 
-def _norm(z: Reals, size: int, columns: int, each: Each[range, float]) -> float:
+def _norm(z: Reals, size: int, columns: int, each: ParallelMap[range, float]) -> float:
     """Return an upper bound on the norms of the rows of Z."""
 
     def largest(strip: range) -> float:
@@ -174,7 +174,7 @@ def _strips(size: int, columns: int) -> list[range]:
 
 
 def _rounded_gram(
-    z: Reals, size: int, columns: int, scale: int, limbs: int | None, each: Each[Any, Any] = map
+    z: Reals, size: int, columns: int, scale: int, limbs: int | None, each: ParallelMap[Any, Any] = map
 ) -> Triangle:
     """Return ``rnd(scale Z Z^T)``, Z row by row."""
     splitting = _Splitting(columns, _norm(z, size, columns, each))

@@ -46,7 +46,7 @@ import numpy.typing as npt
 from mpmath.ctx_iv import MPIntervalContext
 from mpmath.libmp import round_floor, to_int
 
-from dpdist._util.parallel import Each
+from dpdist._util.parallel import ParallelMap
 from dpdist.noise.entropy import Entropy, Words
 
 Integers = npt.NDArray[np.int64]
@@ -277,7 +277,7 @@ def draws(law: Law, size: int, entropy: Entropy) -> Iterator[tuple[slice, Reals]
         start += reals.whole.size
 
 
-def exact_normals(size: int, entropy: Entropy, each: Each[range, dict[int, Bits]] = map) -> Reals:
+def exact_normals(size: int, entropy: Entropy, each: ParallelMap[range, dict[int, Bits]] = map) -> Reals:
     """Draw standard normals: 128 fractional bits, and further ones when asked for; 25 bytes of memory a draw."""
     out = Reals(np.empty(size, bool), np.empty(size, np.int64), np.empty((2, size), np.uint64), entropy)
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.mechanisms.info import Output
 from dpdist.naming import parameter, step
 from dpdist.pca.bias import Rounding, rounding
@@ -306,9 +306,9 @@ def counted_components(release: Release, product: Callable[[Values], Values] | N
     return components(release, count, product)
 
 
-def none_counted(where: str) -> DrownedError:
+def none_counted(where: str) -> BelowNoiseError:
     """Return what is raised where components are left to the noise, and none is counted."""
-    return DrownedError(
+    return BelowNoiseError(
         f"No component of {where} can be told from noise, or from what is beside it. {step('forecast')} says how much "
         f"budget or how many rows it takes. {parameter('components', 'K')} takes K components all the same."
     )
@@ -325,7 +325,7 @@ def require_alignment(release: Release, found: Components) -> Alignment:
 def require_law(request: ReleaseRequest, columns: int) -> None:
     """Refuse to leave the number of components to noise of which no law is known, before it is paid for."""
     subspace = request.mechanism_info.output is Output.COMPONENTS
-    if subspace or law_of(request.sized.calibrated(columns).noise, columns) is None:
+    if subspace or law_of(request.with_placeholders.calibrated(columns).noise, columns) is None:
         raise UsageError(_no_law(request.mechanism))
 
 

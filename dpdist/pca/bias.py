@@ -57,7 +57,7 @@ class Rounding:
             "rounding_shift": self.shift,
         }
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return the same in a sentence or two."""
         share = "" if self.share is None else f", {100 * self.share:.2g} % of the noise"
         said = (
@@ -91,7 +91,7 @@ def rounding(release: Release) -> Rounding | None:
 def warning(release: Release) -> str:
     """Return what is said of a release whose grid is too coarse for its noise; else nothing."""
     found = rounding(release)
-    return "" if found is None or found.share is None or found.share <= LARGEST_SHARE else f" {found.words()}"
+    return "" if found is None or found.share is None or found.share <= LARGEST_SHARE else f" {found.describe()}"
 
 
 _FAR = 3.0
@@ -107,7 +107,7 @@ _LARGEST_ERROR = 0.05
 
 
 @dataclass(frozen=True)
-class Shortened:
+class ClippedRows:
     """How long rows are, as far as a release tells."""
 
     norm: float  # C', in the units of the shifted and scaled rows
@@ -186,7 +186,7 @@ class Shortened:
             "larger, and slopes and components may be off by more than their intervals."
         )
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return of which rows all values are, as part of the sentence that gives an answer."""
         said = f"of rows clipped to norm {rounded_norm(self.norm)}{self.clipped and f' ({self.clipped})'}"
         return f"{said}, those without {listed(self.dropping)} counted as the centre" if self.dropping else said
@@ -198,7 +198,7 @@ def trace_deviation(noise: Noise, columns: int) -> float:
     return math.sqrt(columns * on + columns * (columns - 1) * max(0.0, on - 2 * off))
 
 
-def shortened(release: Release) -> Shortened:
+def clipped_rows(release: Release) -> ClippedRows:
     """Say how long the rows of a release are, as far as it tells: from its diagonal."""
     bound, noise = release.bound, release.noise
     d, norm = bound.columns, bound.shortened_norm
@@ -206,7 +206,7 @@ def shortened(release: Release) -> Shortened:
     dropping = () if release.schema is None else release.schema.dropping
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
-        return Shortened(norm, None, None, most, longest, centred, dropping)
+        return ClippedRows(norm, None, None, most, longest, centred, dropping)
     largest = rows * norm**2
     trace = float(release.moment_diagonal.sum()) - d * noise.mean_diagonal * bound.unit**2
     deviation = trace_deviation(noise, d) * bound.unit**2
@@ -218,7 +218,9 @@ def shortened(release: Release) -> Shortened:
         grid += trace / largest * _FAR * _deviation_of_rows(release) / rows
     share, error = trace / largest, _FAR * deviation / largest + grid
     by_trace = min(1.0, max(0.0, share + error))
-    return Shortened(norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred, dropping)
+    return ClippedRows(
+        norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred, dropping
+    )
 
 
 def _deviation_of_rows(release: Release) -> float:

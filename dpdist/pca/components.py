@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse.linalg import ArpackError
 
 from dpdist._util.html import table
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.eigen import Matrix, _solve, signed, top_eigenpairs, top_eigenpairs_of
 from dpdist.release.artefact import Release
@@ -124,7 +124,7 @@ def about_mean(release: Release) -> AboutMean:
     if count is None:
         return AboutMean(mean, 1.0, -offset, per_row=False)
     if count <= 0:
-        raise DrownedError(
+        raise BelowNoiseError(
             "The private estimate of the number of rows is not positive: the noise drowns the data. This release gives "
             "no mean and no covariance. Take a larger epsilon or more rows."
         )

@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.alignment import (
     MOST,
@@ -53,8 +53,8 @@ from dpdist.pca.components import Components, about_mean, mean_variance
 from dpdist.pca.eigen import signed, top_eigenpairs
 from dpdist.pca.noise_edge import law_of
 from dpdist.pca.overlap import Spectrum
+from dpdist.release.advice import weightless
 from dpdist.release.artefact import Release
-from dpdist.release.worth import weightless
 
 Values = npt.NDArray[np.float64]
 ABOVE = 4.0
@@ -147,7 +147,7 @@ def _kept(release: Release, variances: Values, count: float | None, *, drop_firs
     if drop_first:
         kept = np.setdiff1d(kept, _first_of_categories(release))
     if not len(kept):
-        raise DrownedError(
+        raise BelowNoiseError(
             f"No column of this release stands above the noise, and a correlation matrix is of those that do. Release "
             f"anew with {parameter('scale', 'private')}, a larger epsilon or more rows."
         )
@@ -208,7 +208,7 @@ def fewest(low: Values, share: float, which: str, by: str) -> int:
     """Return how many of the leading components hold a share, from the lower ends of what the first 1, 2, ... hold."""
     enough = np.flatnonzero(low >= share)
     if not enough.size:
-        raise DrownedError(
+        raise BelowNoiseError(
             f"A share of {share:g} of the variance was asked for. {which} hold {math.floor(1000 * low.max()) / 1000:g} "
             f"for sure, {by}. Ask for less, or pass their number ({parameter('components', 'K')}). A larger epsilon or "
             "more rows let more be seen."

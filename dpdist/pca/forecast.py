@@ -22,12 +22,12 @@ from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.naming import parameter, step
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.pca.overlap import FAR, GAP, REACH, cut
-from dpdist.privacy.caution import LARGEST_EPSILON, cautions
+from dpdist.privacy.checks import LARGEST_EPSILON, cautions
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.privacy.persons import rows_charged
+from dpdist.release.advice import two_digits
 from dpdist.release.clip_trade import Trade, trades
 from dpdist.release.request import ReleaseRequest, auto_clip
-from dpdist.release.worth import two_digits
 from dpdist.rows.bounding import DITHERED
 from dpdist.rows.rounding import spectral_error
 from dpdist.rows.units import Unit

@@ -75,7 +75,7 @@ class Audit:
             "proof_rejected": self.guarantee is not None and self._rejects(self.guarantee.loss),
         }
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return the result in sentences."""
         loss, found = self.task.loss, self.to_json()
         verdict = "REJECTED" if found["claim_rejected"] else "not rejected"
@@ -133,7 +133,7 @@ def audit_mechanism(
     Returns
     -------
     Audit
-        ``finding`` (the best event), ``sample`` ((2, draws) float64), ``to_json()`` and ``words()``.
+        ``finding`` (the best event), ``sample`` ((2, draws) float64), ``to_json()`` and ``describe()``.
 
     Raises
     ------

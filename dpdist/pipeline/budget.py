@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 def default_ledger(rows: AnyStore) -> Path:
     """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``."""
-    beside = store_at(rows).address()
-    if not isinstance(beside, Path):
-        raise UsageError(f"A ledger cannot stand beside {beside}. Name its place.", parameter="ledger")
-    return beside.with_name(beside.name.removesuffix(".zarr") + ".ledger")
+    scratch_dir = store_at(rows).address()
+    if not isinstance(scratch_dir, Path):
+        raise UsageError(f"A ledger cannot stand beside {scratch_dir}. Name its place.", parameter="ledger")
+    return scratch_dir.with_name(scratch_dir.name.removesuffix(".zarr") + ".ledger")
 
 
 def ledger_place(table: Table | PeriodicTable, ledger: LedgerAddressGiven | None = None) -> LedgerAddress:

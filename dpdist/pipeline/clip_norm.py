@@ -24,16 +24,16 @@ from dpdist.moment.layout import units_of
 from dpdist.moment.total import add_partials
 from dpdist.naming import parameter
 from dpdist.pipeline.budget import ledger_place
-from dpdist.privacy import caution
+from dpdist.privacy import checks
 from dpdist.privacy.guarantee import MICRO, Number, PrivacyLoss
-from dpdist.release import histograms, norm_histogram, stages, worth
+from dpdist.release import advice, histograms, norm_histogram, stages
+from dpdist.release.advice import Worth
 from dpdist.release.clip_trade import ForComponents, noise_share, quantile_for
 from dpdist.release.histograms import HistogramTransaction
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.parse import quantile_from
 from dpdist.release.request import Choice
 from dpdist.release.trusted import MomentTransaction
-from dpdist.release.worth import Worth
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import is_periodic
 from dpdist.runtime.cluster import Cluster, chosen
@@ -95,7 +95,7 @@ class ClipChoice:
             "cautions": list(self.histogram.cautions),
         }
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return what was found, what it is worth and what it cost, in sentences."""
         said = self._not_found() if self.clip is None else self._chosen(self.clip)
         if self.clip is not None and self.purpose is not None:
@@ -110,7 +110,7 @@ class ClipChoice:
         how = "charged now" if self.fresh else "drawn before: the same answer, nothing spent"
         return (
             f"{said}\nCost: {guarantee.loss}{law} under {guarantee.neighbours}, {self.histogram.release_id} ({how})."
-            f"{caution.in_words(self.histogram.cautions)}"
+            f"{checks.in_words(self.histogram.cautions)}"
         )
 
     @property
@@ -263,7 +263,7 @@ def choose_clip_norm(
     asked = _asked(quantile, components, release_epsilon)
     table, where = _table_at(store_at(rows)), chosen(cluster)
     request.bound(table.columns)  # refuses public vectors of another length
-    worth.require_centre_of_dropped(table, centred=request.centre is not None)
+    advice.require_centre_of_dropped(table, centred=request.centre is not None)
     account = absolute(ledger_place(table, ledger))
     transaction = NormsTransaction(request, table, account)
     if not where.trusted_worker:
@@ -318,13 +318,13 @@ def _foretell(
     """Say what the answer will be worth; refuse one that is worth nothing, unless it is charged already."""
     request, table = transaction.request, transaction.table
     if state is not State.RESERVED:
-        caution.require_small_delta(request.loss, request.neighbours, table.rows, accepted=request.accept_large_delta)
-    caution.warn(request.calibrated(table).guarantee.loss, request.neighbours, table.rows)
+        checks.require_small_delta(request.loss, request.neighbours, table.rows, accepted=request.accept_large_delta)
+    checks.warn(request.calibrated(table).guarantee.loss, request.neighbours, table.rows)
     if state is State.RESERVED:
         return
     if isinstance(asked, tuple):
         noise_share(_purpose(asked, request), request.neighbours, table.columns, table.max_rows)
-    said = worth.forecast(request, table, None if isinstance(asked, tuple) else asked, left_micro)
+    said = advice.forecast(request, table, None if isinstance(asked, tuple) else asked, left_micro)
     if say is not None:
         say(said)
 
@@ -345,7 +345,7 @@ def _choice(
     choice = ClipChoice(histogram, quantile, histogram.quantile(quantile), fresh, purpose=purpose)
     if choice.worth.useful:
         return choice
-    return replace(choice, enough_micro=worth.useful_epsilon(request, table, quantile))
+    return replace(choice, enough_micro=advice.useful_epsilon(request, table, quantile))
 
 
 def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[NormsTransaction, State | None, int | None]:
@@ -354,7 +354,7 @@ def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[Norms
     The state is None where nothing of it is charged; the epsilon, in millionths, where there is no ledger yet.
     """
     if budget_delta and not transaction.request.loss.delta_atto:
-        transaction = norm_histogram.settled(transaction)
+        transaction = norm_histogram.resolved(transaction)
     if not Ledger.stands_at(transaction.ledger):
         return transaction, None, None
     ledger = Ledger(transaction.ledger)
@@ -423,6 +423,6 @@ def require_choice(transaction: MomentTransaction) -> None:
     if "scale" in chosen:
         counting = stages.columns_of(transaction).counting()
         stages.require_seen(transaction.request, counting, table.rows, table.max_rows)
-    said = worth.choice_refused(transaction.request, table.columns, table.rows, table.max_rows)
+    said = advice.choice_refused(transaction.request, table.columns, table.rows, table.max_rows)
     if said is not None:
         raise RefusedError(f"{said} Nothing was read or spent.")

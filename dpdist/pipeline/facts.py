@@ -85,7 +85,7 @@ class Facts(ABC):
         head = {"path": self.path, "kind": self.kind, "private": self.private}
         return {**head, **self._values(), "damaged": as_json(self.damaged)}
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return text: a line for each fact."""
         lines = [("", f"{self.path}: {self.title}. {self._warning() if self.private else 'Public'}."), *self._lines()]
         if self.damaged is not None:

@@ -37,18 +37,18 @@ from dpdist.moment.total import (
     require_summable,
 )
 from dpdist.naming import parameter
-from dpdist.pca.bias import shortened
+from dpdist.pca.bias import clipped_rows
 from dpdist.pca.bias import warning as rounding_warning
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.clip_norm import draw_stages, require_choice
-from dpdist.privacy import caution
+from dpdist.privacy import checks
 from dpdist.privacy.guarantee import Guarantee
-from dpdist.release import stages, trusted, worth
+from dpdist.release import advice, stages, trusted
+from dpdist.release.advice import blindly_scaled_words
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, write_sum
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.trusted import admit, require_undeclared
-from dpdist.release.worth import blindly_scaled_words
 from dpdist.rows.table import Table
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.local import Engine, Secret, Work
@@ -77,7 +77,7 @@ class Outcome:
             "release": str(self.path), "fresh": self.fresh, **found.attributes(), "cautions": list(found.cautions),
         }  # fmt: skip
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return the same in a sentence."""
         found = self.release
         how = "released now" if self.fresh else "released before: the same bytes, nothing spent"
@@ -88,11 +88,11 @@ class Outcome:
                 f"{found.claim or 'nothing'}, proved {proved} under {found.neighbours}. Do not publish it."
             )
         # what a sum of several weights is not is told of their total
-        clipped = "" if found.weights else f"{shortened(found).warning()}{rounding_warning(found)}"
+        clipped = "" if found.weights else f"{clipped_rows(found).warning()}{rounding_warning(found)}"
         return (
             f"{self.path}: {found.release_id} ({how}). {found.mechanism}, "
             f"{found.guarantee_words()}, {found.guarantee.arithmetic}.{stage_words(found)} This file is public."
-            f"{caution.in_words(found.cautions)} {clipped}".rstrip()
+            f"{checks.in_words(found.cautions)} {clipped}".rstrip()
         )
 
 
@@ -209,8 +209,8 @@ def release_table(
     transaction = trusted.MomentTransaction(*asked) if elsewhere else trusted.as_charged(*asked)
     _tell_older(transaction, request, tell)
     guarantee = transaction.request.guarantee(table)  # refuses what makes no sense, before anything else
-    sized = transaction.sized()
-    require_summable(table, sized.request.bound(table.columns))
+    with_placeholders = transaction.with_placeholders()
+    require_summable(table, with_placeholders.request.bound(table.columns))
     if request.by_products and where.trusted_worker:
         raise UsageError(
             f"Products are multiplied round by round from this process: leave {parameter('trusted', 'worker')} out."
@@ -219,7 +219,7 @@ def release_table(
         _require_centre(transaction, tell)
         return _reproduced(transaction, where, ledger)
     if guarantee is not None:
-        caution.warn(guarantee.loss, request.neighbours, table.rows)
+        checks.warn(guarantee.loss, request.neighbours, table.rows)
     committed = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}
     if not where.trusted_worker and transaction.state() in committed:
         transaction.reserve()  # refuses when the id stands for other parameters
@@ -234,12 +234,12 @@ def release_table(
         engine.require_visible(table.probe, ROOT)
         if elsewhere:
             transaction = engine.trusted(trusted.as_charged, *asked)
-            sized = transaction.sized()
-        layout = _layout(engine, sized, where)  # refuses what has no room before anything is charged
+            with_placeholders = transaction.with_placeholders()
+        layout = _layout(engine, with_placeholders, where)  # refuses what has no room before anything is charged
         fresh = engine.trusted(transaction.reserve) in {State.RESERVED, State.STAGED}
         if fresh and transaction.draws > 1:
             draw_stages(engine, transaction)
-            _compute(engine, engine.trusted(stages.settled, transaction), where, layout)
+            _compute(engine, engine.trusted(stages.resolved, transaction), where, layout)
         elif fresh:
             _compute(engine, transaction, where, layout)
         engine.trusted(trusted.publish, transaction)
@@ -263,7 +263,7 @@ def _tell_older(
 
 def _tell_free_norm(transaction: trusted.MomentTransaction, tell: Callable[[str], None]) -> None:
     """Say that the schema gives a clip norm for nothing, where one is about to be paid for."""
-    free = worth.free_norm(transaction.table, transaction.request).lstrip()
+    free = advice.free_norm(transaction.table, transaction.request).lstrip()
     if free and transaction.request.clip_norm == "private":
         tell(f"{free} A privately chosen one may be shorter, with less noise.")
 
@@ -271,8 +271,10 @@ def _tell_free_norm(transaction: trusted.MomentTransaction, tell: Callable[[str]
 def _require_centre(transaction: trusted.MomentTransaction, tell: Callable[[str], None]) -> None:
     """Refuse rows of which some are dropped where they have no centre, and say what they are in an older table."""
     request = transaction.request
-    worth.require_centre_of_dropped(transaction.table, centred=request.centre is not None or "scale" in request.chooses)
-    if dropped := worth.dropped(transaction.table):
+    advice.require_centre_of_dropped(
+        transaction.table, centred=request.centre is not None or "scale" in request.chooses
+    )
+    if dropped := advice.dropped(transaction.table):
         tell(dropped)
 
 

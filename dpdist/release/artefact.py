@@ -34,7 +34,7 @@ from dpdist.mechanisms.info import Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import step
-from dpdist.privacy.caution import cautions
+from dpdist.privacy.checks import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.attributes import Attributes, Coverage, Stage
 from dpdist.rows.bounding import DITHERED, RowBound

@@ -25,7 +25,7 @@ from dpdist.mechanisms.counts import (
 )
 from dpdist.mechanisms.quantile import NAME, QuantileFound, calibrated, quantile_of
 from dpdist.moment.histograms import NormCounting, NormGrid
-from dpdist.privacy.caution import cautions
+from dpdist.privacy.checks import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.release.histograms import HistogramTransaction
 from dpdist.release.request import common_parameters, id_of
@@ -216,7 +216,7 @@ class NormHistogram:
         )  # fmt: skip
 
 
-def settled(transaction: NormsTransaction) -> NormsTransaction:
+def resolved(transaction: NormsTransaction) -> NormsTransaction:
     """Give a request without a delta the one of the ledger's budget, and with it Gaussian noise; reads the ledger only.
 
     Where the ledger holds the histogram already, with that delta or, as of earlier versions, with none, the first that

@@ -64,7 +64,7 @@ def request_from(
         targets=asked.targets,
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
-    request.truncating().sized.bound(columns)  # range of clip norm and grid bits
+    request.truncating().with_placeholders.bound(columns)  # range of clip norm and grid bits
     return request
 
 

@@ -67,7 +67,7 @@ class Parts:
 
     stages: Mapping[Choice, CalibratedHistogram]  # by what each chooses, at its loss
     choice: Guarantee  # of all stages together
-    moment: ReleaseRequest  # the release that follows: `ReleaseRequest.sized`, at its part of the loss
+    moment: ReleaseRequest  # the release that follows: `ReleaseRequest.with_placeholders`, at its part of the loss
     guarantee: Guarantee  # of all together
 
     @property
@@ -304,7 +304,10 @@ class ReleaseRequest:
         if self.clip_norm == "auto" and self.scale != "private":
             return replace(self, clip_norm=auto_clip(columns, self.choice_rule)).on_grid(columns, rows, max_rows)
         if self.chooses:
-            shares, bits = self._shares(columns, rows, max_rows), self.sized.on_grid(columns, rows, max_rows).grid_bits
+            shares, bits = (
+                self._shares(columns, rows, max_rows),
+                self.with_placeholders.on_grid(columns, rows, max_rows).grid_bits,
+            )
             return replace(
                 self, grid_bits=bits, scale_share=shares.get("scale"), clip_share=shares.get("clip norm")
             )  # fmt: skip
@@ -356,7 +359,7 @@ class ReleaseRequest:
         return shares
 
     def _gaussian(self, columns: int, max_rows: int) -> bool:
-        return _proved(self.sized.calibrated(columns, max_rows)).mu_squared is not None
+        return _proved(self.with_placeholders.calibrated(columns, max_rows)).mu_squared is not None
 
     def of_table(self, table: Table) -> ReleaseRequest:
         """Return the request with the number of grid bits that it has for a table; refuse targets it does not have.
@@ -404,7 +407,7 @@ class ReleaseRequest:
         )
 
     @property
-    def sized(self) -> ReleaseRequest:
+    def with_placeholders(self) -> ReleaseRequest:
         """It, with a clip norm of 1 and no scale where these are not chosen yet.
 
         No width and no noise in grid steps depends on them.
@@ -450,7 +453,7 @@ class ReleaseRequest:
 
         chosen, rest = divided(self.loss, share, lambda loss: stages_at(loss)[1], gaussian=gaussian)
         stages, choice = stages_at(chosen)
-        moment = replace(self.sized, loss=rest)
+        moment = replace(self.with_placeholders, loss=rest)
         whole = together(choice, _proved(moment.calibrated(columns, max_rows)), self.loss)
         return Parts(stages, choice, moment, whole)
 
@@ -528,7 +531,7 @@ class ReleaseRequest:
         }
 
     def _bound_json(self, columns: int, max_rows: int) -> dict[str, object]:
-        said: dict[str, object] = dict(self.sized.bound(columns).to_json())
+        said: dict[str, object] = dict(self.with_placeholders.bound(columns).to_json())
         if not self.chooses:
             return said
         shares = {choice: str(share) for choice, share in self._shares(columns, None, max_rows).items()}

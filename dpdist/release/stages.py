@@ -20,15 +20,15 @@ from dpdist.mechanisms import columns, quantile
 from dpdist.mechanisms.counts import Counts
 from dpdist.moment.histograms import ColumnCounting, Counting, NormCounting, grids_of_numbers
 from dpdist.naming import parameter
-from dpdist.privacy.caution import LARGEST_EPSILON
+from dpdist.privacy.checks import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
+from dpdist.release.advice import enough_epsilon, norm_by_schema
 from dpdist.release.attributes import Stage
 from dpdist.release.clip_trade import ForComponents, clip_for
 from dpdist.release.histograms import ColumnHistograms, ColumnsStage, drawn
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.request import CLIP_GRID, FIRST_RULE, Choice, Parts, ReleaseRequest, auto_clip, parts_of
 from dpdist.release.trusted import MomentTransaction, Staged
-from dpdist.release.worth import enough_epsilon, norm_by_schema
 
 _OF_CLIP_NORM = 0.25
 """What a deviation of a target is made of the clip norm."""
@@ -70,7 +70,7 @@ def _norms_request(parts: Parts, bounded: ReleaseRequest, width: int) -> NormsRe
     )  # fmt: skip
 
 
-def settled(transaction: MomentTransaction) -> MomentTransaction:
+def resolved(transaction: MomentTransaction) -> MomentTransaction:
     """Read the stages that were committed, and return the release that follows from them, under the same id.
 
     Its parameters are those that were charged, and what the committed stages tell. Whoever repeats this gets the same:

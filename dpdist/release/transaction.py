@@ -45,7 +45,7 @@ from dpdist.ledger.state import Part, State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.naming import step
 from dpdist.noise.entropy import Entropy
-from dpdist.privacy import caution
+from dpdist.privacy import checks
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.rows.table import Table
 from dpdist.triangle import Band, Triangle
@@ -130,7 +130,7 @@ class ReleaseTransaction(Generic[RequestT_co]):
             raise RefusedError("Nothing is proved of this release, so no ledger can be charged for it.")
         record = ledger.record(self.release_id)
         if record is None or record.state is State.ABORTED:  # what is charged already is resumed
-            caution.require_small_delta(
+            checks.require_small_delta(
                 guarantee.loss, guarantee.neighbours, self.table.rows, accepted=self.request.accept_large_delta
             )
         return ledger.reserve(

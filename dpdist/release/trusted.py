@@ -86,9 +86,9 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
         record = Ledger(self.ledger).record(self.release_id)
         return record is not None and record.has(part)
 
-    def sized(self) -> MomentTransaction:
+    def with_placeholders(self) -> MomentTransaction:
         """Return it with a clip norm of 1 or no scale where that is not chosen yet: no width or cost depends on it."""
-        return replace(self, request=self.request.sized)
+        return replace(self, request=self.request.with_placeholders)
 
     def reserve(self) -> State:
         """Charge the release, as any, once its place is known to be free or its own."""

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from dpdist._util.text import counted, listed, wrapped
 from dpdist.answers.regression import Estimate, Regression
 from dpdist.naming import parameter
-from dpdist.pca.bias import shortened
+from dpdist.pca.bias import clipped_rows
 from dpdist.release.artefact import Release
 from dpdist.report.text import aligned
 
@@ -82,7 +82,7 @@ def about_intervals(release: Release, found: Regression) -> str:
     """Say what the intervals of a regression are about, and what they take for granted."""
     population = found.intercept.population_interval is not None
     about = _ABOUT + _POPULATION * population
-    about += "" if shortened(release).longest is not None else _CLIPPED
+    about += "" if clipped_rows(release).longest is not None else _CLIPPED
     if release.unit is None or not population:
         return about
     return (
@@ -105,8 +105,9 @@ def regression(found: Regression, release: Release) -> str:
     low, high = found.r2_interval
     about = "about its mean" if found.centred else f"about {centre_words(release)}: no mean was released"
     last = f"R² {found.r2.value:.3f}, between {outward(low, high)}: of the variance of {found.target} {about}."
+    columns = counted(len(found.names), "column")
     return "\n".join([
-        wrapped(f"Regression of {found.target} on {counted(len(found.names), 'column')} {shortened(release).words()}"),
+        wrapped(f"Regression of {found.target} on {columns} {clipped_rows(release).describe()}"),
         *aligned(rows),
         *([wrapped(f"{counted(left, 'column')} less sure to differ from 0: not shown.")] if left else []),
         wrapped(last),

@@ -17,20 +17,20 @@ from dpdist._util.html import render
 from dpdist._util.text import counted, exactly
 from dpdist._version import __version__
 from dpdist.answers.block import beside, places_of, source_units
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.pca.alignment import counted_components, noise_law
-from dpdist.pca.bias import rounding, shortened
+from dpdist.pca.bias import clipped_rows, rounding
 from dpdist.pca.components import components
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pipeline.release import stage_words
 from dpdist.release.artefact import Release
 from dpdist.report.answers import digits, number
 from dpdist.report.charts import guesses, tests
+from dpdist.report.findings import explained_of, heat_of, seen_of
 from dpdist.report.promise import drawn_for, promise, require_charged
-from dpdist.report.seen import explained_of, heat_of, seen_of
 from dpdist.report.text import ALIGNED, SURE
 from dpdist.storage.store import AnyStore, replace_own, store_at
 
@@ -86,7 +86,7 @@ def write(
         confidence=CONFIDENCE,
         heat=None if release.subspace is not None else heat_of(release),
         explained=_explained(release, targets, on),
-        shortened=shortened(release),
+        clipped_rows=clipped_rows(release),
         noise=_noise(release),
         edge_known=noise_law(release) is not None,
     )
@@ -100,7 +100,7 @@ def _default_count(release: Release) -> int:
     few = min(_DEFAULT, release.bound.columns)
     try:
         return max(few, len(counted_components(release).components))
-    except (UsageError, DrownedError):  # none is told from it, or nobody knows its law
+    except (UsageError, BelowNoiseError):  # none is told from it, or nobody knows its law
         return few
 
 

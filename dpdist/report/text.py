@@ -19,7 +19,7 @@ from dpdist.pca.correlation import Correlation
 from dpdist.pca.forecast import GOOD, Forecast, Person
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.orbit import FAILURE, OrbitForecast
-from dpdist.privacy.caution import in_words
+from dpdist.privacy.checks import in_words
 from dpdist.release.request import Parts, ReleaseRequest
 
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
@@ -78,7 +78,7 @@ def alignment(told: Alignment) -> str:
     narrow = [*heads[:2], *(max(head.split(), key=len) for head in heads[2:])]
     widths = [max(len(cell) for cell in column) for column in zip(narrow, *rows, strict=True)]
     legend = [
-        "" if told.rounding is None else told.rounding.words(),
+        "" if told.rounding is None else told.rounding.describe(),
         f"{ALIGNED} {SURE}" if told.counted else "",
         _NOT_TOLD if told.counted < len(told.eigenvalues) else "",
     ]

@@ -185,7 +185,9 @@ def among(bits: bytes | memoryview, start: int, count: int) -> npt.NDArray[np.bo
     return found[start - 8 * first :][:count]
 
 
-def kept_rows(units: Iterable[Numbers | Digests], rows: int, unit: Unit, beside: Path, key: bytes = b"") -> KeptRows:
+def kept_rows(
+    units: Iterable[Numbers | Digests], rows: int, unit: Unit, scratch_dir: Path, key: bytes = b""
+) -> KeptRows:
     """Find the rows of every unit that are kept.
 
     The rows are first dealt out to files by a hash of their unit, so that each file's units fit into memory. Its key
@@ -194,7 +196,7 @@ def kept_rows(units: Iterable[Numbers | Digests], rows: int, unit: Unit, beside:
     kept = KeptRows(rows)
     deal = np.uint64(int(random_token()[:16], 16) | 1)
     with ExitStack() as stack:
-        files = [stack.enter_context(TemporaryFile(dir=beside)) for _ in range(1 << _BITS)]
+        files = [stack.enter_context(TemporaryFile(dir=scratch_dir)) for _ in range(1 << _BITS)]
         row = 0
         kind: np.dtype[Any] = np.dtype(np.int64)
         for piece in units:

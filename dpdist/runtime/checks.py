@@ -36,19 +36,19 @@ def forbid_core_dumps() -> None:
 
 
 @dataclass(frozen=True)
-class Asker:
+class ClientInfo:
     """The process that submits a task: how its messages name parameters, and the version that it runs."""
 
     face: Face
     version: str
 
     @classmethod
-    def here(cls) -> Asker:
+    def here(cls) -> ClientInfo:
         """Return this process."""
         return cls(current_face(), __version__)
 
 
-def guarded(asker: Asker, function: Callable[..., Result], *arguments: Any) -> Result:
+def guarded(client_info: ClientInfo, function: Callable[..., Result], *arguments: Any) -> Result:
     """Run a task so that an error carries no value: our own errors pass, of others only type and place remain.
 
     Dask copies exceptions into logs and dashboards, and libraries quote cells. A process of another version is refused:
@@ -56,8 +56,8 @@ def guarded(asker: Asker, function: Callable[..., Result], *arguments: Any) -> R
     """
     forbid_core_dumps()
     try:
-        with naming(asker.face):
-            _require_version(asker.version)
+        with naming(client_info.face):
+            _require_version(client_info.version)
             return function(*arguments)
     except DpdistError as error:
         failure = type(error)(*error.args)

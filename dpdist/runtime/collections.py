@@ -22,7 +22,7 @@ from dpdist._util.frames import summed
 from dpdist._util.progress import Count, Progress
 from dpdist._util.text import random_token
 from dpdist.errors import DataError, UsageError
-from dpdist.runtime.checks import Asker, forbid_core_dumps, guarded
+from dpdist.runtime.checks import ClientInfo, forbid_core_dumps, guarded
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.sums import OnDask, Private, added, tree, unquoted
 
@@ -79,9 +79,11 @@ def each_block(
     engine: OnDask | None, tasks: Sequence[tuple[Callable[..., Any], ...]], progress: Progress | None, label: str
 ) -> list[Any]:
     """Call functions with blocks, where these are computed, and return their results in order."""
-    token, asker = random_token(), Asker.here()
+    token, client_info = random_token(), ClientInfo.here()
     delayed = [
-        dask.delayed(guarded, pure=False, traverse=False)(asker, *task, dask_key_name=f"dpdist-block-{token}-{number}")
+        dask.delayed(guarded, pure=False, traverse=False)(
+            client_info, *task, dask_key_name=f"dpdist-block-{token}-{number}"
+        )
         for number, task in enumerate(tasks)
     ]
     found = dict(_computed(engine, delayed, Count(progress, label, len(delayed)).one))
@@ -102,7 +104,7 @@ def reduce_blocks(
     array: Any, function: Callable[[Any], Result], add: Callable[[Result, Result], Result], nbytes: int
 ) -> Result:
     """Apply a function to every block of rows of a Dask array, and add up the results, where its owner computes."""
-    engine, token, asker, columns = _owners(), random_token(), Asker.here(), array.shape[1]
+    engine, token, client_info, columns = _owners(), random_token(), ClientInfo.here(), array.shape[1]
     if _configured() in _PROCESSES:
         raise UsageError(
             "Dask is configured to compute in processes without a cluster, which pickle their results, and sums of "
@@ -112,11 +114,11 @@ def reduce_blocks(
         engine.require_visible(os.sep)  # any path will do: it is about the network and versions
 
     def addition(name: str, number: int, parts: list[Any]) -> Any:
-        return dask.delayed(added, pure=False)(asker, add, *parts, dask_key_name=f"{name}-{token}-{number}")
+        return dask.delayed(added, pure=False)(client_info, add, *parts, dask_key_name=f"{name}-{token}-{number}")
 
     of_block = dask.delayed(_block, pure=False, traverse=False)
     sums = [
-        of_block(asker, function, block, columns, dask_key_name=f"dpdist-sum-{token}-{number}")
+        of_block(client_info, function, block, columns, dask_key_name=f"dpdist-sum-{token}-{number}")
         for number, block in enumerate(block for row in array.to_delayed() for block in row)
     ]
     last = _computed(engine, tree(sums, nbytes, 1 if engine is None else None, addition))
@@ -124,8 +126,8 @@ def reduce_blocks(
     return found
 
 
-def _block(asker: Asker, function: Callable[[Any], Any], block: Any, columns: int) -> Private:
-    return Private(guarded(asker, _of_block, function, block, columns))
+def _block(client_info: ClientInfo, function: Callable[[Any], Any], block: Any, columns: int) -> Private:
+    return Private(guarded(client_info, _of_block, function, block, columns))
 
 
 def _of_block(function: Callable[[Any], Any], block: Any, columns: int) -> Any:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from dpdist._util.parallel import available_cores, threaded
 from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError
-from dpdist.runtime.checks import Asker, forbid_core_dumps, guarded
+from dpdist.runtime.checks import ClientInfo, forbid_core_dumps, guarded
 from dpdist.storage.store import AnyStore, store_at
 
 Task = TypeVar("Task")
@@ -175,7 +175,7 @@ class Here(Engine):
         """Compute the units in threads, and yield their results in order."""
         cores = available_cores()
         with threaded(min(work.threads or cores, cores, max(1, len(work.units)))) as each:
-            for number, found in enumerate(each(partial(guarded, Asker.here(), work.computed), work.units)):
+            for number, found in enumerate(each(partial(guarded, ClientInfo.here(), work.computed), work.units)):
                 told()
                 yield number, found
                 del found

@@ -44,7 +44,7 @@ from dpdist._util.progress import Count, Progress
 from dpdist._util.text import random_token
 from dpdist._version import __version__
 from dpdist.errors import DataError, DpdistError, ResumableError
-from dpdist.runtime.checks import Asker, Place, guarded, require_fit, require_places
+from dpdist.runtime.checks import ClientInfo, Place, guarded, require_fit, require_places
 from dpdist.runtime.local import Engine, Resources, Secret, Work, memory_here
 from dpdist.runtime.tls import on_this_machine, require_safe_cluster
 from dpdist.storage.store import AnyStore, store_at
@@ -94,12 +94,12 @@ class Pass:
     """What all units of a pass share, on a worker."""
 
     work: Work
-    asker: Asker
+    client_info: ClientInfo
     places: Sequence[Place]
 
     def unit(self, unit: Any) -> Any:
         """Compute a unit; a result that is added is private."""
-        found = guarded(self.asker, self._computed, unit)
+        found = guarded(self.client_info, self._computed, unit)
         return found if self.work.add is None else Private(found)
 
     def _computed(self, unit: Any) -> Any:
@@ -117,9 +117,9 @@ def unit_of(unit: Any, shared: Private) -> Any:
     return shared.value.unit(unit)
 
 
-def added(asker: Asker, add: Callable[[Any, Any], Any], *parts: Private) -> Private:
+def added(client_info: ClientInfo, add: Callable[[Any, Any], Any], *parts: Private) -> Private:
     """Add sums, which stay as they are."""
-    return Private(guarded(asker, total_of, add, parts))
+    return Private(guarded(client_info, total_of, add, parts))
 
 
 def total_of(add: Callable[[Any, Any], Any], parts: Sequence[Private]) -> Any:
@@ -129,10 +129,14 @@ def total_of(add: Callable[[Any, Any], Any], parts: Sequence[Private]) -> Any:
 
 
 def concluded(
-    asker: Asker, add: Callable[[Any, Any], Any], function: Callable[..., Result], arguments: Any, *parts: Private
+    client_info: ClientInfo,
+    add: Callable[[Any, Any], Any],
+    function: Callable[..., Result],
+    arguments: Any,
+    *parts: Private,
 ) -> Result:
     """Add the last sums, and call a function with the total as its last argument: at the trusted worker."""
-    return guarded(asker, lambda: function(*arguments, total_of(add, parts)))
+    return guarded(client_info, lambda: function(*arguments, total_of(add, parts)))
 
 
 def tree(sums: list[Any], nbytes: int, most: int | None, add: Callable[..., Any]) -> list[Any]:
@@ -223,15 +227,15 @@ class OnDask(Engine):
 
     def _submitted(self, work: Work, told: Callable[[], None], most: int | None = None) -> tuple[list[Future], _Units]:
         """Submit a pass, and return what is to be fetched, results of units or the last sums, and its units."""
-        asker, token = Asker.here(), random_token()
+        client_info, token = ClientInfo.here(), random_token()
 
         def add(name: str, number: int, parts: list[Future]) -> Future:
             key = f"{name}-{token}", number
-            return self._client.submit(added, asker, work.add, *parts, key=key, pure=False, priority=10)
+            return self._client.submit(added, client_info, work.add, *parts, key=key, pure=False, priority=10)
 
         with translated(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sending large graph", UserWarning)  # vectors that rows are multiplied by
-            content = Secret(cloudpickle.dumps(Pass(work, asker, self._places)))
+            content = Secret(cloudpickle.dumps(Pass(work, client_info, self._places)))
             shared = self._client.submit(shared_by, content, key=f"dpdist-table-{token}", pure=False)
             keys = [(f"dpdist-{work.step}-{token}", i) for i in range(len(work.units))]
             found = self._client.map(unit_of, list(work.units), key=keys, pure=False, shared=shared)
@@ -283,7 +287,7 @@ class OnDask(Engine):
         """
         if not self._trusted_worker:
             return function(*arguments)
-        found: Result = self._at_trusted_worker("trusted", _Units(), guarded, Asker.here(), function, *arguments)
+        found: Result = self._at_trusted_worker("trusted", _Units(), guarded, ClientInfo.here(), function, *arguments)
         return found
 
     def _at_trusted_worker(self, step: str, units: _Units, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -298,7 +302,7 @@ class OnDask(Engine):
         if not self._trusted_worker or not work.units:
             return super().reduce(work, function, *arguments, label=label)
         parts, units = self._submitted(work, self._count(label, [work]), fan_in(work.nbytes))
-        last = concluded, Asker.here(), work.add, function, arguments
+        last = concluded, ClientInfo.here(), work.add, function, arguments
         found: Result = self._at_trusted_worker("noise", units, *last, *parts)
         return found
 

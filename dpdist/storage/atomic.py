@@ -172,16 +172,16 @@ def make_once(there: Callable[[], bool], make: Callable[[], object]) -> bool:
 
 
 @contextmanager
-def scratch(beside: Path, name: str, size: int = 0) -> Iterator[Path]:
+def scratch(scratch_dir: Path, name: str, size: int = 0) -> Iterator[Path]:
     """Give an empty folder that only its owner can enter, for private rows that pass through the disk; then remove it.
 
     As in :func:`staged`, what a killed process left of that name is recognised and removed by the next one.
     """
-    remove_abandoned(beside / name)
-    require_space(beside, size, "rows, which are unpacked first,")
+    remove_abandoned(scratch_dir / name)
+    require_space(scratch_dir, size, "rows, which are unpacked first,")
     with ExitStack() as stack:
-        aside = locked_anew(beside / name, stack)
-        stack.callback(remove, aside, beside / name)
+        aside = locked_anew(scratch_dir / name, stack)
+        stack.callback(remove, aside, scratch_dir / name)
         yield aside
 
 

@@ -14,7 +14,7 @@ from dpdist.answers.block import block_of
 from dpdist.answers.captured import captured
 from dpdist.answers.design import about_mean_of, partial_correlation
 from dpdist.answers.regression import regressions
-from dpdist.errors import DrownedError
+from dpdist.errors import BelowNoiseError
 from dpdist.pca.alignment import counted_components
 from dpdist.release.artefact import Release
 from papers.common.drawn import Drawn
@@ -116,7 +116,7 @@ def held(scene: Drawn, answer: Callable[[Drawn, Release], Found], releases: int)
     for _ in range(releases):
         try:
             found = answer(scene, scene.release())
-        except (UsageError, DrownedError):
+        except (UsageError, BelowNoiseError):
             refused += 1
             continue
         for kind, (truth, ends) in found.items():

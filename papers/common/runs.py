@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from dpdist import DataError, UsageError
-from dpdist.errors import DrownedError
+from dpdist.errors import BelowNoiseError
 from dpdist.runtime.local import Engine
 from dpdist.storage.atomic import replace_file
 
@@ -92,7 +92,7 @@ def _attempted(function: Function, cell: Json, shared: Any) -> Json:
     """Run one cell on a worker; a mechanism that cannot be used there says why in its result."""
     try:
         return function(cell, shared)
-    except (UsageError, DrownedError) as error:
+    except (UsageError, BelowNoiseError) as error:
         return {"refused": str(error)}
 
 

@@ -13,7 +13,7 @@ from support.tallies import FALSE_ALARM
 
 from dpdist.answers.block import EntryNoise
 from dpdist.answers.captured import _score_variances, _span_variances, captured, holding
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca.alignment import counted_components
 from dpdist.pca.components import components
@@ -97,7 +97,7 @@ def test_the_lower_end_decides_how_many_hold_a_share() -> None:
 
 def test_what_holds_no_share_for_sure_is_refused_with_what_is_held() -> None:
     release = scene(400).release()
-    with pytest.raises(DrownedError, match=r"that can be told from noise hold 0\.\d+ for sure"):
+    with pytest.raises(BelowNoiseError, match=r"that can be told from noise hold 0\.\d+ for sure"):
         holding(release, 0.99)
     for share in (0.0, 1.0, 3.0):
         with pytest.raises(UsageError, match="between 0 and 1"):
@@ -116,5 +116,5 @@ def test_where_the_whole_variance_is_drowned_no_share_is_told_though_a_component
     answer[:8, :8] = clear * np.diag([1.0, *np.full(7, -1 / 7)])
     opposed = replace(release, answer=answer)
     assert len(counted_components(opposed).components) == 1
-    with pytest.raises(DrownedError, match="tells no share of its variance"):
+    with pytest.raises(BelowNoiseError, match="tells no share of its variance"):
         holding(opposed, 0.1)

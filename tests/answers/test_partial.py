@@ -12,7 +12,7 @@ from support.tallies import FALSE_ALARM
 
 from dpdist.answers.block import EntryNoise
 from dpdist.answers.design import _variances, partial_correlation
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.request import Centring
 from papers.common.drawn import Drawn, drawn
@@ -90,7 +90,7 @@ def test_what_gives_none_is_refused_with_what_does() -> None:
     # what noise leaves by chance of rows that are all zeros: a matrix of no variance, and one that is negative
     few = drawn(rows_of(40) / 100, 4.0, "0.1")
     for left, said in ((1, "No direction of the columns"), (-(2**50), "drowns all columns")):
-        with pytest.raises(DrownedError, match=said):
+        with pytest.raises(BelowNoiseError, match=said):
             partial_correlation(replace(few.release(), answer=np.diag([left] * 4 + [few.lattice[-1, -1]])), range(4))
     with pytest.raises(UsageError, match="fewer rows than columns"):
         partial_correlation(drawn(rows_of(3), 4.0, MUCH).release(), range(4))

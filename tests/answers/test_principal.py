@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from support.tallies import FALSE_ALARM
 
 from dpdist.answers.regression import regressions
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.request import Centring
 from papers.common.drawn import drawn
@@ -70,12 +70,12 @@ def test_components_in_the_noise_are_refused_with_how_many_are_not() -> None:
     (found,) = regressions(release, [12], range(12), components="auto")
     assert found.components == 2
     with pytest.raises(
-        DrownedError, match=r"3 components were asked for. Of 12 among the columns no more than 2 stand"
+        BelowNoiseError, match=r"3 components were asked for. Of 12 among the columns no more than 2 stand"
     ):
         regressions(release, [12], range(12), components=3)
     with pytest.raises(UsageError, match="13 components were asked for, of 12 columns"):
         regressions(release, [12], range(12), components=13)
     with pytest.raises(UsageError, match="need no ridge"):
         regressions(release, [12], range(12), 1.0, components=2)
-    with pytest.raises(DrownedError, match="No component of the columns to regress on stands clear"):
+    with pytest.raises(BelowNoiseError, match="No component of the columns to regress on stands clear"):
         regressions(drawn(rows_of(60) / 30, 4.0, "0.1").release(), [6], range(6), components="auto")

@@ -20,7 +20,7 @@ from dpdist import Column, Schema
 from dpdist.answers.block import EntryNoise, beside, block_of, places_of, source_units
 from dpdist.answers.design import shift_of
 from dpdist.answers.regression import Regression, regressions
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.estimators import PrivateRidge
 from dpdist.estimators.fit import save
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
@@ -457,7 +457,7 @@ def test_a_target_that_is_drowned_in_noise_is_refused() -> None:
         for _ in range(3):
             try:
                 regressions(drawn(rows, 4.0).release(), targets, [0, 1])
-            except DrownedError as error:
+            except BelowNoiseError as error:
                 refused.append(str(error))
         assert "'c5' is drowned" in refused[0]
         assert ("name other targets (target)" in refused[0]) is others

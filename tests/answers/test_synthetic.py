@@ -9,7 +9,7 @@ import pytest
 
 from dpdist.answers.covariance import covariance
 from dpdist.answers.synthetic import synthetic
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.combine import combined
 from dpdist.release.request import Centring
@@ -67,7 +67,7 @@ def test_what_gives_no_rows_is_refused_with_what_does() -> None:
     for _ in range(5):  # noise passes its edge in 6 of 100
         try:
             synthetic(drowned.release())
-        except DrownedError as error:
+        except BelowNoiseError as error:
             said.append(str(error))
     assert any("rows drawn from it would be noise" in each for each in said)
     for count in (0, 1 << 60):

@@ -14,7 +14,7 @@ import dpdist
 from dpdist import PrivateCovariance, PrivateRidge
 from dpdist.answers.block import beside
 from dpdist.answers.regression import regressions
-from dpdist.errors import DrownedWarning, UsageError
+from dpdist.errors import BelowNoiseWarning, UsageError
 from dpdist.mechanisms.columns import BEYOND
 from dpdist.pca.correlation import correlation
 from dpdist.release.artefact import Release
@@ -71,7 +71,7 @@ def test_it_is_in_no_correlation_matrix_even_where_chance_lifts_it_above_the_noi
 
 def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_takes_the_rows_it_was_fitted_to() -> None:
     rows = rows_of()
-    with pytest.warns(DrownedWarning, match="weigh nothing: c1"):
+    with pytest.warns(BelowNoiseWarning, match="weigh nothing: c1"):
         found = PrivateRidge(**PRIVATE).fit(rows[:, :3], rows[:, 3])
     assert found.n_features_in_ == 3
     assert found.coef_[1] == 0
@@ -81,26 +81,29 @@ def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_takes_the_rows_it_w
         assert np.isfinite(ends[[0, 2]]).all()
     assert found.coef_intervals_[0, 0] > 0 > found.coef_intervals_[2, 1]
     assert found.predict(rows[:5, :3]).shape == (5,)
-    with pytest.warns(DrownedWarning, match="weigh nothing: c1"):
+    with pytest.warns(BelowNoiseWarning, match="weigh nothing: c1"):
         named = PrivateRidge.from_release(found.release_, "y")
     assert named.feature_names_in_.tolist() == ["c0", "c2"]
     assert named.coef_ == pytest.approx(found.coef_[[0, 2]])
-    with pytest.warns(DrownedWarning), pytest.raises(UsageError, match="leave it out of on"):
+    with pytest.warns(BelowNoiseWarning), pytest.raises(UsageError, match="leave it out of on"):
         PrivateRidge.from_release(found.release_, "y", on=["c0", "c1"])
 
 
 def test_a_fitted_ridge_of_such_a_target_is_refused_and_keeps_the_release() -> None:
     rows = rows_of(2900)
     made = PrivateRidge(**PRIVATE)
-    with pytest.warns(DrownedWarning), pytest.raises(UsageError, match=r"y: numbers beyond.*What was released is kept"):
+    with (
+        pytest.warns(BelowNoiseWarning),
+        pytest.raises(UsageError, match=r"y: numbers beyond.*What was released is kept"),
+    ):
         made.fit(rows[:, [0, 2, 3]], rows[:, 1])
-    with pytest.warns(DrownedWarning):
+    with pytest.warns(BelowNoiseWarning):
         assert PrivateRidge.from_release(made.release_, "c2").coef_.shape == (2,)
 
 
 def test_a_fitted_covariance_names_it_and_says_nothing_of_it() -> None:
     rows = rows_of(2800)
-    with pytest.warns(DrownedWarning, match="weigh nothing: c1"):
+    with pytest.warns(BelowNoiseWarning, match="weigh nothing: c1"):
         found = PrivateCovariance(**PRIVATE).fit(rows)
     known = [0, 2, 3]
     assert found.errors_ is not None

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pyarrow import parquet
 from support.cli_scene import Call
 
-from dpdist import DrownedWarning, PrivateCovariance
+from dpdist import BelowNoiseWarning, PrivateCovariance
 from dpdist.cli import cli
 
 LOSS = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4")
@@ -99,7 +99,7 @@ def test_columns_that_drowned_are_named_in_every_face(
         assert read["drowned"].tolist() == ["still"]
     assert call("covariance", "release.zarr", "found.csv", "--json").json["drowned"] == ["still"]
     assert named in " ".join(call("synthesise", "release.zarr", "drawn.csv", "--rows", "9").err.split())
-    with pytest.warns(DrownedWarning, match="mostly noise: still"):
+    with pytest.warns(BelowNoiseWarning, match="mostly noise: still"):
         PrivateCovariance.from_release("release.zarr")
 
 

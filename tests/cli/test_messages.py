@@ -123,7 +123,7 @@ def test_releases_that_cannot_be_added_up_say_in_what_they_differ(here: Path, ca
         combined([open_release(here / "a.zarr"), open_release(here / "b.zarr")])
 
 
-@pytest.mark.filterwarnings("ignore::dpdist.errors.DrownedWarning")
+@pytest.mark.filterwarnings("ignore::dpdist.errors.BelowNoiseWarning")
 def test_an_estimator_that_runs_out_of_budget_names_the_object_to_pass() -> None:
     rows = np.random.default_rng(3).normal(size=(500, 3))
     fit = dpdist.PrivatePCA(n_components=1, epsilon=1.0, delta=1e-6, clip=3.0).fit(rows)

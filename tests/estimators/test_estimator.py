@@ -26,7 +26,7 @@ from support.estimator_scene import CLIP, COLUMNS, FORMS, HELD, NAMES, ROWS, for
 from support.folders import ROOT
 
 from dpdist import Budget, PrivateCovariance, PrivatePCA, PrivateRidge
-from dpdist.errors import DataError, DrownedError, DrownedWarning, RefusedError, UsageError
+from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, RefusedError, UsageError
 from dpdist.estimators import fit
 from dpdist.ledger.in_memory import Fingerprints, Register
 from dpdist.pipeline.components import fit_components, project_rows
@@ -272,7 +272,7 @@ def test_auto_takes_what_stands_above_the_noise_and_keeps_the_release_if_nothing
     found = PrivatePCA(epsilon=2, delta=1e-6, clip=20).fit(rows)
     assert found.n_components_ == 2
     drowned = PrivatePCA(epsilon="0.001", delta=1e-6, clip=20)
-    with pytest.raises(DrownedError, match=r"No component of this release can be.*from_release\(fitted.release_"):
+    with pytest.raises(BelowNoiseError, match=r"No component of this release can be.*from_release\(fitted.release_"):
         drowned.fit(table())
     assert not hasattr(drowned, "components_")
     assert PrivatePCA.from_release(drowned.release_, 2).components_.shape == (2, COLUMNS)
@@ -500,7 +500,7 @@ def test_components_of_noise_are_said_to_be_and_explain_nothing(register: Regist
         assert ratios is not None
         assert (ratios >= 0).all()
         assert ratios.sum() <= 1 + 1e-12
-        drowned = [each for each in said if each.category is DrownedWarning]
+        drowned = [each for each in said if each.category is BelowNoiseWarning]
         assert found.n_above_noise_ is not None
         above.append(found.n_above_noise_)
         assert bool(drowned) is (found.n_above_noise_ < 3)
@@ -511,7 +511,7 @@ def test_components_of_noise_are_said_to_be_and_explain_nothing(register: Regist
 def test_components_that_stand_above_the_noise_come_without_a_warning() -> None:
     rows = np.random.default_rng(2).normal(size=(20_000, 3)) * [3, 2, 1]
     with warnings.catch_warnings():
-        warnings.simplefilter("error", DrownedWarning)
+        warnings.simplefilter("error", BelowNoiseWarning)
         found = PrivatePCA(3, epsilon=10, delta=1e-6, clip=12).fit(rows)
     assert found.n_above_noise_ == 3
     assert np.allclose(found.explained_variance_ratio_, np.array([9, 4, 1]) / 14, atol=0.02)  # type: ignore[arg-type]

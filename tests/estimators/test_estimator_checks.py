@@ -30,7 +30,7 @@ TWICE = {"check_fit_idempotent", "check_regressor_data_not_an_array", "check_sup
 @parametrize_with_checks(ESTIMATORS)  # type: ignore[untyped-decorator]
 @pytest.mark.filterwarnings(
     "ignore::dpdist.errors.PrivacyLeakWarning",
-    "ignore::dpdist.errors.ShortenedRowsWarning",
+    "ignore::dpdist.errors.ClippedRowsWarning",
     "ignore::sklearn.exceptions.SkipTestWarning",
     "ignore:Rows of the same number and kind were released",
 )

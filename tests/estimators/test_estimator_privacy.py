@@ -24,7 +24,7 @@ from sklearn.tree import DecisionTreeClassifier
 from support.estimator_scene import CLIP, COLUMNS, HELD, Table, table
 
 from dpdist import Budget, PrivateCovariance, PrivatePCA, PrivateRidge
-from dpdist.errors import DataError, DrownedWarning, PrivacyLeakWarning, RefusedError
+from dpdist.errors import BelowNoiseWarning, DataError, PrivacyLeakWarning, RefusedError
 from dpdist.estimators import fit
 from dpdist.ledger.in_memory import Fingerprints, Register
 from dpdist.mechanisms.gaussian import CalibratedGaussian
@@ -81,7 +81,7 @@ def test_a_second_release_of_as_many_rows_of_a_kind_comes_with_what_both_cost(re
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             pca(**changed).fit(x)
-        return [str(each.message) for each in caught if not issubclass(each.category, DrownedWarning)]
+        return [str(each.message) for each in caught if not issubclass(each.category, BelowNoiseWarning)]
 
     assert told(table()) == []
     (once,) = told(table(1))  # other people, as far as the register sees

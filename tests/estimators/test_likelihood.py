@@ -13,7 +13,7 @@ import pytest
 from sklearn.decomposition import PCA
 
 from dpdist import PrivatePCA
-from dpdist.errors import DataError, DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, DataError, UsageError
 from dpdist.ledger.in_memory import Register
 from papers.common.drawn import drawn
 
@@ -76,7 +76,7 @@ def test_the_fewest_components_that_hold_a_share_are_taken(fitted: PrivatePCA, r
     assert few.n_components_ == 1
     assert pickle.loads(pickle.dumps(few)).n_components_ == 1  # noqa: S301 - its own
     drowned = PrivatePCA(0.999, **{**FINE, "epsilon": 2, "grid_bits": None})
-    with pytest.raises(DrownedError, match=r"for sure, the lower end of an interval.*What was released is kept"):
+    with pytest.raises(BelowNoiseError, match=r"for sure, the lower end of an interval.*What was released is kept"):
         drowned.fit(rows_of(1500, seed=8))
     assert PrivatePCA.from_release(drowned.release_, 1).n_components_ == 1
     known = len(register._fits)

@@ -14,7 +14,7 @@ from support.estimator_scene import CLIP, table
 from support.folders import ROOT
 
 from dpdist import PrivateCovariance
-from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
+from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.ledger.in_memory import Register
 
 pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
@@ -88,7 +88,7 @@ def test_a_covariance_that_is_all_noise_comes_with_a_warning() -> None:
         warnings.simplefilter("always")
         for _ in range(5):
             asked.fit(1e-3 * table())
-    assert any("covariance_ says little" in str(each.message) for each in said if each.category is DrownedWarning)
+    assert any("covariance_ says little" in str(each.message) for each in said if each.category is BelowNoiseWarning)
 
 
 def test_partial_correlations_and_samples_are_of_the_release() -> None:
@@ -127,7 +127,7 @@ def test_what_gives_no_partial_correlation_or_sample_says_what_does() -> None:
         for asked in ("partial_correlation_", "sample"):
             try:
                 getattr(drowned, asked)()
-            except DrownedError as error:
+            except BelowNoiseError as error:
                 refused.append(str(error))
             except TypeError:  # an array, which nobody can call
                 continue

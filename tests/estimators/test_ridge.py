@@ -23,7 +23,7 @@ from support.estimator_scene import FORMS, NAMES, formed, ingested
 import dpdist
 from dpdist import PrivateCovariance, PrivateRidge
 from dpdist.answers.regression import regressions
-from dpdist.errors import DataError, DrownedError, DrownedWarning, RefusedError, UsageError
+from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, RefusedError, UsageError
 from dpdist.ledger.in_memory import Register
 from dpdist.ledger.ledger import Ledger
 
@@ -121,7 +121,7 @@ def test_the_path_of_rows_charges_their_ledger_once(tmp_path: Path) -> None:
     path = ingested(np.column_stack([x, y]), tmp_path)
     asked = PrivateRidge(epsilon=5, delta=1e-6, clip=9.0)  # at 1 the target drowns in 4 of 100 releases
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DrownedWarning)
+        warnings.simplefilter("ignore", BelowNoiseWarning)
         found = asked.fit(path, "c7")
         first = found.coef_
         assert np.array_equal(asked.fit(path, "c7").coef_, first)
@@ -193,7 +193,7 @@ def test_a_target_that_is_drowned_leaves_the_release() -> None:
         asked = PrivateRidge(epsilon=0.01, delta=1e-6, clip=9.0, budget_epsilon=1, budget_delta=1e-5)
         try:
             asked.fit(x, 1e-6 * y)
-        except DrownedError as error:
+        except BelowNoiseError as error:
             said = str(error)
             break
     assert "What was released is kept" in said
@@ -217,7 +217,7 @@ def test_columns_that_may_explain_nothing_come_with_a_warning() -> None:
         warnings.simplefilter("always")
         for _ in range(4):
             asked.fit(x, y)
-    drowned = [str(each.message) for each in said if each.category is DrownedWarning]
+    drowned = [str(each.message) for each in said if each.category is BelowNoiseWarning]
     assert drowned
     assert "may explain nothing of y" in drowned[0]
 

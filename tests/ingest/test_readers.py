@@ -405,14 +405,14 @@ def test_a_vcf_that_was_cut_between_two_blocks_is_refused(tmp_path: Path) -> Non
     end = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
     # a block of BGZF is a gzip member with a field that tells its size
     blocks = [gzip.compress(part) for part in (text[:200], text[200:])]
-    sized = [
+    with_placeholders = [
         block[:3] + b"\x04" + block[4:10] + b"\x06\x00BC\x02\x00" + (len(block) + 7).to_bytes(2, "little") + block[10:]
         for block in blocks
     ]
-    (tmp_path / "t.vcf.gz").write_bytes(b"".join(sized) + end)
+    (tmp_path / "t.vcf.gz").write_bytes(b"".join(with_placeholders) + end)
     ingest(tmp_path / "t.vcf.gz", tmp_path / "whole.zarr")
     assert np.array_equal(stored(tmp_path / "whole.zarr"), genotypes())
-    (tmp_path / "t.vcf.gz").write_bytes(b"".join(sized))
+    (tmp_path / "t.vcf.gz").write_bytes(b"".join(with_placeholders))
     refused(tmp_path / "t.vcf.gz", "t.vcf.gz", "truncated")
 
 

@@ -56,8 +56,8 @@ def test_the_tables_are_the_law_of_k(law: Law) -> None:
         assert law.words.tolist() == floors
         # a prefix of U settles k when, and only when, no P(K <= k) falls into its cell
         prefixes = [int(p * 2**16) for p in exact]
-        settled = np.setdiff1d(np.arange(FULL + 1), prefixes)
-        assert law.guide[settled].tolist() == [bisect.bisect_left(prefixes, int(prefix)) for prefix in settled]
+        resolved = np.setdiff1d(np.arange(FULL + 1), prefixes)
+        assert law.guide[resolved].tolist() == [bisect.bisect_left(prefixes, int(prefix)) for prefix in resolved]
         opened = np.unique(prefixes)
         assert (law.squeeze[law.guide[opened]] == 0).all()
         # a prefix of V settles acceptance only where the least p of the step exceeds its cell

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from support.releases import drawn_over
 
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.moment import total
 from dpdist.pca.alignment import (
     counted_components,
@@ -77,7 +77,7 @@ def test_the_components_that_are_counted_are_those_that_are_there() -> None:
         counts.append(len(counted_components(released(epsilon="400")).components))
         try:
             counted_components(released(epsilon="0.001"))
-        except DrownedError as error:
+        except BelowNoiseError as error:
             words.append(str(error))
     assert min(counts) == 4
     assert counts.count(4) >= 4
@@ -116,7 +116,7 @@ def test_a_release_that_is_only_multiplied_has_the_same_components(count: int) -
     assert found.eigenvalues == pytest.approx(expected.eigenvalues, rel=1e-12)
     drowned = Multiplied(release)
     drowned.matrix = np.diag(np.linspace(0, 1e-9, 300))
-    with pytest.raises(DrownedError, match="forecast"):
+    with pytest.raises(BelowNoiseError, match="forecast"):
         counted_components(release, drowned)
 
 

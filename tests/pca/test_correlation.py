@@ -16,7 +16,7 @@ from pyarrow import csv as pacsv
 from support.releases import drawn_over
 
 from dpdist.cli import cli
-from dpdist.errors import DataError, DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, DataError, UsageError
 from dpdist.estimators import PrivatePCA
 from dpdist.estimators.fit import save
 from dpdist.pca.correlation import correlation
@@ -123,7 +123,7 @@ def test_a_share_is_held_for_sure_by_as_many_components_as_are_taken(
 
 
 def test_a_share_that_nothing_holds_is_refused_with_what_is_held() -> None:
-    with pytest.raises(DrownedError, match=r"A share of 0.99999 .* hold 0.9\d+ for sure, .*A larger epsilon"):
+    with pytest.raises(BelowNoiseError, match=r"A share of 0.99999 .* hold 0.9\d+ for sure, .*A larger epsilon"):
         correlation(released(), 0.99999)
     with pytest.raises(UsageError, match="between 0 and 1, not"):
         correlation(released(), 1.5)
@@ -209,7 +209,7 @@ def test_of_drowned_correlations_no_number_is_found() -> None:
     for number in range(8):  # columns that do not go together: something is counted in one draw of ten at most
         try:
             correlation(alike.release(number), None)
-        except DrownedError as error:
+        except BelowNoiseError as error:
             refused.append(str(error))
     assert len(refused) > 3
     assert "No component of the correlation matrix can be told from noise" in refused[0]

@@ -15,7 +15,7 @@ import pytest
 from scipy.sparse.linalg import ArpackError
 from support.releases import assemble
 
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca import components as pca_components
 from dpdist.pca import eigen
@@ -283,7 +283,7 @@ def test_a_private_count_that_is_not_positive_is_refused_in_words_and_without_th
     drowned = np.zeros((5, 5), dtype=np.int64)
     drowned[4, 4] = (count - ROWS) * bound.constant**2
     release = release_of(rows, bound, Neighbours.ADD_REMOVE, noise=drowned)
-    with pytest.raises(DrownedError, match="noise drowns the data") as refused:
+    with pytest.raises(BelowNoiseError, match="noise drowns the data") as refused:
         about_mean(release)
     assert not any(letter.isdigit() for letter in str(refused.value))
 

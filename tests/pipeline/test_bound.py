@@ -47,9 +47,9 @@ from dpdist.moment.total import complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pipeline import budget, clip_norm
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release import worth
+from dpdist.release import advice
+from dpdist.release.advice import Worth, forecast, useful_epsilon, worth_of
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
-from dpdist.release.worth import Worth, forecast, useful_epsilon, worth_of
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, partitions
@@ -208,7 +208,7 @@ def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
     table: RowsTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fine = NormsRequest(PrivacyLoss.parse("0.1"), NormGrid(0.01, 640, 64))
-    monkeypatch.setattr(worth, "forecast", lambda *_: "")  # of six hundred rows it would tell nothing
+    monkeypatch.setattr(advice, "forecast", lambda *_: "")  # of six hundred rows it would tell nothing
     choice = clip_norm.choose_clip_norm(table.path, fine, Fraction(1, 100))
     noise = np.array(choice.histogram.counts) - counted(norms(some_rows()), choice.histogram.edges)
     assert noise.size > 1000
@@ -353,10 +353,10 @@ def test_what_the_answer_is_worth_is_said_before_with_the_same_number_as_after(t
     (before,) = said
     number = f"the noise moves ranks by up to {choice.found.rows:.0f} rows (confidence 0.95) of 600"
     assert number in before
-    assert number in choice.words()
+    assert number in choice.describe()
     assert choice.to_json()["error_rows"] == worth_of(REQUEST, table, HALF).error
     assert worth_of(REQUEST, table, HALF).ends() in before
-    assert worth_of(REQUEST, table, HALF).ends() in choice.words()
+    assert worth_of(REQUEST, table, HALF).ends() in choice.describe()
     clip_norm.choose_clip_norm(table.path, REQUEST, HALF, say=said.append)
     assert said == [before]  # the second answer is there already: there is nothing to foretell
 
@@ -371,7 +371,7 @@ def test_a_rough_answer_says_so_before_and_after_and_what_would_be_useful(table:
     assert "which is rough" in said[0]
     assert f"Take epsilon={enough / 1e6:g} or more" in said[0]
     if choice.clip is not None:
-        assert f"which is rough. It would be useful with epsilon {enough / 1e6:g}" in choice.words()
+        assert f"which is rough. It would be useful with epsilon {enough / 1e6:g}" in choice.describe()
 
 
 def test_a_table_that_is_too_small_is_told_so(table: RowsTable) -> None:
@@ -559,10 +559,10 @@ def test_noise_that_hides_whether_the_grid_is_long_enough_is_cured_by_less_noise
     found = quantile_of(choice.histogram.counts, choice.histogram.noise, Fraction("0.98"), rows=600)
     hidden = replace(choice, quantile=Fraction("0.98"), found=found, enough_micro=7_000_000)
     assert hidden.clip is None
-    assert "too much to tell. Ask again with epsilon 7, or a grid of fewer norms" in hidden.words()
+    assert "too much to tell. Ask again with epsilon 7, or a grid of fewer norms" in hidden.describe()
     free = hidden.smaller_quantile()
     assert free is not None
-    assert f"Or take quantile={free:g} of this histogram, at no cost." in hidden.words()
+    assert f"Or take quantile={free:g} of this histogram, at no cost." in hidden.describe()
     assert clip_norm.choose_clip_norm(table.path, REQUEST, Fraction(str(free))).clip is not None
     assert clip_norm.choose_clip_norm(table.path, REQUEST, Fraction(str(free)) + Fraction(1, 100)).clip is None
 
@@ -577,7 +577,7 @@ def test_the_clip_norm_that_is_said_is_the_one_that_is_used(table: RowsTable, tm
     long = replace(
         clip_norm.choose_clip_norm(table.path, replace(REQUEST, grid=NormGrid.parse("1234567:9999999:1")), HALF)
     )
-    assert (long.clip, "Clip norm 1234567. " in long.words()) == (1234567, True)
+    assert (long.clip, "Clip norm 1234567. " in long.describe()) == (1234567, True)
     assert "--clip 1234567 --scale by.npy " in f"{next_command(tmp_path, long, 'none', 'by.npy')} "
 
 

@@ -23,9 +23,9 @@ from dpdist.moment.histograms import NormGrid, counted, norms_of
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import default_ledger
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
-from dpdist.release import norm_histogram, worth
+from dpdist.release import advice, norm_histogram
+from dpdist.release.advice import forecast, worth_of
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
-from dpdist.release.worth import forecast, worth_of
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
@@ -62,7 +62,7 @@ def chosen(table: RowsTable, request: NormsRequest = PURE, *, budget_delta: bool
 def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
     table: RowsTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worth, "forecast", lambda *_: "")  # of six hundred rows it would tell nothing
+    monkeypatch.setattr(advice, "forecast", lambda *_: "")  # of six hundred rows it would tell nothing
     fine = NormsRequest(PrivacyLoss.parse("0.5"), NormGrid(0.01, 640, 60))
     choice = clip_norm.choose_clip_norm(table.path, fine, Fraction(1, 100), budget_delta=True)
     exact = counted(norms_of(some_rows(), RowBound(4, 1.0), np.empty((600, 4))), choice.histogram.edges)
@@ -121,9 +121,9 @@ def test_what_was_released_first_is_given_again_whoever_asked_for_it(table: Rows
 def test_what_was_reserved_is_resumed_and_what_was_aborted_is_not(table: RowsTable) -> None:
     pure = transaction_of(PURE, table)
     pure.reserve()
-    assert norm_histogram.settled(pure) == pure
+    assert norm_histogram.resolved(pure) == pure
     pure.abort()
-    gaussian = norm_histogram.settled(pure)
+    gaussian = norm_histogram.resolved(pure)
     assert gaussian.request == GAUSSIAN
     gaussian.reserve()
     assert chosen(table).histogram.release_id == gaussian.release_id

@@ -117,7 +117,7 @@ def test_no_norm_is_taken_that_no_row_can_have_by_the_schema(tmp_path: Path) -> 
     release_rows(asked[0], tmp_path / "u.zarr", replace(GAUSSIAN, clip_norm=1.415, name="u"), say=said.append)
     assert len(said) == 1
     assert made.release.bound.clip_norm == 1.415  # sqrt 2, where the grid has 2
-    assert "clip norm 1.415, which no row exceeds by the schema" in made.words()
+    assert "clip norm 1.415, which no row exceeds by the schema" in made.describe()
     stage = made.release.stage
     assert stage is not None
     assert stage.chosen == {"clip_norm": 1.415}
@@ -166,7 +166,7 @@ def test_it_is_one_release_at_the_price_of_both_and_tells_its_stage(
     assert not again.fresh
     assert again.release.attributes() == found.attributes()
     assert ledger_of_rows(rows).head == head
-    assert "Chosen first, privately, by norm-histogram" in again.words()
+    assert "Chosen first, privately, by norm-histogram" in again.describe()
 
 
 def test_rows_that_fail_are_refunded_before_the_stage_is_drawn_and_never_afterwards(

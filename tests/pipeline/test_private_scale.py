@@ -146,7 +146,7 @@ def test_it_is_one_release_at_the_price_of_both_of_rows_in_their_own_units(
 
     committed = json.loads(stage_of(rows))
     assert found.stage.answer["counts"] == committed["counts"]
-    assert "Chosen first, privately, by column-histograms" in made.words()
+    assert "Chosen first, privately, by column-histograms" in made.describe()
     head = ledger_of_rows(rows).head
     again = release_rows(rows, tmp_path / "elsewhere.zarr", request_)
     assert not again.fresh
@@ -224,13 +224,13 @@ def test_ranges_of_the_schema_are_the_grids_and_columns_of_which_little_is_seen_
     made = release_rows(rows, tmp_path / "release.zarr", GAUSSIAN)
     found = made.release
     assert found.blindly_scaled == (("rare", "flag=missing"), ("stamp",))
-    assert "seen, over the noise, of 2 columns, so public rules scaled them: rare, flag=missing." in made.words()
-    assert "1 column had numbers beyond 2^20, and weigh nothing: stamp." in made.words()
+    assert "seen, over the noise, of 2 columns, so public rules scaled them: rare, flag=missing." in made.describe()
+    assert "1 column had numbers beyond 2^20, and weigh nothing: stamp." in made.describe()
     scale = np.array(found.bound.scale)
     assert scale[1] == BEYOND
     assert (scale[2], scale[5]) == (1, 1)
     assert found.bound.clip_norm == 3.031  # of the three columns that were seen: 1.75 sqrt(3)
-    assert "clip norm 3.031" in made.words()
+    assert "clip norm 3.031" in made.describe()
     assert abs(scale[0] - np.sqrt(200 / 3)) < 0.5  # of 1990, 2000, 2010: no bin of 326 years
     assert abs(scale[4] - np.sqrt(3 / 16)) < 0.05
     told = CliRunner().invoke(cli, ["inspect", str(tmp_path / "release.zarr")])

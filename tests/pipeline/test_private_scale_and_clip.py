@@ -24,7 +24,7 @@ from dpdist.ledger.in_memory import Budget
 from dpdist.ledger.state import Part, State
 from dpdist.mechanisms.counts import RoundedNormal
 from dpdist.options import Amount, Clip, RequestOptions
-from dpdist.pca.bias import shortened
+from dpdist.pca.bias import clipped_rows
 from dpdist.pca.model import open_model
 from dpdist.pipeline import clip_norm, release
 from dpdist.pipeline.budget import ingest_rows
@@ -145,8 +145,8 @@ def test_the_norms_are_those_of_rows_that_the_first_stage_scaled(
     limit = 30 * np.sqrt(norms.noise.variance)
     assert (np.abs(np.array(norms.counts) - counts) < limit).all()
     assert limit < 0.12 * ROWS
-    assert "column-histograms, " in made.words()
-    assert "-quantile of the norms of scaled rows" in made.words()
+    assert "column-histograms, " in made.describe()
+    assert "-quantile of the norms of scaled rows" in made.describe()
     assert open_release(tmp_path / "release.zarr").attributes() == found.attributes()
     head = ledger.head
     again = release_rows(rows, tmp_path / "elsewhere.zarr", request_)
@@ -339,7 +339,7 @@ def test_dropped_rows_count_as_the_centre_and_join_no_histogram(tmp_path: Path) 
     # of the rows that are there the variance is 25; the others stand at the centre
     assert told.covariance_[0, 0] * 100**2 == pytest.approx(25 * (1 - share), rel=0.15)
     assert told.location_[0] * 100 + 2000 == pytest.approx(1990, abs=1)
-    assert shortened(found).words().endswith(", those without year counted as the centre")
+    assert clipped_rows(found).describe().endswith(", those without year counted as the centre")
     assert model.coefficients[0].population_interval is None  # it would be too short: these have no residual
 
 

@@ -17,10 +17,10 @@ from support.folders import ROOT
 
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.cli import cli
-from dpdist.errors import ShortenedRowsWarning
+from dpdist.errors import ClippedRowsWarning
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.bias import Shortened, shortened, trace_deviation
+from dpdist.pca.bias import ClippedRows, clipped_rows, trace_deviation
 from dpdist.pipeline.release import Outcome
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release
@@ -97,7 +97,7 @@ def test_a_clip_norm_out_of_the_air_is_found_out_and_bound_is_named(large: Path)
 
 def released(rows: Rows, clip: float, epsilon: float = 9, **more: object) -> Release:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ShortenedRowsWarning)
+        warnings.simplefilter("ignore", ClippedRowsWarning)
         fitted = PrivateCovariance(epsilon=epsilon, delta=1e-6, clip=clip, **more).fit(rows)  # type: ignore[arg-type]
     release: Release = fitted.release_
     return release
@@ -111,41 +111,41 @@ def test_what_is_said_follows_the_rows() -> None:
     half = normal(11) * np.where(np.arange(20_000) % 2, 100, 0.1)[:, None]
     for number, centre in enumerate(("none", "private")):
         fits = (released(normal(100 * number + seed) * 100, 3, centre=centre) for seed in range(20, 25))
-        found = [shortened(fit) for fit in fits]
+        found = [clipped_rows(fit) for fit in fits]
         # the error is three deviations: more than two of five fail with probability 2e-7
         assert sum(each.nearly_all is True for each in found) >= 3
         assert sum(each.share == pytest.approx(1, abs=each.error) for each in found) >= 3
-    assert shortened(released(half, 3, centre="none")).nearly_all is False
-    assert shortened(released(normal(12), 50, centre="none")).nearly_all is False
+    assert clipped_rows(released(half, 3, centre="none")).nearly_all is False
+    assert clipped_rows(released(normal(12), 50, centre="none")).nearly_all is False
     unit = normal(13)
     unit /= np.linalg.norm(unit, axis=1)[:, None]
-    assert "as normalised rows have" in shortened(released(unit, 1.0000001, centre="none")).warning()
+    assert "as normalised rows have" in clipped_rows(released(unit, 1.0000001, centre="none")).warning()
 
 
 def test_rows_that_fill_most_of_the_clip_norm_are_said_to_and_others_are_not(tmp_path: Path) -> None:
     """Of rows beyond it, one in ten is nearly 0: the trace is 0.9 of the largest, and its error below 0.02."""
     most = normal(22) * np.where(np.arange(20_000) % 10, 100, 1e-3)[:, None]
     release = released(most, 3, centre=[1e-9] * 4, release=tmp_path / "r.zarr")
-    found = shortened(release)
+    found = clipped_rows(release)
     assert found.share == pytest.approx(0.9, abs=found.error)
     assert found.nearly_all is False
     assert found.warning().startswith("Perhaps half of the rows, at most 9")
-    assert re.search(r"norm 2\.9\d+ \(perhaps half of them, at most 9\d%\)", found.words())
-    assert found.warning() in Outcome(release, "r.zarr", fresh=True).words()
+    assert re.search(r"norm 2\.9\d+ \(perhaps half of them, at most 9\d%\)", found.describe())
+    assert found.warning() in Outcome(release, "r.zarr", fresh=True).describe()
     assert call("report", tmp_path / "r.zarr", tmp_path / "page.html").exit_code == 0
     assert "(perhaps half of them, at most 9" in (tmp_path / "page.html").read_text()
-    with pytest.warns(ShortenedRowsWarning, match="Perhaps half"):
+    with pytest.warns(ClippedRowsWarning, match="Perhaps half"):
         PrivatePCA.from_release(release, 1)
     fewer = normal(23) * np.where(np.arange(20_000) % 10 < 6, 100, 1e-3)[:, None]
-    some = shortened(released(fewer, 3, centre="none"))
+    some = clipped_rows(released(fewer, 3, centre="none"))
     assert some.warning() == ""
-    assert re.search(r"\(at most 6\d% of them\)", some.words())  # rows about 0 may be so long by themselves
-    few = shortened(released(normal(25), 8, centre="none"))
+    assert re.search(r"\(at most 6\d% of them\)", some.describe())  # rows about 0 may be so long by themselves
+    few = clipped_rows(released(normal(25), 8, centre="none"))
     assert (few.warning(), few.guess) == ("", "")
-    hidden = shortened(released(normal(24, rows=100) * 100, 3, centre="none", epsilon=0.01))
+    hidden = clipped_rows(released(normal(24, rows=100) * 100, 3, centre="none", epsilon=0.01))
     assert (hidden.warning(), hidden.guess) == ("", "")
-    every = shortened(released(normal(21) * 100, 3, centre="none"))
-    assert "nearly all were" in every.words()
+    every = clipped_rows(released(normal(21) * 100, 3, centre="none"))
+    assert "nearly all were" in every.describe()
 
 
 def test_a_private_clip_norm_bounds_the_rows_beyond_it_and_hides_no_warning() -> None:
@@ -153,27 +153,27 @@ def test_a_private_clip_norm_bounds_the_rows_beyond_it_and_hides_no_warning() ->
     asked: dict[str, Any] = {"epsilon": 4, "delta": 1e-6, "clip": "private"}
     spread = np.random.default_rng(31).normal(size=(20_000, 4))
     found = PrivatePCA(2, **asked).fit(spread).release_
-    told = shortened(found)
+    told = clipped_rows(found)
     true = float((np.linalg.norm(spread, axis=1) > told.norm).mean())
     assert told.most is not None
     assert true <= told.most < 0.9
     unit = np.random.default_rng(32).normal(size=(20_000, 6))
     unit /= np.linalg.norm(unit, axis=1)[:, None]
-    with pytest.warns(ShortenedRowsWarning, match="NEARLY EVERY ROW"):
+    with pytest.warns(ClippedRowsWarning, match="NEARLY EVERY ROW"):
         one = PrivatePCA(2, **asked).fit(unit).release_
-    assert "nearly all were" in shortened(one).words()
+    assert "nearly all were" in clipped_rows(one).describe()
 
 
 def test_a_bound_is_rounded_upwards_and_a_schema_s_norm_is_said() -> None:
-    assert Shortened(1.0, 0.601, 0.0, 0.601).words().endswith("(at most 61% of them)")
-    assert Shortened(1.73, 0.3, 0.0, 0.3, longest=1.7321).words().endswith("(none is longer than 1.7321)")
-    assert Shortened(1.0, 0.8, 0.01, 0.2, centred=True).warning() == ""  # the histogram knows that few were
+    assert ClippedRows(1.0, 0.601, 0.0, 0.601).describe().endswith("(at most 61% of them)")
+    assert ClippedRows(1.73, 0.3, 0.0, 0.3, longest=1.7321).describe().endswith("(none is longer than 1.7321)")
+    assert ClippedRows(1.0, 0.8, 0.01, 0.2, centred=True).warning() == ""  # the histogram knows that few were
 
 
 def test_the_share_that_may_have_been_clipped_is_never_below_the_one_that_was() -> None:
     for seed, scale in enumerate((0.5, 1, 2, 5)):
         rows = np.random.default_rng(seed).lognormal(0, 1, size=(20_000, 4)) * scale
-        found = shortened(released(rows, 4, centre="none"))
+        found = clipped_rows(released(rows, 4, centre="none"))
         assert found.share is not None
         assert found.error is not None
         assert (np.linalg.norm(rows, axis=1) > 4).mean() <= found.share + found.error
@@ -181,29 +181,29 @@ def test_the_share_that_may_have_been_clipped_is_never_below_the_one_that_was() 
 
 def test_rows_about_zero_that_fill_the_norm_are_said_to_be_clipped_perhaps() -> None:
     rows = np.random.default_rng(1).normal(size=(20_000, 3)) + 2
-    found = shortened(drawn(rows, 2.5, "1").release())
+    found = clipped_rows(drawn(rows, 2.5, "1").release())
     assert found.nearly_all is False
     assert found.warning().startswith("Most rows may have been clipped to norm 2.5, or are")
     assert found.to_json()["warning"] == found.warning()
-    assert not shortened(drawn(rows, 6.0, "1").release()).warning()
+    assert not clipped_rows(drawn(rows, 6.0, "1").release()).warning()
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:
     far = normal(14) * 100
-    assert shortened(released(far, 3, centre="private", neighbours="add-remove")).nearly_all  # and was released
+    assert clipped_rows(released(far, 3, centre="private", neighbours="add-remove")).nearly_all  # and was released
     few = normal(15, rows=60) * 100  # their noise is larger than their trace
-    found = shortened(released(few, 3, epsilon=0.1, centre="none"))
+    found = clipped_rows(released(few, 3, epsilon=0.1, centre="none"))
     assert (found.nearly_all, found.warning()) == (None, "")
-    with pytest.warns(ShortenedRowsWarning):
+    with pytest.warns(ClippedRowsWarning):
         subspace = PrivatePCA(1, epsilon=2, delta=1e-6, clip=3).fit(normal(16) * 100)
-    assert "norm 2.99" in shortened(subspace.release_).words()
+    assert "norm 2.99" in clipped_rows(subspace.release_).describe()
 
 
 def test_the_estimators_warn_and_keep_what_was_paid_for() -> None:
     pca = PrivatePCA(1, epsilon=2, delta=1e-6, clip=3)
-    with pytest.raises(ShortenedRowsWarning, match=r"dpdist\.choose_clip_norm"):  # warnings are errors here
+    with pytest.raises(ClippedRowsWarning, match=r"dpdist\.choose_clip_norm"):  # warnings are errors here
         pca.fit(normal(17) * 100)
-    with pytest.warns(ShortenedRowsWarning):
+    with pytest.warns(ClippedRowsWarning):
         assert PrivatePCA.from_release(pca.release_, 2).n_components_ == 2
     PrivatePCA(1, epsilon=2, delta=1e-6, clip=8).fit(normal(18))  # and nothing is said of other rows
 

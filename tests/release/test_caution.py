@@ -22,7 +22,7 @@ from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline.budget import default_ledger, ingest_rows
 from dpdist.pipeline.release import release_rows
-from dpdist.privacy import caution
+from dpdist.privacy import checks
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
@@ -90,10 +90,10 @@ def test_under_add_remove_nothing_depends_on_n(rows: Path) -> None:
         said = said.replace(chance, "")
     assert str(ROWS) not in said
     for count in (1, ROWS, 10**9):
-        caution.require_small_delta(PrivacyLoss.parse("1", "0.5"), ADD, count, accepted=False)
+        checks.require_small_delta(PrivacyLoss.parse("1", "0.5"), ADD, count, accepted=False)
         for delta in ("0.5", "1e-4", "1e-5"):
             loss = PrivacyLoss.parse("1", delta)
-            assert caution.cautions(loss, ADD, count) == caution.cautions(loss, ADD, None)
+            assert checks.cautions(loss, ADD, count) == checks.cautions(loss, ADD, None)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_under_add_remove_nothing_depends_on_n(rows: Path) -> None:
 def test_what_is_said_and_what_is_not(
     loss: tuple[str, str], neighbours: Neighbours, rows: int | None, said: int
 ) -> None:
-    assert len(caution.cautions(PrivacyLoss.parse(*loss), neighbours, rows)) == said
+    assert len(checks.cautions(PrivacyLoss.parse(*loss), neighbours, rows)) == said
 
 
 def test_n_is_the_number_of_rows_of_whatever_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,5 +247,5 @@ def test_an_epsilon_above_ten_is_amber_with_words_on_the_command_line_and_in_the
 
 
 def test_the_odds_that_are_told_are_those_of_the_guarantee() -> None:
-    (said,) = caution.cautions(PrivacyLoss.parse("12"), REPLACE, None)
+    (said,) = checks.cautions(PrivacyLoss.parse("12"), REPLACE, None)
     assert f"{math.exp(12):.3g} times" in said

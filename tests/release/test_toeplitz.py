@@ -323,7 +323,7 @@ def test_a_night_is_stored_as_integers_alone_and_is_no_second_moment(tmp_path: P
     ):
         with pytest.raises(UsageError, match=r"one night of a series.*Take the total"):
             asked()
-    assert "2 periods, each added 32 to 64 times: no second moment" in inspect_path(tmp_path / "night.zarr").words()
+    assert "2 periods, each added 32 to 64 times: no second moment" in inspect_path(tmp_path / "night.zarr").describe()
     attributes = tmp_path / "night.zarr" / "zarr.json"
     sound = json.loads(attributes.read_text())
     changes: tuple[dict[str, list[int]], ...] = ({"weights": []}, {"weights": [64]}, {"weights": [16, 32, 64]})

@@ -20,7 +20,7 @@ from faults.packages import need
 from support.releases import assemble
 
 from dpdist._util.text import exactly
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
@@ -31,7 +31,7 @@ from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
-from dpdist.report import seen
+from dpdist.report import findings
 from dpdist.report import text as words_of
 from dpdist.report.charts import spectrum
 from dpdist.report.html import shape_of, write
@@ -288,9 +288,9 @@ def test_a_column_is_explained_by_others_if_that_is_asked(tmp_path: Path, monkey
         page(tmp_path, release, targets=["nobody"])
 
     def drowned(*_: object) -> NoReturn:
-        raise DrownedError("Its variance is under water.")
+        raise BelowNoiseError("Its variance is under water.")
 
-    monkeypatch.setattr(seen, "regressions", drowned)
+    monkeypatch.setattr(findings, "regressions", drowned)
     assert "Its variance is under water." in page(tmp_path, release, targets=[second])
 
 

@@ -147,7 +147,7 @@ def test_a_sum_is_on_no_disk_when_workers_of_dask_s_defaults_run_short_of_memory
 ) -> None:
     """The twin, plain results of the same size, is written there."""
     shared = Large((12 << 20) // 8)
-    content = cloudpickle.dumps(Pass(Work("sum", large, shared, (), operator.add), checks.Asker.here(), []))
+    content = cloudpickle.dumps(Pass(Work("sum", large, shared, (), operator.add), checks.ClientInfo.here(), []))
 
     def logged(client: Any) -> list[str]:
         return [line for _, line in next(iter(client.get_worker_logs().values()))]

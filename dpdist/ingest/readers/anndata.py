@@ -199,7 +199,7 @@ class AnnData(Chunked):
                 yield piece if whole else piece[:, keep]
         else:
             shape, dtype = (layout.shape[0], len(keep)), np.dtype(STORED[layout.dtype.name])
-            yield from turned(self.path, self.beside, self._columns(layout, keep), shape, dtype)
+            yield from turned(self.path, self.scratch_dir, self._columns(layout, keep), shape, dtype)
 
     def _rows(self, layout: Layout) -> Iterator[Rows]:
         rows = layout.shape[0]

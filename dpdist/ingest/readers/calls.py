@@ -78,7 +78,7 @@ class Calls(Source):
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:  # noqa: ARG002 - it has one
         shape = (self.facts.samples, len(keep))
-        yield from turned(self.path, self.beside, self._columns(keep), shape, self.rules.dtype)
+        yield from turned(self.path, self.scratch_dir, self._columns(keep), shape, self.rules.dtype)
 
     def _columns(self, keep: Places) -> Iterator[Rows]:
         """Yield what becomes of copies or dosages; DataError if some are missing and no rule says what they are."""

@@ -243,7 +243,7 @@ class Chunked(Source):
         for start in range(0, n, high):  # each chunk is unpacked once, if those beside are not too many
             stop = min(start + high, n)
             shape = (stop - start, layout.columns)
-            yield from turned(self.path, self.beside, self._slabs(start, stop), shape, layout.dtype)
+            yield from turned(self.path, self.scratch_dir, self._slabs(start, stop), shape, layout.dtype)
 
     def _read(self, height: int, first: int, last: int) -> Iterator[Rows]:
         few = max(1, PIECE // self._layout.row_bytes)

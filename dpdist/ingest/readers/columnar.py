@@ -237,7 +237,7 @@ class Parquet(Columnar):
             return
         # Arrow holds a page or two of every column it reads, about 2 MiB each: more than the table, if that is wide
         dtype, rows = np.result_type(*self._types(keep)), self._rows
-        with scratch(self.beside, "unpacked", rows * len(keep) * dtype.itemsize) as folder:
+        with scratch(self.scratch_dir, "unpacked", rows * len(keep) * dtype.itemsize) as folder:
             plain = folder / "X"
             with plain.open("wb") as out:
                 for first in range(0, len(keep), _COLUMNS):

@@ -136,8 +136,8 @@ def _child() -> _Child:
 class ReaderProcess:
     """The process in which all fragile sources of a place are read; it starts with the first question."""
 
-    def __init__(self, beside: Path) -> None:
-        self._beside = beside
+    def __init__(self, scratch_dir: Path) -> None:
+        self._beside = scratch_dir
         self._child: _Child | None = None
         self._sound = True
         self._known: dict[int, Source] = {}  # they live as long as it: the number of a dead one may be given again

@@ -199,7 +199,7 @@ class Npz(Npy):
         return Source.fragments(self, keep)
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:  # noqa: ARG002 - it has one
-        with scratch(self.beside, "unpacked", self._header.size) as folder:
+        with scratch(self.scratch_dir, "unpacked", self._header.size) as folder:
             plain = folder / "X.npy"
             with plain.open("wb") as out:
                 for piece in each(self.path, self._unpacked(self._member)):

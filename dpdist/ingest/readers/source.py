@@ -91,7 +91,7 @@ class Source(ABC):
     companions: ClassVar[tuple[str, ...]] = ()
     """Suffixes of the files that lie beside one of this kind, and belong to it."""
     path: Any  # a Path, or a Remote unless needs_file
-    beside: Path
+    scratch_dir: Path
     choices: Choices = Choices()  # noqa: RUF009 - frozen
     keys: Keys = ()
 
@@ -175,7 +175,7 @@ def neighbours(keep: Places, width: int) -> Iterator[slice]:
 
 
 def turned(
-    path: object, beside: Path, blocks: Iterator[Rows], shape: tuple[int, int], dtype: np.dtype[np.generic]
+    path: object, scratch_dir: Path, blocks: Iterator[Rows], shape: tuple[int, int], dtype: np.dtype[np.generic]
 ) -> Generator[Rows]:
     """Yield the rows of a table that comes in blocks of columns, through a private file beside the rows.
 
@@ -183,7 +183,7 @@ def turned(
     neither writing nor reading needs more memory than :data:`WINDOW`.
     """
     n, d = shape
-    with scratch(beside, "unpacked", n * d * dtype.itemsize) as folder:
+    with scratch(scratch_dir, "unpacked", n * d * dtype.itemsize) as folder:
         widths = []
         with (folder / "X").open("wb") as out:
             for block in each(path, blocks):

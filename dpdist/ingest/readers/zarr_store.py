@@ -276,9 +276,9 @@ class Store(Chunked):
     def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:
         if self._place is None:
             return
-        beside = self._place.rpartition("/")[0]
+        scratch_dir = self._place.rpartition("/")[0]
         with opened(self.path) as root:
-            array = root.get(f"{beside}/{dimension}".removeprefix("/"))
+            array = root.get(f"{scratch_dir}/{dimension}".removeprefix("/"))
             if not isinstance(array, zarr.Array) or array.shape != (length,) or array.dtype.kind not in "iufOUST":
                 return
             require_chunks(self.path, chunk_bytes(array))

@@ -30,7 +30,7 @@ from dpdist.errors import RefusedError
 from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
 from dpdist.moment.histograms import NormGrid
 from dpdist.naming import parameter
-from dpdist.privacy.caution import LARGEST_EPSILON
+from dpdist.privacy.checks import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Heading
 from dpdist.release.norm_histogram import NormsRequest
@@ -40,10 +40,10 @@ from dpdist.rows.table import Table
 
 def blindly_scaled_words(found: Heading) -> str:
     """Name the columns of which no variance was seen, and those that weigh nothing; sentences, or nothing."""
-    return words(*found.blindly_scaled)
+    return describe(*found.blindly_scaled)
 
 
-def words(unseen: Sequence[str], weightless: Sequence[str]) -> str:
+def describe(unseen: Sequence[str], weightless: Sequence[str]) -> str:
     """Say the same of columns that are known by name."""
     said = []
     if unseen:

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from dpdist._util.text import counted
 from dpdist.answers.covariance import correlations
 from dpdist.answers.regression import Estimate, Regression, regressions
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.pca.alignment import Alignment, Values, alignment
 from dpdist.pca.components import Components, about_mean
 from dpdist.pca.correlation import ABOVE
@@ -212,7 +212,7 @@ def heat_of(release: Release) -> Heat:
     """Return the correlations of the columns that stand out most, if the release permits it."""
     try:
         found = correlations(release, _PAIRED)
-    except (UsageError, DrownedError) as error:
+    except (UsageError, BelowNoiseError) as error:
         return Heat(str(error))
     names, d, count = release.names, release.bound.columns, len(found.columns)
     if count < 2:
@@ -268,7 +268,7 @@ def explained_of(
     for target in targets:
         try:
             (found,) = regressions(release, [target], on, None, units)
-        except DrownedError as error:
+        except BelowNoiseError as error:
             said.append(Explained(release.names[target], str(error)))
         else:
             said.append(_explained(release, found, first=not said))
