@@ -13,7 +13,7 @@ import pytest
 from faults.postgres_server import Server
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from support.ledgers import blobs, epsilon_spent, new_address, reserve
 from support.releases import content_of
 
@@ -68,6 +68,11 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
     def charged(self) -> int:
         return sum(known.cost for known in self.model.values() if known.state is not State.ABORTED)
+
+    @initialize()
+    def reserve_some(self) -> None:
+        for release_id in ("a", "ab"):
+            self.reserve(0, release_id, 1)
 
     @rule(handle=HANDLES)
     def reopen(self, handle: int) -> None:
