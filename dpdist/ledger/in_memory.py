@@ -33,7 +33,7 @@ of that number (Cover & Thomas 2006, lemma 17.5.1). Tables are said to share row
 Only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If tables of different rows share a part f of
 those of the first one, no key is seen to be common with probability at most ``(1 - f)^KEPT``.
 
-What is seen and what is not (``tests/ledger/test_fingerprints.py``):
+What is seen and what is not (``tests/ledger/test_in_memory.py``):
 
 ======================================================  ========
 the second table                                        is known

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,8 @@ import pytest
 from support.cli_scene import Call
 from support.ledgers import DATASET, DiedError, dies, new_address, pure, reserve
 
-from dpdist.errors import DataError, RefusedError
+from dpdist.errors import RefusedError
 from dpdist.ingest.registered import open_rows
-from dpdist.ingest.write import ingest
 from dpdist.ledger import state_folder
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
@@ -50,33 +51,20 @@ def twins(here: Path) -> tuple[Path, Path]:
     return rows, Path(shutil.copytree(rows, here / "twin.zarr"))
 
 
-def seen_of(rows: Path) -> state_folder.Seen:
-    return state_folder.seen(open_rows(rows).dataset_id)
-
-
 @pytest.mark.usefixtures("twins")
-def test_a_copy_made_before_the_ledger_gets_no_second_budget(here: Path, call: Call) -> None:
+def test_a_copy_made_before_the_ledger_gets_that_one_and_no_second_budget(here: Path, call: Call) -> None:
     assert call("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *DECLARED).code == 0
     assert call("release", "rows.zarr", "a.zarr", *PURE).code == 0
     refused = call("ledger", "create", "twin.ledger", "--rows", "twin.zarr", *DECLARED)
     assert refused.code == 3
-    assert f"{here / 'rows.ledger'}" in refused.message
-    assert "--ledger" in refused.message
-    assert "dpdist ledger adopt" in refused.message
+    assert all(part in refused.message for part in (f"{here / 'rows.ledger'}", "--ledger", "dpdist ledger adopt"))
     assert not Path("twin.ledger").exists()
     assert open_rows("twin.zarr").ledger_id is None
     assert call("release", "twin.zarr", "b.zarr", *PURE).code == 3
-
-
-@pytest.mark.usefixtures("twins")
-def test_a_copy_is_given_the_ledger_that_there_is(here: Path, call: Call) -> None:
-    assert call("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *DECLARED).code == 0
-    assert call("release", "rows.zarr", "a.zarr", *PURE).code == 0
     other = call("ledger", "create", "rows.ledger", "--rows", "twin.zarr", "--budget-epsilon", "3")
     assert other.code == 2
     assert "declared once" in other.message
-    named = call("ledger", "create", here / "rows.ledger", "--rows", "twin.zarr")
-    assert named.code == 0
+    assert call("ledger", "create", here / "rows.ledger", "--rows", "twin.zarr").code == 0
     twin = open_rows("twin.zarr")
     assert (twin.budget, twin.ledger_id) == (BUDGET, open_rows("rows.zarr").ledger_id)
     more = call("release", "twin.zarr", "b.zarr", "--epsilon", "1", "--clip", "20", "--ledger", "rows.ledger")
@@ -86,34 +74,7 @@ def test_a_copy_is_given_the_ledger_that_there_is(here: Path, call: Call) -> Non
     assert call("release", "twin.zarr", "c.zarr", *PURE, "--ledger", "rows.ledger").code == 0
 
 
-def test_rows_copied_between_ingest_and_their_ledger_get_one(here: Path, call: Call) -> None:
-    ingest(here / "table.npy", here / "rows.zarr", budget=BUDGET)  # and then it died
-    shutil.copytree("rows.zarr", "twin.zarr")
-    command = ("ingest", "table.npy")
-    assert call(*command, "rows.zarr", *DECLARED).code == 0
-    refused = call(*command, "twin.zarr", *DECLARED)
-    assert refused.code == 3
-    assert str(here / "rows.ledger") in refused.message
-    assert not Path("twin.ledger").exists()
-    assert call("ledger", "create", "rows.ledger", "--rows", "twin.zarr").code == 0
-
-
-def test_a_ledger_in_a_database_is_the_only_one_too(
-    twins: tuple[Path, Path], call: Call, request: pytest.FixtureRequest
-) -> None:
-    rows, twin = twins
-    with new_address(request.getfixturevalue("postgres")) as address:
-        assert call("ledger", "create", address, "--rows", rows, *DECLARED).code == 0
-        refused = call("ledger", "create", "twin.ledger", "--rows", twin, *DECLARED)
-        assert refused.code == 3
-        assert str(address) in refused.message
-        other = address.text.replace("ledger=books", "ledger=other")
-        assert call("ledger", "create", other, "--rows", twin, *DECLARED).code == 3
-        assert not Ledger.stands_at(other)
-        assert call("ledger", "create", address, "--rows", twin).code == 0
-
-
-def test_two_machines_that_share_a_database_get_one_ledger(
+def test_a_ledger_in_a_database_is_the_only_one_even_of_two_machines(
     twins: tuple[Path, Path],
     here: Path,
     call: Call,
@@ -122,10 +83,13 @@ def test_two_machines_that_share_a_database_get_one_ledger(
 ) -> None:
     rows, twin = twins
     with new_address(request.getfixturevalue("postgres")) as address:
+        other = address.text.replace("ledger=books", "ledger=other")
         assert call("ledger", "create", address, "--rows", rows, *DECLARED).code == 0
         assert call("release", rows, "a.zarr", *PURE, "--ledger", address).code == 0
+        refused = call("ledger", "create", "twin.ledger", "--rows", twin, *DECLARED)
+        assert refused.code == 3
+        assert str(address) in refused.message
         monkeypatch.setenv("DPDIST_STATE_HOME", str(here / "another machine"))
-        other = address.text.replace("ledger=books", "ledger=other")
         refused = call("ledger", "create", other, "--rows", twin, *DECLARED)
         assert refused.code == 3
         assert "under the name books" in refused.message
@@ -146,21 +110,16 @@ def test_a_folder_of_periods_that_was_copied_before_its_ledger_gets_one(here: Pa
 
 
 def test_two_copies_that_ask_at_once_get_one_ledger(twins: tuple[Path, Path], here: Path) -> None:
-    barrier, made, refused = threading.Barrier(2), [], []
+    barrier = threading.Barrier(2)
 
-    def create(rows: Path) -> None:
+    def created(rows: Path) -> bool:
         barrier.wait()
-        try:
-            made.append(budget.create_ledger(budget.default_ledger(rows), rows, BUDGET))
-        except RefusedError as error:
-            refused.append(error)
+        with suppress(RefusedError):
+            return bool(budget.create_ledger(budget.default_ledger(rows), rows, BUDGET))
+        return False
 
-    threads = [threading.Thread(target=create, args=(rows,)) for rows in twins]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(made), len(refused)) == (1, 1)
+    with ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(created, twins)) == 1
     assert len(list(here.glob("*.ledger"))) == 1
 
 
@@ -175,25 +134,25 @@ def _before_the_rows_name_it(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("death", [_before_it_is_seen, _before_the_rows_name_it])
 @pytest.mark.parametrize("next_one", [0, 1])
 def test_whatever_dies_while_a_ledger_is_created_there_is_one(
-    twins: tuple[Path, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    death: Callable[[pytest.MonkeyPatch], None],
-    next_one: int,
+    twins: tuple[Path, Path], death: Callable[[pytest.MonkeyPatch], None], next_one: int
 ) -> None:
-    with monkeypatch.context() as patch:
+    def created(rows: Path) -> Ledger:
+        return budget.create_ledger(budget.default_ledger(rows), rows, BUDGET)
+
+    with pytest.MonkeyPatch.context() as patch:
         death(patch)
         with pytest.raises(DiedError):
-            budget.create_ledger(budget.default_ledger(twins[0]), twins[0], BUDGET)
+            created(twins[0])
     # the same command finishes, unless a copy's ledger came first
     first = twins[next_one] if death is _before_it_is_seen else twins[0]
     other = twins[1] if first == twins[0] else twins[0]
-    if death is _before_the_rows_name_it and next_one:
+    if first != twins[next_one]:
         with pytest.raises(RefusedError, match=r"rows\.ledger"):
-            budget.create_ledger(budget.default_ledger(twins[1]), twins[1], BUDGET)
-    made = budget.create_ledger(budget.default_ledger(first), first, BUDGET)
-    assert seen_of(first).ledger_id == made.ledger_id == open_rows(first).ledger_id
+            created(other)
+    ledger_id = created(first).ledger_id
+    assert state_folder.seen(open_rows(first).dataset_id).ledger_id == ledger_id == open_rows(first).ledger_id
     with pytest.raises(RefusedError, match=rf"{first.stem}\.ledger"):
-        budget.create_ledger(budget.default_ledger(other), other, BUDGET)
+        created(other)
 
 
 def test_rows_that_were_removed_and_ingested_again_are_a_new_table(here: Path, call: Call) -> None:
@@ -202,13 +161,6 @@ def test_rows_that_were_removed_and_ingested_again_are_a_new_table(here: Path, c
         assert call("release", "rows.zarr", "a.zarr", *PURE).code == 0
         for name in ("rows.zarr", "rows.ledger", "a.zarr"):
             shutil.rmtree(here / name)
-
-
-def test_of_rows_without_a_budget_no_ledger_is_looked_at() -> None:
-    away = "postgresql+psycopg://analyst@127.0.0.1:1/nowhere?ledger=x"
-    for _ in range(2):
-        table = budget.ingest_rows("table.npy", "rows.zarr", ledger=away)
-        assert (table.budget, table.ledger_id) == (None, None)
 
 
 def test_of_two_ledgers_of_one_data_set_the_first_that_is_charged_is_the_only_one(
@@ -228,26 +180,21 @@ def test_of_two_ledgers_of_one_data_set_the_first_that_is_charged_is_the_only_on
     assert reserve(Ledger(place), "b") is State.RESERVED
 
 
-# --- for reproduction -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("twins")
-def test_a_copy_of_rows_with_a_budget_is_not_reproduced_from(call: Call) -> None:
-    assert call("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *DECLARED).code == 0
-    refused = call("release", "twin.zarr", "exact.zarr", *REPRODUCE)
-    assert refused.code == 3
-    assert "copy" in refused.message
-    assert not Path("exact.zarr").exists()
-
-
-@pytest.mark.usefixtures("twins")
-def test_a_copy_of_rows_that_were_reproduced_from_gets_no_budget(call: Call) -> None:
+def test_copies_of_rows_have_a_budget_or_are_reproduced_from_never_both(here: Path, call: Call) -> None:
     assert call("release", "twin.zarr", "exact.zarr", *REPRODUCE).code == 0
     refused = call("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *DECLARED)
     assert refused.code == 3
     assert "reproduction" in refused.message
     assert not Path("rows.ledger").exists()
     assert call("release", "rows.zarr", "again.zarr", *REPRODUCE).code == 0
+    rows = budget.ingest_rows("table.npy", here / "others.zarr").path
+    shutil.copytree(rows, "copy.zarr")
+    assert call("ledger", "create", "others.ledger", "--rows", rows, *DECLARED).code == 0
+    refused = call("release", "copy.zarr", "private.zarr", *REPRODUCE)
+    assert refused.code == 3
+    assert "copy" in refused.message
+    assert not Path("private.zarr").exists()
 
 
 def test_a_ledger_from_elsewhere_is_not_charged_for_what_was_reproduced_from(place: LedgerAddress) -> None:
@@ -257,31 +204,3 @@ def test_a_ledger_from_elsewhere_is_not_charged_for_what_was_reproduced_from(pla
     with pytest.raises(RefusedError, match="released for reproduction"):
         reserve(ledger, "a")
     assert ledger.records == []
-
-
-# --- the file ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_damaged_file_is_exit_4_and_named(twins: tuple[Path, Path], state: Path) -> None:
-    budget.create_ledger("rows.ledger", twins[0], BUDGET)
-    (file,) = (state / "datasets").glob("*.json")
-    file.write_bytes(file.read_bytes().replace(b"rows.ledger", b"twin.ledger"))
-    with pytest.raises(DataError, match=rf"{file} is damaged.*only one"):
-        budget.create_ledger("twin.ledger", twins[1], BUDGET)
-    assert not Path("twin.ledger").exists()
-
-
-def test_a_state_folder_that_cannot_be_written_is_told_before_a_ledger_is_created(
-    twins: tuple[Path, Path], state: Path
-) -> None:
-    state.parent.mkdir(parents=True)
-    state.write_text("in the way")
-    with pytest.raises(DataError, match="DPDIST_STATE_HOME"):
-        budget.create_ledger("rows.ledger", twins[0], BUDGET)
-    assert not Path("rows.ledger").exists()
-
-
-@pytest.mark.parametrize("identity", ["../../escape", "", "A" * 32])
-def test_an_identity_that_is_none_names_no_file(identity: str) -> None:
-    with pytest.raises(DataError, match="proper identity"):
-        state_folder.seen(identity)

@@ -1,4 +1,4 @@
-"""The address of a ledger in a database carries no secret, and one that does is refused without being repeated."""
+"""Where a ledger may be: an address without a secret, or a folder that is on no network file system."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dpdist.errors import UsageError
+from dpdist.errors import RefusedError, UsageError
+from dpdist.ledger import sqlite
 from dpdist.ledger.address import Address, address_of
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.sqlite import network_file_system
+from dpdist.privacy.guarantee import PrivacyLoss
 
 SECRET = "hunter2"  # noqa: S105 - nobody's
 GOOD = {
@@ -22,67 +26,103 @@ GOOD = {
         "user": "a@b", "dbname": "my db", "host": "/var/run", "sslmode": "verify-full",
     },
 }  # fmt: skip
+PASSWORDS = (
+    f"postgresql+psycopg://me:{SECRET}@host/db?ledger=a",
+    f"postgresql+psycopg://:{SECRET}@/db?ledger=a&host=/run",
+    f"postgresql+psycopg://me:x@{SECRET}@host/db?ledger=a",
+    f"mysql://me:{SECRET}@host/db",
+    f"postgresql+psycopg://me@host/db?ledger=a&password={SECRET}",
+    f"postgresql+psycopg://me@host/db?PASSWORD={SECRET}&ledger=a",
+    f"postgresql+psycopg://me@host/db?ledger=a&sslpassword={SECRET}",
+    f"postgresql+psycopg://me@host/db?ledger=a&oauth_client_secret={SECRET}",
+)
+OTHERS = (
+    # passwords with characters that end the part of an address in which they stand
+    f"postgresql+psycopg://me:12/{SECRET}@host/db?ledger=a",
+    f"postgresql+psycopg://me:12#{SECRET}@host/db?ledger=a",
+    f"postgresql+psycopg://me:12?{SECRET}@host/db?ledger=a",
+    f"postgresql+psycopg:/me:{SECRET}/db?ledger=a",
+    f"postgresql+psycopg://host/db?ledger=a&{SECRET}=1",
+    f"postgresql+psycopg://host/db?ledger=a&host={SECRET}&host=b",
+    f"postgresql+psycopg://host/db?ledger=a/{SECRET}",
+    f"postgresql+psycopg://host/{SECRET}?ledger=",
+    f"sqlite:///{SECRET}",
+)
 
 
 @pytest.mark.parametrize(("text", "connection"), GOOD.items(), ids=GOOD.keys())
 def test_an_address_names_server_database_and_ledger(text: str, connection: dict[str, str]) -> None:
     address = Address(text)
-    assert dict(address.connection) == connection
-    assert address.ledger == "visits"
-    assert str(address) == text
+    assert (dict(address.connection), address.ledger, str(address)) == (connection, "visits", text)
     assert address_of(text, Path("/somewhere")) == address
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"postgresql+psycopg://me:{SECRET}@host/db?ledger=a",
-        f"postgresql+psycopg://me:{SECRET}@/db?ledger=a&host=/run",
-        f"postgresql+psycopg://:{SECRET}@host/db?ledger=a",
-        f"postgresql+psycopg://me:x@{SECRET}@host/db?ledger=a",
-        f"postgresql://me:{SECRET}@host/db",
-        f"mysql://me:{SECRET}@host/db",
-        f"postgresql+psycopg://me@host/db?ledger=a&password={SECRET}",
-        f"postgresql+psycopg://me@host/db?password={SECRET}&ledger=a",
-        f"postgresql+psycopg://me@host/db?ledger=a&sslpassword={SECRET}",
-        f"postgresql+psycopg://me@host/db?ledger=a&PASSWORD={SECRET}",
-        f"postgresql+psycopg://me@host/db?ledger=a&oauth_client_secret={SECRET}",
-    ],
-)
-def test_a_password_in_an_address_is_refused_and_not_repeated(text: str) -> None:
-    with pytest.raises(UsageError, match=r"carries a password.*PGPASSFILE") as refusal:
-        address_of(text, Path())
-    assert SECRET not in str(refusal.value)
-    assert refusal.value.exit_code == 2
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        # passwords with characters that end the part of an address in which they stand
-        f"postgresql+psycopg://me:12/{SECRET}@host/db?ledger=a",
-        f"postgresql+psycopg://me:12#{SECRET}@host/db?ledger=a",
-        f"postgresql+psycopg://me:12?{SECRET}@host/db?ledger=a",
-        f"postgresql+psycopg://me:12/x?{SECRET}=@host/db",
-        f"postgresql+psycopg://me:{SECRET}/db?ledger=a",
-        f"postgresql+psycopg:/me:{SECRET}/db?ledger=a",
-        f"postgresql+psycopg://host/db?ledger=a&{SECRET}=1",
-        f"postgresql+psycopg://host/db?ledger=a&host={SECRET}&host=b",
-        f"postgresql+psycopg://host/db?ledger=a/{SECRET}",
-        f"postgresql+psycopg://host/{SECRET}",
-        f"postgresql+psycopg://host/{SECRET}?sslmode=require",
-        f"postgresql+psycopg://host/{SECRET}?ledger=",
-        f"sqlite:///{SECRET}",
-        f"https://{SECRET}/rows.ledger",
-    ],
-)
-def test_any_other_address_is_refused_and_not_repeated(text: str) -> None:
+@pytest.mark.parametrize("text", PASSWORDS + OTHERS)
+def test_any_other_address_is_refused_and_a_password_not_repeated(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
         address_of(text, Path())
     assert SECRET not in str(refusal.value)
-    assert "ledger=NAME" in str(refusal.value)
+    assert ("PGPASSFILE" if text in PASSWORDS else "ledger=NAME") in str(refusal.value)
 
 
-@pytest.mark.parametrize("text", ["rows.ledger", "some:thing/rows.ledger", "./postgres", "/srv/rows.ledger"])
-def test_everything_else_is_a_folder(text: str) -> None:
-    assert address_of(text, Path("/job")) == Path("/job") / text
+def test_everything_else_is_a_folder() -> None:
+    for text in ("rows.ledger", "some:thing/rows.ledger", "./postgres", "/srv/rows.ledger"):
+        assert address_of(text, Path("/job")) == Path("/job") / text
+
+
+LINES = r"""
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+40 27 0:40 / /home rw,relatime shared:7 - nfs4 server:/home rw,vers=4.2
+41 40 0:41 / /home/local rw,relatime shared:8 master:3 - xfs /dev/vdb rw
+42 27 0:42 / /with\040space rw - fuse.sshfs me@host:/ rw
+43 27 0:43 / /hidden rw - cifs //server/share rw
+44 27 0:44 / /hidden rw - tmpfs tmpfs rw
+45 27 0:45 / /covered rw - tmpfs tmpfs rw
+46 27 0:46 / /covered rw - lustre mgs@tcp:/scratch rw
+"""
+
+
+@pytest.fixture
+def mount_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return a file that is read in place of the kernel's."""
+    table = tmp_path / "mountinfo"
+    table.write_text(LINES.strip())
+    monkeypatch.setattr(sqlite, "MOUNTS", table)
+    return table
+
+
+def test_the_last_mount_nearest_to_a_path_is_the_one_it_stands_on(mount_table: Path) -> None:
+    kinds = {
+        "/home/me/rows.ledger": "nfs4",
+        "/home": "nfs4",
+        "/home/local/rows.ledger": None,
+        "/homework/rows.ledger": None,
+        "/with space/rows.ledger": "fuse.sshfs",
+        "/hidden/rows.ledger": None,
+        "/covered/rows.ledger": "lustre",
+        "/var/lib/rows.ledger": None,
+        "/": None,
+    }
+    assert {path: network_file_system(Path(path)) for path in kinds} == kinds
+    link = mount_table.with_name("link")
+    link.symlink_to("/home/me")
+    assert network_file_system(link / "rows.ledger") == "nfs4"
+    mount_table.unlink()  # where the kernel does not tell nothing is refused
+    assert network_file_system(Path("/home/me")) is None
+
+
+def test_a_ledger_on_a_network_file_system_is_neither_created_nor_used(mount_table: Path) -> None:
+    place = mount_table.parent.resolve() / "here" / "rows.ledger"
+    place.parent.mkdir()
+    budget, local = PrivacyLoss.parse("1"), mount_table.read_text()
+    remote = f"{local}\n50 27 0:50 / {place.parent} rw - nfs server:/here rw\n"
+    mount_table.write_text(remote)
+    with pytest.raises(RefusedError, match=r"network file system \(nfs\)"):
+        Ledger.create(place, dataset_id="0" * 32, budget=budget)
+    assert not list(place.parent.iterdir())
+    mount_table.write_text(local)
+    Ledger.create(place, dataset_id="0" * 32, budget=budget)
+    mount_table.write_text(remote)
+    with pytest.raises(RefusedError, match="PostgreSQL") as refusal:
+        Ledger(place).balance()
+    assert refusal.value.exit_code == 3

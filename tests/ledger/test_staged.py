@@ -1,4 +1,4 @@
-"""Releases in several draws under one id: a stage is drawn once, stays charged, and the release follows from it.
+"""Releases in several draws under one id, and their formats.
 
 Two draws, deaths and copies are played in ``tests/whole/test_state_space.py``.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.folders import STORED
-from support.ledgers import DATASET, DiedError, blobs, copy_of, dies, losses, pure, reserve
+from support.ledgers import DATASET, DiedError, copy_of, dies, losses, pure, reserve
 
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ledger import state, witness
@@ -33,7 +33,6 @@ def reserved(ledger: Ledger, release_id: str = "a", draws: Draws = 2, **more: An
 
 
 def drawn(ledger: Ledger, part: Part, content: bytes, release_id: str = "a") -> bytes:
-    """Draw a part, unless it was drawn, and read what is committed of it."""
     fence = ledger.begin(release_id, part)
     if fence is not None:
         assert ledger.commit(release_id, fence, [content], part)
@@ -41,14 +40,14 @@ def drawn(ledger: Ledger, part: Part, content: bytes, release_id: str = "a") -> 
         return file.read()
 
 
-def dies_in_commit(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, part: Part = Part.RELEASE) -> None:
+def dies_in_commit(ledger: Ledger, part: Part = Part.RELEASE) -> None:
     """Draw what follows a stage, and die before the witness has seen it."""
     fence = ledger.begin("a", part)
     assert fence is not None
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StateFile, "write", dies)
         with pytest.raises(DiedError):
-            ledger.commit("a", fence, [b"never given out"], part)
+            ledger.commit("a", fence, [part.encode()], part)
 
 
 def standing(ledger: Ledger, release_id: str = "a") -> tuple[State, int]:
@@ -57,43 +56,27 @@ def standing(ledger: Ledger, release_id: str = "a") -> tuple[State, int]:
     return record.state, len(losses(ledger))
 
 
-def test_of_three_draws_each_is_drawn_once_and_after_the_one_before_it(
-    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert reserved(ledger, draws=3) is State.RESERVED
-    first = ledger.begin("a", Part.STAGE)
-    assert first is not None
-    for later in (Part.SECOND, Part.RELEASE):
+def test_each_draw_comes_once_and_after_the_witness_has_seen_the_one_before_it(ledger: Ledger) -> None:
+    reserved(ledger, draws=3)
+    for part, later in ((Part.STAGE, Part.SECOND), (Part.SECOND, Part.RELEASE)):
+        fence = ledger.begin("a", part)
+        assert fence is not None
+        assert not ledger.commit("a", fence, [b"too early"], later)
+        dies_in_commit(ledger, part)
+        assert ledger.begin("a", part) is None
+        assert not ledger.commit("a", fence + 1, [b"again"], part)
         with pytest.raises(DpdistError, match="not to be drawn now"):
             ledger.begin("a", later)
-        assert not ledger.commit("a", first, [b"too early"], later)
-    assert ledger.commit("a", first, [b"one"], Part.STAGE)
-    second = ledger.begin("a", Part.SECOND)
-    assert second is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(StateFile, "write", dies)
-        with pytest.raises(DiedError):
-            ledger.commit("a", second, [b"two"], Part.SECOND)
-    # it is committed, and nothing follows from it, nor is it drawn again, before the witness has seen it
-    for part in (Part.STAGE, Part.SECOND):
-        assert ledger.begin("a", part) is None
-        assert not ledger.commit("a", second, [b"again"], part)
-    with pytest.raises(DpdistError, match="not to be drawn now"):
-        ledger.begin("a")
-    assert not ledger.abort("a")
-    assert drawn(Ledger(place), Part.STAGE, b"never drawn") == b"one"
-    assert drawn(Ledger(place), Part.SECOND, b"never drawn") == b"two"
-    assert drawn(ledger, Part.RELEASE, b"three") == b"three"
+        assert not ledger.abort("a")
+        assert drawn(ledger, part, b"never drawn") == part.encode()
+    assert drawn(ledger, Part.RELEASE, b"release") == b"release"
     ledger.published("a")
     assert standing(ledger) == (State.PUBLISHED, 1)
-    assert [drawn(ledger, part, b"never drawn") for part in Part] == [b"one", b"two", b"three"]
-    assert len(blobs(place)) == 3
+    assert [drawn(ledger, part, b"never drawn") for part in Part] == [part.encode() for part in Part]
     ledger.verify()
 
 
-def test_a_copy_adopts_as_many_of_three_draws_as_were_given_out(
-    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_adopts_as_many_of_three_draws_as_were_given_out(ledger: Ledger, place: LedgerAddress) -> None:
     reserved(ledger, draws=3)
     twin = Ledger(copy_of(place))
     drawn(ledger, Part.STAGE, b"one")
@@ -102,7 +85,7 @@ def test_a_copy_adopts_as_many_of_three_draws_as_were_given_out(
         assert twin.adopt() == ["a"]
         assert standing(twin) == (State.ADOPTED, 1)
         assert reserved(twin, draws=3) is State.ADOPTED
-        dies_in_commit(halfway, monkeypatch, part)
+        dies_in_commit(halfway, part)
         assert drawn(ledger, part, content) == content
         with pytest.raises(RefusedError, match="behind its witness"):
             drawn(halfway, part, b"never drawn")
@@ -117,18 +100,18 @@ def test_a_copy_adopts_as_many_of_three_draws_as_were_given_out(
 
 
 def test_what_is_adopted_beside_it_refunds_a_release_under_way_and_never_its_stage(
-    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, place: LedgerAddress
 ) -> None:
     reserved(ledger)
     drawn(ledger, Part.STAGE, b"stage")
     twin = Ledger(copy_of(place))
-    dies_in_commit(ledger, monkeypatch)
+    dies_in_commit(ledger)
     reserve(twin, "b")
     drawn(twin, Part.RELEASE, b"other", "b")
     assert ledger.adopt() == ["b"]
     assert standing(ledger) == (State.STAGED, 2)
     assert drawn(ledger, Part.STAGE, b"never drawn") == b"stage"
-    assert drawn(ledger, Part.RELEASE, b"release") == b"release"
+    assert drawn(ledger, Part.RELEASE, b"a new draw") == b"a new draw"
 
 
 def test_two_stages_that_two_machines_gave_out_are_both_charged(
@@ -149,50 +132,24 @@ def test_two_stages_that_two_machines_gave_out_are_both_charged(
     assert drawn(twin, Part.RELEASE, b"release") == b"release"
 
 
-def test_a_stage_is_charged_to_the_periods_that_its_release_reads(place: LedgerAddress) -> None:
-    made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1"), periodic=True)
-    for period in ("1", "2"):
-        made.close_period(period, period * 64)
-    reserved(made, "a", periods={"1": "1" * 64})
-    drawn(made, Part.STAGE, b"stage")
-    assert reserved(made, "b", periods={"2": "2" * 64}) is State.RESERVED
-    with pytest.raises(RefusedError, match="budget of"):
-        reserved(made, "c", periods={"1": "1" * 64})
-    assert drawn(made, Part.RELEASE, b"release") == b"release"
-    made.verify()
+def test_an_older_version_refuses_a_ledger_from_its_first_release_in_several_draws_on(folder: Path) -> None:
+    def of_an_older_version(newest: int) -> int:
+        known = {name: periodic for name, periodic in state._FORMATS.items() if int(name[-1]) <= newest}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(state, "_FORMATS", known)
+            return len(Ledger(folder).records)
 
-
-# --- formats ----------------------------------------------------------------------------------------------------------
-
-
-def _older(patch: pytest.MonkeyPatch, newest: str = "3") -> None:
-    """Be a version that knows of no stages, or of one at most."""
-    known = {name: periodic for name, periodic in state._FORMATS.items() if name[-1] < newest}
-    patch.setattr(state, "_FORMATS", known)
-
-
-def test_an_older_version_refuses_a_ledger_from_its_first_release_in_two_draws_on(
-    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    ledger = Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("9"))
     reserve(ledger, "b")
-    with monkeypatch.context() as patch:
-        _older(patch)
-        assert Ledger(place).budget == PrivacyLoss.parse("3")
-    reserved(ledger)
-    reserved(ledger, "c")
-    with monkeypatch.context() as patch:
-        _older(patch)
-        with pytest.raises(DataError, match="This ledger has format 'dpdist-ledger/3'; this version reads"):
-            Ledger(place).records  # noqa: B018 - it is read
-    assert Ledger(place).budget == PrivacyLoss.parse("3")
-    assert len(Ledger(place).records) == 3
-    assert ledger.abort("c")
-    reserved(ledger, "d", draws=3)
-    with monkeypatch.context() as patch:
-        _older(patch, "4")
-        with pytest.raises(DataError, match="This ledger has format 'dpdist-ledger/4'; this version reads"):
-            Ledger(place).records  # noqa: B018 - it is read
-    assert len(Ledger(place).records) == 4
+    assert of_an_older_version(2) == 1
+    for number, draws in enumerate((2, 3), 2):
+        reserved(ledger, f"r{draws}", draws=draws)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=f"This ledger has format 'dpdist-ledger/{number + 1}'; this version reads"):
+            of_an_older_version(number)
+        assert of_an_older_version(number + 1) > 1
+        reserved(ledger, f"more{draws}", draws=draws)  # type: ignore[arg-type]
+        assert ledger.abort(f"more{draws}")
+    assert Ledger(folder).budget == PrivacyLoss.parse("9")
 
 
 def test_an_older_version_refuses_a_witness_that_has_seen_a_stage(ledger: Ledger) -> None:
@@ -201,14 +158,11 @@ def test_an_older_version_refuses_a_witness_that_has_seen_a_stage(ledger: Ledger
     reserve(ledger, "b")
     drawn(ledger, Part.RELEASE, b"release", "b")
     assert older.read() is not None
-    reserved(ledger)
-    drawn(ledger, Part.STAGE, b"stage")
-    with pytest.raises(DataError, match="has format 'dpdist-witness/2'"):
-        older.read()
-    reserved(ledger, "c", draws=3)
-    drawn(ledger, Part.STAGE, b"stage", "c")
-    with pytest.raises(DataError, match="has format 'dpdist-witness/3'"):
-        older.read()
+    for draws in (2, 3):
+        reserved(ledger, f"r{draws}", draws=draws)
+        drawn(ledger, Part.STAGE, b"stage", f"r{draws}")
+        with pytest.raises(DataError, match=f"has format 'dpdist-witness/{draws}'"):
+            older.read()
 
 
 def test_a_journal_that_begins_twice_and_not_alike_is_refused(folder_ledger: Ledger) -> None:

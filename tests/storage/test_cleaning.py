@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from support.cli_scene import Call
 from support.s3_server import S3Server
 
-from dpdist.cli import cli
 from dpdist.errors import DataError, UsageError
 from dpdist.storage import objects
 from dpdist.storage.store import store_at
@@ -36,26 +35,20 @@ def aged(root: Path, when: float = OLD) -> None:
         os.utime(path, (when, when), follow_symlinks=False)
 
 
-def test_the_command_lists_what_it_removed(tmp_path: Path) -> None:
+def test_the_command_lists_what_it_removed(tmp_path: Path, call: Call) -> None:
     aside, rows = litter(tmp_path), tmp_path / "rows.zarr"
     rows.mkdir()
     (rows / ".zarr.json.0123abcd.partial").write_bytes(b"{}")
     aged(rows)
-    kept = [
-        litter(tmp_path, name) for name in (".other.zarr.0123abcd.partial", ".rows.zarr.partial", "rows.zarr.0.partial")
-    ]
-    young = litter(tmp_path, ".rows.zarr.00000000.partial")
-    (young / "c" / "1").write_bytes(b"rows")
-    said = CliRunner().invoke(cli, ["inspect", "--clean", "--json", str(rows)])
-    assert json.loads(said.stdout)["removed"] == [str(aside), str(rows / ".zarr.json.0123abcd.partial")]
+    names = (".other.zarr.0123abcd.partial", ".rows.zarr.partial", "rows.zarr.0.partial", ".rows.zarr.00000000.partial")
+    kept = [litter(tmp_path, name) for name in names]
+    (kept[-1] / "c" / "1").write_bytes(b"rows")  # it is young
+    said = call("inspect", "--clean", "--json", rows)
+    assert said.json["removed"] == [str(aside), str(rows / ".zarr.json.0123abcd.partial")]
     assert not aside.exists()
-    assert all(path.exists() for path in (rows, young, *kept))
-    assert "Nothing was left" in CliRunner().invoke(cli, ["inspect", "--clean", str(rows)]).stdout
-    assert isinstance(CliRunner().invoke(cli, ["inspect", "--clean", "--verify", str(rows)]).exception, UsageError)
-
-
-def a_link(aside: Path) -> None:
-    (aside / "c" / "1").symlink_to(aside.parent)
+    assert all(path.exists() for path in (rows, *kept))
+    assert "Nothing was left" in call("inspect", "--clean", rows).out
+    assert call("inspect", "--clean", "--verify", rows).code == 2
 
 
 def a_hard_link(aside: Path) -> None:
@@ -63,24 +56,25 @@ def a_hard_link(aside: Path) -> None:
     (aside / "c" / "1").hardlink_to(aside.parent / "precious")
 
 
-def a_pipe(aside: Path) -> None:
-    os.mkfifo(aside / "c" / "1")
-
-
-def the_future(aside: Path) -> None:
-    aged(aside, time.time() + 1e6)
-
-
 def a_link_in_its_place(aside: Path) -> None:
     aside.rename(aside.parent / "precious")
     aside.symlink_to(aside.parent / "precious")
 
 
-@pytest.mark.parametrize("plant", [a_link, a_hard_link, a_pipe, the_future, a_link_in_its_place])
-def test_what_no_builder_of_this_user_left_stays(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+PLANTED: dict[str, Callable[[Path], object]] = {
+    "a link": lambda aside: (aside / "c" / "1").symlink_to(aside.parent),
+    "a hard link": a_hard_link,
+    "a pipe": lambda aside: os.mkfifo(aside / "c" / "1"),
+    "the future": lambda aside: aged(aside, time.time() + 1e6),
+    "a link in its place": a_link_in_its_place,
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_no_builder_of_this_user_left_stays(tmp_path: Path, planted: str) -> None:
     aside = litter(tmp_path)
-    plant(aside)
-    if plant is not the_future:
+    PLANTED[planted](aside)
+    if planted != "the future":
         aged(tmp_path)
     assert store_at(tmp_path / "rows.zarr").clean() == ()
     assert (aside / "c" / "0").exists()
@@ -109,14 +103,12 @@ def test_where_others_could_have_given_the_name_nothing_is_removed(tmp_path: Pat
 
 @pytest.fixture
 def place(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the key of rows in a bucket."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     return f"{tmp_path.name}/rows.zarr"
 
 
 def put(server: S3Server, *keys: str, content: bytes = b"dpdist-attempt/1 building") -> None:
-    """Put objects into the bucket."""
     for key in keys:
         server.client.put_object(Bucket="private", Key=key, Body=content)
 
@@ -136,7 +128,6 @@ def test_in_a_bucket_only_what_dpdist_began_and_nobody_named_is_removed(server: 
 
 
 def pointer(described: dict[str, str]) -> bytes:
-    """Return a root object that says what it points to."""
     return json.dumps({"attributes": {"dpdist": described}}).encode()
 
 
@@ -162,8 +153,11 @@ def test_what_is_published_or_of_an_unknown_state_stays(
     assert f"{place}/{TOKEN}/c/0" in server.keys("private")
 
 
-def test_a_whole_bucket_is_refused(server: S3Server, place: str) -> None:
-    put(server, f"{TOKEN}/c/0", f"{TOKEN}.attempt")
-    assert place
-    with pytest.raises(UsageError, match="whole bucket"):
-        store_at("s3://private").clean(0)
+@pytest.mark.usefixtures("place")
+def test_a_whole_bucket_is_neither_cleaned_nor_deleted(server: S3Server) -> None:
+    put(server, f"{TOKEN}/c/0", f"{TOKEN}.attempt", "zarr.json")
+    for use in (lambda: store_at("s3://private").clean(0), store_at("s3://private").delete):
+        with pytest.raises(UsageError, match="whole bucket"):
+            use()
+    assert {f"{TOKEN}/c/0", "zarr.json"} <= set(server.keys("private"))
+    server.client.delete_object(Bucket="private", Key="zarr.json")

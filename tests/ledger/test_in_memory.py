@@ -1,0 +1,346 @@
+"""Fits in memory are charged to their budget, and rows are known again in every guise that an accident gives them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import os
+import pickle
+import re
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+from sklearn.base import clone
+from sklearn.exceptions import FitFailedWarning
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.tree import DecisionTreeClassifier
+from support import ledgers
+from support.estimator_scene import CLIP, ingested, table
+
+from dpdist import Budget, PrivateCovariance, PrivatePCA
+from dpdist.errors import DataError, DrownedWarning, RefusedError, UsageError
+from dpdist.ledger import in_memory
+from dpdist.ledger.in_memory import Fingerprints, Register, log_chance
+from dpdist.mechanisms.gaussian import CalibratedGaussian
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release import trusted
+
+pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
+LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
+PURE = ledgers.pure()
+
+
+def pca(budget: Any, **changed: Any) -> PrivatePCA:
+    return PrivatePCA(**{"n_components": 2, **LOSS, **changed, "budget": budget})
+
+
+def test_fits_are_charged_whatever_their_rows_are_until_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Mock(wraps=trusted.draw_unrecorded)
+    monkeypatch.setattr(trusted, "draw_unrecorded", draw)
+    budget = Budget(2, "1e-6")
+    with suppress(RefusedError):
+        for seed in range(100):
+            pca(budget).fit(table(seed))
+    assert draw.call_count == 3  # mu adds up as a root of squares: 4 of them would cost 2.08
+    before = repr(budget)
+    assert "3 fits charged; left: one gaussian release of epsilon 0." in before
+    with pytest.raises(RefusedError, match="costs epsilon 1, delta 1e-06, and of the budget of epsilon 2, delta 1e-06"):
+        PrivateCovariance(**LOSS, budget=budget).fit(table()[:, :3])
+    assert draw.call_count == 3
+    assert repr(budget) == before
+    less = Fraction(budget.left.gaussian_micro, 10**6)
+    pca(budget, epsilon=str(float(less))).fit(table(7))  # what is said to be left can be had
+    assert budget.left.gaussian_micro < 10**4
+
+
+def test_what_is_paid_for_is_fixed_before_the_first_answer() -> None:
+    budget, declared = Budget(2, "1e-6"), Budget(2, "1e-6", pure=1)
+    for seed, each in enumerate((budget, declared)):
+        pca(each).fit(table(seed))
+    before = budget.left
+    with pytest.raises(RefusedError):
+        budget.charge(PURE)
+    assert budget.left == before
+    declared.charge(PURE)
+
+
+def test_a_refused_first_fit_fixes_nothing() -> None:
+    budget = Budget("0.5", "1e-6")
+    with pytest.raises(RefusedError, match="Nothing was drawn or charged"):
+        pca(budget).fit(table())
+    with pytest.raises(RefusedError, match=r"left: one gaussian release of epsilon 0\.5"):
+        pca(budget, neighbours="add-remove").fit(table())
+    pca(budget, neighbours="add-remove", epsilon="0.5").fit(table())
+    with pytest.raises(RefusedError, match="neighbours='add-remove'"):
+        pca(budget, epsilon="0.1").fit(table(1))
+
+
+def test_rows_that_are_known_again_are_left_to_the_budget_they_were_charged_to() -> None:
+    budget, other, rows = Budget(10, "1e-6"), Budget(10, "1e-6"), table()
+    first, second = pca(budget).fit(rows), pca(budget).fit(rows)
+    assert first.release_.extents == second.release_.extents  # the register knows that they are of the same rows
+    for wrong in (other, None):
+        with pytest.raises(RefusedError, match=r"not charged to this budget|released 2 times before") as refused:
+            pca(wrong).fit(rows)
+        # what is named now was no limit on the answers that are out
+        assert re.search(r"fixed before the first answer|only if no request followed", str(refused.value))
+        assert "To accept" not in str(refused.value)
+    assert repr(budget).count("2 fits") == 1
+    with pytest.raises(RefusedError, match="of the budget of epsilon 0"):
+        pca(Budget("0.5", "1e-6"), budget_epsilon=10).fit(rows)  # both have to suffice
+    with pytest.raises(RefusedError, match="budget_epsilon="):
+        pca(other, budget_epsilon="1.2").fit(rows)
+    with pytest.warns(UserWarning, match="released 2 times"):
+        pca(other, budget_epsilon=10).fit(rows)
+    assert "1 fit charged" in repr(other)
+
+
+def test_one_budget_for_rows_of_one_shape_is_not_warned_of() -> None:
+    budget = Budget(10, "1e-6")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", DrownedWarning)
+        for seed in range(3):
+            pca(budget).fit(table(seed))
+        for other in (None, Budget(10, "1e-6")):
+            with pytest.raises(UserWarning, match="released 3 times"):
+                pca(other).fit(table(3))
+    assert "3 fits" in repr(budget)
+
+
+def test_every_copy_in_a_process_is_the_budget_itself() -> None:
+    budget, other = Budget(4, "1e-6"), Budget(1, "1e-6")
+    asked = pca(budget)
+    for same in (copy.copy(budget), copy.deepcopy(budget), clone(asked).budget, copy.deepcopy(asked).budget):
+        assert same is budget
+    assert clone(make_pipeline(asked, DecisionTreeClassifier())).get_params()["privatepca__budget"] is budget
+    assert clone(asked).set_params(budget=other).budget is other
+    assert "left: one gaussian release of epsilon 4" in repr(asked)
+
+
+def test_all_fits_of_a_cross_validation_are_charged_to_one_budget() -> None:
+    rows, labels = table(), np.arange(300) % 2
+    budget, larger = Budget("2.2", "1e-6"), Budget(10, "1e-6")
+    with pytest.warns(FitFailedWarning, match=r"1 fits failed[\s\S]*and of the budget of epsilon 2.2"):
+        scores = cross_val_score(make_pipeline(pca(budget), DecisionTreeClassifier()), rows, labels, cv=5)
+    assert np.isnan(scores).tolist() == [False] * 4 + [True]
+    assert "4 fits charged" in repr(budget)
+    pipeline = make_pipeline(pca(larger), DecisionTreeClassifier())
+    search = GridSearchCV(pipeline, {"privatepca__n_components": [1, 2]}, cv=2).fit(table(1), labels)
+    assert "5 fits charged" in repr(larger)
+    assert search.best_estimator_[0].budget is larger
+
+
+def test_a_copy_in_another_process_pays_for_nothing_and_no_budget_is_declared_anew() -> None:
+    budget = Budget(4, "1e-6")
+    fitted = pca(budget).fit(table())
+    before = repr(budget)
+    arrived = pickle.loads(pickle.dumps(fitted))  # noqa: S301 - written one line before
+    assert np.array_equal(arrived.components_, fitted.components_)  # a fitted estimator can be published
+    assert repr(arrived.budget) == "<Budget of epsilon 4, delta 1e-06; a copy, which pays for nothing>"
+    for again in (arrived, clone(arrived), pickle.loads(pickle.dumps(arrived))):  # noqa: S301
+        with pytest.raises(RefusedError, match="copy of a budget in another process"):
+            again.fit(table(1))
+    with pytest.raises(RefusedError, match="copy"):
+        _ = arrived.budget.left
+    for each in (budget, arrived.budget):
+        with pytest.raises(RefusedError, match="declared once"):
+            Budget.__init__(each, 9, "1e-6")
+    assert repr(budget) == before
+    assert "1 fit charged" in before
+
+
+def test_a_forked_process_has_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, child = Budget(4, "1e-6"), os.getpid() + 1
+    with budget._lock:  # as another thread may hold it at that moment, for ever in the child
+        monkeypatch.setattr(os, "getpid", lambda: child)
+        with pytest.raises(RefusedError, match="copy"):
+            budget.charge(PURE)
+        assert "a copy" in repr(budget)
+
+
+def test_of_fits_at_the_same_time_no_more_are_drawn_than_are_paid_for() -> None:
+    budget = Budget(2, "1e-6")
+
+    def fit(seed: int) -> bool:
+        with suppress(RefusedError):
+            return bool(pca(budget).fit(table(seed)[: 100 + seed]))
+        return False
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(fit, range(12))) == 3
+    assert "3 fits charged" in repr(budget)
+
+
+def test_a_charge_stays_if_the_draw_dies_and_what_fails_before_it_costs_nothing(
+    register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: Any) -> Any:
+        raise MemoryError
+
+    budget = Budget(2, "1e-6")
+    rows = table()
+    rows[3, 3] = np.nan
+    with pytest.raises(DataError):
+        pca(budget).fit(rows)
+    with pytest.raises(UsageError):
+        pca(budget, n_components=99).fit(table())
+    assert "0 fits charged; left: one gaussian release of epsilon 2 " in repr(budget)
+    monkeypatch.setattr(CalibratedGaussian, "draw_band", dies)
+    with pytest.raises(MemoryError):
+        pca(budget).fit(table())
+    assert "1 fit charged" in repr(budget)
+    assert len(register._fits) == 1
+
+
+def test_what_is_no_budget_or_not_the_one_of_the_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="declared once, in its ledger: leave budget,"):
+        pca(Budget(2, "1e-6")).fit(ingested(table(), tmp_path))
+    for given in (2, "2", PrivacyLoss.parse("2", "1e-6"), Budget):
+        with pytest.raises(UsageError, match=r"dpdist\.Budget"):
+            pca(given).fit(table())
+    with pytest.raises(UsageError, match=r"\(delta_reserve\)"):
+        Budget(1, "1e-6", delta_reserve="1e-5")
+
+
+Table = npt.NDArray[np.float64]
+KEY = bytes(range(16))
+N, D = 300, 8
+RNG = np.random.default_rng
+
+
+def normal(seed: int = 0, n: int = N, d: int = D) -> Table:
+    return RNG(seed).normal(size=(n, d)) + 1
+
+
+def known(rows: Table, other: Table) -> bool:
+    return Fingerprints.of(rows, KEY).share_rows(Fingerprints.of(np.ascontiguousarray(other), KEY))
+
+
+KNOWN: dict[str, Callable[[Table], Table]] = {
+    "the same": lambda x: x,
+    "one row of them": lambda x: x[5:6],
+    "one row among others": lambda x: np.concatenate([normal(9), x[5:6]]),
+    "in another order": lambda x: RNG(2).permutation(x),
+    "one half": lambda x: x[::2],
+}
+UNKNOWN: dict[str, Callable[[Table], Table]] = {
+    "others": lambda _: normal(9),
+    "float32": lambda x: x.astype(np.float32).astype(np.float64),
+    "another unit": lambda x: x * 1000,
+    "columns in another order": lambda x: x[:, ::-1],
+    "a column left out": lambda x: x[:, 1:],
+}
+
+
+def test_rows_are_known_again_in_the_guises_that_the_documentation_names_and_no_other() -> None:
+    found = {name: known(normal(), change(normal())) for name, change in {**KNOWN, **UNKNOWN}.items()}
+    assert found == dict.fromkeys(KNOWN, True) | dict.fromkeys(UNKNOWN, False)
+
+
+@pytest.mark.parametrize("pool", [[2] * 6, [2, 2, 2, 2, 2, 1, 1], [3, 3, 2, 2, 1, 1], [5, 3, 2, 2], [9, 2, 1]])
+def test_the_bound_on_chance_holds_for_every_split_of_a_table(pool: list[int]) -> None:
+    """All splits of twelve rows, each as probable: a bound below t has probability at most t, for every t."""
+    rows = np.repeat(np.arange(len(pool), dtype=np.uint64), pool)
+    assert len(rows) == 12
+    too_small = False
+    for size in (3, 5, 6):
+        bounds = []
+        for chosen in itertools.combinations(range(12), size):
+            inside = np.isin(np.arange(12), chosen)
+            bounds.append(math.exp(log_chance(*map(Fingerprints.of_keys, (rows[inside], rows[~inside])))))
+        ordered = np.sort(bounds)
+        share = np.searchsorted(ordered, ordered, side="right") / len(bounds)
+        assert (share <= ordered * (1 + 1e-12)).all()
+        without = np.where(ordered < 1, ordered / math.sqrt(8 * size * (12 - size) / 12), 1)
+        too_small |= bool((share > without).any())
+    # the twin: without the factor for the sizes it is no bound
+    assert too_small or pool != [2] * 6
+
+
+CATEGORIES: dict[str, Callable[[np.random.Generator], Table]] = {
+    "counts": lambda rng: rng.geometric(0.05, size=(N, 2)).astype(np.float64),
+    "genotypes": lambda rng: rng.binomial(2, np.linspace(0.05, 0.5, 12), size=(N, 12)).astype(np.float64),
+    "drawn again": lambda rng: rng.normal(size=(N, 4))[rng.integers(0, N, size=N)],
+}
+
+
+@pytest.mark.parametrize("kind", CATEGORIES)
+def test_a_random_split_of_equal_rows_is_not_taken_for_shared_rows(kind: str) -> None:
+    """At level .05 in place of 1e-4, in 100 splits: more alarms than this have probability 1e-6 at that level."""
+    rng, level = RNG(4), math.log(0.05)
+    alarms = twin = 0
+    for _ in range(100):
+        rows = rng.permutation(CATEGORIES[kind](rng))
+        first = Fingerprints.of(rows[:150], KEY)
+        alarms += log_chance(first, Fingerprints.of(rows[150:], KEY)) < level
+        twin += log_chance(first, Fingerprints.of(np.concatenate([rows[:100], rows[150:200]]), KEY)) < level
+    most = int(stats.binom.ppf(1 - 1e-6, 100, 0.05))
+    assert alarms <= most
+    assert twin > most  # two thirds of the rows shared
+
+
+@pytest.mark.parametrize("columns", [3, 10, 20])
+def test_tables_of_yes_and_no_of_other_people_are_not_the_same_rows_and_the_same_table_is(columns: int) -> None:
+    """Most rows of the one are in the other, and their people in neither."""
+    shares = RNG(7).uniform(0.1, 0.9, columns)
+    for seed in range(5):
+        one, two = ((RNG(seed + 100 * i).random((1000, columns)) < shares).astype(float) for i in (1, 2))
+        assert len(np.unique(one, axis=0)) < 1000
+        assert not known(one, two), seed
+        assert known(one, RNG(seed).permutation(one)), seed
+    if columns == 20:
+        assert known(one, one[::2])  # and a part of it, where rows differ enough
+
+
+def test_a_sketch_finds_a_part_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_memory, "KEPT", 64)
+    rows = normal(4, n=2000, d=3)
+    whole = Fingerprints.of(rows, KEY)
+    assert len(whole.keys) == 64
+    parts = Fingerprints.union([Fingerprints.of(part, KEY) for part in np.array_split(rows, 13)])
+    assert whole.same_rows(parts)
+    part = RNG(4).permutation(rows)[:800]
+    assert whole.share_rows(Fingerprints.of(part, KEY))  # unseen with probability .6^64, 6e-15
+    assert not whole.share_rows(Fingerprints.of(normal(5, n=2000, d=3), KEY))
+
+
+def test_equal_values_have_equal_fingerprints_whatever_their_bits() -> None:
+    rows = normal()
+    rows[rows < 0] = 0
+    rows[3, 3] = np.nan
+    other = np.where(rows == 0, -0.0, rows)
+    other[3, 3] = np.copysign(np.nan, -1)
+    assert other.tobytes() != rows.tobytes()
+    exact = Fingerprints.of(rows, KEY).keys
+    assert np.array_equal(Fingerprints.of(other, KEY).keys, exact)
+    assert np.array_equal(Fingerprints.of(np.asfortranarray(rows[::-1]), KEY).keys, exact)
+    assert len(exact) == len(rows)
+
+
+def test_rows_that_say_nothing_have_no_fingerprint_to_share() -> None:
+    other = Fingerprints.of(normal(d=3), KEY)
+    for rows in (np.empty((0, 3)), np.zeros((50, 3)), np.full((50, 3), 1e308), np.full((9, 3), np.inf)):
+        fingerprints = Fingerprints.of(rows, KEY)
+        assert not fingerprints.share_rows(other)
+        assert not fingerprints.share_rows(Fingerprints.of(rows[:0], KEY))
+
+
+def test_fingerprints_say_nothing_without_the_key() -> None:
+    one, other = Register(), Register()
+    first, second = (Fingerprints.of(normal(), each.key) for each in (one, other))
+    assert not first.share_rows(second)
+    assert not np.intersect1d(first.keys, second.keys).size
+    assert "key" not in repr(one)
