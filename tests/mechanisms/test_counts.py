@@ -13,7 +13,7 @@ from support.tallies import FALSE_ALARM, alarms
 
 from dpdist.errors import DataError
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal, noise_from_json
-from dpdist.mechanisms.quantile import Weights, calibrated, quantile_of, weights
+from dpdist.mechanisms.quantile import Weights, calibrated, quantile_of
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import MAX_SCALE
 from dpdist.privacy.accounting import gaussian_delta
@@ -21,7 +21,7 @@ from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
 from dpdist.rows.units import Unit
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [("0.1", "1e-6"), ("1", "1e-6"), ("0.7", "0.01"), ("30", "0.4")])
+@pytest.mark.parametrize(("epsilon", "delta"), [("0.1", "1e-6"), ("30", "0.4")])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(("neighbours", "vectors"), [(Neighbours.ADD_REMOVE, 1), (Neighbours.REPLACE_ONE, 2)])
 def test_the_scale_is_the_least_that_keeps_epsilon_and_delta(
@@ -38,13 +38,10 @@ def test_the_scale_is_the_least_that_keeps_epsilon_and_delta(
     assert found.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
 
 
-def test_the_largest_noise_that_can_be_asked_for_can_be_drawn() -> None:
-    found = calibrated(PrivacyLoss.parse("0.000001", "1e-18"), Neighbours.REPLACE_ONE, Unit("person", 2**20).max_rows)
-    assert isinstance(found.noise, RoundedNormal)
-    assert found.noise.sigma <= MAX_SCALE
-
-
-def test_the_noise_is_a_rounded_normal_of_its_scale() -> None:
+def test_the_noise_is_a_rounded_normal_of_its_scale_and_the_largest_can_be_drawn() -> None:
+    most = calibrated(PrivacyLoss.parse("0.000001", "1e-18"), Neighbours.REPLACE_ONE, Unit("person", 2**20).max_rows)
+    assert isinstance(most.noise, RoundedNormal)
+    assert most.noise.sigma <= MAX_SCALE
     noise = calibrated(PrivacyLoss.parse("0.1", "1e-6"), Neighbours.REPLACE_ONE)
     drawn = noise.answer(np.zeros(30000, dtype=np.int64), SYSTEM)
     assert not alarms(drawn, 52)
@@ -66,8 +63,8 @@ def mass(sigma: int, reach: int = 12) -> npt.NDArray[np.float64]:
     return np.where(points > 0, law[::-1], law)  # the small end, where nothing cancels
 
 
-@pytest.mark.parametrize("sigma", [1, 2, 7])
-@pytest.mark.parametrize(("above", "below"), [(1, 0), (1, 3), (2, 2), (3, 2)])
+@pytest.mark.parametrize("sigma", [1, 7])
+@pytest.mark.parametrize(("above", "below"), [(1, 0), (1, 3), (3, 2)])
 def test_a_bound_holds_for_the_exact_law_and_would_not_without_the_rounding(sigma: int, above: int, below: int) -> None:
     """The weights are times of 1 / bins, so the law of the error is one convolution of integers."""
     bins = above + below
@@ -92,25 +89,6 @@ def test_a_bound_holds_for_the_exact_law_and_would_not_without_the_rounding(sigm
 
 
 @pytest.mark.parametrize("rows", [1000, None])
-def test_errors_in_rows_hold_at_their_confidence_and_standard_errors_are_right(rows: int | None) -> None:
-    draws, bins = 3000, EXACT.size
-    noise = calibrated(PrivacyLoss.parse("0.3", "1e-6"), Neighbours.ADD_REMOVE)
-    kinds = [weights(bins, edge, Fraction("0.9"), rows_known=rows is not None) for edge in range(bins - 1)]
-    bounds = np.array([kind.bound(noise.noise, 0.05 / (2 * len(kinds))) for kind in kinds])
-    added = noise.answer(np.zeros(draws * bins, dtype=np.int64), SYSTEM).reshape(draws, bins)
-    total = added.sum(axis=1, keepdims=True)
-    errors = total - added.cumsum(axis=1)[:, :-1] - np.array([float(kind.w) for kind in kinds]) * total
-    most = stats.binom.isf(FALSE_ALARM, draws, 0.05)
-    assert (np.abs(errors) > bounds).any(axis=1).sum() <= most
-    assert (np.abs(errors) > bounds / 1.5).any(axis=1).sum() > most
-    # the mean of squares of sums of rounded normals has variance at most 2.1 / draws
-    deviations = np.array([kind.standard_deviation(noise.noise) for kind in kinds])
-    allowed = stats.norm.isf(FALSE_ALARM / (4 * len(kinds))) * math.sqrt(2.1 / draws)
-    assert np.abs((errors**2).mean(axis=0) / deviations**2 - 1).max() < allowed
-    assert np.abs((errors**2).mean(axis=0) / (1.2 * deviations) ** 2 - 1).max() > allowed
-
-
-@pytest.mark.parametrize("rows", [1000, None])
 def test_what_is_told_of_a_quantile_holds_at_its_confidence(rows: int | None) -> None:
     """The 0.95-quantile is exactly at edge 5, where a claim that it lies above is as easily wrong as can be."""
     noise, draws = calibrated(PrivacyLoss.parse("0.5", "1e-6"), Neighbours.REPLACE_ONE), 500
@@ -128,22 +106,6 @@ def test_what_is_told_of_a_quantile_holds_at_its_confidence(rows: int | None) ->
     most = stats.binom.isf(FALSE_ALARM, draws, 0.05)
     assert wrong(noise.noise) <= most
     assert wrong(RoundedNormal(noise.noise.sigma // 4)) > most
-
-
-@pytest.mark.parametrize("rows", [10**6, None])
-def test_the_standard_error_of_a_share_is_that_of_its_estimates(rows: int | None) -> None:
-    noise, draws = calibrated(PrivacyLoss.parse("0.1", "1e-6"), Neighbours.REPLACE_ONE), 600
-    exact = np.array([500, 0, 0, 0, 0, 0, 0, 0, 0, 0, 500, 0]) * 1000
-    told = [
-        quantile_of(noise.answer(exact, SYSTEM).tolist(), noise.noise, Fraction("0.3"), rows=rows) for _ in range(draws)
-    ]
-    shares = np.array([found.tail or 0 for found in told])
-    errors = np.array([found.tail_error or 0 for found in told])
-    assert all(found.edge == 0 for found in told)
-    off = stats.norm.isf(FALSE_ALARM / 4) * math.sqrt(0.55 / draws)
-    assert abs(shares.std() / errors.mean() - 1) < off < 0.2
-    assert abs(shares.std() / (1.4 * errors.mean()) - 1) > off
-    assert abs(shares.mean() - 0.5) < stats.norm.isf(FALSE_ALARM / 4) * errors.mean() / math.sqrt(draws)
 
 
 def test_a_law_is_read_as_it_was_written_and_no_other_is() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import mpmath
@@ -14,6 +13,7 @@ from scipy import stats
 from support.tallies import FALSE_ALARM
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms.attack import KnownMoment
 from dpdist.mechanisms.base import is_private_as_claimed
 from dpdist.mechanisms.jl import CalibratedProjection, published_ridge
 from dpdist.mechanisms.registry import calibrated as registered
@@ -21,7 +21,7 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.jl_profile import profile, row_in, row_out, row_replaced
-from dpdist.triangle import Triangle, packed, unpacked
+from dpdist.triangle import unpacked
 
 BITS = 12
 ONE_MILLIONTH = PrivacyLoss.parse("1", "1e-6")
@@ -38,38 +38,6 @@ def calibrated(
     found = registered("jl", LatticeQuery(size, 4**bits, neighbours), loss, options)
     assert isinstance(found, CalibratedProjection)
     return found
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A moment held in memory."""
-
-    values: Floats
-
-    def triangle(self) -> Triangle:
-        return packed(self.values)
-
-    def matrix(self) -> Floats:
-        return self.values.copy()
-
-    def times(self, vectors: Floats) -> Floats:
-        return self.values @ vectors
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "sketch", "gain", "without_with", "with_without"),
-    [
-        (0.5, 10, 0.5, 0.16352700926787755, 0.22289182950788697),
-        (1, 100, 0.05, 3.5819867622156496e-05, 0.0009798929425794637),
-        (1, 784, 0.0112, 2.4808943060698804e-08, 9.772092441189368e-07),
-    ],
-)
-def test_the_add_remove_profile_is_the_known_one(
-    epsilon: float, sketch: int, gain: float, without_with: float, with_without: float
-) -> None:
-    assert row_in(epsilon, sketch, gain) == pytest.approx(without_with, rel=1e-7)
-    assert row_out(epsilon, sketch, gain) == pytest.approx(with_without, rel=1e-7)
-    assert profile(Neighbours.ADD_REMOVE, 5, sketch)(epsilon, gain) == row_out(epsilon, sketch, gain)
 
 
 def exact_profiles(epsilon: float, sketch: int, gain: float) -> tuple[float, float, float]:
@@ -107,19 +75,13 @@ def test_the_profiles_are_upper_bounds_and_tight(epsilon: float, sketch: int, ga
     assert replaced * (1 - 1e-12) <= row_replaced(epsilon, sketch, gain) <= replaced * (1 + 1e-5)
 
 
-def log_density(covariance: Floats, rows: Floats) -> Floats:
-    """Log density of r independent centred normal rows, up to a constant; rows (count, r, d)."""
-    r = rows.shape[1]
-    inverse = np.linalg.inv(covariance)
-    square = np.einsum("kri,ij,krj->k", rows, inverse, rows)
-    return np.asarray(-(square + r * np.linalg.slogdet(covariance)[1]) / 2)
-
-
 def measured(first: Floats, second: Floats, sketch: int, epsilon: float) -> tuple[float, float]:
     """Estimate delta of the first covariance against the second, and its standard error, from the densities."""
     rng = np.random.default_rng(2)
     rows = rng.normal(size=(200_000, sketch, first.shape[0])) @ np.linalg.cholesky(first).T
-    lost = np.maximum(0, -np.expm1(epsilon - log_density(first, rows) + log_density(second, rows)))
+    square = np.einsum("kri,ij,krj->k", rows, np.linalg.inv(second) - np.linalg.inv(first), rows)
+    logs = np.linalg.slogdet(second)[1] - np.linalg.slogdet(first)[1]
+    lost = np.maximum(0, -np.expm1(epsilon - (square + sketch * logs) / 2))
     return float(np.mean(lost)), float(np.std(lost) / math.sqrt(lost.size))
 
 
@@ -143,12 +105,7 @@ def test_the_profiles_are_those_of_three_columns_by_simulation() -> None:
 
 @pytest.mark.parametrize(
     ("neighbours", "sketch", "ridge"),
-    [
-        (Neighbours.ADD_REMOVE, 784, 89.18),
-        (Neighbours.ADD_REMOVE, 8000, 272.7),
-        (Neighbours.REPLACE_ONE, 784, 118.42),
-        (Neighbours.REPLACE_ONE, 8000, 377.57),
-    ],
+    [(Neighbours.ADD_REMOVE, 784, 89.18), (Neighbours.REPLACE_ONE, 784, 118.42)],
 )
 def test_the_exact_ridge_is_the_least(neighbours: Neighbours, sketch: int, ridge: float) -> None:
     found = calibrated(784, neighbours, sketch=sketch)
@@ -173,11 +130,11 @@ def test_the_published_ridges_and_what_is_proved_of_them() -> None:
     assert calibrated(54, loss=PrivacyLoss.parse("10000", "1e-6"), sketch=8000, ridge="sheffet").guarantee is None
 
 
-@pytest.mark.parametrize("sketch", [2, 3])
-def test_the_release_is_wishart_around_moment_plus_ridge_and_its_twin_fails(sketch: int) -> None:
+def test_the_release_is_wishart_around_moment_plus_ridge_and_its_twin_fails() -> None:
+    sketch = 2
     found = calibrated(3, sketch=sketch)
     half = np.random.default_rng(4).normal(size=(3, 3))
-    moment = Moment(np.rint(half @ half.T * found.ridge))
+    moment = KnownMoment(np.rint(half @ half.T * found.ridge).astype(np.int64))
     mean = moment.values + found.ridge * np.eye(3)
     count = 6000
     sample = np.array([unpacked(found.answer(moment, SYSTEM), 3) for _ in range(count)], dtype=np.float64)
@@ -193,15 +150,14 @@ def test_the_release_is_wishart_around_moment_plus_ridge_and_its_twin_fails(sket
     untold = (sample.mean(axis=0) - moment.values) / (sample.std(axis=0) / math.sqrt(count))
     assert np.abs(np.diag(untold)).min() > limit
     # the rank is the number of draws, up to rounding
-    least = np.linalg.eigvalsh(sample)[:, 0] / found.ridge
-    assert least.max() < 1e-6 if sketch < 3 else np.median(least) > 1e-3
+    assert (np.linalg.eigvalsh(sample)[:, 0] / found.ridge).max() < 1e-6
 
 
 def test_no_moment_makes_the_draw_fail() -> None:
     found = calibrated(3, sketch=1)
-    for values in (np.zeros((3, 3)), np.full((3, 3), 2.0**62), np.diag([2.0**62, 0, 0])):
+    for values in (np.zeros((3, 3), dtype=np.int64), np.full((3, 3), 2**62), np.diag([2**62, 0, 0])):
         for _ in range(200):  # a sixth of the draws from 2^62 exceed 2^63
-            released = found.answer(Moment(values), SYSTEM)
+            released = found.answer(KnownMoment(values), SYSTEM)
             assert np.all(released[[0, 3, 5]] >= 0)  # nothing has wrapped around
     assert released.dtype == np.int64
 

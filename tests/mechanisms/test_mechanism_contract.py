@@ -22,15 +22,13 @@ from support.tallies import mean_passes
 from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms import registry
 from dpdist.mechanisms.attack import KnownMoment
-from dpdist.mechanisms.base import Additive, Calibrated, IndependentEntries, ReportsProgress, is_private_as_claimed
+from dpdist.mechanisms.base import Additive, Calibrated, IndependentEntries, is_private_as_claimed
 from dpdist.mechanisms.info import DeltaUse, Kind, Output
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.quantile import calibrated as histogram
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.forecast import forecast_release
-from dpdist.pca.noise_edge import law_of
 from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import transaction
@@ -42,34 +40,20 @@ MOMENT = KnownMoment(np.array([[9, 2, -1], [2, 7, 0], [-1, 0, 5]], dtype=np.int6
 BOTH = list(Neighbours)
 
 PROOFS = {
-    "gaussian": "dpdist.mechanisms.gaussian",
-    "two-sided-wishart": "dpdist.mechanisms.wishart",
-    "wishart": "dpdist.privacy.wishart_profile",
-    "sn": "dpdist.privacy.wishart_profile",
-    "jiang-wishart": "dpdist.privacy.wishart_profile",
-    "sheffet-wishart": "dpdist.privacy.wishart_profile",
-    "power": "dpdist.mechanisms.power",
-    "power-published": "dpdist.mechanisms.power",
-    "laplace": "dpdist.mechanisms.laplace",
-    "laplace-published": "dpdist.mechanisms.laplace",
-    "analyze-gauss": "dpdist.mechanisms.analyze_gauss",
-    "sulq": "dpdist.mechanisms.analyze_gauss",
-    "mod-sulq": "dpdist.mechanisms.analyze_gauss",
-    "none": None,
-    "ppca": "dpdist.mechanisms.exponential",
-    "bingham": "dpdist.mechanisms.exponential",
-    "kapralov-talwar": "dpdist.mechanisms.eigenpairs",
-    "amin": "dpdist.mechanisms.eigenpairs",
-    "orbit": "dpdist.mechanisms.orbit",
-    "orbit-lowrank": "dpdist.mechanisms.orbit",
-    "mvg": "dpdist.mechanisms.mvg",
-    "mvg-psd": "dpdist.mechanisms.mvg",
-    "mvg-exact": "dpdist.mechanisms.mvg",
-    "jl": "dpdist.privacy.jl_profile",
-    "nuclear": "dpdist.mechanisms.knorm",
-    "frobenius": "dpdist.mechanisms.knorm",
+    "dpdist.mechanisms.analyze_gauss": "analyze-gauss sulq mod-sulq",
+    "dpdist.mechanisms.eigenpairs": "kapralov-talwar amin",
+    "dpdist.mechanisms.exponential": "ppca bingham",
+    "dpdist.mechanisms.gaussian": "gaussian",
+    "dpdist.mechanisms.knorm": "nuclear frobenius",
+    "dpdist.mechanisms.laplace": "laplace laplace-published",
+    "dpdist.mechanisms.mvg": "mvg mvg-psd mvg-exact",
+    "dpdist.mechanisms.orbit": "orbit orbit-lowrank",
+    "dpdist.mechanisms.power": "power power-published",
+    "dpdist.mechanisms.wishart": "two-sided-wishart",
+    "dpdist.privacy.jl_profile": "jl",
+    "dpdist.privacy.wishart_profile": "wishart sn jiang-wishart sheffet-wishart",
 }
-"""Where the proof of each stands, as releases and ledgers name it. A format: an entry is never changed."""
+"""Which module has the proof of each, as releases and ledgers name it. A format: an entry is never changed."""
 
 DETAILS = {
     "deflated-bingham-laplace": "components concentration scale",
@@ -111,7 +95,7 @@ def test_it_states_its_law_its_sensitivity_and_its_source(name: str) -> None:
 
 
 def test_the_proof_of_each_is_pinned() -> None:
-    assert sorted(PROOFS) == NAMES
+    assert sorted(" ".join(PROOFS.values()).split()) == sorted(set(NAMES) - {"none"})
     for loss in ("0", "1e-6"):
         guarantee = histogram(PrivacyLoss.parse("1", loss), Neighbours.REPLACE_ONE).guarantee
         assert guarantee.proof == "dpdist.mechanisms.quantile"
@@ -122,9 +106,10 @@ def test_the_proof_of_each_is_pinned() -> None:
 def test_what_is_proved_is_of_the_relation_and_its_proof_can_be_read(name: str, neighbours: Neighbours) -> None:
     fixed = calibrated(name, SIZE, neighbours=neighbours)
     guarantee = fixed.guarantee
-    assert (guarantee.proof if guarantee else None) == PROOFS[name]
+    assert (guarantee is None) is (name == "none")
     if guarantee is None:
         return
+    assert name in PROOFS[guarantee.proof].split()
     assert importlib.import_module(guarantee.proof).__doc__
     assert guarantee.neighbours is neighbours
     assert guarantee.arithmetic is MECHANISMS[name].info.arithmetic
@@ -136,16 +121,14 @@ def test_what_is_proved_is_of_the_relation_and_its_proof_can_be_read(name: str, 
 
 
 @every
-@pytest.mark.parametrize("epsilon", ["0.5", "1"])
 @pytest.mark.parametrize("neighbours", BOTH)
 def test_what_is_private_as_claimed_is_charged_and_all_else_is_for_reproduction(
-    name: str, epsilon: str, neighbours: Neighbours
+    name: str, neighbours: Neighbours
 ) -> None:
     info = MECHANISMS[name].info
-    loss = loss_for(name, epsilon)
-    request = ReleaseRequest(name, loss, 1.0, neighbours=neighbours, options=least_options(name))
+    request = ReleaseRequest(name, loss_for(name), 1.0, neighbours=neighbours, options=least_options(name))
     again = replace(request, for_reproduction=True)
-    if is_private_as_claimed(calibrated(name, SIZE, neighbours=neighbours, epsilon=epsilon)):
+    if is_private_as_claimed(calibrated(name, SIZE, neighbours=neighbours)):
         assert request.calibrated(SIZE).guarantee is not None
         with pytest.raises(UsageError, match="leave for_reproduction out"):
             again.calibrated(SIZE)
@@ -195,16 +178,13 @@ def test_its_options_are_typed_explained_and_the_keywords_of_its_calibration(nam
 
 @every
 def test_a_number_that_makes_no_sense_is_refused_and_named(name: str) -> None:
-    info, loss = MECHANISMS[name].info, loss_for(name)
     query = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE)
-    words = [(o.name, word) for o in info.options for word in o.choices]
-    for option in info.options:
+    for option in MECHANISMS[name].info.options:
         if option.default is not None or option.kind is not Kind.INTEGER:
             continue
         for value in (0, -1, *((SIZE + 1,) if option.name == "components" else ())):
-            for word in ([], *([pair] for pair in words)):
-                with pytest.raises(UsageError, match=r"(?i)between|at least one|spectrum|variances"):
-                    registry.calibrated(name, query, loss, {**least_options(name), **dict(word), option.name: value})
+            with pytest.raises(UsageError, match=r"(?i)between|at least one|spectrum|variances"):
+                registry.calibrated(name, query, loss_for(name), {**least_options(name), option.name: value})
 
 
 @every
@@ -252,8 +232,6 @@ def test_what_is_stored_of_its_noise_is_read_back(name: str) -> None:
     assert again == noise
     assert " ".join(noise.details) == DETAILS[noise.law]
     assert (again.edge, again.summands, again.mean_diagonal) == (noise.edge, noise.summands, noise.mean_diagonal)
-    assert dict(noise) == noise.to_json()
-    assert len(noise) == len(noise.to_json())
 
 
 @every
@@ -268,19 +246,6 @@ def test_noise_that_is_granted_stays_on_the_lattice(name: str) -> None:
     if name != "none" and MECHANISMS[name].info.output is Output.SECOND_MOMENT:
         with pytest.raises(UsageError, match="grid_bits"):
             calibrated(name, SIZE, 4**31, epsilon="0.000001")
-
-
-@every
-def test_its_noise_can_be_forecast_or_the_forecast_says_why_not(name: str) -> None:
-    private = is_private_as_claimed(calibrated(name, SIZE))
-    request = ReleaseRequest(name, loss_for(name), 1.0, options=least_options(name), for_reproduction=not private)
-    if law_of(request.calibrated(SIZE).noise, SIZE) is None:
-        with pytest.raises(UsageError, match=rf"There is no forecast for {name}: .* Take gaussian"):
-            forecast_release(request, SIZE, 1000)
-    else:
-        told = forecast_release(request, SIZE, 1000, (0.5, 0.1))
-        assert 0 < told.threshold < math.inf
-        assert told.error > 0
 
 
 # --- its draws --------------------------------------------------------------------------------------------------------
@@ -333,17 +298,6 @@ def test_bands_are_drawn_one_by_one_where_entries_are_independent_and_nowhere_el
         exact = np.arange(5, dtype=np.int64)
         noisy = transaction.noisy(fixed, Band(0, 2, SIZE), exact, Scripted(3))
         assert np.array_equal(noisy, exact + fixed.draw_band(Band(0, 2, SIZE), Scripted(3)))
-
-
-@every
-def test_only_a_mechanism_whose_draw_takes_long_reports_progress(name: str) -> None:
-    fixed = calibrated(name, SIZE)
-    assert isinstance(fixed, ReportsProgress) is (name in {"nuclear", "orbit", "orbit-lowrank"})
-    if isinstance(fixed, ReportsProgress):
-        seen: list[tuple[int, int]] = []
-        told = fixed.answer(MOMENT, Scripted(4), lambda done, total: seen.append((done, total)))
-        assert all(done <= total for done, total in seen)
-        assert np.array_equal(told, fixed.answer(MOMENT, Scripted(4)))
 
 
 DRAWS = 1000

@@ -15,12 +15,10 @@ from support.tallies import FALSE_ALARM
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import mvg
-from dpdist.mechanisms.base import is_private_as_claimed
-from dpdist.mechanisms.mvg import precisions
 from dpdist.mechanisms.registry import calibrated as registered
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
+from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 BITS = 16
@@ -42,11 +40,6 @@ def calibrated(
     return found
 
 
-def proved_mu(found: mvg.CalibratedMatrixGaussian) -> float:
-    assert found.guarantee.mu_squared is not None
-    return math.sqrt(found.guarantee.mu_squared)
-
-
 def as_rows(matrix: Floats) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(row) for row in matrix.tolist())
 
@@ -54,22 +47,6 @@ def as_rows(matrix: Floats) -> tuple[tuple[float, ...], ...]:
 def rotation(size: int) -> Floats:
     """Return orthonormal columns, all of their entries well away from 0 and 1."""
     return np.linalg.qr(np.random.default_rng(1).normal(size=(size, size)))[0]
-
-
-@pytest.mark.parametrize(
-    ("size", "rows", "delta", "theorem_2", "theorem_3"),
-    [(10, 1000, "1e-3", 1807.4, 181.2), (54, 20_000, "1e-5", 85_218, 3935.3), (100, 60_000, "1e-5", 399_379, 14_601)],
-)
-def test_the_published_conditions_waste_what_they_are_known_to_waste(
-    size: int, rows: int, delta: str, theorem_2: float, theorem_3: float
-) -> None:
-    loss = PrivacyLoss.parse("1", delta)
-    enough = math.sqrt(2) * gaussian_sigma(loss) * 4**BITS
-    for name, waste in (("mvg", theorem_2), ("mvg-psd", theorem_3)):
-        found = calibrated(name, size, loss=loss, rows=rows)
-        assert math.sqrt(found.noise["variance_diagonal"]) / enough == pytest.approx(waste, rel=3e-4)
-        assert is_private_as_claimed(found)
-        assert found.guarantee.loss == loss
 
 
 @pytest.mark.parametrize("neighbours", BOTH)
@@ -96,29 +73,9 @@ def test_every_allocation_meets_the_published_condition_with_equality(
         norm = float(np.linalg.norm(unit / found.eigenvalues))
         phi = norm if name == "mvg-psd" else math.sqrt(norm * math.sqrt(d))
         assert a * phi**2 + b * phi == pytest.approx(2 * epsilon, rel=1e-9)
-
-
-def test_binary_directions_share_as_asked() -> None:
-    found = calibrated("mvg-psd", 6, rows=10, allocation="binary", informative=2, share=0.8)
-    power = found.eigenvalues**-2.0
-    assert power[:2].sum() / power.sum() == pytest.approx(0.8)
-    assert np.ptp(power[:2]) == pytest.approx(0, abs=1e-12 * power.sum())
-    assert np.ptp(power[2:]) == pytest.approx(0, abs=1e-12 * power.sum())
-
-
-def test_water_filling_has_the_best_power_to_noise_ratio() -> None:
-    spectrum = np.array([5.0, 2.0, 1.0, 0.5, 0.01])
-    found = precisions(3.0, 1, 5, "optimal", spectrum=tuple(spectrum))
-    assert found.sum() == pytest.approx(3)
-    assert 0 < found[-1] < 1e-5  # dry, but of finite noise
-    level = found[:3] + 1 / spectrum[:3]
-    assert level == pytest.approx(np.full(3, level[0]))
-    best = np.sum(np.log1p(spectrum * found))
-    others = np.random.default_rng(1).dirichlet(np.ones(5), 20_000) * 3
-    assert np.sum(np.log1p(spectrum * others), axis=1).max() <= best + 1e-5
-    # twin: the uniform allocation is not the best
-    assert np.sum(np.log1p(spectrum * 0.6)) < best - 0.1
-    assert np.sum(precisions(3.0, 2, 5, "optimal", spectrum=tuple(spectrum)) ** 2) == pytest.approx(3)
+        if "share" in options and name == "mvg-psd":
+            power = found.eigenvalues**-2.0
+            assert power[:2].sum() / power.sum() == pytest.approx(0.9)
 
 
 def symmetric_variances(eigenvalues: Floats, *, two_sided: bool) -> Floats:
@@ -218,7 +175,8 @@ def test_noise_has_the_covariance_psi_times_sigma_and_the_loss_is_gaussian(name:
     change = (basis[:, least] @ np.diag([4.0**BITS, -(4.0**BITS)]) @ basis[:, least].T)[np.triu_indices(size)]
     pull = np.linalg.solve(covariance, change)
     losses = sample @ pull + pull @ change / 2
-    mu = proved_mu(found)
+    assert found.guarantee.mu_squared is not None
+    mu = math.sqrt(found.guarantee.mu_squared)
     assert passes((losses - mu**2 / 2) / mu)
     assert not passes((0.9 * sample @ pull + pull @ change / 2 - mu**2 / 2) / mu)
 
@@ -228,18 +186,11 @@ def test_noise_has_the_covariance_psi_times_sigma_and_the_loss_is_gaussian(name:
     [
         ("mvg", {"rows": 10**200}, "between 1 and"),
         ("mvg-psd", {"rows": 9, "allocation": "binary", "share": 0.0}, "strictly between 0 and 1"),
-        ("mvg-psd", {"rows": 9, "allocation": "binary", "share": 1.0}, "strictly between 0 and 1"),
         ("mvg", {"rows": 9, "allocation": "binary", "informative": 3}, "informative"),
-        ("mvg", {"rows": 9, "allocation": "binary", "informative": 0}, "informative"),
-        ("mvg", {"rows": 9, "allocation": "optimal", "spectrum": (1.0, 2.0)}, "3 positive public variances"),
-        ("mvg", {"rows": 9, "allocation": "optimal"}, "3 positive public variances"),
         ("mvg", {"rows": 9, "allocation": "optimal", "spectrum": (1.0, 2.0, 0.0)}, "3 positive public variances"),
         ("mvg", {"rows": 9, "spectrum": (1.0, 2.0, 3.0)}, "Only allocation=optimal"),
         ("mvg", {"rows": 9, "directions": ((1.0, 0, 0), (0, 1.0, 0), (0, 0.01, 1.0))}, "orthonormal"),
-        ("mvg", {"rows": 9, "directions": ((1.0, 0.0), (0.0, 1.0))}, "orthonormal"),
         ("mvg-exact", {"sigma": ((1.0, 0, 0), (0, 1.0, 0), (0, 0, -1e-3))}, "positive definite"),
-        ("mvg-exact", {"sigma": ((1.0, 2.0, 0), (2.0, 1.0, 0), (0, 0, 1.0))}, "positive definite"),
-        ("mvg-exact", {"sigma": ((0.0,) * 3,) * 3}, "positive definite"),
         ("mvg-exact", {"sigma": ((1.0, 0.5, 0), (0, 1.0, 0), (0, 0, 1.0))}, "symmetric"),
         ("mvg-exact", {"sigma": ((1.0, 0.0), (0.0, 1.0))}, "3 x 3"),
         ("mvg", {"rows": 10**9}, "grid"),

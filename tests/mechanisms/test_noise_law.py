@@ -15,10 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from support.folders import STORED
 
-from dpdist.cli import cli
 from dpdist.errors import DataError
 from dpdist.mechanisms.attack import KnownMoment, views
 from dpdist.mechanisms.noise_law import EdgeKind, Noise, Part
@@ -34,7 +32,6 @@ from dpdist.release.artefact import open_release
 from dpdist.release.attributes import Coverage
 from dpdist.release.combine import combined, write_sum
 
-"""Releases that version 0.1.0 wrote: six columns, a component of .7 C² and weaker ones; sums of epsilon 1, 2 and 1."""
 DELTAS = {"gaussian": "1e-6", "wishart": "1e-6"}
 KNOWN = ("gaussian", "laplace", "frobenius", "nuclear", "wishart", "two-sided-wishart")
 
@@ -51,13 +48,6 @@ def known_law(noise: Noise, size: int = 8) -> NoiseLaw:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_name_decides_nothing(name: str) -> None:
-    noise = noise_of(name)
-    renamed = Noise.from_json(replace(noise, law="a better name").to_json())
-    assert known_law(renamed).edge == known_law(noise).edge
-
-
-@pytest.mark.parametrize("name", KNOWN)
 def test_a_sum_of_noise_is_noise_whatever_the_grouping(name: str) -> None:
     a, b, c = noise_of(name), noise_of(name), noise_of(name, "2")
     whole = (a + b) + c
@@ -65,8 +55,8 @@ def test_a_sum_of_noise_is_noise_whatever_the_grouping(name: str) -> None:
     assert (whole.law, whole["terms"]) == ("sum", 3)
     assert whole.variance_off_diagonal == pytest.approx(sum(n["variance_off_diagonal"] for n in (a, b, c)))
     assert whole.mean_diagonal == sum(n.mean_diagonal for n in (a, b, c))
-    again = Noise.from_json(json.loads(json.dumps(whole.to_json())))
-    assert again == whole
+    again = Noise.from_json(json.loads(json.dumps(replace(whole, law="a better name").to_json())))
+    assert replace(again, law="sum") == whole
     assert known_law(again).edge == pytest.approx(known_law(whole).edge, rel=1e-12)
     # variances add up, so edges grow: by the triangle inequality no more than they
     assert max(known_law(n).edge for n in (a, b, c)) < known_law(whole).edge
@@ -85,10 +75,8 @@ def test_sums_that_have_a_law_have_it() -> None:
     assert (sided + sided).summands[0].degrees == 18
     assert (sided + noise_of("two-sided-wishart", "2")).edge is EdgeKind.SUM
     assert (noise_of("nuclear") + noise_of("nuclear")).summands[0].terms == 2
-    assert (
-        noise_of("gaussian") + Noise("another", variance_diagonal=1.0, variance_off_diagonal=1.0)
-    ).edge is EdgeKind.NONE
-    assert (Noise("another") + noise_of("gaussian")).variance_off_diagonal is None
+    assert (gaussian + Noise("another", variance_diagonal=1.0, variance_off_diagonal=1.0)).edge is EdgeKind.NONE
+    assert (Noise("another") + gaussian).variance_off_diagonal is None
 
 
 @pytest.mark.parametrize("name", sorted(set(KNOWN) - {"nuclear"}))  # a draw of which takes seconds
@@ -122,9 +110,6 @@ def test_releases_of_version_0_1_0_are_read_and_have_their_edge(name: str, tmp_p
     assert variance is not None
     assert 1.9 * math.sqrt(6 * variance) < law.edge < 3.1 * math.sqrt(6 * variance)
     assert (require_alignment(release, components(release, 6)).edge or 0) > 0
-    for command in (["pca", "r.zarr", "m.zarr", "--components", "2", "--json"], ["report", "r.zarr", "r.html"]):
-        said = CliRunner().invoke(cli, [str(tmp_path / word) if "." in word else word for word in command])
-        assert said.exit_code == 0, said.output
     again = combined(
         [release, replace(release, release_id="r-9", releases=(), extents=(Coverage("d", 9, 10, "a", "b"),))]
     )
@@ -163,22 +148,17 @@ def test_a_sum_that_an_older_version_wrote_is_left_alone(tmp_path: Path) -> None
         {"edge": "sum"},
         {"edge": "wishart"},
         {"edge": 3},
-        {"variance_off_diagonal": -1.0},
-        {"variance_off_diagonal": float("nan")},
-        {"variance_off_diagonal": float("inf")},
-        {"variance_off_diagonal": 1e300},
-        {"variance_off_diagonal": 5e-324},
-        {"parts": [{"edge": "wishart", "terms": 1, "variance_off_diagonal": 1.0, "degrees": 10**400, "scale": 1.0}]},
-        {"variance_off_diagonal": "1"},
-        {"variance_off_diagonal": True},
-        {"mean_diagonal": float("nan")},
+        *({"variance_off_diagonal": wrong} for wrong in (-1.0, math.nan, math.inf, 1e300, 5e-324, "1", True)),
+        {"mean_diagonal": math.nan},
+        {"parts": "many"},
         {"parts": [{"edge": "normal-entries", "terms": 0, "variance_off_diagonal": 1.0}]},
         {"parts": [{"edge": "none", "terms": 1, "variance_off_diagonal": 1.0}]},
         {"parts": [{"edge": "laplace-entries", "terms": 1, "variance_off_diagonal": 1.0}]},
         {"parts": [{"edge": "normal-entries", "terms": 1, "variance_off_diagonal": 1.0, "degrees": 3, "scale": 1.0}]},
         {"parts": [{"edge": "wishart", "terms": 1, "variance_off_diagonal": 1.0, "degrees": 2.5, "scale": 1.0}]},
-        {"parts": "many"},
+        {"parts": [{"edge": "wishart", "terms": 1, "variance_off_diagonal": 1.0, "degrees": 10**400, "scale": 1.0}]},
     ],
+    ids=str,
 )
 def test_noise_that_cannot_be_is_not_read(change: dict[str, object]) -> None:
     """A release may come from anybody."""

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
-from support.hciz import line_means, score_passes
+from support.hciz import score_passes
 from support.tallies import FALSE_ALARM
 
 from dpdist.noise import orbit
 from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.orbit import Complex, Polytope, hermitian, line, matrix_of, patterns, subspace
+from dpdist.noise.orbit import Complex, Polytope, hermitian, matrix_of, patterns
 
 Floats = npt.NDArray[np.float64]
 LEVELS = {4: (25.0, 14.0, 6.0, 0.0), 5: (26.0, 20.0, 9.0, 3.0, 0.0)}
@@ -40,17 +40,6 @@ def draws_of(spectrum: Sequence[float], levels: Sequence[float]) -> Iterator[Com
         yield hermitian(np.array(spectrum), np.array(levels), SYSTEM)
 
 
-def accepted(levels: Sequence[float], count: int) -> Iterator[Complex]:
-    while True:
-        found = subspace(np.array(levels), count, 1, SYSTEM)
-        if found is not None:
-            yield found
-
-
-def score(draws: Iterator[Complex], count: int, levels: Sequence[float]) -> Floats:
-    return np.array([np.diag(h).real @ levels for h in islice(draws, count)])
-
-
 def check(sample: Floats, levels: Sequence[float], spectrum: Sequence[float], off: float = 0.1) -> None:
     """Accept the law, and tell apart its twins with an exponent so much off, with probability 1 - 1e-9."""
     assert score_passes(sample, levels, spectrum)
@@ -61,36 +50,13 @@ def check(sample: Floats, levels: Sequence[float], spectrum: Sequence[float], of
 @pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize(
     ("spectrum", "count"),
-    [((1.0, 1.0, 0.0, 0.0, 0.0), 2400), ((1.0, 0.7, 0.2, 0.0), 3200), ((1.0, 0.6, 0.6, 0.0), 3500)],
-    ids=["projector", "general", "ties"],
+    [((1.0, 1.0, 0.0, 0.0, 0.0), 1200), ((1.0, 0.6, 0.6, 0.0), 2400)],
+    ids=["projector", "ties"],
 )
 def test_patterns_have_the_exact_mean(spectrum: tuple[float, ...], count: int) -> None:
     levels = LEVELS[len(spectrum)]
     draws = islice(patterns(np.array(spectrum), np.array(levels), SYSTEM), count)
-    check(np.array([diagonal(p) @ levels for p in draws]), levels, spectrum)
-
-
-@pytest.mark.parametrize("spectrum", [(1.0, 0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0, 0.0)])
-def test_lines_and_their_complements_have_the_exact_mean(spectrum: tuple[float, ...]) -> None:
-    levels = LEVELS[5]
-    check(score(draws_of(spectrum, levels), 4500, levels), levels, spectrum)
-
-
-@pytest.mark.usefixtures("coarse")
-def test_giving_up_on_the_ball_does_not_bias(monkeypatch: pytest.MonkeyPatch) -> None:
-    # one proposal only: a third of these draws fall back
-    monkeypatch.setattr(orbit, "ATTEMPTS", 1)
-    fallbacks = 0
-
-    def counted(*args: Any, **kwargs: Any) -> Iterator[Floats]:
-        nonlocal fallbacks
-        fallbacks += 1
-        return patterns(*args, **kwargs)
-
-    monkeypatch.setattr(orbit, "patterns", counted)
-    levels, spectrum = (5.0, 4.0, 1.0, 0.0), (1.0, 1.0, 0.0, 0.0)
-    check(score(draws_of(spectrum, levels), 3000, levels), levels, spectrum, off=0.2)
-    assert 700 < fallbacks < 1500
+    check(np.array([diagonal(p) @ levels for p in draws]), levels, spectrum, off=0.15)
 
 
 def test_the_state_before_a_meeting_is_unbiased_and_the_meeting_point_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,9 +66,9 @@ def test_the_state_before_a_meeting_is_unbiased_and_the_meeting_point_is_not(mon
     levels, spectrum = (6.0, 3.0, 0.0), (1.0, 0.6, 0.0)
     polytope = Polytope(np.array(spectrum), np.array(levels))
     exact = patterns(np.array(spectrum), np.array(levels), SYSTEM, strides=3)
-    assert score_passes(np.array([diagonal(found) @ levels for found in islice(exact, 3000)]), levels, spectrum)
+    assert score_passes(np.array([diagonal(found) @ levels for found in islice(exact, 2000)]), levels, spectrum)
     ends: list[float] = []
-    while len(ends) < 3000:
+    while len(ends) < 2000:
         chains = np.stack([polytope.highest, polytope.lowest])
         polytope.run(chains, 3, SYSTEM)
         if polytope.met(chains):
@@ -110,37 +76,24 @@ def test_the_state_before_a_meeting_is_unbiased_and_the_meeting_point_is_not(mon
     assert not score_passes(np.array(ends), levels, spectrum)
 
 
-def truncated_exponential_passes(sample: Floats, rate: float) -> bool:
-    return bool(stats.kstest(sample, stats.truncexpon(b=rate, scale=1 / rate).cdf).pvalue > FALSE_ALARM)
+@pytest.mark.usefixtures("coarse")
+@pytest.mark.parametrize("spectrum", [(1.0, 0.0, 0.0, 0.0), (1.0, 1.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0)])
+def test_projectors_have_the_exact_mean_also_where_proposals_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, spectrum: tuple[float, ...]
+) -> None:
+    monkeypatch.setattr(orbit, "ATTEMPTS", 1)  # one proposal only: a third of the draws of planes fall back
+    fallbacks = []
 
+    def counted(*args: Any, **kwargs: Any) -> Iterator[Floats]:
+        fallbacks.append(1)
+        return patterns(*args, **kwargs)
 
-@pytest.mark.parametrize("sampler", ["line", "ball", "pattern"])
-def test_in_two_dimensions_the_weight_of_the_second_axis_is_a_truncated_exponential(sampler: str) -> None:
-    levels, rate, count = (4.0, 1.0), 3.0, 2000
-    draws: Iterator[float] = {
-        "line": (float(h[1, 1].real) for h in draws_of((1.0, 0.0), levels)),
-        "ball": (float(h[1, 1].real) for h in accepted(levels, 1)),
-        "pattern": (1 - float(p[0, 0]) for p in patterns(np.array([1.0, 0.0]), np.array(levels), SYSTEM)),
-    }[sampler]
-    sample = np.fromiter(draws, float, count)
-    assert truncated_exponential_passes(sample, rate)
-    assert not truncated_exponential_passes(sample, 2 * rate)
-
-
-def line_passes(sample: Floats, levels: Sequence[float]) -> bool:
-    z = (sample.mean(axis=0) - line_means(levels)) / (sample.std(axis=0) / math.sqrt(len(sample)))
-    return bool(np.abs(z).max() < 1.05 * stats.norm.isf(FALSE_ALARM / 2 / len(levels)))
-
-
-def test_lines_have_the_weights_of_the_divided_differences() -> None:
-    levels = (7.0, 6.5, 5.5, 3.0, 3.0, 0.0)
-    draws = [line(np.array(levels), SYSTEM) for _ in range(5000)]
-    weights = np.array([np.diag(h).real for h in draws])
-    assert line_passes(weights, levels)
-    assert not line_passes(weights, [0.8 * x for x in levels])
-    # uniform phases
-    angles = np.array([np.angle(h[0, 1]) for h in draws])
-    assert stats.kstest(angles, stats.uniform(-np.pi, 2 * np.pi).cdf).pvalue > FALSE_ALARM
+    monkeypatch.setattr(orbit, "patterns", counted)
+    levels = (5.0, 4.0, 1.0, 0.0)
+    found = list(islice(draws_of(spectrum, levels), 2500))
+    check(np.array([np.diag(h).real @ levels for h in found]), levels, spectrum, off=0.3)
+    assert np.abs(np.array([h @ h - h for h in found])).max() < 1e-12
+    assert len(fallbacks) > 500 or spectrum[1] == spectrum[2]
 
 
 @st.composite
@@ -152,6 +105,7 @@ def polytopes(draw: st.DrawFn) -> Polytope:
     return Polytope(np.sort(draw(values))[::-1], scale * np.sort(levels)[::-1])
 
 
+@example(Polytope(np.array([0.7025, 0.0002]), np.array([1e-3, 0.0])), 0)
 @given(polytopes(), st.integers(0, 4))
 def test_a_sweep_keeps_order_distance_and_interlacing(polytope: Polytope, warm: int) -> None:
     chains = np.stack([polytope.highest, polytope.lowest])
@@ -165,14 +119,6 @@ def test_a_sweep_keeps_order_distance_and_interlacing(polytope: Polytope, warm: 
         for m in range(1, polytope.size):
             assert (rows[m, :m] >= rows[m - 1, :m]).all()
             assert (rows[m - 1, :m] >= rows[m, 1 : m + 1]).all()
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.0001, 0.0217), (0.0001, 0.4341), (0.0002, 0.7025), (0.0003, 0.5739)])
-def test_rounding_carries_no_cell_out_of_its_interval(low: float, high: float) -> None:
-    polytope = Polytope(np.array([high, low]), np.array([1e-3, 0.0]))
-    chains = np.stack([polytope.highest, polytope.lowest])
-    polytope.sweep(chains, np.array([1 - 2.0**-53]))  # the largest uniform; unguarded, these fall an ulp below
-    assert (chains >= low).all()
 
 
 @pytest.mark.parametrize(
@@ -196,19 +142,10 @@ def test_the_matrix_has_the_spectrum_and_its_minors_the_pattern(spectrum: tuple[
         assert np.abs(np.linalg.eigvalsh(h[:m, :m])[::-1] - pattern[m - 1, :m]).max() < 1e-12
 
 
-@pytest.mark.parametrize(("count", "top"), [(1, 30.0), (3, 1e3), (3, 1.0), (5, 30.0)])
-def test_projectors_are_projectors(count: int, top: float) -> None:
-    levels = np.linspace(top, 0, 6)
-    h = hermitian(np.repeat([1.0, 0.0], [count, 6 - count]), levels, SYSTEM)
-    assert np.abs(h @ h - h).max() < 1e-12
-    assert np.abs(h - h.conj().T).max() < 1e-15
-    assert np.trace(h).real == pytest.approx(count, abs=1e-12)
-
-
 @pytest.mark.usefixtures("coarse")
 def test_without_levels_no_direction_is_preferred() -> None:
     spectrum = np.array([1.0, 0.4, 0.0])
-    draws = [matrix_of(p, SYSTEM) for p in islice(patterns(spectrum, np.zeros(3), SYSTEM), 1500)]
+    draws = [matrix_of(p, SYSTEM) for p in islice(patterns(spectrum, np.zeros(3), SYSTEM), 1000)]
     # x* H x is a mean of the spectrum with weights uniform on the simplex, for every unit vector x
     weights = np.random.default_rng(1).dirichlet(np.ones(3), 200_000)
     for x in (np.eye(3)[0], np.eye(3)[2], np.array([1, 1j, 0]) / math.sqrt(2), np.ones(3) / math.sqrt(3)):

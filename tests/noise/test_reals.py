@@ -7,7 +7,6 @@ from functools import lru_cache
 
 import mpmath
 import numpy as np
-import numpy.typing as npt
 import pytest
 from scipy import stats
 from support.scripted import Scripted
@@ -111,7 +110,7 @@ def test_the_float_errors_stay_far_inside_the_guard(law: Law) -> None:
 
 
 @LAWS
-@pytest.mark.parametrize("k", [0, 1, 60, 300])
+@pytest.mark.parametrize("k", [0, 300])
 def test_a_word_on_a_threshold_of_k_is_extended(law: Law, k: int) -> None:
     threshold = int(law.words[k])
     with mpmath.workdps(60):
@@ -132,55 +131,10 @@ def test_a_word_on_a_threshold_of_k_is_extended(law: Law, k: int) -> None:
         source = Scripted(0)
         assert step_of(candidate(law, source, 0, (threshold + shift) << 16, 0)) == expected
         assert source.extended == 0
-
-
-@LAWS
-def test_a_k_beyond_the_table_is_found_by_further_bits(law: Law) -> None:
-    steps = set()
-    for seed in range(8):
-        found = candidate(law, Scripted(seed), 0, 2**80 - 1, 0)
-        steps.add(step_of(found))
+    # and a k beyond the table is found by further bits
+    steps = {step_of(candidate(law, Scripted(seed), 0, 2**80 - 1, 0)) for seed in range(8)}
     assert min(steps) >= law.words.size - 1
     assert len(steps) > 1
-
-
-@LAWS
-@pytest.mark.parametrize("missing", [104, 108, 112, 116])  # bits of precision: some leave one threshold open, some all
-def test_thresholds_that_coarse_intervals_leave_open_are_enclosed_more_narrowly(
-    monkeypatch: pytest.MonkeyPatch, law: Law, missing: int
-) -> None:
-    expected, enclosing = law.words.tolist(), reals._intervals
-    asked: list[int] = []
-
-    def coarse_at_first(bits: int) -> object:
-        asked.append(bits)
-        return enclosing(bits if len(asked) > 1 else bits - missing)
-
-    monkeypatch.setattr(reals, "_intervals", coarse_at_first)
-    assert reals._thresholds.__wrapped__(law, 64) == expected
-    assert len(asked) == 2 or missing < 112
-
-
-def near(law: Law, k: int, bits: int) -> tuple[int, int]:
-    """Return an x near 1/2, and the cell of V of so many bits that p cuts near its middle, whatever follows in x."""
-    with mpmath.workdps(60):
-        for x in range(2**57, 2**57 + 1000):
-            ends = [mpmath.exp(-law.exponent(mpmath.mpf(k), mpmath.mpf(x + end) / 2**58)) * 2**bits for end in (0, 1)]
-            if all(0.2 < end - mpmath.floor(ends[0]) < 0.8 for end in ends):
-                return x, int(ends[0])
-    raise AssertionError("one x in two will do")
-
-
-@LAWS
-def test_an_acceptance_inside_the_guard_is_decided_by_further_bits(law: Law) -> None:
-    # k = 100: p moves by less than a cell of 58 bits, and U = its threshold of k = 99, one unit up
-    k = 100
-    x, cell = near(law, k, 54)
-    u = (int(law.words[k - 1]) + 1) << 16
-    # V's first 54 bits are its cell, 26 more are known: both ends of the cell are decided exactly
-    for inside, accepted in ((0, 1), (2**26 - 1, 0)):
-        source = Scripted(0)
-        assert candidate(law, source, x, u, (cell << 26) | inside).whole.size == accepted
 
 
 @LAWS
@@ -232,25 +186,20 @@ def test_bits_looked_at_stay_with_their_draw_in_a_batch(monkeypatch: pytest.Monk
     assert not singles & set(z.fraction[1, others].tolist())
 
 
-def test_further_bits_are_drawn_once() -> None:
-    source = Scripted(1)
-    z = exact_normals(20, source)
-    first = z.truncated(0, 20, 320)
-    assert source.extended == 60
-    assert z.truncated(0, 20, 320) == first
-    assert [abs(v) >> 192 for v in first] == [abs(v) for v in z.truncated(0, 20, 128)]
-    assert source.extended == 60
-
-
-def test_a_truncated_draw_is_made_of_all_its_words() -> None:
-    z = exact_normals(50, Scripted(3))
+def test_a_truncated_draw_is_made_of_all_its_words_and_further_bits_are_drawn_once() -> None:
+    source = Scripted(3)
+    z = exact_normals(50, source)
     words = zip(z.negative.tolist(), z.whole.tolist(), *z.fraction.tolist(), strict=True)
     signed = [(-1 if negative else 1, (whole << 128) | (high << 64) | low) for negative, whole, high, low in words]
     for bits in (20, 100, 128):
         assert z.truncated(0, 50, bits) == [sign * (magnitude >> (128 - bits)) for sign, magnitude in signed]
+    first = z.truncated(0, 50, 320)
+    assert [abs(v) >> 192 for v in first] == [magnitude for _, magnitude in signed]
+    assert z.truncated(0, 50, 320) == first
+    assert source.extended == 150
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 100, 2**14, 40_000])
+@pytest.mark.parametrize("size", [0, 1, 2**14, 40_000])
 def test_batches_hold_exactly_what_was_asked_for(size: int) -> None:
     places: list[int] = []
     for place, found in draws(NORMAL, size, SYSTEM):
@@ -259,15 +208,11 @@ def test_batches_hold_exactly_what_was_asked_for(size: int) -> None:
     assert places == list(range(size))
 
 
-def values(found: Reals) -> npt.NDArray[np.float64]:
-    magnitude = found.whole + found.fraction[0].astype(np.float64) * 2.0**-64
-    signed: npt.NDArray[np.float64] = np.where(found.negative, -magnitude, magnitude)
-    return signed
-
-
 @LAWS
 def test_the_draws_have_their_law_and_a_twin_fails(law: Law) -> None:
-    sample = np.concatenate([values(found) for _, found in draws(law, 400_000, SYSTEM)])
+    found = [each for _, each in draws(law, 400_000, SYSTEM)]
+    magnitude = np.concatenate([each.whole + each.fraction[0] * 2.0**-64 for each in found])
+    sample = np.where(np.concatenate([each.negative for each in found]), -magnitude, magnitude)
     name = "norm" if law is NORMAL else "laplace"
     assert stats.kstest(sample, name).pvalue > FALSE_ALARM
     size = np.abs(sample)
@@ -276,12 +221,14 @@ def test_the_draws_have_their_law_and_a_twin_fails(law: Law) -> None:
     # the twin: 3 % too much noise
     assert not total_passes((1.03**2 if law is NORMAL else 1.03) * float(total), of_total(size.size))
     assert stats.chisquare(np.bincount(sample > 0)).pvalue > FALSE_ALARM
+    low = np.concatenate([each.fraction[0] for each in found]) & np.uint64(255)
+    assert stats.chisquare(np.bincount(low.astype(np.intp), minlength=256)).pvalue > FALSE_ALARM
 
 
 @LAWS
 def test_within_a_step_the_density_falls_as_it_must(law: Law) -> None:
     # were all candidates accepted, the place within a 64th would be uniform, of mean 1/2
-    size, total = 10_000_000, 0.0
+    size, total = 5_000_000, 0.0
     for _, found in draws(law, size, SYSTEM):
         total += float((found.fraction[0] << np.uint64(6)).astype(np.float64).sum()) * 2.0**-64
     edges = np.arange(64 * 40 + 1) / 64
@@ -291,11 +238,3 @@ def test_within_a_step_the_density_falls_as_it_must(law: Law) -> None:
         mean = 1 - np.sum(edges[:-1] * -np.diff(np.exp(-edges)))
     error = np.sqrt(1 / 12 / size)
     assert abs(total / size - 64 * mean) < 5.5 * error < abs(total / size - 0.5)
-
-
-def test_the_low_words_of_exact_normals_are_uniform() -> None:
-    z = exact_normals(200_000, SYSTEM)
-    assert stats.kstest(values(z), "norm").pvalue > FALSE_ALARM
-    for word, shift in ((1, 56), (0, 0)):
-        counts = np.bincount(((z.fraction[word] >> np.uint64(shift)) & np.uint64(255)).astype(np.intp), minlength=256)
-        assert stats.chisquare(counts).pvalue > FALSE_ALARM

@@ -55,14 +55,6 @@ def test_the_event_is_counted_on_draws_that_did_not_choose_it() -> None:
     assert wrong <= stats.binom.isf(FALSE_ALARM, 2000, 0.05)
 
 
-def test_the_second_half_of_the_draws_is_counted_and_nothing_else() -> None:
-    finding = examine(np.array([10.0] * 20 + [0.0] * 20), np.zeros(40), 0.1, epsilon=0.0)
-    assert (finding.more, finding.less) == (Count(0, 20), Count(0, 20))
-    # each of the two counts may err with half the probability
-    low = Count(19, 20).interval(0.05)[0] - Count(1, 20).interval(0.05)[1]
-    assert Finding(Count(19, 20), Count(1, 20), 0.1).delta(0.0)[0] == pytest.approx(low)
-
-
 def test_certainty_is_seen_as_infinite() -> None:
     first = np.where(np.arange(1000) % 2 == 0, math.inf, -0.5)
     finding = examine(first, np.full(1000, -0.5), FALSE_ALARM, epsilon=1.0)
@@ -120,19 +112,6 @@ def test_weighted_draws_see_events_that_no_count_would(claimed: float, *, expect
 
 
 @pytest.mark.parametrize("neighbours", list(Neighbours))
-@pytest.mark.parametrize("norm", ["l1", "Frobenius"])
-def test_a_pair_attains_the_sensitivity(norm: str, neighbours: Neighbours) -> None:
-    query = LatticeQuery(6, UNIT, neighbours)
-    tried = attack.scenes(query, 1.0, additive=True, iterated=False, weighted=False)
-    changes = [(s.first.matrix() - s.second.matrix()) / UNIT for s in tried if s.apart == 1]
-    if norm == "l1":
-        found, limit = max(np.abs(d[np.triu_indices(6)]).sum() for d in changes), query.triangle_l1 / UNIT
-    else:
-        found, limit = max(np.sum(d**2) for d in changes), query.frobenius_squared / UNIT**2
-    assert 0.95 * limit < found <= limit
-
-
-@pytest.mark.parametrize("neighbours", list(Neighbours))
 @pytest.mark.parametrize("kind", [{"additive": True}, {"iterated": True}, {}], ids=str)
 def test_tables_are_as_many_rows_apart_as_is_said(kind: dict[str, bool], neighbours: Neighbours) -> None:
     query = LatticeQuery(4, UNIT, neighbours)
@@ -159,25 +138,25 @@ def test_a_copy_with_less_noise_is_rejected_and_the_mechanism_is_not(name: str) 
     honest, loss = calibrated(name, query, "2")
     draws = MANY if loss.delta_atto else FEW
     copy = weakened.weakened(honest, weakened.FACTOR)
-    # either it is seen, or it is proved that the copy keeps the claim too
-    kept = weakened.kept_by_the_copy(name, copy, query, loss)
-    for _ in range(1 if kept else ATTEMPTS):
+    if weakened.kept_by_the_copy(name, copy, query, loss):  # with so much noise to spare nothing can be seen
+        return
+    for _ in range(ATTEMPTS):
         scene = attack.choose(copy, query, loss, draws, 0.001, weighted=True)
-        sample = attack.attack(copy, scene, draws)
-        seen = rejects(examine_weighted(sample[0], sample[1], FALSE_ALARM if kept else 0.001, loss.delta), loss)
+        first, second = attack.attack(copy, scene, draws)
+        seen = rejects(examine_weighted(first, second, 0.001, loss.delta), loss)
         if seen:
             break
-    assert seen is (not kept)
-    sample = attack.attack(honest, scene, draws // 2)
-    assert np.unique(sample).size > 1
+    assert seen
+    first, second = attack.attack(honest, scene, draws // 2)
+    assert np.unique([first, second]).size > 1
     if honest.guarantee is not None:
-        finding = examine_weighted(sample[0], sample[1], FALSE_ALARM, loss.delta)
-        assert not rejects(finding, honest.guarantee.loss)
+        assert not rejects(examine_weighted(first, second, FALSE_ALARM, loss.delta), honest.guarantee.loss)
 
 
+@pytest.mark.parametrize("neighbours", list(Neighbours))
 @pytest.mark.parametrize("name", sorted(set(MECHANISMS) - {"none"}))
-def test_no_proof_is_contradicted_where_a_row_is_added_either(name: str) -> None:
-    query = LatticeQuery(2, UNIT, Neighbours.ADD_REMOVE)
+def test_no_proof_is_contradicted(name: str, neighbours: Neighbours) -> None:
+    query = LatticeQuery(2, UNIT, neighbours)
     honest, loss = calibrated(name, query, "1")
     if honest.guarantee is None:
         return
@@ -185,7 +164,7 @@ def test_no_proof_is_contradicted_where_a_row_is_added_either(name: str) -> None
     for weighted in (False, True):
         tried = [s for s in attack.scenes(query, 1.0, **kind, weighted=weighted) if not loss.delta or s.apart == 1]
         scene = tried[len(tried) // 2]
-        first, second = attack.attack(honest, scene, 100 if name == "nuclear" else 200)
+        first, second = attack.attack(honest, scene, 100)
         if weighted:
             found = examine_weighted(first, second, FALSE_ALARM, loss.delta)
         else:
@@ -193,12 +172,12 @@ def test_no_proof_is_contradicted_where_a_row_is_added_either(name: str) -> None
         assert not rejects(found, honest.guarantee.loss)
 
 
-def test_counts_alone_reject_a_copy_with_half_the_noise() -> None:
+def test_counts_alone_reject_a_copy_with_a_third_of_the_noise() -> None:
     query = LatticeQuery(2, UNIT, Neighbours.ADD_REMOVE)
     honest = registry.calibrated("two-sided-wishart", query, ONE, {"arithmetic": "ideal-real"})
-    for mechanism, expected in ((honest, False), (weakened.weakened(honest, 2), True)):
-        scene = attack.choose(mechanism, query, ONE, 4000, FALSE_ALARM, weighted=False)
-        first, second = attack.attack(mechanism, scene, 4000)
+    for mechanism, expected in ((honest, False), (weakened.weakened(honest, 3), True)):
+        scene = attack.choose(mechanism, query, ONE, 1500, FALSE_ALARM, weighted=False)
+        first, second = attack.attack(mechanism, scene, 1500)
         assert rejects(examine(first, second, FALSE_ALARM, apart=scene.apart), ONE) is expected
 
 
@@ -214,13 +193,10 @@ def test_the_erratum_is_measured_on_a_cluster_and_drawn(
 ) -> None:
     picture = tmp_path / "sn.png"
     attacked = ("sn", "--epsilon", 1, "--draws", 4000, "--neighbours", "add-remove")
-    code = said(monkeypatch, *attacked, "--workers", 2, "--plot", picture, "--json")
-    assert code == 0
+    assert said(monkeypatch, *attacked, "--workers", 2, "--plot", picture, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["draws"] == 4000
-    assert found["claim_rejected"]
-    assert not found["proof_rejected"]
-    # whoever sees such a release knows the row was there, in 63 % of all releases
+    assert (found["draws"], found["claim_rejected"], found["proof_rejected"]) == (4000, True, False)
+    # an attacker who sees such a release knows that the row was there, in 63 % of all releases
     counted = found["counted"]
     assert counted["delta_lower"] < 1 - math.exp(-1) < counted["delta_upper_of_this_event"]
     assert counted["delta_estimate"] == pytest.approx(1 - math.exp(-1), abs=0.06)
@@ -230,16 +206,8 @@ def test_the_erratum_is_measured_on_a_cluster_and_drawn(
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("sn", "--epsilon", 1, "--draws", 4),
-        ("sn", "--epsilon", 800),
-        ("sn", "--epsilon", 1, "--delta", "1e-6"),
-        ("gaussian", "--epsilon", 1),
-        ("sn", "--epsilon", 1, "--confidence", 1),
-        ("bingham", "--epsilon", 1, "--option", "components=9"),
-        ("nothing", "--epsilon", 1),
-    ],
-    ids=str,
-)
-def test_an_audit_that_makes_no_sense_is_usage(monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...]) -> None:
-    assert said(monkeypatch, *arguments) == 2
+    ["sn --epsilon 1 --draws 4", "sn --epsilon 800", "sn --epsilon 1 --delta 1e-6", "gaussian --epsilon 1",
+     "sn --epsilon 1 --confidence 1", "bingham --epsilon 1 --option components=9", "nothing --epsilon 1"],
+)  # fmt: skip
+def test_an_audit_that_makes_no_sense_is_usage(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
+    assert said(monkeypatch, *arguments.split()) == 2

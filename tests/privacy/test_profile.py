@@ -8,20 +8,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, from_randomized_response
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mpmath import mp
 from scipy import stats
 
-from dpdist.privacy import profile as module
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.profile import largest_mu_squared, mu_of_pure, near_profile, profile
 
 
-@pytest.mark.parametrize(
-    ("pure", "mu", "epsilon"), [(0.5, 0.5, 1.0), (1.0, 1.0, 2.0), (0.1, 0.25, 1.0), (1.0, 0.3, 1.0), (2.0, 2.0, 6.0)]
-)
+@pytest.mark.parametrize(("pure", "mu", "epsilon"), [(0.5, 0.5, 1.0), (1.0, 0.3, 1.0), (2.0, 2.0, 6.0)])
 def test_the_profile_is_that_of_randomised_response_and_a_gaussian(pure: float, mu: float, epsilon: float) -> None:
     # their randomised response answers one of two at random with probability p: p/2 off gives odds e^pure
     noise = 2 / (1 + math.exp(pure))
@@ -43,7 +40,8 @@ def test_what_remains_beside_a_declared_pure_part_is_what_was_computed_by_anothe
         assert float(square) ** -0.5 == pytest.approx(sigma, rel=2e-5)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
+@example("0", "1e-18", "0.000001")
 @given(
     st.sampled_from(["0", "0.001", "0.1", "1", "3"]),
     st.sampled_from(["1e-18", "1e-9", "1e-6", "0.1"]),
@@ -53,24 +51,10 @@ def test_the_largest_square_keeps_the_delta_and_a_larger_one_does_not(pure: str,
     if Fraction(pure) > Fraction(epsilon):
         return
     found = largest_mu_squared(Fraction(pure), Fraction(delta), Fraction(epsilon))
+    assert largest_mu_squared(Fraction(pure), Fraction(0), Fraction(epsilon)) == 0
     assert profile(Fraction(pure), found, Fraction(epsilon)) <= Fraction(delta)
     larger = found * (1 + Fraction(1, 2**80))
     assert profile(Fraction(pure), larger, Fraction(epsilon)) > Fraction(delta)
-
-
-def test_no_delta_leaves_no_room_for_a_gaussian_release() -> None:
-    assert largest_mu_squared(Fraction(0), Fraction(0), Fraction(1)) == 0
-    assert profile(Fraction(1), Fraction(0), Fraction(1)) == 0
-
-
-@pytest.mark.parametrize(
-    ("pure", "square", "epsilon"),
-    [("0", "1", "1"), ("0.5", "0.25", "1"), ("3", "2", "4"), ("1", "0.01", "1.1"), ("2", "30", "2"), ("1", "0", "1")],
-)
-def test_what_is_searched_with_is_what_is_decided_by(pure: str, square: str, epsilon: str) -> None:
-    caps = Fraction(pure), Fraction(square), Fraction(epsilon)
-    exact = profile(*caps)
-    assert abs(near_profile(*caps) - exact) <= exact / 10**40
 
 
 @pytest.mark.parametrize(
@@ -84,36 +68,20 @@ def test_the_profile_is_rounded_up(pure: str, square: str, epsilon: str) -> None
         truth = p * near + (1 - p) * far
         found = profile(Fraction(pure), Fraction(square), Fraction(epsilon))
         assert truth < mp.mpf(found.numerator) / found.denominator < truth * (1 + mp.mpf(10) ** -40)
-
-
-@pytest.mark.parametrize("x", [0, 1e-9, 0.5, 3, 5.999, 6, 6.001, 10, 40, 300])
-def test_an_interval_around_the_normal_tail_holds_it_and_is_narrow(x: float) -> None:
-    with mp.workdps(120):
-        truth = mp.ncdf(-mp.mpf(x))
-        low, high = (
-            mp.mpf(end.numerator) / end.denominator for end in module._ends(module._tail(module._interval(Fraction(x))))
-        )
-        assert low <= truth <= high
-        assert (high - low) / truth < mp.mpf(10) ** -40
+    # what is searched with is what is decided by
+    assert abs(near_profile(Fraction(pure), Fraction(square), Fraction(epsilon)) - found) <= found / 10**40
 
 
 @pytest.mark.parametrize("epsilon", ["0.000001", "0.1", "1", "3", "20"])
 def test_a_pure_step_is_dominated_by_the_gaussian_it_is_charged_as(epsilon: str) -> None:
-    mu = math.sqrt(mu_of_pure(Fraction(epsilon)))
-    e = float(epsilon)
-    odds = 1 / (1 + math.exp(e))
-    assert stats.norm.cdf(-mu / 2) == pytest.approx(odds, rel=1e-9)
+    found, e = mu_of_pure(Fraction(epsilon)), float(epsilon)
+    with mp.workdps(150):  # and its price is rounded up
+        odds, half = 1 / (1 + mp.exp(mp.mpf(epsilon))), mp.sqrt(mp.mpf(found.numerator) / found.denominator) / 2
+        assert mp.ncdf(-half) <= odds < mp.ncdf(-half * (1 - mp.mpf(2) ** -90))
+    mu = math.sqrt(found)
     for alpha in np.linspace(0.001, 0.999, 101):
         response = max(0, 1 - math.exp(e) * alpha, math.exp(-e) * (1 - alpha))
         assert stats.norm.cdf(stats.norm.ppf(1 - alpha) - mu) <= response + 1e-12
-
-
-@pytest.mark.parametrize("epsilon", ["0.000001", "0.1", "1", "3", "20"])
-def test_what_a_pure_step_costs_is_rounded_up(epsilon: str) -> None:
-    found = mu_of_pure(Fraction(epsilon))
-    with mp.workdps(150):
-        odds, half = 1 / (1 + mp.exp(mp.mpf(epsilon))), mp.sqrt(mp.mpf(found.numerator) / found.denominator) / 2
-        assert mp.ncdf(-half) <= odds < mp.ncdf(-half * (1 - mp.mpf(2) ** -90))
 
 
 @pytest.mark.parametrize("r", [0.1, 1.0, 3.0, 10.0])

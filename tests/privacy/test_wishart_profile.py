@@ -6,15 +6,13 @@ import math
 
 import mpmath
 import numpy as np
-import numpy.typing as npt
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import special, stats
-from support.tallies import FALSE_ALARM
+from scipy import special
+from support.tallies import mean_passes
 from support.wishart_pairs import QUADRATURE_ERROR, replace_one_delta_at
 
-from dpdist.privacy import wishart_profile
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.wishart_profile import (
@@ -27,12 +25,8 @@ from dpdist.privacy.wishart_profile import (
 
 ADD_REMOVE_TABLE = [  # epsilon, kappa, theta, delta of a row that leaves, of one that joins
     (1.0, 1.0, 1.0, 0.6321205588285577, 0.0),
-    (1.0, 1.0, 10.0, 0.09516258196404044, 0.0),
     (0.5, 2.5, 3.0, 0.04565342516239665, 0.0),
-    (1.0, 5.0, 3.0, 0.0023342831592703343, 0.0),
     (1.0, 20.0, 1.5, 2.8797705598157677e-05, 0.0),
-    (0.5, 50.0, 2.0, 2.006944289676091e-07, 0.0),
-    (2.0, 10.0, 1.0, 0.001268147868690922, 0.0),
     (1.0, 213.0, 0.4, 1.2178189579976926e-07, 5.132569674758839e-18),
     (1.0, 1280.0, 0.13, 7.480801826100721e-07, 1.0068932859101817e-08),
 ]
@@ -40,8 +34,6 @@ ADD_REMOVE_TABLE = [  # epsilon, kappa, theta, delta of a row that leaves, of on
 REPLACE_TABLE = [
     (1.0, 1.0, 1.0, (1.0, 1.0), 0.522973854961),
     (0.5, 3.0, 2.0, (1.0, 1.0), 0.062723319670),
-    (1.0, 5.0, 3.0, (1.0, 1.0), 0.002032068586),
-    (1.0, 20.0, 1.5, (1.0, 1.0), 4.361974532e-05),
     (0.5, 50.0, 2.0, (1.0, 1.0), 7.225844238e-07),
     (0.5, 3.0, 1.6, (0.6, 1.0), 0.089161508032),
     (0.5, 3.0, 1.6, (1.0, 0.6), 0.040810782241),
@@ -57,13 +49,6 @@ def test_the_add_remove_profile_is_the_tabulated_one(
     assert add_remove_delta(epsilon, kappa, theta) == max(
         leaving_delta(epsilon, kappa, theta), joining_delta(epsilon, kappa, theta)
     )
-
-
-@pytest.mark.parametrize("epsilon", [0.01, 1.0, 7.0])
-@pytest.mark.parametrize("later", [1.0, 1.5, 40.0])
-def test_with_one_degree_more_than_columns_delta_is_the_same_at_every_epsilon(epsilon: float, later: float) -> None:
-    # the published claim of (epsilon, 0) misses delta = 1 - exp(-epsilon), which no epsilon lowers
-    assert add_remove_delta(later * epsilon, 1.0, 1 / epsilon) == pytest.approx(-math.expm1(-epsilon), rel=1e-9)
 
 
 def exact_leaving(epsilon: float, kappa: float, theta: float) -> mpmath.mpf:
@@ -100,31 +85,18 @@ def test_the_replace_one_profile_is_that_of_adaptive_quadrature(
     assert delta * (1 - 1e-8) <= found <= delta * (1 + 2 * QUADRATURE_ERROR)
 
 
-def simulated_losses(
-    columns: int, theta: float, mu: tuple[float, float], draws: int, generator: np.random.Generator
-) -> npt.NDArray[np.float64]:
-    """Draw the loss of a 3 x 3 Wishart matrix plus diag(mu1, 0, 0) against plus diag(0, mu2, 0), from determinants."""
-    size = 3
-    z = generator.normal(scale=math.sqrt(theta / 2), size=(draws, size, columns))
+@pytest.mark.parametrize("mu", [(0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.6, 1.0)])
+def test_the_profile_is_that_of_simulated_matrices(mu: tuple[float, float]) -> None:
+    epsilon, size, columns, theta = 0.25, 3, 8, 1.2  # kappa = 3
+    # the loss of a 3 x 3 Wishart matrix plus diag(mu1, 0, 0) against plus diag(0, mu2, 0), from determinants
+    z = np.random.default_rng().normal(scale=math.sqrt(theta / 2), size=(200_000, size, columns))
     noise = z @ z.transpose(0, 2, 1)
     moved = noise + np.diag([mu[0], -mu[1], 0.0])
     inside = np.linalg.eigvalsh(moved)[:, 0] > 0
-    loss = np.full(draws, np.inf)
+    loss = np.full(len(z), np.inf)
     logs = np.linalg.slogdet(noise)[1][inside] - np.linalg.slogdet(moved)[1][inside]
     loss[inside] = (columns - size - 1) / 2 * logs + (mu[0] - mu[1]) / theta
-    return loss
-
-
-def delta_passes(loss: npt.NDArray[np.float64], epsilon: float, delta: float) -> bool:
-    """Two-sided test of the mean of ``(1 - exp(epsilon - loss))_+``, by the central limit theorem."""
-    values = -np.expm1(np.minimum(0.0, epsilon - loss))
-    return bool(abs(values.mean() - delta) < stats.norm.isf(FALSE_ALARM / 2) * values.std() / math.sqrt(loss.size))
-
-
-@pytest.mark.parametrize("mu", [(0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.6, 1.0)])
-def test_the_profile_is_that_of_simulated_matrices(mu: tuple[float, float]) -> None:
-    epsilon, columns, theta = 0.25, 8, 1.2  # kappa = 3
-    loss = simulated_losses(columns, theta, mu, 400_000, np.random.default_rng())
+    lost = -np.expm1(np.minimum(0.0, epsilon - loss))
 
     def delta(kappa: float, theta: float) -> float:
         if mu == (0.0, 1.0):
@@ -133,9 +105,9 @@ def test_the_profile_is_that_of_simulated_matrices(mu: tuple[float, float]) -> N
             return joining_delta(epsilon, kappa, theta)
         return replace_one_delta_at(epsilon, kappa, theta, mu)
 
-    assert delta_passes(loss, epsilon, delta(3.0, theta))
-    assert not delta_passes(loss, epsilon, delta(3.0, 1.05 * theta))
-    assert not delta_passes(loss, epsilon, delta(3.5, theta))  # one degree of freedom more
+    assert mean_passes(lost, delta(3.0, theta))
+    assert not mean_passes(lost, delta(3.0, 1.1 * theta))
+    assert not mean_passes(lost, delta(3.5, theta))  # one degree of freedom more
 
 
 @settings(max_examples=25)
@@ -153,39 +125,6 @@ def test_no_pair_of_rows_exceeds_the_certified_bound(
     bound = replace_one_delta(epsilon, kappa, theta)
     assert replace_one_delta_at(epsilon, kappa, theta, (mu1, mu2)) <= bound * (1 + 2 * QUADRATURE_ERROR)
     assert add_remove_delta(epsilon, kappa, theta) <= bound
-
-
-@settings(max_examples=30)
-@example(0.05, 600.0, 1.0, False, (0.0, 1.0))  # delta rises along the cell
-@example(0.05, 1.5, 1.0, True, (0.0, 0.5))
-@given(
-    st.floats(0.05, 3),
-    st.sampled_from([1.5, 4.0, 30.0, 600.0]),
-    st.floats(0.3, 4),
-    st.booleans(),
-    st.tuples(st.floats(0, 1), st.floats(0, 1)),
-)
-def test_no_pair_of_a_cell_exceeds_its_bound(
-    epsilon: float, kappa: float, sigmas: float, first_is_one: bool, ends: tuple[float, float]
-) -> None:
-    theta = sigmas / math.sqrt(kappa)
-    low, high = sorted(ends)
-    bound = wishart_profile._cell_bound(epsilon, kappa, theta, first_is_one, low, high)
-    for other in (low, high):
-        pair = (1.0, other) if first_is_one else (other, 1.0)
-        assert replace_one_delta_at(epsilon, kappa, theta, pair) <= bound * (1 + 2 * QUADRATURE_ERROR)
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "kappa", "theta"), [(1.0, 1.0, 1.0), (0.5, 3.0, 2.0), (1.0, 20.0, 2.2), (1, 200, 0.4)]
-)
-def test_the_certified_bound_is_close_to_the_worst_pair(epsilon: float, kappa: float, theta: float) -> None:
-    grid = np.linspace(0, 1, 21)
-    edges = [(1.0, float(m)) for m in grid] + [(float(m), 1.0) for m in grid]
-    worst = max(replace_one_delta_at(epsilon, kappa, theta, mu) for mu in edges)
-    assert worst * (1 - QUADRATURE_ERROR) <= replace_one_delta(epsilon, kappa, theta) <= 1.2 * worst
-    # what suffices is a bound, too, and nothing more is looked for
-    assert worst * (1 - QUADRATURE_ERROR) <= replace_one_delta(epsilon, kappa, theta, enough=2 * worst) <= 2 * worst
 
 
 @pytest.mark.parametrize("neighbours", list(Neighbours))
@@ -211,8 +150,6 @@ def test_with_many_degrees_of_freedom_the_noise_is_gaussian() -> None:
     assert thetas[-1] == pytest.approx(sigma, rel=2e-3)
     replaced = least_theta(1.0, 1e-6, 1e6, Neighbours.REPLACE_ONE) * 1e3
     assert replaced == pytest.approx(math.sqrt(2) * sigma, rel=0.01)
-
-
-def test_a_delta_too_small_for_floats_is_not_called_zero() -> None:
+    # a delta too small for floats is not called zero
     assert 0 < add_remove_delta(1.0, 5000.0, 2.0) < 1e-40
     assert 0 < replace_one_delta(1.0, 5000.0, 2.0, enough=1e-18) <= 1e-18
