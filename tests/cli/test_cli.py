@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faults import worker_environment
 from support.cli_scene import LOSS, Call, assert_nothing_spent, names_in, start, tree
 from support.ledgers import losses
 
@@ -84,7 +85,11 @@ def write_job(folder: Path, cluster: str, release: str = "") -> Path:
 OUTPUTS = ("rows.zarr", "release.zarr", "model.zarr", "scores.zarr")
 
 
-def test_a_job_run_twice_by_real_workers_publishes_once_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_job_run_twice_by_real_workers_publishes_once_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in worker_environment.declared().items():  # which suits one machine too
+        monkeypatch.setenv(name, value)
     job = write_job(tmp_path, "workers = 1")
     first = start("run", job, "--json", folder=tmp_path)
     assert first.code == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from faults import nightly, worker_environment
+from faults import worker_environment
 from faults.nightly import CLUSTER
 from faults.packages import missing, need
 from faults.waiting import until
@@ -179,15 +179,6 @@ def test_cron_leaves_a_run_out_while_another_is_at_work(cron: dict[str, str]) ->
     finally:
         os.killpg(first.pid, 9)
         first.wait()
-
-
-def test_the_environment_of_workers_suits_a_job_on_one_machine(tmp_path: Path) -> None:
-    job = nightly.make(tmp_path / "job")
-    command = [sys.executable, "-m", "dpdist", "run", str(job.file)]
-    environment = {**os.environ, **worker_environment.declared()}
-    run = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr
-    assert job.published()
 
 
 def test_every_address_of_a_ledger_that_is_shown_would_be_taken() -> None:

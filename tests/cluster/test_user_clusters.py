@@ -24,28 +24,26 @@ LOSS = dpdist.PrivacyLoss.parse("1", "1e-6")
 
 
 def adaptive(stack: ExitStack) -> Any:
+    """Start none, and workers of little memory when there is work."""
     made = stack.enter_context(LocalCluster(n_workers=0, threads_per_worker=1, memory_limit="700MiB", **QUIET))
     made.adapt(minimum=0, maximum=2, interval="100ms")
     return made
 
 
 def specified(stack: ExitStack) -> Any:
+    """Start workers without a nanny."""
     options = {"host": "127.0.0.1", **QUIET}
     workers = {number: {"cls": Worker, "options": {"nthreads": 1, **options}} for number in range(2)}
     return stack.enter_context(SpecCluster(scheduler={"cls": Scheduler, "options": options}, workers=workers))
 
 
-CLUSTERS: dict[str, Callable[[ExitStack], Any]] = {
-    "adapt(minimum=0), and little memory": adaptive,
-    "workers without a nanny": specified,
-}
-
-
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cluster", [adaptive, specified])
+def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(
+    tmp_path: Path, cluster: Callable[[ExitStack], Any]
+) -> None:
     frame = dd.from_pandas(pd.DataFrame(ROWS, columns=NAMES), npartitions=5)
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        made = CLUSTERS[name](stack)
+        made = cluster(stack)
         patch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 8 * 4 * 300)
         where = dpdist.Cluster(client=made)
         rows, release = tmp_path / "rows.zarr", tmp_path / "release.zarr"
