@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from faults import worker_environment
 from support.cli_scene import LOSS, Call, assert_nothing_spent, names_in, start, tree
 from support.ledgers import losses
 
 from dpdist import __version__
+from dpdist.errors import NoWitnessWarning
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
 from dpdist.pipeline import release as release_steps
-
-# Processes of their own
-
-
-def test_the_installed_command_is_the_module(tmp_path: Path) -> None:
-    said = start("mechanisms", "--json", folder=tmp_path)
-    assert (said.code, said.err) == (0, "")
-    listed = said.json["mechanisms"]
-    for field in ("name", "output", "claimed", "proved", "arithmetic", "cost", "delta"):
-        assert [entry[field] for entry in listed] == [getattr(each.info, field) for each in MECHANISMS.values()]
-
-
-def test_a_refused_number_is_one_paragraph_and_exit_4_in_a_real_process(here: Path) -> None:
-    said = start("release", "rows.zarr", "release.zarr", "--epsilon", "0", "--clip", "1", "--json", folder=here)
-    assert said.code == 4
-    assert "Epsilon must be positive" in said.message
-    assert_nothing_spent(here)
-
+from dpdist.runtime.cluster import Cluster
 
 DEFECT = """
 import sys
@@ -99,10 +85,15 @@ def write_job(folder: Path, cluster: str, release: str = "") -> Path:
 OUTPUTS = ("rows.zarr", "release.zarr", "model.zarr", "scores.zarr")
 
 
-def test_a_job_run_twice_by_real_workers_publishes_once_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_job_run_twice_by_real_workers_publishes_once_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in worker_environment.declared().items():  # which suits one machine too
+        monkeypatch.setenv(name, value)
     job = write_job(tmp_path, "workers = 1")
     first = start("run", job, "--json", folder=tmp_path)
     assert first.code == 0
+    assert len(set(re.findall(r"on 1 worker at (\S+?:\d+)", first.err))) == 1  # started once, for all steps
     files = {name: tree(tmp_path / name) for name in OUTPUTS}
     head = Ledger(tmp_path / "rows.ledger").head
 
@@ -110,58 +101,40 @@ def test_a_job_run_twice_by_real_workers_publishes_once_and_changes_nothing(tmp_
     assert again.code == 0
     assert {name: tree(tmp_path / name) for name in OUTPUTS} == files
     assert Ledger(tmp_path / "rows.ledger").head == head  # nothing was even written
-
     assert (first.json["release"]["fresh"], again.json["release"]["fresh"]) == (True, False)
-    assert first.json["model"] == str(tmp_path / "model.zarr")
-    assert first.json["scores"] == str(tmp_path / "scores.zarr")
+    assert (first.json["model"], first.json["scores"]) == (str(tmp_path / "model.zarr"), str(tmp_path / "scores.zarr"))
     assert len(Ledger(tmp_path / "rows.ledger").records) == 1
     assert names_in(tmp_path) == sorted([*OUTPUTS, "rows.ledger", "job.toml", "table.csv"])
-
-
-# Whole jobs
 
 
 def job_here(folder: Path, scheduler: str, release: str = "") -> Path:
     return write_job(folder, f'scheduler = "{scheduler}"', release)
 
 
-@pytest.fixture
-def done(tmp_path: Path, call: Call, scheduler: str) -> Path:
-    """Return the folder of a job that has run."""
+def test_a_job_run_again_makes_what_is_missing_spends_nothing_and_replaces_nothing_else(
+    tmp_path: Path, call: Call, scheduler: str
+) -> None:
     said = call("run", job_here(tmp_path, scheduler))
     assert (said.code, said.out) == (0, "")
     for words in ("ingested, 3 columns", "released now", "2 components", "PRIVATE"):
         assert words in said.err
-    return tmp_path
-
-
-def test_a_job_run_again_makes_what_is_missing_and_spends_nothing(done: Path, call: Call, scheduler: str) -> None:
-    spent = losses(Ledger(done / "rows.ledger"))
+    spent = losses(Ledger(tmp_path / "rows.ledger"))
     for lost in OUTPUTS[1:]:
-        before = tree(done / lost)
-        shutil.rmtree(done / lost)
-        assert call("run", job_here(done, scheduler)).code == 0
-        assert tree(done / lost) == before
-    assert losses(Ledger(done / "rows.ledger")) == spent
+        before = tree(tmp_path / lost)
+        shutil.rmtree(tmp_path / lost)
+        assert call("run", job_here(tmp_path, scheduler)).code == 0
+        assert tree(tmp_path / lost) == before
+    assert losses(Ledger(tmp_path / "rows.ledger")) == spent
 
-
-def test_a_job_whose_model_is_of_another_release_is_refused(done: Path, call: Call, scheduler: str) -> None:
-    model = tree(done / "model.zarr")
-    (done / "release.zarr").rename(done / "old.zarr")
-    said = call("run", job_here(done, scheduler, release='period = "2"'))
-    assert said.code == 4
-    assert "model.zarr exists already and was made from something else" in said.err
-    assert tree(done / "model.zarr") == model
-
-
-def test_a_job_whose_scores_are_of_other_rows_is_refused(done: Path, call: Call, scheduler: str) -> None:
-    file = done / "scores.zarr" / "zarr.json"
-    whole = json.loads(file.read_text())
-    whole["attributes"]["dpdist"]["dataset_id"] = "0" * 32
-    file.write_text(json.dumps(whole))
-    said = call("run", job_here(done, scheduler))
-    assert said.code == 4
-    assert "scores.zarr exists already and was made from something else" in said.err
+    file = tmp_path / "scores.zarr" / "zarr.json"
+    file.write_text(re.sub('"dataset_id": "[0-9a-f]+"', f'"dataset_id": "{"0" * 32}"', file.read_text()))
+    said = call("run", job_here(tmp_path, scheduler))
+    assert (said.code, "scores.zarr exists already and was made from something else" in said.err) == (4, True)
+    model = tree(tmp_path / "model.zarr")
+    (tmp_path / "release.zarr").rename(tmp_path / "old.zarr")
+    said = call("run", job_here(tmp_path, scheduler, release='period = "2"'))
+    assert (said.code, "model.zarr exists already and was made from something else" in said.err) == (4, True)
+    assert tree(tmp_path / "model.zarr") == model
 
 
 def test_a_job_without_rows_and_without_a_source_is_refused(tmp_path: Path, call: Call, scheduler: str) -> None:
@@ -173,39 +146,35 @@ def test_a_job_without_rows_and_without_a_source_is_refused(tmp_path: Path, call
     assert names_in(tmp_path) == ["job.toml", "table.csv"]
 
 
-# Defects and interruptions
-
-
-def test_an_unexpected_error_tells_its_type_and_place_but_not_its_text(
+def test_an_unexpected_error_tells_its_type_and_place_but_not_its_text_and_an_interruption_is_exit_5(
     here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("sentinel-73519") from ValueError("sentinel-73519 in the cause")
 
+    def interrupted(*_: Any, **__: Any) -> Any:
+        warnings.warn("It never had a witness.", NoWitnessWarning, stacklevel=1)
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(release_steps, "open_rows", broken)
     said = call("release", "rows.zarr", "release.zarr", *LOSS)
     assert said.code == 1
-    assert re.search(r"defect in dpdist: RuntimeError at test_cli\.py:\d+", said.message)
+    assert re.search(r"defect in dpdist: RuntimeError at test_cli\.py:\d+.*report", said.message)
     assert "sentinel" not in said.message
-    assert "report" in said.message
-    assert_nothing_spent(here)
-
-
-def test_an_interruption_is_exit_5(here: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(release_steps, "open_rows", interrupted)
     said = call("release", "rows.zarr", "release.zarr", *LOSS)
     assert said.code == 5
-    assert said.err == "\ndpdist: Interrupted: the same command resumes, and charges nothing twice.\n"
+    assert said.err.splitlines() == [
+        "dpdist: It never had a witness.",
+        "",
+        "dpdist: Interrupted: the same command resumes, and charges nothing twice.",
+    ]
     assert_nothing_spent(here)
 
 
-# Mechanisms and help
-
-
-def test_mechanisms_are_told_with_claim_and_proof(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mechanisms_are_told_with_claim_and_proof_the_recommended_first(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     said = call("mechanisms", "--all")
     assert (said.code, said.err) == (0, "")
@@ -215,16 +184,15 @@ def test_mechanisms_are_told_with_claim_and_proof(call: Call, monkeypatch: pytes
             assert " ".join(text.split()) in words
     names = [line.split()[0] for line in said.out.splitlines() if line[:1].strip()]
     assert (names[:2], sorted(names)) == (list(RECOMMENDED), sorted(MECHANISMS))
+    listed = call("mechanisms", "--json").json["mechanisms"]
+    for field in ("name", "output", "claimed", "proved", "arithmetic", "cost", "delta"):
+        assert [entry[field] for entry in listed] == [getattr(each.info, field) for each in MECHANISMS.values()]
+    said = call("mechanisms")
+    assert [line.split()[0] for line in said.out.splitlines() if line[:1].strip()][:-1] == list(RECOMMENDED)
+    assert said.out.endswith(f"There are {len(MECHANISMS) - 2} others: dpdist mechanisms --all\n")
     said = call("mechanisms", "power-published")
     for words in ("instead      power", "--option components=...", "required"):
         assert words in said.out
-
-
-def test_the_recommended_mechanisms_are_shown_first_and_the_others_named(call: Call) -> None:
-    said = call("mechanisms").out
-    names = [line.split()[0] for line in said.splitlines() if line[:1].strip()]
-    assert names[:-1] == list(RECOMMENDED)
-    assert said.endswith(f"There are {len(MECHANISMS) - 2} others: dpdist mechanisms --all\n")
 
 
 def test_the_version_is_told_and_an_unknown_command_is_usage(call: Call) -> None:
@@ -234,10 +202,79 @@ def test_the_version_is_told_and_an_unknown_command_is_usage(call: Call) -> None
         assert (said.code, said.out, "frobnicate" in said.err) == (2, "", True)
 
 
-def test_an_option_that_is_an_unset_variable_of_a_shell_is_none_or_told(call: Call, tmp_path: Path) -> None:
+def test_an_unset_variable_of_a_shell_is_no_option_or_told_and_no_defect_as_a_path(here: Path, call: Call) -> None:
     given = ("forecast", "--d", "3", "--n", "1000", "--epsilon", "1", "--delta", "1e-6")
     assert call(*given, "--arithmetic", "").code == 0
     said = call(*given, "--clip", "")
     assert (said.code, "takes a number, private or auto, not ''" in said.err) == (2, True)
-    (tmp_path / "job.toml").write_text('[rows]\npath = "r"\n[release]\npath = "x"\nepsilon = 1\nclip = 2\n')
-    assert "(--tls-ca)" in call("run", tmp_path / "job.toml", "--tls-ca", "a").err
+    for command in (
+        ("ingest", "rows.zarr", ".", "--budget-epsilon", "1"), ("release", "rows.zarr", "", *LOSS),
+        ("release", ".", "release.zarr", *LOSS), ("ledger", "create", "", "--rows", "rows.zarr"), ("run", ""),
+    ):  # fmt: skip
+        assert call(*command).code in {2, 4}
+        assert_nothing_spent(here)
+
+
+def test_a_command_run_again_changes_nothing_and_says_so_and_replaces_nothing_else(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Cluster, "named", False)
+    np.save("table.npy", np.random.default_rng(3).integers(0, 255, (500, 3), dtype=np.uint8))
+    budget = ("--budget-epsilon", "2", "--budget-delta", "1e-5")
+    ingest = ("ingest", "table.npy", "rows.zarr")
+    project = ("project", "rows.zarr", "model.zarr", "scores.zarr")
+    commands = {
+        (*ingest, *budget): "ingested before from the same files and left alone",
+        ("release", "rows.zarr", "release.zarr", *LOSS): "nothing spent",
+        ("pca", "release.zarr", "model.zarr", "--components", "2"): "written before and left alone",
+        project: "written before, and left alone",
+        ("combine", "sum.zarr", "release.zarr"): "written before and left alone",
+    }
+    assert [call(*command).code for command in commands] == [0] * 5
+    before = tree(tmp_path)
+    ledger = ("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *budget)
+    commands |= {ingest: "delta 1e-05 in rows.ledger.", ledger: "created before for these rows and left alone"}
+    for command, words in commands.items():
+        said = call(*command)
+        assert (said.code, words in said.err) == (0, True), said.err
+        assert call(*command, "--json").json["fresh"] is False
+        assert tree(tmp_path) == before
+    for code, refused in (
+        (4, (*ingest, "--columns", "c0,c1")),
+        (2, (*ingest, "--budget-epsilon", "3")),
+        (4, ("ingest", "table.npy", "release.zarr")),
+        (4, ("pca", "release.zarr", "model.zarr", "--components", "1")),
+        (4, ("pca", "sum.zarr", "model.zarr", "--components", "2")),
+        (4, ("pca", "release.zarr", "scores.zarr", "--components", "2")),
+        (4, ("project", "rows.zarr", "model.zarr", "model.zarr")),
+        (4, ("combine", "release.zarr", "release.zarr")),
+    ):
+        said = call(*refused)
+        assert (said.code, bool(said.message)) == (code, True)
+        assert tree(tmp_path) == before
+    os.utime("table.npy", (1, 1))
+    said = call(*ingest, *budget)
+    assert (said.code, "not ingested from these files, as they are now" in said.message) == (4, True)
+    next(path for path in Path("scores.zarr", "c").rglob("*") if path.is_file()).unlink()
+    said = call(*project)
+    assert (said.code, "damaged" in said.message) == (4, True)
+
+
+def test_a_command_refuses_an_address_that_holds_a_password_and_one_of_no_store(tmp_path: Path, call: Call) -> None:
+    job = tmp_path / "job.toml"
+    for place, words in (
+        ("s3://me:secretword@bucket/rows.zarr", "no user name, password"),
+        ("hdfs://b/r", "hdfs://b/r is an address"),
+    ):
+        job.write_text(f"[rows]\npath = 'rows.zarr'\n[release]\npath = '{place}'\nepsilon = 1\nclip = 8\n")
+        for command in (
+            "inspect AT", "bound AT --epsilon 1", "release AT r --epsilon 1 --clip 1", "pca AT m --components 1",
+            "report AT r.html", "project AT m s", "run AT", "combine sum AT", "ledger create l --rows AT",
+            "ledger verify l --release AT", f"status {job}",
+        ):  # fmt: skip
+            said = call(*command.replace("AT", place).split())
+            told = " ".join(said.err.split())
+            assert (said.code, said.out) == (2, "")
+            assert words in told or "this machine, and no address" in told, command
+            assert "secretword" not in told

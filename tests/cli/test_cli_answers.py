@@ -1,9 +1,10 @@
-"""covariance, synthesise and regress: the files that they write, what they print and mark, and what they refuse."""
+"""covariance, synthesise and regress: the files that they write, what they print, mark and refuse, and what helps."""
 
 from __future__ import annotations
 
 import csv
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ import zarr
 from click.testing import CliRunner
 from pyarrow import parquet
 from support.cli_scene import Call
+from support.folders import STORED, unpack
+from support.releases import archive_of
 
-from dpdist import BelowNoiseWarning, PrivateCovariance
+from dpdist import Centring, Neighbours, PrivateCovariance, combine_releases
 from dpdist.cli import cli
+from dpdist.mechanisms.noise_law import Noise
+from dpdist.release.archive import publish
+from papers.common.drawn import drawn
 
 LOSS = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4")
 NAMES = ["height, cm", "weight", "a_name_that_is_longer_than_a_table_has_room_for", "income"]
@@ -65,7 +71,6 @@ def numbers(path: str) -> Any:
 def test_a_table_and_arrays_hold_what_the_estimator_does(call: Call) -> None:
     fitted = PrivateCovariance.from_release("release.zarr")
     said = call("covariance", "release.zarr", "found.csv")
-    assert said.code == 0
     assert ", shrinkage optimal. 4 of 4 directions vary more than" in said.err
     assert "found.csv: covariance of 4 columns of rows clipped to norm" in said.err
     assert np.array_equal(numbers("found.csv"), fitted.covariance_)
@@ -99,8 +104,6 @@ def test_columns_that_drowned_are_named_in_every_face(
         assert read["drowned"].tolist() == ["still"]
     assert call("covariance", "release.zarr", "found.csv", "--json").json["drowned"] == ["still"]
     assert named in " ".join(call("synthesise", "release.zarr", "drawn.csv", "--rows", "9").err.split())
-    with pytest.warns(BelowNoiseWarning, match="mostly noise: still"):
-        PrivateCovariance.from_release("release.zarr")
 
 
 @pytest.mark.usefixtures("table")
@@ -136,8 +139,6 @@ def test_synthetic_rows_come_in_the_kinds_of_files_that_are_ingested(call: Call)
     assert stored.attrs["columns"] == NAMES
     for read in (np.load("drawn.npy"), frame.to_pandas().to_numpy(), np.asarray(stored[...])):
         assert np.array_equal(read, rows)
-    assert call(*asked, "drawn.npy", "--rows", "5").code == 0
-    assert np.load("drawn.npy").shape == (5, 4)  # a file is replaced
     again = call(*asked, "rows.zarr", "--rows", "5")  # the private ones
     assert (again.code, "exists already" in again.message) == (4, True)
     for kind in ("csv", "parquet"):
@@ -167,7 +168,20 @@ def test_a_regression_is_printed_as_json(table: Path, call: Call) -> None:
 
 
 @pytest.mark.usefixtures("table")
-def test_words_fit_a_terminal_and_say_of_which_rows_they_are(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_fit_a_terminal_and_what_makes_no_sense_is_refused_in_a_sentence(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for code, command, words in (
+        (2, (*REGRESS[:3], "wealth"), "no column 'wealth' (--target). There are: height, cm, weight"),
+        (2, (*REGRESS, "--on", "income,weight"), "leave it out of --on"),
+        (2, (*REGRESS, "--ridge", "much"), "--ridge takes a number or auto, not 'much'"),
+        (2, (*REGRESS, "--components", "2", "--ridge", "3"), "leave --ridge or --components out"),
+        (4, ("regress", "rows.zarr", "--target", "income"), "not 'dpdist-release/1'"),
+        (2, ("covariance", "release.zarr", "found.txt"), "ends in .csv or .npz is written, and found.txt does not."),
+    ):
+        said = call(*command)
+        assert (said.code, words in said.message) == (code, True), said.message
+    assert not Path("found.txt").exists()
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("dpdist.cli.output.on_terminal", lambda: True)
     said = call(*REGRESS)
@@ -177,36 +191,7 @@ def test_words_fit_a_terminal_and_say_of_which_rows_they_are(call: Call, monkeyp
                   "rows clipped to norm 3.9"):  # fmt: skip
         assert words in said.err
     assert "NOT PRIVATE" not in said.err
-    among = " ".join(call(*REGRESS, "--components", "2").err.split())
-    for words in ("It is on 2 principal components of 3 columns, as released", "about the regression on these",
-                  "They are about clipped rows"):  # fmt: skip
-        assert words in among
-
-
-def test_a_report_regresses_the_same_columns(table: Path, call: Call) -> None:
-    asked = ("--target", "income", "--on", '"height, cm",weight')
-    said = call("regress", "release.zarr", *asked, "--json").json
-    assert call("report", "release.zarr", "report.html", *asked).code == 0
-    assert f"R² is {said['r2']['value']:.3f}," in (table / "report.html").read_text()
-
-
-@pytest.mark.usefixtures("table")
-def test_what_makes_no_sense_is_refused_in_a_sentence(call: Call) -> None:
-    for code, command, words in (
-        (2, (*REGRESS[:3], "wealth"), "no column 'wealth' (--target). There are: height, cm, weight"),
-        (2, (*REGRESS, "--on", "income,weight"), "leave it out of --on"),
-        (2, (*REGRESS, "--ridge", "much"), "--ridge takes a number or auto, not 'much'"),
-        (2, (*REGRESS, "--ridge", "-1"), "at least 0, or auto (--ridge)"),
-        (2, (*REGRESS, "--components", "0"), "0 components were asked for, of 3 columns"),
-        (2, (*REGRESS, "--components", "2", "--ridge", "3"), "leave --ridge or --components out"),
-        (4, ("regress", "rows.zarr", "--target", "income"), "not 'dpdist-release/1'"),
-        (2, ("report", "release.zarr", "report.html", "--target", "nobody"), "no column 'nobody' (--target)."),
-        (2, ("covariance", "release.zarr", "found.txt"), "ends in .csv or .npz is written, and found.txt does not."),
-        (4, ("covariance", "rows.zarr", "found.csv"), "not 'dpdist-release/1'"),
-    ):
-        said = call(*command)
-        assert (said.code, words in said.message) == (code, True), said.message
-    assert not Path("found.txt").exists()
+    assert "It is on 2 principal components of 3 columns" in " ".join(call(*REGRESS, "--components", "2").err.split())
 
 
 @pytest.mark.usefixtures("table")
@@ -225,3 +210,104 @@ def test_a_file_of_somebody_else_is_not_replaced(call: Call) -> None:
             said = call(*command, name)
             assert (said.code, "exists already, and is no " in said.err) == (4, True)
             assert Path(name).read_bytes() == content
+
+
+TRAITS = ("age", "height", "weight", "shoe", "income")
+
+
+@pytest.fixture(scope="module")
+def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of releases that cannot answer something."""
+    folder = tmp_path_factory.mktemp("things")
+    random = np.random.default_rng(1)
+    rows = random.normal(size=(4000, 5))
+    rows[:, 4] = rows[:, 0] - rows[:, 1] + 0.3 * rows[:, 4]
+    rows[:, 2] = rows[:, 0] + rows[:, 1]
+    bare: dict[str, Any] = {"centring": Centring.NONE, "neighbours": Neighbours.ADD_REMOVE}
+    made = {
+        "good": drawn(rows, 5.0, "2", names=TRAITS).release(),
+        "uncentred": drawn(rows, 5.0, "2", names=TRAITS, **bare).release(),
+    }
+    drowned = drawn(rows, 5.0, "2", names=TRAITS)
+    made["few"] = replace(made["good"], rows=3)
+    made["drowned"] = replace(drowned.release(), answer=np.diag([-1] * 5 + [drowned.lattice[-1, -1]]))
+    frame: dict[str, Any] = {"mechanism": "bingham", "noise": Noise("none"), "answer": np.eye(5)[:2]}
+    made["subspace"] = replace(made["uncentred"], **frame)
+    for name, release in made.items():
+        publish(archive_of(release), folder / f"{name}.zarr")
+    halves = [drawn(rows[half::2], 5.0, "2", names=TRAITS).release(half) for half in (0, 1)]
+    combine_releases(halves, folder / "sum.zarr")
+    unpack(STORED / "weighted-1.tar.gz", folder)
+    (folder / "published" / "d2.zarr").rename(folder / "night.zarr")
+    return folder
+
+
+INCOME = ("regress", "--target", "income")
+BY_OTHERS = "take a release by gaussian (with a delta) or two-sided-wishart (without)"
+TOTAL = "Take the total of the series"
+DROWNED = "Release anew with --scale private, a larger epsilon or more rows"
+
+
+@pytest.mark.parametrize(
+    ("thing", "asked", "said"),
+    [
+        ("good", (*INCOME, "--ridge", "0"), "take --ridge auto, which is"),
+        ("good", ("pca", "OUT.zarr", "--components", "2", "--table", "t.xlsx"), "ends in .csv or .parquet"),
+        ("good", ("report", "OUT.json"), "The privacy card is printed by: dpdist inspect"),
+        ("good", ("pca", "OUT.zarr", "--components", "0.99999", "--correlation"), "Ask for less, or pass their number"),
+        ("few", INCOME, "there are fewer rows"),
+        ("drowned", INCOME, "Take a larger epsilon or more rows"),
+        ("drowned", ("synthesise", "OUT.csv", "--rows", "3"), "dpdist forecast says what would be needed"),
+        ("drowned", ("pca", "OUT.zarr", "--components", "0.5"), "--components K takes K components all the same"),
+        ("drowned", ("pca", "OUT.zarr", "--components", "2", "--correlation"), DROWNED),
+        ("uncentred", ("covariance", "OUT.csv"), "take --centre private"),
+        ("uncentred", ("synthesise", "OUT.csv", "--rows", "3"), "is the array second_moment of the release"),
+        ("uncentred", ("pca", "OUT.zarr", "--components", "2", "--correlation"), "Release with --centre private"),
+        ("subspace", ("synthesise", "OUT.csv", "--rows", "3"), BY_OTHERS),
+        ("subspace", ("pca", "OUT.zarr", "--components", "2", "--correlation"), "leave --correlation out, or"),
+        ("subspace", ("pca", "OUT.zarr", "--components", "0.9"), "pass their number (--components K)"),
+        ("night", ("synthesise", "OUT.csv", "--rows", "3"), TOTAL),
+        ("night", ("pca", "OUT.zarr", "--components", "2"), TOTAL),
+        ("night", ("report", "OUT.html"), TOTAL),
+    ],
+)
+def test_a_refusal_says_what_can_be_asked(
+    things: Path, call: Call, monkeypatch: pytest.MonkeyPatch, thing: str, asked: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(things)
+    before = sorted(things.iterdir())
+    command, *rest = asked
+    told = call(command, f"{thing}.zarr", *rest)
+    drowned = thing == "drowned" or "0.99999" in asked  # the command makes sense, and this release cannot answer it
+    assert told.code == (4 if drowned else 2)
+    assert said in told.message
+    assert sorted(things.iterdir()) == before
+
+
+@pytest.mark.parametrize("thing", ["sum", "published/total/d2"])
+def test_sums_and_totals_are_answered_as_releases_are(
+    things: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch, thing: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    release = things / f"{thing}.zarr"
+    asked = [("report", "OUT.html"), ("inspect", "--json"), ("covariance", "OUT.csv"),
+             ("pca", "OUT.zarr", "--components", "2", "--table", "OUT.parquet"),
+             ("regress", "--target", "income", "--table", "regressed.csv"),
+             ("synthesise", "drawn.csv", "--rows", "3")]  # fmt: skip
+    for command, *rest in asked if thing == "sum" else asked[:4]:  # the total is of a few rows
+        told = call(command, release, *rest)
+        assert told.code == 0, told.err
+
+
+def test_a_release_without_a_clip_norm_is_told_of_those_there_are(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "t.csv").write_text("age,height\n" + "".join(f"{20 + i},{150 + i}\n" for i in range(30)))
+    number = '[[column]]\nkind = "number"\nrange = [0, 250]\nname = '
+    (tmp_path / "s.toml").write_text(f'scale = "range"\n{number}"age"\n{number}"height"\n')
+    asked = ("ingest", tmp_path / "t.csv", tmp_path / "rows.zarr")
+    assert call(*asked, "--schema", tmp_path / "s.toml", "--budget-epsilon", "1").code == 0
+    for rows, norm in (
+        ("rows.zarr", "such as --clip 1.415, beyond which no row is"),
+        ("no.zarr", "public knowledge; or"),
+    ):
+        told = call("release", tmp_path / rows, tmp_path / "r.zarr", "--epsilon", "1")
+        assert (told.code, norm in told.message, "--clip private" in told.message) == (2, True, True), told.message

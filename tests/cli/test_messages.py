@@ -1,24 +1,28 @@
-"""What people read: it fits their terminal, names what they can type, and its numbers can be typed back."""
+"""What people see of commands: words and bars that fit their terminal, and what Tab completes."""
 
 from __future__ import annotations
 
+import io
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.cli_scene import LOSS, Call
-from support.ledgers import gaussian, pure
+from support.cli_scene import LOSS, WHERE, Call
+from support.folders import ROOT
 
-import dpdist
-from dpdist._util.text import NEXT, exactly, fitted
-from dpdist.errors import RefusedError, UsageError
-from dpdist.ledger.balance import refusal
+from dpdist._util.text import NEXT, fitted
+from dpdist.cli.output import Bars
 from dpdist.mechanisms.registry import MECHANISMS
-from dpdist.privacy.accounting import caps_for
-from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
-from dpdist.privacy.parallel import Charge, PeriodFilters
-from dpdist.release.artefact import open_release
-from dpdist.release.combine import combined
+from dpdist.pipeline.budget import ingest_rows
+from dpdist.pipeline.components import fit_components, project_rows
+from dpdist.pipeline.release import release_rows
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.request import ReleaseRequest
+from dpdist.runtime.cluster import Cluster
 
 
 @pytest.fixture(autouse=True)
@@ -33,48 +37,32 @@ def wide(text: str) -> list[str]:
     return [line for line in lines if max(map(len, line.split())) < 60]
 
 
-def test_all_that_is_said_of_a_mechanism_fits_the_terminal(call: Call) -> None:
-    for name in (*MECHANISMS, "--all"):
-        said = call("mechanisms", name)
-        assert (said.code, wide(said.out)) == (0, [])
-
-
-def test_a_forecast_fits_a_terminal(call: Call) -> None:
+def test_all_that_is_said_of_a_mechanism_or_forecast_fits_the_terminal(call: Call) -> None:
     table = ("--d", "100", "--n", "1000000000", "--epsilon", "0.001", "--delta", "1e-12")
     cluster = ("--cluster", "--workers", "1", "--workers", "1024", "--memory-per-worker", "2")
-    norms = ("--norms", "0.000123456,1,1234567.8")
-    for more in (norms, (*cluster, "--neighbours", "add-remove", "--centre", "private")):
-        said = call("forecast", *table, *more)
+    forecast = ("forecast", *table, *cluster, "--norms", "0.000123456,1,1234567.8", "--neighbours", "add-remove")
+    for command in (*(("mechanisms", name) for name in (*MECHANISMS, "--all")), forecast):
+        said = call(*command)
         assert (said.code, wide(said.out + said.err)) == (0, [])
 
 
-def test_what_things_are_and_where_a_job_stands_fits_the_terminal(released: Path, call: Call) -> None:
-    assert call("pca", "release.zarr", "model.zarr", "--components", "2").code == 0
-    (released / "job.toml").write_text(
-        '[rows]\npath = "rows.zarr"\n[release]\npath = "r.zarr"\nepsilon = 1\ndelta = 1e-6\nclip = 8.0\n'
-    )
-    for asked in ("inspect rows.zarr --verify", "inspect release.zarr", "inspect model.zarr", "status job.toml",
-                  "ledger show rows.ledger"):  # fmt: skip
-        said = call(*asked.split())
-        assert said.code == 0
-        assert wide(said.out) == []
-    assert call("inspect", "rows.zarr", "--json").out.count("\n") == 1  # whatever its width
-
-
-@pytest.mark.usefixtures("released")
-def test_refusals_and_answers_are_wrapped_on_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_things_are_refusals_and_answers_fit_a_terminal(
+    released: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = '[rows]\npath = "rows.zarr"\n[release]\npath = "r.zarr"\nepsilon = 1\ndelta = 1e-6\nclip = 8.0\n'
+    (released / "job.toml").write_text(job)
     refused = "release rows.zarr r2.zarr --epsilon 900 --clip 300"
     assert len(call(*refused.split()).message) > 80  # elsewhere it is one line
+    assert call("inspect", "rows.zarr", "--json").out.count("\n") == 1
     monkeypatch.setattr("dpdist.cli.output.on_terminal", lambda: True)
-    for asked, code in (
-        (refused, 3),
-        ("bound rows.zarr --epsilon 0.01", 3),
-        ("pca release.zarr model.zarr --components 2", 0),
-        ("release rows.zarr r2.zarr --epsilon 1 --clip 300 --mechanism nonsense", 2),
-    ):
+    for code, asked in (
+        (0, "pca release.zarr model.zarr --components 2"), (0, "inspect rows.zarr --verify"),
+        (0, "inspect release.zarr"), (0, "inspect model.zarr"), (0, "status job.toml"), (0, "ledger show rows.ledger"),
+        (3, refused), (2, "release rows.zarr r2.zarr --epsilon 1 --clip 300 --mechanism nonsense"),
+    ):  # fmt: skip
         said = call(*asked.split())
-        assert (said.code, wide(said.err)) == (code, [])
-        assert max(map(len, said.err.splitlines())) > 40
+        assert (said.code, wide(said.out + said.err)) == (code, [])
+        assert max(map(len, (said.out + said.err).splitlines())) > 40
 
 
 def test_a_command_to_copy_and_a_path_stay_whole() -> None:
@@ -86,46 +74,80 @@ def test_a_command_to_copy_and_a_path_stay_whole() -> None:
     assert all(len(line) <= 80 for line in text.splitlines() if line not in {command, path})
 
 
-@pytest.mark.parametrize("value", [16384.0, 46340.950011841574, 1234567.0, 1e22, 2.0**-10, 0.1, 1e-300])
-def test_a_number_that_is_printed_reads_back_as_itself(value: float) -> None:
-    assert float(exactly(value)) == value
-    assert not exactly(value).endswith(".0")
-
-
 def test_a_clip_norm_is_said_as_it_is(here: Path, call: Call) -> None:
     assert call("release", "rows.zarr", "long.zarr", *LOSS[:-1], "1234567.5").code == 0
-    assert "clip norm  1234567.5\n" in call("inspect", "long.zarr").out
+    assert "clip norm  1234567.5\n" in call("inspect", here / "long.zarr").out
     said = call("pca", "long.zarr", "model.zarr", "--components", "1")
     assert "clipped to norm 12" in said.err  # a little less than the clip norm, for the rounding
-    assert here.exists()
 
 
-# --- refusals name what can be typed ----------------------------------------------------------------------------------
+def test_every_step_tells_how_far_it_is_and_the_library_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    cluster = Cluster(progress=lambda *facts: told.append(facts))
+    rows, release, model = (tmp_path / f"{name}.zarr" for name in ("rows", "release", "model"))
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(200, 3)))
+    budget = PrivacyLoss.parse("2", "1e-5")
+    ingest_rows(tmp_path / "x.npy", rows, budget=budget, progress=lambda *facts: told.append(facts))
+    release_rows(rows, release, ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 4.0), cluster=cluster)
+    fit_components(release, model, 1)
+    project_rows(rows, model, tmp_path / "scores.zarr", cluster=cluster)
+    assert capfd.readouterr() == ("", "")
+    labels = list(dict.fromkeys(label for label, _, _ in told))
+    assert [WHERE.sub("", label) for label in labels] == ["Ingesting", "Summing rows", "Projecting rows"]
+    assert labels[1] == "Summing rows in this process"
+    for label in labels:
+        done = [(count, total) for name, count, total in told if name == label]
+        assert done == sorted(done)
+        assert done[-1][0] == done[-1][1] > 0
+        assert len({total for _, total in done}) == 1
 
-BUDGET = PrivacyLoss.parse("2", "1e-6")
+
+class Terminal(io.StringIO):
+    """Takes itself for a terminal, so that bars are drawn."""
+
+    def isatty(self) -> bool:
+        return True
 
 
-@pytest.mark.parametrize(("charged", "asked"), [(gaussian("0.5", "1e-6"), pure(1)), (pure(1), gaussian("0.5", "1e-6"))])
-def test_a_refusal_for_the_kind_of_noise_names_the_kind_that_fits(charged: Guarantee, asked: Guarantee) -> None:
-    said = refusal(
-        "rows.ledger", BUDGET, PeriodFilters(BUDGET, caps_for(BUDGET, charged)), [Charge(charged)], Charge(asked)
+def test_each_piece_of_work_has_a_bar_and_a_line_of_its_own_that_fits_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    bars = Bars()
+    labels = ("Summing rows on 128 workers at tls://10.0.0.111:38786", "Two")
+    for label in labels:
+        for done in range(3):
+            bars(label, done, 2)
+    bars("Three", 1, 5)
+    bars.end()  # it was interrupted
+    bars.end()
+    lines = screen.getvalue().split("\n")
+    assert [label[:12] in line for line, label in zip(lines, (*labels, "Three"), strict=False)] == [True] * 3
+    assert ["100%" in line for line in lines] == [True, True, False, False]
+    assert max(map(len, re.split(r"[\r\n]", re.sub(r"\x1b\[\S*?[a-z]", "", screen.getvalue())))) <= 80
+
+
+PRESS = """
+set -u
+eval "$(cat "$HOME/.local/share/bash-completion/completions/dpdist")" 2>/dev/null
+for line in "dpdist rel" "dpdist release rows.zarr --neighbours add"; do
+    read -ra COMP_WORDS <<< "$line"; COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
+    _dpdist_completion dpdist
+    echo "${COMPREPLY[*]}"
+done
+"""
+
+
+def test_what_the_page_says_installs_completion_for_bash(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "reference" / "command_line.md").read_text()
+    (commands,) = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    environment = {
+        **os.environ, "HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }  # fmt: skip
+    said = subprocess.run(
+        ["bash", "-c", commands + PRESS], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
-    assert "for a mechanism of the kind charged already." in said
-
-
-def test_releases_that_cannot_be_added_up_say_in_what_they_differ(here: Path, call: Call) -> None:
-    for name, clip in (("a.zarr", "300"), ("b.zarr", "200")):
-        loss = ("--epsilon", "0.1", "--delta", "1e-6", "--clip", clip)
-        assert call("release", "rows.zarr", name, *loss).code == 0
-    with pytest.raises(
-        UsageError, match=r"differ in their bound \(clip norm, grid bits, centre or scale\): they cannot"
-    ):
-        combined([open_release(here / "a.zarr"), open_release(here / "b.zarr")])
-
-
-@pytest.mark.filterwarnings("ignore::dpdist.errors.BelowNoiseWarning")
-def test_an_estimator_that_runs_out_of_budget_names_the_object_to_pass() -> None:
-    rows = np.random.default_rng(3).normal(size=(500, 3))
-    fit = dpdist.PrivatePCA(n_components=1, epsilon=1.0, delta=1e-6, clip=3.0).fit(rows)
-    with pytest.raises(RefusedError, match=r"budget=dpdist\.Budget\(epsilon, delta\)"):
-        fit.set_params(epsilon=0.5).fit(rows)
+    assert said.stdout.splitlines() == ["release", "add-remove"], said.stderr

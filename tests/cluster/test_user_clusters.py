@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from distributed import Client, LocalCluster, Scheduler, SpecCluster, Worker
 from distributed.security import Security
 
 import dpdist
-from dpdist.errors import UsageError
 
 QUIET: dict[str, Any] = {"dashboard_address": "127.0.0.1:0"}
 NAMES = ["a", "b", "c", "d"]
@@ -25,43 +24,26 @@ LOSS = dpdist.PrivacyLoss.parse("1", "1e-6")
 
 
 def adaptive(stack: ExitStack) -> Any:
+    """Start none, and workers of little memory when there is work."""
     made = stack.enter_context(LocalCluster(n_workers=0, threads_per_worker=1, memory_limit="700MiB", **QUIET))
     made.adapt(minimum=0, maximum=2, interval="100ms")
     return made
 
 
 def specified(stack: ExitStack) -> Any:
+    """Start workers without a nanny."""
     options = {"host": "127.0.0.1", **QUIET}
     workers = {number: {"cls": Worker, "options": {"nthreads": 1, **options}} for number in range(2)}
     return stack.enter_context(SpecCluster(scheduler={"cls": Scheduler, "options": options}, workers=workers))
 
 
-def encrypted(stack: ExitStack) -> Any:
-    security = Security.temporary()
-    how = {"n_workers": 1, "threads_per_worker": 4, "memory_limit": 0, **QUIET}
-    made = stack.enter_context(LocalCluster(security=security, protocol="tls://", **how))
-    return stack.enter_context(Client(made.scheduler_address, security=security))
-
-
-CLUSTERS: dict[str, Callable[[ExitStack], Any]] = {
-    "LocalCluster()": lambda stack: stack.enter_context(LocalCluster(**QUIET)),
-    "threads of this process": lambda stack: stack.enter_context(Client(processes=False, n_workers=1, **QUIET)),
-    "adapt(minimum=0), and little memory": adaptive,
-    "workers without a nanny": specified,
-    "a client of an address with TLS, many threads and no limit of memory": encrypted,
-}
-
-
-@contextmanager
-def given(name: str) -> Iterator[Any]:
-    with ExitStack() as stack:
-        yield CLUSTERS[name](stack)
-
-
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cluster", [adaptive, specified])
+def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(
+    tmp_path: Path, cluster: Callable[[ExitStack], Any]
+) -> None:
     frame = dd.from_pandas(pd.DataFrame(ROWS, columns=NAMES), npartitions=5)
-    with given(name) as made, pytest.MonkeyPatch.context() as patch:
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        made = cluster(stack)
         patch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 8 * 4 * 300)
         where = dpdist.Cluster(client=made)
         rows, release = tmp_path / "rows.zarr", tmp_path / "release.zarr"
@@ -72,16 +54,13 @@ def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(name: st
         dpdist.fit_components(release, tmp_path / "model.zarr", 2)
         dpdist.project_rows(rows, tmp_path / "model.zarr", tmp_path / "scores.zarr", cluster=where)
         assert da.from_zarr(str(tmp_path / "scores.zarr")).shape == (len(ROWS), 2)
-        with Client(made) if not isinstance(made, Client) else made.as_current():
-            budget = dpdist.Budget(epsilon=9, delta=1e-5)
+        with Client(made):
             array = da.from_array(ROWS, chunks=(700, 4))
-            fitted = dpdist.PrivatePCA(1, epsilon=1, delta=1e-6, clip=12, budget=budget).fit(array)
+            fitted = dpdist.PrivatePCA(1, epsilon=1, delta=1e-6, clip=12).fit(array)
             assert fitted.release_.rows == len(ROWS)
-            once = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=12, budget=budget).fit(frame)
-            assert once.covariance_.shape == (4, 4)
 
 
-def test_workers_in_another_folder_write_where_the_user_said_and_progress_is_told(
+def test_workers_in_another_folder_and_by_tls_write_where_the_user_said_and_progress_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dpdist.ingest.survey.PIECE", 1000)  # two files are two units
@@ -91,12 +70,16 @@ def test_workers_in_another_folder_write_where_the_user_said_and_progress_is_tol
         np.save(tmp_path / "parts" / f"{part}.npy", ROWS + part)
     told: list[tuple[str, int, int]] = []
     frame = dd.from_pandas(pd.DataFrame(ROWS, columns=NAMES), npartitions=5)
-    with LocalCluster(n_workers=1, **QUIET) as made:
+    how = {"n_workers": 1, "threads_per_worker": 4, "memory_limit": 0, **QUIET}
+    with (
+        LocalCluster(security=(security := Security.temporary()), protocol="tls://", **how) as made,
+        Client(made.scheduler_address, security=security) as client,
+    ):
         monkeypatch.chdir(tmp_path)
-        where = dpdist.Cluster(client=made, progress=lambda *said: told.append(said))
+        where = dpdist.Cluster(client=client, progress=lambda *said: told.append(said))
         assert dpdist.ingest_rows("parts", "rows.zarr", cluster=where).rows == 2 * len(ROWS)
-        assert dpdist.ingest_rows(frame, "frame.zarr", cluster=where).rows == len(ROWS)
+        assert dpdist.ingest_rows(frame, "frame.zarr", budget=LOSS, cluster=where).rows == len(ROWS)
+        request = dpdist.ReleaseRequest("gaussian", LOSS, 12.0)
+        assert dpdist.release_rows("frame.zarr", "release.zarr", request, cluster=where).release.rows == len(ROWS)
     assert any(" on 1 worker at " in step for step, _, _ in told)
     assert ("Surveying blocks", 5, 5) in told  # lengths of a dataframe's blocks are computed
-    with pytest.raises(UsageError, match=r"PrivacyLoss\.parse\(2, 1e-6\)"):
-        dpdist.ingest_rows("parts", "other.zarr", budget=(2, 1e-6))  # type: ignore[arg-type]

@@ -1,27 +1,33 @@
-"""Two copies of a job at once: whatever the other has made meanwhile is taken, and one release is charged."""
+"""Jobs: a dry run tells what is spent and refused, status where a job stands; two copies at once are charged once."""
 
 from __future__ import annotations
 
 import errno
-import threading
+import json
+import re
+import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from faults.nightly import events
+from click.testing import CliRunner
+from faults.nightly import JOB, events
+from support.cli_scene import Call
 
-from dpdist.errors import DataError
+from dpdist import Schema, open_release
+from dpdist.cli import cli
+from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ingest import write as ingesting
-from dpdist.jobs import job_file, totals
+from dpdist.jobs import job_file, status, totals
 from dpdist.jobs import run as job_runs
 from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.pca import model as models
 from dpdist.pipeline import budget, release
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.report.status import preview_words, status_words
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import FolderStore
 
@@ -29,46 +35,172 @@ PLAIN = """
 [rows]
 path = "rows.zarr"
 source = "table.npy"
-budget_epsilon = 1
+budget_epsilon = 1.5
 
 [release]
 path = "release.zarr"
 epsilon = 1
 clip = 8.0
-
-[pca]
-path = "model.zarr"
-components = 2
-
-[project]
-path = "scores.zarr"
 """
-PERIODS = PLAIN.replace('"table.npy"', '"incoming"\nperiods = true').partition("[project]")[0]
+WHOLE = PLAIN + '[pca]\npath = "model.zarr"\ncomponents = 2\n[project]\npath = "scores.zarr"\n'
+SERIES = WHOLE.replace('"table.npy"', '"incoming"\nperiods = true').partition("[project]")[0]
+NIGHTLY = JOB + "continual = 4\n"
+OTHER = PLAIN.replace("clip = 8.0", "clip = 9.0").replace("release.zarr", "other.zarr")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path) -> Path:  # noqa: ARG001
     monkeypatch.setattr(Cluster, "named", False)
-    rows = np.random.default_rng(0).normal(size=(30, 3))
-    np.save(tmp_path / "table.npy", rows)
     (tmp_path / "incoming").mkdir()
-    np.save(tmp_path / "incoming" / "d1.npy", rows)
-    (tmp_path / "plain.toml").write_text(PLAIN)
-    (tmp_path / "periods.toml").write_text(PERIODS)
+    arrive(tmp_path, "table")
     return tmp_path
 
 
-def run(job: Path) -> object:
-    return job_runs.run(job_file.read_job(job), say=print)
+def arrive(folder: Path, *names: str) -> None:
+    for name in names:
+        np.save(folder / f"{name}.npy", np.random.default_rng(ord(name[-1])).normal(size=(30, 3)))
+
+
+def job(folder: Path, text: str) -> job_file.Job:
+    (folder / "job.toml").write_text(text)
+    return job_file.read_job(folder / "job.toml")
+
+
+def run(read: job_file.Job) -> None:
+    job_runs.run(read, say=print)
+
+
+def everything(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_a_dry_run_tells_what_a_run_then_spends_and_does_nothing(folder: Path) -> None:
+    read = job(folder, NIGHTLY)
+    arrive(folder, "incoming/d1", "incoming/d2")
+    before = everything(folder)
+    found = status.preview(read)
+    command = ["run", str(folder / "job.toml"), "--dry-run"]
+    words = CliRunner().invoke(cli, command, catch_exceptions=False).output
+    assert "Periods to close: d1, d2." in words
+    assert "Nothing was read, charged or published." in words
+    told = json.loads(CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False).stdout)
+    assert tuple(told["new_periods"]) == found.new_periods == ("d1", "d2")
+    assert everything(folder) == before
+    assert [of for of, _ in found.releases] == ["d1", "d2", "d1--d2"]
+    assert (found.fits, found.charged) == (True, 0)
+    run(read)
+    after = status.preview(read)
+    assert (after.fits, after.releases, after.new_periods, after.left) == (True, (), (), found.left)
+    assert after.charged == len(Ledger(folder / "visits.ledger").charges) == 3
+
+
+def test_a_dry_run_of_a_plain_job_tells_when_it_would_be_refused(folder: Path, call: Call) -> None:
+    read = job(folder, PLAIN)
+    found = status.preview(read)
+    assert (found.fits, found.charged, found.left and found.left.pure_micro) == (True, 0, 500_000)
+    assert not (folder / "rows.zarr").exists()
+    run(read)
+    assert status.preview(read).releases == ()
+    again = job(folder, OTHER)
+    found = status.preview(again)
+    assert (found.fits, found.charged, found.left and found.left.pure_micro) == (False, 1, 500_000)
+    assert "WOULD BE REFUSED" in preview_words(found)
+    with pytest.raises(RefusedError, match="1 release is charged already"):
+        run(again)
+    Ledger.create(folder / "else", dataset_id="e" * 32, budget=Ledger(folder / "rows.ledger").budget)
+    (folder / "empty").mkdir()
+    for other in ("empty", "else"):
+        shutil.rmtree(folder / "rows.ledger")
+        (folder / other).rename(folder / "rows.ledger")
+        for words in (("run", folder / "job.toml", "--dry-run"), ("status", folder / "job.toml")):
+            told = call(*words)
+            assert (told.code, "ledger" in told.err, "left" in told.out) == (3, True, False)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_dry_run_refuses_what_the_run_refuses(folder: Path, *, again: bool) -> None:
+    if again:
+        run(job(folder, WHOLE))
+    before = everything(folder)
+    once = ("components = 2", "components = 4") if again else ("table.npy", "no.npy")  # a source is not read again
+    for old, new in (
+        once, ("rows.zarr", "no/rows.zarr"), ("release.zarr", "no/r.zarr"), ("release.zarr", "table.npy"),
+        ("model.zarr", "no/m.zarr"), ("model.zarr", "table.npy"), ("scores.zarr", "table.npy"),
+    ):  # fmt: skip
+        read = job(folder, WHOLE.replace(old, new))
+        kind = UsageError if old.startswith("components") else DataError
+        for made in everything(folder) - before - {"job.toml"}:  # rows and a ledger, before what follows was refused
+            shutil.rmtree(folder / made, ignore_errors=True)
+        with pytest.raises(kind):
+            status.preview(read)
+        assert everything(folder) - {"job.toml"} == before - {"job.toml"}
+        with pytest.raises(kind):
+            run(read)
+
+
+def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> None:
+    read = job(folder, NIGHTLY)
+    assert status.status_of(read).releases == dict.fromkeys(list(State), 0)
+    arrive(folder, "incoming/d1")
+    run(read)
+    arrive(folder, "incoming/d2")
+    ledger = Ledger(folder / "visits.ledger")
+    guarantee, seals = ledger.records[0].guarantee, ledger.periods
+    ledger.reserve("dead", dataset_id=ledger.dataset_id, parameters={}, guarantee=guarantee, periods=seals)
+    ledger.begin("dead")
+    found = status.status_of(read)
+    assert found.releases == {"reserved": 1, "staged": 0, "committed": 0, "published": 1, "aborted": 0, "adopted": 0}
+    assert [(r.release_id, r.state, r.fence) for r in found.unfinished] == [("dead", State.RESERVED, 1)]
+    assert (found.periods_closed, found.last_period, found.periods_waiting) == (1, "d1", ("d2",))
+    words = status_words(found)
+    assert "dead is reserved, 1 attempt\n" in words
+    assert "1 closed, the last d1; waiting: d2" in words
+
+
+def test_of_a_ledger_behind_its_witness_it_is_told_that_the_run_would_be_refused(folder: Path, call: Call) -> None:
+    read = job(folder, NIGHTLY)
+    arrive(folder, "incoming/d1")
+    place = budget.default_ledger(read.rows)
+    budget.periodic_table(read.rows, read.budget)
+    shutil.copytree(place, folder / "backup")
+    run(read)
+    command = str(folder / "job.toml")
+    assert call("status", command).code == call("run", command, "--dry-run").code == 0
+    shutil.rmtree(place)
+    (folder / "backup").rename(place)
+    before = everything(folder)
+    told = call("run", command, "--dry-run", "--json")
+    assert (told.code, told.out, "behind its witness" in told.err) == (3, "", True)
+    told = call("status", command, "--textfile", str(folder / "dpdist.prom"))
+    assert (told.code, "behind its witness" in told.err) == (3, True)
+    assert "NOTHING NEW CAN BE RELEASED" in told.out
+    assert re.search(r"dpdist_refused\{[^}]*\} 1\n", (folder / "dpdist.prom").read_text())
+    assert re.search(r"dpdist_left_pure_epsilon\{[^}]*\} 0\n", (folder / "dpdist.prom").read_text())
+    assert everything(folder) - before == {"dpdist.prom"}
+    with pytest.raises(RefusedError, match="behind its witness"):
+        run(read)
+    assert "behind its witness" in call("inspect", read.rows).out
+
+
+def test_the_textfile_is_what_prometheus_reads(folder: Path, call: Call) -> None:
+    arrive(folder, "incoming/d1")
+    run(job(folder, NIGHTLY))
+    assert call("status", folder / "job.toml", "--textfile", folder / "dpdist.prom").code == 0
+    text = (folder / "dpdist.prom").read_text()
+    values = [line for line in text.splitlines() if not line.startswith("#")]
+    sample = re.compile(r'dpdist_[a-z_]+\{rows="[^"]+"(,state="[a-z]+")?\} [0-9.e+-]+')
+    assert all(sample.fullmatch(line) for line in values)
+    label = str(folder / "visits")
+    assert f'dpdist_releases{{rows="{label}",state="published"}} 1' in values
+    assert f'dpdist_budget_epsilon{{rows="{label}"}} 1' in values
+    kinds = re.findall(r"# TYPE (\S+) (gauge|counter)", text)
+    assert {name for name, _ in kinds} == {line.partition("{")[0] for line in values}
 
 
 def overtaken(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, other: Callable[[], object], *, after: bool = False
 ) -> list[str]:
-    """Let another run do all its work the first time that this one comes to a call; the list tells that it did.
-
-    It does so before the call, or right after.
-    """
+    """Let another run do all its work before or after the first time of a call; the list tells that it did."""
     original, done = getattr(owner, name), list[str]()
 
     def late(*arguments: Any, **options: Any) -> Any:
@@ -90,35 +222,33 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*.zarr/**/*") if path.is_file()}
 
 
-STEPS = [
-    ("plain", ingesting, "ingest"),
-    ("plain", ingesting, "ingest, after"),
-    ("plain", budget, "complete_ingest"),
-    ("plain", release, "release_table"),
-    ("plain", models, "save"),
-    ("plain", job_runs, "project_rows"),
-    ("periods", budget, "create_periods"),
-    ("periods", budget, "create_periods, after"),
-    ("periods", FolderStore, "locked"),
-    ("periods", release, "release_table"),
-    ("periods", totals, "write_sum"),
-    ("periods", models, "save"),
-]
-
-
-@pytest.mark.parametrize(("job", "owner", "name"), STEPS)
+@pytest.mark.parametrize(
+    ("text", "owner", "name"),
+    [
+        (WHOLE, ingesting, "ingest, after"),
+        (WHOLE, budget, "complete_ingest"),
+        (WHOLE, release, "release_table"),
+        (WHOLE, job_runs, "project_rows"),
+        (SERIES, budget, "create_periods, after"),
+        (SERIES, FolderStore, "locked"),
+        (SERIES, release, "release_table"),
+        (SERIES, totals, "write_sum"),
+        (SERIES, models, "save"),
+    ],
+)
 def test_what_another_run_made_meanwhile_is_taken(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, job: str, owner: Any, name: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, owner: Any, name: str
 ) -> None:
     seen: list[dict[str, bytes]] = []
 
     def other() -> None:
-        run(folder / f"{job}.toml")
+        run(job(folder, text))
         seen.append(content(folder))
 
+    arrive(folder, "incoming/d1")
     call, _, after = name.partition(", ")
     done = overtaken(monkeypatch, owner, call, other, after=bool(after))
-    run(folder / f"{job}.toml")
+    run(job(folder, text))
     assert done
     assert content(folder) == seen[0]  # as the other left it
     counts = events(folder / "rows.ledger")
@@ -126,26 +256,11 @@ def test_what_another_run_made_meanwhile_is_taken(
     Ledger(folder / "rows.ledger").verify()
 
 
-def test_two_runs_that_find_no_ledger_create_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first waits where it creates, for the second to be there too; that one must not come so far."""
-    rows = folder / "rows.zarr"
-    with monkeypatch.context() as patch:
-        patch.setattr(budget, "complete_ingest", lambda *_: None)  # as if it had died before
-        budget.ingest_rows(folder / "table.npy", rows, budget=PrivacyLoss.parse("1"))
-    together, creating = threading.Barrier(2), budget._create_ledger
-
-    def slow(*arguments: Any) -> Ledger:
-        with suppress(threading.BrokenBarrierError):
-            together.wait(2)
-        made: Ledger = creating(*arguments)
-        return made
-
-    monkeypatch.setattr(budget, "_create_ledger", slow)
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(budget.complete_ingest, [rows, rows]))
-    assert together.broken
-    assert found[0].ledger_id == found[1].ledger_id == Ledger(folder / "rows.ledger").ledger_id
-    assert events(folder / "rows.ledger")["created"] == 1
+def test_what_another_run_made_of_something_else_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = job(folder, WHOLE), WHOLE.partition("[project]")[0].replace("components = 2", "components = 1")
+    assert overtaken(monkeypatch, models, "save", lambda: run(job(folder, other))) == []
+    with pytest.raises(DataError, match="was made from something else"):
+        run(mine)
 
 
 def test_a_folder_without_locks_gets_no_ledger_and_is_used_with_one(
@@ -165,9 +280,57 @@ def test_a_folder_without_locks_gets_no_ledger_and_is_used_with_one(
     assert budget.complete_ingest(rows).ledger_id is not None
 
 
-def test_what_another_run_made_of_something_else_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = folder / "other.toml"
-    other.write_text(PLAIN.partition("[project]")[0].replace("components = 2", "components = 1"))
-    assert overtaken(monkeypatch, models, "save", lambda: run(other)) == []
-    with pytest.raises(DataError, match="was made from something else"):
-        run(folder / "plain.toml")
+SCHEMA = """\
+[[column]]
+name = "age"
+kind = "number"
+range = [0, 100]
+[[column]]
+name = "sex"
+kind = "category"
+categories = ["f", "m"]
+"""
+PERSONS = 'max_rows = 1\n[[column]]\nname = "who"\nkind = "privacy unit"\n' + SCHEMA
+
+
+def by_schema(folder: Path, source: str, more: str = "") -> None:
+    """Run a job whose rows are made by schema.toml."""
+    text = PLAIN.replace('"table.npy"', f'"{source}"\nschema = "schema.toml"\n{more}').replace("8.0", "1.5")
+    run(job(folder, text))
+
+
+def test_a_job_takes_rows_by_its_schema_and_no_others(folder: Path) -> None:
+    (folder / "table.csv").write_text("who,age,sex\na,41,m\nb,30,f\na,22,f\n")
+    (folder / "schema.toml").write_text(PERSONS)
+    for more, said in (
+        ('columns = ["age", "sex"]', "columns is said by the schema"),
+        ("in_place = true", "schema maps rows to others as they are copied"),
+        ("periods = true", r"has a privacy unit. With periods = true it needs max_periods in \[rows\]"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            by_schema(folder, "table.csv", more)
+    by_schema(folder, "table.csv")
+    by_schema(folder, "table.csv")  # leaves all alone
+    found = open_release(folder / "release.zarr")
+    assert found.schema == Schema.read(folder / "schema.toml")
+    assert (found.names, found.rows, found.unit) == (("age", "sex=f", "sex=m"), 2, found.schema.unit)
+    (folder / "schema.toml").write_text(PERSONS.replace("100", "90"))
+    with pytest.raises(RefusedError, match="made with another schema, and the job asks for its own"):
+        by_schema(folder, "table.csv")
+    (folder / "schema.toml").write_text(PERSONS.replace("[0, 100]", "[]"))
+    with pytest.raises(UsageError, match=r"job.toml: The schema .*schema.toml cannot be used: line 8, column 'age'"):
+        by_schema(folder, "table.csv")
+
+
+def test_periods_have_one_schema(folder: Path) -> None:
+    (folder / "schema.toml").write_text(f'scale = "range"\n{SCHEMA}')
+    for day, text in (("d1", "41,m"), ("d3", "30,f")):
+        (folder / "incoming" / f"{day}.csv").write_text(f"age,sex\n{text}\n")
+    (folder / "incoming" / "d2").mkdir()  # a night without rows
+    by_schema(folder, "incoming", "periods = true")
+    released = [open_release(folder / "release.zarr" / f"{day}.zarr") for day in ("d1", "d2", "d3")]
+    assert [found.schema for found in released] == [Schema.read(folder / "schema.toml")] * 3
+    (folder / "schema.toml").write_text(f'scale = "range"\n{SCHEMA.replace("100", "90")}')
+    (folder / "incoming" / "d4.csv").write_text("age,sex\n50,f\n")
+    with pytest.raises(DpdistError, match="another schema than earlier periods"):
+        by_schema(folder, "incoming", "periods = true")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import warnings
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-import anndata
 import numpy as np
-import pandas as pd
 import pytest
 from faults.nightly import JOB
+from support.ledgers import DiedError, dies
 from support.nightly_scene import Place
 
 from dpdist.errors import DataError, RefusedError, UsageError
@@ -103,16 +102,7 @@ def test_rows_are_kept_in_so_many_periods_and_everybody_is_counted_once(people: 
     night = open_release(people.published / "d1.zarr")
     alone = open_series(job_file.read_job(people.job)).request.calibrated(3, 4)
     assert night.noise == alone.noise
-    assert "who, 2 a period in 3 periods at most" in inspect_path(people.folder / "visits").describe()
-    assert inspect_path(people.folder / "visits").to_json()["unit"] == {
-        "column": "who", "max_rows": 2, "max_periods": 3,
-    }  # fmt: skip
-
-
-def named_rows_arrive(place: Place, number: int, who: Sequence[int]) -> None:
-    """Let the like arrive of persons who are called by two names; blanks around these do not count."""
-    lines = [f"Ann{' ' * (place % 2)},Lee {p},{p / 1024},{number / 1024},.25" for place, p in enumerate(who)]
-    (place.incoming / f"d{number}.csv").write_text("\n".join(["first,last,a,b,c", *lines, ""]))
+    assert "who, 2 a period in 3 periods at most" in inspect_path(people.folder / "visits").words()
 
 
 @pytest.fixture
@@ -122,53 +112,22 @@ def named(place: Place) -> Place:
     return place
 
 
-def test_persons_who_are_called_by_names_are_counted_as_those_with_numbers(named: Place) -> None:
-    for number, who in enumerate(NIGHTS, 1):
-        named_rows_arrive(named, number, who)
-        named.run()
-    assert [kept(named, number) for number in range(1, 7)] == KEPT
-    total = open_release(named.published / "total" / "d6.zarr")
-    assert total.unit == Unit("first and last", 2, max_periods=3)
-    assert "the rows of one first and last, 2 a period in 3 periods at most" in total.guarantee_words()
-    assert not any(b"Lee" in content for path, content in named.files().items() if "incoming" not in str(path))
+def arrive_by_name(place: Place, number: int, who: Sequence[tuple[str, int]]) -> None:
+    """Let the like arrive of persons who are called by two names."""
+    lines = [f"{name},{person / 1024},{number / 1024},.25" for name, person in who]
+    (place.incoming / f"d{number}.csv").write_text("\n".join(["first,last,a,b,c", *lines, ""]), encoding="utf-8")
 
 
 def test_a_night_that_writes_names_otherwise_counts_nobody_anew(named: Place) -> None:
     """As files come: a column of numbers that became floats, leading zeros, two forms of one letter."""
-    spellings = [("7", "Jos\u00e9"), ("7.0", "Jose\u0301"), ("007", "Jos\u00e9 "), (" 7", "Jos\u00e9")]
-    for number, (first, last) in enumerate(spellings, 1):
-        lines = (f"{first},{last},{7 / 1024},{number / 1024},.25", f"8{number},Lee,{8 / 1024},0,{number / 1024}")
-        (named.incoming / f"d{number}.csv").write_text("\n".join(["first,last,a,b,c", *lines, ""]))
-        named.run()
-    assert [kept(named, number) for number in range(1, 5)] == [[7, 8], [7, 8], [7, 8], [8]]
-
-
-def test_those_on_the_list_are_left_out_by_their_names(named: Place) -> None:
-    named.job.write_text(NAMED.replace("max_periods = 3", 'max_periods = 3\nexclude = "left.txt"'))
-    named_rows_arrive(named, 1, [41, 42, 43])
-    left = named.folder / "left.txt"
-    for wrong in ("Lee 42\n", "Ann,Lee 42,42\n", 'Ann,"Lee 42\n'):
-        left.write_text(wrong)
-        with pytest.raises(DataError, match="2 names, with commas between, on each line") as caught:
-            named.run()
-        assert "42" not in str(caught.value)
-    left.write_text('\n Ann,"Lee 42"\nBob,Lee 43\n')
+    for number, name in enumerate(("7,Jos\u00e9", "7.0,Jose\u0301", "007,Jos\u00e9 ", " 7,Jos\u00e9"), 1):
+        arrive_by_name(named, number, [(name, 7), (f"8{number},Lee", 8)])
     named.run()
-    assert kept(named, 1) == [41, 43]
-
-
-def test_labels_beside_the_rows_say_whose_they_are_every_night(place: Place) -> None:
-    unit = 'privacy_unit = "obs/donor"\nmax_rows = 2\nmax_periods = 2\nexclude = "left.txt"'
-    place.job.write_text(JOB.replace("periods = true", f"periods = true\n{unit}"))
-    (place.folder / "left.txt").write_text("D3\n")
-    for number in (1, 2, 3):
-        cells = np.random.default_rng(number).uniform(size=(20, 3))
-        donors = pd.DataFrame({"donor": [f"D{i % 4}" for i in range(20)]}, index=[f"c{i}" for i in range(20)])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            anndata.AnnData(cells, obs=donors).write_h5ad(place.incoming / f"d{number}.h5ad")
-        place.run()
-    assert [open_release(place.published / f"d{number}.zarr").rows for number in (1, 2, 3)] == [6, 6, 0]
+    assert [kept(named, number) for number in range(1, 5)] == [[7, 8], [7, 8], [7, 8], [8]]
+    total = open_release(named.published / "total" / "d4.zarr")
+    assert total.unit == Unit("first and last", 2, max_periods=3)
+    assert "the rows of one first and last, 2 a period in 3 periods at most" in total.guarantee_words()
+    assert not any(b"Jos" in content for content in named.files().values())
 
 
 def test_whoever_was_known_by_a_number_is_not_counted_anew_by_a_name() -> None:
@@ -191,24 +150,21 @@ def test_all_that_is_published_keeps_the_loss_for_every_pattern(people: Place, f
         arrive(people, number, range(number, 30))
     planned = status.preview(job_file.read_job(people.job))
     assert planned.fits
-    assert "Each is for all rows of one who, 2 a period in 3 periods at most." in preview_words(planned)
-    assert f"The noise is as if {counted} of one period changed" in preview_words(planned)
+    said = preview_words(planned)
+    assert "Each is for all rows of one who, 2 a period in 3 periods at most." in said
+    assert f"The noise is as if {counted} of one period changed" in said
     people.run()
     releases = [open_release(path) for path in sorted(people.published.glob("d*.zarr"))]
     assert len({release.bound for release in releases}) == 1
     deviations = [release.noise["variance_off_diagonal"] ** 0.5 for release in releases]
     assert max(deviations) / min(deviations) - 1 < 2e-5  # but for the rounding of epsilon
-    arrive(people, 5, [1])  # what is told of the next night is the noise that the others have
     if "banded" in form:
-        ahead = status.preview(job_file.read_job(people.job))
-        told = max(deviations) * releases[0].bound.unit ** 2
-        assert ahead.person is not None
-        assert ahead.person.rows == (6, 6)
-        assert ahead.person.deviation == pytest.approx(told, rel=2e-5)
-        assert f"standard deviation {told:.3g}." in preview_words(ahead)
-    assert [record.guarantee.loss for record in people.ledger.records] == [
-        charge.guarantee.loss for _, charge in planned.releases
-    ]
+        arrive(people, 5, [1])
+        ahead = status.preview(job_file.read_job(people.job)).person
+        assert ahead is not None
+        assert ahead.deviation == pytest.approx(max(deviations) * releases[0].bound.unit ** 2, rel=2e-5)
+    foretold = [charge.guarantee.loss for _, charge in planned.releases]
+    assert [record.guarantee.loss for record in people.ledger.records] == foretold
     query = LatticeQuery(3, releases[0].bound.norm_bound, Neighbours.REPLACE_ONE, 2)  # of two rows of one period
     lost = []
     for pattern in combinations(["d1", "d2", "d3", "d4"], 3):
@@ -220,25 +176,10 @@ def test_all_that_is_published_keeps_the_loss_for_every_pattern(people: Place, f
             rows = sum(weights.get(period, 0) for period in pattern)
             mu += rows**2 * query.frobenius_squared / release.noise["variance_diagonal"]
         lost.append(mu)
-    whole = _mu_squared(people)
-    assert max(lost) <= whole * (1 + 1e-5)
-    assert max(lost) > 0.5 * whole  # the noise is not merely large
-
-
-def _mu_squared(place: Place) -> float:
-    """Return the loss of the job as mu²."""
-    guarantee = replace(job_file.read_job(place.job).request, grid_bits=12).calibrated(3, 1).guarantee
-    assert guarantee is not None
-    assert guarantee.mu_squared is not None
-    return float(guarantee.mu_squared)
-
-
-class KilledError(BaseException):
-    """The process ends here: it cleans nothing up."""
-
-
-def killed(*_: object, **__: object) -> None:
-    raise KilledError
+    asked = replace(job_file.read_job(people.job).request, grid_bits=12).calibrated(3, 1).guarantee
+    assert asked is not None
+    assert asked.mu_squared is not None
+    assert 0.5 < max(lost) / float(asked.mu_squared) <= 1 + 1e-5  # the noise is not merely large
 
 
 def test_a_night_that_dies_counts_nobody_twice(people: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,27 +187,27 @@ def test_a_night_that_dies_counts_nobody_twice(people: Place, monkeypatch: pytes
 
     def closed(self: Ledger, *period: str) -> None:
         close(self, *period)
-        raise KilledError
+        raise DiedError
 
     def written(self: Watch, *about: Any) -> None:
         write(self, *about)
-        raise KilledError
+        raise DiedError
 
     deaths: list[tuple[object, str, Callable[..., None]]] = [
-        (ingest_periods, "seal_rows", killed),
-        (Watch, "write", killed),
+        (ingest_periods, "seal_rows", dies),
+        (Watch, "write", dies),
         (Watch, "write", written),
         (Ledger, "close_period", closed),
-        (Ledger, "reserve", killed),
+        (Ledger, "reserve", dies),
     ]
     for number, (who, death) in enumerate(zip(NIGHTS, deaths, strict=False), 1):
         arrive(people, number, who)
         with monkeypatch.context() as patch:
             patch.setattr(*death)
-            with pytest.raises(KilledError):
+            with pytest.raises(DiedError):
                 people.run()
             if death[1] == "write":
-                with pytest.raises(KilledError):
+                with pytest.raises(DiedError):
                     people.run()
         people.run()
         assert kept(people, number) == KEPT[number - 1]
@@ -289,9 +230,8 @@ def test_a_register_that_is_gone_or_another_ends_the_series_and_is_not_begun_ane
         assert "Restore it from a copy" in str(caught.value)
         assert list(people.ledger.periods) == ["d1", "d2", "d3"]
         register.write_bytes(whole)
-    (visits / "periods.json").write_text(json.dumps(
-        {**json.loads((visits / "periods.json").read_text()), "unit": {"column": "who", "max_rows": 2}}
-    ))  # fmt: skip
+    content = json.loads((visits / "periods.json").read_text()) | {"unit": {"column": "who", "max_rows": 2}}
+    (visits / "periods.json").write_text(json.dumps(content))
     with pytest.raises(RefusedError, match="protects who, 2 at most, and the job asks for"):
         people.run()
 
@@ -324,14 +264,24 @@ def kept_of(nights: list[Numbers], most: int, *, forget: bool = False) -> list[l
     return out
 
 
+def test_those_on_the_list_are_left_out_by_their_names(named: Place) -> None:
+    named.job.write_text(NAMED.replace("max_periods = 3", 'max_periods = 3\nexclude = "left.txt"'))
+    arrive_by_name(named, 1, [(f"Ann,Lee {person}", person) for person in (41, 42, 43)])
+    (named.folder / "left.txt").write_text('Ann,"Lee 42\n')
+    with pytest.raises(DataError, match="2 names, with commas between, on each line") as caught:
+        named.run()
+    assert "42" not in str(caught.value)
+    (named.folder / "left.txt").write_text('\n Ann,"Lee 42"\nBob,Lee 43\n')
+    named.run()
+    assert kept(named, 1) == [41, 43]
+
+
 def test_those_on_the_list_are_left_out_from_then_on_and_nobody_is_told(
     people: Place, capfd: pytest.CaptureFixture[str]
 ) -> None:
     listed = people.folder / "left.txt"
     people.job.write_text(PERSONS.replace("max_periods = 3", 'max_periods = 3\nexclude = "left.txt"'))
     arrive(people, 1, [41, 42, 43])
-    with pytest.raises(DataError, match=r"left\.txt cannot be read"):
-        people.run()
     listed.write_text("42\nforty-three\n")
     with pytest.raises(DataError, match="one whole number on each line") as caught:
         people.run()
@@ -344,29 +294,22 @@ def test_those_on_the_list_are_left_out_from_then_on_and_nobody_is_told(
     arrive(people, 2, [41, 42, 43])
     people.run()
     assert kept(people, 2) == [43]
-    assert "4242" not in capfd.readouterr().out.replace("42 ", "")
+    assert not re.search(r"\b4[123]\b", capfd.readouterr().out.replace(str(people.folder), ""))
     assert not any(b"left.txt" in content for content in people.files().values())
 
 
-@pytest.mark.parametrize(
-    ("said", "match"),
-    [
+def test_what_makes_no_sense_of_persons_is_refused(place: Place) -> None:
+    columns = "[[column]]" + SCHEMA.partition("[[column]]")[2].replace("privacy unit", "number")
+    (place.folder / "numbers.toml").write_text(columns)
+    for said, match in (
         ('privacy_unit = "who"\nmax_rows = 2', "needs max_periods"),
         ("max_periods = 2", "max_periods needs periods = true and privacy_unit"),
-        ('exclude = "left.txt"', "exclude needs periods = true and privacy_unit"),
-        ('schema = "numbers.toml"\nmax_periods = 2', "schema has no privacy unit, which max_periods and exclude"),
-        ('schema = "numbers.toml"\nexclude = "left.txt"', "schema has no privacy unit, which max_periods and exclude"),
-        ('privacy_unit = "who"\nmax_periods = 2', "needs both"),
+        ('schema = "numbers.toml"\nexclude = "left.txt"', "has no privacy unit, which max_periods and exclude"),
         ('privacy_unit = "who"\nmax_rows = 2\nmax_periods = 5000', "from 1 to 4096"),
-    ],
-)
-def test_what_makes_no_sense_of_persons_is_refused(place: Place, said: str, match: str) -> None:
-    place.job.write_text(JOB.replace("periods = true", f"periods = true\n{said}"))
-    (place.folder / "numbers.toml").write_text(
-        "[[column]]" + SCHEMA.partition("[[column]]")[2].replace("privacy unit", "number")
-    )
-    with pytest.raises((UsageError, DataError), match=match):
-        job_file.read_job(place.job)
+    ):
+        place.job.write_text(JOB.replace("periods = true", f"periods = true\n{said}"))
+        with pytest.raises((UsageError, DataError), match=match):
+            job_file.read_job(place.job)
 
 
 def test_rows_of_persons_are_released_in_no_other_way(people: Place) -> None:
@@ -375,8 +318,6 @@ def test_rows_of_persons_are_released_in_no_other_way(people: Place) -> None:
     people.job.write_text(PERSONS.replace("max_periods = 3", "max_periods = 2"))
     with pytest.raises(RefusedError, match="in 3 periods at most, and the job asks for who, 2 a period in 2 periods"):
         people.run()
-    with pytest.raises(RefusedError, match="protects who, 2 a period in 3 periods at most"):
-        status.preview(job_file.read_job(people.job))
     people.job.write_text(JOB)
     with pytest.raises(RefusedError, match="and the job asks for one row"):
         people.run()
@@ -384,10 +325,7 @@ def test_rows_of_persons_are_released_in_no_other_way(people: Place) -> None:
     people.job.write_text(pure)
     with pytest.raises(UsageError, match="cannot protect somebody with rows in several periods"):
         people.run()
-    request = open_series(replace(job_file.read_job(people.job))).job.request
-    span = open_series(job_file.read_job(people.job)).table.span(dict(people.ledger.periods), 0)
-    with pytest.raises(RefusedError, match="cannot be charged for a privacy unit with rows in several periods"):
-        request.guarantee(span)
+    request = job_file.read_job(people.job).request
     with pytest.raises((RefusedError, UsageError, DataError)):
         release_rows(people.folder / "visits" / "d1.zarr", people.folder / "alone.zarr", request)
     assert not (people.folder / "alone.zarr").exists()

@@ -1,10 +1,12 @@
-"""Totals of periods: what they are the sum of, their noise, what they tell, and the components of them."""
+"""Totals of periods, as trees and by weights: what each night reads and is charged, the sum, its noise, its model."""
 
 from __future__ import annotations
 
 import shutil
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +15,24 @@ from scipy.stats import chi2
 from support.nightly_scene import Place
 from support.tallies import FALSE_ALARM
 
-from dpdist.jobs import job_file, totals
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.jobs import job_file, status
+from dpdist.jobs.series import open_series
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.moment.total import MomentTask, key_here, moment_task, partition_moment
 from dpdist.pca.alignment import require_alignment
 from dpdist.pca.components import components
 from dpdist.pca.model import open_model
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.artefact import Release, open_release
+from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined, write_sum
-from dpdist.release.series import Tree, variance_factor
+from dpdist.release.series import Toeplitz, variance_factor
+from dpdist.report.status import preview_words, status_words
+from dpdist.rows.bounding import DITHERED, RowBound
+from dpdist.rows.chunks import ChunkReader
+from dpdist.runtime.cluster import Cluster
+from dpdist.triangle import Band
 
 
 def test_the_total_is_the_sum_of_what_was_published(place: Place) -> None:
@@ -38,7 +50,6 @@ def test_the_total_is_the_sum_of_what_was_published(place: Place) -> None:
     assert total.releases == tuple(sorted(part.release_id for part in parts))
     (extent,) = total.extents
     assert (extent.first, extent.last, extent.start, extent.stop) == ("d1", "d3", 0, 3)
-    assert [p.name for p in sorted((place.published / "total").iterdir())] == ["d2.zarr", "d3.zarr"]
 
 
 @pytest.mark.parametrize("continual", [1, 5])
@@ -55,37 +66,10 @@ def test_the_error_of_the_total_is_as_predicted(place: Place, continual: int) ->
     predicted = whole * variance_factor(5, levels)
     assert total.noise["variance_off_diagonal"] == pytest.approx(predicted, rel=1e-4)
     low, high = float(chi2.ppf(FALSE_ALARM / 2, 6)), float(chi2.isf(FALSE_ALARM / 2, 6))
-    statistic = (error[np.triu_indices(3, 1)] ** 2).sum() / predicted
-    statistic += (np.diag(error) ** 2).sum() / (2 * predicted)
+    statistic = ((error[np.triu_indices(3, 1)] ** 2).sum() + (np.diag(error) ** 2).sum() / 2) / predicted
     assert low < statistic < high
-    doubled = place.exact(total.bound, *names[1:])  # the twin: with one period left out, it is found
-    wrong = (total.lattice - doubled * 1000).astype(np.float64)
+    wrong = error * 1000  # the twin: noise of another scale is found
     assert (wrong[np.triu_indices(3)] ** 2).sum() / (2 * predicted) > high
-
-
-def test_a_total_takes_in_all_that_is_published_and_opens_little_of_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside the total before the last tree, only the releases of that tree are opened."""
-    opened: list[str] = []
-
-    def noted(path: Path) -> Release:
-        opened.append(f"{path.parent.name}/{path.name}")
-        return open_release(path)
-
-    monkeypatch.setattr("dpdist.jobs.totals.open_release", noted)
-    for number in range(1, 4):
-        place.arrive(f"d{number}")
-        opened.clear()
-        place.run(continual=4)
-        assert len({*opened} - {f"total/d{number}.zarr"}) == totals.opened(Tree(3), number, None)
-    assert sorted(opened) == ["published/d3.zarr", "total/d2.zarr", "total/d3.zarr"]  # the last is told of
-    nodes = [open_release(p).release_id for p in place.published.glob("*.zarr")]
-    total = open_release(place.published / "total" / "d3.zarr")
-    assert total.releases == tuple(sorted(nodes))
-    assert total.guarantee is not None
-    assert total.guarantee.loss.epsilon_micro <= 10**6
-    assert total.guarantee.loss.delta_atto == 10**12
 
 
 def test_totals_of_an_older_version_stay_and_the_next_ones_are_better(place: Place) -> None:
@@ -94,10 +78,8 @@ def test_totals_of_an_older_version_stay_and_the_next_ones_are_better(place: Pla
     place.run(continual=8)
     target = place.published / "total" / "d6.zarr"
     better = open_release(target)
-    roots = [open_release(place.published / name) for name in ("d1--d4.zarr", "d5--d6.zarr")]
     shutil.rmtree(target)
-    older = combined(roots)
-    write_sum(older, target)
+    write_sum(combined([open_release(place.published / name) for name in ("d1--d4.zarr", "d5--d6.zarr")]), target)
     before = place.files()
     assert place.run(continual=8).total == target
     assert place.files() == before
@@ -106,7 +88,6 @@ def test_totals_of_an_older_version_stay_and_the_next_ones_are_better(place: Pla
     total = open_release(place.published / "total" / "d7.zarr")
     leaf = open_release(place.published / "d7.zarr")
     np.testing.assert_array_equal(total.lattice, better.lattice + leaf.lattice)
-    assert total.noise["variance_diagonal"] < older.noise["variance_diagonal"] + leaf.noise["variance_diagonal"]
 
 
 def test_components_above_the_noise_are_taken_night_after_night(place: Place) -> None:
@@ -140,3 +121,191 @@ def test_a_night_whose_total_drowns_in_the_noise_is_released_without_a_model(pla
         assert (outcome.model is None) == (count == 0)
         assert (place.folder / "models" / f"{night}.zarr").exists() == (count > 0)
         assert len(place.ledger.records) == number
+
+
+ROOT = JOB + 'factorisation = "square-root"\ncontinual = 3\n'
+BANDED = JOB + 'factorisation = "banded"\nband = 2\n'
+
+
+@pytest.fixture(scope="module")
+def year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, list[Counter[str]]]]:
+    """Three nights of a square root for three, and what each of them read."""
+    folder = tmp_path_factory.mktemp("year")
+    reads: list[Counter[str]] = []
+    original = ChunkReader._checked
+
+    def noted(self: ChunkReader, part: Any, index: int, digest: Any) -> Any:
+        reads[-1][f"{part.period}/{index}"] += 1
+        return original(self, part, index, digest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cluster, "named", False)
+        patch.setattr(ChunkReader, "_checked", noted)
+        (folder / "incoming").mkdir()
+        made = Place(folder)
+        made.job.write_text(ROOT + 'window = 2\n[pca]\npath = "models"\ncomponents = 2\n')
+        for number in (1, 2, 3):
+            made.arrive(f"d{number}")
+            reads.append(Counter())
+            made.run()
+            assert made.ledger.balance().left.gaussian_micro == 10**6  # of periods to come, night after night
+            if number == 1:
+                shutil.copytree(folder / "visits.ledger", folder / "older.ledger")
+        yield made, reads
+
+
+def test_a_square_root_reads_all_rows_every_night(year: tuple[Place, list[Counter[str]]]) -> None:
+    place, reads = year
+    for number, read in enumerate(reads, 1):
+        assert read == {f"d{number}/0": 2} | {f"d{n}/0": 1 for n in range(1, number)}  # once to seal it
+        total = open_release(place.published / "total" / f"d{number}.zarr")
+        assert total.rows == 30 * number
+        assert len(total.releases) == number
+        assert total.guarantee is not None
+        assert total.guarantee.loss.within(PrivacyLoss.parse("1", "1e-6"))
+        names = [f"d{n}" for n in range(1, number + 1)]
+        window = open_release(place.published / "window-2" / f"d{number}.zarr")
+        assert (window.rows, window.window) == (30 * min(2, number), 2 if number > 2 else None)
+        for made_of, model in ((total, f"d{number}.zarr"), (window, f"window-2/d{number}.zarr")):
+            assert open_model(place.folder / "models" / model).release_id == made_of.release_id
+        assert (window.releases, window.guarantee, window.extents) == (total.releases, total.guarantee, total.extents)
+        for found, periods in ((total, names), (window, names[-2:])):
+            error = np.abs(found.lattice - place.exact(found.bound, *periods))
+            assert error.max() < 8 * found.noise["variance_diagonal"] ** 0.5
+    with pytest.raises(UsageError, match="differ in their window"):
+        combined([total, window])
+    assert [record.weights for record in place.ledger.records] == [(64,), (32, 64), (24, 32, 64)]
+    assert set(place.events().items()) >= {("reserved", 3), ("committed", 3), ("published", 3), ("closed", 3)}
+    place.ledger.verify()
+
+
+def test_a_series_ends_and_keeps_its_parameters(year: tuple[Place, list[Counter[str]]]) -> None:
+    place, _ = year
+    before, entries = place.files(), place.events()
+    assert place.run().released == ()
+    place.arrive("d4")
+    with pytest.raises(RefusedError, match=r"The period d4 comes after the 3 that this series is for"):
+        place.run()
+    found = status.preview(job_file.read_job(place.job))
+    assert (found.releases, "d4 comes after the 3" in preview_words(found)) == ((), True)
+    assert "3 closed of 3, the last d3; waiting: d4" in status_words(status.status_of(job_file.read_job(place.job)))
+    for other in (ROOT.replace("= 3", "= 4"), BANDED, JOB + "continual = 3\n"):
+        place.job.write_text(other)  # a tree has other releases besides, and may not charge them before this is noticed
+        with pytest.raises(RefusedError, match="was released with other parameters"):
+            place.run()
+    place.job.write_text(ROOT)
+    assert place.files() == before
+    assert place.events() == entries  # nothing is closed or charged
+
+
+def test_an_older_ledger_adopts_nights_at_what_each_period_bears(year: tuple[Place, list[Counter[str]]]) -> None:
+    place, _ = year
+    older = Ledger(place.folder / "older.ledger")
+    with pytest.raises(RefusedError, match="behind its witness"):
+        older.require_current()
+    assert len(older.adopt()) == 2
+    mine, theirs = older.accounts(), place.ledger.accounts()
+    assert mine is not None
+    assert theirs is not None
+    assert [mine.left([period]) for period in older.periods] == [theirs.left([period]) for period in older.periods]
+    states = [(record.weights, record.state) for record in older.records]
+    assert states == [((64,), State.PUBLISHED), ((32, 64), State.ADOPTED), ((24, 32, 64), State.ADOPTED)]
+    record = older.records[-1]
+    assert not older.abort(record.release_id)
+
+    def again(weights: dict[str, int]) -> State:
+        """Ask for the last night once more."""
+        return older.reserve(
+            record.release_id, dataset_id=older.dataset_id, parameters=record.parameters, guarantee=record.guarantee,
+            periods=older.periods, weights=weights,
+        )  # fmt: skip
+
+    with pytest.raises(RefusedError, match="stands for other parameters"):
+        again({"d1": 20, "d2": 32, "d3": 64})
+    assert again({"d1": 24, "d2": 32, "d3": 64}) is State.ADOPTED
+
+
+def test_a_weighted_sum_is_that_of_the_integers_of_each_period(year: tuple[Place, list[Counter[str]]]) -> None:
+    """Of the same key, in one part and in several, whole and in bands."""
+    series = open_series(job_file.read_job(year[0].job))
+    bound = RowBound(3, 8.0, grid_bits=12, rule=DITHERED)
+    key = key_here(bound)
+    assert key is not None
+
+    def summed(task: MomentTask) -> np.ndarray:
+        return partition_moment(task.keyed(key.key)).values
+
+    plain = series.table.span(series.ledger.periods, 0)
+    weighted = replace(plain, weights=(24, 32, 64))
+    each = [summed(moment_task(replace(plain, parts=(part,)), bound)) for part in plain.parts]
+    expected = 24 * each[0] + 32 * each[1] + 64 * each[2]
+    whole = moment_task(weighted, bound)
+    np.testing.assert_array_equal(summed(whole), expected)
+    np.testing.assert_array_equal(summed(whole.cut(range(2))) + summed(whole.cut(range(2, 3))), expected)
+    bands = [summed(moment_task(weighted, bound, band)) for band in (Band(0, 1, 3), Band(1, 3, 3))]
+    np.testing.assert_array_equal(np.concatenate(bands), expected)
+    with pytest.raises(DataError, match="more rows than 64-bit integers can sum"):
+        moment_task(replace(plain, weights=(1, 1, 1000)), replace(bound, grid_bits=24))
+
+
+def test_the_error_of_a_banded_total_is_as_stated(place: Place, chunks: list[str]) -> None:
+    """The squared error of every entry, over its variance, is chi-squared: two-sided, one false alarm in a million."""
+    place.job.write_text(BANDED + 'centre = "private"\n')
+    names = [f"d{number}" for number in range(4)]
+    place.arrive(*names)
+    outcome = place.run()
+    assert Counter(chunks) == {"d0/0": 3, "d1/0": 3, "d2/0": 3, "d3/0": 2}  # once to seal it
+    total = open_release(outcome.total or "nowhere")
+    plan = job_file.read_job(place.job).plan
+    assert isinstance(plan, Toeplitz)
+    asked = replace(job_file.read_job(place.job).request, grid_bits=total.bound.grid_bits)
+    predicted = asked.calibrated(3).noise["variance_off_diagonal"] * plan.variance_factor(4)
+    assert total.noise["variance_off_diagonal"] == pytest.approx(predicted, rel=1e-4)
+    assert (total.rows, total.extents[0].stop, total.lattice[3, 3]) == (120, 4, 120 * total.bound.constant**2)
+    low, high = float(chi2.ppf(FALSE_ALARM / 2, 6)), float(chi2.isf(FALSE_ALARM / 2, 6))
+
+    def statistic(found: np.ndarray) -> float:
+        error = (found[:3, :3] - place.exact(total.bound, *names)).astype(np.float64)
+        return float(((error[np.triu_indices(3, 1)] ** 2).sum() + (np.diag(error) ** 2).sum() / 2) / predicted)
+
+    assert low < statistic(total.lattice) < high
+    night = open_release(place.published / "d3.zarr")
+    assert statistic(night.lattice // 64) > high or statistic(night.lattice) > high  # the twin: a night is no total
+    before = place.files()
+    shutil.rmtree(place.published / "total" / "d2.zarr")
+    shutil.rmtree(place.published / "total" / "d3.zarr")
+    place.run()
+    assert place.files() == before  # nights that are caught up have a total each, and one that is lost is made again
+
+
+def test_a_dry_run_tells_what_each_night_reads_and_status_the_noise_of_the_next(place: Place) -> None:
+    place.job.write_text(ROOT)
+    place.arrive("d1", "d2")
+    read = job_file.read_job(place.job)
+    found = status.preview(read)
+    assert [(of, charge.periods, charge.weights) for of, charge in found.releases] == [
+        ("d1", ("d1",), (64,)),
+        ("d2", ("d1", "d2"), (32, 64)),
+    ]
+    assert "less of those before d2; it reads 2 periods" in preview_words(found)
+    place.run()
+    after, noise = status.preview(read), status.status_of(read).noise
+    assert (after.left, after.releases, after.totals) == (found.left, (), ())
+    place.arrive("d3")
+    assert status.preview(read).totals[0].to_json() == {"periods": 3, "releases": 3, "bytes": 3 * 8 * 9}
+    place.run()
+    totals = [open_release(place.published / "total" / f"{night}.zarr") for night in ("d2", "d3")]
+    deviations = [total.noise["variance_off_diagonal"] ** 0.5 * total.bound.unit**2 for total in totals]
+    assert noise is not None
+    assert [noise.now, noise.following] == pytest.approx(deviations)
+    assert status_words(status.status_of(read)).split()[-3:] == ["series", "has", "ended"]
+
+
+def test_a_series_whose_nights_the_budget_does_not_hold_together_is_not_begun(place: Place) -> None:
+    """Its first night alone would fit."""
+    place.job.write_text(ROOT.replace("budget_epsilon = 1\n", "budget_epsilon = 0.95\n"))
+    place.arrive("d1")
+    assert not status.preview(job_file.read_job(place.job)).fits
+    with pytest.raises(RefusedError, match=r"The nights of this series together cost each row epsilon 1, .* 0\.95"):
+        place.run()
+    assert place.ledger.records == []
