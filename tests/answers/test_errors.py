@@ -33,7 +33,7 @@ def noises(size: int) -> list[EntryNoise]:
 
 def test_of_a_covariance_and_its_correlations() -> None:
     rows, kappa = np.random.default_rng(3).normal(size=(9, 3)) + 1, 1.5
-    mean, c, r = rows.mean(axis=0), np.cov(rows, rowvar=False, bias=True), np.corrcoef(rows, rowvar=False)
+    mean, c, r = rows.mean(axis=0), np.cov(rows.T, bias=True), np.asarray(np.corrcoef(rows.T))
     deviations = np.sqrt(np.diagonal(c))
     v = np.column_stack([np.eye(3), -mean / kappa])
     w = v / deviations[:, None]

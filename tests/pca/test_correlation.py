@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -122,31 +120,23 @@ def test_it_needs_to_know_about_what_columns_vary() -> None:
     assert np.allclose(found.shares, np.linalg.eigvalsh(TRUE)[::-1][:2] / D, atol=0.02)
 
 
-def test_the_model_standardises_new_rows_and_the_command_names_loadings(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        save(scene().release(), tmp_path / "release.zarr")
-    model = tmp_path / "model.zarr"
-    asked = ["pca", str(tmp_path / "release.zarr"), str(model), "--components", "2", "--correlation"]
-    told = CliRunner().invoke(cli, asked)
-    assert told.exit_code == 0, told.output
-    assert "share of" in told.output
-    found = open_model(model)
-    assert found.correlation
+def test_the_model_standardises_new_rows_and_stands_for_nothing_else(tmp_path: Path) -> None:
+    release, model = tmp_path / "release.zarr", tmp_path / "model.zarr"
+    save(scene().release(), release)
+    vectors = fit_components(release, model, 2, correlation=True).model.components.components
+    assert open_model(model).correlation
     assert "of the correlation matrix" in CliRunner().invoke(cli, ["inspect", str(model)]).output
     new = rows_of(seed=9)[:50]
     with created(tmp_path / "new.zarr", rows=50, dtype="float64", names=NAMES, budget=None) as to:
         to.append(new)
     project_rows(tmp_path / "new.zarr", model, tmp_path / "scores.zarr")
-    said = json.loads(CliRunner().invoke(cli, [*asked, "--json"]).stdout)
-    assert (said["fresh"], said["correlation"], said["left_out"], len(said["shares"])) == (False, True, [], 2)
-    exact = (new - ROWS.mean(axis=0)) / ROWS.std(axis=0) @ found.components.components.T
     scores = np.asarray(zarr.open_array(str(tmp_path / "scores.zarr"), mode="r")[...])
-    assert np.allclose(scores, exact, atol=0.1)
-    # components of the moment are no correlation components, and the other way round
-    for other in (asked[:-1], [*asked[:4], "1", "--correlation"]):
-        refused = CliRunner().invoke(cli, other)
-        assert "was made from something else" in str(refused.exception)
+    assert np.allclose(scores, (new - ROWS.mean(axis=0)) / ROWS.std(axis=0) @ vectors.T, atol=0.1)
+    told = CliRunner().invoke(cli, ["pca", str(release), str(model), "--components", "2", "--correlation"])
+    assert "share of" in told.output
+    for count, correlations in ((2, False), (1, True)):
+        with pytest.raises(DataError, match="was made from something else"):
+            fit_components(release, model, count, correlation=correlations)
 
 
 def test_the_number_of_components_may_be_left_to_the_noise() -> None:

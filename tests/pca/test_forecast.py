@@ -140,30 +140,30 @@ def test_the_best_mechanism_comes_first_and_all_are_private_as_claimed() -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "more", "told"),
+    ("rows", "more", "told"),
     [
-        ({"rows": 0}, {}, r"\(rows\)"),
-        ({}, {"spectrum": (60.0, 50.0)}, "100"),
-        ({}, {"spectrum": (1.0, -1.0)}, "positive"),
-        ({}, {"spectrum": (0.1,) * 61}, "60"),
-        *(({}, {"norms": (1.0, norm)}, r"positive numbers \(norms\)") for norm in (0.0, float("inf"), float("nan"))),
-        ({}, {"max_rows": 0}, "from 1 to"),
-        ({}, {"max_periods": 5000}, "from 1 to 4096"),
-        ({"mechanism": "two-sided-wishart", "delta": "0"}, {"max_periods": 7}, "for gaussian only"),
-        ({"mechanism": "bingham", "delta": "0", "options": {"components": 2}}, {}, "no forecast"),
-        ({"mechanism": "sn", "delta": "0"}, {}, "sn was published"),
+        (0, {}, r"\(rows\)"),
+        (10, {"spectrum": (60.0, 50.0)}, "100"),
+        (10, {"spectrum": (1.0, -1.0)}, "positive"),
+        (10, {"spectrum": (0.1,) * 61}, "60"),
+        *((10, {"norms": (1.0, norm)}, r"positive numbers \(norms\)") for norm in (0.0, float("inf"), float("nan"))),
+        (10, {"max_rows": 0}, "from 1 to"),
+        (10, {"max_periods": 5000}, "from 1 to 4096"),
     ],
 )
-def test_the_impossible_and_what_has_no_edge_or_no_proof_is_refused(
-    asked: dict[str, Any], more: dict[str, Any], told: str
-) -> None:
-    mechanism, delta = asked.get("mechanism", "gaussian"), asked.get("delta", "1e-6")
-    of = ReleaseRequest(mechanism, PrivacyLoss.parse("1", delta), C, options=asked.get("options", {}))
-    with pytest.raises((UsageError, RefusedError), match=told):
-        forecast_release(of, D, asked.get("rows", 10), **more)
+def test_the_impossible_is_refused(rows: int, more: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        forecast_release(request(), D, rows, **more)
 
 
-# --- of a table, and where nothing can be told ------------------------------------------------------------------------
+def test_what_has_no_edge_or_no_proof_is_refused() -> None:
+    pure = request("two-sided-wishart", delta="0")
+    with pytest.raises(UsageError, match="for gaussian only"):
+        forecast_release(pure, D, 10, max_periods=7)
+    with pytest.raises(UsageError, match="no forecast"):
+        forecast_release(replace(pure, mechanism="bingham", options={"components": 2}), D, 100)
+    with pytest.raises(RefusedError, match="sn was published"):
+        forecast_release(request("sn", delta="0"), D, 100)
 
 
 def test_a_forecast_of_a_table_takes_what_it_declares_and_nothing_of_the_data(tmp_path: Path) -> None:

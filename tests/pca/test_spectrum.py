@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy.sparse.linalg import ArpackError
-from support.releases import assemble
 
 from dpdist.errors import DrownedError, UsageError
 from dpdist.mechanisms.noise_law import Noise
@@ -21,10 +21,10 @@ from dpdist.pca import components as pca_components
 from dpdist.pca import eigen
 from dpdist.pca.components import Components, about_mean, captured_variance, components
 from dpdist.pca.eigen import by_lanczos, top_eigenpairs, top_eigenpairs_of
-from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.artefact import Release
-from dpdist.rows.bounding import RowBound
-from dpdist.triangle import packed
+from dpdist.release.request import Centring
+from papers.common.drawn import drawn
 
 Matrix = npt.NDArray[np.float64]
 Lattice = npt.NDArray[np.int64]
@@ -36,6 +36,7 @@ ROWS = 400
 CLIP = 40.0
 CENTRE = (2.0, -3.0, 0.5, 1.0)
 SCALE = (2.0, 0.5, 1.25, 4.0)
+MEAN: dict[str, Any] = {"centring": Centring.PRIVATE}
 
 
 def table() -> Matrix:
@@ -46,33 +47,18 @@ def table() -> Matrix:
     return rows
 
 
-def bound_for(columns: int, *, private: bool = False, **public: Any) -> RowBound:
-    return RowBound(columns, CLIP, BITS, constant=2 ** (BITS - 1) if private else 0, **public)
-
-
 def release_of(
     rows: Matrix,
-    bound: RowBound,
     neighbours: Neighbours = Neighbours.REPLACE_ONE,
     *,
-    noise: Lattice | None = None,
+    noise: Any = 0,
     variance: float = 0.0,
+    **asked: Any,
 ) -> Release:
     """Make a release of rows with this noise, declared to have this variance off the diagonal."""
-    integers = bound.apply(rows, np.empty((rows.shape[0], bound.width))).astype(np.int64)
-    loss = PrivacyLoss.parse("1")
-    return assemble(
-        release_id="by-hand",
-        mechanism="gaussian",
-        names=tuple(f"c{i}" for i in range(bound.columns)),
-        guarantee=Guarantee(neighbours, loss, None, Arithmetic.IDEAL_REAL, "none: made by hand"),
-        bound=bound,
-        noise=Noise("by hand", variance_diagonal=2 * variance, variance_off_diagonal=variance),
-        rows=rows.shape[0],
-        neighbours=neighbours,
-        claim=loss,
-        answer=packed(integers.T @ integers + (0 if noise is None else noise)),
-    )
+    made = drawn(rows, CLIP, neighbours=neighbours, grid_bits=BITS, **{"centring": Centring.NONE, **asked})
+    declared = Noise("by hand", variance_diagonal=2 * variance, variance_off_diagonal=variance)
+    return replace(made.release(), noise=declared, answer=made.lattice + noise)
 
 
 def covariance(release: Release) -> Matrix:
@@ -143,7 +129,7 @@ def test_only_pairs_that_solve_the_equation_are_components(monkeypatch: pytest.M
 
         return solved
 
-    release = release_of(table(), bound_for(4))
+    release = release_of(table())
     moment = release.second_moment
     found = components(release, 2, lambda v: moment @ v)
     assert np.abs(found.components @ components(release, 2).components.T) == pytest.approx(np.eye(2), abs=1e-11)
@@ -168,7 +154,9 @@ def test_memory_is_one_matrix_beside_the_release_and_another_for_lapack(
     count: int, matrices: int, *, private: bool
 ) -> None:
     d = 800
-    release = release_of(np.random.default_rng(8).normal(size=(100, d)), bound_for(d, private=private))
+    release = release_of(
+        np.random.default_rng(8).normal(size=(100, d)), centring=Centring.PRIVATE if private else Centring.NONE
+    )
     components(release, 1)  # what is loaded at the first use does not count
     tracemalloc.start()
     try:
@@ -188,14 +176,14 @@ def test_without_private_centring_components_are_those_of_the_second_moment_abou
     centre: tuple[float, ...] | None, scale: tuple[float, ...] | None
 ) -> None:
     rows = table()
-    found = components(release_of(rows, bound_for(4, centre=centre, scale=scale)), 3)
+    found = components(release_of(rows, centre=centre, scale=scale), 3)
     shift, divisor = np.array(centre or (0.0,) * 4), np.array(scale or (1.0,) * 4)
     seen = (rows - shift) / divisor
     assert_eigenpairs_of(found, seen.T @ seen / ROWS, CLIP**2)
     assert found.per_row
     assert found.mean.tolist() == shift.tolist()
     assert found.scale.tolist() == divisor.tolist()
-    total = components(release_of(rows, bound_for(4, centre=centre, scale=scale), Neighbours.ADD_REMOVE), 3)
+    total = components(release_of(rows, Neighbours.ADD_REMOVE, centre=centre, scale=scale), 3)
     assert_eigenpairs_of(total, seen.T @ seen, ROWS * CLIP**2)  # where n is private, it is the sum
     assert not total.per_row
 
@@ -206,7 +194,7 @@ def test_with_private_centring_components_and_mean_are_those_of_the_covariance(
     neighbours: Neighbours, centre: tuple[float, ...] | None, scale: tuple[float, ...] | None
 ) -> None:
     rows = table()
-    found = components(release_of(rows, bound_for(4, private=True, centre=centre, scale=scale), neighbours), 3)
+    found = components(release_of(rows, neighbours, **MEAN, centre=centre, scale=scale), 3)
     divisor = np.array(scale or (1.0,) * 4)
     assert_eigenpairs_of(found, np.cov(rows.T / divisor[:, None], bias=True), CLIP**2)
     assert found.per_row
@@ -215,21 +203,19 @@ def test_with_private_centring_components_and_mean_are_those_of_the_covariance(
 
 
 def test_the_noisy_corner_counts_only_where_n_is_private() -> None:
-    rows, bound = table(), bound_for(4, private=True)
-    extra = np.zeros((5, 5), dtype=np.int64)
-    extra[4, 4] = ROWS * bound.constant**2  # the estimate says twice as many rows as there are
-    public = about_mean(release_of(rows, bound, noise=extra)).mean
-    estimated = about_mean(release_of(rows, bound, Neighbours.ADD_REMOVE, noise=extra)).mean
+    rows, extra = table(), np.zeros((5, 5), dtype=np.int64)
+    extra[4, 4] = ROWS * 4 ** (BITS - 1)  # the estimate says twice as many rows as there are
+    public = about_mean(release_of(rows, noise=extra, **MEAN)).mean
+    estimated = about_mean(release_of(rows, Neighbours.ADD_REMOVE, noise=extra, **MEAN)).mean
     assert public == pytest.approx(rows.mean(axis=0), abs=TOLERANCE * CLIP)
     assert estimated == pytest.approx(rows.mean(axis=0) / 2, abs=TOLERANCE * CLIP)
 
 
 @pytest.mark.parametrize("count", [0, -7])
 def test_a_private_count_that_is_not_positive_is_refused_in_words_and_without_the_number(count: int) -> None:
-    rows, bound = table(), bound_for(4, private=True)
     drowned = np.zeros((5, 5), dtype=np.int64)
-    drowned[4, 4] = (count - ROWS) * bound.constant**2
-    release = release_of(rows, bound, Neighbours.ADD_REMOVE, noise=drowned)
+    drowned[4, 4] = (count - ROWS) * 4 ** (BITS - 1)
+    release = release_of(table(), Neighbours.ADD_REMOVE, noise=drowned, **MEAN)
     with pytest.raises(DrownedError, match="noise drowns the data") as refused:
         about_mean(release)
     assert not any(letter.isdigit() for letter in str(refused.value))
@@ -238,13 +224,13 @@ def test_a_private_count_that_is_not_positive_is_refused_in_words_and_without_th
 @pytest.mark.parametrize("corrected", [True, False], ids=["corrected", "the twin"])
 def test_the_covariance_is_unbiased_under_noise(*, corrected: bool) -> None:
     """Noise moves each entry of the mean by a quarter of the clip norm. False alarm of another seed: 1 in 5e8."""
-    rows, bound, sigma = table(), bound_for(4, private=True), 0.5 * ROWS * 4.0 ** (BITS - 1)
+    rows, sigma = table(), 0.5 * ROWS * 4.0 ** (BITS - 1)
     exact, rng = np.cov(rows.T, bias=True), np.random.default_rng(73)
     errors = np.empty(400)
     for i in range(errors.size):
         upper = np.triu(rng.normal(scale=sigma, size=(5, 5)), 1)
         noise = np.rint(upper + upper.T + np.diag(rng.normal(scale=np.sqrt(2) * sigma, size=5))).astype(np.int64)
-        release = release_of(rows, bound, noise=noise, variance=sigma**2 if corrected else 0.0)
+        release = release_of(rows, noise=noise, variance=sigma**2 if corrected else 0.0, **MEAN)
         errors[i] = np.diag(covariance(release) - exact).mean()
     deviations = errors.mean() / errors.std() * np.sqrt(errors.size)
     assert abs(deviations) < 6 if corrected else deviations < -8
