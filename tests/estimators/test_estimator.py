@@ -350,7 +350,7 @@ def test_a_public_scale_stands_beside_a_private_mean_or_a_public_centre() -> Non
 def test_a_centre_of_none_is_no_default_and_is_refused_unpaid(kind: type[PrivatePCA]) -> None:
     default = inspect.signature(kind).parameters["centre"].default
     assert default == kind(epsilon=1, clip=1).centre == ("none" if kind is PrivatePCA else "private")
-    asked = clone(kind(**LOSS).set_params(centre=None))  # type: ignore[arg-type]
+    asked = clone(kind(**LOSS).set_params(centre=None))
     assert asked.get_params()["centre"] is None
     with pytest.raises(UsageError, match="centre is 'none'"):
         asked.fit(table(1), table(1)[:, 0])

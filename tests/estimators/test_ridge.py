@@ -75,7 +75,8 @@ def test_attributes_have_the_shapes_of_y() -> None:
     assert isinstance(one.intercept_, float)
     two = PrivateRidge(**FINE).fit(frame, pd.DataFrame({"a": y, "b": -y}))
     assert (two.coef_.shape, two.coef_intervals_.shape, np.shape(two.intercept_)) == ((2, 7), (2, 7, 2), (2,))
-    assert np.shape(two.intercept_population_intervals_) == two.intercept_intervals_.shape == (2, 2)
+    assert two.intercept_population_intervals_ is not None
+    assert two.intercept_population_intervals_.shape == two.intercept_intervals_.shape == (2, 2)
     assert two.r2_intervals_.shape == (2, 2)
     assert two.predict(frame).shape == two.predict(da.from_array(x, chunks=(100, 7))).shape == (600, 2)
     assert np.allclose(two.coef_[0], -two.coef_[1], atol=0.02)
@@ -156,12 +157,12 @@ def test_what_cannot_be_used_is_refused_and_costs_nothing(x: Any, y: Any, said: 
 
 def test_other_values_and_ridges_are_refused_before_anything_is_charged(register: Register) -> None:
     x, y = rows_of()
-    for wrong in ({"ridge": "much"}, {"ridge": True}, {"ridge": None}):
-        with pytest.raises(UsageError, match="ridge is a number"):
-            PrivateRidge(**{**FINE, **wrong}).fit(x, y)
-    for wrong in ({"n_components": 0}, {"n_components": "all"}, {"n_components": 2, "ridge": 1.0}):
-        with pytest.raises(UsageError, match="n_components"):
-            PrivateRidge(**{**FINE, **wrong}).fit(x, y)
+    ridges: list[dict[str, Any]] = [{"ridge": "much"}, {"ridge": True}, {"ridge": None}]
+    counts: list[dict[str, Any]] = [{"n_components": 0}, {"n_components": "all"}, {"n_components": 2, "ridge": 1.0}]
+    for wrongs, said in ((ridges, "ridge is a number"), (counts, "n_components")):
+        for wrong in wrongs:
+            with pytest.raises(UsageError, match=said):
+                PrivateRidge(**{**FINE, **wrong}).fit(x, y)
     y[3] = np.inf
     with pytest.raises(DataError, match="NaN or infinity"):
         PrivateRidge(**FINE).fit(da.from_array(x, chunks=(100, 7)), da.from_array(y, chunks=50))
