@@ -1,14 +1,19 @@
-"""scikit-learn's own checks of the estimators, but for those that a private estimator must fail."""
+"""scikit-learn's own checks of the estimators, but for those that must fail, and what notebooks show of results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dpdist import PrivateCovariance, PrivatePCA, PrivateRidge
+from dpdist.pca.components import components
+from dpdist.pca.model import Model
+from dpdist.pipeline.release import Outcome
 
 # the checks fit the same rows again and again; one that declared no budget would be refused, as it should
 ASKED: dict[str, Any] = {"epsilon": 1000, "delta": 1e-6, "clip": 100, "budget_epsilon": 10**6, "budget_delta": 0.5}
@@ -43,3 +48,28 @@ def test_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     if name in TWICE:
         pytest.skip(NOISE)
     check(estimator)
+
+
+@pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
+def test_what_is_found_is_shown_in_a_line_and_in_a_table_without_marks_of_others() -> None:
+    rows = np.random.default_rng(2).normal(size=(300, 6))
+    asked: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": 5}
+    pca = PrivatePCA(3, **asked)
+    assert "<th>fitted</th><td>no</td>" in pca._repr_html_()
+    pca.fit(rows)
+    found = components(pca.release_, 3)
+    assert repr(pca.guarantee_) == "Guarantee(epsilon=1, delta=1e-06, replace-one)"
+    model = Model(pca.release_.release_id, ("<b>",) * 6, found)
+    for shown in (pca.guarantee_, pca.release_, found, model, Outcome(pca.release_, Path("r.zarr"), fresh=True)):
+        assert len(repr(shown)) <= 80, repr(shown)
+        assert "\n" not in repr(shown)
+    covariance = PrivateCovariance(**asked).fit(np.random.default_rng(3).normal(size=(40, 2)))
+    for shown in (pca, covariance, pca.release_, found, model):
+        page = shown._repr_html_()
+        assert page.startswith("<table>")
+        assert "<script" not in page
+    assert "epsilon 1, delta 1e-06 under replace-one" in pca._repr_mimebundle_()["text/html"]
+    assert repr(pca) == pca._repr_mimebundle_()["text/plain"]
+    page = PrivatePCA(1, **{**asked, "neighbours": "<script>alert(1)</script>"})._repr_html_()
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page

@@ -1,4 +1,4 @@
-"""The tables that people have: each kind gives the same answer as a NumPy array of its values, or a cure."""
+"""Each kind of table gives the same answer as a NumPy array of its values, or a cure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anndata
+import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -18,7 +19,8 @@ import xarray
 import zarr
 from scipy import sparse
 
-from dpdist import Column, PrivatePCA, PrivateRidge, Schema, ingest_rows
+import dpdist
+from dpdist import Column, PrivateCovariance, PrivatePCA, PrivateRidge, Schema, ingest_rows
 from dpdist.errors import DataError, UsageError
 from dpdist.estimators.inputs import RowsError
 
@@ -53,24 +55,30 @@ def test_every_kind_of_table_has_the_same_scores_and_names(fitted: PrivatePCA, k
     np.testing.assert_array_equal(found, np.asarray(fitted.transform(FRAME)))
     with pytest.raises(RowsError, match=r"names|other columns"):
         fitted.transform(KINDS[kind](FRAME.rename(columns={"a": "other"})))
+    if kind != "Dask":
+        schema = Schema([Column("a", "integer", range=(0, 50)), Column("b", "integer")], others="ignored")
+        mapped = np.asarray(schema.transform(KINDS[kind](FRAME)))
+        np.testing.assert_array_equal(mapped, np.asarray(schema.transform(FRAME)))
 
 
 @pytest.mark.parametrize("kind", SPARSE)
-def test_sparse_matrices_have_the_same_scores(fitted: PrivatePCA, kind: str) -> None:
+def test_sparse_matrices_have_the_same_scores_and_are_ingested(fitted: PrivatePCA, kind: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they have no names
         found, wanted = fitted.transform(SPARSE[kind](VALUES)), fitted.transform(VALUES)
     np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-12)
+    ingest_rows(SPARSE[kind](VALUES), tmp_path / "rows.zarr")
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "rows.zarr", mode="r")[:], VALUES)
 
 
 @pytest.mark.parametrize("kind", [each for each in KINDS if each not in {"categories", "Dask"}])
-@pytest.mark.parametrize("odd", ["secretword", pd.Timestamp("2020-01-01")], ids=["words", "dates"])
-def test_words_and_dates_are_refused_by_their_columns_and_no_cell_is_told(kind: str, odd: Any) -> None:
-    frame = FRAME.assign(a=SECRET, odd=odd)
-    given = frame.convert_dtypes(dtype_backend="pyarrow") if kind == "pandas of Arrow" else KINDS[kind](frame)
-    with pytest.raises(RowsError, match=r"hold no numbers: 'odd' \(.*dpdist\.Schema") as caught:
-        PrivatePCA(1, epsilon=5, delta=1e-6, clip=100, budget_epsilon=50, budget_delta=1e-4).fit(given)
-    assert not any(cell in str(caught.value) for cell in (str(SECRET), "secretword", "2020"))
+def test_words_and_dates_are_refused_by_their_columns_and_no_cell_is_told(kind: str) -> None:
+    for odd in ("secretword", pd.Timestamp("2020-01-01")):
+        frame = FRAME.assign(a=SECRET, odd=odd)
+        given = frame.convert_dtypes(dtype_backend="pyarrow") if kind == "pandas of Arrow" else KINDS[kind](frame)
+        with pytest.raises(RowsError, match=r"hold no numbers: 'odd' \(.*dpdist\.Schema") as caught:
+            PrivatePCA(1, epsilon=5, delta=1e-6, clip=100, budget_epsilon=50, budget_delta=1e-4).fit(given)
+        assert not any(cell in str(caught.value) for cell in (str(SECRET), "secretword", "2020"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,14 +100,13 @@ def test_ingest_takes_every_kind_and_a_schema_maps_it(tmp_path: Path, kind: str)
         ingest_rows(KINDS[kind](frame), tmp_path / "no.zarr")
 
 
-def test_ingest_takes_sparse_matrices_and_missing_values_are_refused(tmp_path: Path) -> None:
-    for kind, made in SPARSE.items():
-        ingest_rows(made(VALUES), tmp_path / f"{kind}.zarr")
-        np.testing.assert_array_equal(zarr.open_array(tmp_path / f"{kind}.zarr", mode="r")[:], VALUES)
+def test_ingested_missing_values_are_refused(tmp_path: Path) -> None:
     lacking = pl.DataFrame({"a": [1, None, 3], "b": [SECRET, 2, 3]})
     with pytest.raises(DataError, match=r"row 1 .*'a': the value is missing") as caught:
         ingest_rows(lacking, tmp_path / "no.zarr")
     assert str(SECRET) not in str(caught.value)
+    with pytest.raises(UsageError, match=r"source\.write_h5ad\(FILE\)"):
+        ingest_rows(anndata.AnnData(VALUES.astype("f4")), tmp_path / "no.zarr")
 
 
 def test_rows_of_an_array_with_names_of_dimensions_are_along_the_one_that_is_named(tmp_path: Path) -> None:
@@ -110,34 +117,21 @@ def test_rows_of_an_array_with_names_of_dimensions_are_along_the_one_that_is_nam
         ingest_rows(genes, tmp_path / "no.zarr", rows_dimension="donor")
     with pytest.raises(UsageError, match="Only arrays of xarray"):
         ingest_rows(VALUES, tmp_path / "no.zarr", rows_dimension="cell")
-    for name, options in (("t.nc", {}), ("t.zarr", {"variable": "v"})):
-        data, told = xarray.Dataset({"v": genes}), list[str]()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            data.to_netcdf(tmp_path / name, engine="h5netcdf") if name == "t.nc" else data.to_zarr(tmp_path / name)
+    said: list[str] = []
+    asked: dict[str, Any] = {"t.nc": {}, "t.zarr": {"variable": "v"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        xarray.Dataset({"v": genes}).to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+        xarray.Dataset({"v": genes}).to_zarr(tmp_path / "t.zarr")
+    for name, more in asked.items():
         for dimension, wanted in (("cell", VALUES[:5]), ("gene", VALUES[:5].T)):
             target = tmp_path / f"{name}-{dimension}.zarr"
-            ingest_rows(tmp_path / name, target, rows_dimension=dimension, say=told.append, **options)  # type: ignore[arg-type]
+            ingest_rows(tmp_path / name, target, rows_dimension=dimension, say=said.append, **more)
             np.testing.assert_array_equal(zarr.open_array(target, mode="r")[:], wanted)
-            assert f"each row is of one {dimension!r}" in told[-1]
-        with pytest.raises(UsageError, match=r"no dimension 'donor'.*'gene', 'cell'"):
-            ingest_rows(tmp_path / name, tmp_path / "no.zarr", rows_dimension="donor", **options)  # type: ignore[arg-type]
+            assert f"each row is of one {dimension!r}" in said[-1]
     np.save(tmp_path / "t.npy", VALUES)
     with pytest.raises(UsageError, match=r"rows_dimension is for \.nc, \.zarr"):
         ingest_rows(tmp_path / "t.npy", tmp_path / "no.zarr", rows_dimension="cell")
-
-
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"Dask"}))
-def test_a_schema_transforms_every_kind_in_memory(kind: str) -> None:
-    schema = Schema([Column("a", "integer", range=(0, 50)), Column("b", "integer")], others="ignored")
-    found = schema.transform(KINDS[kind](FRAME))
-    np.testing.assert_array_equal(np.asarray(found), np.asarray(schema.transform(FRAME)))
-
-
-def test_data_of_anndata_are_ingested_from_their_file() -> None:
-    anndata = pytest.importorskip("anndata")
-    with pytest.raises(UsageError, match=r"source\.write_h5ad\(FILE\)"):
-        ingest_rows(anndata.AnnData(VALUES.astype("f4")), "never.zarr")
 
 
 WIDE = 2**53 + 1
@@ -153,7 +147,6 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "wide nullable integers": (
         lambda: pd.DataFrame({"a": pd.array([WIDE, 4], "Int64"), "b": [1.5, 2]}), r"beyond 2\^53",
     ),
-    "wide integers of polars": (lambda: pl.DataFrame({"a": [WIDE, 4], "b": [1.5, 2]}), r"beyond 2\^53"),
     "wide integers as text": (lambda: pd.DataFrame({"a": [str(WIDE), "4"], "b": [1.5, 2]}), r"beyond 2\^53"),
     "observations of one name": (
         lambda: anndata.AnnData(np.eye(3, 2), obs=pd.DataFrame(index=list("aba"))), "names an observation twice",
@@ -189,12 +182,104 @@ def test_arrays_mean_what_their_attributes_say(tmp_path: Path) -> None:
         fit(read["x"])
 
 
-@pytest.mark.parametrize("y", [pd.to_datetime(["2020-01-01"] * 9), pd.to_timedelta(np.arange(9), "D")])
-def test_dates_are_no_target(y: Any) -> None:
-    with pytest.raises(RowsError, match="y holds dates or times"):
-        PrivateRidge(epsilon=1, delta=1e-6, clip=9).fit(np.eye(9, 2), pd.Series(y))
-
-
-def test_floats_that_are_held_as_objects_are_floats() -> None:
+def test_dates_are_no_target_and_floats_that_are_held_as_objects_are_floats() -> None:
+    for y in (pd.to_datetime(["2020-01-01"] * 9), pd.to_timedelta(np.arange(9), "D")):
+        with pytest.raises(RowsError, match="y holds dates or times"):
+            PrivateRidge(epsilon=1, delta=1e-6, clip=9).fit(np.eye(9, 2), pd.Series(y))
     frame = pd.DataFrame({"a": pd.Series([1e17, 2e17, 3.0] * 9, dtype=object), "b": np.arange(27.0)})
     assert PrivatePCA(1, epsilon=9, delta=1e-6, clip=9).fit(frame).n_features_in_ == 2
+
+
+# --- labelled arrays: fields of several dimensions, several variables, and the areas of cells
+
+N, LAT, LON = 60, [0.0, 60.0], [5.0, 6.0, 7.0]
+FINE: dict[str, Any] = {"epsilon": 10**6, "delta": 1e-6, "clip": 40}
+
+
+def fields(lazy: bool = False) -> xarray.Dataset:
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(N, 2, 3)) * np.arange(1, 7).reshape(2, 3)
+    found = xarray.Dataset(
+        {"tas": (("time", "lat", "lon"), values, {"units": "K"}), "ps": ("time", rng.normal(size=N))},
+        coords={
+            "time": np.arange(N), "lat": ("lat", LAT, {"units": "degrees_north"}), "lon": LON, "run": 3,
+            "land": (("lat", "lon"), np.eye(2, 3)), "who": ("time", np.arange(N)),
+        },
+    )  # fmt: skip
+    return found.chunk({"time": 25, "lat": 1, "lon": 2}) if lazy else found
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_field_comes_out_as_it_came_in(lazy: bool) -> None:
+    field = fields(lazy).tas
+    found = PrivatePCA(2, **FINE, centre="private").fit(field)
+    laid = found.to_xarray(field.isel(time=slice(1)))
+    assert laid.components.dims == ("component", "lat", "lon")
+    assert laid["mean"].dims == laid["scale"].dims == ("lat", "lon")
+    assert set(laid.coords) == {"component", "lat", "lon", "land"}  # labels of columns, and none of rows
+    assert np.array_equal(laid.components.sel(lat=60, lon=6), found.components_[:, 4])
+    assert np.array_equal(np.ravel(laid["mean"]), found.mean_)
+    scores = found.transform(field)
+    assert isinstance(scores.data, da.Array) is lazy
+    assert list(scores.component.values) == list(laid.component.values)
+    # the scores are what a person computes from the labels alone
+    by_hand = ((field - laid["mean"]) * laid.components).sum(("lat", "lon"))
+    assert np.allclose(scores, by_hand.transpose("time", "component"))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_variables_of_a_dataset_stand_side_by_side(lazy: bool) -> None:
+    data = fields(lazy)
+    found = PrivateCovariance(**FINE, shrinkage="none").fit(data)
+    assert list(found.feature_names_in_) == [*(f"tas[{place}]" for place in range(6)), "ps"]
+    rows = np.hstack([np.asarray(data.tas).reshape(N, 6), np.asarray(data.ps)[:, None]])
+    assert np.allclose(found.covariance_, np.cov(rows.T, bias=True), atol=0.5)
+    pca = PrivatePCA.from_release(found.release_, 2)
+    laid = pca.to_xarray(data)
+    assert laid.tas_components.dims == ("component", "lat", "lon")
+    assert laid.ps_components.dims == ("component",)
+    assert np.array_equal(laid.ps_components, pca.components_[:, 6])
+    assert np.allclose(pca.transform(data), (rows - pca.mean_) @ pca.components_.T)
+
+
+def test_a_model_comes_out_so_too(tmp_path: Path) -> None:
+    data = fields(lazy=True)
+    PrivatePCA(2, **FINE, release=tmp_path / "release.zarr").fit(data)
+    dpdist.fit_components(tmp_path / "release.zarr", tmp_path / "model.zarr", 2)
+    model = dpdist.open_model(tmp_path / "model.zarr")
+    laid = model.to_xarray(data)
+    assert np.array_equal(laid.tas_components.sel(lat=0, lon=7), model.components.components[:, 2])
+    assert list(laid.component.values) == [1, 2]
+    for like, said in ((data.tas, "7 columns"), (np.ones((3, 7)), "DataArray or a Dataset")):
+        with pytest.raises(UsageError, match=said):
+            model.to_xarray(like)
+
+
+def test_columns_count_by_the_area_of_their_cells() -> None:
+    field = fields().tas
+    by = dpdist.area_scale(field)
+    assert np.allclose(by, [1, 1, 1, 2**0.5, 2**0.5, 2**0.5])
+    found = PrivatePCA(6, **FINE, scale=by).fit(field)
+    weighed = np.asarray(field).reshape(N, 6) * np.sqrt([1, 1, 1, 0.5, 0.5, 0.5])
+    exact = np.linalg.eigvalsh(weighed.T @ weighed / N)[::-1]
+    assert np.allclose(np.asarray(found.explained_variance_), exact, atol=0.5)
+    assert np.array_equal(np.ravel(found.to_xarray(field)["scale"]), by)
+    named = field.assign_coords(area=(("lat", "lon"), [[4.0, 4, 2], [1, 1, 1]]))
+    named = named.assign_attrs(cell_measures="area: area")
+    assert np.allclose(dpdist.area_scale(named) ** -2.0, np.array([4, 4, 2, 1, 1, 1]) / 4)
+    latitudes = (("lat", "lon"), [[0.0, 0, 60], [60, 0, 0]], {"standard_name": "latitude"})
+    curved = field.drop_vars("lat").assign_coords(lat2=latitudes)
+    assert np.allclose(dpdist.area_scale(curved) ** -2.0, [1, 1, 0.5, 0.5, 1, 1])
+
+
+def test_areas_that_nobody_stated_are_not_guessed() -> None:
+    field = fields().tas
+    for given, said in (
+        (fields(), "'ps' has no coordinates of latitude"),
+        (field.assign_coords(other=field.lat), "2 coordinates of latitude"),
+        (field.assign_coords(lat=("lat", [0.0, 95.0], {"units": "degrees_north"})), "beyond the poles"),
+        (field.assign_coords(area=(("lat", "lon"), np.eye(2, 3))).assign_attrs(cell_measures="area: area"), "no area"),
+        (np.ones((3, 4)), "DataArray or a Dataset"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            dpdist.area_scale(given)

@@ -1,4 +1,4 @@
-"""A forecast is what releases then show; it needs no data and spends nothing."""
+"""A forecast is what releases then show."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def request(mechanism: str = "gaussian", epsilon: str = "1", delta: str = "1e-6"
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what other mechanisms would do, which takes longest."""
+    """Leave out other mechanisms, which take longest."""
     monkeypatch.setattr("dpdist.pca.forecast._alternatives", lambda *_: ())
 
 
@@ -66,39 +66,19 @@ def test_releases_show_what_was_forecast(mechanism: str, delta: str) -> None:
 
 @pytest.mark.parametrize(("rows", "periods", "counted", "most"), [(3, None, 3, 3), (2, 7, 6, 14), (1, 1, 1, 1)])
 def test_a_privacy_unit_is_forecast_as_it_is_released(rows: int, periods: int | None, counted: int, most: int) -> None:
-    """It counts as the release of one period counts it: R rows, or those of the square root of K, rounded up."""
-    found = forecast_release(request(), D, 4000, max_rows=rows, max_periods=periods)
+    found, alone = forecast_release(request(), D, 4000, max_rows=rows, max_periods=periods), request()
     unit = Unit("person", rows, max_periods=periods)
-    if periods is not None:
-        assert (counted, most) == (counted_rows(unit, 1), counted_rows(unit, 365))
-    calibrated = found.request.calibrated(D, counted)
-    assert found.error == calibrated.noise.variance_off_diagonal**0.5 * found.request.bound(D).unit ** 2 / 4000  # type: ignore[operator]
-    alone = forecast_release(request(), D, 4000)
-    assert found.error == pytest.approx(counted * alone.error, rel=1e-3)
+    assert periods is None or (counted, most) == (counted_rows(unit, 1), counted_rows(unit, 365))
+    deviation = found.request.calibrated(D, counted).noise["variance_off_diagonal"] ** 0.5
+    assert found.error == deviation * found.request.bound(D).unit ** 2 / 4000
+    assert found.error == pytest.approx(counted * forecast_release(alone, D, 4000).error, rel=1e-3)
     alternatives = dict(found.alternatives)
     assert alternatives["gaussian"] == pytest.approx(found.threshold)
     assert "wishart" not in alternatives  # nothing is proved of it for several rows, nor of periods
     assert ("two-sided-wishart" in alternatives) == (periods is None)
-    assert found.to_json()["person"] == {
-        "max_rows": rows, "max_periods": periods, "counted_rows": counted, "counted_rows_at_most": most,
-    }  # fmt: skip
     words = " ".join(text.forecast(found).split())
     assert (f"up to {rows} rows" in words) == (rows > 1)
     assert (f"counts as {most}." in words) == (periods is not None)
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "asked", "told"),
-    [
-        ("gaussian", {"max_rows": 0}, "from 1 to"),
-        ("gaussian", {"max_periods": 5000}, "from 1 to 4096"),
-        ("two-sided-wishart", {"max_periods": 7}, "for gaussian only"),
-    ],
-)
-def test_a_privacy_unit_that_no_release_takes_is_refused(mechanism: str, asked: dict[str, Any], told: str) -> None:
-    delta = "1e-6" if mechanism == "gaussian" else "0"
-    with pytest.raises(UsageError, match=told):
-        forecast_release(request(mechanism, delta=delta), D, 4000, **asked)
 
 
 @pytest.mark.usefixtures("alone")
@@ -127,20 +107,17 @@ def test_components_of_one_strength_are_told_together_and_never_apart() -> None:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("columns", [1, 3])
-def test_few_columns_have_a_forecast_too(columns: int) -> None:
+def test_few_columns_have_a_forecast_too_and_without_a_guess_it_is_of_shares_of_the_clip_norm(columns: int) -> None:
     found = forecast_release(request(), columns, 10**5)
+    assert [e.variance for e in found.expected] == [s * C**2 for s in SHARES]
+    assert found.to_json()["components_seen"] is None
     assert found.expected[0].told
     assert found.expected[0].squared_cosine > GOOD
     whole = forecast_release(request(), columns, 10**6, [3.0 / (i + 1) for i in range(columns)])
     assert whole.seen == columns
 
 
-def test_without_a_guess_it_speaks_of_shares_of_the_clip_norm() -> None:
-    found = forecast_release(request(), D, 5000)
-    assert [e.variance for e in found.expected] == [s * C**2 for s in SHARES]
-    assert found.to_json()["components_seen"] is None
-
-
+@pytest.mark.usefixtures("alone")
 def test_guessed_norms_are_weighed_as_clip_norms() -> None:
     """Of norms 3 and 4: 3 shortens half of the rows, and takes 7 of the 25 that both hold in squares."""
     short, long = forecast_release(request(), D, 5000, norms=(4, 3)).trades
@@ -151,41 +128,42 @@ def test_guessed_norms_are_weighed_as_clip_norms() -> None:
     assert tuple(short.losses) == (1, 5, 20)
 
 
-@pytest.mark.parametrize("norm", [0.0, float("inf"), float("nan")])
-def test_an_impossible_norm_is_refused(norm: float) -> None:
-    with pytest.raises(UsageError, match=r"positive numbers \(norms\)"):
-        forecast_release(request(), D, 10, norms=(1.0, norm))
-
-
 def test_the_best_mechanism_comes_first_and_all_are_private_as_claimed() -> None:
-    found = forecast_release(request(), D, 5000)
-    names = [name for name, _ in found.alternatives]
-    thresholds = [value for _, value in found.alternatives]
+    found = forecast_release(request(), D, 5000).alternatives
+    names, thresholds = zip(*found, strict=True)
     assert names[0] == "gaussian"
-    assert thresholds == sorted(thresholds)
+    assert list(thresholds) == sorted(thresholds)
     assert not {"sn", "none", "analyze-gauss", "jiang-wishart"} & set(names)
-    pure = [name for name, _ in forecast_release(request("two-sided-wishart", delta="0"), D, 5000).alternatives]
-    assert "gaussian" not in pure
-    assert pure[0] in {"nuclear", "two-sided-wishart"}
+    pure = forecast_release(request("two-sided-wishart", delta="0"), D, 5000).alternatives
+    assert pure[0][0] in {"nuclear", "two-sided-wishart"}
+    assert "gaussian" not in dict(pure)
 
 
 @pytest.mark.parametrize(
-    ("rows", "spectrum", "said"),
-    [(0, (), r"\(rows\)"), (10, (60.0, 50.0), "100"), (10, (1.0, -1.0), "positive"), (10, (0.1,) * 61, "60")],
+    ("rows", "more", "told"),
+    [
+        (0, {}, r"\(rows\)"),
+        (10, {"spectrum": (60.0, 50.0)}, "100"),
+        (10, {"spectrum": (1.0, -1.0)}, "positive"),
+        (10, {"spectrum": (0.1,) * 61}, "60"),
+        *((10, {"norms": (1.0, norm)}, r"positive numbers \(norms\)") for norm in (0.0, float("inf"), float("nan"))),
+        (10, {"max_rows": 0}, "from 1 to"),
+        (10, {"max_periods": 5000}, "from 1 to 4096"),
+    ],
 )
-def test_the_impossible_is_refused(rows: int, spectrum: tuple[float, ...], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        forecast_release(request(), D, rows, spectrum)
+def test_the_impossible_is_refused(rows: int, more: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        forecast_release(request(), D, rows, **more)
 
 
 def test_what_has_no_edge_or_no_proof_is_refused() -> None:
+    pure = request("two-sided-wishart", delta="0")
+    with pytest.raises(UsageError, match="for gaussian only"):
+        forecast_release(pure, D, 10, max_periods=7)
     with pytest.raises(UsageError, match="no forecast"):
-        forecast_release(ReleaseRequest("bingham", PrivacyLoss.parse("1"), C, options={"components": 2}), D, 100)
+        forecast_release(replace(pure, mechanism="bingham", options={"components": 2}), D, 100)
     with pytest.raises(RefusedError, match="sn was published"):
         forecast_release(request("sn", delta="0"), D, 100)
-
-
-# --- of a table, and where nothing can be told ------------------------------------------------------------------------
 
 
 def test_a_forecast_of_a_table_takes_what_it_declares_and_nothing_of_the_data(tmp_path: Path) -> None:
@@ -198,15 +176,6 @@ def test_a_forecast_of_a_table_takes_what_it_declares_and_nothing_of_the_data(tm
     typed = CliRunner().invoke(cli, ["forecast", "--d", "3", "--n", "400", "--max-rows", "2", *asked])
     assert (first.exit_code, first.output) == (0, second.output) == (0, typed.output)
     assert "Protects a privacy unit of up to 2 rows as a whole" in " ".join(first.output.split())
-    private = CliRunner().invoke(
-        cli, ["forecast", str(tmp_path / "one.zarr"), *asked, "--neighbours", "add-remove"]
-    )  # n is private
-    assert isinstance(private.exception, UsageError)
-    assert "needs --n, a public guess" in str(private.exception)
-    guessed = CliRunner().invoke(
-        cli, ["forecast", str(tmp_path / "one.zarr"), *asked, "--neighbours", "add-remove", "--n", "90"]
-    )
-    assert "n = 90, d = 3" in guessed.output
 
 
 def test_a_forecast_does_not_tell_the_rows_of_a_table_that_is_released_under_add_remove(tmp_path: Path) -> None:
@@ -216,9 +185,13 @@ def test_a_forecast_does_not_tell_the_rows_of_a_table_that_is_released_under_add
     create_ledger(default_ledger(path), path)
     loss = PrivacyLoss.parse("1", "1e-6")
     release_rows(path, tmp_path / "release.zarr", ReleaseRequest("gaussian", loss, 3.0, Neighbours.ADD_REMOVE))
-    said = CliRunner().invoke(cli, ["forecast", str(path), "--epsilon", "1", "--delta", "1e-6", "--clip", "3"])
-    assert "377" not in said.output
-    assert "needs --n, a public guess" in str(said.exception)
+    asked = ["forecast", str(path), "--epsilon", "1", "--delta", "1e-6", "--clip", "3"]
+    for more in ([], ["--neighbours", "add-remove"]):
+        said = CliRunner().invoke(cli, [*asked, *more])
+        assert "377" not in said.output
+        assert isinstance(said.exception, UsageError)
+        assert "needs --n, a public guess" in str(said.exception)
+    assert "n = 90, d = 2" in CliRunner().invoke(cli, [*asked, "--n", "90"]).output
 
 
 @pytest.mark.usefixtures("alone")
@@ -235,12 +208,8 @@ def test_where_nothing_can_be_told_it_says_how_many_rows_or_which_epsilon_it_tak
     # rows about zero may have all of C² in one direction, and then it is told
     full = forecast_release(replace(enough, scale=None, clip_norm=3.0), 8, 300, [8.9])
     assert full.seen == 1
-
-
-@pytest.mark.usefixtures("alone")
-def test_of_a_guess_it_says_how_many_rows_its_first_component_takes() -> None:
-    asked = ReleaseRequest("gaussian", PrivacyLoss.parse("0.1", "1e-6"), 3.0)
-    found = forecast_release(asked, 8, 300, [4.0, 1.0])
-    takes = found.expected[0].rows_to_see
-    assert found.nothing == f"No component of this guess will be told from noise: the first takes {takes} rows."
-    assert forecast_release(asked, 8, 5000, [4.0, 1.0]).nothing == ""
+    guess = ReleaseRequest("gaussian", PrivacyLoss.parse("0.1", "1e-6"), 3.0)
+    drowned = forecast_release(guess, 8, 300, [4.0, 1.0])
+    takes = drowned.expected[0].rows_to_see
+    assert drowned.nothing == f"No component of this guess will be told from noise: the first takes {takes} rows."
+    assert forecast_release(guess, 8, 5000, [4.0, 1.0]).nothing == ""
