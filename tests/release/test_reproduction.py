@@ -21,6 +21,7 @@ from dpdist.release.parse import request_from
 from dpdist.rows import dataset
 from dpdist.runtime.cluster import Cluster
 
+TWO = "--option components=2 --option iterations=2"
 ROWS = np.random.default_rng(5).normal(size=(400, 4)) * [8, 4, 1, 1]
 
 
@@ -63,7 +64,7 @@ def test_what_is_not_private_as_claimed_or_makes_no_sense_is_refused_and_costs_n
         ("once each", "bingham --option components=1 --option components=2"),
         ("NAME=VALUE", "bingham --option components"),
         ("mean", "bingham --option components=1 --centre private"),
-        ("--trusted worker", "power --option components=2 --option route=products --trusted worker"),
+        ("--trusted worker", f"power {TWO} --option route=products --trusted worker"),
     ):
         said = asked(call, *options.split())
         assert (said.code, words in said.err) == (2, True), said.err
@@ -143,8 +144,7 @@ def test_directions_of_noise_come_from_a_release_that_was_paid_for(here: Path, c
     assert (said.code, said.json["fresh"]) == (0, False)
     assert len(Ledger(here / "rows.ledger").records) == 2
 
-    subspace = ("--delta", "1e-6", "--option", "components=2", "--option", "iterations=2")
-    assert asked(call, "power", *subspace, to="subspace.zarr").code == 0
+    assert asked(call, "power", "--delta", "1e-6", *TWO.split(), to="subspace.zarr").code == 0
     assert asked(call, "none", "--for-reproduction", rows="plain.zarr", to="none.zarr").code == 0
     head = Ledger(here / "rows.ledger").head
     for other, reason in (("subspace", "released components, and no second moment"), ("none", "not private as claimed"),

@@ -143,7 +143,7 @@ def test_a_reproduction_is_its_owners_alone_and_a_private_release_as_readable_as
         modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in (folder, *folder.rglob("*"))}
         assert modes == {(True, 0o700), (False, 0o600)}
     assert page.stat().st_mode & 0o777 == 0o600
-    assert public.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert public.stat().st_mode & 0o777 == 0o755 & ~umask
 
 
 def test_rows_that_were_reproduced_from_get_no_budget_any_more(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
