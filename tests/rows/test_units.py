@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpdist.errors import DataError, RefusedError, ResumableError, UsageError
@@ -61,6 +61,7 @@ def kept(
     st.integers(1, 9),
     st.sampled_from([1 << 17, 3]),
 )
+@example([0] * 12, 4, 5, 3)  # of one unit in four looks, each counts those before it
 def test_the_first_rows_of_every_unit_are_kept(ids: list[int], most: int, piece: int, looked_at: int) -> None:
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setattr(units, "_PIECE", looked_at)
