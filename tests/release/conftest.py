@@ -39,8 +39,8 @@ def table(tmp_path_factory: pytest.TempPathFactory, values: npt.NDArray[np.uint8
 
 @pytest.fixture
 def transaction(table: RowsTable, tmp_path: Path, state: Path) -> MomentTransaction:  # noqa: ARG001 - copies of one table
-    """Return a release, not begun, of a table whose new ledger pays for four purely private ones of epsilon 1."""
+    """Return a release, not begun, of a table whose new ledger pays for four of epsilon 1."""
     ledger, rows = tmp_path / "books.ledger", tmp_path / "rows.zarr"
     shutil.copytree(table.path, rows)
-    budget.create_ledger(ledger, rows, PrivacyLoss.parse("4"))
+    budget.create_ledger(ledger, rows, PrivacyLoss.parse("4", "1e-2"))
     return MomentTransaction(REQUEST, open_rows(rows), ledger, store_at(tmp_path / "release.zarr"))

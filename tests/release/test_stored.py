@@ -12,7 +12,7 @@ import pytest
 from support.cli_scene import Call, tree
 from support.folders import STORED, unpack
 
-from dpdist.errors import DpdistError, UsageError
+from dpdist.errors import DpdistError
 from dpdist.estimators import PrivatePCA, fit
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
@@ -21,8 +21,8 @@ from dpdist.pipeline.release import release_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.artefact import open_release
-from dpdist.release.combine import combined
 from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import store_at
 
 LAPLACE = ("--mechanism", "laplace", "--clip", "8")
@@ -55,12 +55,13 @@ def test_a_release_of_an_older_version_is_published_again_and_not_drawn_with_the
 
 
 def test_what_an_older_version_reserved_and_never_drew_is_drawn_now_and_charged_once(
-    older: Path, call: Call, scheduler: str
+    older: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Cluster, "named", False)
     before = Ledger(older / "rows.ledger")
     assert [record.state for record in before.records] == [State.PUBLISHED, State.RESERVED]
     charges = before.charges
-    said = call("release", "rows.zarr", "half.zarr", *LAPLACE, "--epsilon", "0.5", "--scheduler", scheduler)
+    said = call("release", "rows.zarr", "half.zarr", *LAPLACE, "--epsilon", "0.5")
     assert said.code == 0
     now = Ledger(older / "rows.ledger")
     assert [record.state for record in now.records] == [State.PUBLISHED, State.PUBLISHED]
@@ -70,8 +71,6 @@ def test_what_an_older_version_reserved_and_never_drew_is_drawn_now_and_charged_
     assert found.guarantee.to_json() == now.records[1].guarantee.to_json()
     assert found.noise["scale"] < 6 * 4**16
 
-
-# --- rows that were truncated to the grid -----------------------------------------------------------------------------
 
 ASKED = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4")
 NOWHERE = ("--scheduler", "tcp://127.0.0.1:1")
@@ -193,10 +192,3 @@ def test_a_release_of_before_is_known_at_its_place_where_its_ledger_is_lost(
     assert tree(place) == tree(tmp_path / "kept.zarr")
     other = replace(asked, centring=Centring.PRIVATE)
     assert trusted.charged_request(other, table, None, store_at(place)).rule == 2
-
-
-def test_releases_that_were_rounded_otherwise_are_not_added_up(truncated: Path) -> None:
-    old = open_release(truncated / "release.zarr")
-    new = replace(old, bound=replace(old.bound, rule=2), release_id="r-new")
-    with pytest.raises(UsageError, match="grid"):
-        combined([old, new], disjoint=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import sqlite3
 import stat
@@ -47,8 +46,8 @@ from dpdist.moment.total import Partial
 from dpdist.pipeline import budget
 from dpdist.pipeline.release import Outcome, release_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release import archive, trusted
-from dpdist.release.artefact import open_release
+from dpdist.release import trusted
+from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring
 from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import chunks
@@ -58,35 +57,53 @@ from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import store_at
 from dpdist.triangle import unpacked
 
-# --- the sum and the noise --------------------------------------------------------------------------------------------
+DATASETS = ("f" * 32,)
 
 
+def in_memory(transaction: MomentTransaction) -> Release:
+    moment = moment_of(transaction)
+    return trusted.draw_unrecorded(transaction.request, moment, names=NAMES, rows=ROWS, datasets=DATASETS)
+
+
+@pytest.mark.parametrize("release", [published, in_memory])
+@pytest.mark.parametrize("neighbours", list(Neighbours))
 @pytest.mark.parametrize("centring", list(Centring))
-@pytest.mark.parametrize("mechanism", ["two-sided-wishart", "gaussian"])
-def test_a_release_is_the_exact_moment_plus_one_draw_of_the_noise(
+@pytest.mark.parametrize(("mechanism", "delta"), [("two-sided-wishart", "0"), ("gaussian", "1e-6")])
+def test_a_release_is_the_exact_moment_plus_one_draw_and_its_corner_is_exact_where_n_is_public(
     transaction: MomentTransaction,
     values: npt.NDArray[np.uint8],
     monkeypatch: pytest.MonkeyPatch,
     mechanism: str,
+    delta: str,
     centring: Centring,
+    neighbours: Neighbours,
+    release: Callable[[MomentTransaction], Release],
 ) -> None:
-    loss = PrivacyLoss.parse("1", "1e-6") if mechanism == "gaussian" else PrivacyLoss.parse("1")
-    transaction = asking(
-        transaction, mechanism=mechanism, loss=loss, centring=centring, neighbours=Neighbours.ADD_REMOVE
-    )
+    loss = PrivacyLoss.parse("1", delta)
+    transaction = asking(transaction, mechanism=mechanism, loss=loss, centring=centring, neighbours=neighbours)
     recording = Recording()
     monkeypatch.setattr(trusted, "SYSTEM", recording)
-    drawn = io.BytesIO(b"".join(trusted._drawn(transaction, moment_of(transaction), None)))
-    archive.publish(drawn, target_of(transaction))
-    release = open_release(target_of(transaction))
-    replaying = Replaying(recording.drawn)
+    found = release(transaction)
     calibrated = transaction.request.calibrated(len(NAMES))
     assert isinstance(calibrated, Additive)
-    noise = calibrated.draw(replaying)
+    replaying = Replaying(recording.drawn)
+    noise = unpacked(calibrated.draw(replaying), len(NAMES) + (centring is Centring.PRIVATE))
     assert not replaying.left  # all that was drawn went into one matrix
-    assert noise.any()
-    width = len(NAMES) + (centring is Centring.PRIVATE)
-    np.testing.assert_array_equal(release.lattice - unpacked(noise, width), exact(transaction, values))
+    assert noise[-1, -1] != 0
+    public = neighbours is Neighbours.REPLACE_ONE
+    if centring is Centring.PRIVATE and public:
+        noise[-1, -1] = 0
+    np.testing.assert_array_equal(found.lattice - noise, exact(transaction, values))
+    assert (found.rows, found.attributes()["n"]) == ((ROWS, ROWS) if public else (None, None))
+    assert found.guarantee == calibrated.guarantee
+
+
+def test_a_subspace_is_released_as_it_is(transaction: MomentTransaction) -> None:
+    found = in_memory(asking(transaction, mechanism="bingham", options={"components": 2}))
+    assert [extent.dataset for extent in found.extents] == list(DATASETS)
+    answer = np.asarray(found.answer)
+    assert answer.shape == (2, len(NAMES))
+    np.testing.assert_allclose(answer @ answer.T, np.eye(2), atol=1e-9)
 
 
 def test_finalise_is_idempotent(transaction: MomentTransaction) -> None:
@@ -102,72 +119,54 @@ def test_finalise_is_idempotent(transaction: MomentTransaction) -> None:
 
 
 def test_two_releases_carry_different_noise(transaction: MomentTransaction) -> None:
-    one = published(transaction).lattice
-    other = published(
-        replace(asking(transaction, name="other"), target=store_at(target_of(transaction).with_name("other.zarr")))
-    ).lattice
-    assert (one != other).all()  # one partial noise in common would reveal a difference of rows
+    other = replace(asking(transaction, name="other"), target=store_at(target_of(transaction).with_name("other.zarr")))
+    for one, two in (
+        (published(transaction), published(other)),
+        (in_memory(transaction), in_memory(transaction)),
+    ):
+        assert one.release_id != two.release_id
+        assert (one.lattice != two.lattice).all()  # one partial noise in common would reveal a difference of rows
 
 
-@pytest.mark.parametrize("period", ["", "may"])
-def test_the_id_follows_from_the_request_alone(transaction: MomentTransaction, period: str) -> None:
-    asked = asking(transaction, name=None, period=period)
+def test_the_id_follows_from_the_request_alone(transaction: MomentTransaction) -> None:
+    asked = asking(transaction, name=None, period="may")
     assert asked.release_id == replace(asked, target=store_at("elsewhere"), ledger=Path("other")).release_id
     assert asked.release_id != asking(asked, period="june").release_id
     longer = replace(rows_of(asked), rows=ROWS + 1)
     assert asked.release_id == replace(asked, table=longer).release_id  # a hash of n would reveal n
 
 
-# --- coverage ---------------------------------------------------------------------------------------------------------
-
-
-def shortened(partial: Partial[np.int64]) -> Partial[np.int64]:
-    return replace(partial, rows=partial.rows - 1)
-
-
-WRONG: dict[str, Callable[[list[Partial[np.int64]]], list[Partial[np.int64]]]] = {
+Partials = list[Partial[np.int64]]
+WRONG: dict[str, Callable[[Partials], Partials]] = {
     "one missing": lambda partials: partials[1:],
     "the last missing": lambda partials: partials[:-1],
-    "one in the middle missing": lambda partials: partials[:1] + partials[2:],
     "one twice": lambda partials: [*partials, partials[0]],
-    "all twice": lambda partials: partials * 2,
     "one twice instead of another": lambda partials: [partials[0], *partials[:-1]],
-    "one row too few": lambda partials: [shortened(partials[0]), *partials[1:]],
+    "one row too few": lambda partials: [replace(partials[0], rows=partials[0].rows - 1), *partials[1:]],
     "none at all": lambda _: [],
 }
 
 
-def total(partials: list[Partial[np.int64]]) -> Partial[np.int64] | None:
-    """Return their sum; None where there is none."""
-    return added(partials) if partials else None
-
-
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
 def test_partials_that_do_not_cover_the_table_once_are_never_released(
-    transaction: MomentTransaction,
-    monkeypatch: pytest.MonkeyPatch,
-    wrong: Callable[[list[Partial[np.int64]]], list[Partial[np.int64]]],
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transaction.reserve()
-    partials = partials_of(transaction)
-    recording = Recording()
-    monkeypatch.setattr(trusted, "SYSTEM", recording)
-    with pytest.raises(DpdistError):
-        trusted.finalise(transaction, total(wrong(partials)))
-    assert recording.drawn == []
-    record = ledger_of(transaction).record("census")
-    assert record is not None
-    assert record.state is State.RESERVED
-    assert list((books(transaction) / "blobs").iterdir()) == []
-    with pytest.raises(DpdistError):
-        trusted.publish(transaction)
-    assert not target_of(transaction).exists()
+    for name, wrong in WRONG.items():
+        recording = Recording()
+        with monkeypatch.context() as patch:
+            patch.setattr(trusted, "SYSTEM", recording)
+            partials = wrong(partials_of(transaction))
+            with pytest.raises(DpdistError):
+                trusted.finalise(transaction, added(partials) if partials else None)
+        assert recording.drawn == [], name
+        assert [record.state for record in ledger_of(transaction).records] == [State.RESERVED], name
+        assert list((books(transaction) / "blobs").iterdir()) == [], name
+        with pytest.raises(DpdistError):
+            trusted.publish(transaction)
+        assert not target_of(transaction).exists(), name
     trusted.finalise(transaction, total_of(transaction))
     trusted.publish(transaction)
     assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
-
-
-# --- reserving --------------------------------------------------------------------------------------------------------
 
 
 def test_a_target_that_cannot_be_written_is_refused_before_anything_is_charged(
@@ -225,6 +224,22 @@ def test_a_release_costs_what_its_mechanism_guarantees(transaction: MomentTransa
         asking(transaction, clip_norm=2 * CLIP).reserve()
 
 
+def test_a_release_for_reproduction_is_charged_to_no_ledger_and_not_drawn_of_rows_in_memory(
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = Recording()
+    monkeypatch.setattr(trusted, "SYSTEM", recording)
+    for mechanism, delta in (("none", "0"), ("analyze-gauss", "1e-6")):
+        loss = PrivacyLoss.parse("1", delta)
+        asked = asking(transaction, mechanism=mechanism, loss=loss, name=None, for_reproduction=True)
+        with pytest.raises(UsageError, match="no guarantee that a ledger could charge"):
+            asked.reserve()
+        with pytest.raises(RefusedError, match="ingest them"):
+            in_memory(asked)
+    assert ledger_of(transaction).records == []
+    assert recording.drawn == []
+
+
 def test_a_release_for_reproduction_is_written_where_only_its_owner_can_enter(table: RowsTable, tmp_path: Path) -> None:
     rows = open_rows(shutil.copytree(table.path, tmp_path / "rows.zarr"))  # of which nothing else is released any more
     request = replace(REQUEST, mechanism="none", name=None, for_reproduction=True)
@@ -234,17 +249,11 @@ def test_a_release_for_reproduction_is_written_where_only_its_owner_can_enter(ta
     assert not (tmp_path / "none.ledger").exists()
 
 
-def test_a_delta_that_is_not_below_one_in_n_is_accepted_for_one_charge(
-    transaction: MomentTransaction, tmp_path: Path
-) -> None:
-    place, dataset_id = tmp_path / "large.ledger", "e" * 32  # another table of the same rows
-    ledger = Ledger.create(place, dataset_id=dataset_id, budget=PrivacyLoss.parse("4", "1e-2"))
-    other = replace(rows_of(transaction), dataset_id=dataset_id, ledger_id=ledger.ledger_id)
-    transaction = replace(transaction, ledger=place, table=other)
+def test_a_delta_that_is_not_below_one_in_n_is_accepted_for_one_charge(transaction: MomentTransaction) -> None:
     asked = asking(transaction, mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-3"))
     with pytest.raises(RefusedError, match="delta"):
         asked.reserve()
-    assert ledger.records == []
+    assert ledger_of(transaction).records == []
     assert asking(asked, accept_large_delta=True).reserve() is State.RESERVED
     assert asked.reserve() is State.RESERVED  # what is charged already is resumed
     asked.abort()
@@ -252,28 +261,14 @@ def test_a_delta_that_is_not_below_one_in_n_is_accepted_for_one_charge(
         asked.reserve()
 
 
-@pytest.mark.parametrize("mechanism", ["none", "analyze-gauss"])
-def test_a_release_for_reproduction_is_charged_to_no_ledger(transaction: MomentTransaction, mechanism: str) -> None:
-    loss = PrivacyLoss.parse("1", "1e-6") if mechanism == "analyze-gauss" else PrivacyLoss.parse("1")
-    with pytest.raises(UsageError, match="no guarantee that a ledger could charge"):
-        asking(transaction, mechanism=mechanism, loss=loss, name=None, for_reproduction=True).reserve()
-    assert ledger_of(transaction).records == []
-
-
-# --- the step as a whole ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cluster, "named", False)
-
-
 def released(transaction: MomentTransaction, **changes: Any) -> Outcome:
+    """Release in this process."""
     request = replace(transaction.request, **changes)
-    return release_rows(rows_of(transaction).path, target_of(transaction), request, ledger=transaction.ledger)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cluster, "named", False)
+        return release_rows(rows_of(transaction).path, target_of(transaction), request, ledger=transaction.ledger)
 
 
-@pytest.mark.usefixtures("inline")
 def test_an_unusable_chunk_is_refunded_and_the_release_can_be_had_later(transaction: MomentTransaction) -> None:
     table, target = rows_of(transaction), target_of(transaction)
     path = table.path / chunk_key(3)
@@ -281,8 +276,7 @@ def test_an_unusable_chunk_is_refunded_and_the_release_can_be_had_later(transact
     flipped(path)
     with pytest.raises(DataError, match="Chunk 3 "):
         released(transaction)
-    (record,) = ledger_of(transaction).records
-    assert record.state is State.ABORTED
+    assert [record.state for record in ledger_of(transaction).records] == [State.ABORTED]
     assert ledger_of(transaction).charges == []
     assert not target.exists()
     path.write_bytes(sound)
@@ -294,7 +288,6 @@ def test_an_unusable_chunk_is_refunded_and_the_release_can_be_had_later(transact
     assert len(ledger_of(transaction).records) == 1
 
 
-@pytest.mark.usefixtures("inline")
 def test_a_table_too_long_for_the_grid_costs_nothing(transaction: MomentTransaction, tmp_path: Path) -> None:
     # no release of it can ever be computed with this request, so none may stay charged
     rows = tmp_path / "long.zarr"
@@ -308,36 +301,24 @@ def test_a_table_too_long_for_the_grid_costs_nothing(transaction: MomentTransact
     assert released(transaction, name="coarser").fresh
 
 
-@pytest.mark.usefixtures("inline")
-def test_a_refused_release_reads_no_row(transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any) -> None:
-        pytest.fail("a row was read")
+def test_no_row_is_read_of_a_release_that_is_refused_or_committed(
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        pytest.fail("the rows are not needed")
 
+    total = total_of(transaction)
     monkeypatch.setattr(chunks.ChunkReader, "read", never)
     with pytest.raises(RefusedError):
         released(transaction, loss=PrivacyLoss.parse("5"))
     assert ledger_of(transaction).records == []
-
-
-@pytest.mark.usefixtures("inline")
-def test_a_committed_release_is_published_without_a_cluster_or_a_row(
-    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
-) -> None:
     transaction.reserve()
-    trusted.finalise(transaction, total_of(transaction))
-
-    def never(*_: Any, **__: Any) -> None:
-        pytest.fail("the rows are not needed any more")
-
+    trusted.finalise(transaction, total)
     monkeypatch.setattr(Cluster, "connected", never)
-    monkeypatch.setattr(chunks.ChunkReader, "read", never)
     assert not released(transaction).fresh
     assert ledger_of(transaction).records[0].state is State.PUBLISHED
     with pytest.raises(RefusedError, match="bound differ"):  # committed or not, the id stands for its parameters
         released(transaction, clip_norm=1.0)
-
-
-# --- the ledger's head ------------------------------------------------------------------------------------------------
 
 
 def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_before_it_was_drawn(
@@ -354,6 +335,16 @@ def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_befo
     assert budget.verify_ledger(books(transaction), [target_of(transaction)]).head == digests[6]
 
 
+def restored_after_a_release(transaction: MomentTransaction) -> Path:
+    """Replace the ledger by an older copy; return the release that it forgot, published elsewhere."""
+    copy = books(transaction).with_name("backup")
+    shutil.copytree(books(transaction), copy)
+    published(transaction)
+    shutil.rmtree(books(transaction))
+    copy.rename(books(transaction))
+    return target_of(transaction).rename(target_of(transaction).with_name("seen.zarr"))
+
+
 @pytest.mark.parametrize("kept", [1, 3])
 def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(
     transaction: MomentTransaction, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -364,9 +355,8 @@ def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(
     with closing(sqlite3.connect(books(transaction) / "ledger.sqlite")) as connection:
         connection.execute("DELETE FROM journal WHERE sequence > ?", (kept,))
         connection.commit()
-    ledger = ledger_of(transaction)
-    ledger.verify()  # a chain cut short is sound by itself
-    records = ledger.records
+    ledger_of(transaction).verify()  # a chain cut short is sound by itself
+    records = ledger_of(transaction).records
     for use in (
         transaction.reserve,
         lambda: budget.verify_ledger(books(transaction), [target_of(transaction)]),
@@ -378,14 +368,9 @@ def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(
 
 
 def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted(
-    transaction: MomentTransaction, tmp_path: Path
+    transaction: MomentTransaction,
 ) -> None:
-    copy = books(transaction).with_name("backup")
-    shutil.copytree(books(transaction), copy)
-    published(transaction)
-    forgotten = target_of(transaction).rename(tmp_path / "seen.zarr")  # published elsewhere
-    shutil.rmtree(books(transaction))
-    copy.rename(books(transaction))
+    forgotten = restored_after_a_release(transaction)
     with pytest.raises(RefusedError, match=r"committed elsewhere: census\. Nothing was drawn"):
         transaction.reserve()
     restored = ledger_of(transaction)
@@ -408,15 +393,9 @@ def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(
     transaction: MomentTransaction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "one machine"))
-    copy = books(transaction).with_name("backup")
-    shutil.copytree(books(transaction), copy)
-    published(transaction)
-    forgotten = target_of(transaction).rename(target_of(transaction).with_name("seen.zarr"))  # published elsewhere
-    shutil.rmtree(books(transaction))
-    copy.rename(books(transaction))
+    forgotten = restored_after_a_release(transaction)
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))  # which has seen nothing of it
-    second = published(transaction)
-    assert second.release_id == open_release(forgotten).release_id
+    assert published(transaction).release_id == open_release(forgotten).release_id
     budget.verify_ledger(books(transaction), [target_of(transaction)])
     with pytest.raises(RefusedError, match="older copy"):
         budget.verify_ledger(books(transaction), [target_of(transaction), forgotten])

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,7 +45,7 @@ ADVERSARIAL = np.array(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("bits", [2, 8, 16, 20, 24])
+@pytest.mark.parametrize("bits", [2, 16, 24])
 def test_adversarial_rows_stay_inside_the_bound(bits: int) -> None:
     z = bounded(RowBound(2, 1.0, bits), ADVERSARIAL)
     assert max(squares(z)) <= 4**bits
@@ -58,23 +54,12 @@ def test_adversarial_rows_stay_inside_the_bound(bits: int) -> None:
     # rows far over the bound end on it, in their own direction, up to a grid step
     for row, length in ((7, math.sqrt(0.5)), (13, 0.6), (14, 1.0)):
         assert abs(abs(int(z[row, 0])) - length * 2**bits) <= 1.5
-
-
-def test_rows_far_beyond_a_tiny_clip_norm_end_on_the_bound() -> None:
     z = bounded(RowBound(2, 1e-30), np.array([[3e-20, 4e-20], [0.3, -0.4], [3e200, 4e200]]))
     assert np.abs(np.abs(z) - 2.0**16 * np.array([0.6, 0.8])).max() <= 1.5
-
-
-def test_the_units_of_the_input_are_told_and_cannot_change_the_bound() -> None:
-    bound = RowBound(2, 4.0, centre=(1.0, -2.0), scale=(2.0, 0.5))
-    rows = np.array([[2.0, -1.5]])
-    before = bounded(bound, rows)
-    centre, scale = bound.input_units
-    assert (centre.tolist(), scale.tolist()) == ([1, -2], [2, 0.5])
-    centre += 1
-    scale *= 2
-    assert np.array_equal(bounded(bound, rows), before)
-    assert [each.tolist() for each in RowBound(2, 4.0).input_units] == [[0, 0], [1, 1]]
+    constant = RowBound(2, 1.0, bits, constant=2 ** (bits - 1))
+    z = bounded(constant, ADVERSARIAL)
+    assert (z[:, 2] == 2 ** (bits - 1)).all()  # even in a row that counts as zero
+    assert max(squares(z)) <= constant.norm_bound == 4**bits + 4 ** (bits - 1)
 
 
 def test_a_signalling_nan_says_nothing() -> None:
@@ -84,19 +69,12 @@ def test_a_signalling_nan_says_nothing() -> None:
         assert bounded(RowBound(2, 2.0), rows)[1].tolist() == [0, 0]
 
 
-@given(
-    float_rows(4, 5),
-    st.integers(2, 20),
-    st.floats(1e-3, 1e6),
-)
+@given(float_rows(4, 5), st.integers(2, 20), st.floats(1e-3, 1e6))
 def test_any_row_of_floats_stays_inside_the_bound(rows: npt.NDArray[np.float64], bits: int, clip: float) -> None:
     assert max(squares(bounded(RowBound(5, clip, bits), rows))) <= 4**bits
 
 
-@given(
-    float_rows(6, 3, st.floats(-1e3, 1e3)),
-    float_rows(6, 3),
-)
+@given(float_rows(6, 3, st.floats(-1e3, 1e3)), float_rows(6, 3))
 def test_a_row_is_mapped_alone(rows: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> None:
     bound = RowBound(3, 10.0, centre=(1.0, -2.0, 0.5), scale=(2.0, 1.0, 4.0))
     together = bounded(bound, np.concatenate([others, rows]))[6:]
@@ -147,7 +125,7 @@ def test_rows_of_every_size_and_kind_have_the_same_bits_with_and_without_the_ker
     assert max(squares(bounded(bound, rows.astype(dtype)))) <= 4**bits
 
 
-@pytest.mark.parametrize("columns", [2, 7, 8, 33, 784])
+@pytest.mark.parametrize("columns", [2, 33, 784])
 @pytest.mark.parametrize("affine", [False, True])
 def test_bits_do_not_depend_on_the_kernel_or_on_how_many_rows_come_at_once(columns: int, affine: bool) -> None:
     rng = np.random.default_rng(4)
@@ -160,32 +138,19 @@ def test_bits_do_not_depend_on_the_kernel_or_on_how_many_rows_come_at_once(colum
         assert np.array_equal(bounded(bound, rows), np.concatenate([bounded(bound, row[None]) for row in rows]))
 
 
-def test_rows_inside_the_ball_are_kept_up_to_a_grid_step() -> None:
+def test_rows_inside_the_ball_are_kept_up_to_a_grid_step_and_others_reach_it_in_their_direction() -> None:
     rows = np.random.default_rng(0).normal(size=(500, 7))
-    rows /= 1.001 * np.linalg.norm(rows, axis=1, keepdims=True)
-    z = bounded(RowBound(7, 1.0), rows)
-    assert np.abs(z / 2**16 - rows).max() <= 2.0**-16
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    bound = RowBound(7, 1.0)
+    assert np.abs(bounded(bound, units / 1.001) / 2**16 - units / 1.001).max() <= 2.0**-16
+    assert np.abs(bounded(bound, 100 * rows) / 2**16 - units).max() <= 2.0**-15
 
 
-def test_rows_outside_the_ball_keep_their_direction_and_reach_the_bound() -> None:
-    rows = np.random.default_rng(1).normal(size=(500, 7)) * 100
-    z = bounded(RowBound(7, 1.0), rows) / 2**16
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    assert np.abs(z - unit).max() <= 2.0**-15
-
-
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "float32", "uint64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "uint64"])
 def test_every_stored_dtype_gives_the_integers_of_its_float64_values(dtype: str) -> None:
     rows = np.random.default_rng(2).integers(0, 120, (50, 4)).astype(dtype)
     bound = RowBound(4, 150.0, centre=(1.0, 2.0, 3.0, 4.0))
     assert np.array_equal(bounded(bound, rows), bounded(bound, rows.astype(np.float64)))
-
-
-def test_the_constant_column_is_appended_to_every_row_even_to_one_that_counts_as_zero() -> None:
-    bound = RowBound(2, 1.0, 16, constant=2**15)
-    z = bounded(bound, ADVERSARIAL)
-    assert (z[:, 2] == 2**15).all()
-    assert max(squares(z)) <= bound.norm_bound == 4**16 + 4**15
 
 
 def test_public_centre_and_scale_come_before_the_clip() -> None:
@@ -193,6 +158,9 @@ def test_public_centre_and_scale_come_before_the_clip() -> None:
     bound = RowBound(2, 4.0, centre=(10.0, 20.0), scale=(1.0, 2.0))
     z = bounded(bound, rows) * bound.unit
     assert np.allclose(z, [[0, 0], [2, 3]], atol=1e-4)
+    centre, scale = bound.input_units
+    assert np.allclose(centre + scale * z, rows, atol=1e-3)
+    assert [each.tolist() for each in RowBound(2, 4.0).input_units] == [[0, 0], [1, 1]]
 
 
 def test_a_bound_survives_json_exactly() -> None:
@@ -205,33 +173,21 @@ def test_a_bound_survives_json_exactly() -> None:
     [
         {"grid_bits": 1}, {"grid_bits": 25}, {"constant": -1}, {"constant": 2**16 + 1}, {"centre": (1.0,)},
         {"centre": (1.0, math.nan, 0.0)}, {"scale": (1.0, 0.0, 1.0)}, {"scale": (1.0, -1.0, 1.0)},
+        {"columns": 2**13, "grid_bits": 24},
     ],
 )  # fmt: skip
 def test_parameters_out_of_range_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        RowBound(3, 1.0, **parameters)
+        RowBound(**{"columns": 3, "clip_norm": 1.0} | parameters)
 
 
-def test_a_width_that_int64_cannot_square_is_refused_and_one_less_is_not() -> None:
-    with pytest.raises(UsageError, match="grid bits"):
-        RowBound(2**13, 1.0, 24)
-    assert RowBound(2**13 - 1, 1.0, 24).width == 2**13 - 1
-
-
-@pytest.mark.parametrize(
-    ("clip", "said"),
-    [
-        (0.0, "positive"),
-        (-0.5, "positive"),
-        (math.nan, "positive"),
-        (math.inf, "positive"),
-        (2.0**-500, "beyond"),
-        (2.0**500, "beyond"),
-    ],
-)
-def test_the_last_clip_norms_that_are_refused_are_told_why(clip: float, said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        RowBound(3, clip)
+def test_clip_norms_that_float64_cannot_square_are_refused() -> None:
+    for clip, said in (
+        (0.0, "positive"), (-0.5, "positive"), (math.nan, "positive"), (math.inf, "positive"),
+        (2.0**-500, "beyond"), (2.0**500, "beyond"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=said):
+            RowBound(3, clip)
 
 
 @pytest.mark.parametrize("clip", [math.nextafter(2.0**-500, 1), math.nextafter(2.0**500, 1)])
@@ -258,93 +214,13 @@ def test_however_many_rows_the_kernel_leaves_numpy_bounds_them_all(monkeypatch: 
     assert np.array_equal(RowBound(2, 1.0).apply(rows, np.empty((50, 2))), expected)
 
 
-def _doubled(numbers: Any) -> float:
-    total = 0.0
-    for i in range(numbers.shape[0]):
-        total += 2 * numbers[i]
-    return total
-
-
-@pytest.mark.parametrize("folder", ["absent", "read-only", "full"])
-def test_machine_code_that_cannot_be_kept_is_used_all_the_same(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
-    """All kernels are compiled so. A disk may be full when a type is first met, in the middle of a pass."""
-    machine_code, caching = map(pytest.importorskip, ("dpdist._util.machine_code", "numba.core.caching"))
-    asked: list[str] = []
-
-    def refused(*_: Any, **__: Any) -> None:
-        asked.append(folder)
-        raise OSError(errno.ENOSPC if folder == "full" else errno.EROFS, "not here")
-
-    if folder == "absent":
-        monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-    elif folder == "read-only":
-        monkeypatch.setattr(caching.tempfile, "TemporaryFile", refused)
-    else:
-        monkeypatch.setattr(caching.IndexDataCacheFile, "save", refused)
-    doubled = machine_code.compiled(_doubled, nogil=True)
-    assert [doubled(np.ones(3)), doubled(np.ones(3, np.float32))] == [6.0, 6.0]
-    assert bool(asked) is (folder != "absent")
-
-
-@pytest.mark.parametrize(
-    ("kind", "damage", "signature"),
-    [("nbi", b"", None), ("nbc", b"\x80", "float64(float64[::1])"), ("nbc", b"no machine code", None)],
-)
-def test_machine_code_that_is_damaged_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, damage: bytes, signature: str | None
-) -> None:
-    machine_code = pytest.importorskip("dpdist._util.machine_code")
-    monkeypatch.setattr(machine_code.config, "CACHE_DIR", str(tmp_path))
-
-    def hits() -> int:
-        doubled = machine_code.compiled(_doubled, signature)
-        assert doubled(np.ones(3)) == 6.0
-        return sum(doubled.stats.cache_hits.values())
-
-    assert [hits(), hits()] == [0, 1]
-    (kept,) = tmp_path.rglob(f"*.{kind}")
-    kept.write_bytes(damage)
-    assert [hits(), hits()] == [0, 1]
-
-
-SHARED = """
-from dpdist._util.machine_code import compiled
-
-def doubled(number):
-    return 2 * number
-
-if __name__ == "__main__":
-    import shared  # of a module: a script is kept under another name
-    assert shared.found(3) == 6
-else:
-    found = compiled(doubled, "int64(int64)")
-"""
-
-
-def test_two_processors_that_share_a_folder_keep_their_machine_code_apart(tmp_path: Path) -> None:
-    """What one of them compiles at the same time as the other would end it by an illegal instruction."""
-    pytest.importorskip("dpdist._util.machine_code")
-    script, folder = tmp_path / "shared.py", tmp_path / "kept"
-    script.write_text(SHARED)
-
-    def kept(**processor: str) -> dict[str, bytes]:
-        env = {**os.environ, "NUMBA_CACHE_DIR": str(folder), "PYTHONPATH": str(tmp_path), **processor}
-        subprocess.run([sys.executable, str(script)], check=True, env=env)
-        return {path.name: path.read_bytes() for path in folder.rglob("*.nb?")}
-
-    first = kept(NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
-    both = kept()
-    assert len(first) == 2
-    assert len(both) == 4
-    assert first.items() <= both.items()
-
-
 def test_without_numba_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dpdist.rows.kernel", None)
     assert bounding.compiled_kernel.__wrapped__() is None
 
 
-def test_the_block_and_total_limits_follow_from_the_bound() -> None:
+def test_the_widths_and_numbers_of_rows_that_are_held_follow_from_the_bound() -> None:
+    assert RowBound(2**13 - 1, 1.0, 24).width == 2**13 - 1
     bound = RowBound(784, 1.0, 16)
     assert bound.exact_rows == 2**21
     assert bound.total_rows == 3 * 2**29  # a quarter of int64 is left for the noise

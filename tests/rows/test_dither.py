@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from strategies import float_rows
 from support.dithering import KEY
 
-from dpdist.errors import UsageError
 from dpdist.rows import dither
-from dpdist.rows.dither import FRACTION, Dithering, DitherKey, Drawn, blocks_of, chacha, squared_norms
+from dpdist.rows.dither import FRACTION, Dithering, DitherKey, Drawn, chacha
 
 
 def test_the_words_are_those_of_rfc_8439() -> None:
@@ -32,34 +31,14 @@ def test_the_words_are_those_of_rfc_8439() -> None:
     assert f"{found[15, 0]:08x}" == "4e3c50a2"
 
 
-def test_words_are_those_of_chacha_by_bunch_column_and_pair() -> None:
-    state = np.zeros((16, 64), dtype=np.uint32)
-    state[:4] = np.frombuffer(b"expand 32-byte k", "<u4")[:, None]
-    state[4:12] = np.frombuffer(bytes(range(32)), "<u4")[:, None]
-    first = 2**32 - 32  # of 2^27 - 1 bunches of 32 blocks and one before
-    state[12], state[13] = (np.arange(64) + first) % 2**32, (np.arange(64) + first) // 2**32
-    blocks = chacha(state, rounds=8)
-    words = KEY.words(2**27 - 1, 2, 32)
-    assert np.array_equal(words[:16], blocks[:, :32])
-    assert np.array_equal(words[16:], blocks[:, 32:])
-    assert blocks_of(30) == 32
-    drawn = KEY.drawn(32 * (2**27 - 1) + 5, 30, 30)
-    assert np.array_equal(drawn.entries[1], words[3, :30] & 0xFFFF)  # the row before it is the odd one of pair 2
-    assert np.array_equal(drawn.entries[0], words[2, :30] >> 16)
-
-
-def all_entries() -> npt.NDArray[np.uint32]:
-    """Return every pair of dithers once, in one row."""
-    first, second = np.meshgrid(np.arange(1 << dither.FRACTION), np.arange(1 << dither.FRACTION))
-    return (first | second << dither.FRACTION).astype(np.uint32).reshape(1, -1)
-
-
-@pytest.mark.parametrize("fraction", [1, 2, 3, 5, FRACTION])
+@pytest.mark.parametrize("fraction", [1, 3, FRACTION])
 def test_every_entry_keeps_its_mean_and_gains_a_quarter_whatever_it_is(
     monkeypatch: pytest.MonkeyPatch, fraction: int
 ) -> None:
     monkeypatch.setattr(dither, "FRACTION", fraction)
-    rule, entries, modulus = Dithering(2, 8), all_entries(), 1 << fraction
+    rule, modulus = Dithering(2, 8), 1 << fraction
+    first, second = np.meshgrid(np.arange(modulus), np.arange(modulus))  # every pair of dithers once
+    entries = (first | second << fraction).astype(np.uint32).reshape(1, -1)
     for y in range(1 - 2 * modulus, 2 * modulus, 2):  # halves of two steps: a further one shifts y and z alike
         z = rule.dithered(np.full(entries.shape, y / 2), entries).astype(int).ravel()
         x = Fraction(y, 2 * modulus)
@@ -71,7 +50,7 @@ def test_every_entry_keeps_its_mean_and_gains_a_quarter_whatever_it_is(
 def test_what_rows_share_leaves_no_bias_on_the_finer_grid() -> None:
     """All 2^20 values of v3 once: a mean within 2^-21 of any number, and of a number of the finer grid itself."""
     rule, thirds = Dithering(2, 12), (np.arange(2**20, dtype=np.float64) + 0.5) * 2.0**-20
-    for x in (-7.5, -1234.56789, 2.0**18 + 1 / 3, 5.0):
+    for x in (-7.5, -1234.56789):
         t = np.full((thirds.size, 2), x / 2.0 ** (12 + FRACTION))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Dithering, "dithered", lambda _rule, y, _entries: y)
@@ -83,15 +62,7 @@ def test_what_rows_share_leaves_no_bias_on_the_finer_grid() -> None:
         assert ((y - x) ** 2).mean() <= 0.25 + 2.0**-20
 
 
-def test_v3_takes_odd_multiples_between_0_and_1() -> None:
-    thirds = KEY.drawn(3, 5000, 2).thirds * 2.0**21
-    assert (thirds % 2 == 1).all()
-    assert 0 < thirds.min() < 0.01 * 2**21
-    assert 0.99 * 2**21 < thirds.max() < 2**21
-
-
 def test_with_one_uniform_the_diagonal_would_depend_on_the_rows() -> None:
-    """The twin that rounds with one dither keeps the mean and not the quarter."""
     v = np.arange(64)
     excess = {Fraction(int((((y + v) // 64) ** 2).sum()), 64) - Fraction(y, 64) ** 2 for y in (0, 16, 32)}
     assert excess == {Fraction(0), Fraction(3, 16), Fraction(1, 4)}
@@ -122,7 +93,12 @@ def test_no_two_entries_share_their_bits() -> None:
     upper = (drawn.thirds * 2**20 - 0.5).astype(np.uint32).reshape(16, 2)
     assert np.array_equal(upper, words[:, 6:8] >> np.uint32(12))
     assert np.unique(words).size == words.size
-    assert not np.intersect1d(words, KEY.words(1, 1, 16)).size
+    for other in (1, 2**27, 2**27 + 1):  # 2^27 bunches of 32 blocks are as many as 32 bits count
+        assert not np.intersect1d(words, KEY.words(other, 1, 16)).size
+    odd = KEY.drawn(3, 5000, 2).thirds * 2.0**21  # odd multiples between 0 and 1
+    assert (odd % 2 == 1).all()
+    assert 0 < odd.min() < 0.01 * 2**21
+    assert 0.99 * 2**21 < odd.max() < 2**21
 
 
 def test_rows_far_beyond_end_on_the_inner_sphere_in_their_own_direction() -> None:
@@ -139,11 +115,9 @@ def test_rows_far_beyond_end_on_the_inner_sphere_in_their_own_direction() -> Non
 
 def test_equal_rows_do_not_get_equal_dithers() -> None:
     rule, count = Dithering(4, 12), 20000
-    z = rule.rounded(np.full((count, 4), 0.1), KEY.drawn(0, count, 4))
-    error = z - 0.1 * 4096
-    covariance = error.T @ error / count
+    error = rule.rounded(np.full((count, 4), 0.1), KEY.drawn(0, count, 4)) - 0.1 * 4096
     # deviations of the mean of products: below 1/4 / sqrt(20000) = .0018; of the squares alike
-    assert np.abs(covariance - np.eye(4) / 4).max() < 0.012
+    assert np.abs(error.T @ error / count - np.eye(4) / 4).max() < 0.012
 
 
 def test_keys_are_told_apart_and_tell_nothing() -> None:
@@ -155,20 +129,3 @@ def test_keys_are_told_apart_and_tell_nothing() -> None:
         pickle.dumps(KEY)
     with pytest.raises(ValueError, match="32"):
         DitherKey(b"short")
-
-
-@pytest.mark.parametrize(("columns", "bits"), [(784, 4), (2, 2)])
-def test_a_grid_too_coarse_is_refused(columns: int, bits: int) -> None:
-    with pytest.raises(UsageError, match="grid bits"):
-        Dithering(columns, bits)
-
-
-def test_norms_are_added_in_16_lanes_on_every_processor() -> None:
-    t = np.random.default_rng(0).standard_normal((3, 37))
-    for row, found in zip(t, squared_norms(t), strict=True):
-        lanes = [0.0] * 16
-        for j, value in enumerate(row):
-            lanes[j % 16] += float(value) * float(value)
-        while len(lanes) > 1:
-            lanes = [a + b for a, b in zip(lanes[: len(lanes) // 2], lanes[len(lanes) // 2 :], strict=True)]
-        assert found == lanes[0]

@@ -18,8 +18,6 @@ from dpdist.moment.total import complete, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import (
-    MOST_CHUNKS,
-    MOST_PARTS,
     RECORD,
     SourceEntry,
     part_key,
@@ -81,15 +79,6 @@ def test_each_row_is_in_the_chunk_that_is_said(
     assert table.first_row(table.chunks) == table.rows == lengths.sum()
 
 
-@given(st.integers(1, 10**7), st.integers(1, 10**5))
-def test_parts_are_as_many_as_tasks_as_far_as_their_length_allows(chunks: int, tasks: int) -> None:
-    parts = part_lengths(chunks, tasks)
-    assert [run.start for run in parts[1:]] == [run.stop for run in parts[:-1]]
-    assert (parts[0].start, parts[-1].stop) == (0, chunks)
-    assert 1 <= min(map(len, parts)) <= max(map(len, parts)) <= MOST_CHUNKS
-    assert len(parts) <= max(MOST_PARTS, -(-chunks // MOST_CHUNKS))
-
-
 def test_a_table_that_the_first_version_registered_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was registered of table.npy beside it; its place is written in it, and given to where it is unpacked."""
     unpack(STORED / "registered-1.tar.gz", tmp_path)
@@ -99,13 +88,5 @@ def test_a_table_that_the_first_version_registered_is_read(tmp_path: Path, monke
     monkeypatch.setattr("dpdist.ingest.sources.location_of", lambda text: tmp_path / Path(text).name)
     bound = RowBound(3, 300.0)
     total = complete(table, added(map(partition_moment, parts_of(table, bound, 8))))
-    rows = np.load(tmp_path / "table.npy")[:, [0, 2, 1]]
-    whole = manifest_free(rows, bound)
-    assert np.array_equal(total.values, whole)
-
-
-def manifest_free(rows: np.ndarray, bound: RowBound) -> np.ndarray:
-    """Return the packed sum of rows by a rule of its own."""
-    z = bound.apply(rows, np.empty((len(rows), bound.width))).astype(np.int64)
-    gram = z.T @ z
-    return gram[np.triu_indices(bound.width)]
+    z = bound.apply(np.load(tmp_path / "table.npy")[:, [0, 2, 1]], np.empty((40, 3))).astype(np.int64)
+    assert np.array_equal(total.values, (z.T @ z)[np.triu_indices(3)])

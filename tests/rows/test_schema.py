@@ -20,12 +20,10 @@ from sklearn.pipeline import make_pipeline
 from dpdist import Column, PrivateCovariance, Schema, UsageError
 from dpdist.rows import encoding, schema_mistakes
 from dpdist.rows.encoding import UnfitError, encoded, units_of
-from dpdist.rows.schema_file import draft_of
 
-SPECIES = Column("species", "category", categories=["Adelie", "Gentoo"], other="column", missing="indicator")
 PENGUINS = Schema(
     [
-        SPECIES,
+        Column("species", "category", categories=["Adelie", "Gentoo"], other="column", missing="indicator"),
         Column("island", "ignored"),
         Column("mass", "integer", range=(2000, 7000), weight=2, missing="fill", fill=4000),
         Column("alive", "boolean", missing="drop"),
@@ -95,15 +93,15 @@ def test_stored_types_give_the_numbers_that_text_does() -> None:
 
 @pytest.mark.parametrize("kind", ["number", "category", "date", "privacy unit"])
 def test_bytes_that_are_not_text_are_named_by_their_row(kind: str) -> None:
-    offsets = pa.py_buffer(np.array([0, 1, 2, 5], np.int32).tobytes())
-    found = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"12h\xffh")])
-    found = pa.concat_arrays([pa.array(["1"]), found.slice(2)])
+    offsets = pa.py_buffer(np.array([0, 1, 5], np.int32).tobytes())
+    found = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"12h\xffh")])
+    unit = kind == "privacy unit"
     more: dict[str, Any] = {"categories": ["1"]} if kind == "category" else {}
-    schema = Schema([Column("x", kind, **more), Column("y", "number"), Column("z", "number")],
-                    max_rows=1 if kind == "privacy unit" else None)  # fmt: skip
-    columns = {"x": found, "y": pa.array([1, 2]), "z": pa.array([1, 2])}
+    columns = [Column("x", kind, **more), Column("y", "number"), Column("z", "number")]
+    schema, arrays = Schema(columns, max_rows=1 if unit else None), {"x": found, "y": pa.array([1, 2])}
+    arrays["z"] = arrays["y"]
     with pytest.raises(UnfitError) as caught:
-        units_of(schema, columns, b"key") if kind == "privacy unit" else list(encoded(schema, columns, 2))
+        units_of(schema, arrays, b"key") if unit else list(encoded(schema, arrays, 2))
     assert caught.value.faults[0][:2] == (1, "x")
     assert caught.value.faults[0].said == "the cell is not UTF-8 text"
 
@@ -173,14 +171,6 @@ def test_a_row_is_the_same_in_whatever_piece_it_comes(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(rows_of(PENGUINS, columns), whole)
 
 
-def test_the_norm_is_reached_and_none_without_ranges() -> None:
-    schema = Schema(
-        [Column("a", "number", range=(-3, 4)), Column("b", "category", categories=["x"], missing="indicator")]
-    )
-    assert schema.norm == pytest.approx(math.sqrt(17))
-    assert Schema([Column("a", "number"), Column("b", "boolean")]).norm is None
-
-
 def test_units_of_several_columns_are_told_apart_whatever_they_are_called() -> None:
     schema = Schema([Column("a", "boolean"), Column("b", "boolean"), Column("f", "privacy unit"),
                      Column("i", "privacy unit")], max_rows=1)  # fmt: skip
@@ -222,11 +212,6 @@ categories = [
 ]
 other = "maybe"
 [[column]]
-name = "d"
-kind = "date"
-missing = "fill"
-fill = "yesterday"
-[[column]]
 kind = "privacy unit"
 others = "ignored"
 '''
@@ -246,9 +231,8 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
         "line 14, column 'a': range is a blank to fill in from public knowledge",
         "line 20, column 'c': these are listed twice: x",
         "line 24, column 'c': other must be one of refuse, column, missing",
-        "line 29, column 'd': fill must be a date",
-        "line 30, column '?': it needs 'name'",
-        "line 32, column '?': others is about all columns: write it above the first of them",
+        "line 25, column '?': it needs 'name'",
+        "line 27, column '?': others is about all columns: write it above the first of them",
         "a privacy unit needs max_rows",
     ):
         assert words in said
@@ -258,18 +242,6 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
     )
     with pytest.raises(UsageError, match=r"(?s)line 4, .*holds a control character.*line 8, .*holds a control char"):
         Schema.read(tmp_path / "s.toml")
-    (tmp_path / "s.toml").write_text('columns = []\n[[column]]\nname = "a"\nkind = "number"\n')
-    with pytest.raises(UsageError, match="columns and column are one and the same: write one of them"):
-        Schema.read(tmp_path / "s.toml")
-    (tmp_path / "s.toml").write_text(
-        'scale = "range"\ncolumns = [\n  {name = "a", kind = "number", range = [{}]},\n'
-        '  {name = "b", kind = "boolean"}, {name = "c", kind = "what"},\n  {name = "d", kind = "what"}]\n'
-    )
-    with pytest.raises(UsageError, match=r"(?s)line 2, column 'a': range must.*line 2, columns 'c', 'd': kind must"):
-        Schema.read(tmp_path / "s.toml")
-    (tmp_path / "s.toml").write_text('[[column]]\nname = "a"\nkind = ["number"]\nother = [1]\n')
-    with pytest.raises(UsageError, match=r"line 3, column 'a': kind must be one of number, .* not \['number'\]"):
-        Schema.read(tmp_path / "s.toml")
     (tmp_path / "s.toml").write_text("[[column]\n")
     with pytest.raises(UsageError, match=r"is not TOML: .*line 1"):
         Schema.read(tmp_path / "s.toml")
@@ -277,12 +249,13 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
 
 def test_rows_that_are_too_wide_or_named_twice_are_refused_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_mistakes, "MOST_FEATURES", 5)
-    with pytest.raises(UsageError, match="it makes 6 columns, and rows have at most 5"):
-        Schema([Column("a", "category", categories=range(6))])
-    with pytest.raises(UsageError, match="it makes 1 column, and a table needs two or more"):
-        Schema([Column("a", "number")])
-    with pytest.raises(UsageError, match="several columns of the rows would be called a=1"):
-        Schema([Column("a", "category", categories=[1, 2]), Column("a=1", "number")])
+    for columns, said in (
+        ([Column("a", "category", categories=range(6))], "it makes 6 columns, and rows have at most 5"),
+        ([Column("a", "number")], "it makes 1 column, and a table needs two or more"),
+        ([Column("a", "category", categories=[1, 2]), Column("a=1", "number")], "would be called a=1"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            Schema(columns)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -301,30 +274,27 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         read.places(["a", "c"])
 
 
-def test_a_draft_is_read_once_its_blanks_are_filled_in(tmp_path: Path) -> None:
-    text = draft_of("a\nb.csv", ['x "y"', "größe", "z"], ["number", "category", "ignored"])
-    (tmp_path / "s.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=r"range is a blank.*categories is a blank"):
-        Schema.read(tmp_path / "s.toml")
-    text = text.replace("range = []", "range = [0, 1]").replace("categories = []", 'categories = ["a", "b"]')
-    (tmp_path / "s.toml").write_text(text, encoding="utf-8")
-    assert Schema.read(tmp_path / "s.toml").features == ('x "y"', "größe=a", "größe=b")
-
-
-def test_a_frame_is_transformed_as_scikit_learn_would() -> None:
+def test_a_schema_transforms_frames_as_a_step_of_a_pipeline_and_stays_as_it_is() -> None:
     pd = pytest.importorskip("pandas")
     schema = Schema([Column("a", "number", range=(0, 2)), Column("b", "category", categories=["x", "y"])], "range")
-    frame = pd.DataFrame({"b": ["y", "x"], "a": [1, 5]}, index=[7, 8])
+    frame = pd.DataFrame({"b": ["y", "x"] * 50, "a": [1, 5] * 50}, index=range(7, 107))
     found = schema.fit(frame).transform(frame)
     assert list(found.columns) == list(schema.get_feature_names_out()) == ["a", "b=x", "b=y"]
-    assert found.to_numpy().tolist() == [[0, 0, 1], [1, 1, 0]]
-    assert list(found.index) == [7, 8]
+    assert found.to_numpy()[:2].tolist() == [[0, 0, 1], [1, 1, 0]]
+    assert list(found.index) == list(frame.index)
+    fitted = make_pipeline(schema, PrivateCovariance(epsilon=1, delta=1e-6, clip=2)).fit(frame)
+    assert list(fitted[-1].feature_names_in_) == list(fitted[:-1].get_feature_names_out()) == ["a", "b=x", "b=y"]
     for wrong in (pd.DataFrame({"a": [1], "b": [3.5j]}), pd.DataFrame({"a": [1], "c": ["x"]})):
         with pytest.raises(UsageError, match="does not fit the source"):
             schema.transform(wrong)
+    with pytest.raises(FrozenInstanceError):
+        schema.scale = "none"  # type: ignore[misc]
+    unit = Schema([Column("who", "privacy unit"), Column("a", "number"), Column("b", "number")], max_rows=1)
+    with pytest.raises(UsageError, match="would protect each row by itself"):
+        unit.transform(pd.DataFrame({"who": ["x"] * 3, "a": [1, 2, 3], "b": [1, 2, 3]}))
 
 
-def test_each_column_of_the_rows_has_the_range_that_its_numbers_lie_in() -> None:
+def test_each_column_of_the_rows_has_the_range_that_its_numbers_lie_in_and_the_norm_follows() -> None:
     columns = [
         Column("a", "number", range=(0, 10), missing="indicator"),
         Column("b", "category", categories=["x", "y"], other="column", weight=3),
@@ -336,8 +306,11 @@ def test_each_column_of_the_rows_has_the_range_that_its_numbers_lie_in() -> None
     plain = Schema(columns)
     assert plain.ranges == ((0, 10), (0, 1), (0, 3), (0, 3), (0, 3), None, (0, 1), (0, 2))
     assert len(plain.ranges) == len(plain.features)
+    assert plain.norm is None
     scaled = Schema([each for each in columns if each.name != "c"], scale="range")
     assert scaled.ranges == ((-1, 1), (0, 1), (0, 3), (0, 3), (0, 3), (-1, 1), (-1, 1))
+    signed = [Column("a", "number", range=(-3, 4)), Column("b", "category", categories=["x"], missing="indicator")]
+    assert Schema(signed).norm == pytest.approx(math.sqrt(17))
 
 
 def test_integers_that_float64_does_not_hold_are_refused_and_not_rounded() -> None:
@@ -362,9 +335,8 @@ def test_integers_that_float64_does_not_hold_are_refused_and_not_rounded() -> No
 
 
 def test_no_part_of_a_date_is_passed_over_in_silence() -> None:
-    for form in ("%Y-%m-%d %Z", "%Y-W%W", "%U %Y", "%V %G %u", "%g-%m-%d", "%s", "%w %F", "%c", "%x", "%Oy-%m-%d",
-                 "%Ey-%m-%d", "%3Y", "%Y-%m-%d%", "%Y-%m-%d %H:%M:%S.%f", "%C%y-%m-%d", "%d.%m", "%H:%M", "%Y-%d",
-                 "%Y-%m-%d %I:%M", "%F %H %p", "%F %H %I %p", "%A %Y-%m", "%Y %j %d", "%Y %y", "%F %d",
+    for form in ("%Y-%m-%d %Z", "%Y-W%W", "%V %G %u", "%s", "%c", "%Oy-%m-%d", "%3Y", "%Y-%m-%d%", "%C%y-%m-%d",
+                 "%d.%m", "%H:%M", "%Y-%d", "%Y-%m-%d %I:%M", "%F %H %p", "%A %Y-%m", "%Y %j %d", "%Y %y", "%F %d",
                  "Y"):  # fmt: skip
         with pytest.raises(UsageError, match="format"):
             Schema([Column("x", "date", format=form), Column("y", "boolean")])
@@ -384,33 +356,11 @@ def test_no_part_of_a_date_is_passed_over_in_silence() -> None:
         ("%e %h %y", "31 Apr 21", ["1 May 31", "30 Apr 21"]),
         ("%FT%T%z", "2021-02-29T00:30:00+0200", ["2021-03-01T00:30:00+0200", "2021-02-28T23:30:00-0200"]),
         ("%j %Y", "366 2019", ["366 2020", "1 2020", "001 2366"]),
-        ("%D", "06/31/99", ["07/01/99"]),
     ],
 )
 def test_a_day_that_its_month_does_not_have_is_no_date(form: str, wrong: str, sound: list[str]) -> None:
     assert one("date", [*sound, None], format=form, missing="fill", fill="1970-01-02")
     with pytest.raises(UnfitError) as caught:
         one("date", [sound[0], sound[0], wrong, sound[0]], format=form)
-    (fault,) = caught.value.faults
-    assert (fault.row, fault.column) == (2, "x")
+    assert [fault[:2] for fault in caught.value.faults] == [(2, "x")]
     assert wrong not in str(caught.value)
-
-
-def test_a_privacy_unit_is_not_lost_on_the_way_to_an_estimator() -> None:
-    pd = pytest.importorskip("pandas")
-    schema = Schema([Column("who", "privacy unit"), Column("a", "number"), Column("b", "number")], max_rows=1)
-    frame = pd.DataFrame({"who": ["x"] * 3, "a": [1, 2, 3], "b": [1, 2, 3]})
-    with pytest.raises(UsageError, match="would protect each row by itself"):
-        schema.transform(frame)
-
-
-def test_a_schema_is_a_step_of_a_pipeline_and_stays_as_it_is() -> None:
-    pd = pytest.importorskip("pandas")
-    schema = Schema([Column("a", "number", range=(0, 2)), Column("b", "category", categories=["x", "y"])], "range")
-    frame = pd.DataFrame({"b": ["y", "x"] * 50, "a": [1, 5] * 50})
-    covariance = PrivateCovariance(epsilon=1, delta=1e-6, clip=2)
-    fitted = make_pipeline(schema, covariance).fit(frame)
-    assert list(fitted[-1].feature_names_in_) == ["a", "b=x", "b=y"]
-    assert list(fitted[:-1].get_feature_names_out()) == ["a", "b=x", "b=y"]
-    with pytest.raises(FrozenInstanceError):
-        schema.scale = "none"  # type: ignore[misc]
