@@ -95,8 +95,6 @@ def scheduler() -> Iterator[str]:
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Return a function that runs a command in this process."""
-
     def run(*arguments: object) -> Said:
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["dpdist", *map(str, arguments)])
@@ -133,7 +131,6 @@ def here(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def released(here: Path, call: Call, scheduler: str) -> Path:
-    """Work beside a release of the rows."""
     assert call("release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", scheduler).code == 0
     return here
 

@@ -32,7 +32,6 @@ BUDGETS = (("1", "1e-6"), ("3", "1e-6"), ("3", "1e-9"), ("1.1", "1e-6"), ("2", "
 
 
 def gaussian(epsilon: str, delta: str, share: Fraction = Fraction(1)) -> Guarantee:
-    """Return a Gaussian release with a share of the mu² of (epsilon, delta)."""
     loss = PrivacyLoss.parse(epsilon, delta)
     square = share / Fraction(gaussian_sigma(loss)) ** 2
     return Guarantee(Neighbours.ADD_REMOVE, loss, square, Arithmetic.INTEGER_EXACT, "none")
@@ -43,12 +42,10 @@ def pure(epsilon: str) -> Guarantee:
 
 
 def point(epsilon: str, delta: str) -> Guarantee:
-    """Return a release of which nothing but (epsilon, delta) is known."""
     return Guarantee(Neighbours.ADD_REMOVE, PrivacyLoss.parse(epsilon, delta), None, Arithmetic.IDEAL_REAL, "none")
 
 
 def ranged(epsilon: str) -> Guarantee:
-    """Return one step of the exponential mechanism."""
     loss = PrivacyLoss.parse(epsilon)
     ranges = (Fraction(loss.epsilon_micro, MICRO),)
     return Guarantee(Neighbours.ADD_REMOVE, loss, None, Arithmetic.IDEAL_REAL, "none", ranges)
@@ -59,9 +56,7 @@ class Rule(Protocol):
 
     def key(self) -> object: ...
 
-    def after(self, guarantee: Guarantee) -> Rule | None:
-        """Return the state after a release, or None if it is refused."""
-        ...
+    def after(self, guarantee: Guarantee) -> Rule | None: ...
 
 
 @dataclass(frozen=True)
@@ -72,11 +67,9 @@ class NewRule:
     budget: PrivacyLoss
 
     def key(self) -> object:
-        """Return what is left of each cap set."""
         return None if self.account is None else (self.account.caps, tuple(self.account.rest))
 
     def after(self, guarantee: Guarantee) -> Rule | None:
-        """Charge a copy; the first release fixes the caps, as in the ledger."""
         account = Filter(self.budget, caps_for(self.budget, guarantee)) if self.account is None else self.account.copy()
         return NewRule(account, self.budget) if account.book(str(len(account)), guarantee) else None
 
@@ -94,7 +87,6 @@ class OldRule:
         return self.mu_squared, self.epsilon_micro, self.delta_atto
 
     def after(self, guarantee: Guarantee) -> Rule | None:
-        """Add to the sums, and look whether the total is within the budget."""
         if guarantee.mu_squared is not None:
             found = OldRule(self.budget, self.mu_squared + guarantee.mu_squared, self.epsilon_micro, self.delta_atto)
         else:
@@ -124,7 +116,6 @@ class Game:
         return np.linspace(-2 * self.budget.epsilon, 3 * self.budget.epsilon, self.points)
 
     def value(self, rule: Rule) -> float:
-        """Return the delta that he reaches at the budget's epsilon."""
         known: dict[object, Values] = {}
         start = self._value(rule, self.stages, known)
         return float(np.interp(0.0, self.grid, start))
@@ -204,12 +195,10 @@ def staircase(budget: PrivacyLoss, shares: Sequence[Fraction]) -> tuple[Guarante
 
 
 def halves(count: int) -> list[Fraction]:
-    """Return 1/2^count, 1/2^count, 1/2^(count-1), ..., 1/4, 1/2 less a little: each step doubles what is charged."""
     return [Fraction(1, 1 << count), *(Fraction(1, 1 << k) for k in range(count, 1, -1)), Fraction(499, 1000)]
 
 
 def random_staircase(budget: PrivacyLoss, seed: int) -> tuple[Guarantee, ...]:
-    """Return a staircase of three to five steps of random height."""
     source = random.Random(seed)
     weights = [source.random() ** 2 + 0.01 for _ in range(source.randint(3, 5))]
     return staircase(budget, sorted(Fraction(weight / sum(weights)) * Fraction(999, 1000) for weight in weights))

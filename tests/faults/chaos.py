@@ -48,7 +48,6 @@ _TWICE = ("at the second stage", "after the second stage", "after the draw", "af
 
 
 def trusted_points(books: str) -> list[str]:
-    """Return the points of the trusted node's transaction, in their order."""
     points = list(_ALWAYS)
     points[6:6] = _DRAFTS[books]
     return points
@@ -180,13 +179,11 @@ _QUICK = (
     ("driver killed", "after the draw", "worker", "folder"),
     ("worker killed while mapping", "one after a partial", "worker", "folder"),
     ("scheduler restarted", "driver after the draw", "driver", "folder"),
-    ("chunk damaged", "bit-flipped, mid pass", "worker", "postgres"),
     ("old ledger restored", "after the reservation", "worker", "folder"),
 )
 
 
 def quick_faults() -> list[Fault]:
-    """Return a few, both ledgers and both trusted nodes among them."""
     found = [fault for fault in all_faults() if (fault.kind, fault.where, fault.trusted, fault.books) in _QUICK]
     assert len(found) == len(_QUICK)
     return found

@@ -69,7 +69,6 @@ def small_disk(place: Path, size: str) -> Iterator[None]:
 
 
 def disk_full(scene: Scene, point: str, disk: Path) -> None:
-    """Fill the disk of the ledger while the trusted node is at a point."""
     child, marker = scene.held(point)
     ballast = Ballast(disk)
     ballast.fill()
@@ -84,7 +83,6 @@ def disk_full(scene: Scene, point: str, disk: Path) -> None:
 
 
 def server_killed(scene: Scene, point: str, server: Server) -> None:
-    """Kill the database server while the trusted node is at a point, and start it again."""
     child, marker = scene.held(point)
     server.crash()
     scene.go(marker)

@@ -94,7 +94,6 @@ class Scene:
         return Ledger(self.ledger)
 
     def prepare(self, pristine: Path) -> None:
-        """Copy the table here, give it a ledger, and watch what is published."""
         shutil.copytree(pristine, self.rows)
         about = json.loads((self.rows / "zarr.json").read_text())
         about["attributes"]["dpdist"]["dataset_id"] = random_token()  # a table of its own, with a ledger of its own
@@ -122,7 +121,6 @@ class Scene:
     def start(
         self, action: str = "note", point: str = "", marker: Path | None = None, more: tuple[str, ...] | None = None
     ) -> Child:
-        """Start the release, with a fault in its own process."""
         where = ("--scheduler", self.cluster.address, "--trusted", self.trusted) if more is None else more
         network = ("--insecure",) if self.namespace else ()
         command = [
@@ -154,7 +152,6 @@ class Scene:
         return code
 
     def marker(self, name: str) -> Path:
-        """Return where a fault leaves its mark."""
         return self.folder / f"mark-{name}"
 
     def arm(self, role: str, point: str, action: str) -> Path:
@@ -184,7 +181,6 @@ class Scene:
             raise OverError(f"the command was over first: {child.words.read_text()}")
 
     def land(self, what: str, *, true: bool = True) -> None:
-        """Record what was observed of the fault."""
         if not true:
             raise MissedError(f"not observed: {what}")
         self.landed.append(what)
@@ -194,7 +190,6 @@ class Scene:
         marker.with_name(f"{marker.name}.go").touch()
 
     def left(self) -> tuple[str | None, int, bool]:
-        """Return the state of the release in the ledger, its fence, and whether it is published."""
         records = self.books.records
         if not records:
             return None, 0, self.target.exists()
@@ -290,13 +285,11 @@ class Scene:
         self.search()
 
     def events(self) -> Counter[str]:
-        """Count the entries of the journal by what happened."""
         with self.books._storage.transaction() as transaction:
             entries, _, _ = transaction.read(0, ORIGIN)
         return Counter(entry["event"] for entry in entries)
 
     def damage(self, index: int, how: str) -> None:
-        """Damage a chunk, or give it a row that is not a number."""
         path = self.rows / "c" / str(index) / "0"
         content = bytearray(path.read_bytes())
         if how == "missing":

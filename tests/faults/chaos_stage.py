@@ -107,7 +107,6 @@ class Stage:
         )  # fmt: skip
 
     def _props(self, fault: Fault, folder: Path, stack: ExitStack) -> tuple[LedgerAddress, Mapping[str, Any]]:
-        """Return where the ledger is, and what the fault needs besides the scene."""
         place: LedgerAddress = folder / "books" / "rows.ledger"
         given: dict[str, Any] = {"pristine": self.pristine} if fault.needs == "pristine" else {}
         if fault.books == "folder":
@@ -147,7 +146,6 @@ class Stage:
 
 
 def verify(scene: Scene) -> int:
-    """Return what ``dpdist ledger verify`` says of a ledger and the release: its exit code."""
     command = [sys.executable, "-m", "dpdist", "ledger", "verify", str(scene.ledger), "--release", str(scene.target)]
     return subprocess.run(command, check=False, capture_output=True).returncode
 

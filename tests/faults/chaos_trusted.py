@@ -23,7 +23,6 @@ _IN_A_TRANSACTION = (
 
 
 def _require_left(scene: Scene, point: str) -> None:
-    """Check that the ledger stands where a process that died at this point leaves it."""
     known = (FAULTS, CHOICE_FAULTS, TWICE_FAULTS)[len(scene.choice) // 2]
     expected = known["after the draft" if point.startswith("with the draft") else point]
     scene.land(f"left {scene.left()}", true=scene.left() == (expected.state, expected.fence, expected.published))
@@ -71,7 +70,6 @@ def driver_killed_at_work(scene: Scene, more: tuple[str, ...] | None = None) -> 
 
 
 def requeued(scene: Scene, point: str) -> None:
-    """End the driver as a batch scheduler does, by SIGTERM."""
     child, _ = scene.held(point)
     child.kill(signal.SIGTERM)
     scene.land("SIGTERM", true=scene.ends(child, 5) == 5)
@@ -109,7 +107,6 @@ def zombie(scene: Scene, point: str) -> None:
 
 
 def together(scene: Scene, point: str, number: int) -> None:
-    """Run the same command several times at once; they meet at a point."""
     meeting = scene.marker("meeting")
     meeting.mkdir()
     children = [scene.start(f"meet-{number}", point, meeting) for _ in range(number)]

@@ -64,7 +64,6 @@ def scheduler_restarted(scene: Scene, who: str, point: str) -> None:
 
 
 def cut(scene: Scene, role: str, point: str) -> None:
-    """Cut the network between a worker, or the driver, and the rest; the other side lives on."""
     if role == "driver":
         _cut_driver(scene, point)
         return

@@ -92,12 +92,10 @@ def worker_cut(folder: Path, *, silence: int, first: Callable[[Hosts], None] = l
 
 
 def driver_cut(folder: Path, *, silence: int) -> Story:
-    """Cut the machine of the trusted node while workers read; run the job again when it is mended."""
     return _cut_then_again(folder, USER, silence)
 
 
 def scheduler_cut(folder: Path, *, silence: int) -> Story:
-    """Cut the machine of the scheduler while workers read; run the job again when it is mended."""
     return _cut_then_again(folder, "scheduler", silence)
 
 
@@ -126,7 +124,6 @@ def _cut_then_again(folder: Path, machine: str, silence: int) -> Story:
 
 
 def _stopped(machines: Hosts, point: str, story: Story) -> str:
-    """Run the job until a process lingers at a point, and return its machine."""
     job = machines.job
     machines.run()
     until(lambda: job.lingers(point), words=machines.words)

@@ -83,7 +83,6 @@ def _reserve(place: LedgerAddress, release_ids: Iterator[str], granted: Callable
 
 
 def reserve_many(place: LedgerAddress, prefix: str, attempts: int) -> list[str]:
-    """Ask for so many releases of epsilon 1 and return the ids that were granted."""
     granted: list[str] = []
     _barrier.wait(PATIENCE)
     _reserve(place, (f"{prefix}-{number}" for number in range(attempts)), granted.append)
@@ -91,7 +90,6 @@ def reserve_many(place: LedgerAddress, prefix: str, attempts: int) -> list[str]:
 
 
 def reserve_for_ever(place: LedgerAddress, prefix: str, acknowledge: Connection) -> None:
-    """Reserve one release after the other and say so, until killed."""
     _reserve(place, (f"{prefix}-{number}" for number in range(10**6)), acknowledge.send)
 
 
@@ -119,7 +117,6 @@ def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> N
 
 
 def _act(action: str, marker: Path) -> None:
-    """Prove that the point was reached, then strike."""
     if action.startswith("meet-"):
         (marker / str(os.getpid())).touch()
         deadline = time.monotonic() + PATIENCE
@@ -144,7 +141,6 @@ def _act(action: str, marker: Path) -> None:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the command line with a fault in it."""
     from dpdist import cli
     from dpdist._util import interruption
     from dpdist.runtime.cluster import Cluster
@@ -177,7 +173,6 @@ def _strike(armed: Path) -> None:
 
 
 def run_dask(tool: str, arms: Path, arguments: Sequence[str]) -> None:
-    """Run a Dask process in which faults can be armed at every point."""
     for name, point in points().items():
         # tasks travel by name: a function that was imported elsewhere must stay the one its module has
         if name != "after the sum":

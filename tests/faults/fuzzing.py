@@ -128,7 +128,6 @@ KINDS: dict[str, Kind] = {
 
 
 def make(folder: Path) -> None:
-    """Write a good file of every kind, with the libraries that define them."""
     warnings.simplefilter("ignore")
     os.chdir(folder)
     rows = np.random.default_rng(0).poisson(1.5, (40, 4)).astype(np.float32)
@@ -254,7 +253,6 @@ def _repeat(content: bytearray, rng: np.random.Generator) -> bytes:
 
 
 def _number(content: bytearray, rng: np.random.Generator) -> bytes:
-    """Write something else for a number in text."""
     found = list(re.finditer(rb"-?\d+(\.\d+)?", content))
     if not found:
         return _flip(content, rng)
@@ -263,7 +261,6 @@ def _number(content: bytearray, rng: np.random.Generator) -> bytes:
 
 
 def names_in(folder: Path) -> set[str]:
-    """Return what stands in a folder, hidden or not; the ledger's files are told apart from each other too."""
     inner = folder / "rows.ledger"
     return {path.name for path in folder.iterdir()} | {f"ledger/{path.name}" for path in inner.rglob("*")}
 
@@ -277,7 +274,6 @@ def charged(folder: Path) -> int | None:
 
 
 def _status(name: str) -> int:
-    """Return a number of bytes that Linux tells of this process."""
     found = re.search(rf"{name}:\s*(\d+)", Path("/proc/self/status").read_text())
     return int(found[1]) << 10 if found else 0
 
@@ -325,7 +321,6 @@ def run_case(folder: Path, command: tuple[str, ...]) -> tuple[int, int, float]:
 
 
 def wrong_with(folder: Path, code: int, before: set[str], entries: int | None) -> str | None:
-    """Say what a case did that it must not."""
     said = (folder.parent / f"{folder.name}.err").read_text(errors="replace")
     if code not in {0, 2, 3, 4, 5}:
         return f"it ended with {code}"
@@ -380,7 +375,6 @@ def fuzz(kind_name: str, number: int, made: Path, scratch: Path, tally: Tally) -
 
 
 def preload() -> None:
-    """Import what the commands import, so that a forked process starts at once."""
     imported.everything()
     for name in (
         "h5netcdf",

@@ -37,7 +37,6 @@ clip = 8.0
 
 
 def events(ledger: Path) -> Counter[str]:
-    """Count the entries of each kind in the journal of an embedded ledger."""
     with closing(sqlite3.connect(ledger / "ledger.sqlite")) as connection:
         return Counter(json.loads(entry)["event"] for (entry,) in connection.execute("SELECT entry FROM journal"))
 
@@ -66,7 +65,6 @@ class Job:
         }
 
     def marker(self, point: str) -> Path:
-        """Return what is there when a process lingers at a point."""
         return self.folder / f"lingers-{point}"
 
     def lingers(self, point: str) -> str | None:
@@ -75,7 +73,6 @@ class Job:
         return str(marker.readlink()) if marker.is_symlink() else None
 
     def go_on(self, point: str) -> None:
-        """Let the process that lingers at a point go on."""
         self.marker(point).with_name(f"{self.marker(point).name}.go").touch()
 
     @property
@@ -83,7 +80,6 @@ class Job:
         return Ledger(self.folder / "rows.ledger")
 
     def states(self) -> list[str]:
-        """Return the state of every release that the ledger knows."""
         return [str(record.state) for record in self.ledger.records]
 
     def attempts(self) -> int:

@@ -51,7 +51,6 @@ class Server:
         )
 
     def start(self, *settings: str) -> None:
-        """Start it, and wait until it answers."""
         import psycopg
 
         words = [f"-c{setting}" for setting in (f"unix_socket_directories={self.folder}", "listen_addresses=")]
@@ -105,7 +104,6 @@ def identity() -> Mapping[str, Any]:
 
 @contextmanager
 def running(folder_of_programs: Path, parent: Path | None = None) -> Iterator[Server]:
-    """Make a cluster of databases, in a folder that others may enter, and run its server."""
     with tempfile.TemporaryDirectory(prefix="dpdist-pg-", dir=parent, ignore_cleanup_errors=True) as name:
         folder, who = Path(name), identity()
         if who:

@@ -105,7 +105,6 @@ class Place:
         self.temporary.mkdir()
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a program in a session of its own; standard error is kept in a file."""
         with (self.folder.parent / "words").open("w") as words:
             return subprocess.Popen(
                 arguments,
@@ -151,7 +150,6 @@ class Place:
         )
 
     def left(self, session: int) -> list[str]:
-        """Name what is left of a program: processes after a moment, files aside, and files in TMPDIR."""
         deadline = time.monotonic() + _GONE_SECONDS
         while (processes := _session(session)) and time.monotonic() < deadline:
             time.sleep(_LOOK)
@@ -160,7 +158,6 @@ class Place:
         return [*(f"process {each}" for each in processes), *aside, *temporary]
 
     def state(self) -> str:
-        """Say where the release stands in the ledger."""
         if not Ledger.stands_at(self.folder / _LEDGER):
             return "no ledger"
         ledger = Ledger(self.folder / _LEDGER)
@@ -168,7 +165,6 @@ class Place:
         return ", ".join(record.state.value for record in ledger.records) or "nothing charged"
 
     def has_all(self, command: str) -> bool:
-        """Say whether what a command makes is there and, if it charges, one release is charged and published."""
         made = {"ingest": "rows.zarr", "release": "release.zarr", "project": "scores.zarr", "run": "scores.zarr"}
         charged = command in {"release", "run"}
         return (self.folder / made[command]).exists() and (not charged or self.state() == "published")
@@ -204,7 +200,6 @@ def _session(leader: int) -> list[str]:
 
 
 def supplied(folder: Path, rows: int) -> Place:
-    """Return a place with made-up rows and a job file."""
     place = Place(folder)
     values = np.random.default_rng(1).integers(0, 60, (rows, 10))
     np.savetxt(place.folder / "table.csv", values, "%d", ",", header="a,b,c,d,e,f,g,h,i,j", comments="")

@@ -382,7 +382,6 @@ _BELOW: list[Machine] = []
 
 @contextmanager
 def in_memory() -> Iterator[None]:
-    """Put books and witness in memory below every ledger that is opened."""
     with ExitStack() as stack:
         for owner, name, value in (
             (ledgers, "_storage", lambda _: MemoryStorage(_BELOW[0])),
@@ -415,7 +414,6 @@ _THE_GUARANTEE = _guarantee()
 
 
 def advanced(who: str, command: Command, local: Local, scene: Scene) -> Result:
-    """Let a process make its next step."""
     machine, name, frames = _run(who, command, local, scene, None)
     seen = (*local.seen, machine.saw)
     if name is None:

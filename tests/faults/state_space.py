@@ -110,7 +110,6 @@ class Space:
         )  # fmt: skip
 
     def explore(self, limit: int | None = None) -> Space:
-        """Visit every state, breadth first, and check each."""
         with in_memory():
             first = self._first()
             parents: dict[tuple[int, ...], tuple[tuple[int, ...], str] | None] = {first: None}

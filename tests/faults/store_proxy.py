@@ -108,7 +108,6 @@ def _from_google(headers: dict[str, str]) -> dict[str, str]:
 
 
 def _for_google(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the generation that an entity tag, which is a digest here, stands for."""
     return [("x-goog-generation", str(int(v.strip('"'), 16))) for name, v in headers if name.lower() == "etag"]
 
 

@@ -16,7 +16,6 @@ def until(
     every: float = 0.02,
     words: Callable[[], str] = str,
 ) -> None:
-    """Wait until something has happened; ask again after so many seconds."""
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, f"it did not happen: {words()}"

@@ -59,7 +59,6 @@ Call = Callable[..., Said]
 
 
 def start(*arguments: object, folder: Path, script: Path | None = None) -> Said:
-    """Run a command, or a script that calls it, in a process of its own."""
     program = ["-m", "dpdist"] if script is None else [str(script)]
     command = [sys.executable, *program, *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)

@@ -19,7 +19,6 @@ class Replayed(IndependentEntries):
     seed: int
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
-        """Draw from a stream of the band's own."""
         assert isinstance(entropy, SystemEntropy)
         return self.fixed.draw_band(band, Scripted(self.seed + band.start))
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -17,10 +15,11 @@ import numpy.typing as npt
 import pytest
 import zarr
 from faults import worker_environment
-from faults.waiting import until
 from scipy import stats
 from sklearn.datasets import load_digits
+from support.cli_scene import tree
 from support.folders import HOW_TO_FETCH, PUBLIC_DATA
+from support.hand import started_by_hand
 from support.tallies import FALSE_ALARM
 
 from dpdist.pca.components import captured_variance
@@ -30,7 +29,7 @@ SECONDS = 300
 
 
 def dpdist(*arguments: str | Path, code: int = 0) -> Any:
-    """Run the command, check its exit code, and return the JSON object it printed."""
+    """Run the command, check its exit code, and return the JSON object that it printed."""
     run = subprocess.run(
         [sys.executable, "-m", "dpdist", *map(str, arguments), "--json"],
         capture_output=True, text=True, check=False, timeout=SECONDS,
@@ -40,45 +39,12 @@ def dpdist(*arguments: str | Path, code: int = 0) -> Any:
     return json.loads(run.stdout) if run.stdout else run.stderr
 
 
-def tree(path: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
-@dataclass
-class Cluster:
-    """A scheduler and two workers, the second of them the trusted one, each a process of its own."""
-
-    address: str
-    processes: list[subprocess.Popen[bytes]]
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("cluster")
-    contact = folder / "scheduler.json"
-    loopback = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
-    command = [sys.executable, "-m", "distributed.cli."]
-    environment = {**os.environ, **worker_environment.without_tls(), "PYTHONWARNINGS": "ignore"}
-
-    def start(tool: str, *options: str) -> subprocess.Popen[bytes]:
-        module = [*command[:-1], command[-1] + tool]
-        with (folder / f"{tool}-{len(processes)}.log").open("wb") as log:
-            return subprocess.Popen(
-                [*module, *options, *loopback, "--scheduler-file", str(contact)], stderr=log, stdout=log, cwd=folder,
-                env=environment,
-            )  # fmt: skip
-
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        processes.append(start("dask_scheduler", "--port", "0"))
-        until(lambda: contact.exists() and contact.stat().st_size)
-        processes.append(start("dask_worker", "--nthreads", "1", "--no-nanny"))
-        processes.append(start("dask_worker", "--nthreads", "1", "--no-nanny", "--resources", "trusted=1"))
-        yield Cluster(json.loads(contact.read_text())["address"], processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start a scheduler and two workers, the second of them the trusted one."""
+    trusted = ("--resources", "trusted=1")
+    with started_by_hand(tmp_path_factory.mktemp("cluster"), worker_environment.without_tls(), (), trusted) as address:
+        yield address
 
 
 def rows_of(folder: Path, data: npt.NDArray[Any]) -> Path:
@@ -87,52 +53,23 @@ def rows_of(folder: Path, data: npt.NDArray[Any]) -> Path:
     return folder / "rows.zarr"
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    spread = np.diag(np.linspace(3, 0.1, 8))
-    return rows_of(tmp_path, np.random.default_rng(0).normal(size=(5000, 8)) @ spread)
-
-
 RELEASE = ("--epsilon", "1", "--delta", "1e-6", "--clip", "8")
 
 
-def test_a_cluster_started_by_hand_does_the_whole_job(cluster: Cluster, rows: Path) -> None:
-    folder = rows.parent
-    options = ("--scheduler", cluster.address)
-    first = dpdist("release", rows, folder / "release.zarr", *RELEASE, *options, "--trusted", "worker")
-    assert first["fresh"]
-    assert first["n"] == 5000
-    again = dpdist("release", rows, folder / "release.zarr", *RELEASE, *options, "--trusted", "worker")
-    assert not again["fresh"]
-    dpdist("pca", folder / "release.zarr", folder / "model.zarr", "--components", "3")
-    dpdist("project", rows, folder / "model.zarr", folder / "scores.zarr", *options)
-    data = np.load(folder / "data.npy")
-    model = zarr.open_group(folder / "model.zarr", mode="r")
-    vectors = np.asarray(model["components"])
-    scores = np.asarray(zarr.open_array(folder / "scores.zarr", mode="r")[:])
+def test_a_cluster_started_by_hand_does_the_whole_job(scheduler: str, tmp_path: Path) -> None:
+    data = np.random.default_rng(0).normal(size=(5000, 8)) @ np.diag(np.linspace(3, 0.1, 8))
+    rows, options = rows_of(tmp_path, data), ("--scheduler", scheduler)
+    for fresh in (True, False):
+        found = dpdist("release", rows, tmp_path / "release.zarr", *RELEASE, *options, "--trusted", "worker")
+        assert (found["fresh"], found["n"]) == (fresh, 5000)
+    dpdist("pca", tmp_path / "release.zarr", tmp_path / "model.zarr", "--components", "3")
+    dpdist("project", rows, tmp_path / "model.zarr", tmp_path / "scores.zarr", *options)
+    vectors = np.asarray(zarr.open_group(tmp_path / "model.zarr", mode="r")["components"])
+    scores = np.asarray(zarr.open_array(tmp_path / "scores.zarr", mode="r")[:])
     assert np.allclose(scores, data @ vectors.T)
     assert captured_variance(vectors, data.T @ data) > 0.98
-    assert [r["state"] for r in dpdist_ledger(folder)["releases"]] == ["published"]
-
-
-def dpdist_ledger(folder: Path) -> Any:
-    return dpdist("ledger", "show", folder / "rows.ledger")
-
-
-def test_the_same_release_again_is_the_same_bytes_and_one_charge(rows: Path) -> None:
-    folder = rows.parent
-    dpdist("release", rows, folder / "one.zarr", *RELEASE)
-    charged = dpdist_ledger(folder)["charged"]
-    dpdist("release", rows, folder / "two.zarr", *RELEASE)
-    assert tree(folder / "one.zarr") == tree(folder / "two.zarr")
-    assert dpdist_ledger(folder)["charged"] == charged
-    # another id is another release: it is charged, and its noise is another draw
-    dpdist("release", rows, folder / "three.zarr", *RELEASE, "--id", "another")
-    assert dpdist_ledger(folder)["charged"] == charged + 1
-    one, three = (
-        np.asarray(zarr.open_array(folder / name / "lattice", mode="r")[:]) for name in ("one.zarr", "three.zarr")
-    )
-    assert not np.array_equal(one, three)
+    shown = dpdist("ledger", "show", tmp_path / "rows.ledger")
+    assert [release["state"] for release in shown["releases"]] == ["published"]
 
 
 def chi_squared_p(sample: npt.NDArray[np.float64], sigma: float) -> float:

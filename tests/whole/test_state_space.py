@@ -15,7 +15,7 @@ from faults.state_space import Space, ViolationError
 
 from dpdist.errors import DataError
 from dpdist.ledger import witness
-from dpdist.ledger.journal import Aborted, Staged
+from dpdist.ledger.journal import Aborted
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, Record, State, View
 from dpdist.privacy.parallel import PeriodFilters
@@ -46,9 +46,6 @@ def test_no_interleaving_breaks_an_invariant(space: Space, least: int) -> None:
     assert space.outcomes <= {"done", "adopted", "over budget", "behind", "gave up", "failed"}
 
 
-# --- twins that must fail ---------------------------------------------------------------------------------------------
-
-
 def _without_fencing(patch: pytest.MonkeyPatch) -> None:
     """Let every attempt commit, whatever was begun or committed since."""
     fences: list[int] = []
@@ -71,61 +68,11 @@ def _without_fencing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "_known", knows)
 
 
-def _draws_see(patch: pytest.MonkeyPatch, change: Callable[[Part, Record], Record]) -> None:
-    """Let an attempt at a part see another record than there is."""
-    asked: list[Part] = []
-    known = Ledger._known
-
-    def of(call: Callable[..., Any], at: int) -> Callable[..., Any]:
-        def called(*arguments: Any) -> Any:
-            asked[:] = arguments[at:] or [Part.RELEASE]
-            try:
-                return call(*arguments)
-            finally:
-                asked.clear()
-
-        return called
-
-    def knows(self: Ledger, view: View, release_id: str) -> Record:
-        record = known(self, view, release_id)
-        return change(asked[0], record) if asked else record
-
-    patch.setattr(Ledger, "begin", of(Ledger.begin, 2))
-    patch.setattr(Ledger, "commit", of(Ledger.commit, 4))
-    patch.setattr(Ledger, "_known", knows)
-
-
-def _stage_drawn_twice(patch: pytest.MonkeyPatch) -> None:
-    """Let a stage be drawn again when it is committed, and take its place; nor is the witness asked."""
-    moves, has, due = View._move, Record.has, Record.__dict__["due"]
-
-    def change(part: Part, record: Record) -> Record:
-        again = part is Part.STAGE and record.state is State.STAGED
-        return replace(record, state=State.RESERVED) if again else record
-
-    def replaces(self: View, event: Any) -> None:
-        if isinstance(event, Staged):
-            self.records[event.id] = replace(self.records[event.id], drawn=())
-        moves(self, event)
-
-    _draws_see(patch, change)
-    patch.setattr(View, "_move", replaces)
-    first = property(lambda self: Part.STAGE if self.state is State.RESERVED else due.fget(self))
-    patch.setattr(Record, "due", first)
-    patch.setattr(Record, "has", lambda self, part: self.state is not State.RESERVED and has(self, part))
-    patch.setattr(Ledger, "_require_knows", lambda *_: None)
-
-
 def _release_before_its_stage(patch: pytest.MonkeyPatch) -> None:
-    def change(part: Part, record: Record) -> Record:
-        return record if part is not Part.RELEASE or record.drawn else replace(record, draws=1)
-
-    _draws_see(patch, change)
+    patch.setattr(Record, "due", property(lambda _: Part.RELEASE))
 
 
 def _stage_refunded(patch: pytest.MonkeyPatch) -> None:
-    """Refund what was committed as the stage."""
-
     def aborts(self: Ledger, release_id: str) -> bool:
         with self._locked() as (view, transaction):
             self._append(view, transaction, Aborted(release_id))
@@ -151,7 +98,6 @@ TWINS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Space, str]] = {
     "the witness": (_without_witness, Space([X, COPY_OF_X], copied=True), "before the witness"),
     "telling the witness": (_witness_never_told, Space([X]), "before the witness"),
     "the cap": (_without_caps, Space([X, Y]), "more is charged"),
-    "drawing the stage once": (_stage_drawn_twice, Space([STAGED, STAGED]), "two draws|before the witness|does not f"),
     "charging the stage for good": (_stage_refunded, Space([STAGED, FAILED]), "the charge of x is lost"),
     "the stage first": (_release_before_its_stage, Space([HASTY]), "commits other draws of x"),
 }
