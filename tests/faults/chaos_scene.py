@@ -116,8 +116,6 @@ class Scene:
         for child in self._children:
             child.kill()
 
-    # --- running ------------------------------------------------------------------------------------------------------
-
     def start(
         self, action: str = "note", point: str = "", marker: Path | None = None, more: tuple[str, ...] | None = None
     ) -> Child:
@@ -195,8 +193,6 @@ class Scene:
             return None, 0, self.target.exists()
         return str(records[0].state), records[0].fence, self.target.exists()
 
-    # --- looking ------------------------------------------------------------------------------------------------------
-
     def look(self) -> None:
         """Take note of every noisy matrix that can be seen now."""
         self._look_at_the_target()
@@ -236,8 +232,6 @@ class Scene:
             if sentinel.in_memory(client.pid):
                 raise ViolationError(f"I4: the sentinel is in the memory of {client.words.stem}")
             self.searched.append(f"memory of {client.words.stem.split('-')[0]}")
-
-    # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Run the same command again, twice, and check that every invariant holds."""
@@ -296,11 +290,11 @@ class Scene:
             path.unlink()
         elif how == "truncated":
             path.write_bytes(content[: len(content) // 2])
-        elif how == "bit-flipped":
-            content[len(content) // 2] ^= 1
-            path.write_bytes(content)
-        elif how == "altered to NaN":
-            content[:8] = np.float64(np.nan).tobytes()
+        elif how in {"bit-flipped", "altered to NaN"}:
+            if how == "bit-flipped":
+                content[len(content) // 2] ^= 1
+            else:
+                content[:8] = np.float64(np.nan).tobytes()
             path.write_bytes(content)
         else:
             first = index * sentinel.CHUNK_ROWS

@@ -33,9 +33,6 @@ class Story:
         sys.stderr.write(f"{self.lines[-1]}\n")
 
 
-# --- Slurm ------------------------------------------------------------------------------------------------------------
-
-
 def requeued(site: Site, folder: Path, *points: str) -> Story:
     """Submit a job; at each point requeue it, or at the last of several cancel it; at the end submit it again."""
     story, job = Story(), nightly.make(folder)
@@ -65,9 +62,6 @@ def requeued(site: Site, folder: Path, *points: str) -> Story:
     assert not list(job.folder.glob(".dpdist-*")), "keys were left behind"
     story.tell(f"submitted again as job {again}: the same bytes; {job.spent()}")
     return story
-
-
-# --- a cable is cut ---------------------------------------------------------------------------------------------------
 
 
 def worker_cut(folder: Path, *, silence: int, first: Callable[[Hosts], None] = lambda _: None) -> Story:

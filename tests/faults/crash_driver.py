@@ -53,11 +53,12 @@ if TYPE_CHECKING:
     from dpdist.ledger.address import LedgerAddress
 
 PATIENCE = 300.0
+_SIGNALS = {
+    "kill": signal.SIGKILL, "interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "stop": signal.SIGSTOP,
+}  # fmt: skip
 AT_THE_END = "at the end"
 """The point after the last line of a command, with all that it held still in its memory."""
 
-
-# --- reserving in several processes -----------------------------------------------------------------------------------
 
 _barrier: Barrier
 
@@ -93,9 +94,6 @@ def reserve_for_ever(place: LedgerAddress, prefix: str, acknowledge: Connection)
     _reserve(place, (f"{prefix}-{number}" for number in range(10**6)), acknowledge.send)
 
 
-# --- a cluster without processes --------------------------------------------------------------------------------------
-
-
 def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Let every moment be summed in bands of so many rows, and stored in tiles of that side."""
     from dpdist import triangle
@@ -113,9 +111,6 @@ def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> N
     patch(release, "layout_of", cut)
 
 
-# --- faults --------------------------------------------------------------------------------------------------------
-
-
 def _act(action: str, marker: Path) -> None:
     if action.startswith("meet-"):
         (marker / str(os.getpid())).touch()
@@ -126,14 +121,8 @@ def _act(action: str, marker: Path) -> None:
             time.sleep(0.01)
         return
     marker.touch()
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif action == "interrupt":
-        os.kill(os.getpid(), signal.SIGINT)
-    elif action == "terminate":
-        os.kill(os.getpid(), signal.SIGTERM)
-    elif action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+    if action in _SIGNALS:
+        os.kill(os.getpid(), _SIGNALS[action])
     elif action == "linger":
         deadline = time.monotonic() + PATIENCE
         while not marker.with_name(f"{marker.name}.go").exists() and time.monotonic() < deadline:

@@ -41,6 +41,10 @@ def events(ledger: Path) -> Counter[str]:
         return Counter(json.loads(entry)["event"] for (entry,) in connection.execute("SELECT entry FROM journal"))
 
 
+def dpdist(*words: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "dpdist", *words], check=True, capture_output=True, timeout=PATIENCE)
+
+
 @dataclass(frozen=True)
 class Job:
     """A folder with ``rows.zarr``, its ledger, and ``job.toml``."""
@@ -92,11 +96,7 @@ class Job:
 
     def published(self) -> dict[str, bytes]:
         """Return the files of the release, after the ledger has confirmed it as its only one."""
-        command = [
-            sys.executable, "-m", "dpdist", "ledger", "verify", str(self.folder / "rows.ledger"),
-            "--release", str(self.folder / "release.zarr"),
-        ]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+        dpdist("ledger", "verify", self.folder / "rows.ledger", "--release", self.folder / "release.zarr")
         assert self.states() == ["published"]
         found = self.folder / "release.zarr"
         return {str(path.relative_to(found)): path.read_bytes() for path in found.rglob("*") if path.is_file()}
@@ -107,19 +107,8 @@ def make(folder: Path, *, rows: int = 2000) -> Job:
     folder.mkdir(exist_ok=True)
     np.save(folder / "data.npy", np.random.default_rng(0).normal(size=(rows, 8)))
     (folder / "job.toml").write_text(
-        """
-        [rows]
-        path = "rows.zarr"
-        [release]
-        path = "release.zarr"
-        epsilon = 1
-        delta = 1e-6
-        clip = 8
-        """
+        '[rows]\npath = "rows.zarr"\n[release]\npath = "release.zarr"\nepsilon = 1\ndelta = 1e-6\nclip = 8\n'
     )
-    command = [
-        sys.executable, "-m", "dpdist", "ingest", str(folder / "data.npy"), str(folder / "rows.zarr"),
-        "--budget-epsilon", "1", "--budget-delta", "1e-6",
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+    budget = ("--budget-epsilon", "1", "--budget-delta", "1e-6")
+    dpdist("ingest", folder / "data.npy", folder / "rows.zarr", *budget)
     return Job(folder)

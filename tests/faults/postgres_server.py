@@ -57,11 +57,8 @@ class Server:
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [self.programs / "postgres", "-D", self.folder / "data", *words, *(f"-c{s}" for s in settings)],
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                **identity(),
-            )
+                stdout=log, stderr=log, cwd=self.folder, **identity(),
+            )  # fmt: skip
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -112,14 +109,9 @@ def running(folder_of_programs: Path, parent: Path | None = None) -> Iterator[Se
         secret.write_text(PASSWORD)
         secret.chmod(0o644)  # in a folder that only the server's user enters
         subprocess.run(
-            [
-                folder_of_programs / "initdb", "-D", folder / "data", "-U", "dpdist", "--auth=scram-sha-256",
-                f"--pwfile={secret}", "--encoding=UTF8", "--no-locale", "--no-sync", "--wal-segsize=1",
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            cwd=folder,
-            **who,
+            [folder_of_programs / "initdb", "-D", folder / "data", "-U", "dpdist", "--auth=scram-sha-256",
+             f"--pwfile={secret}", "--encoding=UTF8", "--no-locale", "--no-sync", "--wal-segsize=1"],
+            check=True, stdout=subprocess.DEVNULL, cwd=folder, **who,
         )  # fmt: skip
         server = Server(folder_of_programs, folder)
         try:

@@ -61,24 +61,17 @@ workers = 2
 
 @dataclass
 class Ended:
-    """How a process ended."""
+    """How a process ended: seconds are from the signal to the end, and a moment is counted from its handlers on."""
 
     command: str
-    sent: str
-    """The signal, and to whom; empty if none was."""
+    sent: str  # the signal, and to whom
     moment: float
-    """When it was sent: seconds after the handlers stood."""
     code: int
     seconds: float
-    """From the signal to the end."""
-    words: str
-    """All that was said on standard error."""
-    left: list[str] = field(default_factory=list)
-    """Processes, files aside and files in TMPDIR that were left."""
-    state: str = ""
-    """What the ledger says of the release."""
-    finished: bool = False
-    """Whether the command was done before the signal came."""
+    words: str  # all that was said on standard error
+    left: list[str] = field(default_factory=list)  # processes, files aside and files in TMPDIR
+    state: str = ""  # of the release in the ledger
+    finished: bool = False  # the command was done before the signal came
 
     @property
     def faults(self) -> list[str]:
@@ -107,14 +100,9 @@ class Place:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         with (self.folder.parent / "words").open("w") as words:
             return subprocess.Popen(
-                arguments,
-                cwd=self.folder,
-                env={**os.environ, "TMPDIR": str(self.temporary)},
-                stdout=subprocess.DEVNULL,
-                stderr=words,
-                text=True,
-                start_new_session=True,
-            )
+                arguments, cwd=self.folder, env={**os.environ, "TMPDIR": str(self.temporary)}, text=True,
+                stdout=subprocess.DEVNULL, stderr=words, start_new_session=True,
+            )  # fmt: skip
 
     @property
     def words(self) -> str:

@@ -109,9 +109,6 @@ class DeathError(BaseException):
     """The process dies."""
 
 
-# --- below the ledger -------------------------------------------------------------------------------------------------
-
-
 class Machine:
     """Runs one call of one process: again on what it saw, then one step on the scene as it is."""
 
@@ -277,9 +274,6 @@ def told(text: str | None) -> Testimony | None:
         return None
     releases, capped = convert(json.loads(text), tuple[tuple[CommittedRelease, ...], Caps | None])
     return Testimony("head", releases, None, capped)
-
-
-# --- what a process does ----------------------------------------------------------------------------------------------
 
 
 def _guarantee() -> Guarantee:

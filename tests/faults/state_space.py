@@ -21,22 +21,8 @@ from dpdist._util.text import canonical
 from dpdist.ledger.journal import ORIGIN, _digest
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO
-from faults.state_machine import (
-    AFTER,
-    DATASET,
-    LEDGER_ID,
-    NAMES,
-    SECOND,
-    STAGE,
-    Books,
-    Command,
-    Local,
-    Scene,
-    advanced,
-    folded,
-    in_memory,
-    told,
-)
+from faults import state_machine
+from faults.state_machine import AFTER, NAMES, SECOND, STAGE, Books, Command, Local, Scene, advanced, folded, told
 
 
 class ViolationError(AssertionError):
@@ -66,38 +52,31 @@ class Space:
         self._steps: dict[tuple[int, int, int, int], tuple[Any, ...]] = {}
         self._sound: set[Any] = set()
 
-    def _id(self, thing: Any) -> int:
-        known = self._ids.get(thing)
+    def _id(self, thing: Any, key: Hashable = None) -> int:
+        """Return the number of a thing, or of all things with the same key."""
+        key = thing if key is None else key
+        known = self._ids.get(key)
         if known is None:
-            known = self._ids[thing] = len(self._things)
+            known = self._ids[key] = len(self._things)
             self._things.append(thing)
         return known
 
     def _local(self, local: Local) -> int:
         """Return the number of where a process stands; what it saw on its way there is of no account."""
-        key = local._replace(seen=())
-        known = self._ids.get(key)
-        if known is None:
-            known = self._ids[key] = len(self._things)
-            self._things.append(local)
-        return known
+        return self._id(local, local._replace(seen=()))
 
     def _books(self, books: Books) -> int:
         """Return the number of books; of the journal nothing counts but what it amounts to."""
         view = folded(books.journal)
         records = tuple(sorted((k, repr(v)) for k, v in view.records.items()))
         told = repr(view.capped), view.witnessed, view.exhausted, view.exceeded, view.format
-        key = records, *told, books.blobs, books.line
-        known = self._ids.get(key)
-        if known is None:
-            known = self._ids[key] = len(self._things)
-            self._things.append(books)
-        return known
+        return self._id(books, (records, *told, books.blobs, books.line))
 
     def _first(self) -> tuple[int, ...]:
         text = canonical(
             {
-                "event": "created", "format": "dpdist-ledger/2", "ledger_id": LEDGER_ID, "dataset_id": DATASET,
+                "event": "created", "format": "dpdist-ledger/2", "ledger_id": state_machine.LEDGER_ID,
+                "dataset_id": state_machine.DATASET,
                 "epsilon_micro": self.budget * MICRO, "delta_atto": 0,
             }
         )  # fmt: skip
@@ -110,7 +89,7 @@ class Space:
         )  # fmt: skip
 
     def explore(self, limit: int | None = None) -> Space:
-        with in_memory():
+        with state_machine.in_memory():
             first = self._first()
             parents: dict[tuple[int, ...], tuple[tuple[int, ...], str] | None] = {first: None}
             waiting = deque([(first, 0)])
@@ -201,8 +180,6 @@ class Space:
                 left,
             )  # fmt: skip
         return known
-
-    # --- what must hold in every state
 
     def _check(self, state: tuple[int, ...]) -> None:
         for books in {state[0], state[1]} - {-1, -2}:

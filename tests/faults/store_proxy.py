@@ -55,9 +55,8 @@ def store_proxy(store: str) -> Iterator[Proxy]:
             if found is not None:
                 status, code = found
                 headed = [("Location", code + self.path)] if status // 100 == 3 else []
-                self._answer(
-                    status, headed, f"<Error><Code>{code}</Code><Message>secretword</Message></Error>".encode()
-                )
+                words = f"<Error><Code>{code}</Code><Message>secretword</Message></Error>"
+                self._answer(status, headed, words.encode())
                 return
             connection = http.client.HTTPConnection(behind)
             headers = {name: value for name, value in self.headers.items() if name.lower() not in proxy.drop}
@@ -99,12 +98,10 @@ def _from_google(headers: dict[str, str]) -> dict[str, str]:
     """Return headers in which a condition on the generation stands as one on the entity tag."""
     headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
     generation = headers.pop("x-goog-if-generation-match", None)
-    signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=me/20260101/us-east-1/s3/aws4_request, Signature=0"}
-    if generation is None:
-        return headers | signed
-    return (
-        headers | signed | ({"If-None-Match": "*"} if generation == "0" else {"If-Match": f'"{int(generation):032x}"'})
-    )
+    headers["Authorization"] = "AWS4-HMAC-SHA256 Credential=me/20260101/us-east-1/s3/aws4_request, Signature=0"
+    if generation == "0":
+        return headers | {"If-None-Match": "*"}
+    return headers if generation is None else headers | {"If-Match": f'"{int(generation):032x}"'}
 
 
 def _for_google(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:

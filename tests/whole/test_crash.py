@@ -249,21 +249,6 @@ def test_runs_at_once_end_well_with_one_stage_and_one_release(place: Place, chos
     assert place.events()["staged"] == (1 if chosen else 0)
 
 
-def test_a_release_killed_again_and_again_is_charged_once(run: Run, place: Place) -> None:
-    points = ("after the draw", "after the draft", "inside the commit")
-    for attempt, point in enumerate(points, start=1):
-        place.marker.unlink(missing_ok=True)
-        assert run(place, place.command(), "kill", point) == -signal.SIGKILL
-        assert place.marker.exists()
-        record = place.record
-        assert record is not None
-        assert (record.state, record.fence) == (State.RESERVED, attempt)
-        assert len(place.blobs) <= 1  # the drafts of earlier attempts are gone before a new one is written
-        assert losses(place.ledger) == [COST]
-    assert run(place, place.command()) == 0
-    require_one_release(place)
-
-
 def test_a_release_in_bands_killed_between_two_of_them_is_drawn_anew_as_a_whole(run: Run, place: Place) -> None:
     command = place.command("--mechanism", "laplace")
     assert run(place, command, "kill", "in the second band", "bands") == -signal.SIGKILL

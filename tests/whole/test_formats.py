@@ -129,7 +129,7 @@ def test_tables_hold_all_loadings_and_coefficients_to_the_bit(
             return pd.read_parquet(path)
         return pa.csv.read_csv(path).to_pandas()  # the floats of pandas 2 may be off by a bit
 
-    names = ["'=1+1", "'@x", "a,b", 'q"t', "mass"] if kind == "csv" else HOSTILE
+    names = ["'=1+1", "'@x", *HOSTILE[2:]] if kind == "csv" else HOSTILE
     found, model = read(loadings), dpdist.open_model(tmp_path / "m.zarr").components
     assert list(found.column) == names * 2
     assert list(found.component) == [1] * 5 + [2] * 5
@@ -145,19 +145,18 @@ def test_tables_hold_all_loadings_and_coefficients_to_the_bit(
         assert [found.loc[shown_as][key] for key in ("value", "low", "high")] == [
             said[name][key] for key in ("value", "low", "high")
         ]
+    for command, *more in (("covariance",), ("synthesise", "--rows", "3")):  # no header of a table is a formula
+        assert call(command, place / "release.zarr", tmp_path / f"{command}.csv", *more).code == 0
+        assert next(csv.reader((tmp_path / f"{command}.csv").read_text().splitlines())) == [
+            "'=1+1",
+            "'@x",
+            *HOSTILE[2:],
+        ]
     for command in (("pca", place / "release.zarr", tmp_path / "n.zarr", "--components", "1"),
                     ("regress", place / "release.zarr", "--target", "mass")):  # fmt: skip
         wrong = call(*command, "--table", tmp_path / "x.txt")
         assert (wrong.code, "ends in .csv or .parquet" in wrong.err) == (2, True)
     assert not (tmp_path / "n.zarr").exists()
-
-
-def test_no_header_of_a_table_is_a_formula(place: Path, tmp_path: Path, call: Call) -> None:
-    for command, *more in (("covariance",), ("synthesise", "--rows", "3")):
-        assert call(command, place / "release.zarr", tmp_path / "t.csv", *more).code == 0
-        head = next(csv.reader((tmp_path / "t.csv").read_text().splitlines()))
-        assert head == ["'=1+1", "'@x", "a,b", 'q"t', "mass"]
-        (tmp_path / "t.csv").unlink()
 
 
 def test_r_reads_a_release_a_model_and_a_table(place: Path, tmp_path: Path, call: Call) -> None:

@@ -36,8 +36,6 @@ def test_a_small_release_needs_no_cluster_no_compiler_and_no_reader_of_files(her
     found = imported(here, "release", "rows.zarr", "release.zarr", *LOSS)
     assert found >= LIBRARIES - {"scipy"}
     assert not found & (FOR_WORKERS | FOR_FILES | FOR_OTHERS)
-    named = imported(here, "release", "rows.zarr", "named.zarr", *LOSS, "--id", "another", "--workers", "1")
-    assert named >= {"dask", "distributed"}
 
 
 def test_rows_without_a_schema_need_no_pandas(tmp_path: Path) -> None:
