@@ -1,7 +1,6 @@
-"""What tests of several rooms need: servers, commands, a folder with rows, and how examples are chosen.
+"""What tests of several rooms need: servers, commands, and a folder with rows.
 
-Hypothesis takes the same examples in every run, so that a change is judged by what it changed; new ones, and more of
-them, are looked for with ``pytest --hypothesis-profile explore``. None may be fast enough or not.
+Hypothesis takes the same examples in every run; ``pytest --hypothesis-profile explore`` looks for new ones, and more.
 """
 
 from __future__ import annotations
@@ -88,9 +87,6 @@ def scheduler() -> Iterator[str]:
         ) as cluster,
     ):  # fmt: skip
         yield cluster.scheduler_address
-
-
-# --- commands
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from dpdist.rows.dataset import created
 from faults import postgres_server, sentinel
 from faults.chaos import Fault
 from faults.chaos_cluster import ENVIRONMENT, WORKERS, Cluster
-from faults.chaos_disks import small_disk
+from faults.chaos_faults import small_disk
 from faults.chaos_scene import OverError, Scene
 from faults.forks import Forks, forking
 from faults.namespaces import network

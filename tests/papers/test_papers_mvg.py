@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import stats
-from support.folders import ROOT
 from support.paper_runs import results, run
 from support.tallies import FALSE_ALARM
 
@@ -167,14 +165,3 @@ def test_two_covariances_have_the_law_that_is_proved_and_not_that_of_their_mean(
     assert plausible(symmetric_covariance(noise.rows, noise.columns))
     assert not plausible(symmetric_covariance(mean, mean))
     assert not plausible(np.diag(np.diag(symmetric_covariance(rows, columns))))
-
-
-def test_the_page_shows_how_a_table_is_copied() -> None:
-    page = (ROOT / "papers" / "chanyaswad" / "README.md").read_text()
-    block = page.partition("```python\n")[2].partition("```")[0]
-    made: dict[str, Any] = {}
-    exec(block, made)  # noqa: S102 - as printed
-    assert made["copy"].shape == (248, 6)
-    mu = 2 * math.sqrt(np.sum(1 / made["deviations"] ** 2))
-    assert mu == pytest.approx(1 / gaussian_sigma(PrivacyLoss.parse("1", "0.004")))
-    assert made["deviations"][1] < made["deviations"][2]
