@@ -95,7 +95,7 @@ def _without_caps(patch: pytest.MonkeyPatch) -> None:
 
 
 TWINS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Space, str]] = {
-    "fencing": (_without_fencing, Space([X, X]), "given out"),
+    "fencing": (_without_fencing, Space([X, X]), "given out|more is charged"),
     "the witness": (_without_witness, Space([X, COPY_OF_X], copied=True), "before the witness"),
     "telling the witness": (_witness_never_told, Space([X]), "before the witness"),
     "the cap": (_without_caps, Space([X, Y]), "more is charged"),
