@@ -21,7 +21,6 @@ from faults.postgres_server import PASSWORD, Server
 from hypothesis import settings
 from support.cli_scene import BUDGET, CHUNKS, COLUMNS, LOSS, ROWS, Call, Said
 from support.dithering import KEY
-from support.folders import without_data
 
 from dpdist import cli
 from dpdist.mechanisms.gaussian import CalibratedGaussian
@@ -34,13 +33,6 @@ from dpdist.rows.dataset import created
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("same")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was not run for want of data, and how to get it."""
-    said = without_data(report.longrepr[-1] for report in terminalreporter.stats.get("skipped", ()))
-    if said:
-        terminalreporter.write_line(said)
 
 
 @pytest.fixture
@@ -139,7 +131,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with whole runs: a file of theirs may take minutes, and two processes shall end at the same time."""
+    """Begin with whole runs, which take longest."""
     items.sort(key=lambda item: "whole" not in item.path.parts)
 
 

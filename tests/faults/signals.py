@@ -139,7 +139,7 @@ class Place:
 
     def left(self, session: int) -> list[str]:
         deadline = time.monotonic() + _GONE_SECONDS
-        while (processes := _session(session)) and time.monotonic() < deadline:
+        while (processes := session(session)) and time.monotonic() < deadline:
             time.sleep(_LOOK)
         aside = [str(path.relative_to(self.folder)) for path in self.folder.rglob("*.partial")]
         temporary = [f"TMPDIR/{path.relative_to(self.temporary)}" for path in self.temporary.rglob("*")]
@@ -173,7 +173,7 @@ def _handlers_stand(process: subprocess.Popen[str]) -> bool:
     return False
 
 
-def _session(leader: int) -> list[str]:
+def session(leader: int) -> list[str]:
     """Name the processes of a session, except its leader and those that are dead."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -10,11 +10,7 @@ PATIENCE = 900.0
 
 
 def until(
-    happened: Callable[[], object],
-    seconds: float = PATIENCE,
-    *,
-    every: float = 0.02,
-    words: Callable[[], str] = str,
+    happened: Callable[[], object], seconds: float = PATIENCE, *, every: float = 0.02, words: Callable[[], str] = str
 ) -> None:
     deadline = time.monotonic() + seconds
     while not happened():

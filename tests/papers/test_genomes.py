@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.folders import NO_GENOMES, PUBLIC_DATA
+from support.folders import PUBLIC_DATA
 from support.paper_runs import PNG, results, run
 
 from dpdist.errors import DataError
@@ -107,7 +107,7 @@ def test_a_small_version_runs(scheduler: str, folder: Path, tmp_path: Path, caps
     assert told["all variants", "1"]["threshold in people"][0] > told["panel 5", "1"]["threshold in people"][0]
 
 
-@pytest.mark.skipif(not (PUBLIC_DATA / "hapmap3.npz").exists(), reason=NO_GENOMES)
+@pytest.mark.skipif(not (PUBLIC_DATA / "hapmap3.npz").exists(), reason="the real genomes are not here")
 def test_the_real_cohorts_agree_in_their_alleles() -> None:
     found = genomes.read(PUBLIC_DATA)
     assert found.facts["people of the panel"] == 393

@@ -41,13 +41,7 @@ class Said(NamedTuple):
         assert self.out == ""
         assert "Traceback" not in self.err
         *labels, message = self.err.splitlines()
-        begun = {
-            "Ingesting",
-            "Registering rows",
-            "Summing rows",
-            "Projecting rows",
-            "Waiting for workers",
-        }
+        begun = {"Ingesting", "Registering rows", "Summing rows", "Projecting rows", "Waiting for workers"}
         assert {WHERE.sub("", label) for label in labels} <= begun
         assert message.startswith("dpdist: ")
         return message

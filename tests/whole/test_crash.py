@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import crash_driver
+from faults import crash_driver, signals
 from faults.crash_points import FAULTS, STAGED_FAULTS, Left
 from faults.forks import forking
 from faults.nightly import events
@@ -111,7 +111,6 @@ Run = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """Give a function that runs a command line in a fork, computing inline, and returns its exit code."""
     with forking() as forks:
 
         def run(
@@ -130,31 +129,15 @@ def run() -> Iterator[Run]:
 def started(
     place: Place, command: Sequence[str], action: str = "note", point: str = "", cluster: str = "processes"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command line in a session of its own, of which nothing survives the block."""
     arguments = [action, point, str(place.marker), cluster, *command]
     with (place.folder / "words").open("ab") as words:
         process = subprocess.Popen([*DRIVER, *arguments], stdout=words, stderr=words, start_new_session=True)
         try:
             yield process
         finally:
-            for member in session(process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(member, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait(PATIENCE)
-
-
-def session(leader: int) -> list[int]:
-    """Return the living processes of a session."""
-    members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _, _, sid = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-            except (OSError, ValueError):
-                continue  # it ended meanwhile
-            if int(sid) == leader and state != "Z":
-                members.append(int(entry.name))
-    return members
 
 
 def what_is_left(place: Place) -> Left:
@@ -264,14 +247,16 @@ def test_a_release_on_a_real_cluster_killed_half_way_is_finished_by_the_same_com
     with started(place, command, "kill", "with the cluster at work") as process:
         assert process.wait(PATIENCE) == -signal.SIGKILL
         assert place.marker.exists()
-        until(lambda: not session(process.pid))  # the workers hold sums of private rows: they must not stay behind
+        until(
+            lambda: not signals.session(process.pid)
+        )  # the workers hold sums of private rows: they must not stay behind
     record = place.record
     assert record is not None
     assert record.state is State.RESERVED
     assert not place.target.exists()
     with started(place, command) as process:
         assert process.wait(PATIENCE) == 0
-        until(lambda: not session(process.pid))
+        until(lambda: not signals.session(process.pid))
     require_one_release(place)
 
 

@@ -19,6 +19,7 @@ import pytest
 from support.cli_scene import Call
 from support.folders import STORED, unpack
 
+from dpdist import fit_components
 from dpdist.errors import DataError
 from dpdist.ingest.registered import open_rows
 from dpdist.pca.model import open_model
@@ -53,17 +54,17 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with rows, their ledger, a release and its model."""
     folder = tmp_path_factory.mktemp("kept")
     unpack(STORED / "laplace-0.1.0.tar.gz", folder)
+    fit_components(folder / "release.zarr", folder / "model.zarr", 2)
     return folder
 
 
 @pytest.fixture
-def here(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Path:
-    """Work beside rows, their ledger, a release and its model."""
+def here(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    assert call("pca", "release.zarr", "model.zarr", "--components", "2").code == 0
     return tmp_path
 
 
@@ -82,7 +83,6 @@ def hole(path: Path) -> None:
 
 
 def elsewhere(path: Path) -> None:
-    """Let a link lead to the same bytes."""
     path.rename(path.with_name("moved"))
     path.symlink_to("moved")
 
