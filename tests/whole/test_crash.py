@@ -247,9 +247,7 @@ def test_a_release_on_a_real_cluster_killed_half_way_is_finished_by_the_same_com
     with started(place, command, "kill", "with the cluster at work") as process:
         assert process.wait(PATIENCE) == -signal.SIGKILL
         assert place.marker.exists()
-        until(
-            lambda: not signals.session(process.pid)
-        )  # the workers hold sums of private rows: they must not stay behind
+        until(lambda: not signals.session(process.pid))  # workers hold sums of private rows
     record = place.record
     assert record is not None
     assert record.state is State.RESERVED
