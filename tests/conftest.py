@@ -37,7 +37,7 @@ settings.load_profile("same")
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep what is seen of ledgers in a folder of the test's own, which does not exist yet."""
+    """Keep the witness in a folder of the test's own, which does not exist yet."""
     chosen = tmp_path / "deep" / "state"
     monkeypatch.setenv("DPDIST_STATE_HOME", str(chosen))
     return chosen
@@ -51,7 +51,7 @@ def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def typed() -> Iterator[None]:
-    """Let messages name options and commands, as whoever types them is told."""
+    """Let messages name options and commands."""
     with naming(COMMAND_LINE):
         yield
 

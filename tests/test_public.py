@@ -111,7 +111,7 @@ print(dpdist.Ledger(3).balance())
 
 
 def examples() -> list[str]:
-    """Return what README and the pages show of Python that stands alone."""
+    """Return the Python of README and the pages."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
     return re.findall(r"^```python\n(.*?)^```", "\n".join(map(Path.read_text, pages)), re.DOTALL | re.MULTILINE)
 
@@ -167,7 +167,7 @@ def test_a_loss_is_read_exactly_however_it_is_written() -> None:
 
 
 def test_a_script_imports_nothing_below_the_package() -> None:
-    """The pages show what users type: what is not public may be gone with the next version."""
+    """Users type what pages show, and a private name may be gone with the next version."""
     text = "\n".join(examples())
     assert not re.findall(r"(?:from|import) dpdist\.\w+", text)
     for line in re.findall(r"from dpdist import (.+)", text):

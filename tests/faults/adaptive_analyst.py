@@ -1,6 +1,6 @@
 """What an analyst can win who chooses each request from the answers before it: backward induction over a ledger's rule.
 
-An analyst has a menu of requests and asks the ledger for one after the other. His state is what is charged and the
+An analyst has a menu of requests and asks the ledger for one after the other. His state is the charge and the
 loss ``L = log P/Q`` of the answers so far; he takes whatever accepted request makes the delta of the whole interaction
 largest, or stops. Each request is answered by the worst mechanism of its guarantee: a Gaussian one by a Gaussian
 (``L`` grows by a normal of mean mu²/2 and variance mu²), a pure one by randomised response, one of bounded range by a
@@ -52,7 +52,7 @@ def ranged(epsilon: str) -> Guarantee:
 
 
 class Rule(Protocol):
-    """What a ledger accepts: a state of what is charged, which one more release turns into another."""
+    """What a ledger accepts: a state of its charges, which one more release turns into another."""
 
     def key(self) -> object: ...
 
@@ -181,7 +181,7 @@ def largest_pure(rule: OldRule) -> Guarantee | None:
 
 
 def staircase(budget: PrivacyLoss, shares: Sequence[Fraction]) -> tuple[Guarantee, ...]:
-    """Return the menu of the attack that was found first: Gaussian steps, and with each what is left as a pure one."""
+    """Return the menu of the attack that was found first: Gaussian steps, each with the rest as a pure one."""
     epsilon, delta = f"{budget.epsilon:f}", f"{budget.delta:.18f}"
     steps = [gaussian(epsilon, delta, share) for share in shares]
     menu: list[Guarantee] = []
@@ -205,7 +205,7 @@ def random_staircase(budget: PrivacyLoss, seed: int) -> tuple[Guarantee, ...]:
 
 
 def random_menu(budget: PrivacyLoss, seed: int) -> tuple[Guarantee, ...]:
-    """Return a menu of four requests of all kinds, each of which the budget could pay at least in part."""
+    """Return a menu of four requests of all kinds, each within the budget at least in part."""
     source = random.Random(seed)
     epsilon = budget.epsilon
     menu: list[Guarantee] = []
@@ -222,7 +222,7 @@ def random_menu(budget: PrivacyLoss, seed: int) -> tuple[Guarantee, ...]:
 
 
 def played(budget: PrivacyLoss, menu: Sequence[Guarantee], stages: int, points: int) -> dict[str, float]:
-    """Return what is reached over the budget's delta, against the old rule and the new one."""
+    """Return the delta reached over the budget's, against the old rule and the new one."""
     results = {}
     for name, rule in (("before", OldRule(budget)), ("after", NewRule(None, budget))):
         for bound, up in (("low", False), ("high", True)):

@@ -28,7 +28,7 @@ _ALWAYS = (
 )  # fmt: skip
 _WORK = "with the cluster at work"
 _TURNS = ("after the beginning", "after the draw", "after the commit")
-"""Where the release stands on the other side of a decision."""
+"""Points after which a decision holds."""
 _CHOOSING = (
     "after the reservation", "after the counts are drawn", "inside the staging", "after the stage", "after the draw",
     "inside the commit", "after the rename",

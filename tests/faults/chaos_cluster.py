@@ -98,7 +98,7 @@ class Cluster:
         return child
 
     def mend(self) -> None:
-        """Replace what is dead or stopped, and wait until all are there and nobody else."""
+        """Replace dead and stopped processes, and wait until exactly these are there."""
         for child in [*self.past, *self.children.values()]:
             if child.state == "T":
                 child.kill()

@@ -75,7 +75,7 @@ class Scene:
     """Of the driver."""
     search_memory: bool = True
     choice: tuple[str, ...] = ()
-    """What the release is told to choose first, each in a draw of its own: options and their words."""
+    """Options for the first choices of the release, each in a draw of its own."""
     stages: set[str] = field(default_factory=set)
     _children: list[Child] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)

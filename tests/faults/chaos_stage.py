@@ -31,7 +31,7 @@ from faults.postgres_server import Server
 TRIES = 5
 """How often a fault may come too late: one in ten does on a busy machine."""
 _CHOICES = {"scale": ("--scale", "private"), "scale and norm": ("--scale", "private", "--clip", "private")}
-"""What a release is told to choose first, by what a fault needs."""
+"""Options for the first choices of a release, by the need of a fault."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ At POINT the driver writes MARKER, the proof that the fault landed, and then act
 ``interrupt``  interrupts itself as Ctrl-C does
 ``terminate``  sends itself SIGTERM, as a batch scheduler does
 ``stop``       stops itself until somebody lets it continue
-``linger``     waits there for what is done from outside, until MARKER.go exists
+``linger``     waits there until MARKER.go exists
 ``meet-N``     waits until N processes have come to this point (MARKER is a folder then)
 ``note``       goes on
 
@@ -142,7 +142,7 @@ def run(arguments: Sequence[str]) -> None:
         strikes = iter([True])  # once: a point may be passed again, by an attempt that begins anew
         points()[point].patch(functools.partial(_act, action, Path(marker)), lambda: next(strikes, False))
     if cluster != "processes":
-        Cluster.named = False  # type: ignore[assignment,method-assign] # whoever names workers is served here
+        Cluster.named = False  # type: ignore[assignment,method-assign] # a command that names workers computes here
     if cluster == "bands":
         in_bands(2)
     sys.argv[1:] = rest
@@ -154,7 +154,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _strike(armed: Path) -> None:
-    """Act as a file says; whoever takes it away is the one to act."""
+    """Act as a file says; the thread that takes it away acts."""
     with suppress(FileNotFoundError):
         taken = armed.rename(armed.with_suffix(f".{os.getpid()}-{threading.get_ident()}"))
         action, marker = json.loads(taken.read_text())
@@ -196,7 +196,7 @@ def _child(asked: dict[str, Any]) -> None:
 
 
 def serve() -> None:
-    """Run what is asked for, one JSON line after the other; tell the id of each process, and its exit code at its end.
+    """Run each JSON line that is read; tell the id of each process, and its exit code at its end.
 
     Who asks is gone when standard input ends; then whatever still runs is killed.
     """

@@ -137,7 +137,7 @@ def points() -> dict[str, Point]:
 
 @dataclass(frozen=True)
 class Left:
-    """What a fault leaves: where the release stands, the attempts begun, files in the private folder, a publication."""
+    """What a fault leaves: the state of the release, the attempts begun, files in the private folder, a publication."""
 
     state: str | None
     fence: int = 0

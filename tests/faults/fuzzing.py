@@ -59,7 +59,7 @@ GENES = ["g0", "g1", "g2", "g3"]
 
 @dataclass(frozen=True)
 class Kind:
-    """What is damaged, and what reads it."""
+    """A damaged file, and the commands that read it."""
 
     damaged: str
     commands: tuple[tuple[str, ...], ...]
@@ -307,7 +307,7 @@ def wrong_with(folder: Path, code: int, before: set[str], entries: int | None) -
     lines = [line for line in said.splitlines() if line and line not in LABELS and _DIMENSIONS not in line]
     usage = code == 2 and bool(lines) and lines[-1].startswith(("Error: ", "dpdist: "))
     if code and not usage and (len(lines) != 1 or not lines[0].startswith("dpdist: ")):
-        inspected = not lines  # inspect lists what is damaged on standard output, and ends with 4
+        inspected = not lines  # inspect lists the damage on standard output, and ends with 4
         if not inspected:
             return "it said more than one sentence"
     if any(word in said for word in ("Traceback", "Warning", "\x1b")):

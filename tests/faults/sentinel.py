@@ -67,7 +67,7 @@ def exact_moment(table: Table, clip: float = CLIP) -> npt.NDArray[np.int64]:
 
 
 def _upper(values: npt.NDArray[Any], kept: int) -> bytes:
-    """Return an expression for 64-bit numbers side by side of which the lowest bytes may be any, all but so many."""
+    """Return an expression for adjacent 64-bit numbers with any lowest bytes, all but so many."""
     numbers = [value.tobytes()[8 - kept :] for value in values]
     return (b".{%d}" % (8 - kept)).join(map(re.escape, numbers))
 

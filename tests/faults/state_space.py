@@ -3,8 +3,8 @@
 Who died runs the same command again. The ledger may be copied once to another folder, at any time, and restored once
 from a backup that was taken at any time. :mod:`state_machine` says what a step is.
 
-A state is the books of both folders, the witness, what was given out, the backup, and where each process stands. Two
-journals are one state if they amount to the same; two histories of a process are one if it stands at the same place
+A state is the books of both folders, the witness, what was given out, the backup, and the place of each process. Two
+journals are one state if they amount to the same; two histories of a process are one if it is at the same place
 with the same variables. The real code runs once for each step that differs in what it can see.
 """
 
@@ -62,7 +62,7 @@ class Space:
         return known
 
     def _local(self, local: Local) -> int:
-        """Return the number of where a process stands; what it saw on its way there is of no account."""
+        """Return the number of the place of a process; what it saw on its way there does not count."""
         return self._id(local, local._replace(seen=()))
 
     def _books(self, books: Books) -> int:
@@ -214,7 +214,7 @@ class Space:
             self._check_open(books, witness, asked)
 
     def _check_follows(self, out: frozenset[tuple[str, bytes]]) -> None:
-        """Check that what has a stage follows from the one that was given out; no ledger can tell what is in a draw."""
+        """Check that a draw follows from the stage that was given out; no ledger knows the contents of a draw."""
         before: dict[str, str] = {}
         for name, draws in {(command.release_id, command.draws) for command in self.commands}:
             parts = (f"{name}{STAGE}", f"{name}{SECOND}")[: draws - 1]
@@ -226,7 +226,7 @@ class Space:
                 raise ViolationError(f"{name} does not follow from the stage that was given out: {sorted(out)}")
 
     def _check_open(self, books: int, witness: int, asked: Command) -> None:
-        """Check that whoever comes now, alone, is served or refused for a reason that holds."""
+        """Check that a process that comes now, alone, is served or refused for a reason that holds."""
         key, release_id = (books, witness, asked), asked.release_id
         if key in self._sound:
             return

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 Answer = tuple[int, str]
-"""A status, and the code that stands in the body; or, from 300 to 399, the server to which the request is sent on."""
+"""A status, and the code in the body; or, from 300 to 399, the server to which the request is sent on."""
 DENIED: Answer = (403, "AccessDenied")
 EXPIRED: Answer = (400, "ExpiredToken")
 GONE: Answer = (0, "")
@@ -21,7 +21,7 @@ GONE: Answer = (0, "")
 
 @dataclass
 class Proxy:
-    """What stands between."""
+    """A proxy, and what it does."""
 
     url: str = ""
     fault: Callable[[str, str], Answer | None] = lambda method, path: None  # noqa: ARG005
@@ -95,7 +95,7 @@ def store_proxy(store: str) -> Iterator[Proxy]:
 
 
 def _from_google(headers: dict[str, str]) -> dict[str, str]:
-    """Return headers in which a condition on the generation stands as one on the entity tag."""
+    """Return headers with a condition on the entity tag in place of the generation."""
     headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
     generation = headers.pop("x-goog-if-generation-match", None)
     headers["Authorization"] = "AWS4-HMAC-SHA256 Credential=me/20260101/us-east-1/s3/aws4_request, Signature=0"

@@ -100,7 +100,7 @@ def test_components_that_may_be_noise_are_grey_and_folded(tmp_path: Path) -> Non
 
 
 def told(values: Values, count: int, edge: float) -> Alignment:
-    """Return what is told of components, of which some are counted."""
+    """Return the alignment of components; the first ``count`` rise above the noise."""
     known = np.where(np.arange(len(values)) < count, 0.9, np.nan)
     groups = tuple(range(i, i + 1) for i in range(count))
     ends = np.column_stack([known, known])

@@ -1,4 +1,4 @@
-"""Mechanisms that say how they were drawn, whoever draws."""
+"""Mechanisms whose draws depend on their place alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.scripted import Scripted
 
 @dataclass(frozen=True)
 class Replayed(IndependentEntries):
-    """A mechanism whose draws follow from where they stand, whoever makes them."""
+    """A mechanism whose draws follow from the place of their band."""
 
     fixed: CalibratedGaussian
     seed: int

@@ -25,7 +25,7 @@ NAMES = [f"gene {i}" for i in range(COLUMNS)]
 
 
 def table(seed: int = 0) -> npt.NDArray[np.float64]:
-    """Return rows of which some are clipped and many entries are zero."""
+    """Return rows; some are clipped, and many entries are zero."""
     generator = np.random.default_rng(seed)
     rows = generator.normal(size=(ROWS, COLUMNS)) * np.linspace(3, 0.5, COLUMNS) + 1
     rows[generator.uniform(size=rows.shape) < 0.3] = 0

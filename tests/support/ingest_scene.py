@@ -1,4 +1,4 @@
-"""Files for the tests of ingest, as independent writers make them, and what is checked of every refusal."""
+"""Files for the tests of ingest, as independent writers make them, and the checks of every refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats for readers that are not dpdist: JSON schemas, tables and the card; and R reads what is published."""
+"""Formats for readers that are not dpdist: JSON schemas, tables and the card; and R reads releases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOSS: dict[str, Any] = {"epsilon": 50, "delta": 1e-6, "clip": 12}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a release of five columns, the last of which the first two explain."""
+    """Return a folder with a release of five columns; the first two explain the last."""
     here = tmp_path_factory.mktemp("formats")
     rows = np.random.default_rng(1).normal(size=(4000, 5)) @ np.diag([4, 3, 2, 1, 1])
     rows[:, 4] += rows[:, 0] - rows[:, 1] / 2
