@@ -35,6 +35,7 @@ from dpdist.rows.dataset import created
 
 BUDGET, COST = PrivacyLoss.parse("3"), PrivacyLoss.parse("1")
 DRIVER = [sys.executable, crash_driver.__file__]
+PLAIN = ("--epsilon", "1", "--clip", "64")
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Place:
     def blobs(self) -> list[str]:
         return sorted(path.name for path in (budget.default_ledger(self.rows) / "blobs").iterdir())
 
-    def command(self, *more: str, epsilon: str = "1") -> list[str]:
-        return ["release", str(self.rows), str(self.target), "--epsilon", epsilon, "--clip", "64", *more]
+    def command(self, *more: str, options: Sequence[str] = PLAIN, to: Path | None = None) -> list[str]:
+        return ["release", str(self.rows), str(to or self.target), *options, *more]
 
     def published(self) -> dict[str, bytes]:
         return tree(self.target.parent)
@@ -90,19 +91,19 @@ def place(tmp_path: Path) -> Place:
     return made
 
 
-def require_one_release(place: Place, cost: PrivacyLoss = COST) -> Release:
+def require_one_release(place: Place, chosen: str = "") -> Release:
     ledger, record = place.ledger, place.record
     ledger.verify()
     assert record is not None
     assert record.state is State.PUBLISHED
-    assert losses(ledger) == [cost]
+    assert losses(ledger) == [BUDGET if chosen else COST]  # a choice takes all of it
     events = place.events()
     assert (events["reserved"], events["committed"], events["published"], events["aborted"]) == (1, 1, 1, 0)
+    assert events["staged"] == len(record.stages) == bool(chosen)
     assert place.blobs == sorted(record.blobs)
     assert [path.name for path in place.target.parent.iterdir()] == [place.target.name]
     release = open_release(place.target)
-    assert release.release_id == record.release_id
-    assert release.rows == 500
+    assert (release.release_id, release.rows) == (record.release_id, 500)
     return release
 
 
@@ -152,75 +153,50 @@ STRUCK = (
     "before the rename", "after the rename", "inside the record",
 )  # fmt: skip
 """The other points leave what one of these leaves, and are struck by benchmarks/chaos.py."""
+CHOICES = {
+    "": PLAIN,
+    "clip norm": ("--epsilon", "3", "--clip", "private"),
+    # half of epsilon, for there are few rows
+    "scale": ("--epsilon", "3", "--clip", "auto", "--scale", "private", "--scale-share", "0.5"),
+}
+KILLED = [
+    *(("", point, FAULTS[point]) for point in STRUCK),
+    *((chosen, *left) for chosen, left in zip(cycle(("clip norm", "scale")), STAGED_FAULTS.items(), strict=False)),
+]
 
 
-@pytest.mark.parametrize("point", STRUCK)
-def test_a_release_killed_at_any_moment_is_finished_by_the_same_command(run: Run, place: Place, point: str) -> None:
-    assert run(place, place.command(), "kill", point) == -signal.SIGKILL
+@pytest.mark.parametrize(("chosen", "point", "left"), KILLED, ids=lambda each: each if isinstance(each, str) else "")
+def test_a_release_killed_at_any_moment_is_finished_by_the_same_command_and_keeps_its_stages(
+    run: Run, place: Place, chosen: str, point: str, left: Left
+) -> None:
+    command = place.command(options=CHOICES[chosen])
+    assert run(place, command, "kill", point) == -signal.SIGKILL
     assert place.marker.exists()
-    assert what_is_left(place) == FAULTS[point]
+    assert what_is_left(place) == left
     place.ledger.verify()
-    observable = place.record.digest if place.record else None, place.published() if FAULTS[point].published else None
-
-    assert run(place, place.command()) == 0
-    require_one_release(place)
-    first = place.published()
+    before, seen = place.record, place.published() if left.published else None
+    assert run(place, command) == 0
+    release, after, first = require_one_release(place, chosen), place.record, place.published()
+    assert after is not None
     # what could be seen after the fault is what can be seen for ever
-    digest, seen = observable
-    assert place.record is not None
-    assert digest in {None, place.record.digest}
     assert seen in (None, first)
-    if point == "inside the commit":
+    if before is not None:
+        assert before.digest in {None, after.digest}
+        assert before.stages == after.stages[: len(before.stages)]
+    if chosen:
+        assert release.stage is not None
+        for name in {"clip_norm", "centre", "scale"} & set(release.stage.chosen):
+            assert getattr(release.bound, name) == release.stage.chosen[name]
+    elif point == "inside the commit":
         head = place.ledger.head
-        assert run(place, place.command()) == 0
+        assert run(place, command) == 0
         require_one_release(place)
         assert (place.published(), place.ledger.head) == (first, head)
 
 
-PRIVATE = PrivacyLoss.parse("3")
-CHOICES = {
-    "clip norm": ("--clip", "private"),
-    "scale": (
-        "--clip",
-        "auto",
-        "--scale",
-        "private",
-        "--scale-share",
-        "0.5",
-    ),  # half of epsilon, for there are few rows
-}
-
-
-def choosing(place: Place, chosen: str) -> list[str]:
-    return ["release", str(place.rows), str(place.target), "--epsilon", "3", *CHOICES[chosen]]
-
-
-@pytest.mark.parametrize(("point", "chosen"), list(zip(STAGED_FAULTS, cycle(CHOICES), strict=False)))
-def test_a_release_that_chooses_something_first_killed_at_any_moment_keeps_its_stage(
-    run: Run, place: Place, point: str, chosen: str
-) -> None:
-    command = choosing(place, chosen)
-    assert run(place, command, "kill", point) == -signal.SIGKILL
-    assert place.marker.exists()
-    assert what_is_left(place) == STAGED_FAULTS[point]
-    assert place.record is not None
-    stages, digest = place.record.stages, place.record.digest
-    assert losses(place.ledger) == [PRIVATE]
-
-    assert run(place, command) == 0
-    release = require_one_release(place, PRIVATE)
-    assert place.record.stages
-    assert stages == place.record.stages[: len(stages)]
-    assert digest in {None, place.record.digest}
-    assert release.stage is not None
-    for name in {"clip_norm", "centre", "scale"} & set(release.stage.chosen):
-        assert getattr(release.bound, name) == release.stage.chosen[name]
-    assert place.events()["staged"] == 1
-
-
 @pytest.mark.parametrize(("chosen", "point"), [("", "after the beginning"), ("scale", "after the counts are drawn")])
 def test_runs_at_once_end_well_with_one_stage_and_one_release(place: Place, chosen: str, point: str) -> None:
-    command = choosing(place, chosen) if chosen else place.command()
+    command = place.command(options=CHOICES[chosen])
     place.marker.mkdir()  # where they wait for one another, so that they are at it together
     meeting = (place, command, "meet-3", point, "inline")
     with started(*meeting) as one, started(*meeting) as two, started(*meeting) as three:
@@ -228,8 +204,7 @@ def test_runs_at_once_end_well_with_one_stage_and_one_release(place: Place, chos
     assert codes == [0, 0, 0], (place.folder / "words").read_text()
     assert len(list(place.marker.iterdir())) == 3
     assert what_is_left(place).fence >= 3  # so many draws were begun; one counts
-    require_one_release(place, PRIVATE if chosen else COST)
-    assert place.events()["staged"] == (1 if chosen else 0)
+    require_one_release(place, chosen)
 
 
 def test_a_release_in_bands_killed_between_two_of_them_is_drawn_anew_as_a_whole(run: Run, place: Place) -> None:
@@ -288,13 +263,11 @@ def test_an_interrupted_release_says_so_and_is_finished_by_the_same_command(
 def test_the_budget_pays_for_as_many_releases_as_it_says_and_for_another_no_row_is_read(run: Run, place: Place) -> None:
     public, codes, point = place.target.parent, [], "before reading"
     for number, action in enumerate(("note", "kill", "note", "note")):
-        command = ["release", str(place.rows), str(public / f"{number}"), *place.command()[3:], "--id", f"n{number}"]
-        codes.append(run(place, command, action, point))
+        codes.append(run(place, place.command("--id", f"n{number}", to=public / f"{number}"), action, point))
         assert place.marker.exists() is (number < 3)
         place.marker.unlink(missing_ok=True)
     assert codes == [0, -signal.SIGKILL, 0, 3]  # one that died has spent its part
     assert "budget" in (place.folder / "words").read_text()
-    command = ["release", str(place.rows), str(public / "1"), *place.command()[3:], "--id", "n1"]
-    assert run(place, command) == 0
+    assert run(place, place.command("--id", "n1", to=public / "1")) == 0
     assert losses(place.ledger) == [COST] * 3
     assert len({path.read_bytes() for path in public.glob("*/lattice/c/0/0")}) == 3
