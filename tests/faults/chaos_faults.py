@@ -36,16 +36,11 @@ def _require_left(scene: Scene, point: str) -> None:
 
 def trusted_killed(scene: Scene, point: str, *, replaced: bool = True) -> None:
     """Kill the trusted node. Where it is a worker, another takes its place, or none does."""
+    child, _ = scene.held(point, action="kill")
     if scene.trusted == "driver":
-        marker = scene.marker("kill")
-        child = scene.start("kill", point, marker)
         scene.ends(child, -signal.SIGKILL)
-        scene.wait_for(marker)
         _require_left(scene, point)
         return
-    marker = scene.arm("trusted", point, "kill")
-    child = scene.start()
-    scene.wait_for(marker, child)
     victim = scene.cluster.children["trusted"]
     scene.land("the trusted worker died", true=victim.wait() == -signal.SIGKILL)
     _require_left(scene, point)
@@ -68,10 +63,8 @@ def driver_killed(scene: Scene, point: str) -> None:
 
 def driver_killed_at_work(scene: Scene, more: tuple[str, ...] | None = None) -> None:
     """Kill the driver while the workers sum: those of a cluster that stays, or its own, which must go with it."""
-    marker = scene.marker("kill")
-    child = scene.start("kill", "with the cluster at work", marker, more)
+    child, _ = scene.held("with the cluster at work", "driver", "kill", more)
     scene.ends(child, -signal.SIGKILL)
-    scene.wait_for(marker)
     scene.land(f"left {scene.left()}", true=scene.left() == ("reserved", 0, False))
 
 
@@ -85,21 +78,16 @@ def zombie(scene: Scene, point: str) -> None:
     """Stop the trusted node, let another attempt run, and then let the stopped one continue."""
     # who waits for a transaction that never ends gives up for now
     codes = (0, 5) if point in _IN_A_TRANSACTION else (0,)
+    child, _ = scene.held(point, action="stop")
     if scene.trusted == "driver":
-        marker = scene.marker("stop")
-        stopped = scene.start("stop", point, marker)
-        scene.wait_for(marker, stopped)
-        until(lambda: stopped.state == "T")
+        until(lambda: child.state == "T")
         scene.ends(scene.start(), *codes)
-        scene.land("stopped while another ran", true=stopped.state == "T")
+        scene.land("stopped while another ran", true=child.state == "T")
         if len(codes) == 1:
             scene.look()
-        stopped.kill(signal.SIGCONT)
-        scene.ends(stopped, *codes)
+        child.kill(signal.SIGCONT)
+        scene.ends(child, *codes)
         return
-    marker = scene.arm("trusted", point, "stop")
-    child = scene.start()
-    scene.wait_for(marker, child)
     victim = scene.cluster.children["trusted"]
     until(lambda: victim.state == "T")
     gone = scene.cluster.name("trusted")
@@ -183,9 +171,7 @@ def workers_killed(scene: Scene, point: str, roles: tuple[str, ...]) -> None:
 
 def sums_lost(scene: Scene) -> None:
     """Kill all workers while they hold the finished sums and the driver is about to fetch them; others come."""
-    marker = scene.marker("linger")
-    child = scene.start("linger", "before the sums are fetched", marker)
-    scene.wait_for(marker, child)
+    child, marker = scene.held("before the sums are fetched", "driver")
     for role in WORKERS:
         scene.cluster.children[role].kill()
         scene.land(f"{role} died", true=scene.cluster.children[role].wait() == -signal.SIGKILL)
@@ -198,9 +184,7 @@ def sums_lost(scene: Scene) -> None:
 
 def worker_stopped(scene: Scene, point: str, role: str) -> None:
     """Stop a worker for longer than the scheduler waits for it; let it go on when its work was done elsewhere."""
-    marker = scene.arm(role, point, "stop")
-    child = scene.start()
-    scene.wait_for(marker, child)
+    child, _ = scene.held(point, role, "stop")
     victim, name = scene.cluster.children[role], scene.cluster.name(role)
     until(lambda: victim.state == "T")
     scene.ends(child, 0)  # whether or not the scheduler has given it up by then
@@ -212,13 +196,7 @@ def worker_stopped(scene: Scene, point: str, role: str) -> None:
 def scheduler_restarted(scene: Scene, who: str, point: str) -> None:
     """Kill the scheduler while somebody is at a point; a new one comes at the same address."""
     cluster = scene.cluster
-    if who == "driver":
-        marker = scene.marker("linger")
-        child = scene.start("linger", point, marker)
-    else:
-        marker = scene.arm(who, point, "linger")
-        child = scene.start()
-    scene.wait_for(marker, child)
+    child, marker = scene.held(point, who)
     cluster.children["scheduler"].kill()
     scene.land("the scheduler died", true=cluster.children["scheduler"].wait() < 0)
     scene.go(marker)
@@ -231,9 +209,7 @@ def cut(scene: Scene, role: str, point: str) -> None:
         _cut_driver(scene, point)
         return
     cluster = scene.cluster
-    marker = scene.arm(role, point, "linger")
-    child = scene.start()
-    scene.wait_for(marker, child)
+    child, marker = scene.held(point, role)
     victim, name = cluster.children[role], cluster.name(role)
     with scene.cluster.cut(role):
         if role == "trusted":  # another comes, on another machine
@@ -263,9 +239,7 @@ def damaged(scene: Scene, how: str, when: str, pristine: Path) -> None:
         code = scene.ends(scene.start(), 0 if how == "sound NaN" else 4)
         scene.land(f"exit code {code}")
     else:
-        marker = scene.arm("one", "before reading", "linger")
-        child = scene.start()
-        scene.wait_for(marker, child)
+        child, marker = scene.held("before reading", "one")
         for chunk in range(sentinel.CHUNKS):  # nobody knows which this worker is about to read; others have read some
             scene.damage(chunk, how)
         scene.go(marker)

@@ -158,14 +158,16 @@ class Scene:
         self.cluster.arm(role, point, action, marker)
         return marker
 
-    def held(self, point: str) -> tuple[Child, Path]:
-        """Start the release and hold the trusted node at a point; return the driver and the marker to :meth:`go` on."""
-        if self.trusted == "driver":
-            marker = self.marker("held")
-            child = self.start("linger", point, marker)
-        else:
-            marker = self.arm("trusted", point, "linger")
-            child = self.start()
+    def held(
+        self, point: str, who: str = "", action: str = "linger", more: tuple[str, ...] | None = None
+    ) -> tuple[Child, Path]:
+        """Start the release, and act when a process, by default the trusted node, is at a point.
+
+        Return the driver, and the marker to :meth:`go` on.
+        """
+        who = who or ("driver" if self.trusted == "driver" else "trusted")
+        marker = self.marker(action) if who == "driver" else self.arm(who, point, action)
+        child = self.start(action, point, marker, more) if who == "driver" else self.start()
         self.wait_for(marker, child)
         return child, marker
 

@@ -211,23 +211,21 @@ class MemoryStorage:
         self.machine.step()
         transaction = MemoryTransaction(self.machine)
         yield transaction
-        books = self.machine.scene.books
-        self.machine.scene = self.machine.scene._replace(
-            books=books._replace(journal=(*books.journal, *transaction.added))
-        )
+        self._become(journal=(*self.machine.scene.books.journal, *transaction.added))
+
+    def _become(self, **changes: Any) -> None:
+        scene = self.machine.scene
+        self.machine.scene = scene._replace(books=scene.books._replace(**changes))
 
     def stage(self, name: str, pieces: Iterable[bytes]) -> str:
         self.machine.step()
         content = b"".join(pieces)
-        books = self.machine.scene.books
-        self.machine.scene = self.machine.scene._replace(books=books._replace(blobs=books.blobs | {(name, content)}))
+        self._become(blobs=self.machine.scene.books.blobs | {(name, content)})
         return sha256(content).hexdigest()
 
     def discard(self, name: str) -> None:
         if not self.machine.gone:  # its name is its own: it commutes with all that others do
-            books = self.machine.scene.books
-            left = frozenset(blob for blob in books.blobs if blob[0] != name)
-            self.machine.scene = self.machine.scene._replace(books=books._replace(blobs=left))
+            self._become(blobs=frozenset(blob for blob in self.machine.scene.books.blobs if blob[0] != name))
 
     @contextmanager
     def blob(self, name: str) -> Iterator[BinaryIO]:

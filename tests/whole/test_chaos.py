@@ -89,9 +89,7 @@ def test_the_same_command_after_a_fault_ends_with_one_release(stage: Stage, faul
 
 def test_the_workers_do_hold_the_sums_that_are_searched_for_elsewhere(stage: Stage) -> None:
     def look(scene: Scene) -> None:
-        marker = scene.marker("held")
-        child = scene.start("linger", "before the sums are fetched", marker)
-        scene.wait_for(marker, child)
+        child, marker = scene.held("before the sums are fetched", "driver")
         workers = [scene.cluster.children[role].pid for role in WORKERS]
         if not all(map(sentinel.may_read_memory, workers)):  # the kernel lets only root look; not seen is not absent
             pytest.skip("the memory of other processes cannot be read here: run as root")
