@@ -41,7 +41,7 @@ LOSS = ("--epsilon", "100000", "--delta", "1e-6")
 """No privacy to speak of, but noise far below the weight of a single row: one that is lost or doubled is seen."""
 ENDING = 100.0
 """Seconds within which a command must end; nobody's patience is longer than :data:`chaos_cluster.SETTINGS` say."""
-LANDING = 60.0
+LANDING = 100.0
 """Seconds within which a fault must land."""
 
 
