@@ -137,9 +137,9 @@ class Place:
             command, f"{number.name} {to}", moment, code, round(seconds, 2), self.words, left, self.state(), finished
         )
 
-    def left(self, session: int) -> list[str]:
+    def left(self, leader: int) -> list[str]:
         deadline = time.monotonic() + _GONE_SECONDS
-        while (processes := session(session)) and time.monotonic() < deadline:
+        while (processes := session(leader)) and time.monotonic() < deadline:
             time.sleep(_LOOK)
         aside = [str(path.relative_to(self.folder)) for path in self.folder.rglob("*.partial")]
         temporary = [f"TMPDIR/{path.relative_to(self.temporary)}" for path in self.temporary.rglob("*")]
