@@ -121,7 +121,8 @@ def test_type_checkers_know_what_is_public(tmp_path: Path) -> None:
     # else mypy repeats what it said of the same text, and where
     for number, text in enumerate([*examples(), f"{WRONG}# {tmp_path}\n"]):
         (tmp_path / f"script{number}.py").write_text(text)
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", *tmp_path.glob("*.py")]
+    scripts = map(str, tmp_path.glob("*.py"))
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", *scripts]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     (fault, summary) = done.stdout.splitlines()
     assert f"/script{number}.py:" in fault  # of a file that the cache knows, mypy names the folder where it first was
