@@ -147,11 +147,8 @@ def test_tables_hold_all_loadings_and_coefficients_to_the_bit(
         ]
     for command, *more in (("covariance",), ("synthesise", "--rows", "3")):  # no header of a table is a formula
         assert call(command, place / "release.zarr", tmp_path / f"{command}.csv", *more).code == 0
-        assert next(csv.reader((tmp_path / f"{command}.csv").read_text().splitlines())) == [
-            "'=1+1",
-            "'@x",
-            *HOSTILE[2:],
-        ]
+        head = next(csv.reader((tmp_path / f"{command}.csv").read_text().splitlines()))
+        assert head == ["'=1+1", "'@x", *HOSTILE[2:]]
     for words in (("pca", place / "release.zarr", tmp_path / "n.zarr", "--components", "1"),
                     ("regress", place / "release.zarr", "--target", "mass")):  # fmt: skip
         wrong = call(*words, "--table", tmp_path / "x.txt")
