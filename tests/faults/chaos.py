@@ -109,8 +109,8 @@ def _at_once() -> Iterator[Fault]:
     for books, node in product(BOOKS, NODES):
         points, most = ((_WORK, "after the beginning", "before the rename"), 4) if node == "driver" else ((_WORK,), 3)
         for point, number in product(points, range(2, most + 1)):
-            given = {"point": point, "number": number, "trusted": node, "books": books}
-            yield _fault("runs at once", f"{number} {point}", happens.together, **given)
+            made = partial(_fault, "runs at once", f"{number} {point}", happens.together, trusted=node, books=books)
+            yield made(point=point, number=number)
 
 
 def _workers(made: Callable[..., Fault]) -> Iterator[Fault]:
