@@ -34,9 +34,9 @@ from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
-from faults.browser import browser
 from PIL import Image
 
+from benchmarks.browser import browser
 from benchmarks.report_accessibility import SCREENS, judged
 from benchmarks.stores import moto
 

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from faults.browser import Page, browser
 from sklearn.datasets import load_digits
 
 import dpdist
+from benchmarks.browser import Page, browser
 from dpdist import Centring, Neighbours, PrivacyLoss, ReleaseRequest
 from dpdist.ledger.ledger import Ledger
 from dpdist.release.artefact import Release

@@ -1,7 +1,6 @@
-"""What tests of several rooms need: servers, commands, a folder with rows, and how examples are chosen.
+"""What tests of several rooms need: servers, commands, and a folder with rows.
 
-Hypothesis takes the same examples in every run, so that a change is judged by what it changed; new ones, and more of
-them, are looked for with ``pytest --hypothesis-profile explore``. None may be fast enough or not.
+Hypothesis takes the same examples in every run; ``pytest --hypothesis-profile explore`` looks for new ones, and more.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from faults.postgres_server import PASSWORD, Server
 from hypothesis import settings
 from support.cli_scene import BUDGET, CHUNKS, COLUMNS, LOSS, ROWS, Call, Said
 from support.dithering import KEY
-from support.folders import without_data
 
 from dpdist import cli
 from dpdist.mechanisms.gaussian import CalibratedGaussian
@@ -37,16 +35,9 @@ settings.register_profile("explore", deadline=None, derandomize=False, max_examp
 settings.load_profile("same")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was not run for want of data, and how to get it."""
-    said = without_data(report.longrepr[-1] for report in terminalreporter.stats.get("skipped", ()))
-    if said:
-        terminalreporter.write_line(said)
-
-
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep what is seen of ledgers in a folder of the test's own, which does not exist yet."""
+    """Keep the witness in a folder of the test's own, which does not exist yet."""
     chosen = tmp_path / "deep" / "state"
     monkeypatch.setenv("DPDIST_STATE_HOME", str(chosen))
     return chosen
@@ -60,7 +51,7 @@ def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def typed() -> Iterator[None]:
-    """Let messages name options and commands, as whoever types them is told."""
+    """Let messages name options and commands."""
     with naming(COMMAND_LINE):
         yield
 
@@ -90,13 +81,8 @@ def scheduler() -> Iterator[str]:
         yield cluster.scheduler_address
 
 
-# --- commands
-
-
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Return a function that runs a command in this process."""
-
     def run(*arguments: object) -> Said:
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["dpdist", *map(str, arguments)])
@@ -133,7 +119,6 @@ def here(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def released(here: Path, call: Call, scheduler: str) -> Path:
-    """Work beside a release of the rows."""
     assert call("release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", scheduler).code == 0
     return here
 
@@ -146,7 +131,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with whole runs: a file of theirs may take minutes, and two processes shall end at the same time."""
+    """Begin with whole runs, which take longest."""
     items.sort(key=lambda item: "whole" not in item.path.parts)
 
 

@@ -19,38 +19,12 @@ import dpdist
 from dpdist.cli import cli
 from dpdist.jobs.sections import mistakes
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PAGES = sorted(
     page
     for page in ROOT.rglob("*.md")
     if not any(part.startswith(".") or part in {"build", "dpdist-demo"} for part in page.relative_to(ROOT).parts)
 )
-
-
-def numbered(kind: str, *names: str) -> list[str]:
-    """Return what a paper numbers, such as "lemma 6.1"."""
-    return [f"{kind} {name}" for name in names]
-
-
-ITEMS = {
-    "Imtiaz & Sarwate 2016": [
-        *numbered("algorithm", "1"), *numbered("theorem", "1", "2"), *numbered("figure", "1", "2"),
-        *numbered("table", "1"),
-    ],
-    "Jiang, Xie & Zhang 2016": [
-        *numbered("algorithm", "1", "2"), *numbered("theorem", *map(str, range(1, 11))), *numbered("table", "1"),
-        *numbered("lemma", *map(str, range(1, 6))),
-    ],
-    "Chanyaswad": [
-        *numbered("definition", "4"), *numbered("theorem", "1", "2", "3"), *numbered("figure", "1", "2"),
-        *numbered("lemma", *map(str, range(1, 6))),
-    ],
-    "Mangoubi": [
-        *numbered("algorithm", "1", "2"), *numbered("corollary", "2.5", "2.6"),
-        *numbered("theorem", "2.2", "2.3", "2.4", "2.7", "3.1", "5.2", "5.3", "5.4", "7.1"),
-        *numbered("lemma", *(f"6.{i}" for i in range(1, 6)), "7.2", *(f"8.{i}" for i in range(1, 5)), "9.1", "9.2"),
-    ],
-}  # fmt: skip
-"""What the papers number, by what a section of papers/items.md begins with. Other definitions are notation."""
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -71,36 +45,31 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files_and_headings(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text())
-    for target, anchor in links:
+def test_links_files_commands_options_and_programs_of_a_page_exist(page: Path) -> None:
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
         if "://" not in target:
             file = page.parent / target if target else page
             assert file.exists(), target
             assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_a_page_names_exist(page: Path) -> None:
-    """Python files, and whatever is in folders of ours; NAME is yet to be written, and secrets are an operator's."""
-    named = re.findall(r"`([\w./-]+)`", page.read_text())
     ours = ("cluster/", "dpdist/", "papers/", "tests/", "benchmarks/")
-    files = [name for name in named if name.endswith(".py") or name.startswith(ours)]
+    files = [name for name in re.findall(r"`([\w./-]+)`", text) if name.endswith(".py") or name.startswith(ours)]
     places = (ROOT, ROOT / "dpdist", ROOT / "benchmarks", page.parent)
     lost = [file for file in files if not any((place / file).exists() for place in places)]
+    # NAME is yet to be written, and secrets are an operator's
     assert [file for file in lost if "NAME" not in file and "/secrets/" not in file] == []
-
-
-def test_every_column_of_a_table_has_a_head() -> None:
-    """Who hears a page is told the head before each cell."""
-    heads = re.compile(r"^(\|.*)\n\|(?: *:?-+:? *\|)+$", re.MULTILINE)
-    empty = [
-        f"{page.relative_to(ROOT)}: {head}"
-        for page in PAGES
-        for head in heads.findall(page.read_text())
-        if re.search(r"\| *\|", head)
-    ]
-    assert not empty
+    for words in commands(text):
+        command: click.Command = cli
+        rest = list(words)
+        while isinstance(command, click.Group) and rest and re.fullmatch("[a-z]+", rest[0]):
+            found = command.get_command(click.Context(command), rest[0])
+            assert found is not None, f"dpdist {' '.join(words)}"
+            command, rest = found, rest[1:]
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--version"}
+        asked = {word.partition("=")[0].strip(",.:") for word in rest if word.startswith("--")}
+        assert asked <= known, f"dpdist {' '.join(words)}"
+    for name in re.findall(r"python -m ((?:dpdist|papers|benchmarks)[\w.]*)", text):
+        assert importlib.util.find_spec(name.rstrip(".")) is not None, name
 
 
 def test_the_floors_that_are_drawn_are_those_of_the_contract() -> None:
@@ -114,7 +83,7 @@ def test_the_floors_that_are_drawn_are_those_of_the_contract() -> None:
             drawn.append(set())
         drawn[-1].add(room)
     assert numbers == list(range(len(numbers), 0, -1))
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = PROJECT["tool"]["importlinter"]["contracts"]
     (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
     assert drawn == [set(layer.split(" | ")) for layer in layers]
 
@@ -133,62 +102,24 @@ def test_the_page_names_all_who_take_randomness_for_noise() -> None:
 
 
 def test_the_citation_has_what_its_format_requires() -> None:
-    """The required keys of CFF 1.2.0, and of an author who is an entity."""
+    """The required keys of CFF 1.2.0."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= set(cited)
-    assert cited["cff-version"] == "1.2.0"
-    assert cited["type"] == "software"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert cited["authors"] == project["authors"] == [{"name": "The dpdist developers"}]
-    assert cited["license"] == project["license"]
+    assert {"message", "title"} <= set(cited)
+    assert (cited["cff-version"], cited["type"]) == ("1.2.0", "software")
+    assert [cited[name] for name in ("authors", "license")] == [
+        PROJECT["project"][name] for name in ("authors", "license")
+    ]
 
 
 def test_the_conda_recipe_asks_for_what_the_package_does() -> None:
     recipe = yaml.safe_load((ROOT / "docs" / "conda" / "recipe.yaml").read_text())
     assert recipe["context"]["version"] == dpdist.__version__
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = PROJECT["project"]
     asked = [f"python {project['requires-python']}", *(each.replace(">=", " >=") for each in project["dependencies"])]
     renamed = {each.replace("dask >=", "dask-core >=") for each in asked}  # conda-forge's dask brings distributed too
     assert {*recipe["requirements"]["run"]} == renamed | {"__linux"}
     (command,) = recipe["build"]["python"]["entry_points"]
     assert dict([command.split(" = ")]) == project["scripts"]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_and_options_exist(page: Path) -> None:
-    for words in commands(page.read_text()):
-        command: click.Command = cli
-        rest = list(words)
-        while isinstance(command, click.Group) and rest and re.fullmatch("[a-z]+", rest[0]):
-            found = command.get_command(click.Context(command), rest[0])
-            assert found is not None, f"dpdist {' '.join(words)}"
-            command, rest = found, rest[1:]
-        known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--version"}
-        asked = {word.partition("=")[0].strip(",.:") for word in rest if word.startswith("--")}
-        assert asked <= known, f"dpdist {' '.join(words)}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_programs_exist(page: Path) -> None:
-    named = set(re.findall(r"python -m ((?:dpdist|papers|benchmarks)[\w.]*)", page.read_text()))
-    for name in {each.rstrip(".") for each in named}:
-        assert importlib.util.find_spec(name) is not None, name
-
-
-def test_every_numbered_item_of_a_paper_has_a_verdict() -> None:
-    text = (ROOT / "papers" / "items.md").read_text()
-    sections = dict(zip(ITEMS, text.split("\n## ")[1:], strict=False))
-    for paper, items in ITEMS.items():
-        assert paper in sections[paper].partition("\n")[0]
-        told = re.findall(r"^\| ([^|]+) \|", sections[paper], re.MULTILINE)
-        ranges = re.findall(r"(?:([\w]+?)s? )?(\d[\d.]*)(?: to (\d[\d.]*))?", "; ".join(told))
-        found, kind = set(), ""
-        for word, first, last in ranges:
-            kind = kind if word in {"", "and", "of"} else word
-            major, _, minor = first.rpartition(".")
-            for number in range(int(minor), int((last or first).rpartition(".")[2]) + 1):
-                found.add(f"{kind} {major}{'.' * bool(major)}{number}")
-        assert set(items) <= found, sorted(set(items) - found)
 
 
 def test_the_page_on_privacy_says_how_far_a_guess_can_become_right() -> None:
@@ -223,7 +154,7 @@ def test_every_page_is_reached_from_the_front_of_the_site() -> None:
 
 
 def test_people_are_told_of_every_extra() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = PROJECT["project"]["optional-dependencies"]
     page = (ROOT / "docs" / "howto" / "install.md").read_text()
     assert {extra for extra in extras if f"[{extra}]" not in page} == {"mutation"}  # those who need it read pyproject
 

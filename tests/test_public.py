@@ -1,4 +1,4 @@
-"""The public names: which there are, that nothing hides them, what is said of them, what type checkers know of them."""
+"""The public names: nothing hides them, all are documented, and type checkers know them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pydoc
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,39 +18,17 @@ from support.folders import ROOT
 
 import dpdist
 
-FUNCTIONS = [
-    "area_scale", "audit_mechanism", "choose_clip_norm", "combine_releases", "create_ledger", "draft_schema",
-    "fit_components", "forecast_release", "ingest_rows", "inspect_path", "list_mechanisms", "open_model",
-    "open_release", "open_rows", "project_rows", "register_rows", "release_rows",
-]  # fmt: skip
-CLASSES = [
-    "Budget", "Cluster", "Column", "Components", "Guarantee", "Ledger", "Neighbours", "PrivacyLoss",
-    "PrivateCovariance", "PrivatePCA", "PrivateRidge", "Release", "ReleaseRequest", "RowBound", "Schema",
-]  # fmt: skip
-# NormsRequest and its NormGrid are what choose_clip_norm takes, Centring what a request takes, Certificates what a
-# cluster that speaks TLS takes: nobody can do without them
-NEEDED = ["Centring", "Certificates", "NormGrid", "NormsRequest"]
-ERRORS = ["DataError", "DpdistError", "RefusedError", "ResumableError", "UsageError"]
+NAMES = sorted({*dpdist.__all__} - {"__version__"})
+"""The page of the reference lists them too: ``test_documents.py``."""
+ERRORS = {name for name in NAMES if name.endswith("Error")}
 # a user silences a warning by its class
-WARNINGS = [
-    "BelowNoiseWarning", "ClippedRowsWarning", "NoWitnessWarning", "PrivacyLeakWarning", "WeakGuaranteeWarning",
-]  # fmt: skip
-NAMES = [*FUNCTIONS, *CLASSES, *NEEDED, *ERRORS, *WARNINGS]
-EARLIER = {"DrownedWarning": "BelowNoiseWarning", "ShortenedRowsWarning": "ClippedRowsWarning"}
-
-
-def modules() -> list[str]:
-    return [found.name for found in pkgutil.walk_packages(dpdist.__path__, "dpdist.")]
-
-
-def test_the_public_names_are_these_and_no_others() -> None:
-    assert sorted(dpdist.__all__) == sorted([*NAMES, *EARLIER, "__version__"])
-    assert all(getattr(dpdist, earlier) is getattr(dpdist, name) for earlier, name in EARLIER.items())
+WARNINGS = {name for name in NAMES if name.endswith("Warning")}
 
 
 def test_no_module_hides_a_public_name() -> None:
     """An import of ``dpdist.x`` puts the module x into the package, over whatever was called x there."""
-    for name in modules():
+    modules = [found.name for found in pkgutil.walk_packages(dpdist.__path__, "dpdist.")]
+    for name in modules:
         if not name.endswith("__main__"):
             importlib.import_module(name)
     for name in NAMES:
@@ -60,19 +36,13 @@ def test_no_module_hides_a_public_name() -> None:
         assert not isinstance(found, ModuleType), name
         assert found.__name__ == name
         assert callable(found), name
-    assert not set(NAMES) & {part for module in modules() for part in module.split(".")}
+    assert not set(NAMES) & {part for module in modules for part in module.split(".")}
 
 
-def test_what_a_shell_completes_is_what_is_public() -> None:
+def test_help_and_completion_tell_of_every_public_name_and_no_other_is_there() -> None:
     assert dir(dpdist) == sorted(dpdist.__all__)
-
-
-def test_help_tells_of_every_public_name() -> None:
     told = pydoc.plain(pydoc.render_doc(dpdist))
     assert not [name for name in NAMES if name not in told]
-
-
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'dpdist' has no attribute 'nothing'"):
         dpdist.nothing  # noqa: B018 - it is the question
 
@@ -103,112 +73,59 @@ def described(lines: list[str]) -> dict[str, str]:
     return found
 
 
-def parameters_of(found: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(found).parameters)
-
-
-def documented(name: str) -> dict[str, str]:
-    parts = sections(str(getattr(dpdist, name).__doc__))
-    return described(parts.get("Parameters", [])) | described(parts.get("Attributes", []))
-
-
-def missing_sections(name: str) -> set[str]:
-    needed = {"See Also"} if name in WARNINGS else {"See Also", "Examples"}
-    if name in FUNCTIONS:
-        needed |= {"Returns"}
-        needed |= {"Raises", "Parameters"} if parameters_of(getattr(dpdist, name)) else set()
-    return needed - set(sections(str(getattr(dpdist, name).__doc__)))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_each_public_name_is_documented(name: str) -> None:
     found = getattr(dpdist, name)
     parts = sections(found.__doc__)
-    assert not missing_sections(name)
+    made_as_their_base = name in {*ERRORS, *WARNINGS, "Neighbours", "Centring"} - {"DpdistError"}
+    parameters = {} if made_as_their_base else inspect.signature(found).parameters
+    needed = {"See Also"} if name in WARNINGS else {"See Also", "Examples"}
+    if inspect.isfunction(found):
+        needed |= {"Returns", "Raises", "Parameters"} if parameters else {"Returns"}
+    assert needed <= set(parts)
     assert name in WARNINGS or any(line.startswith(">>> ") for line in parts["Examples"])
-    if name in {*ERRORS, *WARNINGS} - {"DpdistError"} or name in {"Neighbours", "Centring"}:
-        return  # made as their base is
-    told = documented(name)
-    for parameter in parameters_of(found).values():
-        assert parameter.name in told, f"{parameter.name} of {name}"
-        kind, _, words = told[parameter.name].partition("\n")
-        assert kind, f"{parameter.name} of {name} has no type"
-        assert words.strip(), f"{parameter.name} of {name} has no description"
-        if parameter.default is not inspect.Parameter.empty and "Parameters" in parts:
-            assert "default" in kind, f"{parameter.name} of {name} has a default that is not told"
-    unknown = set(described(parts.get("Parameters", []))) - set(parameters_of(found))
-    assert not unknown, unknown
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_see_also_leads_to_public_names(name: str) -> None:
-    lines = sections(str(getattr(dpdist, name).__doc__))["See Also"]
-    for entry in described(lines):
+    for entry in described(parts["See Also"]):
         head, *rest = entry.split(".")
         assert head in NAMES, entry
         assert not rest or hasattr(getattr(dpdist, head), rest[0]), entry
+    told = described(parts.get("Parameters", []))
+    assert made_as_their_base or set(told) <= set(parameters)
+    told |= described(parts.get("Attributes", []))
+    for parameter in parameters.values():
+        kind, _, words = told[parameter.name].partition("\n")
+        assert kind, f"{parameter.name} has no type"
+        assert words.strip(), f"{parameter.name} has no description"
+        if parameter.default is not inspect.Parameter.empty and "Parameters" in parts:
+            assert "default" in kind, f"{parameter.name} has a default that is not told"
 
 
-def test_a_docstring_that_lacks_something_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = str(inspect.getdoc(dpdist.open_rows))  # Python 3.13 has taken the indentation off already
-    monkeypatch.setattr(dpdist.open_rows, "__doc__", whole.replace("Raises\n------", "Fails\n-----"))
-    assert missing_sections("open_rows") == {"Raises"}
-    monkeypatch.setattr(dpdist.open_rows, "__doc__", whole.replace("path : str", "where : str"))
-    assert "path" not in documented("open_rows")
-
-
-SCRIPT = """
+WRONG = """
 import dpdist
 from dpdist import PrivatePCA, ReleaseRequest
 
-def main(source: str) -> list[float]:
-    budget = dpdist.PrivacyLoss.parse(2, 1e-6)
-    table: str = dpdist.ingest_rows(source, "rows.zarr", budget=budget).dataset_id
-    choice = dpdist.choose_clip_norm("rows.zarr", dpdist.NormsRequest(dpdist.PrivacyLoss.parse(0.1)), quantile=0.9)
-    loss = dpdist.PrivacyLoss.parse(1, "1e-6")
-    request = ReleaseRequest("gaussian", loss, choice.clip or 1.0, neighbours=dpdist.Neighbours.ADD_REMOVE)
-    outcome = dpdist.release_rows("rows.zarr", "release.zarr", request, cluster=dpdist.Cluster(workers=2))
-    release: dpdist.Release = outcome.release
-    guarantee: dpdist.Guarantee | None = release.guarantee
-    model, _, fresh = dpdist.fit_components("release.zarr", "model.zarr", 3)
-    components: dpdist.Components = model.components
-    print(table, fresh, guarantee, dpdist.project_rows("rows.zarr", "model.zarr", "scores.zarr").rows)
-    print(dpdist.Ledger("rows.ledger").balance(), [one.name for one in dpdist.list_mechanisms()])
-    try:
-        print(PrivatePCA(2, epsilon=1, delta=1e-6, clip=8).fit("rows.zarr").guarantee_.loss.epsilon)
-    except dpdist.RefusedError as error:
-        print(error.exit_code)
-    return [] if components.eigenvalues is None else [float(value) for value in components.eigenvalues]
+request = ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, "1e-6"), 8.0, dpdist.Neighbours.ADD_REMOVE)
+guarantee: dpdist.Guarantee | None = dpdist.release_rows("rows.zarr", "release.zarr", request).release.guarantee
+print(guarantee, PrivatePCA(2, epsilon=1, delta=1e-6, clip=8).fit("rows.zarr").guarantee_.loss.epsilon)
+print(dpdist.Ledger(3).balance())
 """
 
 
 def examples() -> list[str]:
-    """Return what README and the pages show of Python that stands alone."""
+    """Return the Python of README and the pages."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
-    return [
-        found
-        for page in pages
-        for found in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    ]
-
-
-def checked(*scripts: Path) -> subprocess.CompletedProcess[str]:
-    """Check types as the project does; where it did before, what it knows of the package is taken from its cache."""
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", *map(str, scripts)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return re.findall(r"^```python\n(.*?)^```", "\n".join(map(Path.read_text, pages)), re.DOTALL | re.MULTILINE)
 
 
 def test_type_checkers_know_what_is_public(tmp_path: Path) -> None:
-    sound, wrong = tmp_path / "sound.py", tmp_path / "wrong.py"
-    sound.write_text(SCRIPT)
-    shown = [tmp_path / f"readme{number}.py" for number in range(len(examples()))]
-    for path, text in zip(shown, examples(), strict=True):
-        path.write_text(text)
-    assert shown
-    fault_in_it = SCRIPT.replace('dpdist.Ledger("rows.ledger")', "dpdist.Ledger(3)")
-    wrong.write_text(f"{fault_in_it}\n# {wrong}\n")  # else mypy repeats what it said of the same text, and where
-    (fault, summary) = checked(sound, wrong, *shown).stdout.splitlines()
-    assert f"/{wrong.name}:" in fault  # of a file that the cache knows, mypy names the folder in which it first was
+    assert examples()
+    # else mypy repeats what it said of the same text, and where
+    for number, text in enumerate([*examples(), f"{WRONG}# {tmp_path}\n"]):
+        (tmp_path / f"script{number}.py").write_text(text)
+    scripts = map(str, tmp_path.glob("*.py"))
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", *scripts]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    (fault, summary) = done.stdout.splitlines()
+    assert f"/script{number}.py:" in fault  # of a file that the cache knows, mypy names the folder where it first was
     assert 'Argument 1 to "Ledger" has incompatible type' in fault
     assert summary.startswith("Found 1 error in 1 file")
 
@@ -251,7 +168,7 @@ def test_a_loss_is_read_exactly_however_it_is_written() -> None:
 
 
 def test_a_script_imports_nothing_below_the_package() -> None:
-    """The pages show what users type: what is not public may be gone with the next version."""
+    """Users type what pages show, and a private name may be gone with the next version."""
     text = "\n".join(examples())
     assert not re.findall(r"(?:from|import) dpdist\.\w+", text)
     for line in re.findall(r"from dpdist import (.+)", text):

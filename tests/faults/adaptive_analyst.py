@@ -1,6 +1,6 @@
 """What an analyst can win who chooses each request from the answers before it: backward induction over a ledger's rule.
 
-An analyst has a menu of requests and asks the ledger for one after the other. His state is what is charged and the
+An analyst has a menu of requests and asks the ledger for one after the other. His state is the charge and the
 loss ``L = log P/Q`` of the answers so far; he takes whatever accepted request makes the delta of the whole interaction
 largest, or stops. Each request is answered by the worst mechanism of its guarantee: a Gaussian one by a Gaussian
 (``L`` grows by a normal of mean mu²/2 and variance mu²), a pure one by randomised response, one of bounded range by a
@@ -32,7 +32,6 @@ BUDGETS = (("1", "1e-6"), ("3", "1e-6"), ("3", "1e-9"), ("1.1", "1e-6"), ("2", "
 
 
 def gaussian(epsilon: str, delta: str, share: Fraction = Fraction(1)) -> Guarantee:
-    """Return a Gaussian release with a share of the mu² of (epsilon, delta)."""
     loss = PrivacyLoss.parse(epsilon, delta)
     square = share / Fraction(gaussian_sigma(loss)) ** 2
     return Guarantee(Neighbours.ADD_REMOVE, loss, square, Arithmetic.INTEGER_EXACT, "none")
@@ -43,25 +42,21 @@ def pure(epsilon: str) -> Guarantee:
 
 
 def point(epsilon: str, delta: str) -> Guarantee:
-    """Return a release of which nothing but (epsilon, delta) is known."""
     return Guarantee(Neighbours.ADD_REMOVE, PrivacyLoss.parse(epsilon, delta), None, Arithmetic.IDEAL_REAL, "none")
 
 
 def ranged(epsilon: str) -> Guarantee:
-    """Return one step of the exponential mechanism."""
     loss = PrivacyLoss.parse(epsilon)
     ranges = (Fraction(loss.epsilon_micro, MICRO),)
     return Guarantee(Neighbours.ADD_REMOVE, loss, None, Arithmetic.IDEAL_REAL, "none", ranges)
 
 
 class Rule(Protocol):
-    """What a ledger accepts: a state of what is charged, which one more release turns into another."""
+    """What a ledger accepts: a state of its charges, which one more release turns into another."""
 
     def key(self) -> object: ...
 
-    def after(self, guarantee: Guarantee) -> Rule | None:
-        """Return the state after a release, or None if it is refused."""
-        ...
+    def after(self, guarantee: Guarantee) -> Rule | None: ...
 
 
 @dataclass(frozen=True)
@@ -72,11 +67,9 @@ class NewRule:
     budget: PrivacyLoss
 
     def key(self) -> object:
-        """Return what is left of each cap set."""
         return None if self.account is None else (self.account.caps, tuple(self.account.rest))
 
     def after(self, guarantee: Guarantee) -> Rule | None:
-        """Charge a copy; the first release fixes the caps, as in the ledger."""
         account = Filter(self.budget, caps_for(self.budget, guarantee)) if self.account is None else self.account.copy()
         return NewRule(account, self.budget) if account.book(str(len(account)), guarantee) else None
 
@@ -94,7 +87,6 @@ class OldRule:
         return self.mu_squared, self.epsilon_micro, self.delta_atto
 
     def after(self, guarantee: Guarantee) -> Rule | None:
-        """Add to the sums, and look whether the total is within the budget."""
         if guarantee.mu_squared is not None:
             found = OldRule(self.budget, self.mu_squared + guarantee.mu_squared, self.epsilon_micro, self.delta_atto)
         else:
@@ -124,7 +116,6 @@ class Game:
         return np.linspace(-2 * self.budget.epsilon, 3 * self.budget.epsilon, self.points)
 
     def value(self, rule: Rule) -> float:
-        """Return the delta that he reaches at the budget's epsilon."""
         known: dict[object, Values] = {}
         start = self._value(rule, self.stages, known)
         return float(np.interp(0.0, self.grid, start))
@@ -190,7 +181,7 @@ def largest_pure(rule: OldRule) -> Guarantee | None:
 
 
 def staircase(budget: PrivacyLoss, shares: Sequence[Fraction]) -> tuple[Guarantee, ...]:
-    """Return the menu of the attack that was found first: Gaussian steps, and with each what is left as a pure one."""
+    """Return the menu of the attack that was found first: Gaussian steps, each with the rest as a pure one."""
     epsilon, delta = f"{budget.epsilon:f}", f"{budget.delta:.18f}"
     steps = [gaussian(epsilon, delta, share) for share in shares]
     menu: list[Guarantee] = []
@@ -204,19 +195,17 @@ def staircase(budget: PrivacyLoss, shares: Sequence[Fraction]) -> tuple[Guarante
 
 
 def halves(count: int) -> list[Fraction]:
-    """Return 1/2^count, 1/2^count, 1/2^(count-1), ..., 1/4, 1/2 less a little: each step doubles what is charged."""
     return [Fraction(1, 1 << count), *(Fraction(1, 1 << k) for k in range(count, 1, -1)), Fraction(499, 1000)]
 
 
 def random_staircase(budget: PrivacyLoss, seed: int) -> tuple[Guarantee, ...]:
-    """Return a staircase of three to five steps of random height."""
     source = random.Random(seed)
     weights = [source.random() ** 2 + 0.01 for _ in range(source.randint(3, 5))]
     return staircase(budget, sorted(Fraction(weight / sum(weights)) * Fraction(999, 1000) for weight in weights))
 
 
 def random_menu(budget: PrivacyLoss, seed: int) -> tuple[Guarantee, ...]:
-    """Return a menu of four requests of all kinds, each of which the budget could pay at least in part."""
+    """Return a menu of four requests of all kinds, each within the budget at least in part."""
     source = random.Random(seed)
     epsilon = budget.epsilon
     menu: list[Guarantee] = []
@@ -233,7 +222,7 @@ def random_menu(budget: PrivacyLoss, seed: int) -> tuple[Guarantee, ...]:
 
 
 def played(budget: PrivacyLoss, menu: Sequence[Guarantee], stages: int, points: int) -> dict[str, float]:
-    """Return what is reached over the budget's delta, against the old rule and the new one."""
+    """Return the delta reached over the budget's, against the old rule and the new one."""
     results = {}
     for name, rule in (("before", OldRule(budget)), ("after", NewRule(None, budget))):
         for bound, up in (("low", False), ("high", True)):

@@ -11,18 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Any
 
-from faults.chaos_disks import damaged, disk_full, server_killed
-from faults.chaos_trusted import (
-    driver_killed,
-    driver_killed_at_work,
-    old_ledger,
-    requeued,
-    together,
-    trusted_killed,
-    zombie,
-)
-from faults.chaos_workers import cut, scheduler_restarted, sums_lost, worker_stopped, workers_killed
+from faults import chaos_faults as happens
 
 BOOKS = ("folder", "postgres")
 NODES = ("driver", "worker")
@@ -37,7 +28,7 @@ _ALWAYS = (
 )  # fmt: skip
 _WORK = "with the cluster at work"
 _TURNS = ("after the beginning", "after the draw", "after the commit")
-"""Where the release stands on the other side of a decision."""
+"""Points after which a decision holds."""
 _CHOOSING = (
     "after the reservation", "after the counts are drawn", "inside the staging", "after the stage", "after the draw",
     "inside the commit", "after the rename",
@@ -48,7 +39,6 @@ _TWICE = ("at the second stage", "after the second stage", "after the draw", "af
 
 
 def trusted_points(books: str) -> list[str]:
-    """Return the points of the trusted node's transaction, in their order."""
     points = list(_ALWAYS)
     points[6:6] = _DRAFTS[books]
     return points
@@ -70,11 +60,17 @@ class Fault:
         return f"{self.kind}: {self.where}, trusted {self.trusted}, ledger in {self.books}"
 
 
+def _fault(
+    kind: str, where: str, act: Callable[..., None], *, trusted: str, books: str, needs: str = "", **given: Any
+) -> Fault:
+    return Fault(kind, where, trusted, books, partial(act, **given), needs)
+
+
 def all_faults() -> list[Fault]:
     """Return every fault, by kind; those across a network last."""
     found = [*_at_once(), *_servers()]
     for books, node in product(BOOKS, NODES):
-        made = partial(Fault, trusted=node, books=books)
+        made = partial(_fault, trusted=node, books=books)
         found += [*_trusted_node(made, books, node), *_workers(made), *_scheduler(made, node), *_network(made, node)]
         found += [*_data(made), *_ledger(made, books), *_choice(made, node)]
     return sorted(found, key=lambda fault: (fault.needs == "network", fault.kind, fault.where))
@@ -83,52 +79,48 @@ def all_faults() -> list[Fault]:
 def _trusted_node(made: Callable[..., Fault], books: str, node: str) -> Iterator[Fault]:
     every = trusted_points(books)
     for point in every:
-        yield made("trusted process killed", point, inject=partial(trusted_killed, point=point))
+        yield made("trusted process killed", point, happens.trusted_killed, point=point)
     for point in every if node == "driver" else (*_TURNS, "inside the commit"):
-        inject = partial(zombie, point=point)
-        yield made("trusted process stopped while another runs", point, inject=inject)
-    yield made("driver killed", _WORK, inject=driver_killed_at_work)
+        yield made("trusted process stopped while another runs", point, happens.zombie, point=point)
+    yield made("driver killed", _WORK, happens.driver_killed_at_work)
     if node == "driver":
-        own = partial(driver_killed_at_work, more=("--workers", "1"))
-        yield made("driver killed", "with workers of its own at work", inject=own)
+        own = "with workers of its own at work"
+        yield made("driver killed", own, happens.driver_killed_at_work, more=("--workers", "1"))
         for point in (_WORK, "after the reservation", *_TURNS, "after publication"):
-            yield made("batch job requeued", point, inject=partial(requeued, point=point))
+            yield made("batch job requeued", point, happens.requeued, point=point)
         return
-    yield made("trusted process killed", "before reading", inject=partial(trusted_killed, point="before reading"))
+    yield made("trusted process killed", "before reading", happens.trusted_killed, point="before reading")
     for point in ("after the reservation", *_TURNS, "after publication"):
-        yield made("driver killed", point, inject=partial(driver_killed, point=point))
+        yield made("driver killed", point, happens.driver_killed, point=point)
     for point in ("before the attempt", "after the draw", "after the commit"):
-        inject = partial(trusted_killed, point=point, replaced=False)
-        yield made("trusted process killed and not replaced", point, inject=inject)
+        kind = "trusted process killed and not replaced"
+        yield made(kind, point, happens.trusted_killed, point=point, replaced=False)
 
 
 def _choice(made: Callable[..., Fault], node: str) -> Iterator[Fault]:
-    for point in _CHOOSING if node == "driver" else ("before reading", *_CHOOSING):
-        inject = partial(trusted_killed, point=point)
-        yield made("trusted process killed that chooses a scale", point, inject=inject, needs="scale")
-    for point in _TWICE:
-        inject = partial(trusted_killed, point=point)
-        yield made("trusted process killed that chooses scale and norm", point, inject=inject, needs="scale and norm")
+    once = _CHOOSING if node == "driver" else ("before reading", *_CHOOSING)
+    for needs, points in (("scale", once), ("scale and norm", _TWICE)):
+        kind = f"trusted process killed that chooses {'a scale' if needs == 'scale' else needs}"
+        for point in points:
+            yield made(kind, point, happens.trusted_killed, point=point, needs=needs)
 
 
 def _at_once() -> Iterator[Fault]:
-    for books in BOOKS:
-        for point, number in product((_WORK, "after the beginning", "before the rename"), (2, 3, 4)):
-            inject = partial(together, point=point, number=number)
-            yield Fault("runs at once", f"{number} {point}", "driver", books, inject)
-        for number in (2, 3):
-            inject = partial(together, point=_WORK, number=number)
-            yield Fault("runs at once", f"{number} {_WORK}", "worker", books, inject)
+    for books, node in product(BOOKS, NODES):
+        points, most = ((_WORK, "after the beginning", "before the rename"), 4) if node == "driver" else ((_WORK,), 3)
+        for point, number in product(points, range(2, most + 1)):
+            made = partial(_fault, "runs at once", f"{number} {point}", happens.together, trusted=node, books=books)
+            yield made(point=point, number=number)
 
 
 def _workers(made: Callable[..., Fault]) -> Iterator[Fault]:
     for point in ("before reading", "after a partial"):
         for roles in (("one",), ("one", "two")):
-            inject = partial(workers_killed, point=point, roles=roles)
-            yield made("worker killed while mapping", f"{' and '.join(roles)} {point}", inject=inject)
-        inject = partial(worker_stopped, point=point, role="one")
-        yield made("worker stopped beyond its time-to-live and resumed", f"one {point}", inject=inject)
-    yield made("workers killed that hold the sums", "before the sums are fetched", inject=sums_lost)
+            where = f"{' and '.join(roles)} {point}"
+            yield made("worker killed while mapping", where, happens.workers_killed, point=point, roles=roles)
+        kind = "worker stopped beyond its time-to-live and resumed"
+        yield made(kind, f"one {point}", happens.worker_stopped, point=point, role="one")
+    yield made("workers killed that hold the sums", "before the sums are fetched", happens.sums_lost)
 
 
 def _scheduler(made: Callable[..., Fault], node: str) -> Iterator[Fault]:
@@ -138,23 +130,20 @@ def _scheduler(made: Callable[..., Fault], node: str) -> Iterator[Fault]:
     else:
         whom.append(("trusted", "after the draw"))
     for who, point in whom:
-        inject = partial(scheduler_restarted, who=who, point=point)
-        yield made("scheduler restarted", f"{who} {point}", inject=inject)
+        yield made("scheduler restarted", f"{who} {point}", happens.scheduler_restarted, who=who, point=point)
 
 
 def _network(made: Callable[..., Fault], node: str) -> Iterator[Fault]:
     last = ("driver", _WORK) if node == "driver" else ("trusted", "after the draw")
     for role, point in (("one", "before reading"), ("one", "after a partial"), last):
-        inject = partial(cut, role=role, point=point)
-        yield made("network cut", f"{role} {point}", inject=inject, needs="network")
+        yield made("network cut", f"{role} {point}", happens.cut, role=role, point=point, needs="network")
 
 
 def _data(made: Callable[..., Fault]) -> Iterator[Fault]:
     for how, when in product(("missing", "truncated", "bit-flipped", "altered to NaN"), ("before", "mid pass")):
-        inject = partial(damaged, how=how, when=when)
-        yield made("chunk damaged", f"{how}, {when}", inject=inject, needs="pristine")
-    inject = partial(damaged, how="sound NaN", when="before")
-    yield made("chunk with NaN", "sound NaN, before", inject=inject, needs="pristine")
+        yield made("chunk damaged", f"{how}, {when}", happens.damaged, how=how, when=when, needs="pristine")
+    sound = {"how": "sound NaN", "when": "before", "needs": "pristine"}
+    yield made("chunk with NaN", "sound NaN, before", happens.damaged, **sound)
 
 
 def _ledger(made: Callable[..., Fault], books: str) -> Iterator[Fault]:
@@ -162,15 +151,15 @@ def _ledger(made: Callable[..., Fault], books: str) -> Iterator[Fault]:
     if books == "folder":  # once a database holds a draft it has the room to commit it
         full += ["after the draft", "inside the commit", "after the commit"]
     for point in full:
-        yield made("disk full at the commit", point, inject=partial(disk_full, point=point), needs="disk")
+        yield made("disk full at the commit", point, happens.disk_full, point=point, needs="disk")
     for when in ("before the command", "after the reservation", "after the beginning"):
-        yield made("old ledger restored", when, inject=partial(old_ledger, when=when), needs="verify")
+        yield made("old ledger restored", when, happens.old_ledger, when=when, needs="verify")
 
 
 def _servers() -> Iterator[Fault]:
     for node, point in product(NODES, ("after the draw", "with the draft sent", "inside the commit")):
-        inject = partial(server_killed, point=point)
-        yield Fault("database server killed", point, node, "postgres", inject, "server")
+        given = {"point": point, "trusted": node, "books": "postgres", "needs": "server"}
+        yield _fault("database server killed", point, happens.server_killed, **given)
 
 
 _QUICK = (
@@ -180,13 +169,11 @@ _QUICK = (
     ("driver killed", "after the draw", "worker", "folder"),
     ("worker killed while mapping", "one after a partial", "worker", "folder"),
     ("scheduler restarted", "driver after the draw", "driver", "folder"),
-    ("chunk damaged", "bit-flipped, mid pass", "worker", "postgres"),
     ("old ledger restored", "after the reservation", "worker", "folder"),
 )
 
 
 def quick_faults() -> list[Fault]:
-    """Return a few, both ledgers and both trusted nodes among them."""
     found = [fault for fault in all_faults() if (fault.kind, fault.where, fault.trusted, fault.books) in _QUICK]
     assert len(found) == len(_QUICK)
     return found

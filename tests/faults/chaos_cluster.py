@@ -48,14 +48,12 @@ class Cluster:
         folder.mkdir(parents=True, exist_ok=True)
 
     def namespace(self, machine: str) -> str | None:
-        """Return the network namespace of a machine."""
         return self.network.namespace(machine) if self.network else None
 
     def host(self, machine: str) -> str:
         return self.network.address(machine) if self.network else "127.0.0.1"
 
     def cut(self, machine: str) -> AbstractContextManager[None]:
-        """Cut the cable of a machine for the time of a block."""
         assert self.network is not None, "all on one machine: there is no cable"
         return self.network.cut(machine)
 
@@ -100,7 +98,7 @@ class Cluster:
         return child
 
     def mend(self) -> None:
-        """Replace what is dead or stopped, and wait until all are there and nobody else."""
+        """Replace dead and stopped processes, and wait until exactly these are there."""
         for child in [*self.past, *self.children.values()]:
             if child.state == "T":
                 child.kill()
@@ -121,7 +119,6 @@ class Cluster:
         until(lambda: set(self.known()) == {self.name(role) for role in WORKERS}, every=0.2)
 
     def name(self, role: str) -> str:
-        """Return the name of the worker that has a role."""
         return self.children[role].words.stem
 
     def arm(self, role: str, point: str, action: str, marker: Path) -> None:
@@ -137,8 +134,6 @@ class Cluster:
                     armed.unlink()
 
     def known(self) -> dict[str, str]:
-        """Return name and address of the workers that the scheduler knows."""
-
         async def ask() -> dict[str, Any]:
             async with rpc(self.address, timeout=10) as remote:
                 found: dict[str, Any] = await asyncio.wait_for(remote.identity(n_workers=-1), 10)
@@ -157,7 +152,6 @@ class Cluster:
         return self._inside(ask)
 
     def _inside(self, function: Callable[[], Result]) -> Result:
-        """Call a function where the scheduler can be reached."""
         namespace = self.namespace("scheduler")
         if namespace is None:
             return function()

@@ -41,7 +41,7 @@ LOSS = ("--epsilon", "100000", "--delta", "1e-6")
 """No privacy to speak of, but noise far below the weight of a single row: one that is lost or doubled is seen."""
 ENDING = 100.0
 """Seconds within which a command must end; nobody's patience is longer than :data:`chaos_cluster.SETTINGS` say."""
-LANDING = 60.0
+LANDING = 100.0
 """Seconds within which a fault must land."""
 
 
@@ -75,7 +75,7 @@ class Scene:
     """Of the driver."""
     search_memory: bool = True
     choice: tuple[str, ...] = ()
-    """What the release is told to choose first, each in a draw of its own: options and their words."""
+    """Options for the first choices of the release, each in a draw of its own."""
     stages: set[str] = field(default_factory=set)
     _children: list[Child] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -94,7 +94,6 @@ class Scene:
         return Ledger(self.ledger)
 
     def prepare(self, pristine: Path) -> None:
-        """Copy the table here, give it a ledger, and watch what is published."""
         shutil.copytree(pristine, self.rows)
         about = json.loads((self.rows / "zarr.json").read_text())
         about["attributes"]["dpdist"]["dataset_id"] = random_token()  # a table of its own, with a ledger of its own
@@ -117,12 +116,9 @@ class Scene:
         for child in self._children:
             child.kill()
 
-    # --- running ------------------------------------------------------------------------------------------------------
-
     def start(
         self, action: str = "note", point: str = "", marker: Path | None = None, more: tuple[str, ...] | None = None
     ) -> Child:
-        """Start the release, with a fault in its own process."""
         where = ("--scheduler", self.cluster.address, "--trusted", self.trusted) if more is None else more
         network = ("--insecure",) if self.namespace else ()
         command = [
@@ -154,7 +150,6 @@ class Scene:
         return code
 
     def marker(self, name: str) -> Path:
-        """Return where a fault leaves its mark."""
         return self.folder / f"mark-{name}"
 
     def arm(self, role: str, point: str, action: str) -> Path:
@@ -163,14 +158,16 @@ class Scene:
         self.cluster.arm(role, point, action, marker)
         return marker
 
-    def held(self, point: str) -> tuple[Child, Path]:
-        """Start the release and hold the trusted node at a point; return the driver and the marker to :meth:`go` on."""
-        if self.trusted == "driver":
-            marker = self.marker("held")
-            child = self.start("linger", point, marker)
-        else:
-            marker = self.arm("trusted", point, "linger")
-            child = self.start()
+    def held(
+        self, point: str, who: str = "", action: str = "linger", more: tuple[str, ...] | None = None
+    ) -> tuple[Child, Path]:
+        """Start the release, and act when a process, by default the trusted node, is at a point.
+
+        Return the driver, and the marker to :meth:`go` on.
+        """
+        who = who or ("driver" if self.trusted == "driver" else "trusted")
+        marker = self.marker(action) if who == "driver" else self.arm(who, point, action)
+        child = self.start(action, point, marker, more) if who == "driver" else self.start()
         self.wait_for(marker, child)
         return child, marker
 
@@ -184,7 +181,6 @@ class Scene:
             raise OverError(f"the command was over first: {child.words.read_text()}")
 
     def land(self, what: str, *, true: bool = True) -> None:
-        """Record what was observed of the fault."""
         if not true:
             raise MissedError(f"not observed: {what}")
         self.landed.append(what)
@@ -194,13 +190,10 @@ class Scene:
         marker.with_name(f"{marker.name}.go").touch()
 
     def left(self) -> tuple[str | None, int, bool]:
-        """Return the state of the release in the ledger, its fence, and whether it is published."""
         records = self.books.records
         if not records:
             return None, 0, self.target.exists()
         return str(records[0].state), records[0].fence, self.target.exists()
-
-    # --- looking ------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Take note of every noisy matrix that can be seen now."""
@@ -241,8 +234,6 @@ class Scene:
             if sentinel.in_memory(client.pid):
                 raise ViolationError(f"I4: the sentinel is in the memory of {client.words.stem}")
             self.searched.append(f"memory of {client.words.stem.split('-')[0]}")
-
-    # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Run the same command again, twice, and check that every invariant holds."""
@@ -290,24 +281,22 @@ class Scene:
         self.search()
 
     def events(self) -> Counter[str]:
-        """Count the entries of the journal by what happened."""
         with self.books._storage.transaction() as transaction:
             entries, _, _ = transaction.read(0, ORIGIN)
         return Counter(entry["event"] for entry in entries)
 
     def damage(self, index: int, how: str) -> None:
-        """Damage a chunk, or give it a row that is not a number."""
         path = self.rows / "c" / str(index) / "0"
         content = bytearray(path.read_bytes())
         if how == "missing":
             path.unlink()
         elif how == "truncated":
             path.write_bytes(content[: len(content) // 2])
-        elif how == "bit-flipped":
-            content[len(content) // 2] ^= 1
-            path.write_bytes(content)
-        elif how == "altered to NaN":
-            content[:8] = np.float64(np.nan).tobytes()
+        elif how in {"bit-flipped", "altered to NaN"}:
+            if how == "bit-flipped":
+                content[len(content) // 2] ^= 1
+            else:
+                content[:8] = np.float64(np.nan).tobytes()
             path.write_bytes(content)
         else:
             first = index * sentinel.CHUNK_ROWS

@@ -22,7 +22,7 @@ from dpdist.rows.dataset import created
 from faults import postgres_server, sentinel
 from faults.chaos import Fault
 from faults.chaos_cluster import ENVIRONMENT, WORKERS, Cluster
-from faults.chaos_disks import small_disk
+from faults.chaos_faults import small_disk
 from faults.chaos_scene import OverError, Scene
 from faults.forks import Forks, forking
 from faults.namespaces import network
@@ -31,7 +31,7 @@ from faults.postgres_server import Server
 TRIES = 5
 """How often a fault may come too late: one in ten does on a busy machine."""
 _CHOICES = {"scale": ("--scale", "private"), "scale and norm": ("--scale", "private", "--clip", "private")}
-"""What a release is told to choose first, by what a fault needs."""
+"""Options for the first choices of a release, by the need of a fault."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,6 @@ class Stage:
         )  # fmt: skip
 
     def _props(self, fault: Fault, folder: Path, stack: ExitStack) -> tuple[LedgerAddress, Mapping[str, Any]]:
-        """Return where the ledger is, and what the fault needs besides the scene."""
         place: LedgerAddress = folder / "books" / "rows.ledger"
         given: dict[str, Any] = {"pristine": self.pristine} if fault.needs == "pristine" else {}
         if fault.books == "folder":
@@ -147,7 +146,6 @@ class Stage:
 
 
 def verify(scene: Scene) -> int:
-    """Return what ``dpdist ledger verify`` says of a ledger and the release: its exit code."""
     command = [sys.executable, "-m", "dpdist", "ledger", "verify", str(scene.ledger), "--release", str(scene.target)]
     return subprocess.run(command, check=False, capture_output=True).returncode
 

@@ -33,9 +33,6 @@ class Story:
         sys.stderr.write(f"{self.lines[-1]}\n")
 
 
-# --- Slurm ------------------------------------------------------------------------------------------------------------
-
-
 def requeued(site: Site, folder: Path, *points: str) -> Story:
     """Submit a job; at each point requeue it, or at the last of several cancel it; at the end submit it again."""
     story, job = Story(), nightly.make(folder)
@@ -67,9 +64,6 @@ def requeued(site: Site, folder: Path, *points: str) -> Story:
     return story
 
 
-# --- a cable is cut ---------------------------------------------------------------------------------------------------
-
-
 def worker_cut(folder: Path, *, silence: int, first: Callable[[Hosts], None] = lambda _: None) -> Story:
     """Cut the machine of a worker that reads rows; mend it when the release is out. Before, do something ``first``."""
     story, job = Story(), nightly.make(folder / "job")
@@ -92,12 +86,10 @@ def worker_cut(folder: Path, *, silence: int, first: Callable[[Hosts], None] = l
 
 
 def driver_cut(folder: Path, *, silence: int) -> Story:
-    """Cut the machine of the trusted node while workers read; run the job again when it is mended."""
     return _cut_then_again(folder, USER, silence)
 
 
 def scheduler_cut(folder: Path, *, silence: int) -> Story:
-    """Cut the machine of the scheduler while workers read; run the job again when it is mended."""
     return _cut_then_again(folder, "scheduler", silence)
 
 
@@ -126,7 +118,6 @@ def _cut_then_again(folder: Path, machine: str, silence: int) -> Story:
 
 
 def _stopped(machines: Hosts, point: str, story: Story) -> str:
-    """Run the job until a process lingers at a point, and return its machine."""
     job = machines.job
     machines.run()
     until(lambda: job.lingers(point), words=machines.words)

@@ -11,7 +11,7 @@ At POINT the driver writes MARKER, the proof that the fault landed, and then act
 ``interrupt``  interrupts itself as Ctrl-C does
 ``terminate``  sends itself SIGTERM, as a batch scheduler does
 ``stop``       stops itself until somebody lets it continue
-``linger``     waits there for what is done from outside, until MARKER.go exists
+``linger``     waits there until MARKER.go exists
 ``meet-N``     waits until N processes have come to this point (MARKER is a folder then)
 ``note``       goes on
 
@@ -53,11 +53,12 @@ if TYPE_CHECKING:
     from dpdist.ledger.address import LedgerAddress
 
 PATIENCE = 300.0
+_SIGNALS = {
+    "kill": signal.SIGKILL, "interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "stop": signal.SIGSTOP,
+}  # fmt: skip
 AT_THE_END = "at the end"
 """The point after the last line of a command, with all that it held still in its memory."""
 
-
-# --- reserving in several processes -----------------------------------------------------------------------------------
 
 _barrier: Barrier
 
@@ -83,7 +84,6 @@ def _reserve(place: LedgerAddress, release_ids: Iterator[str], granted: Callable
 
 
 def reserve_many(place: LedgerAddress, prefix: str, attempts: int) -> list[str]:
-    """Ask for so many releases of epsilon 1 and return the ids that were granted."""
     granted: list[str] = []
     _barrier.wait(PATIENCE)
     _reserve(place, (f"{prefix}-{number}" for number in range(attempts)), granted.append)
@@ -91,11 +91,7 @@ def reserve_many(place: LedgerAddress, prefix: str, attempts: int) -> list[str]:
 
 
 def reserve_for_ever(place: LedgerAddress, prefix: str, acknowledge: Connection) -> None:
-    """Reserve one release after the other and say so, until killed."""
     _reserve(place, (f"{prefix}-{number}" for number in range(10**6)), acknowledge.send)
-
-
-# --- a cluster without processes --------------------------------------------------------------------------------------
 
 
 def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> None:
@@ -115,11 +111,7 @@ def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> N
     patch(release, "layout_of", cut)
 
 
-# --- faults --------------------------------------------------------------------------------------------------------
-
-
 def _act(action: str, marker: Path) -> None:
-    """Prove that the point was reached, then strike."""
     if action.startswith("meet-"):
         (marker / str(os.getpid())).touch()
         deadline = time.monotonic() + PATIENCE
@@ -129,14 +121,8 @@ def _act(action: str, marker: Path) -> None:
             time.sleep(0.01)
         return
     marker.touch()
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif action == "interrupt":
-        os.kill(os.getpid(), signal.SIGINT)
-    elif action == "terminate":
-        os.kill(os.getpid(), signal.SIGTERM)
-    elif action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+    if action in _SIGNALS:
+        os.kill(os.getpid(), _SIGNALS[action])
     elif action == "linger":
         deadline = time.monotonic() + PATIENCE
         while not marker.with_name(f"{marker.name}.go").exists() and time.monotonic() < deadline:
@@ -144,7 +130,6 @@ def _act(action: str, marker: Path) -> None:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the command line with a fault in it."""
     from dpdist import cli
     from dpdist._util import interruption
     from dpdist.runtime.cluster import Cluster
@@ -157,7 +142,7 @@ def run(arguments: Sequence[str]) -> None:
         strikes = iter([True])  # once: a point may be passed again, by an attempt that begins anew
         points()[point].patch(functools.partial(_act, action, Path(marker)), lambda: next(strikes, False))
     if cluster != "processes":
-        Cluster.named = False  # type: ignore[assignment,method-assign] # whoever names workers is served here
+        Cluster.named = False  # type: ignore[assignment,method-assign] # a command that names workers computes here
     if cluster == "bands":
         in_bands(2)
     sys.argv[1:] = rest
@@ -169,7 +154,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _strike(armed: Path) -> None:
-    """Act as a file says; whoever takes it away is the one to act."""
+    """Act as a file says; the thread that takes it away acts."""
     with suppress(FileNotFoundError):
         taken = armed.rename(armed.with_suffix(f".{os.getpid()}-{threading.get_ident()}"))
         action, marker = json.loads(taken.read_text())
@@ -177,7 +162,6 @@ def _strike(armed: Path) -> None:
 
 
 def run_dask(tool: str, arms: Path, arguments: Sequence[str]) -> None:
-    """Run a Dask process in which faults can be armed at every point."""
     for name, point in points().items():
         # tasks travel by name: a function that was imported elsewhere must stay the one its module has
         if name != "after the sum":
@@ -212,7 +196,7 @@ def _child(asked: dict[str, Any]) -> None:
 
 
 def serve() -> None:
-    """Run what is asked for, one JSON line after the other; tell the id of each process, and its exit code at its end.
+    """Run each JSON line that is read; tell the id of each process, and its exit code at its end.
 
     Who asks is gone when standard input ends; then whatever still runs is killed.
     """

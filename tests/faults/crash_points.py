@@ -37,24 +37,18 @@ class Point:
         def wrapper(*arguments: Any, **options: Any) -> Any:
             if not (self.which(*arguments, **options) and armed()):
                 return original(*arguments, **options)
-            if not self.after:
-                self.first(*arguments)
-                act()
-            result = original(*arguments, **options)
             if self.after:
-                self.first(*arguments)
-                act()
-            return result
+                result = original(*arguments, **options)
+            self.first(*arguments)
+            act()
+            return result if self.after else original(*arguments, **options)
 
         static = isinstance(inspect.getattr_static(self.owner, self.name), staticmethod)
         setattr(self.owner, self.name, staticmethod(wrapper) if static else wrapper)
 
 
 def _appends(event: str) -> Callable[..., bool]:
-    def which(_: Any, entry: dict[str, Any], *__: Any, **___: Any) -> bool:
-        return bool(entry["event"] == event)
-
-    return which
+    return lambda _, entry, *__, **___: bool(entry["event"] == event)
 
 
 def _tells(_: Any, content: Any) -> bool:
@@ -70,16 +64,11 @@ def _sums(_: Any, futures: list[Any], *__: Any, **___: Any) -> bool:
 
 
 def _at(end: str) -> Callable[..., bool]:
-    def which(_: Any, place: str, *__: Any, **___: Any) -> bool:
-        return place.endswith(end)
-
-    return which
+    return lambda _, place, *__, **___: bool(place.endswith(end))
 
 
 def _second(_: Any, *arguments: Any, **__: Any) -> bool:
-    from dpdist.ledger.state import Part
-
-    return arguments[-1] is Part.SECOND
+    return str(arguments[-1]) == "second stage"
 
 
 def _half_written(path: Path, pieces: Iterable[bytes]) -> None:
@@ -148,7 +137,7 @@ def points() -> dict[str, Point]:
 
 @dataclass(frozen=True)
 class Left:
-    """What a fault leaves: where the release stands, the attempts begun, files in the private folder, a publication."""
+    """What a fault leaves: the state of the release, the attempts begun, files in the private folder, a publication."""
 
     state: str | None
     fence: int = 0

@@ -1,9 +1,9 @@
 """Damaged files of every kind that dpdist reads, and what must hold of the command that is given one.
 
-Each case takes one good file, damages it (flipped bits, cut ends, sizes beyond all measure, parts that are gone) and
-runs one command on it, in a process of its own whose memory, time and files are limited. A case fails if the command
-ends as a defect (exit 1) or by a signal, prints more than its one sentence, leaves anything behind, or charges the
-ledger. A case is told by its kind and its number: the same two give the same bytes again.
+Each case damages one good file (flipped bits, cut ends, sizes beyond all measure, parts that are gone) and runs one
+command on it, in a process whose memory, time and files are limited. A case fails if the command ends as a defect (exit
+1) or by a signal, prints more than its one sentence, leaves anything behind, or charges the ledger. Kind and number
+give the same bytes again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ GENES = ["g0", "g1", "g2", "g3"]
 
 @dataclass(frozen=True)
 class Kind:
-    """What is damaged, and what reads it."""
+    """A damaged file, and the commands that read it."""
 
     damaged: str
     commands: tuple[tuple[str, ...], ...]
@@ -75,25 +75,19 @@ class Tally:
     failures: list[dict[str, Any]] = field(default_factory=list)
 
 
-def _ingest(name: str, *options: str) -> Kind:
-    return Kind(name, (("ingest", name, "new", *options),))
-
-
-_READ = ("inspect", "rows.zarr", "--verify")
+_JOB = (("run", "job.toml", "--dry-run"), ("status", "job.toml"))
 KINDS: dict[str, Kind] = {
     **{
-        name: _ingest(name)
+        name: Kind(name, (("ingest", name, "new"),))
         for name in (
             "t.npy", "t.npz", "t.csv", "t.csv.gz", "t.parquet", "t.arrow", "t.feather", "dense.h5ad", "csr.h5ad",
             "csc.h5ad", "t.nc", "c.nc", "two.zarr", "three.zarr", "data.zarr", "t.bed", "t.pgen", "t.vcf", "t.vcf.gz",
             "parts",
         )
     },
-    "t.bim": Kind("t.bim", (("ingest", "t.bed", "new"),)),
-    "t.fam": Kind("t.fam", (("ingest", "t.bed", "new"),)),
-    "t.pvar": Kind("t.pvar", (("ingest", "t.pgen", "new"),)),
-    "t.psam": Kind("t.psam", (("ingest", "t.pgen", "new"),)),
-    "rows": Kind("rows.zarr", (_READ, ("run", "job.toml", "--dry-run"), ("status", "job.toml"))),
+    **{f"t.{part}": Kind(f"t.{part}", (("ingest", "t.bed", "new"),)) for part in ("bim", "fam")},
+    **{f"t.{part}": Kind(f"t.{part}", (("ingest", "t.pgen", "new"),)) for part in ("pvar", "psam")},
+    "rows": Kind("rows.zarr", (("inspect", "rows.zarr", "--verify"), *_JOB)),
     "release": Kind(
         "release.zarr",
         (
@@ -110,7 +104,7 @@ KINDS: dict[str, Kind] = {
             ("inspect", "rows.zarr"), ("release", "rows.zarr", "new", *LOSS, "--scheduler", "tcp://127.0.0.1:9"),
         ),
     ),
-    "job": Kind("job.toml", (("run", "job.toml", "--dry-run"), ("status", "job.toml"))),
+    "job": Kind("job.toml", _JOB),
     "centre": Kind(
         "centre.npz", (("release", "rows.zarr", "new", *LOSS, "--centre", "centre.npz", "--scheduler", "tcp://127.0.0.1:9"),)
     ),
@@ -128,7 +122,6 @@ KINDS: dict[str, Kind] = {
 
 
 def make(folder: Path) -> None:
-    """Write a good file of every kind, with the libraries that define them."""
     warnings.simplefilter("ignore")
     os.chdir(folder)
     rows = np.random.default_rng(0).poisson(1.5, (40, 4)).astype(np.float32)
@@ -183,27 +176,14 @@ def make(folder: Path) -> None:
         'centre = "private"\ngrid_bits = 16\n[pca]\npath = "model.zarr"\ncomponents = 2\n[cluster]\nworkers = 1\n'
     )
     maker = Path(__file__).parents[2] / "cluster" / "make-certificates"
-    _must([sys.executable, str(maker), "certificates", "30"])
-    _must(
-        [
-            sys.executable,
-            "-m",
-            "dpdist",
-            "ingest",
-            "t.npy",
-            "rows.zarr",
-            "--budget-epsilon",
-            "3",
-            "--budget-delta",
-            "1e-5",
-        ]
-    )
-    _must([sys.executable, "-m", "dpdist", "release", "rows.zarr", "release.zarr", *LOSS])
-    _must([sys.executable, "-m", "dpdist", "pca", "release.zarr", "model.zarr", "--components", "2"])
+    _must(str(maker), "certificates", "30")
+    _must("-m", "dpdist", "ingest", "t.npy", "rows.zarr", "--budget-epsilon", "3", "--budget-delta", "1e-5")
+    _must("-m", "dpdist", "release", "rows.zarr", "release.zarr", *LOSS)
+    _must("-m", "dpdist", "pca", "release.zarr", "model.zarr", "--components", "2")
 
 
-def _must(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+def _must(*words: str) -> None:
+    subprocess.run([sys.executable, *words], check=True, capture_output=True)
 
 
 def damage(root: Path, rng: np.random.Generator) -> str:
@@ -254,7 +234,6 @@ def _repeat(content: bytearray, rng: np.random.Generator) -> bytes:
 
 
 def _number(content: bytearray, rng: np.random.Generator) -> bytes:
-    """Write something else for a number in text."""
     found = list(re.finditer(rb"-?\d+(\.\d+)?", content))
     if not found:
         return _flip(content, rng)
@@ -263,7 +242,6 @@ def _number(content: bytearray, rng: np.random.Generator) -> bytes:
 
 
 def names_in(folder: Path) -> set[str]:
-    """Return what stands in a folder, hidden or not; the ledger's files are told apart from each other too."""
     inner = folder / "rows.ledger"
     return {path.name for path in folder.iterdir()} | {f"ledger/{path.name}" for path in inner.rglob("*")}
 
@@ -277,7 +255,6 @@ def charged(folder: Path) -> int | None:
 
 
 def _status(name: str) -> int:
-    """Return a number of bytes that Linux tells of this process."""
     found = re.search(rf"{name}:\s*(\d+)", Path("/proc/self/status").read_text())
     return int(found[1]) << 10 if found else 0
 
@@ -289,9 +266,8 @@ def run_case(folder: Path, command: tuple[str, ...]) -> tuple[int, int, float]:
     if pid == 0:
         os.chdir(folder)
         for number, name in ((1, ".out"), (2, ".err")):
-            os.dup2(
-                os.open(folder.parent / f"{folder.name}{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number
-            )
+            file = folder.parent / f"{folder.name}{name}"
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
@@ -325,14 +301,13 @@ def run_case(folder: Path, command: tuple[str, ...]) -> tuple[int, int, float]:
 
 
 def wrong_with(folder: Path, code: int, before: set[str], entries: int | None) -> str | None:
-    """Say what a case did that it must not."""
     said = (folder.parent / f"{folder.name}.err").read_text(errors="replace")
     if code not in {0, 2, 3, 4, 5}:
         return f"it ended with {code}"
     lines = [line for line in said.splitlines() if line and line not in LABELS and _DIMENSIONS not in line]
     usage = code == 2 and bool(lines) and lines[-1].startswith(("Error: ", "dpdist: "))
     if code and not usage and (len(lines) != 1 or not lines[0].startswith("dpdist: ")):
-        inspected = not lines  # inspect lists what is damaged on standard output, and ends with 4
+        inspected = not lines  # inspect lists the damage on standard output, and ends with 4
         if not inspected:
             return "it said more than one sentence"
     if any(word in said for word in ("Traceback", "Warning", "\x1b")):
@@ -366,27 +341,12 @@ def fuzz(kind_name: str, number: int, made: Path, scratch: Path, tally: Tally) -
     tally.seconds = max(tally.seconds, seconds)
     if fault := wrong_with(folder, code, before, entries):
         said = (scratch / "case.err").read_text(errors="replace")[-600:]
-        tally.failures.append(
-            {
-                "kind": kind_name,
-                "number": number,
-                "how": how,
-                "command": " ".join(command),
-                "fault": fault,
-                "said": said,
-            }
-        )
+        failed = {"kind": kind_name, "number": number, "how": how, "command": " ".join(command)}
+        tally.failures.append(failed | {"fault": fault, "said": said})
         print(f"{kind_name} {number} ({how}; {' '.join(command[:2])}): {fault}\n{said}", file=sys.stderr)
 
 
 def preload() -> None:
-    """Import what the commands import, so that a forked process starts at once."""
     imported.everything()
-    for name in (
-        "h5netcdf",
-        "h5py",
-        "pyarrow.csv",
-        "scipy.io",
-        "dpdist.report.html",
-    ):
+    for name in ("h5netcdf", "h5py", "pyarrow.csv", "scipy.io", "dpdist.report.html"):
         importlib.import_module(name)

@@ -41,15 +41,12 @@ class Hosts:
 
     @property
     def certificates(self) -> Path:
-        """The folder with all certificates; here all machines have the same disk."""
         return self.folder / "certificates"
 
     def log(self, machine: str) -> Path:
-        """Return where a machine's process says what it does."""
         return self.folder / f"{machine}.log"
 
     def start(self, machine: str, command: Sequence[str | Path], *points: str) -> None:
-        """Start the process of a machine; it lingers at these points."""
         with self.log(machine).open("ab") as log:
             self.processes[machine] = subprocess.Popen(
                 self.network.on(machine, [str(word) for word in command]), stdout=log, stderr=log, cwd=self.folder,
@@ -58,7 +55,6 @@ class Hosts:
             )  # fmt: skip
 
     def start_cluster(self, *points: str) -> None:
-        """Start scheduler and workers; these linger at these points."""
         address = self.network.address
         self.start("scheduler", (CLUSTER / "start", "scheduler", self.certificates, address("scheduler")))
         for machine in WORKERS:
@@ -66,7 +62,6 @@ class Hosts:
         assert self.wait() == 0, self.words()
 
     def start_worker(self, machine: str, *points: str) -> None:
-        """Start the worker of a machine, which lingers at these points."""
         command = (CLUSTER / "start", "worker", self.certificates, self.scheduler, self.network.address(machine))
         self.start(machine, command, *points)
 
@@ -94,20 +89,17 @@ class Hosts:
         return run.returncode
 
     def run(self, *points: str) -> None:
-        """Run the job on the trusted node, in the background; it lingers at these points."""
         files = {"--tls-ca": "ca.pem", "--tls-cert": "client.pem", "--tls-key": "client.key"}
         tls = (part for option, name in files.items() for part in (option, self.certificates / name))
         self.start(USER, ("dpdist", "run", self.job.file, "--scheduler", self.scheduler, *tls), *points)
 
     def code(self, seconds: float = PATIENCE) -> int:
-        """Wait for the end of the job, and return its exit code."""
         return self.processes[USER].wait(seconds)
 
     def words(self) -> str:
         return "".join(f"{log.stem}: {log.read_text()[-3000:]}" for log in self.folder.glob("*.log"))
 
     def listening(self, machine: str) -> set[tuple[str, int]]:
-        """Return address and port of every socket of a machine that listens."""
         shown = subprocess.run(self.network.on(machine, ["ss", "-Hltn"]), check=True, capture_output=True, text=True)
         places = (line.split()[3].rpartition(":") for line in shown.stdout.splitlines())
         return {(host, int(port)) for host, _, port in places}
@@ -148,7 +140,6 @@ with socket.create_connection((host, int(port)), 10) as plain, context.wrap_sock
 
 @contextmanager
 def running(folder: Path, job: Job, *, silence: int, points: Sequence[str] = ()) -> Iterator[Hosts]:
-    """Run a cluster whose workers linger at these points."""
     folder.mkdir(exist_ok=True)
     with network("scheduler", *WORKERS, USER) as made:
         found = Hosts(made, folder, job, silence)

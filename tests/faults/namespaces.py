@@ -50,11 +50,9 @@ class Network:
         return f"{self.prefix}-hub"
 
     def namespace(self, machine: str) -> str:
-        """Return the network namespace of a machine."""
         return f"{self.prefix}-{self.machines.index(machine)}"
 
     def holds(self, machine: str, name: str | None) -> bool:
-        """Say whether a machine is the namespace that the kernel calls by a name."""
         return name == f"net:[{Path('/run/netns', self.namespace(machine)).stat().st_ino}]"
 
     def address(self, machine: str) -> str:
@@ -70,7 +68,6 @@ class Network:
 
     @contextmanager
     def cut(self, machine: str) -> Iterator[None]:
-        """Cut the cable of a machine for the time of a block."""
         self.set_cable(machine, up=False)
         try:
             yield
@@ -94,7 +91,6 @@ def _join(made: Network, names: Sequence[str]) -> None:
 
 @contextmanager
 def network(*machines: str) -> Iterator[Network]:
-    """Make machines for the time of a block."""
     made = Network(f"dpdist-{os.getpid()}", machines)
     names = [made.hub, *map(made.namespace, machines)]
     try:

@@ -37,9 +37,12 @@ clip = 8.0
 
 
 def events(ledger: Path) -> Counter[str]:
-    """Count the entries of each kind in the journal of an embedded ledger."""
     with closing(sqlite3.connect(ledger / "ledger.sqlite")) as connection:
         return Counter(json.loads(entry)["event"] for (entry,) in connection.execute("SELECT entry FROM journal"))
+
+
+def dpdist(*words: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "dpdist", *words], check=True, capture_output=True, timeout=PATIENCE)
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,6 @@ class Job:
         }
 
     def marker(self, point: str) -> Path:
-        """Return what is there when a process lingers at a point."""
         return self.folder / f"lingers-{point}"
 
     def lingers(self, point: str) -> str | None:
@@ -75,7 +77,6 @@ class Job:
         return str(marker.readlink()) if marker.is_symlink() else None
 
     def go_on(self, point: str) -> None:
-        """Let the process that lingers at a point go on."""
         self.marker(point).with_name(f"{self.marker(point).name}.go").touch()
 
     @property
@@ -83,7 +84,6 @@ class Job:
         return Ledger(self.folder / "rows.ledger")
 
     def states(self) -> list[str]:
-        """Return the state of every release that the ledger knows."""
         return [str(record.state) for record in self.ledger.records]
 
     def attempts(self) -> int:
@@ -96,11 +96,7 @@ class Job:
 
     def published(self) -> dict[str, bytes]:
         """Return the files of the release, after the ledger has confirmed it as its only one."""
-        command = [
-            sys.executable, "-m", "dpdist", "ledger", "verify", str(self.folder / "rows.ledger"),
-            "--release", str(self.folder / "release.zarr"),
-        ]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+        dpdist("ledger", "verify", self.folder / "rows.ledger", "--release", self.folder / "release.zarr")
         assert self.states() == ["published"]
         found = self.folder / "release.zarr"
         return {str(path.relative_to(found)): path.read_bytes() for path in found.rglob("*") if path.is_file()}
@@ -111,19 +107,8 @@ def make(folder: Path, *, rows: int = 2000) -> Job:
     folder.mkdir(exist_ok=True)
     np.save(folder / "data.npy", np.random.default_rng(0).normal(size=(rows, 8)))
     (folder / "job.toml").write_text(
-        """
-        [rows]
-        path = "rows.zarr"
-        [release]
-        path = "release.zarr"
-        epsilon = 1
-        delta = 1e-6
-        clip = 8
-        """
+        '[rows]\npath = "rows.zarr"\n[release]\npath = "release.zarr"\nepsilon = 1\ndelta = 1e-6\nclip = 8\n'
     )
-    command = [
-        sys.executable, "-m", "dpdist", "ingest", str(folder / "data.npy"), str(folder / "rows.zarr"),
-        "--budget-epsilon", "1", "--budget-delta", "1e-6",
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+    budget = ("--budget-epsilon", "1", "--budget-delta", "1e-6")
+    dpdist("ingest", folder / "data.npy", folder / "rows.zarr", *budget)
     return Job(folder)

@@ -1,4 +1,4 @@
-"""An attack on a person with a row in 7 nights: what all that is published together shows of him, and what is claimed.
+"""An attack on a person with a row in 7 nights: what all releases together show of him, and their claim.
 
 The attacker knows all rows but those of the person, his nights, and which of two orthogonal rows of full norm he had in
 each of them. He weighs everything that is published by its likelihood ratio. The noise is drawn as by releases, for the

@@ -51,18 +51,14 @@ class Server:
         )
 
     def start(self, *settings: str) -> None:
-        """Start it, and wait until it answers."""
         import psycopg
 
         words = [f"-c{setting}" for setting in (f"unix_socket_directories={self.folder}", "listen_addresses=")]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [self.programs / "postgres", "-D", self.folder / "data", *words, *(f"-c{s}" for s in settings)],
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                **identity(),
-            )
+                stdout=log, stderr=log, cwd=self.folder, **identity(),
+            )  # fmt: skip
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -105,7 +101,6 @@ def identity() -> Mapping[str, Any]:
 
 @contextmanager
 def running(folder_of_programs: Path, parent: Path | None = None) -> Iterator[Server]:
-    """Make a cluster of databases, in a folder that others may enter, and run its server."""
     with tempfile.TemporaryDirectory(prefix="dpdist-pg-", dir=parent, ignore_cleanup_errors=True) as name:
         folder, who = Path(name), identity()
         if who:
@@ -114,14 +109,9 @@ def running(folder_of_programs: Path, parent: Path | None = None) -> Iterator[Se
         secret.write_text(PASSWORD)
         secret.chmod(0o644)  # in a folder that only the server's user enters
         subprocess.run(
-            [
-                folder_of_programs / "initdb", "-D", folder / "data", "-U", "dpdist", "--auth=scram-sha-256",
-                f"--pwfile={secret}", "--encoding=UTF8", "--no-locale", "--no-sync", "--wal-segsize=1",
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            cwd=folder,
-            **who,
+            [folder_of_programs / "initdb", "-D", folder / "data", "-U", "dpdist", "--auth=scram-sha-256",
+             f"--pwfile={secret}", "--encoding=UTF8", "--no-locale", "--no-sync", "--wal-segsize=1"],
+            check=True, stdout=subprocess.DEVNULL, cwd=folder, **who,
         )  # fmt: skip
         server = Server(folder_of_programs, folder)
         try:

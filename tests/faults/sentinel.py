@@ -61,14 +61,13 @@ def bounded(table: Table, clip: float = CLIP) -> npt.NDArray[np.int64]:
 
 
 def exact_moment(table: Table, clip: float = CLIP) -> npt.NDArray[np.int64]:
-    """Return the second moment of these rows, none of which is longer than the clip norm, by plain integers."""
     z = bounded(table, clip)
     moment: npt.NDArray[np.int64] = z.T @ z
     return moment
 
 
 def _upper(values: npt.NDArray[Any], kept: int) -> bytes:
-    """Return an expression for 64-bit numbers side by side of which the lowest bytes may be any, all but so many."""
+    """Return an expression for adjacent 64-bit numbers with any lowest bytes, all but so many."""
     numbers = [value.tobytes()[8 - kept :] for value in values]
     return (b".{%d}" % (8 - kept)).join(map(re.escape, numbers))
 
@@ -89,13 +88,11 @@ _DIGITS = re.compile(rb"\d{12,15}")
 
 
 def holds(content: bytes) -> bool:
-    """Say whether the sentinel is in some bytes, as numbers or in words."""
     words = (int(digits) for digits in _DIGITS.findall(content))
     return bool(NUMBERS.search(content)) or any(abs(word - sum_) < MOVED for word in words for sum_ in DECIMALS)
 
 
 def files_with_it(roots: Iterable[Path], private: Sequence[Path]) -> list[Path]:
-    """Return the files below some folders that hold the sentinel, but for those where it belongs."""
     return [
         path
         for root in roots
@@ -136,7 +133,6 @@ def in_memory(pid: int) -> bool:
 
 
 def may_read_memory(pid: int) -> bool:
-    """Say whether this process may read that one's memory."""
     try:
         next(_memory(pid), None)
     except PermissionError:
@@ -145,7 +141,6 @@ def may_read_memory(pid: int) -> bool:
 
 
 def seal(chunk: Path, rows: Table) -> None:
-    """Write a chunk whose checksum is right."""
     payload = rows.astype("<f8").tobytes()
     chunk.write_bytes(payload + google_crc32c.value(payload).to_bytes(4, "little"))
 

@@ -61,24 +61,17 @@ workers = 2
 
 @dataclass
 class Ended:
-    """How a process ended."""
+    """How a process ended: seconds are from the signal to the end, and a moment is counted from its handlers on."""
 
     command: str
-    sent: str
-    """The signal, and to whom; empty if none was."""
+    sent: str  # the signal, and to whom
     moment: float
-    """When it was sent: seconds after the handlers stood."""
     code: int
     seconds: float
-    """From the signal to the end."""
-    words: str
-    """All that was said on standard error."""
-    left: list[str] = field(default_factory=list)
-    """Processes, files aside and files in TMPDIR that were left."""
-    state: str = ""
-    """What the ledger says of the release."""
-    finished: bool = False
-    """Whether the command was done before the signal came."""
+    words: str  # all that was said on standard error
+    left: list[str] = field(default_factory=list)  # processes, files aside and files in TMPDIR
+    state: str = ""  # of the release in the ledger
+    finished: bool = False  # the command was done before the signal came
 
     @property
     def faults(self) -> list[str]:
@@ -105,17 +98,11 @@ class Place:
         self.temporary.mkdir()
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a program in a session of its own; standard error is kept in a file."""
         with (self.folder.parent / "words").open("w") as words:
             return subprocess.Popen(
-                arguments,
-                cwd=self.folder,
-                env={**os.environ, "TMPDIR": str(self.temporary)},
-                stdout=subprocess.DEVNULL,
-                stderr=words,
-                text=True,
-                start_new_session=True,
-            )
+                arguments, cwd=self.folder, env={**os.environ, "TMPDIR": str(self.temporary)}, text=True,
+                stdout=subprocess.DEVNULL, stderr=words, start_new_session=True,
+            )  # fmt: skip
 
     @property
     def words(self) -> str:
@@ -150,17 +137,15 @@ class Place:
             command, f"{number.name} {to}", moment, code, round(seconds, 2), self.words, left, self.state(), finished
         )
 
-    def left(self, session: int) -> list[str]:
-        """Name what is left of a program: processes after a moment, files aside, and files in TMPDIR."""
+    def left(self, leader: int) -> list[str]:
         deadline = time.monotonic() + _GONE_SECONDS
-        while (processes := _session(session)) and time.monotonic() < deadline:
+        while (processes := session(leader)) and time.monotonic() < deadline:
             time.sleep(_LOOK)
         aside = [str(path.relative_to(self.folder)) for path in self.folder.rglob("*.partial")]
         temporary = [f"TMPDIR/{path.relative_to(self.temporary)}" for path in self.temporary.rglob("*")]
         return [*(f"process {each}" for each in processes), *aside, *temporary]
 
     def state(self) -> str:
-        """Say where the release stands in the ledger."""
         if not Ledger.stands_at(self.folder / _LEDGER):
             return "no ledger"
         ledger = Ledger(self.folder / _LEDGER)
@@ -168,7 +153,6 @@ class Place:
         return ", ".join(record.state.value for record in ledger.records) or "nothing charged"
 
     def has_all(self, command: str) -> bool:
-        """Say whether what a command makes is there and, if it charges, one release is charged and published."""
         made = {"ingest": "rows.zarr", "release": "release.zarr", "project": "scores.zarr", "run": "scores.zarr"}
         charged = command in {"release", "run"}
         return (self.folder / made[command]).exists() and (not charged or self.state() == "published")
@@ -189,7 +173,7 @@ def _handlers_stand(process: subprocess.Popen[str]) -> bool:
     return False
 
 
-def _session(leader: int) -> list[str]:
+def session(leader: int) -> list[str]:
     """Name the processes of a session, except its leader and those that are dead."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -204,7 +188,6 @@ def _session(leader: int) -> list[str]:
 
 
 def supplied(folder: Path, rows: int) -> Place:
-    """Return a place with made-up rows and a job file."""
     place = Place(folder)
     values = np.random.default_rng(1).integers(0, 60, (rows, 10))
     np.savetxt(place.folder / "table.csv", values, "%d", ",", header="a,b,c,d,e,f,g,h,i,j", comments="")

@@ -50,7 +50,6 @@ class Site:
     folder: Path
 
     def ask(self, *command: str, environment: Mapping[str, str] | None = None) -> str:
-        """Run a command of Slurm as its user does, and return what it says."""
         run = subprocess.run(
             self.machines.on("node", command), check=False, capture_output=True, text=True, timeout=PATIENCE,
             env={**(environment or os.environ), "SLURM_CONF": str(self.folder / "slurm.conf")}, cwd=self.folder,
@@ -63,16 +62,13 @@ class Site:
         return found.read_text() if found.exists() else ""
 
     def words(self) -> str:
-        """Return what Slurm and its jobs said last."""
         return "".join(f"{path.stem}: {path.read_text()[-3000:]}" for path in self.folder.glob("*.log"))
 
     def job(self, number: str) -> dict[str, str]:
-        """Return what Slurm knows of a job."""
         words = self.ask("scontrol", "--oneliner", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def wait_for(self, number: str, state: str) -> None:
-        """Wait until a job is in a state."""
         until(lambda: self.job(number)["JobState"] == state, words=self.words)
 
 

@@ -11,7 +11,7 @@ A process may die before any step, and within one wherever it has left something
 after the witness was replaced, and after drafts were deleted.
 
 Nothing is undone to go back: a process is brought to where it stood by running its call again on what it saw in the
-steps before. What a step does depends on the books and the witness before it and on where the process stands: which of
+steps before. What a step does depends on the books and the witness before it and on the place of the process: which of
 the product's functions are under way, where in them, and what their variables hold. Every transaction reads the whole
 journal anew, so books may be exchanged below a process without its notice; the real ledger refuses some of these.
 """
@@ -45,7 +45,7 @@ from dpdist.release import transaction as releasing
 DATASET = "0123456789abcdef" * 2
 LEDGER_ID = "f" * 32
 RERUNS = 1
-"""How often a command that was refused or overtaken is run again by whoever ran it, after adopting if told so."""
+"""How often a refused or overtaken command is run again, after adopting if it says so."""
 
 
 class Books(NamedTuple):
@@ -81,7 +81,7 @@ class Scene(NamedTuple):
 
 
 class Local(NamedTuple):
-    """Where a process stands: its call, what it saw in the steps of it, and how often it was run again."""
+    """The place of a process: its call, what it saw in the steps of it, and how often it was run again."""
 
     call: int = 0
     seen: tuple[Scene, ...] = ()
@@ -107,9 +107,6 @@ class StopError(BaseException):
 
 class DeathError(BaseException):
     """The process dies."""
-
-
-# --- below the ledger -------------------------------------------------------------------------------------------------
 
 
 class Machine:
@@ -153,7 +150,7 @@ class Machine:
                 raise DeathError
 
     def sleep(self, _: float) -> None:
-        """Wait for so long that whoever should have committed meanwhile has or never will."""
+        """Wait for so long that others have committed or never will."""
         self.clock += 1e6
 
 
@@ -214,23 +211,21 @@ class MemoryStorage:
         self.machine.step()
         transaction = MemoryTransaction(self.machine)
         yield transaction
-        books = self.machine.scene.books
-        self.machine.scene = self.machine.scene._replace(
-            books=books._replace(journal=(*books.journal, *transaction.added))
-        )
+        self._become(journal=(*self.machine.scene.books.journal, *transaction.added))
+
+    def _become(self, **changes: Any) -> None:
+        scene = self.machine.scene
+        self.machine.scene = scene._replace(books=scene.books._replace(**changes))
 
     def stage(self, name: str, pieces: Iterable[bytes]) -> str:
         self.machine.step()
         content = b"".join(pieces)
-        books = self.machine.scene.books
-        self.machine.scene = self.machine.scene._replace(books=books._replace(blobs=books.blobs | {(name, content)}))
+        self._become(blobs=self.machine.scene.books.blobs | {(name, content)})
         return sha256(content).hexdigest()
 
     def discard(self, name: str) -> None:
         if not self.machine.gone:  # its name is its own: it commutes with all that others do
-            books = self.machine.scene.books
-            left = frozenset(blob for blob in books.blobs if blob[0] != name)
-            self.machine.scene = self.machine.scene._replace(books=books._replace(blobs=left))
+            self._become(blobs=frozenset(blob for blob in self.machine.scene.books.blobs if blob[0] != name))
 
     @contextmanager
     def blob(self, name: str) -> Iterator[BinaryIO]:
@@ -267,7 +262,7 @@ class MemoryWitness:
 
     def write(self, testimony: Testimony) -> None:
         releases = sorted(testimony.releases, key=lambda release: (release.id, str(release.digest)))
-        text = canonical(to_builtins([releases, testimony.capped]))  # its head is told to people, and decides nothing
+        text = canonical(to_builtins([releases, testimony.capped]))  # its head is for people, and decides nothing
         self.machine.leaves(witness=text)
 
 
@@ -277,9 +272,6 @@ def told(text: str | None) -> Testimony | None:
         return None
     releases, capped = convert(json.loads(text), tuple[tuple[CommittedRelease, ...], Caps | None])
     return Testimony("head", releases, None, capped)
-
-
-# --- what a process does ----------------------------------------------------------------------------------------------
 
 
 def _guarantee() -> Guarantee:
@@ -382,7 +374,6 @@ _BELOW: list[Machine] = []
 
 @contextmanager
 def in_memory() -> Iterator[None]:
-    """Put books and witness in memory below every ledger that is opened."""
     with ExitStack() as stack:
         for owner, name, value in (
             (ledgers, "_storage", lambda _: MemoryStorage(_BELOW[0])),
@@ -415,7 +406,6 @@ _THE_GUARANTEE = _guarantee()
 
 
 def advanced(who: str, command: Command, local: Local, scene: Scene) -> Result:
-    """Let a process make its next step."""
     machine, name, frames = _run(who, command, local, scene, None)
     seen = (*local.seen, machine.saw)
     if name is None:
@@ -434,7 +424,7 @@ def advanced(who: str, command: Command, local: Local, scene: Scene) -> Result:
 def _run(
     who: str, command: Command, local: Local, scene: Scene, dies_at: int | None
 ) -> tuple[Machine, str | None, Hashable]:
-    """Run a call up to the end of its next step; return the name of the next call, or None and where it stands."""
+    """Run a call up to the end of its next step; return the name of the next call, or None and its place."""
     frames: Hashable = ()
     machine = Machine(who, local.seen, scene, dies_at)
     with _below(machine):
@@ -454,7 +444,7 @@ def _run(
 def _frames(error: BaseException) -> Hashable:
     """Return where the product's functions stand that are under way, and what their variables hold.
 
-    Left out are what is shared by all and what a function only uses while its transaction is open.
+    It leaves out shared objects, and those that a function only uses while its transaction is open.
     """
     return tuple(
         (frame.f_code.co_qualname, frame.f_lasti, _values(frame.f_locals))

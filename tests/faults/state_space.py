@@ -3,8 +3,8 @@
 Who died runs the same command again. The ledger may be copied once to another folder, at any time, and restored once
 from a backup that was taken at any time. :mod:`state_machine` says what a step is.
 
-A state is the books of both folders, the witness, what was given out, the backup, and where each process stands. Two
-journals are one state if they amount to the same; two histories of a process are one if it stands at the same place
+A state is the books of both folders, the witness, what was given out, the backup, and the place of each process. Two
+journals are one state if they amount to the same; two histories of a process are one if it is at the same place
 with the same variables. The real code runs once for each step that differs in what it can see.
 """
 
@@ -21,22 +21,8 @@ from dpdist._util.text import canonical
 from dpdist.ledger.journal import ORIGIN, _digest
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO
-from faults.state_machine import (
-    AFTER,
-    DATASET,
-    LEDGER_ID,
-    NAMES,
-    SECOND,
-    STAGE,
-    Books,
-    Command,
-    Local,
-    Scene,
-    advanced,
-    folded,
-    in_memory,
-    told,
-)
+from faults import state_machine
+from faults.state_machine import AFTER, NAMES, SECOND, STAGE, Books, Command, Local, Scene, advanced, folded, told
 
 
 class ViolationError(AssertionError):
@@ -66,38 +52,31 @@ class Space:
         self._steps: dict[tuple[int, int, int, int], tuple[Any, ...]] = {}
         self._sound: set[Any] = set()
 
-    def _id(self, thing: Any) -> int:
-        known = self._ids.get(thing)
+    def _id(self, thing: Any, key: Hashable = None) -> int:
+        """Return the number of a thing, or of all things with the same key."""
+        key = thing if key is None else key
+        known = self._ids.get(key)
         if known is None:
-            known = self._ids[thing] = len(self._things)
+            known = self._ids[key] = len(self._things)
             self._things.append(thing)
         return known
 
     def _local(self, local: Local) -> int:
-        """Return the number of where a process stands; what it saw on its way there is of no account."""
-        key = local._replace(seen=())
-        known = self._ids.get(key)
-        if known is None:
-            known = self._ids[key] = len(self._things)
-            self._things.append(local)
-        return known
+        """Return the number of the place of a process; what it saw on its way there does not count."""
+        return self._id(local, local._replace(seen=()))
 
     def _books(self, books: Books) -> int:
         """Return the number of books; of the journal nothing counts but what it amounts to."""
         view = folded(books.journal)
         records = tuple(sorted((k, repr(v)) for k, v in view.records.items()))
         told = repr(view.capped), view.witnessed, view.exhausted, view.exceeded, view.format
-        key = records, *told, books.blobs, books.line
-        known = self._ids.get(key)
-        if known is None:
-            known = self._ids[key] = len(self._things)
-            self._things.append(books)
-        return known
+        return self._id(books, (records, *told, books.blobs, books.line))
 
     def _first(self) -> tuple[int, ...]:
         text = canonical(
             {
-                "event": "created", "format": "dpdist-ledger/2", "ledger_id": LEDGER_ID, "dataset_id": DATASET,
+                "event": "created", "format": "dpdist-ledger/2", "ledger_id": state_machine.LEDGER_ID,
+                "dataset_id": state_machine.DATASET,
                 "epsilon_micro": self.budget * MICRO, "delta_atto": 0,
             }
         )  # fmt: skip
@@ -110,8 +89,7 @@ class Space:
         )  # fmt: skip
 
     def explore(self, limit: int | None = None) -> Space:
-        """Visit every state, breadth first, and check each."""
-        with in_memory():
+        with state_machine.in_memory():
             first = self._first()
             parents: dict[tuple[int, ...], tuple[tuple[int, ...], str] | None] = {first: None}
             waiting = deque([(first, 0)])
@@ -203,8 +181,6 @@ class Space:
             )  # fmt: skip
         return known
 
-    # --- what must hold in every state
-
     def _check(self, state: tuple[int, ...]) -> None:
         for books in {state[0], state[1]} - {-1, -2}:
             key = books, state[2], state[3]
@@ -238,7 +214,7 @@ class Space:
             self._check_open(books, witness, asked)
 
     def _check_follows(self, out: frozenset[tuple[str, bytes]]) -> None:
-        """Check that what has a stage follows from the one that was given out; no ledger can tell what is in a draw."""
+        """Check that a draw follows from the stage that was given out; no ledger knows the contents of a draw."""
         before: dict[str, str] = {}
         for name, draws in {(command.release_id, command.draws) for command in self.commands}:
             parts = (f"{name}{STAGE}", f"{name}{SECOND}")[: draws - 1]
@@ -250,7 +226,7 @@ class Space:
                 raise ViolationError(f"{name} does not follow from the stage that was given out: {sorted(out)}")
 
     def _check_open(self, books: int, witness: int, asked: Command) -> None:
-        """Check that whoever comes now, alone, is served or refused for a reason that holds."""
+        """Check that a process that comes now, alone, is served or refused for a reason that holds."""
         key, release_id = (books, witness, asked), asked.release_id
         if key in self._sound:
             return

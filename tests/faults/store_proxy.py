@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 Answer = tuple[int, str]
-"""A status, and the code that stands in the body; or, from 300 to 399, the server to which the request is sent on."""
+"""A status, and the code in the body; or, from 300 to 399, the server to which the request is sent on."""
 DENIED: Answer = (403, "AccessDenied")
 EXPIRED: Answer = (400, "ExpiredToken")
 GONE: Answer = (0, "")
@@ -21,7 +21,7 @@ GONE: Answer = (0, "")
 
 @dataclass
 class Proxy:
-    """What stands between."""
+    """A proxy, and what it does."""
 
     url: str = ""
     fault: Callable[[str, str], Answer | None] = lambda method, path: None  # noqa: ARG005
@@ -55,9 +55,8 @@ def store_proxy(store: str) -> Iterator[Proxy]:
             if found is not None:
                 status, code = found
                 headed = [("Location", code + self.path)] if status // 100 == 3 else []
-                self._answer(
-                    status, headed, f"<Error><Code>{code}</Code><Message>secretword</Message></Error>".encode()
-                )
+                words = f"<Error><Code>{code}</Code><Message>secretword</Message></Error>"
+                self._answer(status, headed, words.encode())
                 return
             connection = http.client.HTTPConnection(behind)
             headers = {name: value for name, value in self.headers.items() if name.lower() not in proxy.drop}
@@ -96,19 +95,16 @@ def store_proxy(store: str) -> Iterator[Proxy]:
 
 
 def _from_google(headers: dict[str, str]) -> dict[str, str]:
-    """Return headers in which a condition on the generation stands as one on the entity tag."""
+    """Return headers with a condition on the entity tag in place of the generation."""
     headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
     generation = headers.pop("x-goog-if-generation-match", None)
-    signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=me/20260101/us-east-1/s3/aws4_request, Signature=0"}
-    if generation is None:
-        return headers | signed
-    return (
-        headers | signed | ({"If-None-Match": "*"} if generation == "0" else {"If-Match": f'"{int(generation):032x}"'})
-    )
+    headers["Authorization"] = "AWS4-HMAC-SHA256 Credential=me/20260101/us-east-1/s3/aws4_request, Signature=0"
+    if generation == "0":
+        return headers | {"If-None-Match": "*"}
+    return headers if generation is None else headers | {"If-Match": f'"{int(generation):032x}"'}
 
 
 def _for_google(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the generation that an entity tag, which is a digest here, stands for."""
     return [("x-goog-generation", str(int(v.strip('"'), 16))) for name, v in headers if name.lower() == "etag"]
 
 

@@ -10,13 +10,8 @@ PATIENCE = 900.0
 
 
 def until(
-    happened: Callable[[], object],
-    seconds: float = PATIENCE,
-    *,
-    every: float = 0.02,
-    words: Callable[[], str] = str,
+    happened: Callable[[], object], seconds: float = PATIENCE, *, every: float = 0.02, words: Callable[[], str] = str
 ) -> None:
-    """Wait until something has happened; ask again after so many seconds."""
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, f"it did not happen: {words()}"

@@ -40,7 +40,6 @@ def weakened(calibrated: Calibrated, factor: float) -> Calibrated:
 
 
 def kept_by_the_copy(name: str, copy: Calibrated, query: LatticeQuery, loss: PrivacyLoss) -> str:
-    """Say why a copy with less noise keeps the claim, if that is proved; else nothing."""
     guarantee, epsilon = copy.guarantee, Fraction(loss.epsilon_micro, MICRO)
     if guarantee is not None and guarantee.mu_squared is not None:
         mu_squared = guarantee.mu_squared * Fraction(FACTOR) ** 2

@@ -13,5 +13,4 @@ def declared() -> dict[str, str]:
 
 
 def without_tls() -> dict[str, str]:
-    """Return them for the loopback interface of a machine that only the tests use."""
     return {**declared(), "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "False"}

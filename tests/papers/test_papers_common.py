@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client
-from faults.waiting import until
 from support.folders import ROOT
+from support.hand import started_by_hand
 
 from dpdist.errors import DataError, PrivacyLeakWarning, UsageError
 from dpdist.runtime.cluster import Cluster
@@ -64,10 +60,12 @@ def test_a_killed_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(path.read_bytes().splitlines()) == 6
 
 
-def test_a_store_of_other_settings_or_in_use_or_damaged_is_refused(tmp_path: Path) -> None:
+def test_a_store_of_other_settings_or_in_use_or_damaged_is_refused_and_a_refusal_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.cells.jsonl"
-    with runs.opened(path, SETTINGS), pytest.raises(DataError, match="Another process"), runs.opened(path, SETTINGS):
-        pass
+    with runs.opened(path, SETTINGS) as store:
+        assert runs.run(Counting(), store, refusing, CELLS[:1]) == [{"x": 0, "refused": "no"}]
+        with pytest.raises(DataError, match="Another process"), runs.opened(path, SETTINGS):
+            pass
     with pytest.raises(DataError, match="other data or settings"), runs.opened(path, {"seed": 2}):
         pass
     path.write_text("something else\n")
@@ -78,37 +76,14 @@ def test_a_store_of_other_settings_or_in_use_or_damaged_is_refused(tmp_path: Pat
         pass
 
 
-def test_a_mechanism_that_cannot_be_used_says_so_in_its_cell(tmp_path: Path) -> None:
-    with runs.opened(tmp_path / "a", SETTINGS) as store:
-        assert runs.run(Counting(), store, refusing, CELLS[:1]) == [{"x": 0, "refused": "no"}]
-
-
 @pytest.fixture
 def bare(tmp_path: Path) -> Iterator[str]:
-    """Start a scheduler and a worker that can import dpdist and none of the scripts; give its address."""
+    """Start a scheduler and a worker that can import dpdist and none of the scripts."""
     (tmp_path / "dpdist").symlink_to(ROOT / "dpdist")
-    contact = tmp_path / "scheduler.json"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONWARNINGS": "ignore"}
-    place = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(contact)]
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(tool: str, *options: str) -> None:
-        command = [sys.executable, "-m", f"distributed.cli.dask_{tool}", *options, *place]
-        with (tmp_path / f"{tool}.log").open("wb") as log:
-            processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path, env=environment))
-
-    try:
-        start("scheduler", "--port", "0")
-        until(lambda: contact.exists() and contact.stat().st_size)
-        start("worker", "--nthreads", "1", "--no-nanny")
-        address: str = json.loads(contact.read_text())["address"]
+    with started_by_hand(tmp_path, {"PYTHONPATH": str(tmp_path)}, ()) as address:
         with Client(address, set_as_default=False) as client:
             client.wait_for_workers(1, timeout=600)  # longer than a command waits: starting may be slow here
         yield address
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def energy_there(cell: runs.Json, moment: answers.PublicMoment) -> runs.Json:

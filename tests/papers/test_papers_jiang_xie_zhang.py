@@ -52,18 +52,14 @@ def test_the_theorems_hold_where_they_should(scheduler: str, tmp_path: Path) -> 
 
 def test_bounds_of_the_theorems_in_closed_form() -> None:
     # m + sqrt(2 m theta (r + 2)) + 2 theta r at d = r = 16, m = 17, theta = log(16/0.1), as in theorem 7
-    log = math.log(160)
+    log, bound = math.log(160), theorems.low_rank_lower_bound
     assert wishart_bounds.lemma_1(16, 17, 1.0, 0.1) == pytest.approx(17 + math.sqrt(2 * 17 * 18 * log) + 32 * log)
     assert theorems.subspace_bound(1.0, 4, 10.0) == pytest.approx(0.4)
     assert theorems.subspace_bound(6.0, 4, 10.0) is None
     assert theorems.low_rank_bound(16, 5.0, 1.0, 0.1) == pytest.approx(5 + 1.5 * wishart_bounds.lemma_1(16, 17, 1, 0.1))
     # in the plane lines at an angle of s are pi / (2 arcsin s) to a half turn; d / epsilon for many columns
-    assert theorems.low_rank_lower_bound(2, 1e-3) == pytest.approx(
-        max(math.floor(1e3 * math.log(math.pi / 4 / math.asin(s))) * s / 2 for s in np.geomspace(0.01, 0.7, 400)),
-        rel=1e-2,
-    )
-    ratio = theorems.low_rank_lower_bound(400, 0.01) / theorems.low_rank_lower_bound(200, 0.01)
-    assert ratio == pytest.approx(2, rel=0.05)
-    assert theorems.low_rank_lower_bound(200, 0.005) == pytest.approx(
-        2 * theorems.low_rank_lower_bound(200, 0.01), rel=0.01
-    )
+    sines = np.geomspace(0.01, 0.7, 400)
+    plane = max(math.floor(1e3 * math.log(math.pi / 4 / math.asin(s))) * s / 2 for s in sines)
+    assert bound(2, 1e-3) == pytest.approx(plane, rel=1e-2)
+    assert bound(400, 0.01) == pytest.approx(2 * bound(200, 0.01), rel=0.05)
+    assert bound(200, 0.005) == pytest.approx(2 * bound(200, 0.01), rel=0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -62,4 +61,3 @@ def test_the_quick_version_writes_its_files(scheduler: str, tmp_path: Path) -> N
     found, rows = results(tmp_path, theorem_2.NAME)
     assert len(rows) == 2 * len(theorem_2.EPSILONS) * 4
     assert len(found["table"]) == 2 * len(theorem_2.EPSILONS) * len(theorem_2.MEASURES)
-    assert json.dumps(found)

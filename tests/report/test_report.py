@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from importlib.resources import files
@@ -15,8 +14,6 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from faults.browser import Page, browser
-from faults.packages import need
 from support.releases import assemble
 
 from dpdist._util.text import exactly
@@ -63,16 +60,10 @@ def page(folder: Path, release: Release, **more: object) -> str:
     return (folder / "out.html").read_text()
 
 
-def drowned_part(text: str) -> str:
-    """Return what is folded because it may be nothing but noise."""
-    return text.partition('<details class="drowned">')[2].partition("</details>")[0]
-
-
 def test_the_page_says_what_is_promised_and_what_stands_above_the_noise(tmp_path: Path) -> None:
     release = released()
     text = page(tmp_path, release, count=4)
-    assert release.guarantee is not None
-    percent = math.ceil(1000 * accuracy(release.guarantee)) / 10
+    percent = math.ceil(1000 * accuracy(guarantee_of(release))) / 10
     said = f"which of two rows that one is, is right in at most {percent:g} % of cases with this release"
     assert said in " ".join(text.split())
     assert "7.39 times" in text  # e²
@@ -81,7 +72,7 @@ def test_the_page_says_what_is_promised_and_what_stands_above_the_noise(tmp_path
     assert re.search(r"[234] components can be told from noise", text)
 
 
-@pytest.mark.parametrize("clip", [1e-4, 1.0, 1234567.0, 1e12])
+@pytest.mark.parametrize("clip", [1e-4, 1234567.0])
 def test_numbers_are_short_whatever_the_units_are(tmp_path: Path, clip: float) -> None:
     text = page(tmp_path, released(clip=clip), count=4).partition("<body>")[2]
     text = re.sub(r" d=\"[^\"]*\"", "", text)
@@ -101,16 +92,15 @@ def test_components_that_may_be_noise_are_grey_and_folded(tmp_path: Path) -> Non
     text = page(tmp_path, released(epsilon="0.1"), count=4)
     above = re.search(r"(\d) components? can be told from noise", text)
     assert above is not None
-    folded = drowned_part(text)
+    shown, _, rest = text.partition('<details class="drowned">')
+    folded, _, rest = rest.partition("</details>")
     numbers = {int(number) for number in re.findall(r"<h3>Component (\d)</h3>", folded)}
-    assert 4 in numbers
-    assert numbers == set(range(int(above[1]) + 1, 5))
-    shown = re.findall(r"<h3>Component (\d)</h3>", text.replace(folded, ""))
-    assert len(shown) == int(above[1])
+    assert numbers == set(range(int(above[1]) + 1, 5)) != set()
+    assert len(re.findall(r"<h3>Component (\d)</h3>", shown + rest)) == int(above[1])
 
 
 def told(values: Values, count: int, edge: float) -> Alignment:
-    """Return what is told of components, of which some are counted."""
+    """Return the alignment of components; the first ``count`` rise above the noise."""
     known = np.where(np.arange(len(values)) < count, 0.9, np.nan)
     groups = tuple(range(i, i + 1) for i in range(count))
     ends = np.column_stack([known, known])
@@ -130,10 +120,14 @@ def test_the_whole_spectrum_is_drawn_small_however_wide_the_release_is() -> None
     assert "5 of 2000 components can be told from noise, whose eigenvalues stay below 4" in chart
 
 
-def test_the_most_that_a_test_finds_follows_from_the_guarantee() -> None:
+def guarantee_of(release: Release) -> Guarantee:
+    assert release.guarantee is not None
+    return release.guarantee
+
+
+def test_the_most_that_an_attacker_finds_follows_from_the_guarantee() -> None:
     """Of a Gaussian release the largest ``found - e^epsilon alarms`` is its delta (Dong, Roth & Su 2022)."""
-    gaussian = released("gaussian", "1e-6", "1").guarantee
-    assert gaussian is not None
+    gaussian = guarantee_of(released("gaussian", "1e-6", "1"))
     assert gaussian.mu_squared is not None
     alarms = np.linspace(0, 1, 20001)
     for epsilon in (0.0, 0.5):
@@ -141,19 +135,12 @@ def test_the_most_that_a_test_finds_follows_from_the_guarantee() -> None:
         assert excess == pytest.approx(gaussian_delta(Fraction(epsilon), gaussian.mu_squared), abs=1e-6)
     loss = PrivacyLoss.parse("1.098612", "0.1")  # log 3
     general = Guarantee(Neighbours.REPLACE_ONE, loss, None, Arithmetic.INTEGER_EXACT, "")
-    told = [hits(general, a) for a in (0.0, 0.1, 0.25, 0.5, 1.0)]
-    assert told == pytest.approx([0.1, 0.4, 0.7833, 0.8667, 1.0], abs=1e-4)
+    found = [hits(general, a) for a in (0.0, 0.1, 0.25, 0.5, 1.0)]
+    assert found == pytest.approx([0.1, 0.4, 0.7833, 0.8667, 1.0], abs=1e-4)
     assert hits(replace(general, loss=PrivacyLoss.parse("1000000")), 0.01) == 1
-
-
-def test_the_chance_of_telling_tables_apart_is_the_known_one() -> None:
-    """Pure epsilon = log 3: 3/4. A Gaussian release of mu: Phi(mu/2), and mu is that of sigma = 4.2247 at (1, 1e-6)."""
-    pure = released("two-sided-wishart", "0", "1.098612").guarantee
-    gaussian = released("gaussian", "1e-6", "1").guarantee
-    assert pure is not None
-    assert gaussian is not None
-    assert accuracy(pure) == pytest.approx(0.75, abs=1e-6)
-    assert accuracy(gaussian) == pytest.approx(0.5471, abs=1e-4)  # Phi(1 / (2 * 4.2247))
+    # of pure epsilon = log 3: 3/4; of Gaussian noise Phi(mu/2), where mu is that of sigma = 4.2247 at (1, 1e-6)
+    assert accuracy(guarantee_of(released("two-sided-wishart", "0", "1.098612"))) == pytest.approx(0.75, abs=1e-6)
+    assert accuracy(gaussian) == pytest.approx(0.5471, abs=1e-4)
 
 
 HOSTILE_NAMES = (HOSTILE, "</title></svg><img src=x onerror=alert(1)>", "\u05d2\u05d9\u05dc" * 70, "\u202e{{ 7 * 7 }}")
@@ -161,13 +148,14 @@ HOSTILE_NAMES = (HOSTILE, "</title></svg><img src=x onerror=alert(1)>", "\u05d2\
 
 def test_nothing_is_loaded_and_nothing_is_run_whatever_columns_are_called(tmp_path: Path) -> None:
     rows = np.random.default_rng(3).normal(size=(5000, 4)) @ (np.eye(4) + 0.5)
-    release = replace(drawn(rows, 4.0, "4").release(), names=HOSTILE_NAMES, unit=Unit(HOSTILE, 3))
+    itself = f"{{{{ 10 ** 30 + 7 }}}}{{% raw %}}{HOSTILE}"
+    release = replace(drawn(rows, 4.0, "4").release(), names=HOSTILE_NAMES, unit=Unit(HOSTILE, 3), release_id=itself)
     text = page(tmp_path, release, targets=[HOSTILE_NAMES[2]])
     assert all(name not in text for name in HOSTILE_NAMES[:2])
-    assert all(name in html.unescape(text) for name in HOSTILE_NAMES)
-    assert not re.findall(
-        r"<(?:script|link|iframe|object|img)|\son\w+\s*=(?=[^<]*>)", text.replace("onerror=alert(1)&gt;", "")
-    )
+    assert all(name in html.unescape(text) for name in (*HOSTILE_NAMES, f"<code>{itself}</code>"))
+    assert str(10**30 + 7) not in text  # which is no figure of a release
+    active = r"<(?:script|link|iframe|object|img)|\son\w+\s*=(?=[^<]*>)"
+    assert not re.findall(active, text.replace("onerror=alert(1)&gt;", ""))
     assert not re.findall(r'(?:src|href)\s*=\s*["\'](?!#)', text)
     assert "default-src 'none'" in text
     charts = re.findall(r"<svg class=\"chart\".*?</svg>", text, re.DOTALL)
@@ -179,15 +167,6 @@ def test_nothing_is_loaded_and_nothing_is_run_whatever_columns_are_called(tmp_pa
         assert all(named.values())
     names = re.findall(r"\sid=\"([^\"]*)\"", text)
     assert len(names) == len(set(names))
-
-
-def test_what_a_release_says_of_itself_is_text_and_no_template(tmp_path: Path) -> None:
-    hostile = f"{{{{ 10 ** 30 + 7 }}}}{{% raw %}}{HOSTILE}"
-    release = replace(released(), release_id=hostile, ledger_head=hostile)
-    text = page(tmp_path, release)
-    assert html.unescape(text).count(f"<code>{hostile}</code>") == 3  # at the head, and twice in the citation
-    assert "<script" not in text
-    assert str(10**30 + 7) not in text  # which is no figure of a release
 
 
 @pytest.mark.parametrize(("mechanism", "said"), [("sn", "claimed by its authors"), ("none", "nothing is proved")])
@@ -218,37 +197,25 @@ def test_components_may_be_images(tmp_path: Path) -> None:
             shape_of(text)
 
 
-def test_the_budget_is_that_of_the_ledger_that_was_charged(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.eye(4)[np.arange(300) % 4])
-    rows, other = tmp_path / "a.zarr", tmp_path / "b.zarr"
-    for table in (rows, other):
-        budget.ingest_rows(tmp_path / "a.npy", table, budget=PrivacyLoss.parse("4", "1e-5"))
+def test_the_budget_is_that_of_the_ledger_that_was_charged_and_a_sum_is_charged_as_its_parts(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.eye(4)[np.arange(300) % 4])
     request = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), 1.0)
-    release_rows(rows, tmp_path / "r.zarr", request)
-    release = open_release(tmp_path / "r.zarr")
-    ledger = Ledger(budget.default_ledger(rows))
+    tables, places = [[tmp_path / f"{kind}{i}.zarr" for i in range(2)] for kind in ("rows", "release")]
+    for table, place in zip(tables, places, strict=True):
+        budget.ingest_rows(tmp_path / "rows.npy", table, budget=PrivacyLoss.parse("4", "1e-5"))
+        release_rows(table, place, request)
+    ledger, other = (Ledger(budget.default_ledger(table)) for table in tables)
+    release = open_release(places[0])
     text = page(tmp_path, release, ledger=ledger)
     assert "So far: charged 1 release; left: one pure release of epsilon 3" in text
     assert ledger.head in text
-    assert release.ledger_head is not None
-    assert release.ledger_head in text
+    assert str(release.ledger_head) in text
     assert f"<code>{release.release_id}</code> (this one)" in text
-    with pytest.raises(UsageError, match="does not know"):
-        page(tmp_path, release, ledger=Ledger(budget.default_ledger(other)))
-
-
-def test_a_sum_is_charged_as_its_parts_are(tmp_path: Path) -> None:
-    request = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), 1.0)
-    for name in ("a", "b"):
-        np.save(tmp_path / f"{name}.npy", np.eye(4)[np.arange(300) % 4])
-        budget.ingest_rows(tmp_path / f"{name}.npy", tmp_path / f"{name}.zarr", budget=PrivacyLoss.parse("4"))
-        release_rows(tmp_path / f"{name}.zarr", tmp_path / f"r{name}.zarr", request)
-    total = combine_releases([tmp_path / "ra.zarr", tmp_path / "rb.zarr"], tmp_path / "sum.zarr").release
-    assert len(total.releases) == 2
+    total = combine_releases(places, tmp_path / "sum.zarr").release
     assert "sum of 2 releases" in page(tmp_path, total)
-    for name in ("a", "b"):  # each knows of one
+    for shown, books in ((release, other), (total, ledger), (total, other)):
         with pytest.raises(UsageError, match="does not know"):
-            page(tmp_path, total, ledger=Ledger(budget.default_ledger(tmp_path / f"{name}.zarr")))
+            page(tmp_path, shown, ledger=books)
 
 
 def correlated(columns: int = 3, epsilon: str = "1") -> Release:
@@ -321,54 +288,6 @@ def test_all_colours_stand_out_of_their_grounds_in_light_and_in_the_dark() -> No
             assert min(contrast(colours[text], colours[ground]) for text in ("ink", "soft")) >= 4.5
         assert min(contrast("ffffff", colours[ground]) for ground in ("good", "weak", "bad")) >= 4.5
         assert min(contrast(colours[part], colours["page"]) for part in ("seen", "plus", "minus", "noise", "bad")) >= 3
-
-
-@pytest.fixture(scope="module")
-def screen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """Open a browser."""
-    need("chromium", "chromium")
-    with browser(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
-def test_a_browser_shows_the_page_on_a_phone_in_the_dark_and_on_paper(tmp_path: Path, screen: Page) -> None:
-    release = replace(correlated(), names=(HOSTILE, "w" * 200, "weight"))
-    page(tmp_path, release, targets=["weight"])
-    for width in (1280, 390, 320):
-        screen.open(tmp_path / "out.html", width=width)
-        screen.value("document.querySelectorAll('details').forEach(one => one.open = true)")
-        assert screen.value("document.documentElement.scrollWidth") == width  # what is wider scrolls by itself
-    ground = "getComputedStyle(document.body).backgroundColor"
-    assert screen.value(ground) == "rgb(255, 255, 255)"
-    screen.colours(dark=True)
-    assert screen.value(ground) == "rgb(13, 17, 23)"
-    screen.open(tmp_path / "out.html")
-    shown = "document.querySelector('details table').checkVisibility()"
-    assert screen.value(shown) is False
-    screen.colours(dark=True, media="print")
-    assert screen.value(ground) == "rgb(255, 255, 255)"
-    assert screen.value(shown) is True
-
-
-def test_the_keyboard_alone_reaches_all_that_can_be_opened(tmp_path: Path, screen: Page) -> None:
-    page(tmp_path, correlated())
-    screen.open(tmp_path / "out.html")
-    reached = []
-    for _ in range(30):
-        screen.press("Tab")
-        at = screen.value(
-            "(e => [e.tagName, e.textContent.slice(0, 30), getComputedStyle(e).outlineStyle])(document.activeElement)"
-        )
-        if at[0] == "BODY":
-            break
-        assert at[2] == "solid"  # where one is can be seen
-        reached.append(at)
-        if at[0] == "SUMMARY":
-            screen.press("Enter")
-            assert screen.value("document.activeElement.parentElement.open") is True
-    kinds = [kind for kind, _, _ in reached]
-    assert kinds.count("SUMMARY") == screen.value("document.querySelectorAll('summary').length")
-    assert kinds.count("A") == screen.value("document.querySelectorAll('a').length")
 
 
 def test_a_table_of_which_all_is_noise_breaks_no_word_and_says_what_helps() -> None:

@@ -41,13 +41,7 @@ class Said(NamedTuple):
         assert self.out == ""
         assert "Traceback" not in self.err
         *labels, message = self.err.splitlines()
-        begun = {
-            "Ingesting",
-            "Registering rows",
-            "Summing rows",
-            "Projecting rows",
-            "Waiting for workers",
-        }
+        begun = {"Ingesting", "Registering rows", "Summing rows", "Projecting rows", "Waiting for workers"}
         assert {WHERE.sub("", label) for label in labels} <= begun
         assert message.startswith("dpdist: ")
         return message
@@ -59,7 +53,6 @@ Call = Callable[..., Said]
 
 
 def start(*arguments: object, folder: Path, script: Path | None = None) -> Said:
-    """Run a command, or a script that calls it, in a process of its own."""
     program = ["-m", "dpdist"] if script is None else [str(script)]
     command = [sys.executable, *program, *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)

@@ -1,4 +1,4 @@
-"""Mechanisms that say how they were drawn, whoever draws."""
+"""Mechanisms whose draws depend on their place alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from support.scripted import Scripted
 
 @dataclass(frozen=True)
 class Replayed(IndependentEntries):
-    """A mechanism whose draws follow from where they stand, whoever makes them."""
+    """A mechanism whose draws follow from the place of their band."""
 
     fixed: CalibratedGaussian
     seed: int
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
-        """Draw from a stream of the band's own."""
         assert isinstance(entropy, SystemEntropy)
         return self.fixed.draw_band(band, Scripted(self.seed + band.start))
 

@@ -25,7 +25,7 @@ NAMES = [f"gene {i}" for i in range(COLUMNS)]
 
 
 def table(seed: int = 0) -> npt.NDArray[np.float64]:
-    """Return rows of which some are clipped and many entries are zero."""
+    """Return rows; some are clipped, and many entries are zero."""
     generator = np.random.default_rng(seed)
     rows = generator.normal(size=(ROWS, COLUMNS)) * np.linspace(3, 0.5, COLUMNS) + 1
     rows[generator.uniform(size=rows.shape) < 0.3] = 0
@@ -88,12 +88,10 @@ FORMS = (*HELD, *STORED)
 
 
 def formed(form: str, rows: Table, folder: Path) -> Any:
-    """Return rows in a form, of the same float64 values."""
     return HELD[form](rows) if form in HELD else STORED[form](rows, folder)
 
 
 def ingested(rows: Table, folder: Path, *, budget: str = "10") -> Path:
-    """Return the path of a rows.zarr with a ledger."""
     np.save(folder / "rows.npy", rows)
     ingest_rows(folder / "rows.npy", folder / "rows.zarr", budget=PrivacyLoss.parse(budget, "1e-5"))
     return folder / "rows.zarr"

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 
 def guarded(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """Return zeros that end where the next page must not be touched."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     pages = -(-max(1, size) // mmap.PAGESIZE)
     memory = np.frombuffer(mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE), dtype=np.uint8)

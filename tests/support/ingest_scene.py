@@ -1,4 +1,4 @@
-"""Files for the tests of ingest, as independent writers make them, and what is checked of every refusal."""
+"""Files for the tests of ingest, as independent writers make them, and the checks of every refusal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ SAMPLES, VARIANTS = 23, 11
 
 
 def table(dtype: npt.DTypeLike = np.float64, rows: int = 7) -> Table:
-    """Return numbers from 0 to 3 * rows, as that type."""
     return np.arange(3 * rows).reshape(rows, 3).astype(dtype)
 
 
@@ -64,7 +63,6 @@ WRITERS: dict[str, Callable[[Path, Table], None]] = {
 
 
 def stored(target: Path) -> Table:
-    """Read the rows with Zarr, as a stranger would."""
     array = zarr.open(target, mode="r")
     assert isinstance(array, zarr.Array)
     return np.asarray(array[:])
@@ -94,7 +92,6 @@ def refused(
 
 
 def counts(rows: int = 40, seed: int = 0) -> Table:
-    """Return a table of which most cells are zero, as single-cell counts are."""
     rng = np.random.default_rng(seed)
     found: Table = rng.poisson(0.4, (rows, len(GENES))).astype(np.float32)
     return found
@@ -116,7 +113,6 @@ def words_of(folder: Path) -> Path:
 
 
 def write_h5ad(path: Path, x: Any, **others: Any) -> None:
-    """Write a .h5ad file with the library that defines it."""
     made = anndata.AnnData(x, **others)
     made.var_names = list(GENES)
     made.write_h5ad(path)
@@ -131,7 +127,6 @@ LAYOUTS: dict[str, Callable[[Table], Any]] = {
 
 
 def genotypes(seed: int = 3) -> Table:
-    """Return 0, 1 or 2 alleles of every sample and variant."""
     found: Table = np.random.default_rng(seed).integers(0, 3, (SAMPLES, VARIANTS)).astype(np.uint8)
     return found
 

@@ -48,7 +48,6 @@ def reserve(ledger: Ledger, release_id: str, epsilon: int = 1, **parameters: Any
 
 
 def begun(ledger: Ledger, release_id: str) -> int:
-    """Reserve, begin, and return the attempt's fence."""
     reserve(ledger, release_id)
     fence = ledger.begin(release_id)
     assert fence is not None
@@ -62,7 +61,6 @@ def committed(ledger: Ledger, release_id: str, content: bytes) -> Ledger:
 
 
 def losses(ledger: Ledger) -> list[PrivacyLoss]:
-    """Return what was charged and not refunded, release by release."""
     return [charge.guarantee.loss for charge in ledger.charges]
 
 
@@ -119,7 +117,6 @@ def sql(*statements: str) -> Alteration:
 
 @contextmanager
 def new_address(server: Server) -> Iterator[Address]:
-    """Give the address of no ledger yet, in a schema of its own."""
     schema = f"test_{random_token()[:12]}"
     with server.connect() as connection:
         connection.execute(f"CREATE SCHEMA {schema}")
@@ -135,7 +132,6 @@ def ledger_of_rows(rows: Path) -> Ledger:
 
 
 def stage_of(rows: Path) -> bytes:
-    """Return what the one release of rows committed as its stage."""
     ledger = ledger_of_rows(rows)
     (record,) = ledger.records
     with ledger.opened(record.release_id, Part.STAGE) as file:

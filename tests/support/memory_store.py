@@ -21,7 +21,7 @@ from dpdist.errors import DataError, ResumableError
 OBJECTS: dict[str, dict[str, Buffer]] = {}
 """The objects under each prefix, by their keys."""
 POINTERS: dict[str, str] = {}
-"""The prefix that each address stands for."""
+"""The prefix of each address."""
 BEGUN: dict[str, float] = {}
 """When each prefix was, that is built in."""
 UNFINISHED: dict[str, tuple[bytes, str]] = {}
@@ -31,7 +31,7 @@ _LOCKS: dict[str, threading.RLock] = {}
 
 @dataclass(frozen=True)
 class MemoryStore:
-    """What stands at an address such as ``memory://bucket/rows.zarr``; or, with a prefix, what is built for it."""
+    """The contents of an address such as ``memory://bucket/rows.zarr``; with a prefix, what a caller builds for it."""
 
     url: str
     prefix: str | None = None

@@ -27,7 +27,6 @@ Rows = npt.NDArray[np.float64]
 
 
 def some_rows(count: int = 600) -> Rows:
-    """Return rows whose norms spread over several octaves."""
     generator = np.random.default_rng(5)
     return generator.normal(size=(count, 4)) * generator.lognormal(1, 1, size=(count, 1))
 
@@ -35,7 +34,6 @@ def some_rows(count: int = 600) -> Rows:
 def table_of(
     path: Path, rows: npt.NDArray[np.generic], budget: PrivacyLoss, *, compress: bool = False, unit: Unit | None = None
 ) -> RowsTable:
-    """Write rows and their ledger."""
     names = tuple("abcdefgh"[: rows.shape[1]])
     with created(
         path, rows=len(rows), dtype=str(rows.dtype), names=names, budget=budget, compress=compress, unit=unit
@@ -46,13 +44,10 @@ def table_of(
 
 
 def ledger_of(table: RowsTable) -> Ledger:
-    """Open the ledger beside a table."""
     return Ledger(default_ledger(table.path))
 
 
 def no_row_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every read of a row fail the test."""
-
     def read(*_: object) -> None:
         raise AssertionError("a row was read")
 
@@ -60,5 +55,4 @@ def no_row_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(*arguments: object) -> Result:
-    """Run a command in this process."""
     return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=True)

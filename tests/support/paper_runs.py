@@ -13,7 +13,6 @@ PNG = b"\x89PNG"
 
 
 def run(workflow: click.Command, scheduler: str, output: Path, *options: str) -> None:
-    """Run the small version of a workflow in this process."""
     workflow.main(["--quick", "--scheduler", scheduler, "--output", str(output), *options], standalone_mode=False)
 
 

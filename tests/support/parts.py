@@ -25,7 +25,6 @@ def table_of(
     path: Path, rows: npt.NDArray[Any], chunk_rows: int | None = None, *, compress: bool = False,
     budget: PrivacyLoss | None = None,
 ) -> RowsTable:  # fmt: skip
-    """Write rows in chunks of about so many."""
     names = tuple(f"c{i}" for i in range(rows.shape[1]))
     dtype = str(rows.dtype)
     with pytest.MonkeyPatch.context() as patch:
@@ -43,7 +42,6 @@ def whole_of(table: Table, bound: RowBound, band: Band | None = None) -> MomentT
 
 
 def parts_of(table: Table, bound: RowBound, count: int, band: Band | None = None) -> list[MomentTask]:
-    """Return at most so many tasks that together sum a table."""
     task = whole_of(table, bound, band)
     return [task.cut(run) for run in partitions(table.chunks, count)]
 

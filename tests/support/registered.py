@@ -14,12 +14,10 @@ LEAST: dict[Kind, OptionValue] = {Kind.INTEGER: 1, Kind.NUMBERS: (1.0,)}
 
 
 def least_options(name: str) -> dict[str, OptionValue]:
-    """Return the least value of each option that has to be given."""
     return {o.name: LEAST[o.kind] for o in registry.MECHANISMS[name].info.options if o.default is None}
 
 
 def loss_for(name: str, epsilon: str = "1", delta: str = "1e-6") -> PrivacyLoss:
-    """Return a loss with the delta where one is needed."""
     required = registry.MECHANISMS[name].info.delta is DeltaUse.REQUIRED
     return PrivacyLoss.parse(epsilon, delta if required else "0")
 
@@ -27,6 +25,5 @@ def loss_for(name: str, epsilon: str = "1", delta: str = "1e-6") -> PrivacyLoss:
 def calibrated(
     name: str, size: int, bound: int = 4**16, neighbours: Neighbours = Neighbours.REPLACE_ONE, epsilon: str = "1"
 ) -> Calibrated:
-    """Return a mechanism fixed for a small table."""
     query = LatticeQuery(size, bound, neighbours)
     return registry.calibrated(name, query, loss_for(name, epsilon), least_options(name))

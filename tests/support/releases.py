@@ -19,7 +19,6 @@ from dpdist.triangle import Band, packed, unpacked
 
 
 def assemble(*, answer: npt.NDArray[Any], rows: int, neighbours: Neighbours, **heading: Any) -> Release:
-    """Make the release of a noisy packed triangle, or of a subspace, as it is published."""
     known = rows if neighbours is Neighbours.REPLACE_ONE else None
     values = unpacked(answer, heading["bound"].width) if answer.ndim == 1 else answer
     release = Release(answer=values, rows=known, neighbours=neighbours, **heading)
@@ -31,7 +30,6 @@ def assemble(*, answer: npt.NDArray[Any], rows: int, neighbours: Neighbours, **h
 def drawn_over(
     request: ReleaseRequest, exact: npt.NDArray[np.int64], columns: int, rows: int, names: tuple[str, ...] = ()
 ) -> Release:
-    """Draw the noise of a request over an exact moment in lattice units."""
     calibrated = request.calibrated(columns)
     return assemble(
         release_id="x", mechanism=request.mechanism, names=names or tuple(map(str, range(columns))),
@@ -42,7 +40,6 @@ def drawn_over(
 
 
 def archive_of(release: Release) -> io.BytesIO:
-    """Return the archive of a release that is held in memory."""
     if release.subspace is not None:
         return io.BytesIO(b"".join(archived(release, release.subspace)))
     width = release.bound.width

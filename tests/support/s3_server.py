@@ -15,14 +15,12 @@ from moto.server import ThreadedMotoServer
 
 
 def free_port() -> int:
-    """Return a port that nobody listens to."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def variables(port: int) -> dict[str, str]:
-    """Return what clients of a server are told by their environment."""
     return {
         "AWS_ACCESS_KEY_ID": "me",
         "AWS_SECRET_ACCESS_KEY": "secretword",
@@ -42,14 +40,12 @@ class S3Server:
     client: Any
 
     def keys(self, bucket: str) -> list[str]:
-        """Return the keys of all objects of a bucket, sorted."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
         return sorted(each["Key"] for page in pages for each in page.get("Contents", []))
 
 
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
-    """Run a server while the block lasts."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     port = free_port()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)

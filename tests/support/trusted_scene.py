@@ -34,13 +34,11 @@ REQUEST = ReleaseRequest(
 
 
 def rows_of(transaction: MomentTransaction) -> RowsTable:
-    """Return the rows of a transaction, which were ingested at once."""
     assert isinstance(transaction.table, RowsTable)
     return transaction.table
 
 
 def target_of(transaction: MomentTransaction) -> Path:
-    """Return the folder where a transaction publishes."""
     return local(str(transaction.target))
 
 
@@ -95,7 +93,6 @@ def published(transaction: MomentTransaction) -> Release:
 
 
 def tree(root: Path) -> dict[str, tuple[bytes, int]]:
-    """Return every file under root: content and inode."""
     files = [path for path in root.rglob("*") if path.is_file()]
     return {str(path.relative_to(root)): (path.read_bytes(), path.stat().st_ino) for path in files}
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -17,20 +15,22 @@ import numpy.typing as npt
 import pytest
 import zarr
 from faults import worker_environment
-from faults.waiting import until
 from scipy import stats
-from sklearn.datasets import load_digits
+from support.cli_scene import tree
 from support.folders import HOW_TO_FETCH, PUBLIC_DATA
+from support.hand import started_by_hand
 from support.tallies import FALSE_ALARM
 
+from dpdist import Centring, Neighbours, PrivacyLoss, ReleaseRequest, fit_components, ingest_rows, release_rows
 from dpdist.pca.components import captured_variance
 from dpdist.pca.eigen import top_eigenpairs
 
 SECONDS = 300
+LOSS = PrivacyLoss.parse("1", "1e-6")
 
 
 def dpdist(*arguments: str | Path, code: int = 0) -> Any:
-    """Run the command, check its exit code, and return the JSON object it printed."""
+    """Run the command, check its exit code, and return the JSON object that it printed."""
     run = subprocess.run(
         [sys.executable, "-m", "dpdist", *map(str, arguments), "--json"],
         capture_output=True, text=True, check=False, timeout=SECONDS,
@@ -40,99 +40,38 @@ def dpdist(*arguments: str | Path, code: int = 0) -> Any:
     return json.loads(run.stdout) if run.stdout else run.stderr
 
 
-def tree(path: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
-@dataclass
-class Cluster:
-    """A scheduler and two workers, the second of them the trusted one, each a process of its own."""
-
-    address: str
-    processes: list[subprocess.Popen[bytes]]
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("cluster")
-    contact = folder / "scheduler.json"
-    loopback = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
-    command = [sys.executable, "-m", "distributed.cli."]
-    environment = {**os.environ, **worker_environment.without_tls(), "PYTHONWARNINGS": "ignore"}
-
-    def start(tool: str, *options: str) -> subprocess.Popen[bytes]:
-        module = [*command[:-1], command[-1] + tool]
-        with (folder / f"{tool}-{len(processes)}.log").open("wb") as log:
-            return subprocess.Popen(
-                [*module, *options, *loopback, "--scheduler-file", str(contact)], stderr=log, stdout=log, cwd=folder,
-                env=environment,
-            )  # fmt: skip
-
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        processes.append(start("dask_scheduler", "--port", "0"))
-        until(lambda: contact.exists() and contact.stat().st_size)
-        processes.append(start("dask_worker", "--nthreads", "1", "--no-nanny"))
-        processes.append(start("dask_worker", "--nthreads", "1", "--no-nanny", "--resources", "trusted=1"))
-        yield Cluster(json.loads(contact.read_text())["address"], processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start a scheduler and two workers, the second of them the trusted one."""
+    trusted = ("--resources", "trusted=1")
+    with started_by_hand(tmp_path_factory.mktemp("cluster"), worker_environment.without_tls(), (), trusted) as address:
+        yield address
 
 
 def rows_of(folder: Path, data: npt.NDArray[Any]) -> Path:
     np.save(folder / "data.npy", data)
-    dpdist("ingest", folder / "data.npy", folder / "rows.zarr", "--budget-epsilon", "2", "--budget-delta", "1e-5")
+    ingest_rows(folder / "data.npy", folder / "rows.zarr", budget=PrivacyLoss.parse("2", "1e-5"))
     return folder / "rows.zarr"
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    spread = np.diag(np.linspace(3, 0.1, 8))
-    return rows_of(tmp_path, np.random.default_rng(0).normal(size=(5000, 8)) @ spread)
 
 
 RELEASE = ("--epsilon", "1", "--delta", "1e-6", "--clip", "8")
 
 
-def test_a_cluster_started_by_hand_does_the_whole_job(cluster: Cluster, rows: Path) -> None:
-    folder = rows.parent
-    options = ("--scheduler", cluster.address)
-    first = dpdist("release", rows, folder / "release.zarr", *RELEASE, *options, "--trusted", "worker")
-    assert first["fresh"]
-    assert first["n"] == 5000
-    again = dpdist("release", rows, folder / "release.zarr", *RELEASE, *options, "--trusted", "worker")
-    assert not again["fresh"]
-    dpdist("pca", folder / "release.zarr", folder / "model.zarr", "--components", "3")
-    dpdist("project", rows, folder / "model.zarr", folder / "scores.zarr", *options)
-    data = np.load(folder / "data.npy")
-    model = zarr.open_group(folder / "model.zarr", mode="r")
-    vectors = np.asarray(model["components"])
-    scores = np.asarray(zarr.open_array(folder / "scores.zarr", mode="r")[:])
+def test_a_cluster_started_by_hand_does_the_whole_job(scheduler: str, tmp_path: Path) -> None:
+    data = np.random.default_rng(0).normal(size=(5000, 8)) @ np.diag(np.linspace(3, 0.1, 8))
+    np.save(tmp_path / "data.npy", data)
+    rows, options = tmp_path / "rows.zarr", ("--scheduler", scheduler)
+    dpdist("ingest", tmp_path / "data.npy", rows, "--budget-epsilon", "2", "--budget-delta", "1e-5")
+    found = dpdist("release", rows, tmp_path / "release.zarr", *RELEASE, *options, "--trusted", "worker")
+    assert (found["fresh"], found["n"]) == (True, 5000)
+    dpdist("pca", tmp_path / "release.zarr", tmp_path / "model.zarr", "--components", "3")
+    dpdist("project", rows, tmp_path / "model.zarr", tmp_path / "scores.zarr", *options)
+    vectors = np.asarray(zarr.open_group(tmp_path / "model.zarr", mode="r")["components"])
+    scores = np.asarray(zarr.open_array(tmp_path / "scores.zarr", mode="r")[:])
     assert np.allclose(scores, data @ vectors.T)
     assert captured_variance(vectors, data.T @ data) > 0.98
-    assert [r["state"] for r in dpdist_ledger(folder)["releases"]] == ["published"]
-
-
-def dpdist_ledger(folder: Path) -> Any:
-    return dpdist("ledger", "show", folder / "rows.ledger")
-
-
-def test_the_same_release_again_is_the_same_bytes_and_one_charge(rows: Path) -> None:
-    folder = rows.parent
-    dpdist("release", rows, folder / "one.zarr", *RELEASE)
-    charged = dpdist_ledger(folder)["charged"]
-    dpdist("release", rows, folder / "two.zarr", *RELEASE)
-    assert tree(folder / "one.zarr") == tree(folder / "two.zarr")
-    assert dpdist_ledger(folder)["charged"] == charged
-    # another id is another release: it is charged, and its noise is another draw
-    dpdist("release", rows, folder / "three.zarr", *RELEASE, "--id", "another")
-    assert dpdist_ledger(folder)["charged"] == charged + 1
-    one, three = (
-        np.asarray(zarr.open_array(folder / name / "lattice", mode="r")[:]) for name in ("one.zarr", "three.zarr")
-    )
-    assert not np.array_equal(one, three)
+    shown = dpdist("ledger", "show", tmp_path / "rows.ledger")
+    assert [release["state"] for release in shown["releases"]] == ["published"]
 
 
 def chi_squared_p(sample: npt.NDArray[np.float64], sigma: float) -> float:
@@ -143,30 +82,26 @@ def chi_squared_p(sample: npt.NDArray[np.float64], sigma: float) -> float:
 
 def test_on_rows_of_zeros_the_release_is_the_noise(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, np.zeros((100, 300), dtype=np.uint8))
-    found = dpdist("release", rows, tmp_path / "release.zarr", *RELEASE)
-    moment = np.asarray(zarr.open_array(tmp_path / "release.zarr" / "second_moment", mode="r")[:])
-    sigma = np.sqrt(2) * 8**2 * 4.224679
-    on, off = np.diag(moment), moment[np.triu_indices(300, 1)]
-    assert chi_squared_p(on, sigma) > FALSE_ALARM
+    release = release_rows(rows, tmp_path / "release.zarr", ReleaseRequest("gaussian", LOSS, 8.0)).release
+    moment, sigma = release.second_moment, np.sqrt(2) * 8**2 * 4.224679
+    off = moment[np.triu_indices(300, 1)]
+    assert chi_squared_p(np.diag(moment), sigma) > FALSE_ALARM
     assert chi_squared_p(off, sigma / np.sqrt(2)) > FALSE_ALARM
     # the twin, with 5 % too little noise, is told apart with probability 1 - 1e-9
     assert chi_squared_p(0.95 * off, sigma / np.sqrt(2)) < FALSE_ALARM
-    step = 8 / 2 ** found["bound"]["grid_bits"]
-    assert found["noise"]["sigma_diagonal"] * step**2 == pytest.approx(sigma, rel=1e-5)
+    assert release.noise["sigma_diagonal"] * release.bound.unit**2 == pytest.approx(sigma, rel=1e-5)
 
 
 def test_private_centring_finds_mean_and_covariance_and_keeps_n_private_under_add_remove(tmp_path: Path) -> None:
     """200011 rows: the noise is below an eighth of what is allowed for, so no draw of it fails."""
     generator = np.random.default_rng(3)
     data = generator.normal(size=(200011, 4)) * [2.0, 1.0, 0.5, 0.2] + [3.0, -2.0, 1.0, 0.0]
-    rows = rows_of(tmp_path, data)
-    options = ("--epsilon", "1", "--delta", "1e-6", "--clip", "12", "--centre", "private")
-    found = dpdist("release", rows, tmp_path / "release.zarr", *options, "--neighbours", "add-remove")
-    dpdist("pca", tmp_path / "release.zarr", tmp_path / "model.zarr", "--components", "4")
-    model = zarr.open_group(tmp_path / "model.zarr", mode="r")
-    assert np.allclose(np.asarray(model["mean"]), data.mean(axis=0), atol=0.06)
-    assert np.allclose(np.asarray(model["eigenvalues"])[:2], top_eigenpairs(np.cov(data.T), 2)[0], rtol=0.06)
-    assert found["n"] is None
+    request = ReleaseRequest("gaussian", LOSS, 12.0, Neighbours.ADD_REMOVE, centring=Centring.PRIVATE)
+    outcome = release_rows(rows_of(tmp_path, data), tmp_path / "release.zarr", request)
+    assert outcome.release.rows is None
+    components = fit_components(tmp_path / "release.zarr", tmp_path / "model.zarr", 4)[0].components
+    assert np.allclose(components.mean, data.mean(axis=0), atol=0.06)
+    assert np.allclose(np.asarray(components.eigenvalues)[:2], top_eigenpairs(np.cov(data.T), 2)[0], rtol=0.06)
     assert all(b"200011" not in content for content in tree(tmp_path / "release.zarr").values())
 
 
@@ -185,45 +120,25 @@ def test_the_demo_runs_twice_and_spends_once(tmp_path: Path) -> None:
     assert first > 0.9  # what all digits have in common, far above the noise
 
 
-REAL = {
-    "digits": (64.0, 5, 1797, 64, 0.89),
-    "mnist": (2500.0, 50, 60000, 784, 0.92),
-    "covertype": (10000.0, 10, 581012, 54, 0.998),
-}
-"""Clip norm, components, rows, columns, and a captured variance that ten draws exceeded by a wide margin.
-
-Digits come with scikit-learn, so that real images are tried everywhere; of 40 draws the least captured .934.
-"""
-
-
-def real_rows(name: str) -> npt.NDArray[Any]:
-    """Return the rows of a public data set, or skip the test where it is not."""
-    if name == "digits":
-        return np.asarray(load_digits().data, dtype=np.uint8)
-    source = PUBLIC_DATA / f"{name}.npz"
-    if not source.exists():  # the data sets are not committed: they are large, and not ours
-        pytest.skip(f"no {name}.npz: {HOW_TO_FETCH}")
-    with np.load(source) as content:
-        found: npt.NDArray[Any] = content["X"]
-    return found
+REAL = {"mnist": (2500.0, 50, 60000, 784, 0.92), "covertype": (10000.0, 10, 581012, 54, 0.998)}
+"""Clip norm, components, rows, columns, and a captured variance that ten draws exceeded by a wide margin."""
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_data_sets_end_to_end(tmp_path: Path, name: str) -> None:
     clip, k, n, d, least = REAL[name]
-    data = real_rows(name)[:n]
-    workers = ("--workers", "2") if n > 10000 else ()
-    rows = rows_of(tmp_path, data)
-    options = ("--epsilon", "1", "--delta", "1e-6", "--clip", str(clip), *workers)
-    found = dpdist("release", rows, tmp_path / "release.zarr", *options)
+    if not (PUBLIC_DATA / f"{name}.npz").exists():  # the data sets are not committed: they are large, and not ours
+        pytest.skip(f"no {name}.npz: {HOW_TO_FETCH}")
+    with np.load(PUBLIC_DATA / f"{name}.npz") as content:
+        data = content["X"][:n]
+    release, model, scores = (tmp_path / f"{kind}.zarr" for kind in ("release", "model", "scores"))
+    options = ("--epsilon", "1", "--delta", "1e-6", "--clip", str(clip), "--workers", "2")
+    found = dpdist("release", rows_of(tmp_path, data), release, *options)
     assert (found["n"], len(found["columns"])) == (n, d)
-    dpdist("pca", tmp_path / "release.zarr", tmp_path / "model.zarr", "--components", str(k))
-    dpdist("project", rows, tmp_path / "model.zarr", tmp_path / "scores.zarr", *workers)
-    vectors = np.asarray(zarr.open_group(tmp_path / "model.zarr", mode="r")["components"])
-    moment = np.zeros((d, d))
-    for start in range(0, n, 20000):
-        block = data[start : start + 20000].astype(np.float64)
-        moment += block.T @ block
-    assert captured_variance(vectors, moment) > least
-    scores = zarr.open_array(tmp_path / "scores.zarr", mode="r")
-    assert np.allclose(np.asarray(scores[-100:]), data[-100:].astype(np.float64) @ vectors.T)
+    dpdist("pca", release, model, "--components", str(k))
+    dpdist("project", tmp_path / "rows.zarr", model, scores, "--workers", "2")
+    vectors = np.asarray(zarr.open_group(model, mode="r")["components"])
+    blocks = (data[start : start + 20000].astype(np.float64) for start in range(0, n, 20000))
+    assert captured_variance(vectors, sum(block.T @ block for block in blocks)) > least
+    last = np.asarray(zarr.open_array(scores, mode="r")[-100:])
+    assert np.allclose(last, data[-100:].astype(np.float64) @ vectors.T)

@@ -12,22 +12,17 @@ from support.folders import ROOT
 
 
 def run(cell: str, names: dict[str, Any]) -> object:
-    """Run a cell as a notebook does, and return the value of its last line if that is one."""
+    """Run a cell, and return the value of its last line."""
     tree = ast.parse(cell)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "cell", "exec"), names)  # noqa: S102 - our own
     return None if last is None else eval(ast.unparse(last), names)  # noqa: S307 - our own
 
 
-def cells_of(notebook: Path) -> list[str]:
-    """Return the cells of code of a notebook in the percent format."""
-    _, *cells = notebook.read_text().split("# %%")
-    return [cell for cell in cells if not cell.startswith(" [markdown]")]
-
-
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    cells = cells_of(ROOT / "docs" / "notebooks" / "regression.py")
+    _, *parts = (ROOT / "docs" / "notebooks" / "regression.py").read_text().split("# %%")
+    cells = [cell for cell in parts if not cell.startswith(" [markdown]")]
     names: dict[str, Any] = {"__name__": "__main__"}
     shown = [run(cell, names) for cell in cells]
     assert [hasattr(value, "_repr_html_") for value in shown] == [False, False, True, True, False]

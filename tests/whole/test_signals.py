@@ -48,10 +48,7 @@ Ended = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
-    """Return a function that runs a script in a folder and a process of its own, forked from one that has it all.
-
-    It returns the exit code and what was said.
-    """
+    """Return a function that runs a script in a folder, in a fork; it returns the exit code and both outputs."""
     said = tmp_path_factory.mktemp("said")
     out, err = said / "out", said / "err"
     command = [sys.executable, "-c", SERVER]
@@ -81,9 +78,6 @@ def _heard() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-
-
-# --- when they come ---------------------------------------------------------------------------------------------------
 
 
 def test_nothing_heavy_is_imported_before_signals_are_answered() -> None:
@@ -123,9 +117,6 @@ run(work)
     assert ended(tmp_path, script, before=before) == (0, "done\n", "")
 
 
-# --- where they come --------------------------------------------------------------------------------------------------
-
-
 def test_more_signals_do_not_disturb_the_tidying_up(ended: Ended, tmp_path: Path) -> None:
     script = """
 def work():
@@ -148,16 +139,12 @@ class Gone:
     def __del__(self):
         strike()
 def work():
-    try:
-        Gone()
-        time.sleep(50)
-        print("went on")
-    finally:
-        Path("tidied").touch()
+    Gone()
+    time.sleep(50)
+    print("went on")
 run(work)
 """
     assert ended(tmp_path, script) == (5, "", SENTENCE.format("SIGTERM"))
-    assert (tmp_path / "tidied").exists()
 
 
 SWALLOWED = """try:
@@ -200,7 +187,7 @@ if __name__ == "__main__":
 
 def test_what_was_just_made_aside_is_removed_even_if_its_owner_never_knew_of_it(ended: Ended, tmp_path: Path) -> None:
     script = """
-from dpdist.storage.atomic import replace_file, staged
+from dpdist.storage.atomic import staged
 def work():
     make = Path.mkdir
     def struck(self, *arguments):
@@ -215,25 +202,13 @@ run(work)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_library_reports_because_of_the_signal_is_not_said(ended: Ended, tmp_path: Path) -> None:
-    script = """
-import logging
-def work():
-    try:
-        strike()
-    finally:
-        logging.getLogger("asyncio").error("Task exception was never retrieved")
-run(work)
-"""
-    assert ended(tmp_path, script) == (5, "", SENTENCE.format("SIGTERM"))
-
-
 @pytest.mark.parametrize("struck", [True, False])
-def test_what_a_thread_or_a_destructor_dies_of_because_of_the_signal_is_not_said(
+def test_what_a_library_a_thread_or_a_destructor_says_because_of_the_signal_is_not_said(
     ended: Ended, tmp_path: Path, struck: bool
 ) -> None:
-    """Dask's threads watch processes that are killed meanwhile. Of no signal, both are said."""
+    """Dask's threads watch processes that are killed meanwhile. Without a signal, all is said."""
     script = f"""
+import logging
 class Broken:
     def __del__(self):
         raise ValueError("in a destructor")
@@ -244,6 +219,7 @@ def work():
         if {struck}:
             strike()
     finally:
+        logging.getLogger("asyncio").error("in a log")
         thread = threading.Thread(target=fail)
         thread.start()
         thread.join()
@@ -252,7 +228,7 @@ run(work)
 """
     code, _, said = ended(tmp_path, script)
     assert (code, said) == (5, SENTENCE.format("SIGTERM")) if struck else code == 0
-    assert ("in a destructor" in said, "in a thread" in said) == (not struck, not struck)
+    assert all((f"in a {place}" in said) is not struck for place in ("destructor", "thread", "log"))
 
 
 def test_a_process_that_reads_is_no_second_command(ended: Ended, tmp_path: Path) -> None:
@@ -299,17 +275,8 @@ run(work)
     assert len(list((tmp_path / "target").iterdir())) == 100
 
 
-# --- whole commands ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def supply(tmp_path_factory: pytest.TempPathFactory) -> signals.Place:
-    return signals.supplied(tmp_path_factory.mktemp("supply") / "place", rows=2000)
-
-
-def test_a_job_struck_half_way_leaves_nothing_running_and_nothing_in_tmpdir(
-    supply: signals.Place, tmp_path: Path
-) -> None:
+def test_a_job_struck_half_way_leaves_nothing_running_and_nothing_in_tmpdir(tmp_path: Path) -> None:
+    supply = signals.supplied(tmp_path / "supply", rows=2000)
     ((one,), well) = signals.again_and_again(tmp_path, supply, "run", signal.SIGINT, [4.0], everybody=True)
     assert (one.faults, one.faults and one.words) == ([], [])
     assert well

@@ -1,4 +1,4 @@
-"""The workflows that people start from, each run as it stands."""
+"""The workflows that people start from, each run unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Let a process of a release stop at a point, as long as the tests want, without any other change of what is run.
+"""Let a process of a release stop at a point, as long as the tests want, and change nothing else.
 
 With this folder in PYTHONPATH, every ``dpdist`` command, and every Dask worker that takes this file as its preload,
 looks at DPDIST_TEST_LINGER, a list ``POINT=MARKER,POINT=MARKER``. Who comes first to a point makes MARKER, a link that

@@ -37,6 +37,7 @@ class Page:
             raise
 
     def close(self) -> None:
+        """Leave it."""
         self._loop.run_until_complete(self._left())  # outside a loop, Tornado makes one and leaves it
         self._loop.close()
 
@@ -115,8 +116,9 @@ def _until(done: Any) -> Any:
 def browser(folder: Path) -> Iterator[Page]:
     """Start a browser without a screen, and give its tab."""
     profile = folder / "profile"
-    process = subprocess.Popen(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0",
+    process = subprocess.Popen(  # noqa: S603 - our own words
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",  # noqa: S607 - Debian's
+         "--remote-debugging-port=0",
          f"--user-data-dir={profile}", "about:blank"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
