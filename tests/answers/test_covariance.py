@@ -13,7 +13,7 @@ from support.tallies import FALSE_ALARM
 from dpdist.answers.covariance import correlations, covariance
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.combine import combined
@@ -164,7 +164,7 @@ def test_what_gives_no_rows_is_refused_with_what_does() -> None:
     for _ in range(5):  # noise passes its edge in 6 of 100
         try:
             synthetic(drowned.release())
-        except DrownedError as error:
+        except BelowNoiseError as error:
             said.append(str(error))
     assert any("rows drawn from it would be noise" in each for each in said)
     for count in (0, 1 << 60):

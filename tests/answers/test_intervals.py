@@ -17,7 +17,7 @@ from support.tallies import FALSE_ALARM
 from dpdist.answers.captured import captured, holding
 from dpdist.answers.design import partial_correlation
 from dpdist.answers.regression import regressions
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca.alignment import counted_components
 from dpdist.pca.components import components
@@ -121,7 +121,7 @@ def test_the_lower_end_decides_how_many_hold_a_share() -> None:
 
 def test_what_holds_no_share_for_sure_is_refused_with_what_is_held() -> None:
     release = wide(400).release()
-    with pytest.raises(DrownedError, match=r"that can be told from noise hold 0\.\d+ for sure"):
+    with pytest.raises(BelowNoiseError, match=r"that can be told from noise hold 0\.\d+ for sure"):
         holding(release, 0.99)
     for share in (0.0, 1.0, 3.0):
         with pytest.raises(UsageError, match="between 0 and 1"):
@@ -140,7 +140,7 @@ def test_where_the_whole_variance_is_drowned_no_share_is_told_though_a_component
     answer[:8, :8] = clear * np.diag([1.0, *np.full(7, -1 / 7)])
     opposed = replace(release, answer=answer)
     assert len(counted_components(opposed).components) == 1
-    with pytest.raises(DrownedError, match="tells no share of its variance"):
+    with pytest.raises(BelowNoiseError, match="tells no share of its variance"):
         holding(opposed, 0.1)
 
 
@@ -178,7 +178,7 @@ def test_what_gives_no_partial_correlation_is_refused_with_what_does() -> None:
     # what noise leaves by chance of rows that are all zeros: a matrix of no variance, and one that is negative
     few = drawn(mixed(40) / 100, 4.0, "0.1")
     for left, said in ((1, "No direction of the columns"), (-(2**50), "drowns all columns")):
-        with pytest.raises(DrownedError, match=said):
+        with pytest.raises(BelowNoiseError, match=said):
             partial_correlation(replace(few.release(), answer=np.diag([left] * 4 + [few.lattice[-1, -1]])), range(4))
     with pytest.raises(UsageError, match="fewer rows than columns"):
         partial_correlation(drawn(mixed(3), 4.0, MUCH).release(), range(4))
@@ -214,11 +214,11 @@ def test_components_in_the_noise_are_refused_with_how_many_are_not() -> None:
     release = drawn(two_factors(2000, p=12), 4.0).release()
     (found,) = regressions(release, [12], range(12), components="auto")
     assert found.components == 2
-    with pytest.raises(DrownedError, match=r"3 components were asked for. Of 12 among the columns no more than 2"):
+    with pytest.raises(BelowNoiseError, match=r"3 components were asked for. Of 12 among the columns no more than 2"):
         regressions(release, [12], range(12), components=3)
     with pytest.raises(UsageError, match="13 components were asked for, of 12 columns"):
         regressions(release, [12], range(12), components=13)
     with pytest.raises(UsageError, match="need no ridge"):
         regressions(release, [12], range(12), 1.0, components=2)
-    with pytest.raises(DrownedError, match="No component of the columns to regress on stands clear"):
+    with pytest.raises(BelowNoiseError, match="No component of the columns to regress on stands clear"):
         regressions(drawn(two_factors(60) / 30, 4.0, "0.1").release(), [6], range(6), components="auto")

@@ -17,8 +17,7 @@ from sklearn.linear_model import Ridge
 from support.tallies import FALSE_ALARM
 
 from dpdist import Column, Schema
-from dpdist.answers.block import block_of
-from dpdist.answers.columns import beside, places_of, source_units
+from dpdist.answers.block import beside, block_of, places_of, source_units
 from dpdist.answers.regression import Regression, regressions
 from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.estimators import PrivateRidge
@@ -294,7 +293,7 @@ def test_a_target_that_is_drowned_in_noise_is_refused() -> None:
     for _ in range(3):
         try:
             regressions(drawn(rows, 4.0).release(), [4, 5], [0, 1])
-        except DrownedError as error:
+        except BelowNoiseError as error:
             refused.append(str(error))
     assert "'c5' is drowned" in refused[0]
     assert "name other targets (target)" in refused[0]

@@ -76,9 +76,12 @@ def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_is_not_of_it() -> N
     assert named.feature_names_in_.tolist() == ["c0", "c2"]
     assert named.coef_ == pytest.approx(found.coef_[[0, 2]])
     made = PrivateRidge(**PRIVATE)
-    with pytest.warns(DrownedWarning), pytest.raises(UsageError, match=r"y: numbers beyond.*What was released is kept"):
+    with (
+        pytest.warns(BelowNoiseWarning),
+        pytest.raises(UsageError, match=r"y: numbers beyond.*released is kept"),
+    ):
         made.fit(rows[:2900, [0, 2, 3]], rows[:2900, 1])
-    with pytest.warns(DrownedWarning):
+    with pytest.warns(BelowNoiseWarning):
         assert PrivateRidge.from_release(made.release_, "c2").coef_.shape == (2,)
 
 

@@ -298,7 +298,7 @@ def test_components_of_noise_are_said_to_be_and_explain_nothing(register: Regist
         assert ratios.sum() <= 1 + 1e-12
         assert found.n_above_noise_ is not None
         above.append(found.n_above_noise_)
-        assert any(each.category is DrownedWarning for each in said) is (found.n_above_noise_ < 3)
+        assert any(each.category is BelowNoiseWarning for each in said) is (found.n_above_noise_ < 3)
         assert (ratios > 0).sum() == np.isfinite(np.asarray(found.squared_cosines_)).sum() == found.n_above_noise_
     assert sum(count > 0 for count in above) < 5
     rows = np.random.default_rng(2).normal(size=(20_000, 3)) * [3, 2, 1]

@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler, normalize
 from support.estimator_scene import CLIP, COLUMNS, HELD, table
 
 from dpdist import Budget, PrivateCovariance, PrivatePCA, PrivateRidge
-from dpdist.errors import DrownedWarning, PrivacyLeakWarning, RefusedError
+from dpdist.errors import BelowNoiseWarning, PrivacyLeakWarning, RefusedError
 from dpdist.estimators import fit
 from dpdist.ledger.in_memory import Fingerprints, Register
 from dpdist.mechanisms.gaussian import CalibratedGaussian

@@ -17,7 +17,7 @@ from support.estimator_scene import CLIP, table
 
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.answers.design import partial_correlation
-from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
+from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.ledger.in_memory import Register
 from papers.common.drawn import drawn
 
@@ -83,9 +83,9 @@ def test_a_covariance_that_is_all_noise_comes_with_a_warning_and_gives_nothing_e
             for ask in ASKED:
                 try:
                     ask(found)
-                except DrownedError as error:
+                except BelowNoiseError as error:
                     refused.append(str(error))
-    assert any("covariance_ says little" in str(each.message) for each in said if each.category is DrownedWarning)
+    assert any("covariance_ says little" in str(each.message) for each in said if each.category is BelowNoiseWarning)
     assert sum("No direction of the columns varies more than the noise" in each for each in refused) >= 2
 
 
@@ -164,7 +164,7 @@ def test_the_fewest_components_that_hold_a_share_are_taken(fitted: PrivatePCA, r
     assert PrivatePCA.from_release(fitted.release_, 0.93).n_components_ == 3
     assert PrivatePCA.from_release(fitted.release_, 0.2).n_components_ == 1
     drowned = PrivatePCA(0.999, **{**FINER, "epsilon": 2, "grid_bits": None})
-    with pytest.raises(DrownedError, match=r"for sure, the lower end of an interval.*What was released is kept"):
+    with pytest.raises(BelowNoiseError, match=r"for sure, the lower end of an interval.*What was released is kept"):
         drowned.fit(rows_of(1500, seed=8))
     assert PrivatePCA.from_release(drowned.release_, 1).n_components_ == 1
     known = len(register._fits)

@@ -21,7 +21,7 @@ from support.estimator_scene import NAMES, formed, ingested
 
 from dpdist import PrivateCovariance, PrivateRidge
 from dpdist.answers.regression import regressions
-from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
+from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.ledger.in_memory import Register
 from dpdist.ledger.ledger import Ledger
 
@@ -176,7 +176,7 @@ def test_a_target_that_is_drowned_leaves_the_release() -> None:
     for _ in range(4):
         try:
             clone(asked).fit(x, 1e-6 * y)
-        except DrownedError as error:
+        except BelowNoiseError as error:
             said = str(error)
             break
     assert "What was released is kept" in said

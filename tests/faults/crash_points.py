@@ -118,7 +118,7 @@ def points() -> dict[str, Point]:
         "inside the staging": Point(Transaction, "append", after=True, which=_appends("staged")),
         "at the second stage": Point(Ledger, "commit", after=False, which=_second),
         "after the second stage": Point(Ledger, "commit", after=True, which=_second),
-        "after the stage": Point(stages, "settled", after=True),
+        "after the stage": Point(stages, "resolved", after=True),
         "inside the commit": Point(Transaction, "append", after=True, which=_appends("committed")),
         "before the witness": Point(StateFile, "write", after=False, which=_tells),
         "after the witness": Point(StateFile, "write", after=True, which=_tells),

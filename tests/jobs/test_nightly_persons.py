@@ -102,7 +102,7 @@ def test_rows_are_kept_in_so_many_periods_and_everybody_is_counted_once(people: 
     night = open_release(people.published / "d1.zarr")
     alone = open_series(job_file.read_job(people.job)).request.calibrated(3, 4)
     assert night.noise == alone.noise
-    assert "who, 2 a period in 3 periods at most" in inspect_path(people.folder / "visits").words()
+    assert "who, 2 a period in 3 periods at most" in inspect_path(people.folder / "visits").describe()
 
 
 @pytest.fixture

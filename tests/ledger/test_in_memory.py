@@ -30,7 +30,7 @@ from support import ledgers
 from support.estimator_scene import CLIP, ingested, table
 
 from dpdist import Budget, PrivateCovariance, PrivatePCA
-from dpdist.errors import DataError, DrownedWarning, RefusedError, UsageError
+from dpdist.errors import BelowNoiseWarning, DataError, RefusedError, UsageError
 from dpdist.ledger import in_memory
 from dpdist.ledger.in_memory import Fingerprints, Register, log_chance
 from dpdist.mechanisms.gaussian import CalibratedGaussian
@@ -111,7 +111,7 @@ def test_one_budget_for_rows_of_one_shape_is_not_warned_of() -> None:
     budget = Budget(10, "1e-6")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.simplefilter("ignore", DrownedWarning)
+        warnings.simplefilter("ignore", BelowNoiseWarning)
         for seed in range(3):
             pca(budget).fit(table(seed))
         for other in (None, Budget(10, "1e-6")):

@@ -14,7 +14,7 @@ from support.cli_scene import Call
 from support.ledgers import committed, losses, reserve
 from support.releases import content_of
 
-from dpdist._util.ids import random_token
+from dpdist._util.text import random_token
 from dpdist.errors import DpdistError, RefusedError, ResumableError, UsageError
 from dpdist.ledger.address import Address
 from dpdist.ledger.ledger import Ledger

@@ -126,7 +126,7 @@ def test_no_other_module_draws_a_random_bit() -> None:
     users = {
         str(p.relative_to(root)) for p in root.rglob("*.py") if re.search(pattern, examples.sub("", p.read_text()))
     }
-    names, synthetic = {"_util/ids.py"}, {"answers/synthetic.py", "cli/answers.py"}  # of what is public already
+    names, synthetic = {"_util/text.py"}, {"answers/synthetic.py", "cli/answers.py"}  # of what is public already
     assert users == {"noise/entropy.py"} | names | synthetic
 
 

@@ -81,7 +81,7 @@ def test_a_release_that_is_only_multiplied_has_the_same_components() -> None:
     found, expected = counted_components(release, lambda vectors: matrix @ vectors), counted_components(release)
     assert len(found.components) == len(expected.components) >= count
     assert found.eigenvalues == pytest.approx(expected.eigenvalues, rel=1e-12)
-    with pytest.raises(DrownedError, match="forecast"):
+    with pytest.raises(BelowNoiseError, match="forecast"):
         counted_components(release, lambda vectors: 1e-9 * vectors)
     subspace = released("bingham", delta="0", components=2)
     assert noise_law(subspace) is None

@@ -91,7 +91,7 @@ def test_a_share_is_held_for_sure_by_as_many_components_as_are_taken(
 
 
 def test_a_share_that_nothing_holds_is_refused_with_what_is_held() -> None:
-    with pytest.raises(DrownedError, match=r"A share of 0.99999 .* hold 0.9\d+ for sure, .*A larger epsilon"):
+    with pytest.raises(BelowNoiseError, match=r"A share of 0.99999 .* hold 0.9\d+ for sure, .*A larger epsilon"):
         correlation(scene().release(), 0.99999)
     with pytest.raises(UsageError, match="between 0 and 1, not"):
         correlation(scene().release(), 1.5)

@@ -216,7 +216,7 @@ def test_a_private_count_that_is_not_positive_is_refused_in_words_and_without_th
     drowned = np.zeros((5, 5), dtype=np.int64)
     drowned[4, 4] = (count - ROWS) * 4 ** (BITS - 1)
     release = release_of(table(), Neighbours.ADD_REMOVE, noise=drowned, **MEAN)
-    with pytest.raises(DrownedError, match="noise drowns the data") as refused:
+    with pytest.raises(BelowNoiseError, match="noise drowns the data") as refused:
         about_mean(release)
     assert not any(letter.isdigit() for letter in str(refused.value))
 

@@ -94,7 +94,7 @@ def test_under_add_remove_nothing_depends_on_n(rows: Path) -> None:
 def test_what_is_said_and_what_is_not(
     loss: tuple[str, str], neighbours: Neighbours, rows: int | None, said: int
 ) -> None:
-    found = caution.cautions(PrivacyLoss.parse(*loss), neighbours, rows)
+    found = checks.cautions(PrivacyLoss.parse(*loss), neighbours, rows)
     assert len(found) == said
     if loss[0] == "12":
         assert f"{math.exp(12):.3g} times" in found[0]  # the odds are those of the guarantee

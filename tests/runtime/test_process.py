@@ -34,8 +34,8 @@ except DataError:
     pass
 """
 TASK = """
-from dpdist.runtime.checks import Asker, guarded
-guarded(Asker.here(), int)
+from dpdist.runtime.checks import ClientInfo, guarded
+guarded(ClientInfo.here(), int)
 """
 PROBE = """
 from pathlib import Path
