@@ -296,7 +296,7 @@ def test_dropped_rows_count_as_the_centre_and_join_no_histogram(tmp_path: Path) 
     fit_components(tmp_path / "r.zarr", tmp_path / "m.zarr", 1)
     project_rows(rows, tmp_path / "m.zarr", tmp_path / "s.zarr")
     scores = zarr.open_array(tmp_path / "s.zarr", mode="r")[...]
-    assert np.array_equal(np.isnan(scores).any(axis=1), years == "")  # type: ignore[arg-type]
+    assert np.array_equal(np.isnan(scores).any(axis=1), years == "")
 
 
 def small(path: Path, rows: int = 5000, epsilon: str = "2", unit: Unit | None = None) -> Path:
@@ -311,16 +311,16 @@ def part(loss: PrivacyLoss, square: int | None = None) -> Guarantee:
 
 def test_parts_that_cost_more_than_the_whole_are_not_stated() -> None:
     tenth = part(PrivacyLoss.parse("0.1"))
-    for first, second, whole in (
+    for one, other, whole in (
         (part(PrivacyLoss.parse("0.2")), part(PrivacyLoss.parse("0.9")), PrivacyLoss.parse("1")),
         (part(WHOLE, 100), part(WHOLE, 100), PrivacyLoss.parse("0.1", "1e-6")),
         (tenth, replace(tenth, neighbours=Neighbours.ADD_REMOVE), PrivacyLoss.parse("1")),
     ):
         with pytest.raises(AssertionError):
-            staged.together(first, second, whole)
-    divided = staged.divided(WHOLE, UNKNOWN, part, gaussian=False)  # a mechanism without mu: the stage takes no delta
-    assert divided == (PrivacyLoss.parse("0.1"), PrivacyLoss.parse("0.9", "1e-6"))
-    both = staged.together(*map(part, divided), WHOLE)
+            staged.together(one, other, whole)
+    first, second = staged.divided(WHOLE, UNKNOWN, part, gaussian=False)  # without mu: the stage takes no delta
+    assert (first, second) == (PrivacyLoss.parse("0.1"), PrivacyLoss.parse("0.9", "1e-6"))
+    both = staged.together(part(first), part(second), WHOLE)
     assert (both.loss, both.mu_squared, both.bounded_ranges) == (WHOLE, None, ())
     for loss in (PrivacyLoss(1), PrivacyLoss(1, 10**12)):
         with pytest.raises(UsageError, match="cannot be divided"):

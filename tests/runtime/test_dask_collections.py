@@ -38,7 +38,8 @@ def rows(blocks: int = 4) -> Any:
 
 
 def summed(array: Any) -> list[float]:
-    return list(reduce_blocks(array, partial(np.sum, axis=0), operator.add, 8 * COLUMNS))
+    sums: Any = partial(np.sum, axis=0)
+    return list(reduce_blocks(array, sums, operator.add, 8 * COLUMNS))
 
 
 @pytest.mark.parametrize("way", ["client", "get", "Distributed", ""])
