@@ -81,6 +81,7 @@ def noting() -> bytes:
 
 def noting_rows(task: MomentTask) -> Partial[np.int64]:
     assert task.key is not None
+    assert task.key.key in {each.key for each in DRAWN}
     start, stop = CHUNK * task.chunks.start, CHUNK * task.chunks.stop
     SUMMED.append(moment_under(task.key, VALUES[start:stop], start))
     return partition_moment(task)
