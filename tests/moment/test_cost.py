@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 from dask.utils import key_split
@@ -28,7 +28,7 @@ from dpdist.runtime.sums import OnDask
 from dpdist.triangle import Band
 
 COLUMNS = 1200
-COMMAND = ("forecast", "--n", "1000000", "--d", "20000", "--epsilon", "1", "--delta", "1e-9", "--cluster", "--json")
+COMMAND = ("forecast", "--n", "1000000", "--d", "20000", "--epsilon", "1", "--delta", "1e-9", "--cluster")
 
 
 def sent(dask_worker: Any) -> tuple[int, int]:
@@ -69,77 +69,34 @@ def tasks(dask_scheduler: Any) -> Counter[str]:
     return Counter(key_split(key) for key in log)
 
 
-def test_a_tree_counts_its_additions_and_what_they_move() -> None:
-    table, bound = cost.described(10**6, 100, "float32"), RowBound(100, 1.0)
-    layout = Layout(table, bound, 16, (Band.whole(100),))
-    assert layout.partitions == 48  # all chunks there are
-    assert layout.additions == 6
-    triangle = 8 * 100 * 101 // 2
-    assert (layout.bytes_between_workers, layout.bytes_to_trusted) == (6 * 7 * triangle, 6 * triangle)
-
-
 RATES = cost.Rates(bound=2e-9, multiply=6e-11, draw=4e-8)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
-    rows=st.integers(1, 10**10),
-    columns=st.sampled_from([2, 50, 1000, 20_000, 100_000]),
-    workers=st.lists(st.integers(1, 100), min_size=2, max_size=2).map(sorted),
-    bandwidth=st.floats(1e3, 1e13),
-)
+    rows=st.integers(1, 10**8), columns=st.sampled_from([2, 50, 1000, 20_000]),
+    workers=st.lists(st.integers(1, 100), min_size=2, max_size=2).map(sorted), bandwidth=st.floats(1e3, 1e13),
+)  # fmt: skip
 def test_more_workers_and_a_faster_store_are_never_slower(
     rows: int, columns: int, workers: list[int], bandwidth: float
 ) -> None:
     table, bound = cost.described(rows, columns, "float32"), RowBound(columns, 1.0)
     few, many = (layout_of(table, bound, count, 16 << 30, divisible=True) for count in workers)
 
-    def seconds(layout: Layout, bandwidth: float) -> list[float]:
+    def seconds(layout: Layout, bandwidth: float) -> npt.NDArray[np.float64]:
         found = cost.ClusterCost(table, layout, RATES, bandwidth)
-        return [found.seconds, found.read_seconds, *map(found.ingest_seconds, cost.INGEST)]
+        return np.array([found.seconds, found.read_seconds, *map(found.ingest_seconds, cost.INGEST)])
 
     reference = seconds(few, bandwidth)
-    assert all(np.less_equal(seconds(many, bandwidth), reference))
-    assert all(np.less_equal(seconds(few, 2 * bandwidth), reference))
-    size = table.stored_bytes / bandwidth
-    assert all(
-        np.greater_equal(
-            np.multiply(reference, 1 + 1e-9), [len(few.bands) * size, size, *[2 * size] * len(cost.INGEST)]
-        )
-    )
+    assert (seconds(many, bandwidth) <= reference).all()
+    assert (seconds(few, 2 * bandwidth) <= reference).all()
+    passes = np.array([len(few.bands), 1, *[2] * len(cost.INGEST)])
+    assert (reference * (1 + 1e-9) >= passes * table.stored_bytes / bandwidth).all()
 
 
-def test_a_lost_worker_costs_a_small_part_of_what_all_cost() -> None:
-    table, bound = cost.described(10**9, 1000, "float32"), RowBound(1000, 1.0)
-    found = [
-        cost.ClusterCost(table, layout_of(table, bound, count, 16 << 30, divisible=True), RATES)
-        for count in (1, 4, 16, 64)
-    ]
-    alone, *shared = [each.lost_worker_seconds for each in found]
-    assert 0 < alone < 0.04 * found[0].seconds
-    for cheaper, dearer in pairwise([*reversed(shared), alone]):
-        assert 0 < cheaper < dearer
-
-
-@pytest.mark.parametrize("given", ["0GB", "-1GB", "10", "1e3GB", "nanGB", "10gb", "GB", "9" * 16 + "B"])
-def test_what_is_no_bandwidth_is_refused(given: str) -> None:
-    said = CliRunner().invoke(cli, [*COMMAND, "--store-bandwidth", given])
-    assert isinstance(said.exception, UsageError)
-    assert "such as 10GB" in str(said.exception)
-
-
-@pytest.mark.parametrize(
-    "option", [("--store-bandwidth", "10GB"), ("--workers", "4"), ("--dtype", "uint8"), ("--memory-per-worker", "4")]
-)
-def test_what_is_said_of_a_cluster_that_was_not_asked_for_is_refused(option: tuple[str, str]) -> None:
-    said = CliRunner().invoke(cli, [*(each for each in COMMAND if each != "--cluster"), *option])
-    assert isinstance(said.exception, UsageError)
-    assert str(said.exception).startswith(option[0])
-    assert "--cluster" in str(said.exception)
-
-
-def test_the_command_says_it_for_several_numbers_of_workers() -> None:
-    said = CliRunner().invoke(cli, [*COMMAND, "--workers", "1", "--workers", "32"])
+def test_the_command_says_it_for_several_numbers_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost.Rates, "measured", lambda *_: RATES)
+    said = CliRunner().invoke(cli, [*COMMAND, "--json", "--workers", "1", "--workers", "32"])
     assert said.exit_code == 0, said.output
     one, many = json.loads(said.stdout)["cluster"]
     assert (one["workers"], many["workers"]) == (1, 32)
@@ -149,18 +106,21 @@ def test_the_command_says_it_for_several_numbers_of_workers() -> None:
         assert each["bytes_to_trusted"] >= 8 * 20_000 * 20_001 // 2
         assert each["store_bandwidth"] is None
     assert many["seconds"] < one["seconds"]
-    in_words = CliRunner().invoke(cli, [*COMMAND[:-1], "--workers", "32", "--store-bandwidth", "1.5 GB"])
-    assert "between workers" in in_words.stderr
-    assert "gives all workers together 1.5 GB a second" in in_words.stderr.replace("\n", " ")
+    in_words = CliRunner().invoke(cli, [*COMMAND, "--workers", "32", "--store-bandwidth", "1.5 GB"]).stderr
+    assert "between workers" in in_words
+    assert "gives all workers together 1.5 GB a second" in in_words.replace("\n", " ")
 
 
-def test_a_mechanism_that_needs_all_of_the_moment_is_refused_where_it_does_not_fit() -> None:
-    said = CliRunner().invoke(cli, ["forecast", "--n", "1000", "--d", "40000", "--epsilon", "1", "--cluster"])
-    assert isinstance(said.exception, UsageError)
-    assert "--mechanism gaussian" in str(said.exception)
-
-
-def test_a_cost_of_nothing_is_refused() -> None:
+def test_what_makes_no_sense_is_refused() -> None:
+    bandwidths = ["0GB", "-1GB", "10", "1e3GB", "nanGB", "10gb", "GB", "9" * 16 + "B"]
+    for more, said in (
+        *(((*COMMAND, "--store-bandwidth", each), "such as 10GB") for each in bandwidths),
+        ((*COMMAND[:-1], "--workers", "4"), "--cluster"), ((*COMMAND[:-1], "--dtype", "uint8"), "--cluster"),
+        (("forecast", "--n", "9", "--d", "40000", "--epsilon", "1", "--cluster"), "--mechanism gaussian"),
+    ):  # fmt: skip
+        refused = CliRunner().invoke(cli, more).exception
+        assert isinstance(refused, UsageError)
+        assert said in str(refused)
     with pytest.raises(UsageError, match="one row and two columns"):
         cost.described(0, 10, "uint8")
     with pytest.raises(UsageError, match="one worker"):

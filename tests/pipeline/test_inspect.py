@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from faults import sentinel
 
-import dpdist
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.registered import open_rows
-from dpdist.pca import projection
-from dpdist.pca.model import open_model
 from dpdist.pipeline import budget, inspect
 from dpdist.pipeline.facts import RowsFacts
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -25,7 +22,6 @@ from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.units import Unit
 from dpdist.rows.writing import chunk_key
 from dpdist.runtime.cluster import Cluster
-from dpdist.storage.arrays import CHECKSUM_BYTES
 
 BUDGET = PrivacyLoss.parse("2", "1e-5")
 NAMES = tuple(f"column-{i}" for i in range(sentinel.COLUMNS))
@@ -53,18 +49,20 @@ def told(*arguments: object) -> str:
     return " ".join(inspected(*arguments)[1].split())
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "compressed"])
-def rows(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
     """Write a table with the sentinel in it, in eight chunks, and its ledger."""
     monkeypatch.setattr(Cluster, "named", False)
+    return table_at(tmp_path / "rows.zarr")
+
+
+def table_at(path: Path, *, compress: bool = False) -> RowsTable:
     values = sentinel.planted_table()
-    monkeypatch.setattr(dataset, "_TARGET_CHUNK", sentinel.CHUNK_ROWS * values[0].nbytes)
-    path = tmp_path / "rows.zarr"
-    with created(
-        path, rows=sentinel.ROWS, dtype="float64", names=NAMES, budget=BUDGET, compress=request.param,
-        unit=Unit("person", 3),
-    ) as writer:  # fmt: skip
-        writer.append(values)
+    how: dict[str, Any] = {"rows": sentinel.ROWS, "dtype": "float64", "names": NAMES, "unit": Unit("person", 3)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "_TARGET_CHUNK", sentinel.CHUNK_ROWS * values[0].nbytes)
+        with created(path, budget=BUDGET, compress=compress, **how) as writer:
+            writer.append(values)
     budget.create_ledger(budget.default_ledger(path), path)
     return open_rows(path)
 
@@ -75,79 +73,74 @@ def altered(chunk: Path) -> None:
     chunk.write_bytes(content)
 
 
-def shortened(chunk: Path) -> None:
-    chunk.write_bytes(chunk.read_bytes()[:-1])
+def test_rows_are_described_and_no_value_of_them_is_told(rows: RowsTable, tmp_path: Path) -> None:
+    for table in (rows, table_at(tmp_path / "compressed.zarr", compress=True)):
+        words = told(table.path)
+        for part in (
+            "PRIVATE", str(sentinel.ROWS), "72: column-0, column-1", "and 66 more", "float64, 8 chunks of 40 rows",
+            "Blosc LZ4" if table.compressed else "compression none", "CRC32C", table.dataset_id,
+            "all rows of one person, 3 at most",
+            ".ledger: budget epsilon 2, delta 1e-05; charged 0 releases; left: one gaussian",
+        ):  # fmt: skip
+            assert part in words
+        facts = inspect.inspect_path(table.path)
+        assert isinstance(facts, RowsFacts)
+        assert facts.bytes == sum(p.stat().st_size for p in (table.path / "c").rglob("*") if p.is_file())
+        assert facts.columns == NAMES
+        assert facts.damaged is None  # nobody looked
 
 
-def test_rows_are_described_and_no_value_of_them_is_told(rows: RowsTable) -> None:
-    code, words = inspected(rows.path)
-    assert code == 0
-    for part in (
-        "PRIVATE", str(sentinel.ROWS), "72: column-0, column-1", "and 66 more", "float64, 8 chunks of 40 rows",
-        "Blosc LZ4" if rows.compressed else "compression none", "CRC32C", rows.dataset_id,
-        "all rows of one person, 3 at most",
-        "rows.ledger: budget epsilon 2, delta 1e-05; charged 0 releases; left: one gaussian",
-    ):  # fmt: skip
-        assert part in " ".join(words.split())
-    facts = inspect.inspect_path(rows.path)
-    assert isinstance(facts, RowsFacts)
-    assert facts.bytes == sum(p.stat().st_size for p in (rows.path / "c").rglob("*") if p.is_file())
-    assert facts.columns == NAMES
-    assert facts.damaged is None  # nobody looked
-
-
-def test_a_sound_table_verifies_and_every_chunk_was_read(rows: RowsTable) -> None:
+def test_every_damaged_chunk_is_named(rows: RowsTable) -> None:
     seen: list[tuple[str, int, int]] = []
     assert inspect.inspect_path(rows.path, verify=True, progress=lambda *at: seen.append(at)).damaged == ()
     assert seen == [("Checking chunks", i, 8) for i in range(9)]
     code, words = inspected(rows.path, "--verify")
     assert (code, "nothing is damaged" in words) == (0, True)
-
-
-def test_every_damaged_chunk_is_named(rows: RowsTable) -> None:
     altered(rows.path / chunk_key(1))
     (rows.path / chunk_key(4)).unlink()
     altered(rows.path / chunk_key(7))
     code, words = inspected(rows.path, "--verify")
     assert code == 4
-    named = [line.split()[2] for line in words.splitlines() if line.startswith("DAMAGED")]
-    assert named == ["1", "4", "7"]
+    assert [line.split()[2] for line in words.splitlines() if line.startswith("DAMAGED")] == ["1", "4", "7"]
     # without reading, what is missing is seen all the same, and what was altered is not
     facts = inspect.inspect_path(rows.path)
     assert [sentence.split()[1] for sentence in facts.damaged or ()] == ["4"]
     assert inspected(rows.path)[0] == 4
 
 
-@pytest.mark.parametrize("damage", [altered, shortened, Path.unlink])
-def test_damage_is_found_in_every_chunk(rows: RowsTable, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("compress", [False, True])
+def test_damage_is_found_in_every_chunk(tmp_path: Path, compress: bool) -> None:
+    rows = table_at(tmp_path / "rows.zarr", compress=compress)
     for index in range(rows.chunks):
         chunk = rows.path / chunk_key(index)
         content = chunk.read_bytes()
+        damage = (altered, Path.unlink, lambda chunk, content=content: chunk.write_bytes(content[:-1]))[index % 3]
         damage(chunk)
         (wrong,) = inspect.inspect_path(rows.path, verify=True).damaged or ()
         assert wrong.lower().startswith(f"chunk {index} ")
         chunk.write_bytes(content)
-    assert CHECKSUM_BYTES == 4
 
 
-def test_the_ledger_is_told_where_it_is_and_how_it_stands(rows: RowsTable, tmp_path: Path) -> None:
+def test_the_ledger_and_its_balance_are_told(rows: RowsTable, tmp_path: Path) -> None:
     asked = ("bound", rows.path, "--epsilon", "1", "--grid", "1:8192:1", "--quantile", "0.5")
     assert call(*asked).exit_code in {0, 4}
     assert "budget epsilon 2, delta 1e-05; charged 1 release; left: one " in told(rows.path)
-    place = budget.default_ledger(rows.path)
-    place.rename(tmp_path / "moved.ledger")
+    place, moved = budget.default_ledger(rows.path), tmp_path / "moved.ledger"
+    place.rename(moved)
     assert f"{place} is not there; budget epsilon 2" in told(rows.path)
-    assert "charged 1 release; left" in told(rows.path, "--ledger", tmp_path / "moved.ledger")
-    other = tmp_path / "other.zarr"
-    with created(other, rows=2, dtype="uint8", names=("a", "b"), budget=None) as writer:
-        writer.append(np.zeros((2, 2), dtype=np.uint8))
+    assert "charged 1 release; left" in told(rows.path, "--ledger", moved)
+    other = plain(tmp_path / "other.zarr")
     assert "other.ledger is not created; no budget declared" in told(other)
-    assert "is of other rows" in told(rows.path, "--ledger", make_ledger(other))
+    budget.create_ledger(budget.default_ledger(other), other, BUDGET)
+    assert "is of other rows" in told(rows.path, "--ledger", budget.default_ledger(other))
+    with pytest.raises(DataError, match="dpdist ledger show"):
+        inspect.inspect_path(moved)
 
 
-def make_ledger(rows: Path) -> Path:
-    budget.create_ledger(budget.default_ledger(rows), rows, BUDGET)
-    return budget.default_ledger(rows)
+def plain(path: Path) -> Path:
+    with created(path, rows=2, dtype="uint8", names=("a", "b"), budget=None) as writer:
+        writer.append(np.zeros((2, 2), dtype=np.uint8))
+    return path
 
 
 def test_releases_models_and_scores_say_what_they_are(rows: RowsTable, tmp_path: Path) -> None:
@@ -155,39 +148,35 @@ def test_releases_models_and_scores_say_what_they_are(rows: RowsTable, tmp_path:
     made = call("release", rows.path, release, "--epsilon", "1", "--delta", "1e-6", "--clip", "2048")
     assert made.exit_code == 0
     assert call("pca", release, model, "--components", "2").exit_code == 0
-    words = inspected(release)[1]
-    for part in ("Public", "gaussian, private", "epsilon 1, delta 1e-06 under replace-one of the rows of one person",
-                 "2048", str(sentinel.ROWS), "nothing is damaged"):  # fmt: skip
-        assert part in words
-    words = inspected(model)[1]
-    for part in ("Public", "2, with eigenvalues", "gaussian, private"):
-        assert part in words
-    step = rows.chunk_rows
-    with projection.scores_of(rows, open_model(model), model, scores) as task:
-        projection.project_chunks(task)
-    code, words = inspected(scores, "--verify")
-    assert code == 0
-    for part in ("PRIVATE", str(sentinel.ROWS), rows.dataset_id, "nothing is damaged"):
-        assert part in words
+    assert call("project", rows.path, model, scores).exit_code == 0
+    size = str(sentinel.ROWS)
+    of = "epsilon 1, delta 1e-06 under replace-one of the rows of one person"
+    for path, parts in (
+        (release, ("Public", "gaussian, private", of, "2048", size, "nothing is damaged")),
+        (model, ("Public", "2, with eigenvalues", "gaussian, private")),
+        (scores, ("PRIVATE", size, rows.dataset_id, "nothing is damaged")),
+    ):
+        words = inspected(path, *["--verify"] * (path == scores))[1]
+        assert [part for part in parts if part not in words] == []
     altered(scores / "c" / "2" / "0")
     (scores / "c" / "5" / "0").unlink()
     damaged = inspect.inspect_path(scores, verify=True).damaged
     assert [sentence.split()[1] for sentence in damaged or ()] == ["2", "5"]
     assert inspected(scores, "--verify")[0] == 4
-    assert step == sentinel.CHUNK_ROWS
+    said = json.loads((model / "zarr.json").read_text())
+    del said["attributes"]["dpdist"]["mechanism"]
+    (model / "zarr.json").write_text(json.dumps(said))
+    with pytest.raises(DataError, match="damaged"):
+        inspect.inspect_path(model)
 
 
-def test_a_release_for_reproduction_is_not_called_public(rows: RowsTable, tmp_path: Path) -> None:
-    path = tmp_path / "release.zarr"
-    plain = tmp_path / "plain.zarr"
-    with created(plain, rows=2, dtype="uint8", names=("a", "b"), budget=None) as writer:
-        writer.append(np.zeros((2, 2), dtype=np.uint8))
-    made = call("release", plain, path, "--epsilon", "1", "--clip", "1", "--mechanism", "sn", "--for-reproduction")
-    assert made.exit_code == 0
-    words = inspected(path)[1]
+def test_a_release_for_reproduction_is_not_called_public(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cluster, "named", False)
+    rows, asked = plain(tmp_path / "plain.zarr"), ("--epsilon", "1", "--clip", "1", "--mechanism", "sn")
+    assert call("release", rows, tmp_path / "release.zarr", *asked, "--for-reproduction").exit_code == 0
+    words = call("inspect", tmp_path / "release.zarr").stdout
     assert "NOT PRIVATE AS CLAIMED: do not publish it" in words
     assert "Public" not in words
-    assert rows.rows == sentinel.ROWS
 
 
 def test_a_folder_of_periods_is_described_and_verified_against_its_seals(
@@ -228,32 +217,13 @@ def nightly_folder(tmp_path: Path) -> Path:
 def test_anything_else_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "later.zarr").mkdir()
-    (tmp_path / "later.zarr" / "zarr.json").write_text('{"attributes": {"dpdist": {"format": "dpdist-rows/9"}}}')
-    (tmp_path / "broken.zarr").mkdir()
-    (tmp_path / "broken.zarr" / "zarr.json").write_text('{"attributes": {"dpdist": {"format": "dpdist-scores/1"}}}')
-    (tmp_path / "ragged.zarr").mkdir()
-    (tmp_path / "ragged.zarr" / "zarr.json").write_text('{"attributes": {"dpdist": {"format": "dpdist-rows/1"}}}')
+    for name, written in {"later": "rows/9", "broken": "scores/1", "ragged": "rows/1"}.items():
+        (tmp_path / f"{name}.zarr").mkdir()
+        head = {"attributes": {"dpdist": {"format": f"dpdist-{written}"}}}
+        (tmp_path / f"{name}.zarr" / "zarr.json").write_text(json.dumps(head))
     for name, said in {
         "nowhere": "nothing at", "empty": "none of dpdist's", "table.csv": r"dpdist\.ingest_rows",
         "later.zarr": "dpdist-rows/9", "broken.zarr": "damaged", "ragged.zarr": "no usable rows",
     }.items():  # fmt: skip
         with pytest.raises(DataError, match=said):
             inspect.inspect_path(tmp_path / name)
-
-
-def test_a_model_that_does_not_say_of_which_mechanism_it_is_is_damaged(tmp_path: Path) -> None:
-    release, model = tmp_path / "release.zarr", tmp_path / "model.zarr"
-    values = np.random.default_rng(1).normal(size=(300, 3))
-    dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4, release=release).fit(values)
-    assert call("pca", release, model, "--components", "2").exit_code == 0
-    said = json.loads((model / "zarr.json").read_text())
-    del said["attributes"]["dpdist"]["mechanism"]
-    (model / "zarr.json").write_text(json.dumps(said))
-    with pytest.raises(DataError, match="damaged"):
-        inspect.inspect_path(model)
-
-
-def test_a_ledger_is_pointed_to_its_own_command(rows: RowsTable) -> None:
-    with pytest.raises(DataError, match="dpdist ledger show"):
-        inspect.inspect_path(budget.default_ledger(rows.path))

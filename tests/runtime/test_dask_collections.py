@@ -12,7 +12,6 @@ import dask
 import dask.array as da
 import dask.multiprocessing
 import numpy as np
-import numpy.typing as npt
 import pytest
 from distributed import Client, LocalCluster
 from faults.waiting import until
@@ -38,13 +37,9 @@ def rows(blocks: int = 4) -> Any:
     return da.ones((10 * blocks, COLUMNS), chunks=(10, COLUMNS))
 
 
-def column_sums(block: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    found: npt.NDArray[np.float64] = block.sum(axis=0)
-    return found
-
-
 def summed(array: Any) -> list[float]:
-    return list(reduce_blocks(array, column_sums, operator.add, 8 * COLUMNS))
+    sums: Any = partial(np.sum, axis=0)
+    return list(reduce_blocks(array, sums, operator.add, 8 * COLUMNS))
 
 
 @pytest.mark.parametrize("way", ["client", "get", "Distributed", ""])

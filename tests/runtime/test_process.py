@@ -19,11 +19,6 @@ def state():
 assert state() == ([[str(start // 2), str(start)]], 1), state()
 """
 FORBIDDEN = '([["0", "0"]], 0)'
-DIRECT = """
-from dpdist.runtime.checks import forbid_core_dumps
-forbid_core_dumps()
-forbid_core_dumps()
-"""
 CONNECTING = """
 from dpdist.errors import DataError
 from dpdist.runtime.cluster import Cluster
@@ -45,7 +40,7 @@ checks._traits(FolderStore(Path.cwd()), "")
 """
 
 
-WHEN = {"asked": DIRECT, "before it talks to anyone": CONNECTING, "before a task": TASK, "at the first question": PROBE}
+WHEN = {"before it talks to anyone": CONNECTING, "before a task": TASK, "at the first question": PROBE}
 
 
 @pytest.mark.parametrize("script", WHEN.values(), ids=WHEN)
