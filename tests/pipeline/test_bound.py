@@ -48,8 +48,8 @@ from dpdist.moment.total import complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pipeline import budget, clip_norm
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.advice import Worth
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
-from dpdist.release.worth import Worth
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, partitions

@@ -24,11 +24,11 @@ from dpdist.moment.histograms import NormGrid, counted, norms_of
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import default_ledger
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
-from dpdist.release import norm_histogram, worth
+from dpdist.release import advice, norm_histogram
+from dpdist.release.advice import forecast, useful_epsilon, worth_of
 from dpdist.release.clip_trade import ForComponents, clip_for, losses, noise_share, quantile_for, traces
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.request import ReleaseRequest
-from dpdist.release.worth import forecast, useful_epsilon, worth_of
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from support.ledgers import DiedError, dies, ledger_of_rows, losses, stage_of
 from support.norms import table_of
 
-from dpdist.answers.columns import source_units
+from dpdist.answers.block import source_units
 from dpdist.answers.regression import regressions
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
@@ -29,7 +29,7 @@ from dpdist.ledger.state import Part, State
 from dpdist.mechanisms.counts import RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
 from dpdist.options import Amount, Clip, RequestOptions
-from dpdist.pca.bias import shortened
+from dpdist.pca.bias import clipped_rows
 from dpdist.pca.model import open_model
 from dpdist.pipeline import clip_norm, release
 from dpdist.pipeline.budget import ingest_rows
@@ -292,7 +292,7 @@ def test_dropped_rows_count_as_the_centre_and_join_no_histogram(tmp_path: Path) 
     # of the rows that are there the variance is 25; the others stand at the centre
     assert told.covariance_[0, 0] * 100**2 == pytest.approx(25 * (1 - share), rel=0.15)
     assert told.location_[0] * 100 + 2000 == pytest.approx(1990, abs=1)
-    assert shortened(found).words().endswith(", those without year counted as the centre")
+    assert clipped_rows(found).words().endswith(", those without year counted as the centre")
     fit_components(tmp_path / "r.zarr", tmp_path / "m.zarr", 1)
     project_rows(rows, tmp_path / "m.zarr", tmp_path / "s.zarr")
     scores = zarr.open_array(tmp_path / "s.zarr", mode="r")[...]

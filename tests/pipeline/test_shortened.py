@@ -131,7 +131,7 @@ def test_rows_that_fill_most_of_the_clip_norm_are_said_to_and_others_are_not(tmp
     assert found.warning().startswith("Perhaps half of the rows, at most 9")
     assert re.search(r"norm 2\.9\d+ \(perhaps half of them, at most 9\d%\)", found.words())
     assert found.warning() in Outcome(release, "r.zarr", fresh=True).words()
-    with pytest.warns(ShortenedRowsWarning, match="Perhaps half"):
+    with pytest.warns(ClippedRowsWarning, match="Perhaps half"):
         PrivatePCA.from_release(release, 1)
     fewer = normal(23) * np.where(np.arange(20_000) % 10 < 6, 100, 1e-3)[:, None]
     some = clipped_rows(released(fewer, 3, centre="none"))
