@@ -59,7 +59,7 @@ from dpdist.rows import dither  # noqa: E402
 from dpdist.rows.bounding import DITHERED  # noqa: E402
 from dpdist.rows.chunks import ChunkReader  # noqa: E402
 from dpdist.rows.dataset import RowsTable, created, partitions  # noqa: E402
-from dpdist.runtime.local import Engine, Here, Secret, Work  # noqa: E402
+from dpdist.runtime.local import Computation, Executor, LocalExecutor, Secret  # noqa: E402
 from dpdist.triangle import Band  # noqa: E402
 
 Rows = npt.NDArray[Any]
@@ -189,14 +189,14 @@ def read(task: total.MomentTask) -> None:
             pass
 
 
-def moment(found: Engine, table: RowsTable, bound: RowBound) -> int:
-    """Sum the table in threads; return the number of units."""
+def moment(found: Executor, table: RowsTable, bound: RowBound) -> int:
+    """Sum the table in threads; return the number of tasks."""
     workers, threads, memory = found.resources()
     layout = layout_of(table, bound, workers, memory, divisible=False, threads=threads)
-    (units,), (task,) = layout.units, layout.tasks(table)
-    work = Work("sum", partition_moment, task, units, add_partials, key=Secret(KEY))
+    (tasks,), (task,) = layout.task_chunks(), layout.moment_tasks(table)
+    work = Computation("sum", partition_moment, task, tasks, add_partials, key=Secret(KEY))
     found.reduce(work, partial(complete, table), label=None)
-    return len(units)
+    return len(tasks)
 
 
 def seconds_of(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
@@ -211,7 +211,7 @@ def processor_seconds(table: RowsTable, bound: RowBound, rows: Rows, repeats: in
 
     Everything is done once before it is timed, and in turns. Ratios are to float64, medians of neighbours.
     """
-    task = moment_task(table, bound).cut(partitions(table.chunks, 4 * CORES)[0]).keyed(KEY)
+    task = moment_task(table, bound).for_task(partitions(table.chunks, 4 * CORES)[0]).with_key(KEY)
     part = rows[: min(table.rows, len(task.chunks) * table.chunk_rows)]
     work: dict[str, Callable[[], object]] = {
         "floor": partial(share_of_floor, part),
@@ -310,7 +310,7 @@ def measured(case: Case, folder: Path, *, repeats: int, rivals: list[str], pytho
     table = write_rows(case, folder / "rows.zarr")
     bound = RowBound(case.columns, case.clip, case.grid_bits, rule=DITHERED)
     rows = in_memory(table)
-    found = Here()
+    found = LocalExecutor()
     tasks = moment(found, table, bound)
     work: dict[str, Callable[[], object]] = {
         "floor_threads": partial(floor, rows),
@@ -395,7 +395,7 @@ def main() -> None:
             f"{name}: floor {found['floor_threads']['median']:.3f} / {found['floor_blas']['median']:.3f} s, moment "
             f"{found['moment']['median']:.3f} s, ratio {found['ratio_median']:.3f} (min {found['ratio_min']:.3f}), "
             f"by {found['multiplied_by']}, one core {found['processor']['moment_ratio']:.3f}, "
-            f"{found['tasks']} units",
+            f"{found['tasks']} tasks",
             flush=True,
         )
     results["start_up"] = {"machine": machine(), "commands": start_up.costs(start_up.ROOT, repeats)}

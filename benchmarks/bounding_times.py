@@ -85,7 +85,7 @@ def partition_seconds(columns: int) -> dict[str, float]:
             names = tuple(f"c{i}" for i in range(columns))
             with created(path, rows=len(rows), dtype="float64", names=names, budget=None) as writer:
                 writer.append(rows)
-            task = moment_task(open_rows(path), bound).keyed(KEY)
+            task = moment_task(open_rows(path), bound).with_key(KEY)
             found[name] = least(lambda task=task: partition_moment(task))  # type: ignore[misc]
     return found
 

@@ -28,7 +28,7 @@ from dpdist.pca.components import captured_variance
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, partitions
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.local import Engine, Work
+from dpdist.runtime.local import Computation, Executor
 from papers.common.answers import NOTICE, PublicMoment, private_components, request_for
 
 ITERATIONS = 4
@@ -51,12 +51,12 @@ def score(draw: tuple[ReleaseRequest, int], moment: PublicMoment) -> float:
     return captured_variance(private_components(request, moment, components), moment.matrix)
 
 
-def evaluate(found: Engine, table: RowsTable, chosen: argparse.Namespace) -> dict[str, Any]:
+def evaluate(found: Executor, table: RowsTable, chosen: argparse.Namespace) -> dict[str, Any]:
     """Return the scores of every mechanism and epsilon, those kept from before included."""
     kept = Path(f"{chosen.output}.json")
     results: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     task = moment_task(table, RowBound(table.columns, chosen.clip))
-    work = Work("sum", partition_moment, task, partitions(table.chunks, 100), add_partials)
+    work = Computation("sum", partition_moment, task, partitions(table.chunks, 100), add_partials)
     total = found.reduce(work, partial(complete, table), label="Summing rows")
     public = PublicMoment(total.values, task.bound, total.rows)
     for name in chosen.mechanisms:

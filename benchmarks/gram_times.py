@@ -53,7 +53,7 @@ def measured(columns: int, dtype: str, bits: int, longest: float, folder: Path) 
     case = Case(dtype, ENTRIES // columns, columns, 0.0)
     table = write_rows(case, folder / "rows.zarr", longest)
     bound = RowBound(columns, case.clip, bits, rule=DITHERED)
-    task = moment_task(table, bound).keyed(KEY)
+    task = moment_task(table, bound).with_key(KEY)
     rows = in_memory(table)
     seconds: dict[str, list[float]] = {"floor": [], **{each.name: [] for each in available()}}
     sums = set()
@@ -89,14 +89,14 @@ def phases(task: total.MomentTask, whole: list[float]) -> dict[str, float]:
     for _ in range(REPEATS):
         blocks, sums = BoundedBlocks(task, 1), gram_sum(task.band, task.bound.norm_bound, largest=task.bound.largest)
         begun = time.thread_time()
-        for _ in blocks.pieces(total.stored_rows(task.table, sums.at_once)):
+        for _ in blocks.batches(total.stored_rows(task.table, sums.at_once)):
             pass
         read.append(time.thread_time() - begun)
         if sums.arithmetic is Arithmetic.FLOAT64:
             return {"read": min(read) / entries * 1e9, "all": min(whole) / entries * 1e9}
         sums._multiply = lambda *_: None  # type: ignore[attr-defined] # noqa: SLF001 - all but the products
         begun = time.thread_time()
-        for rows, dithers in blocks.pieces(total.stored_rows(task.table, sums.at_once)):
+        for rows, dithers in blocks.batches(total.stored_rows(task.table, sums.at_once)):
             if dithers is not None:
                 sums.add_dithered(rows, task.bound, dithers)
         packed.append(time.thread_time() - begun)

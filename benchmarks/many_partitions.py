@@ -20,7 +20,7 @@ from dpdist import RowBound
 from dpdist.moment.layout import layout_of
 from dpdist.rows.table import Shape
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.local import Engine, Work
+from dpdist.runtime.local import Computation, Executor
 
 COLUMNS = 100
 CHUNK_ROWS = 100
@@ -33,7 +33,7 @@ EACH = 50
 class Nothing:
     """The values of a pass whose units cost nothing."""
 
-    def cut(self, _: int) -> int:
+    def for_task(self, _: int) -> int:
         """Return one."""
         return 1
 
@@ -51,11 +51,11 @@ def planned(chunks: int, workers: int) -> dict[str, float]:
     return {"chunks": chunks, "workers": workers, "tasks": tasks, "cpu_seconds": time.process_time() - begun}
 
 
-def reduced(engine: Engine, workers: int) -> dict[str, float]:
+def reduced(executor: Executor, workers: int) -> dict[str, float]:
     """Run the pass of so many workers and time it."""
-    work = Work("nothing", int, Nothing(), range(EACH * workers), operator.add)
+    work = Computation("nothing", int, Nothing(), range(EACH * workers), operator.add)
     begun, cpu = time.perf_counter(), time.process_time()
-    found = engine.reduce(work, int, label=None)
+    found = executor.reduce(work, int, label=None)
     assert found == EACH * workers  # noqa: S101 - a result that is wrong is not worth timing
     spent = time.process_time() - cpu
     return {
@@ -79,9 +79,9 @@ def main() -> None:
         "chunks": [planned(chunks, 16) for chunks in (10**3, 10**5, 10**7)],
         "workers": [],
     }
-    with Cluster(workers=2).connected() as engine:
+    with Cluster(workers=2).connected() as executor:
         for workers in chosen.workers:
-            found["workers"].append(reduced(engine, workers))
+            found["workers"].append(reduced(executor, workers))
             print(found["workers"][-1], flush=True)
             Path(f"{chosen.output}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

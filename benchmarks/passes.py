@@ -32,12 +32,12 @@ from dpdist.moment.total import add_partials, complete, moment_task, partition_m
 from dpdist.rows import dataset
 from dpdist.rows.dataset import RowsTable, created, partitions
 from dpdist.runtime.cluster import WORKER_ENVIRONMENT, Cluster
-from dpdist.runtime.local import Work
-from dpdist.runtime.sums import OnDask
+from dpdist.runtime.local import Computation
+from dpdist.runtime.sums import DaskExecutor
 
 
 @contextmanager
-def cluster(folder: Path, workers: int, before: str = "") -> Iterator[tuple[OnDask, Callable[[], None]]]:
+def cluster(folder: Path, workers: int, before: str = "") -> Iterator[tuple[DaskExecutor, Callable[[], None]]]:
     """Start a scheduler, and workers that run something first; give an engine, and what starts one more."""
     folder.mkdir()
     (folder / "before.py").write_text(before)
@@ -63,11 +63,11 @@ def cluster(folder: Path, workers: int, before: str = "") -> Iterator[tuple[OnDa
         )
         for _ in range(workers):
             one_more()
-        with Cluster(address).connected() as engine:
-            assert isinstance(engine, OnDask)  # noqa: S101
-            while engine.resources().workers < workers:
+        with Cluster(address).connected() as executor:
+            assert isinstance(executor, DaskExecutor)  # noqa: S101
+            while executor.resources().workers < workers:
                 time.sleep(0.1)
-            yield engine, one_more
+            yield executor, one_more
 
 
 def table_at(path: Path, chunks: int, rows: int, columns: int) -> RowsTable:
@@ -81,11 +81,11 @@ def table_at(path: Path, chunks: int, rows: int, columns: int) -> RowsTable:
     return open_rows(path)
 
 
-def summed(engine: OnDask, table: RowsTable, units: int) -> Any:
+def summed(executor: DaskExecutor, table: RowsTable, units: int) -> Any:
     """Sum a table in so many units."""
     task = moment_task(table, RowBound(table.columns, 5.0 * table.columns))
-    work = Work("sum", partition_moment, task, partitions(table.chunks, units), add_partials)
-    return engine.reduce(work, partial(complete, table), label="Summing").values
+    work = Computation("sum", partition_moment, task, partitions(table.chunks, units), add_partials)
+    return executor.reduce(work, partial(complete, table), label="Summing").values
 
 
 def cpu_seconds() -> float:
@@ -93,19 +93,19 @@ def cpu_seconds() -> float:
     return sum(os.times()[:2])
 
 
-def overhead(engine: OnDask, table: RowsTable, repeats: int) -> dict[str, Any]:
+def overhead(executor: DaskExecutor, table: RowsTable, repeats: int) -> dict[str, Any]:
     """Compare four and fifty units a worker, in turn; the first turn loads libraries."""
     spent: dict[int, list[dict[str, float]]] = {4: [], 50: []}
-    workers = engine.resources().workers
+    workers = executor.resources().workers
     for turn in range(repeats + 1):
         for each, found in spent.items():
-            before = sum(engine._client.run(cpu_seconds).values())  # noqa: SLF001 - of the workers' processes
+            before = sum(executor._client.run(cpu_seconds).values())  # noqa: SLF001 - of the workers' processes
             begun, here = time.perf_counter(), time.process_time()
-            summed(engine, table, each * workers)
+            summed(executor, table, each * workers)
             took = {
                 "seconds": time.perf_counter() - begun,
                 "driver_cpu": time.process_time() - here,
-                "workers_cpu": sum(engine._client.run(cpu_seconds).values()) - before,  # noqa: SLF001
+                "workers_cpu": sum(executor._client.run(cpu_seconds).values()) - before,  # noqa: SLF001
             }
             if turn:
                 found.append(took)
@@ -210,16 +210,16 @@ def main() -> None:
         units = min(200, table.chunks)
 
         def happens(workers: int, share: float, event_of: Callable[[Callable[[], None]], Event]) -> dict[str, Any]:
-            with cluster(folder / str(len(found)), workers) as (engine, one_more):
+            with cluster(folder / str(len(found)), workers) as (executor, one_more):
 
                 def run(told: Told) -> npt.NDArray[np.int64]:
-                    engine._progress = told  # noqa: SLF001
-                    return np.asarray(summed(engine, table, units))
+                    executor._progress = told  # noqa: SLF001
+                    return np.asarray(summed(executor, table, units))
 
-                return happening(engine._client, units, share, event_of(one_more), run)  # noqa: SLF001
+                return happening(executor._client, units, share, event_of(one_more), run)  # noqa: SLF001
 
-        with cluster(folder / "two", 2) as (engine, _):
-            keep("overhead", overhead(engine, table, chosen.repeats))
+        with cluster(folder / "two", 2) as (executor, _):
+            keep("overhead", overhead(executor, table, chosen.repeats))
         for share in (0.1, 0.5, 0.9):
             keep(f"one of 4 killed at {share:.0%}", happens(4, share, lambda _: kill))
         keep("7 join 1", happens(1, 0.1, lambda one_more: partial(join, one_more)))

@@ -39,7 +39,7 @@ from dpdist.pca.projection import ProjectionTask, scores_dtype, scores_of
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import partitions
 from dpdist.rows.writing import chunk_key
-from dpdist.runtime.local import Work
+from dpdist.runtime.local import Computation
 from dpdist.storage.arrays import ROOT, ChunkWriter
 from dpdist.storage.atomic import sync_tree
 
@@ -90,7 +90,7 @@ def measured(name: str, folder: Path, repeats: int) -> dict[str, Any]:
         with scores_of(table, open_model(model), model, folder / "others.zarr") as task:
 
             def mapped(function: Callable[[ProjectionTask], None]) -> None:
-                found.map(Work("test", function, task, partitions(table.chunks, 8 * CORES)), "Working")
+                found.map(Computation("test", function, task, partitions(table.chunks, 8 * CORES)), "Working")
 
             def written() -> None:
                 mapped(write)

@@ -373,8 +373,8 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         "data": cohorts.facts,
     }
     shared = {"routes": routes, "populations": cohorts.populations}
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
-        found = runs.run(engine, store, draw, cells_of(plan), shared=shared, label="Private ancestry")
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+        found = runs.run(executor, store, draw, cells_of(plan), shared=shared, label="Private ancestry")
     means = summary(found)
     base = without_noise(cohorts, routes)
     told = forecasts(cohorts, routes, plan.epsilons, FORECAST_ROWS)

@@ -46,7 +46,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dither all rows by one key, so that the same draws make the same release."""
-    monkeypatch.setattr(total, "drawn", lambda: KEY.key)
+    monkeypatch.setattr(total, "draw_key", lambda: KEY.key)
 
 
 @pytest.fixture

@@ -74,6 +74,24 @@ def fan_in(nbytes: int) -> int:
     return 8 if nbytes <= _SMALL else 2
 
 
+def level_counts(count: int, nbytes: int = 0, most: int | None = None) -> list[int]:
+    """Return how many sums there are before the first addition, and after each level of additions.
+
+    Examples
+    --------
+    >>> level_counts(10**9)
+    [1000000000, 125000000]
+    >>> level_counts(3, 1 << 30)
+    [3, 2, 1]
+    """
+    counts = [count]
+    width = fan_in(nbytes)
+    while count > 1 and (len(counts) == 1 or count * nbytes > _MOST_FETCHED if most is None else count > most):
+        count = -(-count // width)
+        counts.append(count)
+    return counts
+
+
 def levels(count: int, nbytes: int = 0, most: int | None = None) -> list[list[range]]:
     """Return, level by level, which sums of the level before each addition adds; neighbours.
 
@@ -86,9 +104,6 @@ def levels(count: int, nbytes: int = 0, most: int | None = None) -> list[list[ra
     >>> levels(1)
     []
     """
-    found: list[list[range]] = []
     width = fan_in(nbytes)
-    while count > 1 and (not found or count * nbytes > _MOST_FETCHED if most is None else count > most):
-        found.append([range(i, min(i + width, count)) for i in range(0, count, width)])
-        count = len(found[-1])
-    return found
+    inputs = level_counts(count, nbytes, most)[:-1]
+    return [[range(i, min(i + width, total)) for i in range(0, total, width)] for total in inputs]

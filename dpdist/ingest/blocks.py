@@ -29,8 +29,8 @@ from dpdist.rows.table import Shape
 from dpdist.rows.writing import RowsWriter
 from dpdist.runtime.checks import ClientInfo, guarded
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.collections import computing, each_block, first_rows
-from dpdist.runtime.sums import OnDask
+from dpdist.runtime.collections import executor_for, first_rows, map_blocks
+from dpdist.runtime.sums import DaskExecutor
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
 
@@ -63,10 +63,10 @@ def ingest_collection(
     origin = given.origin(columns=None if schema else columns, compress=compress, schema=schema)
     # never resumed: a graph may read other things later, and with blocks of both a person could be in a table twice
     with target.staged("rows", private=True) as aside:
-        with computing(where) if found.lazy else nullcontext() as engine:
-            if engine is not None:
-                engine.require_visible(aside.absolute())
-            blocks = _Blocks(found, keep, aside.absolute(), engine, progress or where.progress)
+        with executor_for(where) if found.lazy else nullcontext() as executor:
+            if executor is not None:
+                executor.require_visible(aside.absolute())
+            blocks = _Blocks(found, keep, aside.absolute(), executor, progress or where.progress)
             shape = blocks.write(compress=compress)
         unit, names = None if schema is None else schema.unit, tuple(found.names[place] for place in keep)
         aside.put(ROOT, head_of(shape, names, budget, unit=unit, origin=origin, schema=schema))
@@ -88,7 +88,7 @@ class _Blocks:
     found: Collection
     keep: Places
     aside: Store
-    engine: OnDask | None
+    executor: DaskExecutor | None
     progress: Progress | None
 
     @cached_property
@@ -99,8 +99,8 @@ class _Blocks:
     def run(self, tasks: Sequence[tuple[Callable[..., Any], ...]], label: str) -> list[Any]:
         """Call the first of each task with the others, where the blocks among them are computed."""
         if self.found.lazy:
-            return each_block(self.engine, tasks, self.progress, label)
-        return [guarded(ClientInfo.here(), *task) for task in tasks]
+            return map_blocks(self.executor, tasks, self.progress, label)
+        return [guarded(ClientInfo.current(), *task) for task in tasks]
 
     def write(self, *, compress: bool) -> Shape:
         """Write all rows, and return what table they are."""

@@ -1,19 +1,19 @@
-"""Integer Gram matrices of bounded rows: pure functions, no Dask and no files.
+"""Integer Gram matrices of bounded rows: pure functions, without Dask or files.
 
-The entries of ``Z^T Z`` are integers, and ``|z_a z_b| <= S`` for every row, S the verified bound of its squared norm.
-There are two ways to add them exactly, whatever is added first:
+The entries of ``Z^T Z`` are integers, and ``|z_a z_b| <= S`` for every row, where S is the verified bound on its
+squared norm. There are two ways to add them exactly, in any order:
 
-* float64 BLAS, while r rows have ``r S`` at most 2^53, in whatever order, blocking or fused operation it uses: no
-  partial sum exceeds that;
-* products of 16-bit integers in 32-bit ones (:mod:`dpdist.moment.kernel`), while neither of the two columns of the
-  rows has squares that sum to more than 2^31 - 1. By Cauchy and Schwarz the sum of their products is at most the larger
-  of both sums. It is added modulo 2^32, and is the only integer in the range of 32 bits that is equal to the result.
-  One more may overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31. The squares are those of the
-  rows themselves. ``floor((2^31 - 1) / S)`` rows may always be added, which are 7 at 14 grid bits, and so may any two
-  rows whose entries 16 bits hold, up to 2^15 - 1: an entry is at most ``sqrt(S)``, or what the bound says of single
-  entries. Of rows whose entries 8 bits hold up to 131,071 are added at once: each adds at most 128².
+* float64 BLAS, for r rows with ``r S`` at most 2^53, with any order, blocking or fused operations: no partial sum
+  exceeds that;
+* products of 16-bit integers in 32-bit ones (:mod:`dpdist.moment.kernel`), if the sum of squares of each of the two
+  columns is at most 2^31 - 1. By Cauchy and Schwarz the sum of their products is at most the larger of the two sums.
+  It is added modulo 2^32, and is the only integer in the range of 32 bits that is equal to the result. One more may
+  overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits represent as -2^31. The squares are those of the actual
+  rows. ``floor((2^31 - 1) / S)`` rows may always be added, which is 7 at 14 grid bits, and so may any two rows whose
+  entries fit in 16 bits, up to 2^15 - 1: an entry is at most ``sqrt(S)``, or the bound on single entries. Up to 131,071
+  rows with entries of 8 bits are added at once: each adds at most 128².
 
-Then the sum moves to int64. Hence the same bits from every chunking, every processor and both ways.
+The sum is then added to int64. Hence the bits are the same for every chunking, every processor and both ways.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 Block = npt.NDArray[np.float64]
 _LARGEST_16, _LARGEST_32 = 2**15 - 1, 2**31 - 1
 SMALL_ROWS = _LARGEST_32 // 128**2
-"""Rows whose entries 8 bits hold of which 32 bits hold the sum; with one more, as many entries of -128 sum to 2^31."""
-_NARROW = 256  # columns up to which NumPy's product costs as much as one triangle
-_PAIRS = 256  # pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches
+"""Rows with entries of 8 bits whose sum fits in 32 bits; with one more, entries of -128 sum to 2^31."""
+_NARROW = 256  # most columns for which NumPy's product is as fast as that of one triangle
+_PAIRS = 256  # pairs of rows that are multiplied at once: the panels of a tile then stay in a core's own caches
 _PANEL_BYTES = 256 << 10
-"""Of narrow rows there are more, up to a quarter of a second-level cache: every call takes its time."""
+"""Size of more pairs of narrow rows, a quarter of a second-level cache, because every call has an overhead."""
 
 
 class Arithmetic(Enum):
-    """What rows are multiplied with, the fastest first; its value is the feature of the processor that it needs."""
+    """Instructions that multiply rows, the fastest first; the value is the required feature of the processor."""
 
     VNNI = "avx512vnni"
     AVX2 = "avx2"
@@ -54,19 +54,21 @@ class Arithmetic(Enum):
 
 @cache
 def available() -> tuple[Arithmetic, ...]:
-    """Return what this processor has, the fastest first; numba may refuse a NumPy that is newer than itself."""
+    """Return the arithmetics of this processor, the fastest first."""
     try:
-        from dpdist._util.machine_code import features  # noqa: PLC0415 - numba takes time to import
-    except ImportError:
+        from dpdist._util.machine_code import features  # noqa: PLC0415 - slow to import
+    except ImportError:  # numba refuses a NumPy that is newer
         return (Arithmetic.FLOAT64,)
-    found = features()
-    return tuple(each for each in Arithmetic if each is Arithmetic.FLOAT64 or each.value in found)
+    supported = features()
+    return tuple(
+        arithmetic for arithmetic in Arithmetic if arithmetic is Arithmetic.FLOAT64 or arithmetic.value in supported
+    )
 
 
 def integer_rows(norm_bound: int, largest: int | None = None) -> int:
-    """Return of how many rows 32 bits always hold the sum, two at least; 0 if 16 bits do not hold a row.
+    """Return the number of rows, at least 2, whose sum always fits in 32 bits; 0 if a row does not fit in 16 bits.
 
-    The squared norm of a row is at most S, and its largest entry, if it is not said, at most ``sqrt(S)``.
+    The squared norm of a row is at most ``norm_bound``, and its largest entry at most ``largest``, by default its root.
     """
     if (math.isqrt(norm_bound) if largest is None else largest) > _LARGEST_16:
         return 0
@@ -74,33 +76,33 @@ def integer_rows(norm_bound: int, largest: int | None = None) -> int:
 
 
 def fastest(norm_bound: int, largest: int | None = None) -> Arithmetic:
-    """Return what multiplies rows fastest here, narrow ones too, which float64 would have to round first."""
+    """Return the fastest arithmetic on this processor, integer for narrow rows too: float64 must round them first."""
     return available()[0] if integer_rows(norm_bound, largest) else Arithmetic.FLOAT64
 
 
 class GramSum(ABC):
-    """Adds ``Z^T Z`` of many blocks exactly, or a band of its rows."""
+    """Exact sum of ``Z^T Z``, or of a band of its rows, over blocks."""
 
     arithmetic = Arithmetic.FLOAT64
-    at_once = 1  # rows that are multiplied together; float64 multiplies a block as it comes
+    at_once = 1  # rows that are multiplied together; float64 multiplies whole blocks
 
     @abstractmethod
     def add(self, block: Block) -> None:
-        """Add the product of integer-valued rows, C-ordered (r, size)."""
+        """Add the product of integer-valued rows, (r, size) in C order."""
 
     def add_dithered(self, *_: Any, **__: Any) -> None:
-        """Add the product of stored rows that are rounded without bias, under a bound and by dithers, as integers."""
+        """Add the product of stored rows, which are bounded and rounded with dithers."""
         raise TypeError("float64 multiplies bounded rows")
 
     @abstractmethod
     def total(self) -> Triangle:
-        """Return the packed sum of everything added, int64."""
+        """Return the packed sum, int64."""
 
 
 def gram_sum(
     band: Band, norm_bound: int, arithmetic: Arithmetic | None = None, largest: int | None = None
 ) -> GramSum:  # fmt: skip
-    """Return what adds products here, or by some arithmetic; the bounds are those of :func:`integer_rows`."""
+    """Return a sum in some arithmetic, by default the fastest; the bounds are those of :func:`integer_rows`."""
     arithmetic = arithmetic or fastest(norm_bound, largest)
     if arithmetic is Arithmetic.FLOAT64:
         return _Floats(band, 2**53 // norm_bound)
@@ -108,19 +110,19 @@ def gram_sum(
 
 
 class _Floats(GramSum):
-    """Multiplies by float64 BLAS, which adds so many rows exactly."""
+    """Multiplies with float64 BLAS, which is exact for ``exact_rows`` rows."""
 
     def __init__(self, band: Band, exact_rows: int) -> None:
         if exact_rows < 1:
             raise ValueError("float64 does not hold the product of a row exactly")
         self._dsyrk: Any = None
         if band.height == band.size > _NARROW:
-            from scipy.linalg.blas import dsyrk  # noqa: PLC0415 - SciPy takes its time, and most sums do without
+            from scipy.linalg.blas import dsyrk  # noqa: PLC0415 - slow to import
 
             self._dsyrk = dsyrk
         self._band = band
         self._exact_rows = exact_rows
-        # as BLAS wants it; of the whole triangle only the lower one is filled
+        # in the order of BLAS; of a whole triangle, only the lower part is filled
         self._floats = np.zeros((band.width, band.height), order="F")
         self._float_rows = 0
         self._total = np.zeros(band.entries, dtype=np.int64)
@@ -128,12 +130,12 @@ class _Floats(GramSum):
     def add(self, block: Block) -> None:
         rows = block.shape[0]
         if rows > self._exact_rows:
-            raise ValueError("a block of more rows than float64 adds exactly")
+            raise ValueError("a block has more rows than float64 adds exactly")
         if self._float_rows + rows > self._exact_rows:
             self._flush()
         band = self._band
         if self._dsyrk is not None:
-            # one triangle, added in place: half the work, and no pass over d x d entries for every block
+            # one triangle, added in place: half the operations, and d x d entries are not copied for every block
             self._floats = self._dsyrk(1.0, block.T, beta=1.0, c=self._floats, lower=1, overwrite_c=1)
         else:
             floats = self._floats.T
@@ -151,10 +153,10 @@ class _Floats(GramSum):
 
 
 class _Integers(GramSum):
-    """Multiplies 16-bit integers; a block may have any number of rows, and is multiplied when there are enough."""
+    """Multiplies 16-bit integers; rows of blocks are collected until they fill the panels."""
 
     def __init__(self, band: Band, exact_rows: int, arithmetic: Arithmetic) -> None:
-        from dpdist._util.machine_code import aligned_zeros  # noqa: PLC0415 - numba takes time to import
+        from dpdist._util.machine_code import aligned_zeros  # noqa: PLC0415 - slow to import
         from dpdist.moment import kernel  # noqa: PLC0415
 
         if exact_rows < 2:
@@ -166,47 +168,47 @@ class _Integers(GramSum):
         self._pairs = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))
         self.at_once = 2 * self._pairs
         self._always_exact = exact_rows // 2
-        # one pair more than is used: panels a power of two apart would share the lines of the caches
+        # one unused pair: panels at distances that are powers of two would share cache lines
         self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
         self._room = aligned_zeros(kernel.room_for(panels, self._pairs), np.int32)
         self._packing: Packing | None = None
         self._packed_by: RowBound | None = None
-        self._halves = 0  # of pairs that are taken: a row's is that of its number where it is dithered by pairs
+        self._halves = 0  # that are filled; the parity of a row that is dithered by pairs determines its half
         height = -(-band.height // kernel.HEIGHT) * kernel.HEIGHT
         self._sums = aligned_zeros((height, panels * kernel.PANEL), np.int64)
-        # where half of the last panel is empty, its columns are summed as rows: all rows would be multiplied by zeros
+        # if half of the last panel is empty, its columns are summed as rows, to avoid multiplications by zero
         half = height == panels * kernel.PANEL - kernel.HEIGHT and band.width <= height
         self._ends = (panels - half) * kernel.PANEL
 
     def add(self, block: Block) -> None:
         start = 0
         while start < block.shape[0]:
-            some = block[start : start + self._left()]
-            self._pack(some, self._band.start, self._halves, self._panels)
-            start += some.shape[0]
-            self._fill(some.shape[0])
+            rows = block[start : start + self._free()]
+            self._pack(rows, self._band.start, self._halves, self._panels)
+            start += rows.shape[0]
+            self._fill(rows.shape[0])
 
     def add_dithered(self, rows: npt.NDArray[np.generic], bound: RowBound, dithers: Dithers) -> None:
         if self._packing is None or (self._packed_by is not bound and self._packed_by != bound):
-            from dpdist.rows.dither_kernel import Packing  # noqa: PLC0415 - numba takes time to import
+            from dpdist.rows.dither_kernel import Packing  # noqa: PLC0415 - slow to import
 
             rule = Dithering(bound.columns, bound.grid_bits)
             self._packing, self._packed_by = Packing(rule, bound.affine, self._band.start, bound.constant), bound
-        if self._left() < rows.shape[0] <= self.at_once:  # in one call rather than in two
+        if self._free() < rows.shape[0] <= self.at_once:  # in one call instead of two
             self._flush()
         start = 0
         while start < rows.shape[0]:
             odd = (dithers.first_row + start) % 2
             join = odd == 1 and self._halves % 2 == 1
-            if self._halves % 2 != odd:  # half a pair stays empty
+            if self._halves % 2 != odd:  # the other half stays empty
                 self._fill(1)
-            some = rows[start : start + self._left()]
-            self._packing.pack(some, dithers.behind(start), self._panels, self._halves // 2, join=join)
-            start += some.shape[0]
-            self._fill(some.shape[0])
+            batch = rows[start : start + self._free()]
+            self._packing.pack(batch, dithers.behind(start), self._panels, self._halves // 2, join=join)
+            start += batch.shape[0]
+            self._fill(batch.shape[0])
 
-    def _left(self) -> int:
-        """Return how many rows fit, at least one."""
+    def _free(self) -> int:
+        """Return how many more rows fit, at least one."""
         return self.at_once - self._halves
 
     def _fill(self, halves: int) -> None:

@@ -1,31 +1,30 @@
-"""Norms of rows, counted over a public geometric grid: what a clip norm can be chosen from, once noise is added.
+"""Histograms of the norms of rows, and of the values of each column, over public grids.
 
-Row x, shifted and scaled by the same public vectors as in a release, falls into exactly one bin: bin i holds the norms
-above edge i - 1 and up to edge i, the last one those beyond the grid. A release with edge i as its clip norm shortens
-the rows of the bins above i and no others. A row with a NaN or an infinity counts as zero, as in a release.
+**Norms.** Noisy counts of the norms over a geometric grid determine a clip norm. A row, shifted and scaled by the same
+public vectors as in a release, falls into exactly one bin: bin i contains the norms above edge i - 1 and up to edge i,
+and the last bin those beyond the grid. A release with edge i as its clip norm clips exactly the rows of the bins above
+i. A row with a NaN or an infinity counts as zero, as in a release.
 
-The bin of a row is computed from this row alone, and the same on every processor and in every block size: an exact
-power of two brings its largest entry to b bits before the point, the entries are truncated to integers, and their
-squares add up exactly in float64, in any order, because the sum stays below 2^53. One correctly rounded square root
-and an exact power of two give the norm that is compared with the edges. It is at most ``sqrt(d) 2^(1-b)`` of the true
-norm too small (d columns; 2e-5 for d = 100), so a row that close to an edge may count on its other side.
+The bin of a row depends on this row alone, and is the same on every processor and for every block size: an exact power
+of two brings its largest entry to b bits before the point, the entries are truncated to integers, and their squares are
+added exactly in float64, in any order, because the sum stays below 2^53. One correctly rounded square root and an exact
+power of two give the norm that is compared with the edges. It is less than the true norm by at most a factor of
+``sqrt(d) 2^(1-b)`` (d columns; 2e-5 for d = 100), so a row that close to an edge may fall into a neighbouring bin.
 
-Privacy needs none of this accuracy. Whatever rounding does, a row falls into one bin, so that one row more adds one to
-one count: that is all :mod:`dpdist.mechanisms.quantile` asks for.
+Privacy does not depend on this accuracy. With any rounding, a row falls into one bin, so an additional row adds one to
+one count, as :mod:`dpdist.mechanisms.quantile` requires.
 
-Numbers of every column, counted over public grids: what a centre and a scale follow from, once noise is added.
+**Columns.** Noisy counts of the values of each column determine a centre and a scale. Each row of finite numbers adds 1
+to exactly one bin of each column, found by comparing its value, as float64, with the edges of the column's grid: the
+same on every processor and for every block size. A row with another value, such as one that the schema drops, is not
+counted. So a row adds at most 1 to the bins of a column, as :mod:`dpdist.mechanisms.columns` requires.
 
-Each row of finite numbers adds 1 to exactly one bin of each column, found by comparing its number, as float64, with the
-edges of the column's grid: the same on every processor and in every block size. A row with another number, such as one
-that the schema drops, is counted nowhere. So a row adds at most 1 to the bins of a column, which is all that
-:mod:`dpdist.mechanisms.columns` asks for.
-
-The histograms of d columns have 243 bins each, or 66 where a public range is known, 8 bytes a bin: 105 kB of 54
-columns, 27 MB of 14000. They are held once in each process that counts, and limited
+The histograms of d columns have 243 bins each, or 66 for a known public range, of 8 bytes: 105 kB for 54 columns, 27 MB
+for 14000. Every process that counts holds them once, and their number is limited
 (``dpdist.mechanisms.columns.MOST_BINS``).
 
-Counts are summed over partitions as a moment is: exact, and complete or refused. What is counted is decided by a
-:class:`Counting`: the norms of rows, or the numbers of every column.
+Counts are summed over partitions like a moment: exactly, and complete or refused. A :class:`Counting` defines which
+values are counted.
 """
 
 from __future__ import annotations
@@ -51,19 +50,19 @@ Counts = npt.NDArray[np.int64]
 
 
 class Counting(Protocol):
-    """Into which bins rows fall. Each row falls into its bins alone, whatever the others are."""
+    """Assignment of rows to bins, which is independent of the other rows."""
 
     value_seconds: ClassVar[float]
-    """To read a number of a row and count it, on a core of today."""
+    """Seconds to read and count a value of a row, on a current core."""
 
     @property
     def columns(self) -> int:
-        """Of the table."""
+        """Columns of the table."""
         ...
 
     @property
     def bins(self) -> int:
-        """Of the histogram, or of all histograms together."""
+        """Bins of all histograms together."""
         ...
 
     def count(self, rows: npt.NDArray[np.generic], counts: Counts) -> None:
@@ -73,14 +72,14 @@ class Counting(Protocol):
 
 @dataclass(frozen=True)
 class HistogramTask:
-    """One partition of one table, and how it is counted: what a worker needs to know, all of it public."""
+    """Input of a worker: chunks of a table, and how they are counted. Public."""
 
     table: Table
     counting: Counting
     chunks: range
 
-    def cut(self, chunks: range) -> HistogramTask:
-        """Return the same of other chunks."""
+    def for_task(self, chunks: range) -> HistogramTask:
+        """Return the task for other chunks."""
         return replace(self, chunks=chunks)
 
 
@@ -90,16 +89,16 @@ def partition_histogram(task: HistogramTask) -> Partial[np.int64]:
     values = np.zeros(task.counting.bins, dtype=np.int64)
     rows = fingerprint = 0
     for index in task.chunks:
-        for piece in reader.read(index):
-            task.counting.count(piece, values)
-            rows += piece.shape[0]
+        for batch in reader.read(index):
+            task.counting.count(batch, values)
+            rows += batch.shape[0]
         fingerprint += hash_of(index, reader.checksum)
     return Partial(values, rows, ((task.chunks.start, task.chunks.stop),), fingerprint=fingerprint)
 
 
 @dataclass(frozen=True)
 class ColumnCounting:
-    """Counts the numbers of every column over its own grid; the bins of the first column come first."""
+    """Counts the values of every column over its own grid; the bins of the first column come first."""
 
     grids: tuple[Grid, ...]
     value_seconds: ClassVar[float] = 5e-8
@@ -109,28 +108,28 @@ class ColumnCounting:
 
     @property
     def columns(self) -> int:
-        """Of the table."""
+        """Columns of the table."""
         return len(self.grids)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Where the bins of each column begin, and at last where all end."""
+        """First bin of each column, and the total number of bins."""
         return tuple(np.cumsum([0, *(grid.bins for grid in self.grids)]).tolist())
 
     @property
     def bins(self) -> int:
-        """Of all columns together."""
+        """Bins of all columns together."""
         return self.starts[-1]
 
     @cached_property
     def _alike(self) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.intp], Counts]]:
-        """The edges of each grid, and the columns that have it, with where their bins begin."""
-        places: dict[Grid, list[int]] = {}
+        """For each grid: its edges, its columns, and their first bins."""
+        columns_of_grid: dict[Grid, list[int]] = {}
         for column, grid in enumerate(self.grids):
-            places.setdefault(grid, []).append(column)
+            columns_of_grid.setdefault(grid, []).append(column)
         return [
-            (np.array(grid.edges), np.array(columns), np.array([self.starts[each] for each in columns]))
-            for grid, columns in places.items()
+            (np.array(grid.edges), np.array(columns), np.array([self.starts[i] for i in columns]))
+            for grid, columns in columns_of_grid.items()
         ]
 
     def count(self, rows: npt.NDArray[np.generic], counts: Counts) -> None:
@@ -139,7 +138,7 @@ class ColumnCounting:
         for edges, columns, starts in self._alike:
             values = rows[:, columns].astype(np.float64)
             bins = np.searchsorted(edges, values, side="right") + starts
-            np.add.at(counts, bins.ravel(), 1)  # what it takes does not grow with the number of bins
+            np.add.at(counts, bins.ravel(), 1)  # its time does not depend on the number of bins
 
     def of_columns(self, counts: Counts) -> list[Counts]:
         """Return the counts of each column."""
@@ -147,14 +146,14 @@ class ColumnCounting:
 
 
 def grids_of(table: Table) -> tuple[Grid, ...]:
-    """Return the grid of each column of a table: over its public range, where a schema says one."""
+    """Return the grid of each column of a table, over its public range if a schema defines one."""
     if table.schema is None:
         return grids_of_numbers(table.columns)
     return tuple(Grid() if ends is None else Grid.of_range(*ends) for ends in table.schema.ranges)
 
 
 def grids_of_numbers(columns: int) -> tuple[Grid, ...]:
-    """Return the grids of columns of which no range is known."""
+    """Return the grids of columns without a known range."""
     return (Grid(),) * columns
 
 
@@ -168,12 +167,12 @@ class NormCounting:
 
     @property
     def columns(self) -> int:
-        """Of the table."""
+        """Columns of the table."""
         return self.bound.columns
 
     @property
     def bins(self) -> int:
-        """One up to each edge, and one beyond the last."""
+        """One bin up to each edge, and one beyond the last."""
         return len(self.edges) + 1
 
     def count(self, rows: npt.NDArray[np.generic], counts: Counts) -> None:
@@ -181,35 +180,34 @@ class NormCounting:
         counts += counted(norms_of(rows, self.bound, np.empty((rows.shape[0], self.columns))), self.edges)
 
 
-_MOST = 1024
-"""Edges of a grid: noise grows with their number, and more than a handful to an octave choose no better."""
+_MAX_EDGES = 1024  # noise grows with their number, and many edges per octave do not improve the choice
 
 
 @dataclass(frozen=True)
 class NormGrid:
-    """A public geometric grid of norms, ``low 2^(i / per_octave)``, that reaches ``high``.
+    """A public geometric grid of norms, ``low 2^(i / per_octave)``, up to ``high``.
 
-    Edges at whole octaves are exact. Those between them are rounded to four significant digits, so that they can be
-    typed as a clip norm, and so that no last bit of a power of two decides.
+    Edges at whole octaves are exact. The others are rounded to four significant digits, so that they can be typed as a
+    clip norm and do not depend on the last bit of a power.
 
     Parameters
     ----------
     low : float, default 2**-10
         The first edge, in units of the shifted and scaled rows.
     high : float, default 2**20
-        What the last edge reaches at least.
+        Lower bound of the last edge.
     per_octave : int, default 2
-        Edges from one norm to its double, 1 to 64.
+        Edges per factor of two, 1 to 64.
 
     Raises
     ------
     UsageError
-        If these make no grid, or one of more than 1024 edges.
+        If the parameters are invalid, or the grid has more than 1024 edges.
 
     See Also
     --------
-    NormsRequest : Takes it.
-    choose_clip_norm : Chooses one of its edges.
+    NormsRequest : A request with a grid.
+    choose_clip_norm : Choose one of its edges.
 
     Examples
     --------
@@ -227,24 +225,26 @@ class NormGrid:
     per_octave: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):  # a whole number is hashed into the id as the float that it is
+        for name in ("low", "high"):  # the id is a hash of floats
             object.__setattr__(self, name, float(getattr(self, name)))
         if not 2.0**-400 <= self.low < self.high <= 2.0**400:
             raise UsageError(
-                "The grid of norms goes from a positive norm to a larger one, such as 1:1000:4.", parameter="grid"
+                "The grid of norms must go from a positive norm to a larger one, as in 1:1000:4.", parameter="grid"
             )
         if not 1 <= self.per_octave <= 64:
             raise UsageError(
-                "The grid of norms has 1 to 64 edges from a norm to its double, as in 1:1000:4.", parameter="grid"
+                "The grid of norms must have 1 to 64 edges per factor of two, as in 1:1000:4.", parameter="grid"
             )
-        if self._count > _MOST:
+        if self._count > _MAX_EDGES:
             raise UsageError(
-                f"The grid has {self._count} norms, more than {_MOST}: take a shorter one.", parameter="grid"
+                f"The grid has {self._count} norms, more than {_MAX_EDGES}. Choose a smaller range or fewer norms per "
+                "factor of two.",
+                parameter="grid",
             )
 
     @classmethod
     def parse(cls, text: str) -> NormGrid:
-        """Read ``LOW:HIGH:PER_OCTAVE``; UsageError if it is something else."""
+        """Parse ``LOW:HIGH:PER_OCTAVE``; UsageError for other text."""
         try:
             low, high, per_octave = text.split(":")
             return cls(float(low), float(high), int(per_octave))
@@ -254,14 +254,14 @@ class NormGrid:
             ) from None
 
     def __str__(self) -> str:
-        """Return the same text."""
+        """Return the text that :meth:`parse` reads."""
         return f"{self.low:.15g}:{self.high:.15g}:{self.per_octave}"
 
     @property
     def edges(self) -> tuple[float, ...]:
-        """The edges, rising."""
+        """The edges, in ascending order."""
         edges = [self._edge(i) for i in range(self._count)]
-        edges[-1] = max(edges[-1], self.high)  # rounding must not end the grid before it
+        edges[-1] = max(edges[-1], self.high)  # rounding must not lower the last edge
         return tuple(edges)
 
     def _edge(self, i: int) -> float:
@@ -272,16 +272,16 @@ class NormGrid:
 
     @property
     def _count(self) -> int:
-        # a logarithm that is off by its last bits must not add an edge
+        # rounding of the logarithm must not add an edge
         return math.ceil(self.per_octave * (math.log2(self.high) - math.log2(self.low)) - 1e-9) + 1
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values."""
+        """Return JSON values."""
         return asdict(self)
 
 
 def bits_for(columns: int) -> int:
-    """Return b, the bits before the point with which so many squares add up exactly: ``columns 4^b <= 2^53``."""
+    """Return b, the bits before the point for which sums of squares are exact: ``columns 4^b <= 2^53``."""
     return (53 - math.ceil(math.log2(columns))) // 2
 
 
@@ -295,9 +295,9 @@ def norms_of(rows: npt.NDArray[np.generic], bound: RowBound, out: npt.NDArray[np
     np.ldexp(z, (bits - exponent)[:, None], out=z)
     np.trunc(z, out=z)
     squares = np.einsum("ij,ij->i", z, z)
-    with np.errstate(over="ignore"):  # a norm that float64 does not hold lies beyond every grid
-        found: npt.NDArray[np.float64] = np.ldexp(np.sqrt(squares), exponent - bits)
-    return found
+    with np.errstate(over="ignore"):  # an infinite norm is beyond every grid
+        norms: npt.NDArray[np.float64] = np.ldexp(np.sqrt(squares), exponent - bits)
+    return norms
 
 
 def counted(norms: npt.NDArray[np.float64], edges: tuple[float, ...]) -> Counts:

@@ -1,24 +1,25 @@
-"""Gram matrices of integers of 16 bits or 8 in machine code, on processors of x86-64.
+"""Gram matrices of integers of 16 or 8 bits in machine code, on x86-64 processors.
 
-One instruction multiplies the 16-bit integers of two rows of 8 or 16 columns, and adds both products to 32-bit ones,
-modulo 2^32. So the result, in whatever order it was added, is the sum modulo 2^32: the sum itself if that is below 2^31
-in magnitude. It is, for so many rows at once that no column of a tile has squares that sum to 2^31
-(:mod:`dpdist.moment.gram`). The squares are added up first (:func:`_exact`), in a few hundredths of the time.
+One instruction multiplies the 16-bit integers of two rows of 8 or 16 columns, and adds both products to 32-bit
+integers, modulo 2^32. In any order of additions, the result is the sum modulo 2^32: the sum itself, if its magnitude is
+below 2^31. To ensure that, the number of rows that are added at once is limited, so that the sum of squares of each
+column of a tile is below 2^31 (:mod:`dpdist.moment.gram`). The squares are added first (:func:`_exact`), in a few
+hundredths of the time.
 
-Columns stand in panels of 16. A panel holds two rows after two rows, so factors lie side by side. A tile of the result
-stays in registers while all rows are read. It is written in LLVM's language, which does not find these instructions in
-loops over integers.
+Columns are arranged in panels of 16. A panel contains pairs of rows, so factors are adjacent. A tile of the result
+stays in registers while all rows are read. The code is written in LLVM's language, because LLVM does not find these
+instructions in loops over integers.
 
-Of 8-bit integers the instruction takes four rows. On a coarse grid most rows of a wide table have no integer below -128
-or above 127, such as images. They are put in front of the panels, four to a line, and the others behind them
-(:func:`_regrouped`). One factor has a sign and the other has none: it is b + 128 for b. So the sums of a row of the
-tile, that of column a, begin with -128 times the sum of all a, modulo 2^32 too; and so few rows are multiplied at once
-that 32 bits hold their sum, whatever they are.
+The instruction for 8-bit integers takes four rows. On a coarse grid, most rows of a wide table such as images have no
+integer below -128 or above 127. They are moved to the front of the panels, four to a line, followed by the others
+(:func:`_regrouped`). One factor is signed and the other unsigned: b is represented as b + 128. So the sums of a row of
+the tile, that of column a, start with -128 times the sum of all a, modulo 2^32; and the number of rows that are
+multiplied at once is limited so that every sum fits in 32 bits.
 
-Which rows these are is private, and so is how many rows are added at once: neither is told, and the sum is the same.
-They change the time, as does how many rows are clipped, but no single row does by much: where a third of the rows are
-such, both ways take nearly as long, and a row slows only those that stand in the panels with it, by 1.3 % at most
-(measured).
+The rows with small integers are private, and so is the number of rows that are added at once: neither is published, and
+the sum does not depend on them. They change the time, as does the number of clipped rows, but a single row hardly does:
+if a third of the rows are large, both ways take nearly the same time, and a row slows only the rows in the same panels,
+by at most 1.3 % (measured).
 """
 
 from __future__ import annotations
@@ -38,26 +39,26 @@ from numba.extending import intrinsic
 from dpdist._util.machine_code import compiled
 
 Panels = npt.NDArray[np.int32]
-"""(panels, pairs of rows, 16): the 16-bit integers of two rows in one of 32 bits, that of the first row below."""
+"""(panels, pairs of rows, 16): 16-bit integers of two rows in 32 bits, with the first row in the lower half."""
 Multiply = Callable[[Panels, int, int, int, int, npt.NDArray[np.int64], npt.NDArray[np.int32]], None]
-"""Adds ``A^T A`` of pairs of rows to 64-bit integers, entries (i, j) with i <= j < e or e <= i; the panels are lost.
+"""Adds ``A^T A`` of pairs of rows to 64-bit integers, entries (i, j) with i <= j < e or e <= i; overwrites the panels.
 
-Takes the panels; their pairs of rows; of how many pairs, and rows of 8 bits, 32 bits hold any sum; e; the 64-bit
-integers; and room for the meantime (:func:`room_for`).
+Arguments: the panels; their pairs of rows; the number of pairs, and of 8-bit rows, whose sums always fit in 32 bits; e;
+the 64-bit integers; and a buffer (:func:`room_for`).
 """
-PANEL = 16  # columns of a panel: 64 bytes, a line of the cache
-HEIGHT = 8  # what is added to has a multiple of so many rows, and as many columns as the panels
-_FEWEST_PANELS = 16  # in narrower rows integers are seldom so small, and to look for them takes much of what they save
+PANEL = 16  # columns of a panel: 64 bytes, a cache line
+HEIGHT = 8  # the target has a multiple of this number of rows, and as many columns as the panels
+_FEWEST_PANELS = 16  # narrower rows seldom have small integers, and finding them takes much of the time that they save
 _LINE = 4 * PANEL
-_16, _LOW = np.int32(16), np.int32(0xFFFF)  # of 32 bits themselves, or numba would compute in 64
-_SIGNS = -0x7F7F7F80  # the sign of four integers of 8 bits: without it they are 128 more, from 0 to 255
+_16, _LOW = np.int32(16), np.int32(0xFFFF)  # 32-bit integers, because numba would otherwise compute in 64 bits
+_SIGNS = -0x7F7F7F80  # sign bits of four 8-bit integers; flipping them adds 128
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _WORDS = ir.VectorType(_I32, PANEL)
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """What adds a tile of ``A^T B`` of two panels or more to 64-bit integers."""
+    """Code that adds a tile of ``A^T B`` of two panels or more to 64-bit integers."""
 
     feature: str
     lanes: int
@@ -65,7 +66,7 @@ class _Tile:
     width: int
 
     def dot(self, build: Any, total: Any, left: Any, right: Any, *, eight: bool) -> Any:
-        """Emit total + left . right for all lanes; of 8 bits, right has no sign."""
+        """Emit total + left . right for all lanes; with 8 bits, right is unsigned."""
         sums, pairs = ir.VectorType(_I32, self.lanes), ir.VectorType(_I16, 2 * self.lanes)
         if eight:
             dot = _function(build, "llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(sums, [sums] * 3))
@@ -77,40 +78,40 @@ class _Tile:
         return build.add(total, build.call(products, [build.bitcast(left, pairs), build.bitcast(right, pairs)]))
 
     def emit(self, build: Any, arguments: Any, *, eight: bool) -> None:
-        """Emit the loop over the rows, two of 16 bits or four of 8, and the addition; all arguments are int64."""
-        left, right, pairs, panel, place, line, begin = arguments
+        """Emit the loop over lines of two 16-bit rows or four 8-bit rows, and the addition; all arguments are int64."""
+        left, right, pairs, panel, target_start, line, begin = arguments
         sums, wide = ir.VectorType(_I32, self.lanes), ir.VectorType(_I64, self.lanes)
         vectors = self.width // self.lanes
         first = [ir.Constant(sums, [0] * self.lanes)] * self.height
         if eight:
             first = [self._same(build, build.add(begin, _I64(4 * i))) for i in range(self.height)]
         with _loop(build, pairs, [total for total in first for _ in range(vectors)]) as (pair, totals, added):
-            here = build.mul(pair, _I64(4 * PANEL))
+            offset = build.mul(pair, _I64(4 * PANEL))
             factors = []
             for j in range(vectors):
                 panels, within = divmod(j * self.lanes, PANEL)
-                address = _plus(build, right, here, build.mul(panel, _I64(panels)), _I64(4 * within))
+                address = _plus(build, right, offset, build.mul(panel, _I64(panels)), _I64(4 * within))
                 factor = _load(build, address, sums)
                 factors.append(build.xor(factor, ir.Constant(sums, [_SIGNS] * self.lanes)) if eight else factor)
             for i in range(self.height):
-                same = self._same(build, _plus(build, left, here, _I64(4 * i)))
+                same = self._same(build, _plus(build, left, offset, _I64(4 * i)))
                 for total, factor in zip(totals[i * vectors :], factors, strict=False):
                     added.append(self.dot(build, total, same, factor, eight=eight))
         for index, new in enumerate(added):
             i, j = divmod(index, vectors)
-            address = _plus(build, place, build.mul(line, _I64(i)), _I64(8 * self.lanes * j))
+            address = _plus(build, target_start, build.mul(line, _I64(i)), _I64(8 * self.lanes * j))
             target = build.inttoptr(address, wide.as_pointer())
             build.store(build.add(build.load(target, align=8), build.sext(new, wide)), target, align=8)
 
     def _same(self, build: Any, address: Any) -> Any:
-        """Emit a vector with 32 bits of memory in all lanes."""
+        """Emit a vector with the same 32 bits of memory in all lanes."""
         sums = ir.VectorType(_I32, self.lanes)
         one = _load(build, address, _I32)
         first = build.insert_element(ir.Constant(sums, ir.Undefined), one, _I32(0))
         return build.shuffle_vector(first, first, ir.Constant(sums, [0] * self.lanes))
 
     def callable(self) -> Any:
-        """Return it as a function for compiled code, with the arguments of :meth:`emit`: of 16 bits if begin is 0."""
+        """Return a function for compiled code with the arguments of :meth:`emit`, for 16 bits if begin is 0."""
 
         def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
             if self.feature == "avx512vnni":
@@ -119,13 +120,13 @@ class _Tile:
                         self.emit(build, arguments, eight=True)
                     with of_16_bits:
                         self.emit(build, arguments, eight=False)
-            else:  # AVX2 multiplies 8 bits too, but adds two products in 16 bits, which do not hold them
+            else:  # AVX2 adds products of 8-bit integers in 16 bits, where they overflow
                 self.emit(build, arguments, eight=False)
             return context.get_dummy_value()
 
         @intrinsic  # type: ignore[untyped-decorator]
         def tile(
-            _context: Any, _left: Any, _right: Any, _pairs: Any, _panel: Any, _place: Any, _line: Any, _begin: Any
+            _context: Any, _left: Any, _right: Any, _pairs: Any, _panel: Any, _target: Any, _line: Any, _begin: Any
         ) -> Any:
             return types.void(*[types.int64] * 7), emit
 
@@ -136,9 +137,9 @@ class _Tile:
 def _loop(
     build: Any, count: Any, first: Sequence[Any] = (), *, counts_first: bool = False
 ) -> Iterator[tuple[Any, list[Any], list[Any]]]:
-    """Emit a loop of so many rounds, at least one, whose body is the block.
+    """Emit a loop of ``count`` iterations, at least one, whose body is the block.
 
-    It gives the number of the round, the values that it carries, and a list that takes those of the next round.
+    Yields the number of the iteration, the loop-carried values, and a list for those of the next iteration.
     """
     before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
     build.branch(loop)
@@ -175,17 +176,16 @@ _AVX2 = _NARROW.callable()
 
 
 def _emit_squares(build: Any, panel: Any, pairs: Any) -> Any:
-    """Emit the sum of squares of each column of a panel: the first of 32 bits is set where one is 2^31 or more."""
+    """Emit a test of a panel: the sign bit of the result is set if the sum of squares of a column is 2^31 or more."""
     sums = ir.VectorType(_I32, _NARROW.lanes)
     halves = range(0, PANEL, _NARROW.lanes)
     zeros = [ir.Constant(sums, [0] * _NARROW.lanes)] * (2 * len(halves))
     with _loop(build, pairs, zeros, counts_first=True) as (pair, carried, new):
-        for start, total, seen in zip(halves, carried[::2], carried[1::2], strict=True):
+        for start, total, overflow in zip(halves, carried[::2], carried[1::2], strict=True):
             word = _load(build, build.add(_line(build, panel, pair), _I64(4 * start)), sums)
-            # below 2^31 so far, and at most 2^31 more: where that is too much, the sign of 32 bits shows it, and is
-            # kept
+            # adds at most 2^31 to a sum below 2^31, so an overflow sets the sign bit, which is kept
             added = _NARROW.dot(build, total, word, word, eight=False)
-            new += [added, build.or_(seen, added)]
+            new += [added, build.or_(overflow, added)]
     joined = _function(build, f"llvm.vector.reduce.or.v{_NARROW.lanes}i32", ir.FunctionType(_I32, [sums]))
     return build.call(joined, [reduce(build.or_, new[1::2])])
 
@@ -210,26 +210,26 @@ def _line(build: Any, address: Any, number: Any) -> Any:
     return build.add(address, build.mul(number, _I64(_LINE)))
 
 
-def _emit_found(build: Any, panel: Any, pairs: Any, found: Any) -> Any:
-    """Emit the loop over the pairs of a panel that adds bits to its line, in the half of a row that needs 16 bits."""
+def _emit_flags(build: Any, panel: Any, pairs: Any, flags: Any) -> Any:
+    """Emit the loop over the pairs of a panel that sets bits for rows with an integer of more than 8 bits."""
     with _loop(build, pairs) as (pair, _, _):
-        word, place = _load(build, _line(build, panel, pair), _WORDS), _line(build, found, pair)
+        word, flag_line = _load(build, _line(build, panel, pair), _WORDS), _line(build, flags, pair)
         low = build.and_(build.add(build.and_(word, _all(0xFFFF)), _all(0x80)), _all(0xFF00))
         high = build.and_(build.add(word, _all(0x80 << 16)), _all(-1 << 24))
-        _store(build, build.or_(_load(build, place, _WORDS), build.or_(low, high)), place)
+        _store(build, build.or_(_load(build, flag_line, _WORDS), build.or_(low, high)), flag_line)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _found(_context: Any, _panel: Any, _pairs: Any, _lines: Any) -> Any:
+def _flag_large(_context: Any, _panel: Any, _pairs: Any, _lines: Any) -> Any:
     def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-        _emit_found(build, *arguments)
+        _emit_flags(build, *arguments)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), emit
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _any(_context: Any, _place: Any) -> Any:
+def _any(_context: Any, _address: Any) -> Any:
     def emit(_c: Any, build: Any, _signature: Any, arguments: Any) -> Any:
         joined = _function(build, "llvm.vector.reduce.or.v16i32", ir.FunctionType(_I32, [_WORDS]))
         return build.call(joined, [_load(build, arguments[0], _WORDS)])
@@ -238,9 +238,9 @@ def _any(_context: Any, _place: Any) -> Any:
 
 
 def _emit_gather(build: Any, together: int, panel: Any, order: Any, lines: Any, out: Any, begin: Any) -> None:
-    """Emit the loop that writes lines of a panel, each of so many rows, whose numbers stand in order.
+    """Emit the loop that writes lines of a panel, each of ``together`` rows, in the given order.
 
-    Of four rows, 8 bits each, -128 times the sum of all of a column goes to the line at begin.
+    For four 8-bit rows, -128 times the sum of each column is written to the line at begin.
     """
     with _loop(build, lines, [_all(0)]) as (number, (total,), new):
         parts = []
@@ -279,14 +279,14 @@ _FOUR, _TWO = _gathers(4), _gathers(2)
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _split(panels: Any, pairs: int, found: Any, order: Any) -> int:
-    """Write the numbers of rows that 8 bits hold, and those of the others from the end on; return how many they are."""
-    found[:pairs] = 0
+def _split(panels: Any, pairs: int, flags: Any, order: Any) -> int:
+    """Write the indices of the 8-bit rows, and of the others from the end; return the number of 8-bit rows."""
+    flags[:pairs] = 0
     for p in range(panels.shape[0]):
-        _found(panels.ctypes.data + panels.strides[0] * p, pairs, found.ctypes.data)
+        _flag_large(panels.ctypes.data + panels.strides[0] * p, pairs, flags.ctypes.data)
     few, last = 0, 2 * pairs
     for pair in range(pairs):
-        bits = _any(found.ctypes.data + found.strides[0] * pair)
+        bits = _any(flags.ctypes.data + flags.strides[0] * pair)
         for half in range(2):
             if bits >> (16 * half) & 0xFF00:
                 last -= 1
@@ -299,7 +299,7 @@ def _split(panels: Any, pairs: int, found: Any, order: Any) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _regrouped(panels: Any, pairs: int, most: int, room: Any) -> int:
-    """Put rows that 8 bits hold in front of the panels, four to a line, and the pairs of the others behind them."""
+    """Move the 8-bit rows to the front of the panels, four to a line, followed by pairs of the others."""
     if 2 * pairs > most or panels.shape[0] < _FEWEST_PANELS:
         return 0
     columns = panels.shape[0]
@@ -321,9 +321,9 @@ def _regrouped(panels: Any, pairs: int, most: int, room: Any) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _exact(factors: int, panel: int, pairs: int, least: int, at_once: Any) -> None:
-    """Write for each panel how many pairs may be added at once: 32 bits hold the sums of squares of its columns.
+    """Write for each panel how many pairs may be added at once, so that the sums of squares fit in 32 bits.
 
-    At least the least number. They are powers of two, so of several panels the least of theirs holds for all.
+    The numbers are powers of two, and at least ``least``, so the smallest of several panels is right for all of them.
     """
     most = 1
     while most < pairs:
@@ -340,19 +340,19 @@ def _exact(factors: int, panel: int, pairs: int, least: int, at_once: Any) -> No
                 break
             tried >>= 1
         at_once[p] = tried
-        tried = min(most, 4 * tried)  # most panels are alike
+        tried = min(most, 4 * tried)  # most panels are similar
 
 
 @njit  # type: ignore[untyped-decorator]
 def _multiply_lines(factors: int, panel: int, lines: int, exact: Any, ends: int, sums: Any, begins: int) -> None:
-    """Add the product of so many lines of each panel: of two rows of 16 bits, or of four of 8 if begins is not 0."""
-    line, place = 8 * sums.shape[1], sums.ctypes.data
+    """Add the product of the lines of each panel: of two 16-bit rows, or of four 8-bit rows if begins is not 0."""
+    line, target = 8 * sums.shape[1], sums.ctypes.data
     height, width = sums.shape
     for column in range(0, width, 48):
         right = factors + column // PANEL * panel
         row = 0
         while row < height:
-            # below the diagonal nothing is needed: of its block only the panels from that of the row on
+            # skip panels below the diagonal
             skipped = max(0, row - column) // PANEL if row < ends else 0
             vectors = min(3, ((ends if row < ends else width) - column) // PANEL) - skipped
             if row < ends and (row >= column + 48 or vectors < 1):
@@ -362,28 +362,28 @@ def _multiply_lines(factors: int, panel: int, lines: int, exact: Any, ends: int,
                 continue
             tall = vectors == 1 and row + PANEL <= min(height, column)
             left = factors + row // PANEL * panel + row % PANEL * 4
-            at = place + row * line + (column + PANEL * skipped) * 8
+            at = target + row * line + (column + PANEL * skipped) * 8
             begin = begins + 4 * row if begins else 0
             at_once = exact[row // PANEL]
             for p in range(column // PANEL + skipped, column // PANEL + skipped + vectors):
                 at_once = min(at_once, exact[p])
             for first in range(0, lines, at_once):
-                some, here = min(at_once, lines - first), 4 * PANEL * first
-                one, other = left + here, right + skipped * panel + here
+                count, offset = min(at_once, lines - first), 4 * PANEL * first
+                left_factors, right_factors = left + offset, right + skipped * panel + offset
                 if vectors == 3:
-                    _VNNI_48(one, other, some, panel, at, line, begin)
+                    _VNNI_48(left_factors, right_factors, count, panel, at, line, begin)
                 elif vectors == 2:
-                    _VNNI_32(one, other, some, panel, at, line, begin)
+                    _VNNI_32(left_factors, right_factors, count, panel, at, line, begin)
                 elif tall:
-                    _VNNI_TALL(one, other, some, panel, at, line, begin)
+                    _VNNI_TALL(left_factors, right_factors, count, panel, at, line, begin)
                 else:
-                    _VNNI_16(one, other, some, panel, at, line, begin)
+                    _VNNI_16(left_factors, right_factors, count, panel, at, line, begin)
             row += PANEL if tall else 8
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _last(room: Any, panels: int) -> Any:
-    """Return the last numbers in it, one for each panel."""
+    """Return the last numbers of the buffer, one for each panel."""
     return room.reshape(-1)[room.size - panels :]
 
 
@@ -402,7 +402,7 @@ def _multiply_vnni(panels: Any, pairs: int, least: int, small: int, ends: int, s
 
 def _multiply_avx2(panels: Any, pairs: int, least: int, _small: int, ends: int, sums: Any, room: Any) -> None:
     panel, line = 4 * PANEL * panels.shape[1], 8 * sums.shape[1]
-    factors, place = panels.ctypes.data, sums.ctypes.data
+    factors, target = panels.ctypes.data, sums.ctypes.data
     height, width = sums.shape
     exact = _last(room, panels.shape[0])
     _exact(factors, panel, pairs, least, exact)
@@ -412,46 +412,46 @@ def _multiply_avx2(panels: Any, pairs: int, least: int, _small: int, ends: int, 
             if row < ends and (row >= column + PANEL or column == ends):
                 continue
             left = factors + row // PANEL * panel + row % PANEL * 4
-            at = place + row * line + column * 8
+            at = target + row * line + column * 8
             at_once = min(exact[row // PANEL], exact[column // PANEL])
             for first in range(0, pairs, at_once):
-                here = 4 * PANEL * first
-                _AVX2(left + here, right + here, min(at_once, pairs - first), panel, at, line, 0)
+                offset = 4 * PANEL * first
+                _AVX2(left + offset, right + offset, min(at_once, pairs - first), panel, at, line, 0)
 
 
 _MULTIPLY = {"avx512vnni": _multiply_vnni, "avx2": _multiply_avx2}
 
 
 def room_for(panels: int, pairs: int) -> tuple[int, int]:
-    """Return the shape of the room, int32, that it takes: compiled code would free what only addresses lead to."""
+    """Return the shape of an int32 buffer; compiled code frees arrays that are referenced only by address."""
     small = panels + pairs + -(-2 * pairs // PANEL) if panels >= _FEWEST_PANELS else 0
     return small + -(-panels // PANEL), PANEL
 
 
 @cache
 def multiply_with(feature: str) -> Multiply:
-    """Return the product by the instructions of a feature that this processor has, ``avx512vnni`` or ``avx2``."""
+    """Return the product with the instructions of a processor feature, ``avx512vnni`` or ``avx2``."""
     signature = "void(int32[:, :, ::1], int64, int64, int64, int64, int64[:, ::1], int32[:, ::1])"
-    found: Multiply = compiled(_MULTIPLY[feature], signature, nogil=True)
-    return found
+    multiply: Multiply = compiled(_MULTIPLY[feature], signature, nogil=True)
+    return multiply
 
 
 def _pack(block: Any, start: int, filled: int, panels: Any) -> None:
     columns = block.shape[1] - start
-    whole = columns // PANEL
+    full_panels = columns // PANEL
     row = 0
     while row < block.shape[0]:
         pair, second = (filled + row) >> 1, (filled + row) & 1
         if not second and row + 1 < block.shape[0]:
             low, high = block[row, start:], block[row + 1, start:]
-            for p in range(whole):
+            for p in range(full_panels):
                 out = panels[p, pair]
                 for j in range(PANEL):
                     out[j] = np.int32(high[p * PANEL + j]) << _16 | np.int32(low[p * PANEL + j]) & _LOW
-            for j in range(whole * PANEL, columns):
-                panels[whole, pair, j % PANEL] = np.int32(high[j]) << _16 | np.int32(low[j]) & _LOW
+            for j in range(full_panels * PANEL, columns):
+                panels[full_panels, pair, j % PANEL] = np.int32(high[j]) << _16 | np.int32(low[j]) & _LOW
             row += 2
-        else:  # the second row of a pair, or a last one alone: zeros stand for what is not there yet
+        else:  # the second row of a pair, or a single last one, whose pair is filled with zeros
             for j in range(columns):
                 value = np.int32(block[row, start + j])
                 if second:
@@ -463,7 +463,7 @@ def _pack(block: Any, start: int, filled: int, panels: Any) -> None:
 
 @cache
 def packing() -> Callable[[npt.NDArray[np.float64], int, int, Panels], None]:
-    """Return what writes the columns of a block from one on, C-ordered integers, behind so many rows of panels."""
+    """Return a function that writes columns of a C-ordered block of integers into panels, after ``filled`` rows."""
     signature = "void(float64[:, ::1], int64, int64, int32[:, :, ::1])"
-    found: Callable[[npt.NDArray[np.float64], int, int, Panels], None] = compiled(_pack, signature, nogil=True)
-    return found
+    pack: Callable[[npt.NDArray[np.float64], int, int, Panels], None] = compiled(_pack, signature, nogil=True)
+    return pack

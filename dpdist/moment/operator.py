@@ -1,19 +1,19 @@
-"""The exact moment as mechanisms see it: its integers, a float64 matrix, bands, or only products with a few vectors.
+"""The exact moment for mechanisms: its integers, a float64 matrix, bands, or only products with a few vectors.
 
-**Products are exact sums.** Rows z are integer vectors, and so is what they are multiplied with, once its g fractional
-bits are shifted out (:func:`dpdist.mechanisms.power.on_grid`): ``V``, columns of norm at most 2^g. So ``Y = z^T V`` and
-the sum of all ``z Y`` are integers, and how the rows are cut into blocks, partitions and workers changes no bit of it.
-Float64 computes them exactly, whatever BLAS does, because all magnitudes that are added stay below 2^53:
+**Products are exact sums.** Rows z are integer vectors, and so are the vectors that they are multiplied by, after a
+shift by their g fractional bits (:func:`dpdist.mechanisms.power.on_grid`): ``V``, columns of norm at most 2^g. So ``Y =
+z^T V`` and the sum of all ``z Y`` are integers, with the same bits for all blocks, partitions and workers. Float64
+computes them exactly with any BLAS, because all sums stay below 2^53:
 
 * ``Y``: by Cauchy and Schwarz ``sum |z_i V_ij| <= |z| |V_j| <= sqrt(2) 2^b 2^g < 2^(b+g+1)``, with b grid bits of the
   rows and an appended constant of at most 2^b; b + g + 1 is at most 49.
-* ``Y`` is cut into digits of h bits, ``Y = sum_p 2^(p h) Y_p``, the last one with the sign and what is left. The
-  entries of ``z Y_p`` of the r rows of a block add up to at most ``r 2^b 2^h``, and h is so small that this is at most
-  2^53. Digit by digit they are added to 64-bit integers, and h is so small that those of all n rows fit: ``n 2^b 2^h <
-  2^63``.
+* ``Y`` is divided into digits of h bits, ``Y = sum_p 2^(p h) Y_p``, where the last digit contains the sign and the
+  remaining bits. The entries of ``z Y_p`` of the r rows of a block sum to at most ``r 2^b 2^h``, and h is so small that
+  this is at most 2^53. The digits are added to 64-bit integers, and h is so small that those of all n rows fit: ``n 2^b
+  2^h < 2^63``.
 
-h follows from n, b, d and g (:class:`Digits`) and from no partition, so the sums of each digit are the same integers
-however the rows are cut, and so is the float64 product that is made of them in one fixed order.
+h follows from n, b, d and g (:class:`Digits`), and not from the partitions. So the sums of each digit are the same
+integers for all partitions, and so is the float64 product, which is computed from them in a fixed order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MomentMatrix:
-    """An exact moment that is held in memory. Private."""
+    """An exact moment in memory. Private."""
 
     packed: Triangle
     size: int
@@ -47,7 +47,7 @@ class MomentMatrix:
         return self.packed
 
     def bands(self) -> Iterator[tuple[Band, Triangle]]:
-        """Yield the one band that is all of it."""
+        """Yield the whole moment as one band."""
         yield Band.whole(self.size), self.packed
 
     def matrix(self) -> Matrix:
@@ -59,23 +59,23 @@ class MomentMatrix:
         return self.matrix() @ vectors
 
 
-class _Elsewhere:
-    """A moment that is not in this process's memory: the mechanism was chosen because it does not ask for it."""
+class _Distributed:
+    """A moment that is not in memory: its mechanism does not need it."""
 
     def _refused(self, *_: Any, **__: Any) -> Any:
-        raise DpdistError("The moment of this release is not in one place, and its mechanism asked for it.")
+        raise DpdistError("The moment of this release is not in memory, and its mechanism requires it.")
 
     triangle = matrix = bands = times = _refused
 
 
 @dataclass(frozen=True)
-class MomentBands(_Elsewhere):
-    """An exact moment that is only ever held band by band: summed on the workers, forgotten when it is noisy."""
+class MomentBands(_Distributed):
+    """An exact moment whose bands are summed on the workers, and released from memory when they are noisy."""
 
     sums: Callable[[], Iterator[Partial[np.int64]]]
 
     def bands(self) -> Iterator[tuple[Band, Triangle]]:
-        """Yield one band after the other, and hold none when the next one comes."""
+        """Yield one band after the other, with only one in memory."""
         first: tuple[str, int] | None = None
         for partial in self.sums():
             key, fingerprint = first = first or (partial.key, partial.fingerprint)
@@ -83,20 +83,20 @@ class MomentBands(_Elsewhere):
                 raise DpdistError("The bands of one moment were rounded by different keys; the release was stopped.")
             if partial.fingerprint != fingerprint:
                 raise DataError(
-                    "The rows changed while they were summed, so the release was stopped and nothing of it kept. Leave "
-                    "them as they are and run the same command again, or ingest them anew."
+                    "The rows changed while they were summed, so the release was stopped and nothing was kept. Leave "
+                    "them unchanged and run the same command again, or ingest them again."
                 )
             if partial.band is None:
-                raise AssertionError("a sum of a moment says of which band it is")
+                raise AssertionError("a sum of a moment has a band")
             band, values = partial.band, partial.values
-            del partial  # no band is held when the next one comes
+            del partial  # release it before the next band
             yield band, values
             del values
 
 
 @dataclass(frozen=True)
-class MomentProducts(_Elsewhere):
-    """An exact moment that is never formed: only its products are computed, wherever the rows are."""
+class MomentProducts(_Distributed):
+    """An exact moment that is never formed: the workers compute only its products."""
 
     product: Callable[[Matrix], Matrix]
 
@@ -107,66 +107,66 @@ class MomentProducts(_Elsewhere):
 
 @dataclass(frozen=True)
 class Digits:
-    """How products of rows and vectors are cut into digits, so that they are added exactly: from public numbers."""
+    """Division of products into digits that can be added exactly; it depends on public numbers only."""
 
     bits: int
     count: int
 
     @classmethod
     def of(cls, table: Sizes, bound: RowBound) -> Digits:
-        """Return those of a table that can be summed under a bound."""
+        """Return the digits for a table and a bound."""
         entry = bound.grid_bits
         in_block = 53 - entry - (block_rows(table.rows, bound) - 1).bit_length()
         in_total = 62 - entry - table.rows.bit_length()
         bits = min(in_block, in_total)
         if bits < 1:
-            raise AssertionError("rows that can be summed leave room for their products")
+            raise AssertionError("the products of rows that can be summed have a digit")
         return cls(bits, -(-(entry + GRID_BITS + 1) // bits))
 
-    def cut(self, product: Matrix) -> Iterator[Matrix]:
+    def split(self, product: Matrix) -> Iterator[Matrix]:
         """Yield the digits of integers, the lowest first."""
         for _ in range(self.count - 1):
-            rest = np.floor(np.ldexp(product, -self.bits))
-            yield product - np.ldexp(rest, self.bits)
-            product = rest
+            quotient = np.floor(np.ldexp(product, -self.bits))
+            yield product - np.ldexp(quotient, self.bits)
+            product = quotient
         yield product
 
     def joined(self, sums: npt.NDArray[np.int64]) -> Matrix:
-        """Return what the sums of the digits, (count, d, k), are the digits of, without the fractional bits."""
+        """Return the product from the sums of its digits, (count, d, k), without fractional bits."""
         total = np.zeros(sums.shape[1:])
-        for place in reversed(range(self.count)):
-            total += np.ldexp(sums[place].astype(np.float64), place * self.bits - GRID_BITS)
+        for index in reversed(range(self.count)):
+            total += np.ldexp(sums[index].astype(np.float64), index * self.bits - GRID_BITS)
         return total
 
 
 @dataclass(frozen=True)
 class ProductTask:
-    """One partition, and the vectors its moment is multiplied with, (d, k): public by the mechanism's guarantee."""
+    """A partition, and the vectors, (d, k), that its moment is multiplied by: public by the mechanism's guarantee."""
 
     partition: MomentTask
     vectors: Matrix
 
-    def cut(self, chunks: range) -> ProductTask:
-        """Return the same of other chunks."""
-        return ProductTask(self.partition.cut(chunks), self.vectors)
+    def for_task(self, chunks: range) -> ProductTask:
+        """Return the task for other chunks."""
+        return ProductTask(self.partition.for_task(chunks), self.vectors)
 
-    def keyed(self, secret: bytes) -> ProductTask:
-        """Return the same with the secret key by which its rows are dithered."""
-        return ProductTask(self.partition.keyed(secret), self.vectors)
+    def with_key(self, secret: bytes) -> ProductTask:
+        """Return the task with the secret key of the dithers."""
+        return ProductTask(self.partition.with_key(secret), self.vectors)
 
 
 def partition_product(task: ProductTask) -> Partial[np.int64]:
-    """Return the digits of ``sum z (z^T V)`` over one partition, exactly: d k each where the moment has d² entries."""
+    """Return the exact digits of ``sum z (z^T V)`` over one partition: d k entries each, instead of d²."""
     table, bound = task.partition.table, task.partition.bound
     if table.weights:
-        raise AssertionError("rows that are added unequally often are summed, and not multiplied with vectors")
+        raise AssertionError("products support no weights")
     vectors = np.ldexp(task.vectors, GRID_BITS)
     if not np.array_equal(vectors, np.rint(vectors)) or not (np.square(vectors).sum(axis=0) <= 4.0**GRID_BITS).all():
-        raise AssertionError("vectors that a moment is multiplied with lie on their grid, and none is longer than 1")
+        raise AssertionError("the vectors must be on the grid, with norms of at most 1")
     digits = Digits.of(table, bound)
     total = np.zeros((digits.count, *vectors.shape), dtype=np.int64)
     blocks = BoundedBlocks(task.partition, block_rows(table.rows, bound))
     for block in blocks:
-        for place, digit in enumerate(digits.cut(block @ vectors)):
-            total[place] += (block.T @ digit).astype(np.int64)
+        for index, digit in enumerate(digits.split(block @ vectors)):
+            total[index] += (block.T @ digit).astype(np.int64)
     return blocks.partial(total)

@@ -103,7 +103,7 @@ class ProductTask:
     vectors: Matrix
     keep: bool
 
-    def cut(self, rows: range) -> ProductTask:
+    def for_task(self, rows: range) -> ProductTask:
         """Return the same of other rows, which begin where a tile does."""
         return replace(self, rows=rows)
 

@@ -47,7 +47,7 @@ class ProjectionTask:
     scores: Store
     chunks: range
 
-    def cut(self, chunks: range) -> ProjectionTask:
+    def for_task(self, chunks: range) -> ProjectionTask:
         """Return the same of other chunks."""
         return replace(self, chunks=chunks)
 

@@ -1,6 +1,6 @@
-"""``dpdist audit``: attack a mechanism on a cluster; its privacy profile as claimed, as proved and as measured.
+"""``dpdist audit``: attack a mechanism, and compare its privacy profile as claimed, proved and measured.
 
-The tables are synthetic, so nothing here is private and no ledger is touched.
+The tables are synthetic, so nothing is private, and no ledger is charged.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from dpdist.privacy import audit
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.rows.bounding import RowBound
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.local import Work
+from dpdist.runtime.local import Computation
 
 _TASKS = 16
 _LARGEST_EPSILON = 100
 _UNBOUNDED = 500
-"""An epsilon beyond this is shown by releases that only one of the tables can make."""
+"""A larger epsilon is the result of releases that only one of the tables can produce."""
 
 
 @dataclass(frozen=True)
 class Audit:
     """The result of an attack on one mechanism."""
 
-    task: AuditTask  # what was attacked, with all the draws
-    claim: PrivacyLoss | None  # at the parameters of the attack, as what is proved
+    task: AuditTask  # the attack, with all draws
+    claim: PrivacyLoss | None  # claim and guarantee at the parameters of the attack
     guarantee: Guarantee | None
-    counted: audit.Finding  # the best event, from draws of two tables alone
-    weighted: audit.Finding | None  # from weighted draws; None where the mechanism's likelihood ratio is not known
-    sample: npt.NDArray[np.float64]  # the attacker's numbers on draws of the two tables, (2, draws)
+    counted: audit.Finding  # the best event, from the draws alone
+    weighted: audit.Finding | None  # from weighted draws; None if the mechanism's likelihood ratio is unknown
+    sample: npt.NDArray[np.float64]  # the attack's statistic for draws of the two tables, (2, draws)
 
     def __repr__(self) -> str:
         audited = self.to_json()
@@ -52,7 +52,7 @@ class Audit:
 
     @property
     def finding(self) -> audit.Finding:
-        """What shows more."""
+        """The finding with the larger epsilon."""
         return max(self._findings, key=lambda finding: finding.epsilon(self.task.loss.delta))
 
     def _rejects(self, loss: PrivacyLoss) -> bool:
@@ -77,25 +77,25 @@ class Audit:
 
     def describe(self) -> str:
         """Return the result in sentences."""
-        loss, found = self.task.loss, self.to_json()
-        verdict = "REJECTED" if found["claim_rejected"] else "not rejected"
+        loss, result = self.task.loss, self.to_json()
+        verdict = "REJECTED" if result["claim_rejected"] else "not rejected"
         proved = "nothing" if self.guarantee is None else str(self.guarantee.loss)
-        counts = found["counted"]
+        counts = result["counted"]
         margin = max(counts["delta_estimate"] - counts["delta_lower"], 0.0)
-        words = (
+        text = (
             f"{self.task.mechanism}, {self.task.query.neighbours}, {self.task.draws} draws of each of two tables "
             f"{counted(counts['rows_apart'], 'row')} apart: at epsilon {loss.epsilon:g} delta is at least "
             f"{counts['delta_lower']:.4g} (estimate {counts['delta_estimate']:.4g} ± {margin:.2g}); at delta "
             f"{loss.delta:g} epsilon is at least {counts['epsilon_lower']:.4g}."
         )
-        if found["weighted"]:
-            shown = found["weighted"]["epsilon_lower"]
+        if result["weighted"]:
+            shown = result["weighted"]["epsilon_lower"]
             least = "larger than any number" if shown > _UNBOUNDED else f"at least {shown:.4g}"
-            words += f" Draws weighted by the likelihood ratio, which relies on its formula: epsilon is {least}."
-        words += f" Confidence {found['confidence']:.6g}. Claimed {loss}: {verdict}. Proved {proved}."
-        if found["proof_rejected"]:
-            words += " THE PROOF IS CONTRADICTED: please report this."
-        return words
+            text += f" Draws weighted by the likelihood ratio, which relies on its formula: epsilon is {least}."
+        text += f" Confidence {result['confidence']:.6g}. Claimed {loss}: {verdict}. Proved {proved}."
+        if result["proof_rejected"]:
+            text += " THE PROOF IS CONTRADICTED. Please report this."
+        return text
 
 
 def audit_mechanism(
@@ -109,20 +109,20 @@ def audit_mechanism(
     options: Mapping[str, object] | None = None,
     cluster: Cluster | None = None,
 ) -> Audit:
-    """Attack a mechanism on synthetic tables, and bound its epsilon and delta from below. No ledger is touched.
+    """Attack a mechanism on synthetic tables, and bound its epsilon and delta from below. No ledger is charged.
 
     Parameters
     ----------
     mechanism : str
-        Its name, one of those that :func:`dpdist.list_mechanisms` lists.
+        Its name (:func:`dpdist.list_mechanisms`).
     loss : PrivacyLoss
-        The epsilon, at most 100, and the delta that are claimed.
+        The claimed epsilon, at most 100, and delta.
     columns : int, default 3
         Columns d of the tables.
     draws : int, default 20000
         Draws from each of the two tables, at least 32.
     confidence : float, default 0.999
-        Of the bounds together, between 0.5 and 1.
+        Joint confidence of the bounds, between 0.5 and 1.
     neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
         The relation between the two tables.
     options : mapping of str, default None
@@ -138,15 +138,15 @@ def audit_mechanism(
     Raises
     ------
     UsageError
-        If there are too few draws, the mechanism does not know an option, or its claim is about no epsilon.
+        If there are too few draws, the mechanism has no such option, or its claim has no epsilon.
     RefusedError
-        If nothing is proved of it for such neighbours.
+        If no guarantee is proved for these neighbours.
     DataError
         If the cluster cannot be used.
 
     See Also
     --------
-    list_mechanisms : What is claimed and what is proved of each.
+    list_mechanisms : The claim and the proved guarantee of each mechanism.
 
     References
     ----------
@@ -154,36 +154,34 @@ def audit_mechanism(
 
     Examples
     --------
-    Here it is not run.
+    Not run here:
 
     >>> import dpdist
-    >>> found = dpdist.audit_mechanism("two-sided-wishart", dpdist.PrivacyLoss.parse(1))  # doctest: +SKIP
-    >>> found.to_json()["claim_rejected"]  # doctest: +SKIP
+    >>> result = dpdist.audit_mechanism("two-sided-wishart", dpdist.PrivacyLoss.parse(1))  # doctest: +SKIP
+    >>> result.to_json()["claim_rejected"]  # doctest: +SKIP
     False
     """
-    error, where = 1 - confidence, chosen(cluster)
+    error, cluster = 1 - confidence, chosen(cluster)
     if draws < 2 * _TASKS or not 0 < error < 0.5:
         raise UsageError(f"An audit needs at least {2 * _TASKS} draws and a confidence between 0.5 and 1.")
     if loss.epsilon > _LARGEST_EPSILON:
-        raise UsageError(
-            f"No number of draws says anything about an epsilon above {_LARGEST_EPSILON}.", parameter="epsilon"
-        )
+        raise UsageError(f"An audit cannot examine an epsilon above {_LARGEST_EPSILON}.", parameter="epsilon")
     bound = RowBound(columns, 1.0)
     query = LatticeQuery(bound.width, bound.norm_bound, neighbours_of(neighbours))
     task = AuditTask(mechanism, query, loss, dict(options or {}), draws)
     calibrated = task.calibrated()
-    with where.connected() as engine:
+    with cluster.connected() as executor:
 
         def drawn(scene: Scene) -> npt.NDArray[np.float64]:
             part = replace(task, draws=-(-task.draws // _TASKS), scene=scene)
-            work = Work("attack", attack.run, None, [part] * _TASKS, _joined)
-            return engine.reduce(work, np.asarray, label=f"Drawing {task.mechanism}")
+            computation = Computation("attack", attack.run, None, [part] * _TASKS, _joined)
+            return executor.reduce(computation, np.asarray, label=f"Drawing {task.mechanism}")
 
         return _examined(task, calibrated, error, drawn)
 
 
 def attacked(task: AuditTask, calibrated: Calibrated, error: float) -> Audit:
-    """Do so in this process, with a mechanism that may differ from the one the task names."""
+    """Attack in this process, with a mechanism that may differ from that of the task."""
     return _examined(task, calibrated, error, lambda scene: attack.attack(calibrated, scene, task.draws))
 
 
@@ -197,11 +195,11 @@ def _examined(
     counted = audit.examine(sample[0], sample[1], part, delta=task.loss.delta, apart=scene.apart)
     weighted = None
     if ratio_known:
-        tilted = drawn(attack.choose(calibrated, task.query, task.loss, task.draws, part, weighted=True))
-        weighted = audit.examine_weighted(tilted[0], tilted[1], part, task.loss.delta)
-    whole = replace(task, draws=sample.shape[1], scene=scene)
-    return Audit(whole, calibrated.claim, calibrated.guarantee, counted, weighted, sample)
+        weighted_sample = drawn(attack.choose(calibrated, task.query, task.loss, task.draws, part, weighted=True))
+        weighted = audit.examine_weighted(weighted_sample[0], weighted_sample[1], part, task.loss.delta)
+    full_task = replace(task, draws=sample.shape[1], scene=scene)
+    return Audit(full_task, calibrated.claim, calibrated.guarantee, counted, weighted, sample)
 
 
-def _joined(some: npt.NDArray[np.float64], more: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.concatenate([some, more], axis=1)
+def _joined(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.concatenate([first, second], axis=1)

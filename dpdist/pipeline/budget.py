@@ -1,6 +1,6 @@
 """Tables and their budgets: ingest with a declared budget, create the one ledger of a table, verify it.
 
-A table has one budget and one ledger for ever. Whatever dies half-way is completed by the same call.
+The budget and the ledger of a table are permanent. If a process dies, the same call completes the step.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
 
 
 def default_ledger(rows: AnyStore) -> Path:
-    """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``."""
-    scratch_dir = store_at(rows).address()
-    if not isinstance(scratch_dir, Path):
-        raise UsageError(f"A ledger cannot stand beside {scratch_dir}. Name its place.", parameter="ledger")
-    return scratch_dir.with_name(scratch_dir.name.removesuffix(".zarr") + ".ledger")
+    """Return the default ledger of a rows.zarr: the same path, with ``.ledger`` instead of ``.zarr``."""
+    path = store_at(rows).address()
+    if not isinstance(path, Path):
+        raise UsageError(f"A ledger cannot be created next to {path}. Pass its path or address.", parameter="ledger")
+    return path.with_name(path.name.removesuffix(".zarr") + ".ledger")
 
 
 def ledger_place(table: Table | PeriodicTable, ledger: LedgerAddressGiven | None = None) -> LedgerAddress:
-    """Return where the ledger of a table is: as it is named, else beside its folder.
+    """Return the address of a table's ledger: the given one, or the default next to the table.
 
-    That of rows in an object store is where this user has seen it first (:mod:`dpdist.ledger.state_folder`).
+    For rows in an object store, it is the one recorded on this machine (:mod:`dpdist.ledger.state_folder`).
     """
     if ledger is not None:
         return address_given(ledger)
     rows = table.store.parent if isinstance(table, RowsTable) and table.period is not None else table.store
     if isinstance(rows.address(), Path):
         return default_ledger(rows)
-    seen = state_folder.seen(table.dataset_id).place
-    return address_given(seen) if seen is not None else default_ledger(rows)
+    location = state_folder.seen(table.dataset_id).place
+    return address_given(location) if location is not None else default_ledger(rows)
 
 
 def ingest_rows(
@@ -86,68 +86,68 @@ def ingest_rows(
     say: Callable[[str], None] | None = None,
     cluster: Cluster | None = None,
 ) -> RowsTable:
-    """Write a rows.zarr from files, or from a table of Dask, and, with a budget, create its ledger.
+    """Write a rows.zarr from files or an in-memory table, and create its ledger if there is a budget.
 
-    Rows that were ingested before from the same source with the same options are left alone, and so is their ledger.
-    If the ledger was not created yet, it is. If the process died, the same call goes on where it was, but not with a
-    table of Dask. Files are the same as long as they are not touched, and tables of Dask if their graphs are.
+    Existing rows from the same source with the same options are kept, and so is their ledger; a missing ledger is
+    created. If the process died, the same call resumes, except for a Dask collection. A file is the same if it was not
+    modified, and a Dask collection if its graph is the same.
 
-    Each task writes whole chunks of the table, about 128 MiB, from the parts of the source that hold their rows: row
-    groups of .parquet, chunks of .zarr, rows of .npy, lines of plain text, and whole files of other kinds. A part on a
-    border is read twice. The rows and their bits do not depend on who reads them. Of a table of Dask, each row chunk or
-    partition is written by the worker that computes it. One of unknown length, and each partition of a DataFrame, is
-    computed twice, and refused if it is not the same both times.
+    Each task writes whole chunks of the table, about 128 MiB, from the parts of the source with their rows: row groups
+    of .parquet, chunks of .zarr, rows of .npy, lines of plain text, and whole files of other kinds. A part that spans
+    two tasks is read twice. The rows and their bits do not depend on the number of tasks. Each row chunk or partition
+    of a Dask collection is written by the worker that computes it. Partitions of a DataFrame, and chunks of unknown
+    length, are computed twice, and refused if the results differ.
 
     Parameters
     ----------
     source : str, path-like or table
-        A file, a folder of files, or the address of one (``s3://``, ``gs://``, ``https://``). Read are .npy, .npz,
-        .csv, .csv.gz, .parquet, .arrow, .feather, .h5ad, .nc, .zarr, .bed, .pgen, .vcf and .vcf.gz. Or a table: a Dask
-        array or DataFrame, an xarray DataArray or Dataset (rows along the first dimension, the others laid out as
-        columns), a DataFrame of pandas or polars, a table of Arrow, a sparse matrix of SciPy or a NumPy array. An index
-        is no column.
+        A file, a folder of files, or an address (``s3://``, ``gs://``, ``https://``), of the kinds .npy, .npz, .csv,
+        .csv.gz, .parquet, .arrow, .feather, .h5ad, .nc, .zarr, .bed, .pgen, .vcf and .vcf.gz. Or a table: a Dask array
+        or DataFrame, an xarray DataArray or Dataset (rows along the first dimension, the others flattened to columns),
+        a DataFrame from pandas or polars, a table of Arrow, a sparse matrix of SciPy or a NumPy array. An index is not
+        a column.
     rows : str or path-like
         The folder to write, or its address (``s3://``, ``gs://``, ``az://``): n x d private rows, of the dtype of the
         source.
     budget : PrivacyLoss, default None
-        What all releases of these rows together may cost. None: no budget is declared, so that nothing can be released
-        before :func:`dpdist.create_ledger` declares one.
+        Largest total privacy loss of all releases of these rows. None: no budget is declared, and nothing can be
+        released before :func:`dpdist.create_ledger` declares one.
     ledger : str or path-like, default None
-        Where the budget is kept: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``. None: beside the
-        rows, ``.ledger`` in place of ``.zarr``. To be named where the rows are at an address and have a budget.
+        The ledger of the budget: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``. None: next to
+        the rows, with ``.ledger`` instead of ``.zarr``. Required if the rows are at an address and have a budget.
     columns : sequence of str, default None
         The columns to keep, in this order. None: all of them.
     privacy_unit : str, default None
-        What says whose row it is, and is not stored: a column of whole numbers, ``obs/NAME`` of AnnData, or ``FID`` or
-        ``FID,IID`` of a .fam file. None: every row counts alone.
+        Identifier of the privacy unit of a row, which is not stored: a column of whole numbers, ``obs/NAME`` of
+        AnnData, or ``FID`` or ``FID,IID`` of a .fam file. None: every row is a privacy unit.
     max_rows : int, default None
-        How many rows of each privacy unit are kept at most. Given with `privacy_unit`, and only then.
+        Largest number of rows of a privacy unit; further rows are dropped. Required with `privacy_unit`, and only then.
     keep : {"first", "random"}, default None
-        Which of them: the first ones, or a random sample. None: the first ones.
+        Which rows of a privacy unit are kept: the first ones, or a random sample. None: the first ones.
     variable : str, default None
-        The array of rows, where a .nc, .zarr or .h5ad file holds several.
+        The array of rows, if a .nc, .zarr or .h5ad file contains several.
     missing : {0, 1, 2}, default None
-        The number of alleles to put where a genotype is missing. None: such a file is refused.
+        Number of alleles that replaces a missing genotype. None: a file with missing genotypes is refused.
     genotypes : mapping of str, default None
         Rules for other genotypes: ``multiallelic``, ``haploid``, ``field``, ``frequencies`` and ``standardise``
         (:mod:`dpdist.ingest.readers.genotypes`).
     header : {"yes", "no"}, default None
-        Whether the first line of a .csv names the columns or is a row. None: refused where that is in doubt.
+        Whether the first line of a .csv is a header. None: an ambiguous file is refused.
     rows_dimension : str, default None
-        The dimension along which the rows are, of .nc, .zarr and xarray. None: the first.
+        The dimension of the rows, for .nc, .zarr and xarray. None: the first.
     schema : Schema, str or path-like, default None
-        What the columns mean, of text, .parquet, .arrow, .feather and DataFrames: its TOML file, or rows, a release or
-        a model that were made with it. It is published with every release. None: all columns are numbers.
+        Meaning of the columns of text, .parquet, .arrow, .feather and DataFrames: a TOML file, or rows, a release or a
+        model with the schema. It is published with every release. None: all columns are numbers.
     compress : bool, default False
-        Whether to compress the chunks, for slow disks. Reading costs more processor time.
+        Whether to compress the chunks, for slow disks. Reading then takes more processor time.
     progress : callable, default None
-        Called with what is under way (str), how many parts of it are done (int) and how many there are (int).
+        Called with the current step (str), the number of completed parts (int) and their total (int).
     say : callable, default None
-        Called with sentences (str) about how a file was understood.
+        Called with messages (str) about the interpretation of a file.
     cluster : Cluster, default None
-        Where to read files. None, or one that names neither a scheduler nor a number of workers: in this process, in
-        threads where the source has 256 MiB or more. Every worker must see source and rows under the same name. A table
-        of Dask is computed on a cluster that is named, else where its owner does.
+        Where to read files. None, or one with neither a scheduler nor a number of workers: this process, in threads if
+        the source has 256 MiB or more. Every worker must see source and rows at the same path. A Dask collection is
+        computed on the given cluster, or on the scheduler of its owner.
 
     Returns
     -------
@@ -157,21 +157,20 @@ def ingest_rows(
     Raises
     ------
     UsageError
-        If an option makes no sense, or the rows are there and declare another budget, or none, or have another ledger
-        than is named.
+        If an option is invalid, or existing rows declare another budget, or none, or have another ledger.
     RefusedError
         If the rows, or a copy of them, have another ledger already, or were released for reproduction.
     DataError
-        If the source is unusable, or other rows or a ledger exist already.
+        If the source is unusable, or other rows or a ledger exist.
     ResumableError
-        If the cluster was lost half-way.
+        If the connection to the cluster was lost.
 
     See Also
     --------
-    register_rows : Leaves the rows where they are.
-    create_ledger : Declare the budget later.
-    open_rows : Open rows that were ingested before.
-    choose_clip_norm, release_rows : What comes next.
+    register_rows : Use the rows in place.
+    create_ledger : Declare a budget later.
+    open_rows : Open existing rows.
+    choose_clip_norm, release_rows : The next steps.
 
     Examples
     --------
@@ -187,8 +186,8 @@ def ingest_rows(
     rows = store_at(rows)
     if not isinstance(budget, PrivacyLoss | None):
         raise UsageError("The budget is a dpdist.PrivacyLoss, such as PrivacyLoss.parse(2, 1e-6).", parameter="budget")
-    from dpdist.ingest.sources import origin_of  # noqa: PLC0415 - the readers of all kinds of files
-    from dpdist.ingest.write import ingest, require_same_origin  # noqa: PLC0415 - which only an ingest needs
+    from dpdist.ingest.sources import origin_of  # noqa: PLC0415 - slow to import
+    from dpdist.ingest.write import ingest, require_same_origin  # noqa: PLC0415 - as above
     from dpdist.pipeline.sources import Workers, read_for  # noqa: PLC0415 - as above
 
     meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
@@ -200,20 +199,22 @@ def ingest_rows(
     write: Callable[..., object]
     if table is None:
         if is_a(source, "anndata", "AnnData"):
-            raise UsageError("An AnnData is ingested from its file, with its donors: source.write_h5ad(FILE).")
+            raise UsageError(
+                "An AnnData object is ingested from a file, with its donors: save it with source.write_h5ad(FILE)."
+            )
         if not isinstance(source, str | os.PathLike | Remote):
             raise UsageError(
-                "The source is a path, an address, or a table of Dask, xarray, pandas, polars, Arrow, SciPy or NumPy, "
-                f"not a value of type {type(source).__name__}."
+                "The source is a path, an address, or a table from Dask, xarray, pandas, polars, Arrow, SciPy or "
+                f"NumPy, not a value of type {type(source).__name__}."
             )
-        place = source if isinstance(source, Remote) else location_of(os.fspath(source))
-        origin = partial(origin_of, place, unit=unit, choices=choices)
+        path = source if isinstance(source, Remote) else location_of(os.fspath(source))
+        origin = partial(origin_of, path, unit=unit, choices=choices)
         write = partial(
-            ingest, place, progress=steps(progress, "Ingesting in this process"), unit=unit, choices=choices, say=say,
+            ingest, path, progress=steps(progress, "Ingesting in this process"), unit=unit, choices=choices, say=say,
             elsewhere=Workers(cluster, progress),
         )  # fmt: skip
     else:
-        from dpdist.ingest.blocks import ingest_collection  # noqa: PLC0415 - files are ingested without Dask
+        from dpdist.ingest.blocks import ingest_collection  # noqa: PLC0415 - files need no Dask
 
         _require_of_files(
             privacy_unit=privacy_unit, variable=variable, missing=missing, header=header, genotypes=genotypes or None
@@ -221,13 +222,13 @@ def ingest_rows(
         origin = partial(table.origin, schema=meaning)
         write = partial(ingest_collection, table, cluster=cluster, progress=progress, schema=meaning)
 
-    def there() -> bool:
+    def exists() -> bool:
         if not rows.exists():
             return False
-        if table is None and isinstance(place, Path) and not place.exists() and attributes_of(rows) is None:
+        if table is None and isinstance(path, Path) and not path.exists() and attributes_of(rows) is None:
             raise UsageError(
-                f"{place} does not exist, and {rows} does: they seem to be swapped. The source comes first: "
-                f"{step('ingest', rows, place)}."
+                f"{path} does not exist, and {rows} does. They seem to be swapped; the source comes first: "
+                f"{step('ingest', rows, path)}."
             )
         require_same_origin(rows, origin(columns=columns, compress=compress))
         return True
@@ -237,75 +238,75 @@ def ingest_rows(
             _require_no_ledger(ledger or default_ledger(rows))
         write(rows, budget=budget, columns=columns, compress=compress)
 
-    make_once(there, make)
+    make_once(exists, make)
     return taken_up(rows, budget, ledger)
 
 
 def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | None) -> RowsTable:
-    """Open rows that are there already, and create the ledger of their budget if there is none yet."""
+    """Open existing rows, and create the ledger of their budget if there is none."""
     table = open_rows(rows)
     if budget not in {None, table.budget}:
         cure = (
             f"Leave {parameter('budget_epsilon')} out" if table.budget else f"Declare it with {step('ledger create')}"
         )
         raise UsageError(
-            f"{rows} exists already and declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, "
-            f"not {budget}; it is declared once. {cure}, or choose another place for the rows."
+            f"{rows} exists already, with {f'a budget of {table.budget}' if table.budget else 'no budget'}, not "
+            f"{budget}; a budget is declared once. {cure}, or choose another path for the rows."
         )
     if ledger is not None and table.ledger_id is not None and _id_at(ledger) != table.ledger_id:
-        known = state_folder.seen(table.dataset_id).place
-        which = f"the ledger {known}" if known is not None else f"a ledger with the id {table.ledger_id}"
+        location = state_folder.seen(table.dataset_id).place
+        description = f"the ledger {location}" if location is not None else f"a ledger with the id {table.ledger_id}"
         raise UsageError(
-            f"{table.store} exists already and has {which}; {ledger} is not that ledger. Rows have one for ever: leave "
-            f"{parameter('ledger')} out or, if it was moved, name its new place."
+            f"{table.store} exists already, with {description}; {ledger} is another one. The ledger of rows is "
+            f"permanent: leave {parameter('ledger')} out or, if it was moved, pass its new path."
         )
     return complete_ingest(rows, ledger)
 
 
 def _id_at(ledger: LedgerAddress) -> str | None:
-    """Return the identity of the ledger at a place; None where there is none."""
+    """Return the identifier of the ledger at an address, or None without a ledger."""
     return Ledger(ledger).ledger_id if Ledger.stands_at(ledger) else None
 
 
 def _require_of_files(**choices: object) -> None:
-    """Refuse for a table what is for files: UsageError."""
+    """Refuse options that require a file: UsageError."""
     for name, value in choices.items():
         if value is not None:
             raise UsageError(
-                f"{parameter(name)} is for files: leave it out, or write the table to .parquet or .npy and ingest that."
+                f"{parameter(name)} is for files. Leave it out, or write the table to .parquet or .npy and ingest that."
             )
 
 
 def _require_no_ledger(ledger: LedgerAddress) -> None:
     if ledger.exists() if isinstance(ledger, Path) else Ledger.stands_at(ledger):
         raise DataError(
-            f"A ledger stands at {ledger} already. It may be the only record of what was spent on other rows: keep it, "
-            "and choose another name for these."
+            f"A ledger exists at {ledger}. It may be the only record of the budget of other rows: keep it, and choose "
+            "another name for these rows."
         )
     if isinstance(ledger, Path):
         require_new(ledger, "ledger")
 
 
-def _require_declared(what: object, declared: PrivacyLoss | None, budget: PrivacyLoss | None) -> None:
-    """Refuse another budget than the one that was declared."""
+def _require_declared(owner: object, declared: PrivacyLoss | None, budget: PrivacyLoss | None) -> None:
+    """Refuse a budget that differs from the declared one."""
     if budget not in {None, declared}:
-        raise UsageError(f"{what} declares a budget of {declared}, and it is declared once.")
+        raise UsageError(f"The budget of {owner} is {declared}, and a budget is declared once.")
 
 
 def create_ledger(ledger: LedgerAddressGiven, rows: AnyStore, budget: PrivacyLoss | None = None) -> Ledger:
-    """Create the ledger of rows, once; what died half-way is completed by the same call.
+    """Create the ledger of rows; if the process dies, the same call completes it.
 
-    A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice. So the
-    ledger that the rows name is opened, and a copy of rows that was made before they had one is given the same one.
+    The budget and the ledger of a table are permanent: with a second ledger, the same release could be drawn twice. So
+    an existing ledger of the rows is opened, and a copy of the rows gets the same one.
 
     Parameters
     ----------
     ledger : str or path-like
-        Where to create it: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``.
+        The folder to create, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``.
     rows : str or path-like
-        The rows.zarr whose budget it is.
+        The rows.zarr of the budget.
     budget : PrivacyLoss, default None
-        What all releases of these rows together may cost. None: what was declared when they were ingested.
+        Largest total privacy loss of all releases of these rows. None: the budget declared at the ingest.
 
     Returns
     -------
@@ -319,17 +320,17 @@ def create_ledger(ledger: LedgerAddressGiven, rows: AnyStore, budget: PrivacyLos
     RefusedError
         If the rows, or a copy of them, have another ledger already, or were released for reproduction.
     DataError
-        If another ledger stands there, or it or the rows cannot be written.
+        If another ledger exists there, or the ledger or the rows cannot be written.
 
     See Also
     --------
-    ingest_rows : Declare the budget where the rows are made.
-    Ledger : Open a ledger that is there already.
+    ingest_rows : Declare the budget with the ingest.
+    Ledger : Open an existing ledger.
 
     References
     ----------
-    Rogers, Roth, Ullman & Vadhan 2016, Privacy odometers and filters: pay-as-you-go composition. The theorem that the
-    ledger relies on is in :mod:`dpdist.privacy.profile`.
+    Rogers, Roth, Ullman & Vadhan 2016, Privacy odometers and filters: pay-as-you-go composition. The theorem behind the
+    ledger is in :mod:`dpdist.privacy.profile`.
 
     Examples
     --------
@@ -351,7 +352,7 @@ def create_ledger(ledger: LedgerAddressGiven, rows: AnyStore, budget: PrivacyLos
 
 
 def _create_ledger(ledger: LedgerAddressGiven, rows: Store, budget: PrivacyLoss | None = None) -> Ledger:
-    """Create the ledger of rows that are locked."""
+    """Create the ledger of locked rows."""
     ledger = address_given(ledger)
     table = open_rows(rows)
     declared = budget or table.budget
@@ -361,8 +362,8 @@ def _create_ledger(ledger: LedgerAddressGiven, rows: Store, budget: PrivacyLoss 
         if _id_at(ledger) == table.ledger_id:
             return Ledger(ledger)
         raise RefusedError(
-            f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
-            f"{parameter('ledger')} where it is needed; if it is lost, restore it from a copy."
+            f"{rows} has a ledger already; a second one would spend the budget twice. If it was moved, pass its new "
+            f"path as {parameter('ledger')}; if it is lost, restore it from a copy."
         )
     if table.reproduced:
         raise reproduced(rows)
@@ -377,20 +378,20 @@ def periodic_table(
     ledger: LedgerAddress | None = None,
     unit: Unit | None = None,
 ) -> tuple[PeriodicTable, Ledger]:
-    """Open a folder of periods and its ledger, and create them if there is none; what died half-way is completed."""
+    """Open a folder of periods and its ledger; create or complete them if necessary."""
     rows = store_at(rows)
     if not isinstance(rows.address(), Path):
         raise UsageError(
-            f"Rows that come in periods stand in a folder, and {rows} is an address: several runs at once hold them "
-            "against each other, which an object store does not offer."
+            f"Rows that come in periods need a folder, and {rows} is an address: simultaneous runs lock the folder, "
+            "which an object store does not support."
         )
-    place = ledger or default_ledger(rows)
+    address = ledger or default_ledger(rows)
 
     def make() -> None:
         if budget is None:
             raise UsageError(f"{rows} does not exist yet. Declare a budget for it ({parameter('budget_epsilon')}).")
-        if Ledger.stands_at(place):
-            _require_no_ledger(place)
+        if Ledger.stands_at(address):
+            _require_no_ledger(address)
         create_periods(rows, budget, unit)
 
     make_once(rows.exists, make)
@@ -398,65 +399,62 @@ def periodic_table(
         table = open_periods(rows)
         _require_declared(rows, table.budget, budget)
         if table.ledger_id is None:
-            opened = _only_ledger(place, rows, table.dataset_id, table.budget, periodic=True)
+            opened = _only_ledger(address, rows, table.dataset_id, table.budget, periodic=True)
             return bind_periods(table, opened.ledger_id), opened
-    return table, Ledger.charged_for(rows, table.ledger_id, place)
+    return table, Ledger.charged_for(rows, table.ledger_id, address)
 
 
 def _only_ledger(
-    place: LedgerAddress, rows: Store, dataset_id: str, budget: PrivacyLoss | None, *, periodic: bool = False
+    address: LedgerAddress, rows: Store, dataset_id: str, budget: PrivacyLoss | None, *, periodic: bool = False
 ) -> Ledger:
-    """Return the one ledger of rows that name none yet; create it if there is none.
-
-    Copies of these rows may ask for one as well, at the same time: the first of them creates it.
-    """
+    """Return the ledger of rows without a recorded one; the first of simultaneous calls creates it, for copies too."""
     with state_folder.held(dataset_id) as data:
-        opened = _ledger_to_name(place, rows, dataset_id, budget)
+        opened = _ledger_to_name(address, rows, dataset_id, budget)
         if opened is None:
-            opened = Ledger.create(place, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic)
+            opened = Ledger.create(address, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic)
         if state_folder.seen(dataset_id).ledger_id is None:
-            data.write(state_folder.Seen(opened.ledger_id, str(absolute(place))))
+            data.write(state_folder.Seen(opened.ledger_id, str(absolute(address))))
         return opened
 
 
-def _ledger_to_name(place: LedgerAddress, rows: Store, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
-    """Return the ledger that rows which name none may name; None if it may be created at this place.
+def _ledger_to_name(address: LedgerAddress, rows: Store, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
+    """Return the ledger for rows without a recorded one; None if it may be created at this address.
 
-    One may stand there for this very data set: of a call that died before the rows named it, or of a copy of the rows
-    on another machine.
+    A ledger of this data set may exist there: from a call that died before the rows recorded it, or from a copy of the
+    rows on another machine.
     """
-    seen = state_folder.seen(dataset_id)
-    if seen.reproduced:
+    record = state_folder.seen(dataset_id)
+    if record.reproduced:
         raise reproduced(rows)
-    opened = Ledger(place) if Ledger.stands_at(place) else None
-    if seen.ledger_id is None:
+    opened = Ledger(address) if Ledger.stands_at(address) else None
+    if record.ledger_id is None:
         declared = _declared(rows, budget)
         if opened is not None and opened.dataset_id == dataset_id and opened.budget == declared:
             return opened
-        _require_no_ledger(place)
+        _require_no_ledger(address)
         return None
-    if opened is None or opened.ledger_id != seen.ledger_id:
+    if opened is None or opened.ledger_id != record.ledger_id:
         raise RefusedError(
-            f"{rows} is a copy of rows that have a ledger, {seen.place}; a second one would spend their budget again. "
-            f"Name that one: {step('ledger create', seen.place, rows=rows)}, or {parameter('ledger', seen.place)}. "
-            "If it was moved, name its new place. If it is lost, restore it from a copy, and charge what the copy "
-            f"lacks with: {step('ledger adopt', 'LEDGER')}."
+            f"{rows} is a copy of rows with the ledger {record.place}; a second one would spend the budget twice. Pass "
+            f"that one: {step('ledger create', record.place, rows=rows)}, or {parameter('ledger', record.place)}. "
+            "If it was moved, pass its new path. If it is lost, restore it from a copy, and charge the missing "
+            f"releases with: {step('ledger adopt', 'LEDGER')}."
         )
-    _require_declared(f"The ledger {place} of these rows", opened.budget, budget)
+    _require_declared(f"the ledger {address} of these rows", opened.budget, budget)
     return opened
 
 
 def _declared(rows: Store, budget: PrivacyLoss | None) -> PrivacyLoss:
     if budget is None:
         raise UsageError(
-            f"{rows} declares no budget: pass {parameter('budget_epsilon')}, and {parameter('budget_delta')} where one "
-            "is allowed."
+            f"{rows} declares no budget. Pass {parameter('budget_epsilon')} and, if a delta is allowed, "
+            f"{parameter('budget_delta')}."
         )
     return budget
 
 
 def ledger_of(rows: AnyStore, ledger: LedgerAddress | None = None, budget: PrivacyLoss | None = None) -> Ledger | None:
-    """Return the ledger that a release of rows, or of a folder of periods, would charge; nothing is created."""
+    """Return the ledger that a release of rows or of a folder of periods would charge, without creating it."""
     rows = store_at(rows)
     if not rows.exists():
         if budget is not None:
@@ -471,7 +469,7 @@ def ledger_of(rows: AnyStore, ledger: LedgerAddress | None = None, budget: Priva
 
 
 def complete_ingest(rows: AnyStore, ledger: LedgerAddressGiven | None = None) -> RowsTable:
-    """Open rows, and create the ledger of a declared budget if ingest died before it did."""
+    """Open rows, and create the ledger of a declared budget if the ingest died before that."""
     rows = store_at(rows)
     table = open_rows(rows)
     if table.budget is None or table.ledger_id is not None:
@@ -483,9 +481,9 @@ def complete_ingest(rows: AnyStore, ledger: LedgerAddressGiven | None = None) ->
 
 
 def verify_ledger(ledger: LedgerAddressGiven, releases: Sequence[AnyStore] = ()) -> Ledger:
-    """Check a ledger from its first entry, and that it knows of these releases; return it.
+    """Verify a ledger from its first entry, and that it contains these releases; return it.
 
-    One that was adopted is known by its id alone: its bytes were committed to another copy, and are compared there.
+    Of an adopted release it contains only the id: the bytes were committed to another copy.
     """
     opened = Ledger(ledger)
     opened.verify()
@@ -498,5 +496,5 @@ def verify_ledger(ledger: LedgerAddressGiven, releases: Sequence[AnyStore] = ())
         with opened.opened(release_id) as committed:
             same = archive.holds(path, committed)
         if not same:
-            raise DataError(f"{path} is not what was committed to {ledger}: it was altered. Publish it again.")
+            raise DataError(f"{path} differs from the release committed to {ledger}: it was altered. Publish it again.")
     return opened

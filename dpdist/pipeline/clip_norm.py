@@ -1,7 +1,8 @@
-"""Choose a clip norm privately: a quantile of the rows' norms, at a small epsilon, charged once to the table's ledger.
+"""Choose a clip norm privately: a quantile of the rows' norms, for a small epsilon, charged once to the ledger.
 
-The noisy histogram of the norms is the release (:mod:`dpdist.release.norm_histogram`); the clip norm is post-processing
-of it. Rows are counted, and their noisy histogram drawn, in one way for a release of its own and for a release's stage.
+The noisy histogram of the norms is the release (:mod:`dpdist.release.norm_histogram`); the clip norm is
+post-processing. The same functions count rows and draw the histogram for a release of its own and for a stage of
+another release.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State
 from dpdist.mechanisms.quantile import QuantileFound, require_quantile
 from dpdist.moment.histograms import HistogramTask, partition_histogram
-from dpdist.moment.layout import units_of
+from dpdist.moment.layout import split_tasks
 from dpdist.moment.total import add_partials
 from dpdist.naming import parameter
 from dpdist.pipeline.budget import ledger_place
@@ -37,48 +38,51 @@ from dpdist.release.trusted import MomentTransaction
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import is_periodic
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.local import Engine, Work
+from dpdist.runtime.local import Computation, Executor
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at
 
 _DONE = {State.COMMITTED, State.PUBLISHED}
 _Leading = tuple[int, int]
-"""How many components, and the epsilon of their release in millionths."""
+"""Number of leading components, and the epsilon of their release in millionths."""
 
 
 @dataclass(frozen=True)
 class ClipChoice:
-    """A clip norm that was chosen privately, and what is known of it. Public."""
+    """A privately chosen clip norm, and its accuracy. Public."""
 
-    histogram: NormHistogram  # the release it follows from
+    histogram: NormHistogram  # the release
     quantile: Fraction
-    found: QuantileFound  # where that quantile is
-    fresh: bool  # whether the histogram was drawn now, or had been committed before
-    enough_micro: int | None = None  # an epsilon, in millionths, with which the answer would be useful, if one is
-    purpose: ForComponents | None = None  # what the quantile was chosen for, unless it was asked for
+    found: QuantileFound  # position of the quantile
+    fresh: bool  # whether the histogram was drawn now
+    enough_micro: int | None = None  # an epsilon, in millionths, for a useful answer, if there is one
+    purpose: ForComponents | None = None  # the release that the quantile was chosen for, if not given
 
     def __repr__(self) -> str:
-        clip, how = "none" if self.clip is None else exactly(self.clip), "charged now" if self.fresh else "drawn before"
-        return f"ClipChoice(clip={clip}, quantile={float(self.quantile):g}, {how})"
+        clip, status = (
+            "none" if self.clip is None else exactly(self.clip),
+            "charged now" if self.fresh else "drawn before",
+        )
+        return f"ClipChoice(clip={clip}, quantile={float(self.quantile):g}, {status})"
 
     @property
     def worth(self) -> Worth:
-        """What the answer is worth: where n is private, by its estimate."""
+        """Accuracy of the answer, with an estimate of n if n is private."""
         rows = self.histogram.rows
         return Worth(self.quantile, self.found.rows, max(0, sum(self.histogram.counts)) if rows is None else rows)
 
     @property
     def clip(self) -> float | None:
-        """The clip norm: the first edge of the grid that is estimated not to be below the quantile.
+        """The clip norm: the first edge of the grid whose estimate is not below the quantile.
 
-        None where the quantile may lie beyond the grid, at the stated confidence: then nothing is claimed.
+        None if, at the stated confidence, the quantile may be beyond the grid.
         """
         if self.found.edge is None or self.found.up_to_edge is None:
             return None
         return self.histogram.edges[self.found.edge]
 
     def to_json(self) -> dict[str, object]:
-        """Return all of it as JSON values."""
+        """Return JSON values."""
         edges: dict[int | None, float] = dict(enumerate(self.histogram.edges))
         return {
             "clip": self.clip,
@@ -96,29 +100,29 @@ class ClipChoice:
         }
 
     def describe(self) -> str:
-        """Return what was found, what it is worth and what it cost, in sentences."""
-        said = self._not_found() if self.clip is None else self._chosen(self.clip)
+        """Return the clip norm, its accuracy and its cost in sentences."""
+        text = self._not_found() if self.clip is None else self._chosen(self.clip)
         if self.clip is not None and self.purpose is not None:
-            said += (
+            text += (
                 f"\nWhy the {float(self.quantile):g}-quantile: for {counted(self.purpose.number, 'component')} of a "
-                f"release of {self.purpose.loss}, noise and shortening together are expected to cost least there. It "
-                "is a rule of thumb. Where the whole matrix counts (Frobenius error), take "
+                f"release of {self.purpose.loss}, the expected error from noise and clipping is smallest there. This "
+                "is a rule of thumb. For the error of the whole matrix (Frobenius norm), pass "
                 f"{parameter('quantile', '0.95')}, at no cost."
             )
         guarantee = self.histogram.guarantee
-        law = "" if guarantee.mu_squared is None else f" (Gaussian, mu² {float(guarantee.mu_squared):.3g})"
-        how = "charged now" if self.fresh else "drawn before: the same answer, nothing spent"
+        profile = "" if guarantee.mu_squared is None else f" (Gaussian, mu² {float(guarantee.mu_squared):.3g})"
+        status = "charged now" if self.fresh else "drawn before: the same answer, nothing spent"
         return (
-            f"{said}\nCost: {guarantee.loss}{law} under {guarantee.neighbours}, {self.histogram.release_id} ({how})."
-            f"{checks.in_words(self.histogram.cautions)}"
+            f"{text}\nCost: {guarantee.loss}{profile} under {guarantee.neighbours}, {self.histogram.release_id} "
+            f"({status}).{checks.in_words(self.histogram.cautions)}"
         )
 
     @property
-    def _asked(self) -> str:
+    def _quantile_text(self) -> str:
         return f"{float(self.quantile):g}-quantile of the norms"
 
     def _longer(self) -> str:
-        """Say how many rows are longer than the edge in question; a sentence up to its verb."""
+        """Return the beginning of a sentence, with its verb, about the rows longer than the edge."""
         share, n = self.found.tail, self.histogram.rows
         if share is None:
             return "An unknown share of the rows is"
@@ -127,55 +131,57 @@ class ClipChoice:
         return f"An estimated {share * n:.0f} of {n} rows ({share:.2%}) are"
 
     def _chosen(self, clip: float) -> str:
-        found, edges, worth = self.found, self.histogram.edges, self.worth
-        low = "" if found.above_edge is None else f"above {exactly(edges[found.above_edge])} and "
-        said = (
-            f"Clip norm {exactly(clip)}. {self._longer()} longer, and would be shortened to it."
-            f"\nWorth: the noise {worth.moved}"
+        position, edges, worth = self.found, self.histogram.edges, self.worth
+        lower_end = "" if position.above_edge is None else f"above {exactly(edges[position.above_edge])} and "
+        text = (
+            f"Clip norm {exactly(clip)}. {self._longer()} longer, and would be clipped to it."
+            f"\nAccuracy: the noise {worth.moved}"
         )
         if self.histogram.rows is None:
-            said += f" of an estimated {worth.rows}. So the clip norm lies, about, {worth.ends()}"
+            text += f" of an estimated {worth.rows}. So the clip norm lies, about, {worth.ends()}"
         else:
-            said += f" of {worth.rows}. So the clip norm lies {worth.ends()}, rounded up to the grid"
+            text += f" of {worth.rows}. So the clip norm lies {worth.ends()}, rounded up to the grid"
         if not worth.useful:
-            more = "" if self.enough_micro is None else f"epsilon {self.enough_micro / MICRO:g} (charged anew), "
-            said += f", which is rough. It would be useful with {more}a shorter grid (charged anew) "
-            said += f"or, free, a smaller {parameter('quantile')}"
-        said += f". The {self._asked} is {low}at most {exactly(edges[found.up_to_edge or 0])}."
-        if found.edge == 0:
-            said += f" It is the first norm of the grid: a smaller one, with less noise, may do ({parameter('grid')})."
-        return said
+            epsilon = "" if self.enough_micro is None else f"epsilon {self.enough_micro / MICRO:g} (charged anew), "
+            text += f", which is rough. It would be useful with {epsilon}a smaller grid (charged anew) "
+            text += f"or, free, a smaller {parameter('quantile')}"
+        text += f". The {self._quantile_text} is {lower_end}at most {exactly(edges[position.up_to_edge or 0])}."
+        if position.edge == 0:
+            text += (
+                f" It is the first norm of the grid: a smaller one, with less noise, may suffice ({parameter('grid')})."
+            )
+        return text
 
     def _not_found(self) -> str:
-        """Say why there is no clip norm, and what would help: a longer grid, or less noise."""
-        found, edges, worth = self.found, self.histogram.edges, self.worth
-        end, place = exactly(edges[-1]), exactly(edges[-1 if found.edge is None else found.edge])
-        said, cure = f"beyond the grid, which ends at {end}. {self._longer()} longer", ""
-        if found.above_edge == len(edges) - 1:
-            said = f"lies {said}. A larger epsilon would not help."
+        """Return why there is no clip norm, and the remedy: a longer grid, or less noise."""
+        position, edges, worth = self.found, self.histogram.edges, self.worth
+        end, edge = exactly(edges[-1]), exactly(edges[-1 if position.edge is None else position.edge])
+        reason, cure = f"beyond the grid, which ends at {end}. {self._longer()} longer", ""
+        if position.above_edge == len(edges) - 1:
+            reason = f"is {reason}. A larger epsilon would not help."
         else:
-            said = f"may lie {said} than {place}, and the noise {worth.moved}: "
+            reason = f"may be {reason} than {edge}, and the noise {worth.moved}: "
             if worth.useful:
-                said += "so little that some rows do lie beyond. A larger epsilon would not help."
+                reason += "so little that some rows are beyond. A larger epsilon would not help."
             else:
-                said += "too much to tell."
+                reason += "too much to decide."
                 epsilon = "a larger epsilon" if self.enough_micro is None else f"epsilon {self.enough_micro / MICRO:g}"
                 cure = f"{epsilon}, or a grid of fewer norms ({parameter('grid')}): either is"
         if not cure:
             reaching = parameter("grid", "LOW:HIGH:PER_OCTAVE")
-            cure = f"a grid that reaches further, from public knowledge ({reaching}): it is"
+            cure = f"a longer grid, from public knowledge ({reaching}): it is"
         free = self.smaller_quantile()
-        cheap = "" if free is None else f" Or take {parameter('quantile', f'{free:g}')} of this histogram, at no cost."
-        return f"No clip norm: the {self._asked} {said} Ask again with {cure} charged anew.{cheap}"
+        cheap = "" if free is None else f" Or pass {parameter('quantile', f'{free:g}')} for this histogram, at no cost."
+        return f"No clip norm: the {self._quantile_text} {reason} Repeat with {cure} charged anew.{cheap}"
 
     def smaller_quantile(self) -> float | None:
-        """Return the largest quantile below the one asked for, in hundredths, that this histogram does answer.
+        """Return the largest smaller quantile, in hundredths, that this histogram answers; None if below 0.5.
 
-        None where it answers none from 0.5 on. It is post-processing of the release, and free.
+        It is post-processing of the release, and free.
         """
         for hundredths in range(math.ceil(100 * self.quantile) - 1, 49, -1):
-            found = self.histogram.quantile(Fraction(hundredths, 100))
-            if found.edge is not None and found.up_to_edge is not None:
+            position = self.histogram.quantile(Fraction(hundredths, 100))
+            if position.edge is not None and position.up_to_edge is not None:
                 return hundredths / 100
         return None
 
@@ -194,8 +200,8 @@ def choose_clip_norm(
 ) -> ClipChoice:
     """Choose the clip norm of a table privately, as a quantile of the norms of its rows.
 
-    A noisy histogram of the norms is released and charged to the ledger, once. The same request again costs nothing,
-    nor does another quantile of the same histogram. What is reserved, refunded and resumed is as of
+    A noisy histogram of the norms is released, and charged once to the ledger. Repeating the request, or choosing
+    another quantile of the same histogram, costs nothing. Reservation, refund and resumption are as for
     :func:`dpdist.release_rows`.
 
     Parameters
@@ -203,47 +209,47 @@ def choose_clip_norm(
     rows : str or path-like
         The rows.zarr, or its address (``s3://``, ``gs://``, ``az://``).
     request : NormsRequest
-        What to spend, and the public grid of norms to choose from.
+        The privacy loss, and the public grid of norms.
     quantile : str, float or Fraction, default None
-        The share of the rows that shall be at most as long as the clip norm, between 0 and 1. None: 0.95, or the one
-        for ``components``.
+        The share of rows with at most the clip norm, between 0 and 1. None: 0.95, or the quantile for
+        ``components``.
     components : int, default None
-        K, from 1 to d - 1: take the quantile at which noise and shortening are expected to cost the K leading
-        components least, by a rule of thumb (:mod:`dpdist.release.clip_trade`). None: take ``quantile``.
+        K, from 1 to d - 1: use the quantile that minimises the expected error of the K leading components from noise
+        and clipping, by a rule of thumb (:mod:`dpdist.release.clip_trade`). None: use ``quantile``.
     release_epsilon : str, int, float or Decimal, default None
-        With ``components``, the epsilon of the release to come, at the delta of the histogram: its noise counts.
+        With ``components``, the epsilon of the planned release; its delta is that of the histogram.
     ledger : str or path-like, default None
-        Where the budget is kept. None: beside the rows; of rows at an address, the one that this machine remembers.
+        The ledger of the budget. None: next to the rows; for rows at an address, the one recorded on this machine.
     cluster : Cluster, default None
         Where to compute. None: threads of this process.
     budget_delta : bool, default False
-        Whether a request without a delta takes that of the budget, where it has one. If this very histogram was
-        released with either before, that one is given again.
+        Whether a request without a delta uses that of the budget, if any. A histogram that was already released with
+        one of these is returned again.
     say : callable, default None
-        Called with what the answer will be worth (str), before anything is charged or read. None: nobody is told.
+        Called with the expected accuracy (str) before anything is charged or read. None: no messages.
 
     Returns
     -------
     ClipChoice
-        ``clip`` (float, in the units of the shifted and scaled rows; None where the quantile may lie beyond the grid),
-        ``worth``, ``histogram`` and ``fresh``; all of it public.
+        ``clip`` (float, in the units of the shifted and scaled rows; None if the quantile may be beyond the grid),
+        ``worth``, ``histogram`` and ``fresh``; all public.
 
     Raises
     ------
     UsageError
-        If the request makes no sense for this table, a quantile and ``components`` are both given, or ``components``
-        without ``release_epsilon`` or the reverse.
+        If the request does not fit this table, both a quantile and ``components`` are given, or only one of
+        ``components`` and ``release_epsilon``.
     RefusedError
         If the budget does not suffice, there is none, the noise would hide the quantile, or the rows come in periods.
     DataError
         If rows or cluster cannot be used.
     ResumableError
-        If the cluster was lost half-way.
+        If the connection to the cluster was lost.
 
     See Also
     --------
-    NormsRequest : What to ask for.
-    release_rows : Takes the clip norm, as part of a :class:`dpdist.ReleaseRequest`.
+    NormsRequest : The privacy loss and the grid.
+    release_rows : Use the clip norm in a :class:`dpdist.ReleaseRequest`.
 
     References
     ----------
@@ -252,7 +258,7 @@ def choose_clip_norm(
 
     Examples
     --------
-    Here it is not run.
+    Not run here:
 
     >>> import dpdist
     >>> request = dpdist.NormsRequest(dpdist.PrivacyLoss.parse(0.1))
@@ -260,46 +266,46 @@ def choose_clip_norm(
     >>> choice.clip  # doctest: +SKIP
     90.51
     """
-    asked = _asked(quantile, components, release_epsilon)
-    table, where = _table_at(store_at(rows)), chosen(cluster)
+    target = _target(quantile, components, release_epsilon)
+    table, cluster = _table_at(store_at(rows)), chosen(cluster)
     request.bound(table.columns)  # refuses public vectors of another length
     advice.require_centre_of_dropped(table, centred=request.centre is not None)
     account = absolute(ledger_place(table, ledger))
     transaction = NormsTransaction(request, table, account)
-    if not where.trusted_worker:
-        transaction, state, left = _looked_up(transaction, budget_delta)
+    if not cluster.trusted_worker:
+        transaction, state, left_micro = _looked_up(transaction, budget_delta)
         if state in _DONE:
-            transaction.reserve()  # refuses a ledger that is not of these rows
-            return _choice(transaction, transaction.read(), asked, fresh=False)
-        _foretell(transaction, asked, state, left, say)
-    with where.connected() as engine:
-        engine.require_visible(table.probe, ROOT)
-        if where.trusted_worker:
-            transaction, state, left = engine.trusted(_looked_up, transaction, budget_delta)
+            transaction.reserve()  # refuses a ledger of other rows
+            return _choice(transaction, transaction.read(), target, fresh=False)
+        _report_accuracy(transaction, target, state, left_micro, say)
+    with cluster.connected() as executor:
+        executor.require_visible(table.probe, ROOT)
+        if cluster.trusted_worker:
+            transaction, state, left_micro = executor.trusted(_looked_up, transaction, budget_delta)
             if state not in _DONE:
-                _foretell(transaction, asked, state, left, say)
-        fresh = engine.trusted(transaction.reserve) is State.RESERVED
+                _report_accuracy(transaction, target, state, left_micro, say)
+        fresh = executor.trusted(transaction.reserve) is State.RESERVED
         if fresh:
-            draw_histogram(engine, transaction, "Counting norms")
-        return _choice(transaction, engine.trusted(transaction.read), asked, fresh=fresh)
+            draw_histogram(executor, transaction, "Counting norms")
+        return _choice(transaction, executor.trusted(transaction.read), target, fresh=fresh)
 
 
-def _asked(
+def _target(
     quantile: str | float | Fraction | None, components: int | None, release_epsilon: Number | None
 ) -> Fraction | _Leading:
-    """Return the quantile that is asked for, or the components that it is to be chosen for."""
+    """Return the requested quantile, or the components to choose it for."""
     if (components is None) != (release_epsilon is None):
         raise UsageError(
-            f"{parameter('components')} and {parameter('release_epsilon')} belong together: how much a clip norm may "
-            "shorten depends on the noise of the release that it is for."
+            f"{parameter('components')} and {parameter('release_epsilon')} belong together: the best clip norm for "
+            "components depends on the noise of their release."
         )
     if components is not None and release_epsilon is not None:
         if quantile is not None:
             raise UsageError(
-                f"{parameter('components')} chooses the quantile: leave {parameter('quantile')} out, or take it alone."
+                f"{parameter('components')} determines the quantile. Pass one of it and {parameter('quantile')}."
             )
         if components < 1:
-            raise UsageError("At least one component is asked for.", parameter="components")
+            raise UsageError("The number of components must be at least 1.", parameter="components")
         return components, PrivacyLoss.parse(release_epsilon, 0).epsilon_micro
     share = Fraction(95, 100) if quantile is None else quantile
     if not isinstance(share, Fraction):
@@ -308,38 +314,38 @@ def _asked(
     return share
 
 
-def _foretell(
+def _report_accuracy(
     transaction: NormsTransaction,
-    asked: Fraction | _Leading,
+    target: Fraction | _Leading,
     state: State | None,
     left_micro: int | None,
     say: Callable[[str], None] | None,
 ) -> None:
-    """Say what the answer will be worth; refuse one that is worth nothing, unless it is charged already."""
+    """Report the expected accuracy; refuse a useless answer unless it is already charged."""
     request, table = transaction.request, transaction.table
     if state is not State.RESERVED:
         checks.require_small_delta(request.loss, request.neighbours, table.rows, accepted=request.accept_large_delta)
     checks.warn(request.calibrated(table).guarantee.loss, request.neighbours, table.rows)
     if state is State.RESERVED:
         return
-    if isinstance(asked, tuple):
-        noise_share(_purpose(asked, request), request.neighbours, table.columns, table.max_rows)
-    said = advice.forecast(request, table, None if isinstance(asked, tuple) else asked, left_micro)
+    if isinstance(target, tuple):
+        noise_share(_purpose(target, request), request.neighbours, table.columns, table.max_rows)
+    message = advice.forecast(request, table, None if isinstance(target, tuple) else target, left_micro)
     if say is not None:
-        say(said)
+        say(message)
 
 
-def _purpose(asked: _Leading, request: NormsRequest) -> ForComponents:
-    number, epsilon_micro = asked
+def _purpose(leading: _Leading, request: NormsRequest) -> ForComponents:
+    number, epsilon_micro = leading
     return ForComponents(number, PrivacyLoss(epsilon_micro, request.loss.delta_atto))
 
 
 def _choice(
-    transaction: NormsTransaction, histogram: NormHistogram, asked: Fraction | _Leading, *, fresh: bool
+    transaction: NormsTransaction, histogram: NormHistogram, target: Fraction | _Leading, *, fresh: bool
 ) -> ClipChoice:
     request, table = transaction.request, transaction.table
-    purpose = _purpose(asked, request) if isinstance(asked, tuple) else None
-    quantile = asked if isinstance(asked, Fraction) else Fraction(95, 100)
+    purpose = _purpose(target, request) if isinstance(target, tuple) else None
+    quantile = target if isinstance(target, Fraction) else Fraction(95, 100)
     if purpose is not None:
         quantile = quantile_for(purpose, histogram, table.columns, table.max_rows)
     choice = ClipChoice(histogram, quantile, histogram.quantile(quantile), fresh, purpose=purpose)
@@ -349,9 +355,9 @@ def _choice(
 
 
 def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[NormsTransaction, State | None, int | None]:
-    """Return the transaction with its delta settled, the state of its histogram, and the epsilon that is left for it.
+    """Return the transaction with its delta, the state of its histogram, and the remaining epsilon in millionths.
 
-    The state is None where nothing of it is charged; the epsilon, in millionths, where there is no ledger yet.
+    The state is None if nothing is charged; the epsilon is None without a ledger.
     """
     if budget_delta and not transaction.request.loss.delta_atto:
         transaction = norm_histogram.resolved(transaction)
@@ -364,65 +370,65 @@ def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[Norms
 
 
 def _table_at(rows: Store) -> RowsTable:
-    """Open a table whose rows do not come in periods."""
+    """Open a table without periods."""
     table = None if is_periodic(rows) else open_rows(rows)
     if table is None or table.period is not None:
         raise RefusedError(
-            f"The rows of {rows} come in periods, and one clip norm holds for all periods, also for those to come. A "
-            "quantile of the periods so far would say nothing of later ones. Choose the clip norm from what is "
-            "publicly known, or from another table, such as that of an earlier year."
+            f"The rows of {rows} come in periods, and one clip norm is used for all of them. A quantile of the "
+            "existing periods need not fit later ones. Choose the clip norm from public knowledge, or from another "
+            "table, such as that of an earlier year."
         )
     return table
 
 
-def draw_histogram(engine: Engine, transaction: HistogramTransaction[Any], label: str) -> None:
-    """Count the rows, and commit a noisy histogram of them; what was reserved is refunded if rows fail."""
-    table, counting, workers = transaction.table, transaction.counting(), engine.resources().slots
+def draw_histogram(executor: Executor, transaction: HistogramTransaction[Any], label: str) -> None:
+    """Count the rows and commit a noisy histogram; if the rows are unusable, refund the reservation."""
+    table, counting, workers = transaction.table, transaction.counting(), executor.resources().slots
     task = HistogramTask(table, counting, range(table.chunks))
     row_seconds = counting.value_seconds * table.columns
-    units = units_of(table, row_seconds=row_seconds, entries=counting.bins, workers=workers)
-    work = Work("sum", partition_histogram, task, units, add_partials, nbytes=8 * counting.bins)
+    tasks = split_tasks(table, row_seconds=row_seconds, entries=counting.bins, workers=workers)
+    computation = Computation("sum", partition_histogram, task, tasks, add_partials, nbytes=8 * counting.bins)
     try:
-        engine.reduce(work, histograms.finalise, transaction, label=label)
+        executor.reduce(computation, histograms.finalise, transaction, label=label)
     except DataError:
-        engine.trusted(transaction.abort)
+        executor.trusted(transaction.abort)
         raise
 
 
 def draw_alone(transaction: HistogramTransaction[Any], cluster: Cluster, label: str) -> bool:
-    """Charge a histogram that is a release of its own, draw and commit it; say whether it was not drawn before."""
+    """Charge, draw and commit a histogram that is a release of its own; return whether it was drawn now."""
     table = transaction.table
-    with cluster.connected() as engine:
-        engine.require_visible(table.probe, ROOT)
-        fresh = engine.trusted(transaction.reserve) is State.RESERVED
+    with cluster.connected() as executor:
+        executor.require_visible(table.probe, ROOT)
+        fresh = executor.trusted(transaction.reserve) is State.RESERVED
         if fresh:
-            draw_histogram(engine, transaction, label)
+            draw_histogram(executor, transaction, label)
     return fresh
 
 
-def draw_stages(engine: Engine, transaction: MomentTransaction) -> None:
-    """Draw the stages of a release that are not committed yet, one after the other, as :func:`draw_histogram` does."""
+def draw_stages(executor: Executor, transaction: MomentTransaction) -> None:
+    """Draw the remaining stages of a release, one after the other: see :func:`draw_histogram`."""
     labels: dict[Choice, str] = {"scale": "Counting columns", "clip norm": "Counting norms"}
     for choice, part in zip(transaction.request.chooses, (Part.STAGE, Part.SECOND), strict=False):
-        if not engine.trusted(transaction.has, part):
-            draw_histogram(engine, engine.trusted(stages.stage_of, transaction, choice), labels[choice])
+        if not executor.trusted(transaction.has, part):
+            draw_histogram(executor, executor.trusted(stages.stage_of, transaction, choice), labels[choice])
 
 
 def require_choice(transaction: MomentTransaction) -> None:
-    """Refuse a release that could choose nothing of these rows; it looks at what is public, and charges nothing."""
-    table, chosen = transaction.table, transaction.request.chooses
+    """Refuse private choices that cannot work for these rows, from public facts and without a charge."""
+    table, choices = transaction.table, transaction.request.chooses
     if table.seals:
-        taken = f"its clip norm ({parameter('clip')})"
-        if chosen[0] == "scale":
-            taken = f"that release, whose centre and scale are taken: {parameter('centre', 'PILOT.release.zarr')}"
+        alternative = f"its clip norm ({parameter('clip')})"
+        if choices[0] == "scale":
+            alternative = f"that release for its centre and scale: {parameter('centre', 'PILOT.release.zarr')}"
         raise RefusedError(
-            f"The rows come in periods, and one {chosen[0]} holds for all of them, also for those to come: a release "
-            "cannot choose it. Choose it from what is publicly known; or release a table of rows that come in no "
-            f"period once, and name {taken}."
+            f"The rows come in periods, and one {choices[0]} is used for all of them, so a release of one period "
+            "cannot choose it. Choose it from public knowledge; or release a table without periods once, and pass "
+            f"{alternative}."
         )
-    if "scale" in chosen:
+    if "scale" in choices:
         counting = stages.columns_of(transaction).counting()
         stages.require_seen(transaction.request, counting, table.rows, table.max_rows)
-    said = advice.choice_refused(transaction.request, table.columns, table.rows, table.max_rows)
-    if said is not None:
-        raise RefusedError(f"{said} Nothing was read or spent.")
+    refusal = advice.choice_refused(transaction.request, table.columns, table.rows, table.max_rows)
+    if refusal is not None:
+        raise RefusedError(f"{refusal} Nothing was read or spent.")

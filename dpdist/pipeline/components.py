@@ -1,4 +1,4 @@
-"""From a release to its components, the model, and from rows and a model to scores."""
+"""Components of a release, written as a model, and scores of rows on the components."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpdist._util.text import listed
 from dpdist.answers.captured import holding
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.registered import open_rows
-from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
+from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, split_tasks
 from dpdist.moment.operator import Matrix
 from dpdist.naming import parameter
 from dpdist.pca import eigen, projection
@@ -21,19 +21,19 @@ from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.release.artefact import Release, open_release
 from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.local import Engine, Work
+from dpdist.runtime.local import Computation, Executor
 from dpdist.storage.arrays import ROOT, attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
 
 
 class FittedModel(NamedTuple):
-    """A model that was written, and the release that it is of."""
+    """A model and its release."""
 
     model: models.Model
     release: Release
     fresh: bool
-    """Whether it was written now; False: as many components of the same release stood there already."""
+    """Whether it was written now; False if it already existed."""
 
 
 def fit_components(
@@ -47,8 +47,8 @@ def fit_components(
 ) -> FittedModel:
     """Write a model.zarr with the top principal components of a release: free post-processing.
 
-    As many components of the same release that stand there already are left alone; nothing else is replaced. A release
-    that is too large for memory is multiplied from the disk.
+    An existing model with as many components of the same release is kept; nothing else is replaced. A release that does
+    not fit in memory is multiplied from the disk.
 
     Parameters
     ----------
@@ -57,39 +57,39 @@ def fit_components(
     model : str or path-like
         The folder to write, or its address.
     components : int or float, default None
-        How many, from 1 to the number of columns; or below 1 the share of the variance that they shall hold, by the
-        lower end of its interval. None: those that can be told from noise (:mod:`dpdist.pca.overlap`).
+        Their number, from 1 to the number of columns; or, below 1, the share of the variance that they capture, by the
+        lower end of its interval. None: those that can be distinguished from noise (:mod:`dpdist.pca.overlap`).
     correlation : bool, default False
-        Whether to take the components of the correlation matrix: of columns that are standardised by what was released,
-        without those below the noise. It needs a release with its mean or of rows that were shifted by a centre.
+        Whether to use the correlation matrix: columns are standardised by the release, without those below the noise.
+        It needs a release with the mean, or with a centre.
     drop_first : bool, default False
-        With ``correlation``, whether to leave out the first column of each categorical variable of the schema.
+        With ``correlation``, whether to omit the first column of each categorical variable of the schema.
     cluster : Cluster, default None
-        Where to multiply a release that is too large for memory. None: in this process.
+        Where to multiply a release that does not fit in memory. None: this process.
 
     Returns
     -------
     FittedModel
-        The model, the release it was taken from, and whether it was written now. ``model.components`` is a
+        The model, the release, and whether the model was written now. ``model.components`` is a
         :class:`dpdist.Components`.
 
     Raises
     ------
     UsageError
-        If there are not so many components, none can be told from the noise, or those that can hold no such share.
+        If there are fewer components, none can be distinguished from the noise, or the share cannot be reached.
     DataError
-        If there is no release, something else stands at the target, or target or cluster cannot be used.
+        If there is no release, the target contains something else, or target or cluster cannot be used.
 
     See Also
     --------
-    open_model : Read it again.
-    project_rows : Rows in the coordinates of the components.
+    open_model : Read a model.
+    project_rows : Project rows on the components.
     PrivatePCA.from_release : The same as an estimator, without a file.
 
     References
     ----------
-    Dwork, Talwar, Thakurta & Zhang 2014 (components of a noisy second moment); Biane 1998 (how well each is aligned
-    with the exact one: :mod:`dpdist.pca.overlap`).
+    Dwork, Talwar, Thakurta & Zhang 2014 (components of a noisy second moment); Biane 1998 (their alignment with
+    the exact ones: :mod:`dpdist.pca.overlap`).
 
     Examples
     --------
@@ -99,37 +99,41 @@ def fit_components(
     >>> here = tempfile.TemporaryDirectory()
     >>> release = f"{here.name}/release.zarr"
     >>> rows = np.random.default_rng(2).normal(size=(2000, 6))
-    >>> fitted = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4, release=release).fit(rows)
-    >>> found = dpdist.fit_components(release, f"{here.name}/model.zarr", 3)
-    >>> found.model.components, found.fresh
+    >>> _ = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4, release=release).fit(rows)
+    >>> fitted = dpdist.fit_components(release, f"{here.name}/model.zarr", 3)
+    >>> fitted.model.components, fitted.fresh
     (Components(k=3, d=6, with eigenvalues), True)
     >>> here.cleanup()
     """
     release, target = store_at(release), store_at(model)
     opened = open_release(release)
     if drop_first and not correlation:
-        raise UsageError(f"{parameter('drop_first')} is for components of the correlation matrix.")
-    made = {
+        raise UsageError(
+            f"{parameter('drop_first')} requires components of the correlation matrix ({parameter('correlation')})."
+        )
+    attributes = {
         "format": models.FORMAT, "release_id": opened.release_id, "correlation": correlation or None,
         "drop_first": drop_first or None,
     }  # fmt: skip
     counted: dict[str, object] = {"k": components} if isinstance(components, int) else {}
-    if not made_from(target, "model", **made, **counted):
-        target.require_new("model")  # before there is any work
+    if not made_from(target, "model", **attributes, **counted):
+        target.require_new("model")  # before any computation
     elif counted:
         return FittedModel(models.open_model(target), opened, fresh=False)
     standardised = correlation_of(opened, components, drop_first=drop_first) if correlation else None
-    taken = standardised.components if standardised else _components_of(opened, release, components, cluster)
-    found = models.Model(opened.release_id, opened.names, taken, opened.schema, correlation)
-    there = partial(made_from, target, "model", **made, k=len(taken.components))
-    fresh = make_once(there, partial(models.save, found, opened, target, standardised))
-    return FittedModel(found if fresh else models.open_model(target), opened, fresh)
+    fitted_components = (
+        standardised.components if standardised else _components_of(opened, release, components, cluster)
+    )
+    fitted = models.Model(opened.release_id, opened.names, fitted_components, opened.schema, correlation)
+    exists = partial(made_from, target, "model", **attributes, k=len(fitted_components.components))
+    fresh = make_once(exists, partial(models.save, fitted, opened, target, standardised))
+    return FittedModel(fitted if fresh else models.open_model(target), opened, fresh)
 
 
 def components_of(
     release: AnyStore, count: float | None, *, cluster: Cluster | None = None
 ) -> tuple[Release, Components]:
-    """Take the top components of a release.zarr, as :func:`fit_components`, and write nothing."""
+    """Return the top components of a release.zarr without writing them: see :func:`fit_components`."""
     release = store_at(release)
     opened = open_release(release)
     return opened, _components_of(opened, release, count, cluster)
@@ -140,60 +144,59 @@ def _components_of(opened: Release, release: Store, count: float | None, cluster
         return holding(opened, count)
     if opened.in_memory:
         return counted_components(opened) if count is None else components(opened, count)
-    with chosen(cluster).connected() as engine:
-        product = _release_product(release.absolute(), opened.bound.columns, engine)
+    with chosen(cluster).connected() as executor:
+        product = _release_product(release.absolute(), opened.bound.columns, executor)
         return counted_components(opened, product) if count is None else components(opened, count, product)
 
 
-def _release_product(release: Store, size: int, engine: Engine) -> Callable[[Matrix], Matrix]:
-    """Return the function that multiplies a released second moment."""
-    resources = engine.resources()
+def _release_product(release: Store, size: int, executor: Executor) -> Callable[[Matrix], Matrix]:
+    """Return a function that multiplies a released second moment by vectors."""
+    resources = executor.resources()
     runs = eigen.tile_rows(size, resources.slots)
-    keep = size * size * 8 <= resources.memory // 2  # any process may get any rows
-    engine.require_visible(release, ROOT)
+    keep = size * size * 8 <= resources.memory // 2  # any process may receive any rows
+    executor.require_visible(release, ROOT)
 
     def product(vectors: Matrix) -> Matrix:
-        work = Work(
-            "multiply", eigen.rows_product, eigen.ProductTask(release, range(size), vectors, keep), runs, eigen.joined
-        )
-        return engine.reduce(work, eigen.stacked, label=None)
+        task = eigen.ProductTask(release, range(size), vectors, keep)
+        computation = Computation("multiply", eigen.rows_product, task, runs, eigen.joined)
+        return executor.reduce(computation, eigen.stacked, label=None)
 
     return product
 
 
-def made_from(place: AnyStore, what: str, **expected: object) -> bool:
-    """Say whether a model or scores in a store carry these attributes; refuse to take it for another's."""
-    store = store_at(place)
+def made_from(location: AnyStore, kind: str, **expected: object) -> bool:
+    """Return whether a model or scores exist with these attributes; refuse different ones."""
+    store = store_at(location)
     if not store.exists():
         return False
     info = attributes_of(store) or {}
-    if other := [key for key, value in expected.items() if info.get(key) != value]:
+    if differing := [key for key, value in expected.items() if info.get(key) != value]:
         raise DataError(
-            f"{store} exists already and was made from something else, or is no {what}: its {listed(other)} "
-            f"{'differs' if len(other) == 1 else 'differ'}. Name another place."
+            f"{store} exists already with another content, or is not a {kind}: its {listed(differing)} "
+            f"{'differs' if len(differing) == 1 else 'differ'}. Choose another path."
         )
     return True
 
 
 class ProjectedRows(NamedTuple):
-    """What was projected."""
+    """Result of a projection."""
 
     rows: int
-    """n, which under add-remove is private."""
+    """The number of rows, which is private under add-remove."""
     fresh: bool
-    """Whether the scores were written now; False: the same ones stood there already."""
+    """Whether the scores were written now; False if they already existed."""
 
 
 def scores_words(scores: AnyStore, *, fresh: bool) -> str:
-    """Say that scores are there, and what they are."""
-    how = "written" if fresh else "written before, and left alone"
-    return f"{scores}: {how}. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
+    """Return a message about the scores."""
+    status = "written" if fresh else "written before, and kept"
+    return f"{scores}: {status}. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
 
 
 def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: Cluster | None = None) -> ProjectedRows:
-    """Write a scores.zarr: the rows, projected on the components of a model. They are private.
+    """Write a scores.zarr: the rows, projected on the components of a model. Scores are private.
 
-    Scores of the same rows, release and number of components that stand there already are left alone.
+    Existing scores of the same rows, release and number of components are kept.
 
     Parameters
     ----------
@@ -202,61 +205,61 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
     model : str or path-like
         The model.zarr, or its address: k components of d columns.
     scores : str or path-like
-        The folder to write, or its address: (n, k) float64, or float32 of float32 rows. They are as private as the
-        rows.
+        The folder to write, or its address: (n, k) float64, or float32 of float32 rows. They are as private as
+        the rows.
     cluster : Cluster, default None
         Where to compute. None: threads of this process.
 
     Returns
     -------
     ProjectedRows
-        n, and whether the scores were written now.
+        The number of rows, and whether the scores were written now.
 
     Raises
     ------
     DataError
-        If something else stands at the target, or rows, model, cluster or target cannot be used.
+        If the target contains something else, or rows, model, cluster or target cannot be used.
     ResumableError
-        If the cluster was lost half-way.
+        If the connection to the cluster was lost.
 
     See Also
     --------
-    fit_components : Makes the model.
-    PrivatePCA.transform : The same of rows in memory.
+    fit_components : Write a model.
+    PrivatePCA.transform : The same for rows in memory.
 
     Examples
     --------
-    Here it is not run.
+    Not run here:
 
     >>> import dpdist
     >>> dpdist.project_rows("rows.zarr", "model.zarr", "scores.zarr")  # doctest: +SKIP
     ProjectedRows(rows=1797, fresh=True)
     """
-    where = chosen(cluster)
+    cluster = chosen(cluster)
     model, target = store_at(model), store_at(scores)
-    table, found = open_rows(rows), models.open_model(model)
-    there = partial(
+    table, opened = open_rows(rows), models.open_model(model)
+    exists = partial(
         made_from,
         target,
         "scores",
         format=projection.FORMAT,
         dataset_id=table.dataset_id,
-        release_id=found.release_id,
-        k=len(found.components.components),
+        release_id=opened.release_id,
+        k=len(opened.components.components),
     )
-    fresh = make_once(there, partial(_project, table, found, model, target, where))
+    fresh = make_once(exists, partial(_project, table, opened, model, target, cluster))
     if not fresh:
         projection.require_whole(target, table)
     return ProjectedRows(table.rows, fresh)
 
 
-def _project(table: RowsTable, found: models.Model, model: Store, target: Store, where: Cluster) -> None:
-    target.require_new("scores")  # before there is any work
-    row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * found.components.components.size
-    with where.connected() as cluster_engine:
-        workers = cluster_engine.resources().slots
-        units = units_of(table, row_seconds=row_seconds, entries=0, workers=workers)
-        with projection.scores_of(table, found, model, target) as task:
-            for store in (table.probe, task.scores):
-                cluster_engine.require_visible(store, ROOT)
-            cluster_engine.map(Work("project", projection.project_chunks, task, units), "Projecting rows")
+def _project(table: RowsTable, opened: models.Model, model: Store, target: Store, cluster: Cluster) -> None:
+    target.require_new("scores")  # before any computation
+    row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * opened.components.components.size
+    with cluster.connected() as executor:
+        workers = executor.resources().slots
+        tasks = split_tasks(table, row_seconds=row_seconds, entries=0, workers=workers)
+        with projection.scores_of(table, opened, model, target) as task:
+            for required in (table.probe, task.scores):
+                executor.require_visible(required, ROOT)
+            executor.map(Computation("project", projection.project_chunks, task, tasks), "Projecting rows")

@@ -1,6 +1,6 @@
-"""What :func:`dpdist.inspect_path` returns: a class for each kind of folder, as JSON values and in words.
+"""Results of :func:`dpdist.inspect_path`: a class for each kind of folder, with JSON values and a description.
 
-The fields of a class are its JSON values, in their order; ``lines`` says them to people.
+The fields of a class are its JSON values, in order.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from dpdist.rows.bounding import TRUNCATED, RowBound
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 
-_SHOWN = 6
-"""Column names that are shown to people."""
+_SHOWN = 6  # column names in a description
 Lines = list[tuple[str, str]]
 
 
 class LedgerState(enum.StrEnum):
-    """Whether the ledger of rows is where it is looked for."""
+    """State of the ledger of rows."""
 
     NOT_CREATED = "not created"
     NOT_NAMED = "not named"
@@ -38,13 +37,13 @@ class LedgerState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class LedgerFacts:
-    """Where the budget of rows is kept and how it stands."""
+    """The ledger of rows, and the state of their budget."""
 
-    place: str | None  # None where it is not known here
+    place: str | None  # None if unknown
     state: LedgerState
-    budget: PrivacyLoss | None  # as the rows declare it
+    budget: PrivacyLoss | None  # declared by the rows
     balance: Balance | None = None
-    refused: str | None = None  # why nothing new can be released
+    refused: str | None = None  # reason why new releases are refused
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -53,14 +52,14 @@ class LedgerFacts:
     def __str__(self) -> str:
         budget = "no budget declared" if self.budget is None else f"budget {self.budget}"
         if self.state is not LedgerState.IN_USE:
-            return f"{self.place or 'its place'} is {self.state}; {budget}"
+            return f"{self.place or 'its path'} is {self.state}; {budget}"
         refused = "" if self.refused is None else f". NOTHING NEW CAN BE RELEASED: {self.refused}"
         return f"{self.place}: {budget}; {self.balance}{refused}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(ABC):
-    """What is declared about a folder of any kind.
+    """Public description of a folder of any kind.
 
     Attributes
     ----------
@@ -69,9 +68,9 @@ class Facts(ABC):
     path : str
         The folder.
     private : bool
-        Whether it is for whoever may read the rows only.
+        Whether only readers of the rows may see it.
     damaged : tuple of str or None
-        What is wrong, a sentence each; empty if nothing is, None if nobody looked.
+        Descriptions of damage; empty if there is none, None if not verified.
     """
 
     kind: ClassVar[str]
@@ -86,18 +85,18 @@ class Facts(ABC):
         return {**head, **self._values(), "damaged": as_json(self.damaged)}
 
     def describe(self) -> str:
-        """Return text: a line for each fact."""
+        """Return a text with a line for each fact."""
         lines = [("", f"{self.path}: {self.title}. {self._warning() if self.private else 'Public'}."), *self._lines()]
         if self.damaged is not None:
-            lines += [("DAMAGED", wrong) for wrong in self.damaged] or [("verified", "nothing is damaged")]
+            lines += [("DAMAGED", problem) for problem in self.damaged] or [("verified", "nothing is damaged")]
         return labelled(lines)
 
     def _values(self) -> dict[str, object]:
-        own = fields_as_json(self, optional={"schema", "correlation"})
-        return {name: value for name, value in own.items() if name not in _SHARED}
+        values = fields_as_json(self, optional={"schema", "correlation"})
+        return {name: value for name, value in values.items() if name not in _SHARED}
 
     def _warning(self) -> str:
-        return "PRIVATE: for whoever may read the rows"
+        return "PRIVATE: only for readers of the rows"
 
     @abstractmethod
     def _lines(self) -> Lines: ...
@@ -108,7 +107,7 @@ _SHARED = {field.name for field in fields(Facts)}
 
 @dataclass(frozen=True, kw_only=True)
 class RowsFacts(Facts):
-    """What is declared about rows."""
+    """Description of rows."""
 
     kind: ClassVar[str] = "rows"
     title: ClassVar[str] = "rows"
@@ -119,14 +118,14 @@ class RowsFacts(Facts):
     chunk_rows: int
     codec: str
     checksum: str
-    bytes: int  # of the chunks that are there
+    bytes: int  # of the existing chunks
     dataset_id: str
     columns: tuple[str, ...]
     period: str | None
     unit: Unit | None
     reproduced: bool
     ledger: LedgerFacts
-    source: str | None  # where the chunks are, if they stay there
+    source: str | None  # if the rows are registered in place
     schema: Schema | None = None
 
     def _lines(self) -> Lines:
@@ -136,19 +135,19 @@ class RowsFacts(Facts):
             ("columns", _columns(self.columns)),
             ("stored", f"{self.dtype}, {chunks}, {self.bytes} bytes"),
             ("codec", f"compression {self.codec}, checksum {self.checksum} on every chunk"),
-            *([("in place", f"{self.source}: read where it is, and not to be changed")] if self.source else []),
+            *([("in place", f"{self.source}: read in place, and must not be changed")] if self.source else []),
             ("data set", self.dataset_id),
             *([("period", self.period)] if self.period else []),
             *_schema(self.schema),
             ("unit", _unit(self.unit)),
-            *([("reproduced", "released for reproduction: they get no budget any more")] if self.reproduced else []),
+            *([("reproduced", "released for reproduction: they can have no budget")] if self.reproduced else []),
             ("ledger", str(self.ledger)),
         ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodsFacts(Facts):
-    """What is declared about rows that come in periods."""
+    """Description of rows that come in periods."""
 
     kind: ClassVar[str] = "periods"
     title: ClassVar[str] = "rows that come in periods"
@@ -171,7 +170,7 @@ class PeriodsFacts(Facts):
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseFacts(Facts):
-    """What is known of a release; ``release`` is it."""
+    """Description of a release, with ``release`` itself."""
 
     kind: ClassVar[str] = "release"
     title: ClassVar[str] = "a release"
@@ -186,13 +185,13 @@ class ReleaseFacts(Facts):
     def _lines(self) -> Lines:
         release, bound, weights = self.release, self.release.bound, self.release.weights
         loss = "nothing" if release.guarantee is None else str(release.guarantee.loss)
-        of = "" if release.unit is None else f" of the rows of one {release.unit.column}, {release.unit.most}"
+        unit = "" if release.unit is None else f" of the rows of one {release.unit.column}, {release.unit.most}"
         chosen = {} if release.stage is None else release.stage.chosen
         lines = [
             ("release", release.release_id),
             ("mechanism", f"{release.mechanism}, {release.status}"),
-            ("proved", f"{loss} under {release.neighbours}{of}"),
-            *(("caution", said) for said in release.cautions),
+            ("proved", f"{loss} under {release.neighbours}{unit}"),
+            *(("caution", caution) for caution in release.cautions),
             ("clip norm", exactly(bound.clip_norm) + (", mean released as well" if bound.constant else "")),
             ("grid", _grid(bound)),
         ]
@@ -220,7 +219,7 @@ class ReleaseFacts(Facts):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts(Facts):
-    """What is known of components."""
+    """Description of components."""
 
     kind: ClassVar[str] = "model"
     title: ClassVar[str] = "principal components of a release"
@@ -229,7 +228,7 @@ class ModelFacts(Facts):
     status: str
     k: int
     columns: tuple[str, ...]
-    eigenvalues: bool  # whether there are any
+    eigenvalues: bool  # whether the model has them
     schema: Schema | None = None
     correlation: bool = False
 
@@ -248,7 +247,7 @@ class ModelFacts(Facts):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresFacts(Facts):
-    """What is declared about scores."""
+    """Description of scores."""
 
     kind: ClassVar[str] = "scores"
     title: ClassVar[str] = "scores, private rows in fewer dimensions"
@@ -276,8 +275,8 @@ def _rows(count: int) -> str:
 
 
 def _columns(names: Sequence[str]) -> str:
-    rest = len(names) - _SHOWN
-    return f"{len(names)}: {', '.join(names[:_SHOWN])}" + (f" and {rest} more" if rest > 0 else "")
+    hidden = len(names) - _SHOWN
+    return f"{len(names)}: {', '.join(names[:_SHOWN])}" + (f" and {hidden} more" if hidden > 0 else "")
 
 
 def _unit(unit: Unit | None) -> str:
@@ -288,15 +287,17 @@ def _grid(bound: RowBound) -> str:
     grid = f"the clip norm is 2^{bound.grid_bits} steps; rows were"
     if bound.rule == TRUNCATED:
         return f"{grid} truncated to it"
-    return f"{grid} shortened to norm {rounded_norm(bound.shortened_norm)}, and rounded without bias"
+    return f"{grid} clipped to norm {rounded_norm(bound.shortened_norm)}, and rounded without bias"
 
 
 def _schema(schema: Schema | None) -> Lines:
-    """Return the line about the schema by which columns were made, which is public."""
+    """Return the line about the schema of the columns."""
     if schema is None:
         return []
-    scaled = "ranges become -1 to 1" if schema.scale == "range" else "as the source has them"
+    scaled = "ranges become -1 to 1" if schema.scale == "range" else "as in the source"
     longest = "" if schema.norm is None else f", no row longer than {rounded_up(schema.norm)}"
-    rest = len(schema.columns) - _SHOWN
-    shown = "; ".join(column.words for column in schema.columns[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+    hidden = len(schema.columns) - _SHOWN
+    shown = "; ".join(column.words for column in schema.columns[:_SHOWN]) + (
+        f"; and {hidden} more" if hidden > 0 else ""
+    )
     return [("schema", f"{scaled}{longest}: {shown}")]

@@ -1,7 +1,7 @@
-"""What a folder is: rows, a folder of periods, a release, a model or scores, told from what is declared about it.
+"""Identify and describe a folder: rows, a folder of periods, a release, a model or scores.
 
-No value of a row and no statistic of the rows is computed, let alone told. Verifying reads every chunk of private rows
-and says only which ones are damaged.
+No value of a row and no statistic of the rows is computed. Verifying reads every chunk of private rows, and reports
+only damaged ones.
 """
 
 from __future__ import annotations
@@ -49,51 +49,52 @@ from dpdist.rows.writing import chunk_key
 from dpdist.storage.arrays import Text, attributes_of
 from dpdist.storage.store import AnyStore, Store, store_at
 
-_PIECE_BYTES = 512 << 10
-"""Rows that are read and checked at once: half of a core's second-level cache."""
+_BATCH_BYTES = 512 << 10
+"""Rows that are verified at once: half of a core's second-level cache."""
 _BUFFERS = 512 << 20
-"""Bytes of the buffers of all threads, at most, unless one thread needs more."""
+"""Limit for the buffers of all threads, unless one thread needs more."""
 
 
 @quiet()
 def inspect_path(
     path: AnyStore, *, ledger: LedgerAddressGiven | None = None, verify: bool = False, progress: Progress | None = None
 ) -> AnyFacts:
-    """Return what is declared about a folder: rows, a folder of periods, a release, a model or scores.
+    """Describe a folder: rows, a folder of periods, a release, a model or scores.
 
-    No value of a row and no statistic of the rows is computed, let alone told.
+    No value of a row and no statistic of the rows is computed.
 
     Parameters
     ----------
     path : str or path-like
         The folder, or its address.
     ledger : str or path-like, default None
-        Where the budget of rows is kept. None: beside them, ``.ledger`` in place of ``.zarr``; of rows at
-        an address, the one that this machine remembers.
+        The ledger of rows. None: next to them, with ``.ledger`` instead of ``.zarr``; for rows at an address, the one
+        recorded on this machine.
     verify : bool, default False
-        Whether to read every chunk of rows or scores and check it. A release and a model are always read and checked.
+        Whether to read and verify every chunk of rows or scores. A release and a model are always verified.
     progress : callable, default None
-        Called with what is under way (str), how many chunks are checked (int) and how many there are (int). None:
-        nobody is told.
+        Called with the current step (str), the number of verified chunks (int) and their total (int). None: progress is
+        not reported.
 
     Returns
     -------
     RowsFacts, PeriodsFacts, ReleaseFacts, ModelFacts or ScoresFacts
-        ``kind`` (str), ``private`` (bool) and ``path`` (str); the rest depends on the kind. After verifying ``damaged``
-        (tuple of str) says what is wrong, and is empty if nothing is. ``to_json()`` returns all of it as JSON values.
+        ``kind`` (str), ``private`` (bool) and ``path`` (str); other attributes depend on the kind. After verifying,
+        ``damaged`` (tuple of str) describes the damage; it is empty if there is none. ``to_json()`` returns JSON
+        values.
 
     Raises
     ------
     UsageError
-        If it is an address of no store that is known here, or one with a password.
+        If it is an address of an unsupported store, or one with a password.
     RefusedError
-        If the seals of periods are to be verified, and their ledger is not at its place.
+        If periods are to be verified, and their ledger, which contains the seals, does not exist.
     DataError
-        If it is nothing of dpdist's, or too damaged to say what it is, or the ledger is.
+        If it was not written by dpdist, or it or the ledger is too damaged.
 
     See Also
     --------
-    open_rows, open_release, open_model : What is there, as objects.
+    open_rows, open_release, open_model : Open a folder.
     Ledger : The budget.
 
     Examples
@@ -111,8 +112,8 @@ def inspect_path(
     (4, 3)
     >>> here.cleanup()
     """
-    store, place = store_at(path), None if ledger is None else address_given(ledger)
-    rows = partial(_rows, store, place, verify=verify, progress=progress)
+    store, address = store_at(path), None if ledger is None else address_given(ledger)
+    rows = partial(_rows, store, address, verify=verify, progress=progress)
     kinds: dict[str, Callable[[], AnyFacts]] = {
         dataset.FORMAT: rows,
         registered.FORMAT: rows,
@@ -121,21 +122,22 @@ def inspect_path(
         projection.FORMAT: partial(_scores, store, verify=verify, progress=progress),
     }
     if is_periodic(store):
-        return _periods(store, place, verify=verify, progress=progress)
+        return _periods(store, address, verify=verify, progress=progress)
     described = attributes_of(store)
     if described is not None and described.get("format") in kinds:
         return kinds[described["format"]]()
     if described is not None:
         raise DataError(
             f"{store} has format {described.get('format')!r}, which this version of dpdist does not know. Use the "
-            "version that made it."
+            "version that wrote it."
         )
     if isinstance(where := store.address(), Path) and Ledger.stands_at(where):
-        raise DataError(f"{store} is a ledger. Look at it with: {step('ledger show', store)}")
+        raise DataError(f"{store} is a ledger. Inspect it with: {step('ledger show', store)}")
     if not store.exists():
-        raise DataError(f"There is nothing at {store}.")
+        raise DataError(f"{store} does not exist.")
     raise DataError(
-        f"{store} is none of dpdist's rows, folders of periods, releases, models or scores. Rows are made with: "
+        f"{store} was not written by dpdist: it is not rows, a folder of periods, a release, a model or scores. Create "
+        f"rows with: "
         f"{step('ingest', store, 'ROWS')}"
     )
 
@@ -158,26 +160,26 @@ def _rows(store: Store, ledger: LedgerAddress | None, *, verify: bool, progress:
         path=str(store), damaged=damaged, n=table.rows, d=table.columns, dtype=table.dtype, chunks=table.chunks,
         chunk_rows=table.chunk_rows, codec=codec, checksum="CRC32C", bytes=size, dataset_id=table.dataset_id,
         columns=table.names, period=table.period, unit=table.unit, reproduced=table.reproduced,
-        ledger=_ledger(_place(table, ledger), table.ledger_id, table.budget)[0], source=source, schema=table.schema,
+        ledger=_ledger(_ledger_address(table, ledger), table.ledger_id, table.budget)[0], source=source,
+        schema=table.schema,
     )  # fmt: skip
 
 
 def _require_plausible(store: Store, announced: int) -> None:
-    """Refuse to list what is missing where a damaged head announces chunks without end."""
+    """Refuse damaged metadata that announces far more chunks than exist."""
     stored = sum(1 for _ in store.list("c"))
     if announced > 1000 * (stored + 1):
-        raise DataError(f"{store} announces {announced} chunks and holds {stored}. Restore its zarr.json.")
+        raise DataError(f"{store} announces {announced} chunks and contains {stored}. Restore its zarr.json.")
 
 
 def _periods(store: Store, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None) -> PeriodsFacts:
     table = open_periods(store)
-    place = ledger or default_ledger(table.store)
-    facts, opened = _ledger(place, table.ledger_id, table.budget)
+    address = ledger or default_ledger(table.store)
+    facts, opened = _ledger(address, table.ledger_id, table.budget)
     periods = {} if opened is None else opened.periods
     if verify and opened is None:
         raise RefusedError(
-            f"The seals of the periods of {table.store} stand in their ledger, which is not at {place}. Name "
-            "its place.",
+            f"The seals of the periods of {table.store} are in their ledger, which is not at {address}. Pass its path.",
             parameter="ledger",
         )
     damaged = None
@@ -195,8 +197,8 @@ def _periods(store: Store, ledger: LedgerAddress | None, *, verify: bool, progre
     )
 
 
-def _place(table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | None:
-    """Return where the ledger of rows is; None where nobody here knows."""
+def _ledger_address(table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | None:
+    """Return the address of the ledger of rows, or None if unknown."""
     try:
         return ledger or ledger_place(table)
     except UsageError:
@@ -204,25 +206,25 @@ def _place(table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | No
 
 
 def _ledger(
-    place: LedgerAddress | None, ledger_id: str | None, declared: PrivacyLoss | None
+    address: LedgerAddress | None, ledger_id: str | None, declared: PrivacyLoss | None
 ) -> tuple[LedgerFacts, Ledger | None]:
-    """Return where the budget of a table is kept and how it stands, and its ledger if that is in use."""
-    where = None if place is None else str(place)
+    """Return the state of a table's ledger, and the ledger if it is in use."""
+    location = None if address is None else str(address)
     if ledger_id is None:
-        return LedgerFacts(where, LedgerState.NOT_CREATED, declared), None
-    if place is None:
-        return LedgerFacts(where, LedgerState.NOT_NAMED, declared), None
-    if not Ledger.stands_at(place):
-        return LedgerFacts(where, LedgerState.NOT_THERE, declared), None
-    opened = Ledger(place)
+        return LedgerFacts(location, LedgerState.NOT_CREATED, declared), None
+    if address is None:
+        return LedgerFacts(location, LedgerState.NOT_NAMED, declared), None
+    if not Ledger.stands_at(address):
+        return LedgerFacts(location, LedgerState.NOT_THERE, declared), None
+    opened = Ledger(address)
     if opened.ledger_id != ledger_id:
-        return LedgerFacts(where, LedgerState.OF_OTHER_ROWS, declared), None
+        return LedgerFacts(location, LedgerState.OF_OTHER_ROWS, declared), None
     refused = None
     try:
         opened.require_current()
     except RefusedError as error:
         refused = str(error)
-    return LedgerFacts(where, LedgerState.IN_USE, declared, opened.balance(), refused), opened
+    return LedgerFacts(location, LedgerState.IN_USE, declared, opened.balance(), refused), opened
 
 
 def _release(store: Store) -> ReleaseFacts:
@@ -238,16 +240,16 @@ class _ModelHead(Struct):
 def _model(store: Store) -> ModelFacts:
     opened = model.open_model(store)
     try:
-        said = msgspec.convert(attributes_of(store), _ModelHead)
+        head = msgspec.convert(attributes_of(store), _ModelHead)
     except ValueError:
-        raise DataError(f"{store} is a model.zarr that was damaged. Write it again with {step('pca')}.") from None
+        raise DataError(f"{store} is a damaged model.zarr. Write it again with {step('pca')}.") from None
     return ModelFacts(
         path=str(store),
-        private=said.status != "private",
+        private=head.status != "private",
         damaged=(),
         release_id=opened.release_id,
-        mechanism=said.mechanism,
-        status=said.status,
+        mechanism=head.mechanism,
+        status=head.status,
         k=len(opened.components.components),
         columns=opened.names,
         eigenvalues=opened.components.eigenvalues is not None,
@@ -263,7 +265,7 @@ class _ScoresHead(Struct):
 
 def _scores(store: Store, *, verify: bool, progress: Progress | None) -> ScoresFacts:
     try:
-        said = msgspec.convert(attributes_of(store), _ScoresHead)
+        head = msgspec.convert(attributes_of(store), _ScoresHead)
         array = zarr.open_array(store.for_zarr(), mode="r", zarr_format=3)
         (rows, k), chunk = array.shape, array.chunks[0]
         facts: ScoresFacts | None = ScoresFacts(
@@ -272,13 +274,13 @@ def _scores(store: Store, *, verify: bool, progress: Progress | None) -> ScoresF
             k=k,
             dtype=str(array.dtype),
             chunks=array.nchunks,
-            dataset_id=said.dataset_id,
-            release_id=said.release_id,
+            dataset_id=head.dataset_id,
+            release_id=head.release_id,
         )
-    except Exception:  # noqa: BLE001 - damaged metadata fails in as many ways as there are libraries
+    except Exception:  # noqa: BLE001 - damaged metadata raises various errors
         facts = None
     if facts is None:
-        raise DataError(f"{store} is a scores.zarr that was damaged. Write it again with {step('project')}.")
+        raise DataError(f"{store} is a damaged scores.zarr. Write it again with {step('project')}.")
     _require_plausible(store, facts.chunks)
     if not verify:
         return facts
@@ -287,43 +289,43 @@ def _scores(store: Store, *, verify: bool, progress: Progress | None) -> ScoresF
         try:
             sound = store.size(chunk_key(index)) is not None  # zarr reads a missing chunk as zeros
             np.asarray(array[index * chunk : (index + 1) * chunk])
-        except Exception:  # noqa: BLE001 - whatever zarr and its codecs raise
+        except Exception:  # noqa: BLE001 - of zarr and its codecs
             sound = False
         return None if sound else f"Chunk {index} of {store} is missing or was altered. Project the rows again."
 
-    taken = 2 * chunk * facts.k * array.dtype.itemsize
-    return replace(facts, damaged=_wrong(check, range(facts.chunks), taken, progress))
+    buffer_bytes = 2 * chunk * facts.k * array.dtype.itemsize
+    return replace(facts, damaged=_problems(check, range(facts.chunks), buffer_bytes, progress))
 
 
-def _damaged(table: Table, progress: Progress | None, known: dict[int, str]) -> tuple[str, ...]:
-    """Read all chunks of a table and return what is wrong, in their order; of some that is known."""
-    piece = max(1, _PIECE_BYTES // (8 * table.columns))
-    own = threading.local()  # a reader has buffers
+def _damaged(table: Table, progress: Progress | None, missing: dict[int, str]) -> tuple[str, ...]:
+    """Verify all chunks of a table, and return the problems in order, with those of missing chunks."""
+    batch = max(1, _BATCH_BYTES // (8 * table.columns))
+    local = threading.local()  # each thread has a reader with buffers
 
     def check(index: int) -> str | None:
-        if index in known:
-            return known[index]
-        if not hasattr(own, "reader"):
-            own.reader = ChunkReader(table, piece)
+        if index in missing:
+            return missing[index]
+        if not hasattr(local, "reader"):
+            local.reader = ChunkReader(table, batch)
         try:
-            for _ in own.reader.read(index):
+            for _ in local.reader.read(index):
                 pass
         except DataError as error:
             return str(error)
         return None
 
-    return _wrong(check, range(table.chunks), table.buffer_bytes(piece), progress)
+    return _problems(check, range(table.chunks), table.buffer_bytes(batch), progress)
 
 
-def _wrong(
+def _problems(
     check: Callable[[int], str | None], chunks: Sequence[int], buffer_bytes: int, progress: Progress | None
 ) -> tuple[str, ...]:
-    """Check chunks, a thread for each core as far as memory goes, and return what is said of them, in their order."""
+    """Check chunks in threads, as many as cores and memory allow, and return the problems in order."""
     count = Count(progress, "Checking chunks", len(chunks))
-    wrong = []
-    with threaded(max(1, min(available_cores(), _BUFFERS // max(1, buffer_bytes)))) as each:
-        for sentence in each(check, chunks):
-            if sentence is not None:
-                wrong.append(sentence)
+    problems = []
+    with threaded(max(1, min(available_cores(), _BUFFERS // max(1, buffer_bytes)))) as thread_map:
+        for problem in thread_map(check, chunks):
+            if problem is not None:
+                problems.append(problem)
             count.one()
-    return tuple(wrong)
+    return tuple(problems)

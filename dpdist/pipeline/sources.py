@@ -1,8 +1,7 @@
-"""From the names and stored types of a source to the draft of a schema, for a person to complete.
+"""Drafts of schemas, the executor of an ingest, and registration of tables in place.
 
-Who computes the steps of an ingest (:mod:`dpdist.ingest.write`): threads of this process, or workers.
-
-From files to a table in place: its rows are read once and never copied.
+A draft lists the names and stored types of a source, for a person to complete. The tasks of an ingest
+(:mod:`dpdist.ingest.write`) run in threads of this process or on workers. Registration reads rows once and copies none.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from dpdist.rows.manifest import SOURCES
 from dpdist.rows.schema import Schema
 from dpdist.rows.schema_file import draft_of, read_schema
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.local import Work
+from dpdist.runtime.local import Computation
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -46,33 +45,33 @@ from dpdist.storage.store import AnyStore, Store, store_at
 def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None = None) -> str:
     r"""Draft a schema of a source from the names of its columns and the types that it stores.
 
-    No value is looked at, because the draft is published: ranges and categories are blanks, to be filled in from public
-    knowledge. Text stores no types, so each of its columns is drafted as a number; nor does it say whether its first
-    line names the columns or is a row, whose cells would be published.
+    No value is read, because the draft is public: ranges and categories are left blank, to be completed from public
+    knowledge. Text has no types, so each of its columns becomes a number. Nor does it show whether the first line is a
+    header or a row, whose cells would be published.
 
     Parameters
     ----------
     source : str, path-like or DataFrame
         A .csv, .csv.gz or .parquet file, a folder of these, or the address of one; or a DataFrame of pandas or Dask.
     header : {"yes", "no"}, default None
-        Whether the first line of a .csv names the columns or is a row; a .csv needs it.
+        Whether the first line of a .csv is a header; required for a .csv.
 
     Returns
     -------
     str
-        TOML, to be written to a file and completed. :meth:`Schema.read` says which blanks are left.
+        TOML, to be saved and completed. :meth:`Schema.read` reports the remaining blanks.
 
     Raises
     ------
     UsageError
-        If the source is of a kind that holds numbers only.
+        If the source is of a kind that contains only numbers.
     DataError
         If it cannot be read.
 
     See Also
     --------
-    Schema : What it becomes.
-    ingest_rows : Takes it.
+    Schema : Read the completed file.
+    ingest_rows : Ingest rows with a schema.
 
     Examples
     --------
@@ -99,26 +98,29 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
 
     table = collection_of(source)
     if table is None:
-        told: Any = source if isinstance(source, Remote) else location_of(os.fspath(source))
+        origin: Any = source if isinstance(source, Remote) else location_of(os.fspath(source))
         try:
-            names, stored = columns_at(told, Path(gettempdir()), header)
+            names, stored = columns_at(origin, Path(gettempdir()), header)
         except AskError as error:
-            steps = [f"{step('schema', told, **{name: value})} ({meaning})" for name, value, meaning in error.ways]
-            said = f"{error} Choose: {', or '.join(steps)}. The ingest takes the same."
-            raise DataError(said) from None
+            steps = [f"{step('schema', origin, **{name: value})} ({meaning})" for name, value, meaning in error.ways]
+            message = f"{error} Choose: {', or '.join(steps)}. The ingest takes the same."
+            raise DataError(message) from None
     elif table.framed:
-        told, names, stored = table, table.names, list(types_of(table.data).values())
+        origin, names, stored = table, table.names, list(types_of(table.data).values())
     else:
-        raise DataError(f"{table} has no columns of different kinds, which a schema is for.")
-    require_publishable(told, names)
+        raise DataError(f"{table} has no columns of different kinds, so it needs no schema.")
+    require_publishable(origin, names)
     kinds = None
     if stored is not None:
-        kinds = ["ignored" if name in UNNAMED else kind_of(each) for name, each in zip(names, stored, strict=True)]
-    return draft_of(told, names, kinds)
+        kinds = [
+            "ignored" if name in UNNAMED else kind_of(stored_type)
+            for name, stored_type in zip(names, stored, strict=True)
+        ]
+    return draft_of(origin, names, kinds)
 
 
 def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:
-    """Read a schema for a source: of a draft it is told which columns of text are no numbers, and get no range."""
+    """Read a schema for a source; messages about a draft list the text columns, which need no range."""
     if not isinstance(source, str | os.PathLike):
         return read_schema(schema)
     return read_schema(schema, partial(words_at, location_of(os.fspath(source)), Path(gettempdir()), header))
@@ -126,39 +128,39 @@ def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:
 
 @dataclass(frozen=True)
 class Workers:
-    """Threads of this process, or workers of a cluster, which is connected to when it is needed."""
+    """Threads of this process, or workers of a cluster that is connected to when needed."""
 
     cluster: Cluster | None
     progress: Progress | None
 
     @property
     def named(self) -> bool:
-        """Whether somebody asked for them."""
+        """Whether a cluster was given."""
         return self.cluster is not None and self.cluster.named
 
     @contextmanager
-    def connected(self, place: Store, choices: Choices) -> Iterator[Run]:
-        """Give what computes units on them; they see a place, and read files by choices."""
-        where = chosen(self.cluster)
-        with replace(where, progress=where.progress or self.progress).connected() as engine:
+    def connected(self, location: Store, choices: Choices) -> Iterator[Run]:
+        """Yield a function that runs tasks of a job; all processes see a location, and read files with some choices."""
+        cluster = chosen(self.cluster)
+        with replace(cluster, progress=cluster.progress or self.progress).connected() as executor:
 
-            def run(job: Job, units: Sequence[Any]) -> list[Any]:
-                engine.require_visible(place)
-                found = dict(engine.results(computed, units, (job, place, choices), job.label, f"ingest-{job.name}"))
-                return [found[number] for number in range(len(units))]
+            def run(job: Job, tasks: Sequence[Any]) -> list[Any]:
+                executor.require_visible(location)
+                shared = job, location, choices
+                results = dict(executor.results(run_job_task, tasks, shared, job.label, f"ingest-{job.name}"))
+                return [results[number] for number in range(len(tasks))]
 
             yield run
 
 
-def computed(unit: Any, shared: tuple[Job, Store, Choices]) -> Any:
-    """Compute a unit of a job, on a worker."""
-    job, place, choices = shared
-    with writing(), closing(Opener(place.scratch_folder, choices)) as opener:
-        return job(opener, unit, bool)
+def run_job_task(task: Any, shared: tuple[Job, Store, Choices]) -> Any:
+    """Run a task of a job."""
+    job, location, choices = shared
+    with writing(), closing(Opener(location.scratch_folder, choices)) as opener:
+        return job(opener, task, bool)
 
 
-_PER_WORKER = 32
-"""Parts of the manifest that a worker writes, one task for each."""
+_TASKS_PER_WORKER = 32  # each writes a part of the manifest
 
 
 def register_rows(
@@ -170,54 +172,54 @@ def register_rows(
     variable: str | None = None,
     cluster: Cluster | None = None,
 ) -> RowsTable:
-    """Make a table of rows where they are, without a copy, and with a budget create its ledger.
+    """Create a table of rows in place, without a copy, and a ledger if there is a budget.
 
-    The workers read the rows once. What every part of the source holds is written down, and each later read is held
-    against that: a source that changed is an error, and never another table. The table takes all columns, and the
-    types that an ingest would, so the same draws make the same release of it.
+    The workers read the rows once and record a checksum for every part of the source. Every later read is compared with
+    it, so a changed source is an error. The table has all columns, with the same types as after an ingest, so the same
+    draws give the same release.
 
-    Rows that were registered before from the same source are left alone, and so is their ledger. The same files
-    registered elsewhere by the same user are a copy: they keep their identity, and share the one ledger.
+    An existing table of the same source is kept, and so is its ledger. Files that the same user registers again
+    elsewhere are a copy: the tables have the same identity and share one ledger.
 
     Parameters
     ----------
     source : str or path-like
         A .npy or .parquet file, a Zarr array (format 2 or 3, also sharded, or one of a group), a folder of such files
-        (also in folders KEY=VALUE), or the address of one. Every worker must see it under the same name. It is not to
-        be changed or moved as long as the table is used.
+        (also in folders KEY=VALUE), or the address of one. Every worker must see it at the same path. It must not be
+        changed or moved while the table is used.
     rows : str or path-like
         The folder to write, or its address: private, and small.
     budget : PrivacyLoss, default None
-        As of :func:`dpdist.ingest_rows`.
+        See :func:`dpdist.ingest_rows`.
     ledger : str or path-like, default None
-        As of :func:`dpdist.ingest_rows`.
+        See :func:`dpdist.ingest_rows`.
     variable : str, default None
-        The array of rows, where a Zarr group holds several.
+        The array of rows, if a Zarr group contains several.
     cluster : Cluster, default None
-        Where to read. None: in threads of this process.
+        Where to read the rows. None: threads of this process.
 
     Returns
     -------
     RowsTable
-        The table, as of :func:`dpdist.ingest_rows`.
+        The table: see :func:`dpdist.ingest_rows`.
 
     Raises
     ------
     UsageError, RefusedError, ResumableError
-        As of :func:`dpdist.ingest_rows`. A table of dpdist as the source is refused, too.
+        See :func:`dpdist.ingest_rows`. A table of dpdist as the source is also refused.
     DataError
-        If the source is unusable, is of a kind that cannot be read in place, or too much of it has to be read at once;
-        or other rows or a ledger exist already.
+        If the source is unusable, of a kind that cannot be read in place, or has parts that are too large; or if other
+        rows or a ledger exist.
 
     See Also
     --------
-    ingest_rows : Copies the rows, of more kinds of files, and can keep some columns, or some rows of each privacy unit.
-    create_ledger : Declare the budget later.
-    inspect_path : Checks every chunk against what was registered.
+    ingest_rows : Copy rows; supports more kinds of files, a selection of columns, and privacy units.
+    create_ledger : Declare a budget later.
+    inspect_path : Verify every chunk.
 
     Examples
     --------
-    Here it is not run.
+    Not run here:
 
     >>> import dpdist
     >>> dpdist.register_rows("table.parquet", "rows.zarr")  # doctest: +SKIP
@@ -225,32 +227,34 @@ def register_rows(
     """
     target = store_at(rows)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
-    asked = asked_of(source, variable)
+    request = asked_of(source, variable)
     ledger = None if ledger is None else address_given(ledger)
     if budget is not None and ledger is None:
-        default_ledger(target)  # refuses a place beside which none can stand, before a row is read
+        default_ledger(target)  # before reading rows, refuses an address that cannot have a ledger next to it
 
-    def there() -> bool:
+    def exists() -> bool:
         if not target.exists():
             return False
-        otherwise = (
+        message = (
             f"{target} exists already, and was not registered from this source with these options. Choose another "
-            "place for the rows."
+            "path for the rows."
         )
-        if (attributes_of(target) or {}).get("format") != FORMAT or attributes_in(target, otherwise).asked != asked:
-            raise DataError(otherwise)
+        if (attributes_of(target) or {}).get("format") != FORMAT or attributes_in(target, message).asked != request:
+            raise DataError(message)
         return True
 
-    make_once(there, lambda: _register(source, target, asked, budget, chosen(cluster)))
+    make_once(exists, lambda: _register(source, target, request, budget, chosen(cluster)))
     return taken_up(target, budget, ledger)
 
 
-def _register(source: SourceLocation, target: Store, asked: Asked, budget: PrivacyLoss | None, where: Cluster) -> None:
+def _register(
+    source: SourceLocation, target: Store, request: Asked, budget: PrivacyLoss | None, cluster: Cluster
+) -> None:
     target.require_new("rows")
-    found = survey(source, target, asked)
+    surveyed = survey(source, target, request)
     identify = partial(state_folder.identity_of, place=str(target.absolute()))
-    with where.connected() as engine:
-        tasks = _PER_WORKER * engine.resources().slots
-        with registering(found, target, asked, budget, identify, tasks) as work:
-            engine.require_visible(work[0].aside, SOURCES)
-            engine.map(Work("register", register_chunks, None, work), "Registering rows")
+    with cluster.connected() as executor:
+        task_limit = _TASKS_PER_WORKER * executor.resources().slots
+        with registering(surveyed, target, request, budget, identify, task_limit) as tasks:
+            executor.require_visible(tasks[0].aside, SOURCES)
+            executor.map(Computation("register", register_chunks, None, tasks), "Registering rows")

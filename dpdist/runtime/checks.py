@@ -1,4 +1,4 @@
-"""What a process does before it holds rows or sums: no core dumps, one version of dpdist, no values in errors."""
+"""Preparations of a process that holds rows or sums: no core dumps, one version of dpdist, no values in errors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Result = TypeVar("Result")
-Place = tuple[Store, str]  # a store, and an object in it that every process reads; "" is the store itself
+StoredObject = tuple[Store, str]  # a store, and the key of an object in it, or "" for the store itself
 _PR_SET_DUMPABLE = 4
 
 
 def forbid_core_dumps() -> None:
-    """Turn core dumps of this process off, for good: one would write un-noised sums to a disk. Cheap, idempotent.
+    """Disable core dumps of this process for good: one would write sums without noise to a disk. Cheap, idempotent.
 
-    Child processes inherit the limit of zero bytes. It stops no crash reporter to which the kernel pipes an image, so
-    on Linux the process is marked as not dumpable too: no other process of the user can then read its memory.
+    Child processes inherit the limit. A crash reporter that the kernel pipes a dump to ignores it, so on Linux the
+    process is also marked as not dumpable: then no other process of the user can read its memory.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
@@ -37,22 +37,22 @@ def forbid_core_dumps() -> None:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """The process that submits a task: how its messages name parameters, and the version that it runs."""
+    """The process that submits a task: its version, and how its messages name parameters."""
 
     face: Face
     version: str
 
     @classmethod
-    def here(cls) -> ClientInfo:
-        """Return this process."""
+    def current(cls) -> ClientInfo:
+        """Describe this process."""
         return cls(current_face(), __version__)
 
 
 def guarded(client_info: ClientInfo, function: Callable[..., Result], *arguments: Any) -> Result:
-    """Run a task so that an error carries no value: our own errors pass, of others only type and place remain.
+    """Run a task so that errors contain no values: of errors that are not ours, only type and location remain.
 
-    Dask copies exceptions into logs and dashboards, and libraries quote cells. A process of another version is refused:
-    it could sum other bits, without a word.
+    Dask copies exceptions into logs and dashboards, and libraries quote cells. A process with another version is
+    refused, because it could silently compute other bits.
     """
     forbid_core_dumps()
     try:
@@ -61,39 +61,39 @@ def guarded(client_info: ClientInfo, function: Callable[..., Result], *arguments
             return function(*arguments)
     except DpdistError as error:
         failure = type(error)(*error.args)
-    except Exception as error:  # noqa: BLE001 - whatever it is, its text may quote data
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        # of a script's function, which is sent by value, cloudpickle 3.1.3 and newer do not tell the file
-        where = f"{Path(place.filename).name}:{place.lineno} in {place.name}"
+    except Exception as error:  # noqa: BLE001 - any text may quote data
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        # the location of a function that was sent by value is incomplete with cloudpickle 3.1.3 and newer
+        location = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
         failure = DpdistError(
-            f"A task failed with {type(error).__name__} at {where}: a defect in dpdist or its worker."
+            f"A task failed with {type(error).__name__} at {location}: a defect in dpdist or its worker."
         )
-    raise failure  # outside the handler: the original, and what it quotes, is not chained
+    raise failure  # outside the handler, so that the original, and its text, is not chained
 
 
-def _require_version(asked: str) -> None:
-    if asked != __version__:
-        raise DataError(_other_version(_own_address(), __version__, asked))
+def _require_version(required: str) -> None:
+    if required != __version__:
+        raise DataError(_other_version(_own_address(), __version__, required))
 
 
-def require_places(places: Sequence[Place]) -> None:
-    """Check, in a task, that this process sees what the work reads: it may have come since the work began."""
-    for store, key in places:
+def require_objects(objects: Sequence[StoredObject]) -> None:
+    """Check in a task that this worker, which may have joined late, sees the objects that the task reads."""
+    for store, key in objects:
         if not store.exists(key):
             raise DataError(_unseen(_own_address(), store, key))
 
 
 def require_fit(client: Client, store: Store, key: str) -> None:
-    """Check that every worker that is there now runs this version and sees a place; there need be none."""
+    """Check that all current workers, if any, run this version and see an object."""
     for address, answer in client.run(_traits, store, key, on_error="return").items():
         if isinstance(answer, DpdistError):
             raise answer
-        if isinstance(answer, OSError):  # a worker of an adaptive cluster that left meanwhile
+        if isinstance(answer, OSError):  # a worker of an adaptive cluster that has left
             continue
-        if isinstance(answer, Exception):  # such as what it cannot unpickle
+        if isinstance(answer, Exception):  # such as a failed import while unpickling
             raise DataError(
-                f"The worker {address} cannot import dpdist {__version__}, or what it needs. Install the same dpdist "
-                "where workers run; a cluster service takes it as a package of its software environment or image."
+                f"The worker {address} cannot import dpdist {__version__}, or a dependency. Install the same dpdist "
+                "for the workers; on a cluster service, add it to the software environment or image."
             )
         version, sees = answer
         if version != __version__:
@@ -103,27 +103,27 @@ def require_fit(client: Client, store: Store, key: str) -> None:
 
 
 def _traits(store: Store, key: str) -> tuple[str, bool]:
-    forbid_core_dumps()  # sums of others may reach a worker before its first task does
+    forbid_core_dumps()  # a worker may receive sums before its first task
     return __version__, store.exists(key)
 
 
 def _unseen(address: str, store: Store, key: str) -> str:
     return (
         f"The worker {address} does not see {store.address(key)}. Put it on a file system that every worker mounts "
-        "under the same name."
+        "at the same path."
     )
 
 
-def _other_version(address: str, version: str, asked: str) -> str:
-    return f"The worker {address} runs dpdist {version}, not {asked}: install the same."
+def _other_version(address: str, version: str, required: str) -> str:
+    return f"The worker {address} runs dpdist {version}, not {required}. Install the same version."
 
 
 def _own_address() -> str:
     if "distributed" in sys.modules:
-        from distributed import get_worker  # noqa: PLC0415 - a process that is no worker does without it
+        from distributed import get_worker  # noqa: PLC0415 - only workers need it
 
         try:
             return str(get_worker().address)
-        except ValueError:  # this is no worker
+        except ValueError:  # not a worker
             pass
     return "of this process"

@@ -1,4 +1,4 @@
-"""Where to compute: in threads of this process, on worker processes of this machine, or on a cluster that is there."""
+"""Where to compute: in threads of this process, on worker processes of this machine, or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from dpdist._util.progress import Progress
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
 from dpdist.runtime.checks import forbid_core_dumps
-from dpdist.runtime.local import Engine, Here
-from dpdist.runtime.tls import Certificates, parts_of, require_safe, require_safe_cluster, the_three
+from dpdist.runtime.local import Executor, LocalExecutor
+from dpdist.runtime.tls import Certificates, certificate_parameters, require_safe, require_safe_cluster, split_address
 
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
     from distributed.security import Security
 
 CONNECT_SECONDS = 15
-_GONE = {"closed", "closing", "stopping", "stopped", "failed"}
+_CLOSED = {"closed", "closing", "stopping", "stopped", "failed"}
 WORKER_ENVIRONMENT = {
-    # one BLAS thread per worker process: the processes are the parallelism
+    # one BLAS thread per worker process, because the processes run in parallel
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # glibc hands chunk-sized blocks back to the kernel and page-faults them in again unless told to keep them
+    # by default, glibc returns chunk-sized blocks to the kernel, and page faults bring them back
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
-    # a module in the current folder is not run for one of Python's own
+    # no module in the current folder may shadow one of the standard library
     "PYTHONSAFEPATH": "1",
 }
-"""Environment of worker processes of this machine."""
+"""Environment of worker processes on this machine."""
 _STARTING = threading.Lock()
 
 
@@ -57,49 +57,49 @@ class Cluster:
         Number of worker processes on this machine, which listen on the loopback interface only. None: threads of this
         process, one per core.
     trusted_worker : bool, default False
-        Whether ledger and noise live on the worker that offers the resource ``trusted`` instead of in this process.
+        Whether the worker with the resource ``trusted``, instead of this process, charges the ledger and draws noise.
     certificates : Certificates, default None
-        What to show to a scheduler that speaks TLS, and to know it by.
+        TLS certificates for the connection to the scheduler.
     insecure : bool, default False
-        Whether to use a scheduler on the network that is not encrypted.
+        Whether to allow an unencrypted scheduler on the network.
     client : dask.distributed.Client or cluster object, default None
-        Your own connection to an existing cluster, in the place of its address: a client, or the object that made the
-        cluster, such as a ``LocalCluster``, ``SSHCluster``, ``SLURMCluster``, ``KubeCluster``, ``GatewayCluster`` or
-        ``coiled.Cluster``. Its address and its ``Security`` are taken over. It stays yours: it is not closed, restarted
-        or scaled, and the cluster may have no worker yet if it adapts to what there is to do.
+        Your own connection to an existing cluster, instead of its address: a client, or a cluster object such as a
+        ``LocalCluster``, ``SSHCluster``, ``SLURMCluster``, ``KubeCluster``, ``GatewayCluster`` or ``coiled.Cluster``.
+        Its address and its ``Security`` are used. It is never closed, restarted or scaled. The cluster may have no
+        workers yet if it is adaptive.
     progress : callable, default None
-        Called with what is under way (str), how many parts of it are done (int) and how many there are (int), in this
-        process. None: nobody is told. It is no part of what makes two clusters equal.
+        Called in this process with the current step (str), the number of completed parts (int) and their total (int).
+        None: progress is not reported. It does not affect the equality of clusters.
 
     Raises
     ------
     UsageError
-        If more than one of scheduler, workers and client are given, the number is not positive, certificates and the
-        scheduler's address do not go together, or client is none. When it is used: if the client is asynchronous.
+        If more than one of scheduler, workers and client are given, the number of workers is not positive, certificates
+        do not match the scheduler's address, or client has another type. When it is used: if the client is
+        asynchronous.
     RefusedError
-        If the scheduler is on the network, not encrypted, and that is not explicitly wanted; of a client, when it is
-        used.
+        If the scheduler is on the network and not encrypted, unless `insecure`; for a client, when it is used.
 
     See Also
     --------
-    ingest_rows, register_rows, release_rows, choose_clip_norm, fit_components, project_rows : Take it.
-    Certificates : For a scheduler that speaks TLS.
+    ingest_rows, register_rows, release_rows, choose_clip_norm, fit_components, project_rows : Take a cluster.
+    Certificates : TLS certificates.
 
     Examples
     --------
-    Nothing is started or connected to before it is needed.
+    Processes are started, and connections opened, when they are needed.
 
     >>> import dpdist
     >>> dpdist.Cluster(workers=4)
     Cluster(scheduler=None, workers=4, trusted_worker=False, certificates=None, insecure=False, client=None)
 
-    On a cluster that you have:
+    On an existing cluster:
 
     >>> from dask.distributed import LocalCluster
     >>> with LocalCluster() as cluster:  # doctest: +SKIP
     ...     dpdist.release_rows(rows, release, request, cluster=dpdist.Cluster(client=cluster))
 
-    What could be listened to is refused.
+    An unencrypted scheduler on the network is refused.
 
     >>> dpdist.Cluster("tcp://10.0.0.1:8786")  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
@@ -120,91 +120,94 @@ class Cluster:
                 "scheduler is an address, such as 'tls://10.0.0.1:8786'. Pass a Dask client or a cluster object as "
                 "dpdist.Cluster(client=...)."
             )
-        ways = (self.scheduler, self.workers, self.client)
-        if sum(way is not None for way in ways) > 1 or (self.client is not None and self.certificates is not None):
+        choices = (self.scheduler, self.workers, self.client)
+        if sum(choice is not None for choice in choices) > 1 or (
+            self.client is not None and self.certificates is not None
+        ):
             raise UsageError(
-                "Give either a scheduler or a number of local workers, not both; or a client, which knows its "
-                "scheduler, workers and certificates."
+                "Give either a scheduler or a number of local workers, not both; or a client, without certificates, "
+                "which its Security contains."
             )
         if self.client is not None:
-            require_given(self.client)
+            require_client(self.client)
         if self.workers is not None and self.workers < 1:
             raise UsageError("At least one worker is needed.", parameter="workers")
         if self.scheduler is not None:
             if not self.scheduler.strip():
                 raise UsageError(
-                    "The address of the scheduler is empty. Is it a variable that is not set? Name an address, such as "
+                    "The address of the scheduler is empty; perhaps a variable is not set. Pass an address, such as "
                     f"tls://10.0.0.1:8786, or leave {parameter('scheduler')} out to compute on this machine."
                 )
             require_safe(self.scheduler, self.certificates, insecure=self.insecure)
         elif self.certificates is not None:
             raise UsageError(
-                f"Certificates are for an existing scheduler: name it with {parameter('scheduler')}, or leave "
-                f"{the_three()} out. Worker processes on this machine get keys of their own."
+                f"Certificates are for an existing scheduler. Pass its address with {parameter('scheduler')}, or leave "
+                f"{certificate_parameters()} out: worker processes on this machine use temporary ones."
             )
 
     @property
     def named(self) -> bool:
-        """Whether there are workers, and not only threads of this process."""
+        """Whether workers compute, instead of threads of this process."""
         return self.scheduler is not None or self.workers is not None or self.client is not None or self.trusted_worker
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields, for another process."""
+        """Return the fields for pickling, which a client does not support."""
         if self.client is not None:
             raise UsageError(
-                "A dpdist.Cluster of a Dask client or cluster object cannot be sent to another process: name the "
-                "scheduler by its address there."
+                "A dpdist.Cluster of a Dask client or cluster object cannot be sent to another process. Pass the "
+                "address of its scheduler there."
             )
         return dict(vars(self))
 
     def __deepcopy__(self, _memo: Any) -> Cluster:
-        """Return this very one: it cannot change, and scikit-learn's clone copies what a client cannot stand."""
+        """Return self: scikit-learn's clone copies parameters, and a client cannot be copied."""
         return self
 
     @contextmanager
-    def connected(self) -> Iterator[Engine]:
-        """Give what computes, for the time of a block: threads of this process, or workers if any were asked for."""
+    def connected(self) -> Iterator[Executor]:
+        """Yield an executor, on workers if any are configured, and close it at the end of the block."""
         forbid_core_dumps()
         if not self.named:
-            yield Here(self.progress)
+            yield LocalExecutor(self.progress)
             return
-        from dpdist.runtime.sums import OnDask  # noqa: PLC0415 - Dask takes its time, and threads need none of it
+        from dpdist.runtime.sums import DaskExecutor  # noqa: PLC0415 - slow to import, and threads do not need it
 
         with self._client() as client:
-            how = {"trusted_worker": self.trusted_worker, "insecure": self.insecure}
-            engine = OnDask(client, **how, progress=self.progress)
-            engine.await_worker()
-            yield engine
+            executor = DaskExecutor(
+                client, trusted_worker=self.trusted_worker, insecure=self.insecure, progress=self.progress
+            )
+            executor.await_worker()
+            yield executor
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
-        """Connect by a client of our own: nothing closes or changes the user's, and nothing stays with it."""
+        """Connect with a separate client, so that a client of the user is neither closed nor changed."""
         security, cure = None, ""
         with ExitStack() as stack:
             if self.client is not None:
-                address, security = known(self.client)
+                address, security = address_of(self.client)
                 if not self.insecure:
                     require_safe_cluster(address, (), foreign=False)
                 cure = (
-                    "Check that the cluster of the client or object that was given still runs; where it is encrypted, "
-                    "that its Security has a CA, and the client's certificate and key."
+                    "Check that the cluster of the client is running and, if it is encrypted, that its Security has a "
+                    "CA, the client's certificate and its key."
                 )
             elif self.scheduler is not None:
                 address, security = self.scheduler, self.certificates and self.certificates.security()
                 cure = _cure(self.certificates)
                 if address.startswith("gateway://"):
-                    with suppress(ImportError):  # without it Dask knows no such address, as is said below
+                    with suppress(ImportError):  # without it, connecting fails with an error
                         import_module("dask_gateway")
             else:
                 address = stack.enter_context(self._local())
             if self.client is None:
-                stack.enter_context(silent())
-            yield stack.enter_context(connection(address, security, cure))
+                stack.enter_context(silence_dask())
+            yield stack.enter_context(connect(address, security, cure))
 
     @contextmanager
     def _local(self) -> Iterator[LocalCluster]:
-        """Start worker processes of this machine, for the time of a block."""
-        import dask  # noqa: PLC0415 - threads of this process need none of it
+        """Start worker processes on this machine, and stop them at the end of the block."""
+        import dask  # noqa: PLC0415 - not needed for threads
         from distributed import LocalCluster  # noqa: PLC0415 - as above
         from distributed.security import Security  # noqa: PLC0415 - as above
 
@@ -214,13 +217,13 @@ class Cluster:
                 start_tracker()
                 settings = {
                     "distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT,
-                    # other users of this machine can reach its loopback interface, and times of tasks tell of rows
+                    # other users of this machine can reach its loopback interface, and task durations depend on rows
                     "distributed.scheduler.http.routes": [],
                     "distributed.worker.http.routes": [],
                     "temporary-directory": folder,
                 }
-                with _STARTING, dask.config.set(settings), _deaf():  # all processes' settings, until these have them
-                    made = LocalCluster(
+                with _STARTING, dask.config.set(settings), _interrupts_blocked():  # settings are global
+                    local_cluster = LocalCluster(
                         n_workers=self.workers or available_cores(),
                         threads_per_worker=1,
                         host="127.0.0.1",
@@ -228,31 +231,32 @@ class Cluster:
                         protocol="tls://",
                         security=Security.temporary(),
                         resources={"trusted": 1} if self.trusted_worker else None,
-                        silence_logs=logging.CRITICAL,  # failures reach the user through us, once
+                        silence_logs=logging.CRITICAL,  # our own errors report failures
                         scheduler_kwargs={"dashboard": False},
-                        config=deepcopy(dask.config.config),  # of workers that are started again, too
-                        env={"TMPDIR": folder},  # where a worker that is killed leaves its temporary files
+                        config=deepcopy(dask.config.config),  # also for workers that are restarted
+                        env={"TMPDIR": folder},  # for temporary files of a worker that is killed
                     )
-                    stack.enter_context(made)  # before a Ctrl-C that came meanwhile is heard
+                    stack.enter_context(local_cluster)  # before a pending Ctrl-C is delivered
             except (OSError, RuntimeError) as error:
-                why = f": {error.strerror}" if isinstance(error, OSError) else ""
+                reason = f": {error.strerror}" if isinstance(error, OSError) else ""
                 raise DataError(
-                    f"The worker processes did not start{why}. Leave {parameter('workers')} out to compute in threads "
-                    'of this process. A Python script must start some below if __name__ == "__main__": because every '
-                    "worker process imports it, and a process of a multiprocessing.Pool may start none."
+                    f"The worker processes did not start{reason}. In a Python script, start them below "
+                    'if __name__ == "__main__":, because every worker process imports the script. Processes of a '
+                    "multiprocessing.Pool cannot start workers. To compute in threads of this process, leave "
+                    f"{parameter('workers')} out."
                 ) from None
-            yield made
+            yield local_cluster
 
     @contextmanager
     def kept(self) -> Iterator[Cluster]:
-        """Give the same cluster, connected to when it is first needed and kept for the rest of the block."""
+        """Yield this cluster with a connection that is opened at its first use and kept until the end of the block."""
         with ExitStack() as stack:
-            yield _KeptCluster(**vars(self), stack=stack)
+            yield _PersistentCluster(**vars(self), stack=stack)
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Let processes that are started not hear Ctrl-C at a terminal: it is for the command, which ends them."""
+def _interrupts_blocked() -> Iterator[None]:
+    """Let new processes ignore Ctrl-C in a terminal: the command handles it, and stops them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -260,28 +264,28 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def chosen(given: Cluster | None) -> Cluster:
-    """Return what was given for a cluster, or one on this machine."""
-    if given is None:
+def chosen(cluster: Cluster | None) -> Cluster:
+    """Return a given cluster, or threads of this process by default."""
+    if cluster is None:
         return Cluster()
-    if not isinstance(given, Cluster):
+    if not isinstance(cluster, Cluster):
         raise UsageError(
-            f"cluster takes a dpdist.Cluster, not a value of type {type(given).__name__}. Pass a Dask client or a "
+            f"cluster takes a dpdist.Cluster, not a value of type {type(cluster).__name__}. Pass a Dask client or a "
             "cluster object as dpdist.Cluster(client=...)."
         )
-    return given
+    return cluster
 
 
 @dataclass(frozen=True)
-class _KeptCluster(Cluster):
-    """A cluster that is connected to once."""
+class _PersistentCluster(Cluster):
+    """A cluster with one connection."""
 
     stack: ExitStack = field(default_factory=ExitStack)
-    engines: list[Engine] = field(default_factory=list)
+    engines: list[Executor] = field(default_factory=list)
 
     @contextmanager
-    def connected(self) -> Iterator[Engine]:
-        """Give the one connection."""
+    def connected(self) -> Iterator[Executor]:
+        """Yield the executor of the one connection."""
         if not self.engines:
             self.engines.append(self.stack.enter_context(super().connected()))
         yield self.engines[0]
@@ -291,90 +295,89 @@ class _KeptCluster(Cluster):
 
 
 def start_tracker() -> None:
-    """Start multiprocessing's tracker: if this process is ended half-way it tidies up, and must not say so."""
-    wanted = {"PYTHONWARNINGS": "ignore::UserWarning", "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ[name] for name in wanted if name in os.environ}
-    os.environ.update(wanted)
+    """Start multiprocessing's resource tracker without its warnings: it cleans up if this process is killed."""
+    settings = {"PYTHONWARNINGS": "ignore::UserWarning", "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ[name] for name in settings if name in os.environ}
+    os.environ.update(settings)
     try:
         resource_tracker.ensure_running()
     finally:
-        for name in wanted:
+        for name in settings:
             del os.environ[name]
         os.environ.update(before)
 
 
 @contextmanager
-def connection(scheduler: Any, security: Security | None, cure: str) -> Iterator[Client]:
-    """Connect by a client of our own, for the time of a block."""
-    from distributed import Client  # noqa: PLC0415 - threads of this process need none of it
+def connect(scheduler: Any, security: Security | None, cure: str) -> Iterator[Client]:
+    """Connect with a separate client, and close it at the end of the block."""
+    from distributed import Client  # noqa: PLC0415 - not needed for threads
 
-    # Dask's complaints about an address: no port, an unknown protocol, TLS without certificates
     try:
-        protocol, host, port = parts_of(scheduler) if isinstance(scheduler, str) else ("", "", None)
-        if protocol == "tcp":  # a client waits without a limit for the greeting of a scheduler without TLS
-            with socket.create_connection((host, port or 8786), CONNECT_SECONDS) as made:
-                if not made.recv(1):
+        protocol, host, port = split_address(scheduler) if isinstance(scheduler, str) else ("", "", None)
+        if protocol == "tcp":  # without TLS, a client waits for a reply without a time limit
+            with socket.create_connection((host, port or 8786), CONNECT_SECONDS) as probe:
+                if not probe.recv(1):
                     raise ConnectionError
         client = Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError):  # also no port, an unknown protocol, or TLS without certificates
         raise DataError(f"No Dask scheduler answers at {scheduler}. {cure}") from None
     with client:
         yield client
 
 
 @contextmanager
-def silent() -> Iterator[None]:
-    """Let Dask's loggers print nothing: of a lost scheduler they print a traceback, and we say it in words."""
-    handlers, nothing = [*logging.getLogger("distributed").handlers], lambda _: False
+def silence_dask() -> Iterator[None]:
+    """Silence Dask's loggers, which print a traceback when a scheduler is lost: our own errors report it."""
+    handlers, reject_all = [*logging.getLogger("distributed").handlers], lambda _: False
     for handler in handlers:
-        handler.addFilter(nothing)
+        handler.addFilter(reject_all)
     try:
         yield
     finally:
         for handler in handlers:
-            handler.removeFilter(nothing)
+            handler.removeFilter(reject_all)
 
 
 def _cure(certificates: Certificates | None) -> str:
-    """Say what to look at when a scheduler that was named by its address does not answer."""
+    """Return advice for a scheduler address that does not answer."""
     if certificates is None:
         return (
-            "Check the address, such as tcp://127.0.0.1:8786, and that the scheduler runs, or leave "
-            f"{parameter('scheduler')} out to compute on this machine."
+            "Check the address, such as tcp://127.0.0.1:8786, and that the scheduler is running. To compute on this "
+            f"machine, leave {parameter('scheduler')} out."
         )
     return (
-        "Check the address and that the scheduler runs; that its certificate has not expired, and is of the CA in "
-        f"{certificates.authority}; and that {certificates.certificate} is of the CA it trusts."
+        "Check the address and that the scheduler is running; that its certificate has not expired, and is from the CA "
+        f"in {certificates.authority}; and that {certificates.certificate} is from the CA that it trusts."
     )
 
 
-def require_given(given: Any) -> None:
-    """Check that something is a client or a cluster object; neither is asked anything."""
-    from distributed import Client  # noqa: PLC0415 - whoever gives one has imported it
+def require_client(client: Any) -> None:
+    """Check the type of a client or a cluster object, without calling it."""
+    from distributed import Client  # noqa: PLC0415 - imported already to create the client
 
-    if isinstance(given, Client) or (hasattr(given, "scheduler_address") and not isinstance(given, type)):
+    if isinstance(client, Client) or (hasattr(client, "scheduler_address") and not isinstance(client, type)):
         return
     raise UsageError(
         f"client takes a dask.distributed.Client or a cluster object, such as LocalCluster(), not a value of type "
-        f"{type(given).__name__}. Pass the address of a scheduler as Cluster(scheduler='tls://...')."
+        f"{type(client).__name__}. Pass the address of a scheduler as Cluster(scheduler='tls://...')."
     )
 
 
-def known(given: Any) -> tuple[str, Security | None]:
-    """Say where a client or a cluster object computes, and by which keys it connects."""
-    from distributed import Client  # noqa: PLC0415 - whoever gives one has imported it
+def address_of(client: Any) -> tuple[str, Security | None]:
+    """Return the address and the Security of a client's or a cluster object's scheduler."""
+    from distributed import Client  # noqa: PLC0415 - imported already to create the client
 
-    is_client = isinstance(given, Client)
-    what = "client" if is_client else "cluster"
-    if getattr(given, "asynchronous", False):
+    is_client = isinstance(client, Client)
+    role = "client" if is_client else "cluster"
+    if getattr(client, "asynchronous", False):
         raise UsageError(
-            f"The Dask {what} is asynchronous, and dpdist waits for its results. Call dpdist in a thread, such as "
-            "`await asyncio.to_thread(dpdist.release_rows, rows, release, request, cluster=cluster)`; or make a "
-            f"synchronous {what}, which Dask makes where asynchronous=True is not asked for."
+            f"The Dask {role} is asynchronous, and dpdist waits for results. Call dpdist in a thread, such as "
+            "`await asyncio.to_thread(dpdist.release_rows, rows, release, request, cluster=cluster)`; or create a "
+            f"synchronous {role}, without asynchronous=True."
         )
-    address = getattr(given.scheduler, "address", None) if is_client else given.scheduler_address
-    status = getattr(given.status, "name", given.status) if hasattr(given, "status") else None
-    # a cluster that was not started has a sentence in the place of its address
-    if status in _GONE or not isinstance(address, str) or "://" not in address:
-        raise DataError(f"The Dask {what} is {status if status in _GONE else 'not connected'}. Make a new one.")
-    return address, getattr(given, "security", None)
+    address = getattr(client.scheduler, "address", None) if is_client else client.scheduler_address
+    status = getattr(client.status, "name", client.status) if hasattr(client, "status") else None
+    # a cluster that was not started has a message instead of an address
+    if status in _CLOSED or not isinstance(address, str) or "://" not in address:
+        raise DataError(f"The Dask {role} is {status if status in _CLOSED else 'not connected'}. Create a new one.")
+    return address, getattr(client, "security", None)

@@ -1,7 +1,7 @@
-"""Dask collections: their blocks are the inputs of our tasks, in the graph of their owner, where he computes.
+"""Dask collections: their blocks are inputs of our tasks, in the graph and on the scheduler of their owner.
 
-That is the cluster of the current client, or else threads of this process, or whatever scheduler is configured. The
-blocks, and what is computed to have them, are the owner's; what is made of them obeys the same rules as everywhere.
+That scheduler is the one of the current client, threads of this process, or another one that is configured. The blocks,
+and the computations behind them, belong to the owner; our computations on them obey the same rules as elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpdist._util.text import random_token
 from dpdist.errors import DataError, UsageError
 from dpdist.runtime.checks import ClientInfo, forbid_core_dumps, guarded
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.sums import OnDask, Private, added, tree, unquoted
+from dpdist.runtime.sums import DaskExecutor, PrivateResult, add_results, reduce_tree, replace_errors
 
 Result = TypeVar("Result")
 _THREADS = ("threads", "threading", "sync", "synchronous", "single-threaded")
@@ -32,154 +32,159 @@ _PROCESSES = ("processes", "multiprocessing")
 _CHOOSE = "Choose threads, dask.config.set(scheduler='threads'), or a cluster, Client()."
 
 
-def _configured() -> Any:
-    """Return the scheduler that Dask is configured with, its name as Dask reads it."""
-    asked = dask.config.get("scheduler", None) or "distributed"
-    return asked.lower() if isinstance(asked, str) else asked
+def _configured_scheduler() -> Any:
+    """Return the configured scheduler of Dask, with its name in lower case."""
+    scheduler = dask.config.get("scheduler", None) or "distributed"
+    return scheduler.lower() if isinstance(scheduler, str) else scheduler
 
 
-def _owners() -> OnDask | None:
-    """Return the cluster where Dask would compute a collection now; None: this process."""
-    asked = _configured()
-    if asked in (*_THREADS, *_PROCESSES) or isinstance(asked, ThreadPoolExecutor):
+def _owner_executor() -> DaskExecutor | None:
+    """Return an executor on the cluster where Dask would compute a collection now; None for this process."""
+    scheduler = _configured_scheduler()
+    if scheduler in (*_THREADS, *_PROCESSES) or isinstance(scheduler, ThreadPoolExecutor):
         return None
-    client = getattr(asked, "__self__", asked)  # a client, or its method `get`
-    if asked in ("distributed", "dask.distributed"):
+    client = getattr(scheduler, "__self__", scheduler)  # a client, or its method `get`
+    if scheduler in ("distributed", "dask.distributed"):
         try:
             client = get_client()
         except ValueError:
             return None
-    if not isinstance(client, Client):  # it might be anywhere
-        raise UsageError(f"Dask is configured to compute by {type(asked).__name__}. {_CHOOSE}")
+    if not isinstance(client, Client):  # a custom scheduler, which may compute anywhere
+        raise UsageError(f"Dask is configured to compute by {type(scheduler).__name__}. {_CHOOSE}")
     with suppress(ValueError):
         get_worker()
         raise UsageError(
-            "A Dask collection cannot be passed to dpdist within a task, which would wait for tasks of its own. "
-            "Pass it in the program that has the client, or pass the task rows in memory."
+            "A Dask collection cannot be passed to dpdist within a task, which would wait for other tasks. Pass it in "
+            "the program that has the client, or pass rows in memory to the task."
         )
     if client.asynchronous:
         raise UsageError(
-            "The current Dask client is asynchronous, and dpdist waits for its results. Make a synchronous one with "
+            "The current Dask client is asynchronous, and dpdist waits for results. Create a synchronous one with "
             "Client(address), or call dpdist in a thread, such as `await asyncio.to_thread(estimator.fit, X)`."
         )
-    return OnDask(client, foreign=True)
+    return DaskExecutor(client, foreign=True)
 
 
 @contextmanager
-def computing(cluster: Cluster | None) -> Iterator[OnDask | None]:
-    """Give the cluster where a collection is computed: one that is named, or that of its owner; None: this process."""
+def executor_for(cluster: Cluster | None) -> Iterator[DaskExecutor | None]:
+    """Yield an executor on the given cluster, or on that of a collection's owner; None for this process."""
     if cluster is None or not cluster.named:
-        yield _owners()
+        yield _owner_executor()
         return
-    with cluster.connected() as engine:
-        yield engine if isinstance(engine, OnDask) else None
+    with cluster.connected() as executor:
+        yield executor if isinstance(executor, DaskExecutor) else None
 
 
-def each_block(
-    engine: OnDask | None, tasks: Sequence[tuple[Callable[..., Any], ...]], progress: Progress | None, label: str
+def map_blocks(
+    executor: DaskExecutor | None,
+    tasks: Sequence[tuple[Callable[..., Any], ...]],
+    progress: Progress | None,
+    label: str,
 ) -> list[Any]:
-    """Call functions with blocks, where these are computed, and return their results in order."""
-    token, client_info = random_token(), ClientInfo.here()
+    """Call functions with blocks where Dask computes these, and return the results in order."""
+    token, client_info = random_token(), ClientInfo.current()
     delayed = [
         dask.delayed(guarded, pure=False, traverse=False)(
             client_info, *task, dask_key_name=f"dpdist-block-{token}-{number}"
         )
         for number, task in enumerate(tasks)
     ]
-    found = dict(_computed(engine, delayed, Count(progress, label, len(delayed)).one))
-    return [found[number] for number in range(len(delayed))]
+    results = dict(_compute(executor, delayed, Count(progress, label, len(delayed)).one))
+    return [results[number] for number in range(len(delayed))]
 
 
 def first_rows(block: Any, count: int) -> Any:
-    """Return what Dask makes the first rows of a block of: with what it knows of blocks, one is computed once."""
+    """Return a delayed object of the first rows of a block, which is computed only once."""
     return dask.delayed(_first_rows, pure=False)(block, count)
 
 
 def _first_rows(block: Any, count: int) -> Any:
-    block = summed(block) if hasattr(block, "tocsr") else block  # other sparse matrices cannot be cut
+    block = summed(block) if hasattr(block, "tocsr") else block  # other sparse matrices cannot be sliced
     return block.iloc[:count] if hasattr(block, "iloc") else block[:count]
 
 
 def reduce_blocks(
     array: Any, function: Callable[[Any], Result], add: Callable[[Result, Result], Result], nbytes: int
 ) -> Result:
-    """Apply a function to every block of rows of a Dask array, and add up the results, where its owner computes."""
-    engine, token, client_info, columns = _owners(), random_token(), ClientInfo.here(), array.shape[1]
-    if _configured() in _PROCESSES:
+    """Apply a function to every block of rows of a Dask array, and add the results, on the owner's scheduler."""
+    executor, token, client_info, columns = _owner_executor(), random_token(), ClientInfo.current(), array.shape[1]
+    if _configured_scheduler() in _PROCESSES:
         raise UsageError(
             "Dask is configured to compute in processes without a cluster, which pickle their results, and sums of "
             f"rows are not pickled. {_CHOOSE}"
         )
-    if engine is not None:
-        engine.require_visible(os.sep)  # any path will do: it is about the network and versions
+    if executor is not None:
+        executor.require_visible(os.sep)  # any path: this checks network and versions
 
     def addition(name: str, number: int, parts: list[Any]) -> Any:
-        return dask.delayed(added, pure=False)(client_info, add, *parts, dask_key_name=f"{name}-{token}-{number}")
+        return dask.delayed(add_results, pure=False)(client_info, add, *parts, dask_key_name=f"{name}-{token}-{number}")
 
     of_block = dask.delayed(_block, pure=False, traverse=False)
     sums = [
         of_block(client_info, function, block, columns, dask_key_name=f"dpdist-sum-{token}-{number}")
         for number, block in enumerate(block for row in array.to_delayed() for block in row)
     ]
-    last = _computed(engine, tree(sums, nbytes, 1 if engine is None else None, addition))
-    found: Result = reduce(add, (part for _, part in last))
-    return found
+    parts = _compute(executor, reduce_tree(sums, nbytes, 1 if executor is None else None, addition))
+    total: Result = reduce(add, (part for _, part in parts))
+    return total
 
 
-def _block(client_info: ClientInfo, function: Callable[[Any], Any], block: Any, columns: int) -> Private:
-    return Private(guarded(client_info, _of_block, function, block, columns))
+def _block(client_info: ClientInfo, function: Callable[[Any], Any], block: Any, columns: int) -> PrivateResult:
+    return PrivateResult(guarded(client_info, _of_block, function, block, columns))
 
 
 def _of_block(function: Callable[[Any], Any], block: Any, columns: int) -> Any:
     if getattr(block, "shape", ())[1:] != (columns,):
-        raise DataError("A block of the array has other columns than the array says. See what its own tasks return.")
+        raise DataError(
+            "A block has a different number of columns than its Dask array. Check what the tasks of the array return."
+        )
     return function(block)
 
 
-def _computed(
-    engine: OnDask | None, tasks: Sequence[Any], told: Callable[[], None] = lambda: None
+def _compute(
+    executor: DaskExecutor | None, tasks: Sequence[Any], on_task_done: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[int, Any]]:
-    """Yield number and value of tasks as they end; threads of this process tell of them when all have ended."""
+    """Yield the number and the result of each task; in this process, all of them after the last one is completed."""
     forbid_core_dumps()
-    return unquoted(  # whatever the owner's tasks raise; it may quote rows
-        _here(tasks, told) if engine is None else engine.compute(tasks, told),
-        lambda failed: DataError(
-            f"A task of the Dask graph failed with {failed}. Compute the collection without dpdist to see why, and "
-            "mend it."
+    return replace_errors(  # errors of the owner's tasks may quote rows
+        _compute_locally(tasks, on_task_done) if executor is None else executor.compute(tasks, on_task_done),
+        lambda error_type: DataError(
+            f"A task of the Dask graph failed with {error_type}. Compute the collection without dpdist to see the "
+            "error, and correct it."
         ),
     )
 
 
-def _here(tasks: Sequence[Any], told: Callable[[], None]) -> Iterator[tuple[int, Any]]:
-    for number, found in enumerate(dask.compute(*tasks)):
-        told()
-        yield number, found.value if isinstance(found, Private) else found
+def _compute_locally(tasks: Sequence[Any], on_task_done: Callable[[], None]) -> Iterator[tuple[int, Any]]:
+    for number, result in enumerate(dask.compute(*tasks)):
+        on_task_done()
+        yield number, result.value if isinstance(result, PrivateResult) else result
 
 
 def cut_alike(columns: Any, rows: Any) -> Any:
-    """Return columns, (n, k) of Dask or NumPy, as a Dask array whose blocks have the rows of those of another."""
-    cuts = rows.chunks[0]
-    known = not any(math.isnan(size) for size in (*cuts, columns.shape[0]))
-    if known and sum(cuts) != columns.shape[0]:
-        raise DataError(f"y has {columns.shape[0]} rows, and X has {sum(cuts)}.")
+    """Return columns, (n, k) from Dask or NumPy, as a Dask array with the row chunks of another array."""
+    row_chunks = rows.chunks[0]
+    sizes_known = not any(math.isnan(size) for size in (*row_chunks, columns.shape[0]))
+    if sizes_known and sum(row_chunks) != columns.shape[0]:
+        raise DataError(f"y has {columns.shape[0]} rows, and X has {sum(row_chunks)}.")
     if not dask.is_dask_collection(columns):
-        if not known:
-            raise DataError("The blocks of X have unknown lengths, so y must be a Dask array of the same blocks.")
-        return dask.array.from_array(columns, chunks=(cuts, columns.shape[1:]))
-    if known:
-        return columns.rechunk({0: cuts, 1: -1})
-    if columns.numblocks != (len(cuts), 1):
-        raise DataError("The blocks of X have unknown lengths, so y must have as many, of the same rows.")
+        if not sizes_known:
+            raise DataError("The blocks of X have unknown lengths, so y must be a Dask array with the same blocks.")
+        return dask.array.from_array(columns, chunks=(row_chunks, columns.shape[1:]))
+    if sizes_known:
+        return columns.rechunk({0: row_chunks, 1: -1})
+    if columns.numblocks != (len(row_chunks), 1):
+        raise DataError("The blocks of X have unknown lengths, so y must have as many blocks, with the same rows.")
     return columns
 
 
 def token_of(collection: Any) -> str:
-    """Return by what Dask knows what a collection computes: of its graph too, as one name may stand for several."""
+    """Return Dask's token of a collection and its graph, because one name may denote several graphs."""
     graph = dict(collection.__dask_graph__() or {}) if dask.is_dask_collection(collection) else None
     return str(dask.base.tokenize(collection, graph))
 
 
 def side_by_side(tables: Sequence[Any]) -> Any:
-    """Return tables of the same rows as one array of Dask, (n, all their columns), with blocks of whole rows."""
-    found = dask.array.concatenate([dask.array.asarray(table) for table in tables], axis=1)
-    return found.rechunk({1: -1})
+    """Return tables of the same rows as one Dask array, (n, all their columns), with blocks of whole rows."""
+    table = dask.array.concatenate([dask.array.asarray(part) for part in tables], axis=1)
+    return table.rechunk({1: -1})

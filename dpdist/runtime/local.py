@@ -1,7 +1,7 @@
-"""What a pass computes, how its sums are added, and the threads of this process, which compute it by default.
+"""Computations as tasks, the sum of their results, and the executor that runs them in threads of this process.
 
-Threads of this process and workers of Dask (:mod:`dpdist.runtime.sums`) differ in three calls: how a pass begins, how a
-place is checked, and where the trusted node is. The rest is here.
+An executor on a Dask cluster (:mod:`dpdist.runtime.sums`) overrides three operations: submitting tasks, checking that a
+file is visible, and running a function at the trusted node.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dpdist.storage.store import AnyStore, store_at
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-_GROUP_LIMITS = (
+_CGROUP_LIMITS = (
     "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.high",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.soft_limit_in_bytes",
 )  # fmt: skip
-"""Where the kernel says how much memory this process's group may use, in its newer and its older format."""
+"""Memory limits of this process's control group, versions 2 and 1."""
 
 
 class Secret:
@@ -40,119 +40,124 @@ class Secret:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a pass computes."""
+class Computation:
+    """A function and the tasks that it is applied to, with the addition of their results."""
 
-    step: str
+    step: str  # the tasks' name on Dask's dashboard is dpdist-STEP
     function: Callable[[Any], Any]
-    values: Any  # what units share; its `cut(unit)` is what the function takes, `keyed` first. None: the unit itself
-    units: Sequence[Any]
+    shared: Any  # the function's argument is shared.for_task(task), with its key; if None, the task itself
+    tasks: Sequence[Any]
     add: Callable[[Any, Any], Any] | None = None
     nbytes: int = 0  # of a sum
-    threads: int | None = None  # of this process, at most: for which there is memory
+    threads: int | None = None  # limit for threads of this process, from the available memory
     key: Secret | None = None
 
-    def computed(self, unit: Any) -> Any:
-        """Compute a unit."""
-        value = unit if self.values is None else self.values.cut(unit)
-        return self.function(value if self.key is None else value.keyed(self.key.content))
+    def run(self, task: Any) -> Any:
+        """Compute the result of a task."""
+        argument = task if self.shared is None else self.shared.for_task(task)
+        return self.function(argument if self.key is None else argument.with_key(self.key.content))
 
 
 class Resources(NamedTuple):
-    """What computes."""
+    """The resources of an executor."""
 
     workers: int
-    threads: int  # units that each computes at the same time, at most
-    memory: int  # bytes that each may use, and this process
+    threads: int  # most tasks that a worker runs at the same time
+    memory: int  # bytes that each worker, and this process, may use
 
     @property
     def slots(self) -> int:
-        """Units that are computed at the same time, at most."""
+        """Most tasks that run at the same time."""
         return self.workers * self.threads
 
 
-class Engine(ABC):
-    """Computes passes."""
+class Executor(ABC):
+    """Runs computations."""
 
-    limits_threads = False  # whether :attr:`Work.threads` is obeyed
+    limits_threads = False  # whether :attr:`Computation.threads` has an effect
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
 
     @abstractmethod
     def resources(self) -> Resources:
-        """Return what there is to compute with now."""
+        """Return the current resources."""
 
     @property
     @abstractmethod
     def where(self) -> str:
-        """Where it computes, as a progress bar says it."""
+        """Location of the computation, for progress bars."""
 
     @abstractmethod
-    def require_visible(self, place: AnyStore, key: str = "") -> None:
-        """Check that every process that computes sees a place: a store, and an object in it."""
+    def require_visible(self, location: AnyStore, key: str = "") -> None:
+        """Check that every process that runs tasks sees a store, and the object ``key`` in it."""
 
     @abstractmethod
-    def begin(self, work: Work, told: Callable[[], None]) -> Generator[tuple[int, Any]]:
-        """Begin a pass, and yield results as they end, the caller's to change: numbered, or sums of any number."""
+    def submit(self, computation: Computation, on_task_done: Callable[[], None]) -> Generator[tuple[int, Any]]:
+        """Submit the tasks, and yield results, with their numbers, as they are completed; results may be sums.
+
+        The caller owns the results and may modify them.
+        """
 
     def trusted(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a function at the trusted node; it must be idempotent. That node is this process."""
+        """Run an idempotent function at the trusted node: by default, this process."""
         return function(*arguments)
 
-    def map(self, work: Work, label: str) -> None:
-        """Compute every unit, at least once; results are dropped."""
-        deque(self.begin(work, self._count(label, [work])), maxlen=0)
+    def map(self, computation: Computation, label: str) -> None:
+        """Run every task at least once, and drop the results."""
+        deque(self.submit(computation, self._count(label, [computation])), maxlen=0)
 
     def results(
         self, function: Callable[[Task, Any], Result], tasks: Sequence[Task], shared: Any, label: str,
         step: str = "task",
     ) -> Iterator[tuple[int, Result]]:  # fmt: skip
-        """Run a task per argument and yield its number and result as it ends: for results that are not private."""
-        work = Work(step, partial(_with_shared, function, shared), None, tasks)
-        return self.begin(work, self._count(label, [work]))
+        """Yield the number and the result of each task as it is completed; the results are not private."""
+        computation = Computation(step, partial(_with_shared, function, shared), None, tasks)
+        return self.submit(computation, self._count(label, [computation]))
 
-    def reduce(self, work: Work, function: Callable[..., Result], *arguments: Any, label: str | None) -> Result:
-        """Sum a pass, and call an idempotent function with the sum as its last argument, at the trusted node.
+    def reduce(
+        self, computation: Computation, function: Callable[..., Result], *arguments: Any, label: str | None
+    ) -> Result:  # fmt: skip
+        """Sum the results, and call an idempotent function at the trusted node, with the sum as its last argument.
 
-        Without units there is no such argument.
+        Without tasks, there is no such argument.
         """
-        if not work.units:
+        if not computation.tasks:
             return self.trusted(function, *arguments)
-        return function(*arguments, total(work, self.begin(work, self._count(label, [work]))))
+        return function(*arguments, total(computation, self.submit(computation, self._count(label, [computation]))))
 
-    def reduce_each(self, works: Sequence[Work], label: str, *, under_way: int) -> Generator[Any]:
-        """Sum one pass after the other, so many at the same time, and yield the sums in order, in this process."""
-        told, waiting = self._count(label, works), deque(works)
-        begun: deque[tuple[Work, Generator[tuple[int, Any]]]] = deque()
-        while waiting or begun:
-            while waiting and len(begun) < under_way:
-                begun.append((waiting[0], self.begin(waiting.popleft(), told)))
-            yield total(*begun.popleft())
+    def reduce_many(self, computations: Sequence[Computation], label: str, *, concurrent: int) -> Generator[Any]:
+        """Yield the sums of computations in order, in this process; at most ``concurrent`` run at the same time."""
+        on_task_done, waiting = self._count(label, computations), deque(computations)
+        running: deque[tuple[Computation, Generator[tuple[int, Any]]]] = deque()
+        while waiting or running:
+            while waiting and len(running) < concurrent:
+                running.append((waiting[0], self.submit(waiting.popleft(), on_task_done)))
+            yield total(*running.popleft())
 
-    def _count(self, label: str | None, works: Sequence[Work]) -> Callable[[], None]:
-        units = sum(len(work.units) for work in works)
-        return Count(self._progress if label else None, f"{label} {self.where}", units).one
+    def _count(self, label: str | None, computations: Sequence[Computation]) -> Callable[[], None]:
+        tasks = sum(len(computation.tasks) for computation in computations)
+        return Count(self._progress if label else None, f"{label} {self.where}", tasks).one
 
 
-def total(work: Work, parts: Generator[tuple[int, Any]]) -> Any:
-    """Add the results of a pass."""
-    if work.add is None:
-        raise AssertionError("what is summed is added")
-    found = None
-    with closing(parts):
-        for number, (_, part) in enumerate(parts):
-            found = work.add(found, part) if number else part
-    return found
+def total(computation: Computation, results: Generator[tuple[int, Any]]) -> Any:
+    """Add the results of a computation."""
+    if computation.add is None:
+        raise AssertionError("a computation that is summed defines an addition")
+    sum_so_far = None
+    with closing(results):
+        for number, (_, result) in enumerate(results):
+            sum_so_far = computation.add(sum_so_far, result) if number else result
+    return sum_so_far
 
 
 def _with_shared(function: Callable[[Any, Any], Result], shared: Any, task: Any) -> Result:
-    """Call a function of a task; a worker gets a lambda as the code of one version of Python, and this by its name."""
+    # workers receive this function by name, and a lambda as bytecode, which depends on the version of Python
     return function(task, shared)
 
 
-class Here(Engine):
-    """Computes in threads of this process."""
+class LocalExecutor(Executor):
+    """Runs tasks in threads of this process."""
 
     where = "in this process"
     limits_threads = True
@@ -162,29 +167,29 @@ class Here(Engine):
         forbid_core_dumps()
 
     def resources(self) -> Resources:
-        """Return the cores, and half of the memory: the other half is for what is made of the sum."""
-        return Resources(1, available_cores(), memory_here() // 2)
+        """Return the cores, and half of the memory: the other half is for processing the sum."""
+        return Resources(1, available_cores(), memory_limit() // 2)
 
-    def require_visible(self, place: AnyStore, key: str = "") -> None:
-        """Check that this process sees a place."""
-        store = store_at(place)
+    def require_visible(self, location: AnyStore, key: str = "") -> None:
+        """Check that this process sees the object."""
+        store = store_at(location)
         if not store.exists(key):
             raise DataError(f"{store.address(key)} is missing, or cannot be read.")
 
-    def begin(self, work: Work, told: Callable[[], None]) -> Generator[tuple[int, Any]]:
-        """Compute the units in threads, and yield their results in order."""
-        cores = available_cores()
-        with threaded(min(work.threads or cores, cores, max(1, len(work.units)))) as each:
-            for number, found in enumerate(each(partial(guarded, ClientInfo.here(), work.computed), work.units)):
-                told()
-                yield number, found
-                del found
+    def submit(self, computation: Computation, on_task_done: Callable[[], None]) -> Generator[tuple[int, Any]]:
+        """Run the tasks in threads, and yield their results in order."""
+        cores, tasks = available_cores(), computation.tasks
+        with threaded(min(computation.threads or cores, cores, max(1, len(tasks)))) as thread_map:
+            for number, result in enumerate(thread_map(partial(guarded, ClientInfo.current(), computation.run), tasks)):
+                on_task_done()
+                yield number, result
+                del result
 
 
-def memory_here() -> int:
-    """Return the bytes of memory of this machine, or of the part of it that this process may use."""
+def memory_limit() -> int:
+    """Return the bytes of memory that this process may use: those of the machine, or a lower limit."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), resource.getrlimit(resource.RLIMIT_RSS)[1]]
-    for path in _GROUP_LIMITS:
-        with suppress(OSError, ValueError):  # there is none, or it is "max"
+    for path in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # the file does not exist, or contains "max"
             limits.append(int(Path(path).read_text(encoding="ascii")))
     return min(limit for limit in limits if limit > 0)

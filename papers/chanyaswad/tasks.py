@@ -150,11 +150,11 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
     )
     found: list[Json] = []
     facts: Json = {}
-    with cluster.connected() as engine, runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store:
+    with cluster.connected() as executor, runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store:
         for task in TASKS.values():
             wanted = [method for method in task.methods if not (quick and method == SLOW)]
             cells = [{"task": task.name, "method": method, "runs": times} for method in wanted]
-            found += runs.run(engine, store, measured, cells, shared=rows[task.name], label=task.name.capitalize())
+            found += runs.run(executor, store, measured, cells, shared=rows[task.name], label=task.name.capitalize())
             facts[task.name] = {"measure": task.measure} | task.facts(rows[task.name], wanted)
     runs.write(folder / NAME, found, settings | {"tasks": facts, "means": found})
     picture(folder / f"{NAME}.png", found)

@@ -24,7 +24,7 @@ import numpy as np
 
 from dpdist import DataError, UsageError
 from dpdist.errors import BelowNoiseError
-from dpdist.runtime.local import Engine
+from dpdist.runtime.local import Executor
 from dpdist.storage.atomic import replace_file
 
 Json = dict[str, Any]
@@ -97,7 +97,13 @@ def _attempted(function: Function, cell: Json, shared: Any) -> Json:
 
 
 def run(
-    found: Engine, store: Store, function: Function, cells: Sequence[Json], *, shared: Any = None, label: str = "Cells"
+    found: Executor,
+    store: Store,
+    function: Function,
+    cells: Sequence[Json],
+    *,
+    shared: Any = None,
+    label: str = "Cells",
 ) -> list[Json]:
     """Run the cells that are not stored yet and return all of them, each with its result, in the order asked for.
 

@@ -181,8 +181,8 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         if place != "all pixels" or (run == 0 and one == free | {"kernel": one["kernel"]})
     ]
     shared = {digits: one[:2] for digits, one in held.items()}
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
-        rows = runs.run(engine, store, errors, cells, shared=shared, label="Classifiers")
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+        rows = runs.run(executor, store, errors, cells, shared=shared, label="Classifiers")
     whole = settings | {"classifiers": judged(rows)}
     runs.write(folder / NAME, rows, whole)
     (folder / f"{NAME}.md").write_text(pages.classifiers_page(whole), encoding="utf-8")

@@ -106,11 +106,11 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         "notice": NOTICE, "quick": quick, "delta": DELTA, "neighbours": "replace-one", "data": described,
     }  # fmt: skip
     rows: list[Json] = []
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
         for panel in panels:
             shared = {"moments": moments[panel.name], "components": panel.components}
             rows += runs.run(
-                engine, store, measured, cells_of(panel), shared=shared, label=f"Differences, {panel.name}"
+                executor, store, measured, cells_of(panel), shared=shared, label=f"Differences, {panel.name}"
             )
     table = ranges(rows)
     truths = {label: METHODS[label].truth for label in RELEASING}

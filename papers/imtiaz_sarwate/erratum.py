@@ -121,8 +121,8 @@ def main(
         for label in labels
         for epsilon in epsilons
     ]
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
-        rows = runs.run(engine, store, attacked, cells, label="Attacks")
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+        rows = runs.run(executor, store, attacked, cells, label="Attacks")
     found = [summary(rows, label, epsilon) for label in labels for epsilon in epsilons]
     grid = [round(float(e), 4) for e in np.linspace(0, 2, 3 if quick else 21)]
     profiles = {label: [profile(label, "1", e) for e in grid] for label in labels}

@@ -201,11 +201,11 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         "data": described,
     }
     found: list[Json] = []
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
         for panel in panels:
             shared = {"moments": moments[panel.name], "components": panel.components}
             found += runs.run(
-                engine, store, energy, cells_of(panel), shared=shared, label=f"Captured energy, {panel.name}"
+                executor, store, energy, cells_of(panel), shared=shared, label=f"Captured energy, {panel.name}"
             )
     means = spreads(found)
     truths = {label: method.truth for label, method in METHODS.items()}

@@ -303,11 +303,11 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster, 
     }
     sets.leaks(*ROUNDS_LEAK)
     found: list[Json] = []
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
         for column in columns:
             shared = (held[column.name], asdict(column))
             cells = cells_of(column, len(held[column.name].labels), test, most)
-            found += runs.run(engine, store, errors, cells, shared=shared, label=f"Classification, {column.name}")
+            found += runs.run(executor, store, errors, cells, shared=shared, label=f"Classification, {column.name}")
     rows = flat(found)
     facts = {column.name: asdict(column) for column in columns}
     table = compared(rows, columns)

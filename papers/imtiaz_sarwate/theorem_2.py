@@ -102,8 +102,8 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         for epsilon in EPSILONS
         for draw in range(draws)
     ]
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
-        rows = runs.run(engine, store, measured, cells, label="Theorem 2")
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+        rows = runs.run(executor, store, measured, cells, label="Theorem 2")
     table: list[Json] = []
     for method in METHODS:
         for epsilon in EPSILONS:

@@ -84,8 +84,8 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         "neighbours": "replace-one", "units": "of the unnormalised sum of x x^T with |x| <= 1",
     }  # fmt: skip
     cells = [{"mechanism": name, "d": d, "draw": draw} for name in NOISES for d in sizes for draw in range(DRAWS)]
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
-        rows = runs.run(engine, store, measured, cells, label="Drawing noise")
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+        rows = runs.run(executor, store, measured, cells, label="Drawing noise")
     raw = runs.averaged(rows, ("mechanism", "d"), "norm")
     centred = runs.averaged(rows, ("mechanism", "d"), "norm about the mean")
     table = {

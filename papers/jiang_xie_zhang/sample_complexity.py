@@ -116,8 +116,8 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         for d in sizes
         for batch in range(1 if name == "ppca" else draws // BATCH)
     ]
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
-        batches = runs.run(engine, store, complexity, cells, label="Sample complexity")
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+        batches = runs.run(executor, store, complexity, cells, label="Sample complexity")
     rows = [{"mechanism": b["mechanism"], "d": b["d"], "rows": found} for b in batches for found in b["rows"]]
     table: Json = {"theorem 7": {d: theorem_7(d) for d in sizes}, "theorem 8": {d: theorem_8(d) for d in sizes}}
     for name in MECHANISMS:

@@ -150,8 +150,8 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         "neighbours": "replace-one", "failure of the bounds": FAILURE, "gap over d / epsilon": GAP,
     }  # fmt: skip
     cells = [{"method": m, "d": d, "draw": draw} for m in METHODS for d in sizes for draw in range(draws)]
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
-        rows = runs.run(engine, store, measured, cells, label="Theorems")
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+        rows = runs.run(executor, store, measured, cells, label="Theorems")
     table = [stated(rows, d) for d in sizes]
     runs.write(folder / NAME, rows, settings | {"table": table})
     picture(folder / f"{NAME}.png", table)

@@ -210,8 +210,8 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         for m, epsilon in cases
         for method in METHODS
     ]
-    with cluster.connected() as engine, runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store:
-        found = runs.run(engine, store, measure, cells, label="Orbits")
+    with cluster.connected() as executor, runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store:
+        found = runs.run(executor, store, measure, cells, label="Orbits")
     stated = [{"family": m.family, "d": m.size, "k": m.rank, "epsilon": e} | compared(m, e) for m, e in cases]
     described = [asdict(m) | {"eigenvalues": [float(f"{v:.6g}") for v in m.levels()]} for m in matrices]
     runs.write(folder / NAME, found, settings | {"matrices": described, "bounds": stated})

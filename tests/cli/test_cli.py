@@ -228,7 +228,7 @@ def test_a_command_run_again_changes_nothing_and_says_so_and_replaces_nothing_el
         (*ingest, *budget): "ingested before from the same files and left alone",
         ("release", "rows.zarr", "release.zarr", *LOSS): "nothing spent",
         ("pca", "release.zarr", "model.zarr", "--components", "2"): "written before and left alone",
-        project: "written before, and left alone",
+        project: "written before, and kept",
         ("combine", "sum.zarr", "release.zarr"): "written before and left alone",
     }
     assert [call(*command).code for command in commands] == [0] * 5

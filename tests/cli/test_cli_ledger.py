@@ -76,7 +76,7 @@ def test_a_ledger_that_cannot_be_created_is_refused(without_ledger: Path, call: 
         (4, "Epsilon", ("new.ledger", "--rows", "rows.zarr", "--budget-epsilon", "0")),
         (4, "no usable rows", ("new.ledger", "--rows", "nothing.zarr", "--budget-epsilon", "1")),
         (4, "does not exist", ("ledgers/new.ledger", "--rows", "rows.zarr")),
-        (4, "only record of what was spent", ("other.ledger", "--rows", "rows.zarr")),
+        (4, "only record of the budget", ("other.ledger", "--rows", "rows.zarr")),
     ):
         said = call("ledger", "create", *arguments)
         assert (said.code, words in said.message) == (code, True)

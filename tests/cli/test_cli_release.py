@@ -48,7 +48,7 @@ REFUSED: list[tuple[int, str, tuple[str, ...]]] = [  # each without its own --sc
     (4, "clip norm", ("--clip", "1e200")),
     (2, "--grid-bits", ("--grid-bits", "99")),
     # names and combinations
-    (2, "a variable that is not set", ("--scheduler", "")),
+    (2, "a variable is not set", ("--scheduler", "")),
     (2, "not both", ("--workers", "1", "--scheduler", "tcp://127.0.0.1:1")),
     (4, "answers at 127.0.0.1", ("--scheduler", "127.0.0.1")),
     (2, "(--tls-ca, --tls-cert and --tls-key)", ("--scheduler", "tls://127.0.0.1:1")),

@@ -209,7 +209,8 @@ with Gateway(f"http://127.0.0.1:{web}", proxy_address=f"gateway://127.0.0.1:{tcp
         keys = dpdist.Certificates(rows + ".tls_cert", rows + ".tls_cert", rows + ".tls_key")
         with dpdist.Cluster(cluster.scheduler_address, certificates=keys).connected() as started:
             started.require_visible(rows)
-            found |= {"scheduler": cluster.scheduler_address, "workers": [*started._known()], "status": cluster.status}
+            workers = [*started._workers()]
+            found |= {"scheduler": cluster.scheduler_address, "workers": workers, "status": cluster.status}
 print(json.dumps(found))
 """
 

@@ -27,7 +27,7 @@ TTL = 5
 ENVIRONMENT = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": f"{TTL}s"}
 SETTINGS = {
     "dpdist.runtime.sums.LOST_SECONDS": 4,
-    "dpdist.runtime.sums._LOOK_SECONDS": 1,
+    "dpdist.runtime.sums._POLL_SECONDS": 1,
     "dpdist.ledger.sqlite.WAIT_SECONDS": TTL,
     "dpdist.ledger.postgresql.WAIT_SECONDS": TTL,
     "dpdist.release.transaction._WINNER_SECONDS": TTL,

@@ -27,7 +27,7 @@ from dpdist.errors import DataError, ResumableError, UsageError
 from dpdist.ingest import blocks
 from dpdist.ingest.write import ingest
 from dpdist.rows import dataset
-from dpdist.runtime.collections import each_block
+from dpdist.runtime.collections import map_blocks
 
 NAMES = ["a", "b", "c"]
 N = 23
@@ -320,12 +320,12 @@ def test_what_a_lost_cluster_had_written_is_computed_again_as_a_whole(
     rows = table(rows=N)
     given = da.from_array(rows, chunks=(5, 3))
 
-    def lost(engine: Any, tasks: Any, progress: Any, label: str) -> None:
-        each_block(engine, tasks[:3], progress, label)
+    def lost(executor: Any, tasks: Any, progress: Any, label: str) -> None:
+        map_blocks(executor, tasks[:3], progress, label)
         raise ResumableError("The scheduler is gone.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(blocks, "each_block", lost)
+        patch.setattr(blocks, "map_blocks", lost)
         with pytest.raises(ResumableError):
             dpdist.ingest_rows(given, tmp_path / "rows.zarr")
     assert [*tmp_path.iterdir()] == []

@@ -24,7 +24,7 @@ from dpdist.errors import DpdistError
 from dpdist.ingest import collection, survey, write
 from dpdist.ingest.readers import text
 from dpdist.ingest.readers.base import Choices
-from dpdist.pipeline.sources import computed
+from dpdist.pipeline.sources import run_job_task
 from dpdist.rows import encoding
 
 SCHEMA = Schema(
@@ -92,7 +92,7 @@ class Others:
         from contextlib import nullcontext
 
         def run(job: Any, units: Any) -> list[Any]:
-            return [computed(unit, (job, place, choices)) for unit in reversed(units)][::-1]
+            return [run_job_task(unit, (job, place, choices)) for unit in reversed(units)][::-1]
 
         return nullcontext(run)
 

@@ -47,7 +47,7 @@ SECRET = 73519.25
 def here(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Compute and read in this process, in pieces of a few rows."""
     monkeypatch.setattr(Cluster, "named", False)
-    monkeypatch.setattr(sources, "_PER_WORKER", 1)
+    monkeypatch.setattr(sources, "_TASKS_PER_WORKER", 1)
     for module in (base, npy, columnar, zarr_store):
         monkeypatch.setattr(module, "PIECE", 13 * COLUMNS * 4)
     assert not state.exists()

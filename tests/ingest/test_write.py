@@ -35,7 +35,7 @@ from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.survey import Job, Part, Run
 from dpdist.ingest.write import Write, ingest, units_of
 from dpdist.pipeline.budget import ingest_rows
-from dpdist.pipeline.sources import computed
+from dpdist.pipeline.sources import run_job_task
 from dpdist.rows import dataset
 from dpdist.rows.table import Shape
 from dpdist.rows.units import KeptRows, Unit
@@ -81,7 +81,9 @@ class Others:
             for number in order.sample(numbers, k=len(numbers)):
                 self.before(job, number)
                 self.done.append((job.name, number))
-                found[number] = computed(*cloudpickle.loads(cloudpickle.dumps((units[number], (job, place, choices)))))
+                found[number] = run_job_task(
+                    *cloudpickle.loads(cloudpickle.dumps((units[number], (job, place, choices))))
+                )
             return [found[number] for number in range(len(units))]
 
         yield run

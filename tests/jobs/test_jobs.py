@@ -259,7 +259,7 @@ def test_what_another_run_made_meanwhile_is_taken(
 def test_what_another_run_made_of_something_else_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, other = job(folder, WHOLE), WHOLE.partition("[project]")[0].replace("components = 2", "components = 1")
     assert overtaken(monkeypatch, models, "save", lambda: run(job(folder, other))) == []
-    with pytest.raises(DataError, match="was made from something else"):
+    with pytest.raises(DataError, match="with another content"):
         run(mine)
 
 

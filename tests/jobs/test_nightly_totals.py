@@ -233,7 +233,7 @@ def test_a_weighted_sum_is_that_of_the_integers_of_each_period(year: tuple[Place
     assert key is not None
 
     def summed(task: MomentTask) -> np.ndarray:
-        return partition_moment(task.keyed(key.key)).values
+        return partition_moment(task.with_key(key.key)).values
 
     plain = series.table.span(series.ledger.periods, 0)
     weighted = replace(plain, weights=(24, 32, 64))
@@ -241,7 +241,7 @@ def test_a_weighted_sum_is_that_of_the_integers_of_each_period(year: tuple[Place
     expected = 24 * each[0] + 32 * each[1] + 64 * each[2]
     whole = moment_task(weighted, bound)
     np.testing.assert_array_equal(summed(whole), expected)
-    np.testing.assert_array_equal(summed(whole.cut(range(2))) + summed(whole.cut(range(2, 3))), expected)
+    np.testing.assert_array_equal(summed(whole.for_task(range(2))) + summed(whole.for_task(range(2, 3))), expected)
     bands = [summed(moment_task(weighted, bound, band)) for band in (Band(0, 1, 3), Band(1, 3, 3))]
     np.testing.assert_array_equal(np.concatenate(bands), expected)
     with pytest.raises(DataError, match="more rows than 64-bit integers can sum"):

@@ -158,7 +158,7 @@ def test_bands_cover_the_triangle_and_keep_every_process_within_its_memory(
     assert found.bands[-1].stop == columns
     assert all(band.start % triangle.TILE == 0 for band in found.bands)
     assert max(found.worker_bytes, found.trusted_bytes) <= memory * GIB
-    assert 1 <= found.under_way <= len(found.bands)
+    assert 1 <= found.concurrent_bands <= len(found.bands)
     if max(Layout(found.table, bound, workers, (Band.whole(columns),)).worker_bytes, 0) > memory * GIB:
         assert len(found.bands) > 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from dpdist.moment.layout import Layout, layout_of
 from dpdist.moment.total import add_partials, complete, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.local import Work
-from dpdist.runtime.sums import OnDask
+from dpdist.runtime.local import Computation
+from dpdist.runtime.sums import DaskExecutor
 from dpdist.triangle import Band
 
 COLUMNS = 1200
@@ -39,20 +40,20 @@ def sent(dask_worker: Any) -> tuple[int, int]:
 
 def test_tasks_bytes_and_memory_are_what_was_said(tmp_path: Path) -> None:
     table, bound = table_of(tmp_path / "rows", np.ones((60, COLUMNS)), 10), RowBound(COLUMNS, 1.0)
-    with Cluster(workers=2).connected() as engine:
-        assert isinstance(engine, OnDask)
+    with Cluster(workers=2).connected() as executor:
+        assert isinstance(executor, DaskExecutor)
         before, moved_before = Counter[str](), 0
         for bands in (1, 3):
             height = COLUMNS // bands
             cut = tuple(Band(i, i + height, COLUMNS) for i in range(0, COLUMNS, height))
             layout = Layout(table, bound, 2, cut)
             works = [
-                Work("sum", partition_moment, task, units, add_partials, nbytes=8 * task.band.entries)
-                for task, units in zip(layout.tasks(table), layout.units, strict=True)
+                Computation("sum", partition_moment, task, units, add_partials, nbytes=8 * task.band.entries)
+                for task, units in zip(layout.moment_tasks(table), layout.task_chunks(), strict=True)
             ]
-            sums = engine.reduce_each(works, "Summing", under_way=layout.under_way)
+            sums = executor.reduce_many(works, "Summing", concurrent=layout.concurrent_bands)
             assert sum(complete(table, total).rows for total in sums) == 60 * bands
-            told, computed = engine._client.run(sent), engine._client.run_on_scheduler(tasks)
+            told, computed = executor._client.run(sent), executor._client.run_on_scheduler(tasks)
             done = computed - before
             assert (done["dpdist-sum"], done["dpdist-add"]) == (layout.partitions, layout.additions)
             promised = layout.bytes_between_workers + layout.bytes_to_trusted
@@ -92,6 +93,19 @@ def test_more_workers_and_a_faster_store_are_never_slower(
     assert (seconds(few, 2 * bandwidth) <= reference).all()
     passes = np.array([len(few.bands), 1, *[2] * len(cost.INGEST)])
     assert (reference * (1 + 1e-9) >= passes * table.stored_bytes / bandwidth).all()
+
+
+def test_tasks_are_counted_without_a_list_of_them() -> None:
+    table, bound = cost.described(10**9, 100_000, "float32"), RowBound(100_000, 1.0)
+    tracemalloc.start()
+    try:
+        layout = layout_of(table, bound, 32, 16 << 30, divisible=True)
+        assert cost.ClusterCost(table, layout, RATES).to_json()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert layout.bytes_to_trusted >= 8 * 100_000 * 100_001 // 2
+    assert layout.partitions > 10**6
 
 
 def test_the_command_says_it_for_several_numbers_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:

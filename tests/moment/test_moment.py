@@ -22,7 +22,7 @@ from dpdist._util.parallel import fan_in
 from dpdist.errors import DataError, DpdistError
 from dpdist.mechanisms.power import GRID_BITS, on_grid
 from dpdist.moment import gram, total
-from dpdist.moment.layout import units_of
+from dpdist.moment.layout import split_tasks
 from dpdist.moment.operator import Digits, ProductTask, partition_product
 from dpdist.moment.total import MomentTask, Partial, add_partials, block_rows, complete, moment_task, partition_moment
 from dpdist.pipeline import release as release_steps
@@ -135,10 +135,10 @@ def test_sums_of_two_keys_never_meet(tmp_path: Path) -> None:
     table = table_of(tmp_path / "rows.zarr", np.ones((10, 4)), 5)
 
     def summed(task: MomentTask, part: int) -> Partial[np.int64]:
-        return partition_moment(task.cut(partitions(table.chunks, 2)[part]))
+        return partition_moment(task.for_task(partitions(table.chunks, 2)[part]))
 
-    first = summed(moment_task(table, bound).keyed(KEY.key), 0)
-    for other in (moment_task(table, bound).keyed(OTHER.key), moment_task(table, RowBound(4, 5.0, 8))):
+    first = summed(moment_task(table, bound).with_key(KEY.key), 0)
+    for other in (moment_task(table, bound).with_key(OTHER.key), moment_task(table, RowBound(4, 5.0, 8))):
         with pytest.raises(DpdistError, match="keys"):
             add_partials(first, summed(other, 1))
 
@@ -148,8 +148,8 @@ def test_a_rule_without_a_key_and_a_key_without_the_rule_are_defects(tmp_path: P
     dithered, plain = RowBound(4, 5.0, 8, rule=DITHERED), RowBound(4, 5.0, 8)
     for defect in (
         lambda: partition_moment(moment_task(table, dithered)),
-        lambda: moment_task(table, plain).keyed(KEY.key),
-        lambda: moment_task(table, dithered).keyed(KEY.key).keyed(KEY.key),
+        lambda: moment_task(table, plain).with_key(KEY.key),
+        lambda: moment_task(table, dithered).with_key(KEY.key).with_key(KEY.key),
         lambda: dithered.apply(np.ones((2, 4)), np.empty((2, 4))),
         lambda: plain.apply(np.ones((2, 4)), np.empty((2, 4)), Dithers(KEY, 0)),
     ):
@@ -165,7 +165,7 @@ def test_units_are_small_but_not_too_small_whoever_is_there(
     rows: int, chunk_rows: int, row_seconds: float, entries: int, workers: int
 ) -> None:
     table = Shape(rows, 10, "uint8", max(chunk_rows, rows // 10**4))
-    units = units_of(table, row_seconds=row_seconds, entries=entries, workers=workers)
+    units = split_tasks(table, row_seconds=row_seconds, entries=entries, workers=workers)
     assert [unit.start for unit in units] == [0, *(unit.stop for unit in units[:-1])]
     assert units[-1].stop == table.chunks
     seconds = rows * row_seconds
@@ -238,7 +238,7 @@ def test_vectors_off_the_grid_or_too_long_are_a_defect(tmp_path: Path) -> None:
     table = table_of(tmp_path / "rows.zarr", np.ones((4, 3)), 4)
     task = moment_task(table, RowBound(3, 1.0))
     for vectors in (np.full((3, 1), 0.1), np.full((3, 1), 0.75)):
-        with pytest.raises(AssertionError, match="on their grid"):
+        with pytest.raises(AssertionError, match="be on the grid"):
             partition_product(ProductTask(task, vectors))
 
 

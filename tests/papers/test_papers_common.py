@@ -15,7 +15,7 @@ from support.hand import started_by_hand
 
 from dpdist.errors import DataError, PrivacyLeakWarning, UsageError
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.local import Here
+from dpdist.runtime.local import LocalExecutor
 from papers.common import answers, data, runs
 
 SETTINGS = {"seed": 1}
@@ -31,7 +31,7 @@ def refusing(_: runs.Json, __: Any) -> runs.Json:
     raise UsageError("no")
 
 
-class Counting(Here):
+class Counting(LocalExecutor):
     """Runs cells here and stops after some, as a killed run would."""
 
     def __init__(self, until: int | None = None) -> None:

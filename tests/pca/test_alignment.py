@@ -98,7 +98,7 @@ def test_rounding_on_a_coarse_grid_turns_a_component_no_further_than_is_stated(m
     def misses() -> int:
         missed = 0
         for _ in range(40):
-            z = request.bound(D).apply(rows, np.empty(rows.shape), Dithers(DitherKey(total.drawn()), 0))
+            z = request.bound(D).apply(rows, np.empty(rows.shape), Dithers(DitherKey(total.draw_key()), 0))
             release = drawn_over(request, (z.T @ z).astype(np.int64), D, len(rows))
             found = components(release, 1)
             ((low, high),) = require_alignment(release, found).cosine_intervals

@@ -69,7 +69,7 @@ def write_model(path: Path, mean: Floats = MEAN, scale: Floats = SCALE, *, per_r
 
 
 def cut(whole: ProjectionTask, count: int) -> list[ProjectionTask]:
-    return [whole.cut(run) for run in partitions(whole.table.chunks, count)]
+    return [whole.for_task(run) for run in partitions(whole.table.chunks, count)]
 
 
 def project(table: RowsTable, model: Path, target: Path, tasks: int = 3, *, lost: int | None = None) -> None:

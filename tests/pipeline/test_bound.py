@@ -142,7 +142,7 @@ def test_any_chunking_gives_the_same_histogram(
     assert table.chunks >= min(chunks, 600)
     task = HistogramTask(table, NormCounting(REQUEST.bound(4), GRID.edges), range(table.chunks))
     runs = partitions(table.chunks, 4 * workers)
-    found = complete(table, added(partition_histogram(task.cut(run)) for run in runs))
+    found = complete(table, added(partition_histogram(task.for_task(run)) for run in runs))
     lengths = np.sqrt((np.nan_to_num(rows * [[np.nan if i == 3 else 1] for i in range(600)]) ** 2).sum(1))
     expected = np.histogram(lengths, [-1, *np.nextafter(GRID.edges, np.inf), np.inf])[0]
     assert found.values.tolist() == expected.tolist()
@@ -354,7 +354,7 @@ def test_a_quantile_beyond_the_grid_is_not_claimed_and_what_would_help_is_said(t
     asked = ("bound", table.path, "--epsilon", "1", "--grid", "1:4:2", "--quantile", "0.9")
     said = call(*asked)
     assert said.exit_code == 4
-    for words in ("lies beyond the grid, which ends at 4.", "A larger epsilon would not help.", "that reaches further"):
+    for words in ("lies beyond the grid, which ends at 4.", "A larger epsilon would not help.", "a longer grid"):
         assert words in said.stderr
     assert "Next:" not in said.stderr
     told = json.loads(call(*asked, "--json").stdout)
@@ -368,7 +368,7 @@ def test_noise_that_hides_the_end_of_the_grid_is_cured_by_less_noise_or_another_
     assert hidden.clip is None
     assert "too much to tell. Ask again with epsilon 7, or a grid of fewer norms" in hidden.describe()
     free = hidden.smaller_quantile()
-    assert f"Or take quantile={free:g} of this histogram, at no cost." in hidden.words()
+    assert f"Or take quantile={free:g} for this histogram, at no cost." in hidden.words()
     assert clip_norm.choose_clip_norm(table.path, REQUEST, Fraction(str(free))).clip is not None
 
 

@@ -331,7 +331,7 @@ def test_one_histogram_answers_for_any_components_and_names_the_next_command(tab
     asked = ("bound", table.path, "--epsilon", "3", "--grid", "1:64:2")
     for more, words in (
         (("--components", 2), "belong together"), (("--release-epsilon", 1), "belong together"),
-        (("--components", 2, "--release-epsilon", 1, "--quantile", 0.5), "chooses the quantile"),
+        (("--components", 2, "--release-epsilon", 1, "--quantile", 0.5), "determines the quantile"),
         (("--components", 4, "--release-epsilon", 1), "from 1 to 3"),
         (("--components", 2, "--release-epsilon", "much"), "much"),
     ):  # fmt: skip

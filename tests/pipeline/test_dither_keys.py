@@ -38,7 +38,7 @@ from dpdist.rows.dataset import RowsTable
 from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.rows.units import Unit
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.local import Work
+from dpdist.runtime.local import Computation
 from dpdist.triangle import Band, packed
 
 Lattice = npt.NDArray[np.int64]
@@ -71,7 +71,7 @@ def table_at(path: Path, monkeypatch: pytest.MonkeyPatch, unit: Unit | None = No
 
 SUMMED: list[Lattice] = []  # of each unit, the exact moment of its rows by the key they were dithered by
 DRAWN: list[DitherKey] = []
-_draw = total.drawn
+_draw = total.draw_key
 
 
 def noting() -> bytes:
@@ -92,7 +92,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[DitherKey]:
     """Every secret key that is drawn in this process, where the workers are, too."""
     DRAWN.clear()
     SUMMED.clear()
-    monkeypatch.setattr(total, "drawn", noting)
+    monkeypatch.setattr(total, "draw_key", noting)
     monkeypatch.setattr(total, "partition_moment", noting_rows)
     return DRAWN
 
@@ -204,7 +204,7 @@ def test_it_is_left_in_where_no_count_is_public_or_released(table: RowsTable, ne
 def test_bands_of_two_keys_are_no_moment(table: RowsTable) -> None:
     def sums() -> Iterator[Partial[np.int64]]:
         for start, key in ((0, b"1" * 32), (2, b"2" * 32)):
-            yield partition_moment(moment_task(table, BOUND, Band(start, start + 2, COLUMNS)).keyed(key))
+            yield partition_moment(moment_task(table, BOUND, Band(start, start + 2, COLUMNS)).with_key(key))
 
     with pytest.raises(DpdistError, match="different keys"):
         list(MomentBands(sums).bands())
@@ -215,11 +215,11 @@ def test_a_key_is_shown_nowhere_and_only_a_common_one_can_be_part_of_a_task(tabl
     assert common is not None
     key = DitherKey(common.content)
     task = moment_task(table, BOUND)
-    holders: list[Any] = [key, task.keyed(key.key), ProductTask(task, VALUES).keyed(key.key), Dithers(key, 0)]
+    holders: list[Any] = [key, task.with_key(key.key), ProductTask(task, VALUES).with_key(key.key), Dithers(key, 0)]
     for each in holders:
         with pytest.raises(TypeError, match="no part of a task"):
             cloudpickle.dumps(each)
-    work = Work("sum", partition_moment, task, (), key=common)
+    work = Computation("sum", partition_moment, task, (), key=common)
     for each in (*holders, common, work):
         assert repr(key.key)[2:-1] not in repr(each) + str(each)
         assert key.key.hex() not in repr(each)

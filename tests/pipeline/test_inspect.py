@@ -222,7 +222,7 @@ def test_anything_else_is_told_apart(tmp_path: Path) -> None:
         head = {"attributes": {"dpdist": {"format": f"dpdist-{written}"}}}
         (tmp_path / f"{name}.zarr" / "zarr.json").write_text(json.dumps(head))
     for name, said in {
-        "nowhere": "nothing at", "empty": "none of dpdist's", "table.csv": r"dpdist\.ingest_rows",
+        "nowhere": "does not exist", "empty": "was not written by dpdist", "table.csv": r"dpdist\.ingest_rows",
         "later.zarr": "dpdist-rows/9", "broken.zarr": "damaged", "ragged.zarr": "no usable rows",
     }.items():  # fmt: skip
         with pytest.raises(DataError, match=said):

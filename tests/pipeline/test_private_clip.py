@@ -156,11 +156,11 @@ def test_whoever_dies_between_two_draws_goes_on_from_those_very_ones(
     passes: list[str] = []
     draw = clip_norm.draw_histogram
 
-    def counted(engine: Any, transaction: Any, label: str, stop: int | None = None) -> None:
+    def counted(executor: Any, transaction: Any, label: str, stop: int | None = None) -> None:
         if len(passes) == stop:
             dies()
         passes.append(label)
-        draw(engine, transaction, label)
+        draw(executor, transaction, label)
 
     with monkeypatch.context() as patch:
         patch.setattr(clip_norm, "draw_histogram", partial(counted, stop=stages))

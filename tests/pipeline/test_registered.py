@@ -47,7 +47,7 @@ ROWS = np.random.default_rng(3).integers(0, 9, (200, 4)).astype(np.float32)
 def here(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work beside a source, computing in this process, as somebody who has registered nothing."""
     monkeypatch.setattr(Cluster, "named", False)
-    monkeypatch.setattr(sources, "_PER_WORKER", 2)
+    monkeypatch.setattr(sources, "_TASKS_PER_WORKER", 2)
     monkeypatch.chdir(tmp_path)
     assert not state.exists()
     table = pa.table({name: ROWS[:, place] for place, name in enumerate("abcd")})

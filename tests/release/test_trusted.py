@@ -408,5 +408,5 @@ def test_a_release_that_was_altered_does_not_verify(transaction: MomentTransacti
     assert content.count("dpdist 0.1.0") == 1
     metadata.write_text(content.replace("dpdist 0.1.0", "dpdist 0.1.1"))
     open_release(target_of(transaction))
-    with pytest.raises(DataError, match="not what was committed"):
+    with pytest.raises(DataError, match="differs from the release committed"):
         budget.verify_ledger(books(transaction), [target_of(transaction)])

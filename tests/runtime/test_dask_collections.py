@@ -18,8 +18,8 @@ from faults.waiting import until
 
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.runtime import sums
-from dpdist.runtime.collections import computing, reduce_blocks
-from dpdist.runtime.sums import OnDask
+from dpdist.runtime.collections import executor_for, reduce_blocks
+from dpdist.runtime.sums import DaskExecutor
 
 COLUMNS = 3
 
@@ -76,16 +76,16 @@ def test_processes_without_a_cluster_are_refused_and_threads_are_not() -> None:
 
 def test_a_block_that_is_not_what_the_array_says_is_the_owner_s(client: Client) -> None:
     wrong = rows().map_blocks(lambda block: block[:, :2], chunks=(10, COLUMNS), meta=np.ones((0, COLUMNS)))
-    with client.as_current(), pytest.raises(DataError, match="other columns than the array says"):
+    with client.as_current(), pytest.raises(DataError, match="different number of columns than its Dask array"):
         summed(wrong)
 
 
 def test_nothing_is_computed_for_who_has_gone(client: Client) -> None:
     """An interrupted call may be kept by its traceback, and would keep the cluster busy."""
     held = [dask.delayed(_slept)(number) for number in range(40)]
-    with client.as_current(), computing(None) as engine:
-        assert isinstance(engine, OnDask)
-        found = engine.compute(held)
+    with client.as_current(), executor_for(None) as executor:
+        assert isinstance(executor, DaskExecutor)
+        found = executor.compute(held)
         next(found)
         found.close()
 

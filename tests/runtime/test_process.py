@@ -30,7 +30,7 @@ except DataError:
 """
 TASK = """
 from dpdist.runtime.checks import ClientInfo, guarded
-guarded(ClientInfo.here(), int)
+guarded(ClientInfo.current(), int)
 """
 PROBE = """
 from pathlib import Path

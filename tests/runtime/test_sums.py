@@ -33,34 +33,36 @@ from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
 from dpdist.moment.total import Partial, add_partials
 from dpdist.runtime import checks, sums
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.local import Here, Secret, Work
-from dpdist.runtime.sums import OnDask, Pass, Private, shared_by, unit_of
+from dpdist.runtime.local import Computation, LocalExecutor, Secret
+from dpdist.runtime.sums import DaskExecutor, PrivateResult, TaskContext, load_context, run_task
 
 SECRET = 7_312_519
 ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def cluster(count: int = 2, *, trusted_worker: bool = False, **options: Any) -> Iterator[OnDask]:
+def cluster(count: int = 2, *, trusted_worker: bool = False, **options: Any) -> Iterator[DaskExecutor]:
     """Start a cluster as everybody does, at Dask's defaults, and connect to it."""
     how = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", **options}
     with (
         LocalCluster(**how) as made,
-        Cluster(client=made, trusted_worker=trusted_worker).connected() as engine,
+        Cluster(client=made, trusted_worker=trusted_worker).connected() as executor,
     ):
-        assert isinstance(engine, OnDask)
-        yield engine
+        assert isinstance(executor, DaskExecutor)
+        yield executor
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[OnDask]:
+def local() -> Iterator[DaskExecutor]:
     with cluster() as started:
         yield started
 
 
-def keys_of(engine: OnDask) -> set[str]:
+def keys_of(executor: DaskExecutor) -> set[str]:
     """Return the names of tasks that the dashboard has shown."""
-    shown = engine._client.run_on_scheduler(lambda dask_scheduler: [each[0] for each in dask_scheduler.transition_log])
+    shown = executor._client.run_on_scheduler(
+        lambda dask_scheduler: [each[0] for each in dask_scheduler.transition_log]
+    )
     return {dask.utils.key_split(key) for key in shown}
 
 
@@ -81,7 +83,7 @@ def part(number: int) -> Partial[np.int64]:
     return Partial(values, 1, ((number, number + 1),))
 
 
-ENGINES: dict[str, Callable[[OnDask], Any]] = {
+ENGINES: dict[str, Callable[[DaskExecutor], Any]] = {
     "threads": lambda _: Cluster().connected(),
     "threads of a cluster": lambda _: cluster(processes=False),
     "processes": nullcontext,
@@ -89,24 +91,24 @@ ENGINES: dict[str, Callable[[OnDask], Any]] = {
 
 
 @pytest.mark.parametrize("made", ENGINES.values(), ids=ENGINES)
-def test_every_engine_computes_the_same(local: OnDask, made: Callable[[OnDask], Any]) -> None:
+def test_every_engine_computes_the_same(local: DaskExecutor, made: Callable[[DaskExecutor], Any]) -> None:
     told: list[tuple[str, int, int]] = []
     SEEN.clear()
-    with made(local) as engine:
-        engine._progress = lambda *said: told.append(said)
-        total = engine.reduce(Work("sum", part, None, range(20), add_partials), same, label="Adding")
+    with made(local) as executor:
+        executor._progress = lambda *said: told.append(said)
+        total = executor.reduce(Computation("sum", part, None, range(20), add_partials), same, label="Adding")
         assert total.covered == ((0, 20),)
         assert (total.values == 190).all()
-        works = [Work("sum", twice, None, range(n), operator.add) for n in (3, 9, 1)]
-        assert list(engine.reduce_each(works, "Adding", under_way=2)) == [6, 72, 0]
-        assert dict(engine.results(operator.mul, [5, 6, 7], 10, "Multiplying")) == {0: 50, 1: 60, 2: 70}
-        engine.map(Work("project", twice, None, range(5)), "Mapping")
-        assert engine.trusted(operator.add, 1, 2) == 3
-        assert engine.reduce(Work("sum", twice, None, ()), int, label="Adding") == 0
-        assert engine.where in told[0][0]
+        works = [Computation("sum", twice, None, range(n), operator.add) for n in (3, 9, 1)]
+        assert list(executor.reduce_many(works, "Adding", concurrent=2)) == [6, 72, 0]
+        assert dict(executor.results(operator.mul, [5, 6, 7], 10, "Multiplying")) == {0: 50, 1: 60, 2: 70}
+        executor.map(Computation("project", twice, None, range(5)), "Mapping")
+        assert executor.trusted(operator.add, 1, 2) == 3
+        assert executor.reduce(Computation("sum", twice, None, ()), int, label="Adding") == 0
+        assert executor.where in told[0][0]
         until(lambda: told[-1][1:] == (5, 5))
-        if isinstance(engine, OnDask):
-            assert {"dpdist-table", "dpdist-sum", "dpdist-add", "dpdist-project"} <= keys_of(engine)
+        if isinstance(executor, DaskExecutor):
+            assert {"dpdist-table", "dpdist-sum", "dpdist-add", "dpdist-project"} <= keys_of(executor)
             # a result of a task is changed by no addition: of workers in this process what is fetched is Dask's own
             assert {number: int(values[0]) for number, values in SEEN.items()} == {number: number for number in SEEN}
     assert {label.split()[0] for label, _, _ in told} == {"Adding", "Multiplying", "Mapping"}
@@ -118,7 +120,7 @@ class Large:
 
     numbers: int
 
-    def cut(self, unit: int) -> tuple[int, int]:
+    def for_task(self, unit: int) -> tuple[int, int]:
         return unit, self.numbers
 
 
@@ -142,39 +144,41 @@ def test_a_sum_is_on_no_disk_when_workers_of_dask_s_defaults_run_short_of_memory
 ) -> None:
     """The twin, plain results of the same size, is written there."""
     shared = Large((12 << 20) // 8)
-    content = cloudpickle.dumps(Pass(Work("sum", large, shared, (), operator.add), checks.ClientInfo.here(), []))
+    content = cloudpickle.dumps(
+        TaskContext(Computation("sum", large, shared, (), operator.add), checks.ClientInfo.current(), [])
+    )
 
     def logged(client: Any) -> list[str]:
         return [line for _, line in next(iter(client.get_worker_logs().values()))]
 
     with caplog.at_level(logging.DEBUG), dask.config.set({"temporary-directory": str(tmp_path)}):
-        with cluster(1, memory_limit="400MiB") as engine:
-            client = engine._client
+        with cluster(1, memory_limit="400MiB") as executor:
+            client = executor._client
             (folder,) = client.run(_folder).values()
-            first = client.submit(shared_by, Secret(content), pure=False)
-            private = client.map(unit_of, range(20), pure=False, shared=first)
+            first = client.submit(load_context, Secret(content), pure=False)
+            private = client.map(run_task, range(20), pure=False, shared=first)
             until(lambda: any("memory usage" in line for line in logged(client)))  # it has run short, and pauses
             assert any(future.status == "finished" for future in private)
             assert _found_on_disk(folder) == []
             logs = logged(client)
-        with cluster(1, memory_limit="400MiB") as engine:
-            (folder,) = engine._client.run(_folder).values()
-            plain = engine._client.map(large, [shared.cut(i) for i in range(20)], pure=False)
+        with cluster(1, memory_limit="400MiB") as executor:
+            (folder,) = executor._client.run(_folder).values()
+            plain = executor._client.map(large, [shared.for_task(i) for i in range(20)], pure=False)
             until(lambda: _found_on_disk(folder))
             del plain
     assert not [line for line in (*logs, caplog.text) if str(SECRET)[:4] in line]
 
 
-def test_private_values_are_sent_whole_and_not_pickled_and_show_nothing(local: OnDask) -> None:
+def test_private_values_are_sent_whole_and_not_pickled_and_show_nothing(local: DaskExecutor) -> None:
     numbers = 9_000_000  # are sent in several frames
     local._client.wait_for_workers(2)
-    one, other = sorted(local._known())
-    sent = local._client.submit(lambda size: Private(np.arange(size)), numbers, workers=[one], pure=False)
+    one, other = sorted(local._workers())
+    sent = local._client.submit(lambda size: PrivateResult(np.arange(size)), numbers, workers=[one], pure=False)
     ends = local._client.submit(lambda found: found.value[[0, -1]].tolist(), sent, workers=[other], pure=False)
     assert ends.result() == [0, numbers - 1]
     with pytest.raises(TypeError, match="sent, and not stored"):
-        Private(1).__reduce__()
-    for value in (Private(np.arange(3)), Secret(b"secret")):
+        PrivateResult(1).__reduce__()
+    for value in (PrivateResult(np.arange(3)), Secret(b"secret")):
         assert not re.search(r"array|\d, \d|secret|b'", repr(value) + str(value))
 
 
@@ -184,7 +188,7 @@ class Counted:
 
     folder: Path
 
-    def cut(self, unit: int) -> tuple[Path, int]:
+    def for_task(self, unit: int) -> tuple[Path, int]:
         return self.folder, unit
 
 
@@ -195,7 +199,7 @@ def noted(given: tuple[Path, int]) -> Partial[np.int64]:
     return part(unit)
 
 
-def test_a_killed_worker_costs_a_few_units_and_no_wrong_sum(local: OnDask, tmp_path: Path) -> None:
+def test_a_killed_worker_costs_a_few_units_and_no_wrong_sum(local: DaskExecutor, tmp_path: Path) -> None:
     pids = list(local._client.run(os.getpid).values())
 
     def kill() -> None:
@@ -204,7 +208,7 @@ def test_a_killed_worker_costs_a_few_units_and_no_wrong_sum(local: OnDask, tmp_p
 
     killer = threading.Thread(target=kill)
     killer.start()
-    total = local.reduce(Work("sum", noted, Counted(tmp_path), range(60), add_partials), same, label=None)
+    total = local.reduce(Computation("sum", noted, Counted(tmp_path), range(60), add_partials), same, label=None)
     killer.join()
     assert total.covered == ((0, 60),)
     assert (total.values == 1770).all()
@@ -217,15 +221,17 @@ def joined(unit: int, more: list[int]) -> list[int]:
 
 def test_results_are_asked_for_by_names_and_not_by_the_code_of_one_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code of another version of Python ends a worker."""
-    asked, begin = list[Work](), Here.begin
+    submitted, submit = list[Computation](), LocalExecutor.submit
 
-    def noting(here: Here, work: Work, told: Callable[[], None]) -> Generator[tuple[int, Any]]:
-        asked.append(work)
-        return begin(here, work, told)
+    def noting(
+        executor: LocalExecutor, computation: Computation, done: Callable[[], None]
+    ) -> Generator[tuple[int, Any]]:
+        submitted.append(computation)
+        return submit(executor, computation, done)
 
-    monkeypatch.setattr(Here, "begin", noting)
-    assert dict(Here().results(joined, [1, 2], [3], "Joining")) == {0: [1, 3], 1: [2, 3]}
-    assert b"CodeType" not in cloudpickle.dumps(asked)
+    monkeypatch.setattr(LocalExecutor, "submit", noting)
+    assert dict(LocalExecutor().results(joined, [1, 2], [3], "Joining")) == {0: [1, 3], 1: [2, 3]}
+    assert b"CodeType" not in cloudpickle.dumps(submitted)
 
 
 def dying(_: int) -> int:
@@ -236,41 +242,43 @@ def dying(_: int) -> int:
 
 def test_a_unit_that_kills_every_worker_ends_the_pass() -> None:
     few = {"distributed.scheduler.allowed-failures": 0}
-    with dask.config.set(few), cluster(1) as engine, pytest.raises(ResumableError, match="Workers died again"):
-        engine.reduce(Work("sum", dying, None, range(2), operator.add), int, label=None)
+    with dask.config.set(few), cluster(1) as executor, pytest.raises(ResumableError, match="Workers died again"):
+        executor.reduce(Computation("sum", dying, None, range(2), operator.add), int, label=None)
 
 
 def test_workers_that_are_gone_or_paused_and_a_lost_scheduler_end_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "LOST_SECONDS", 1)
-    monkeypatch.setattr(sums, "_LOOK_SECONDS", 0.2)
-    work = Work("sum", time.sleep, None, [0.1] * 100, lambda *_: None)
+    monkeypatch.setattr(sums, "_POLL_SECONDS", 0.2)
+    work = Computation("sum", time.sleep, None, [0.1] * 100, lambda *_: None)
     with dask.config.set({"distributed.worker.memory.pause": 1e-6}), LocalCluster(
         n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
-    ) as made, Cluster(client=made).connected() as engine:  # fmt: skip
+    ) as made, Cluster(client=made).connected() as executor:  # fmt: skip
         with pytest.raises(ResumableError, match="All workers have been paused for 1 seconds"):
-            engine.reduce(work, print, label=None)
+            executor.reduce(work, print, label=None)
         made.scale(0)
         with pytest.raises(ResumableError, match="All workers have been gone for 1 seconds"):
-            engine.reduce(work, print, label=None)
+            executor.reduce(work, print, label=None)
         monkeypatch.undo()
         threading.Timer(0.5, made.close).start()
         with pytest.raises(ResumableError, match="The connection to the cluster was lost"):
-            engine.reduce(work, print, label=None)
+            executor.reduce(work, print, label=None)
 
 
 def where_it_runs(*arguments: Any) -> tuple[str, Any]:
     return get_worker().address, arguments[-1] if arguments else None
 
 
-def test_total_and_noise_are_one_task_at_the_trusted_worker_and_another_one_is_a_standby(local: OnDask) -> None:
-    with cluster(2, trusted_worker=True, resources={"trusted": 1}) as engine:
-        address, total = engine.reduce(Work("sum", part, None, range(99), add_partials), where_it_runs, label=None)
-        assert address in engine._known()
+def test_total_and_noise_are_one_task_at_the_trusted_worker_and_another_one_is_a_standby(local: DaskExecutor) -> None:
+    with cluster(2, trusted_worker=True, resources={"trusted": 1}) as executor:
+        address, total = executor.reduce(
+            Computation("sum", part, None, range(99), add_partials), where_it_runs, label=None
+        )
+        assert address in executor._workers()
         assert total.covered == ((0, 99),)
-        first, _ = engine.trusted(where_it_runs)
-        os.kill(engine._client.run(os.getpid)[first], signal.SIGKILL)
-        assert engine.trusted(where_it_runs)[0]
-        assert "dpdist-noise" in keys_of(engine)
+        first, _ = executor.trusted(where_it_runs)
+        os.kill(executor._client.run(os.getpid)[first], signal.SIGKILL)
+        assert executor.trusted(where_it_runs)[0]
+        assert "dpdist-noise" in keys_of(executor)
     with (
         pytest.raises(DataError, match="No worker offers the resource `trusted`"),
         Cluster(client=local._client, trusted_worker=True).connected(),
@@ -286,12 +294,12 @@ def refusing(_: int) -> int:
     raise DataError("chunk 7 is damaged")
 
 
-def test_an_error_of_a_task_says_what_it_is_and_quotes_nothing(local: OnDask) -> None:
-    for engine in (local, Here()):
+def test_an_error_of_a_task_says_what_it_is_and_quotes_nothing(local: DaskExecutor) -> None:
+    for executor in (local, LocalExecutor()):
         with pytest.raises(DataError, match="chunk 7 is damaged"):
-            engine.reduce(Work("sum", refusing, None, range(20), operator.add), int, label=None)
+            executor.reduce(Computation("sum", refusing, None, range(20), operator.add), int, label=None)
         with pytest.raises(DpdistError, match=r"ValueError at test_sums\.py:\d+ in quoting") as caught:
-            engine.map(Work("test", quoting, None, range(2)), "Mapping")
+            executor.map(Computation("test", quoting, None, range(2)), "Mapping")
         assert str(SECRET) not in repr(caught.value) + repr(caught.value.__cause__) + repr(caught.value.__context__)
 
 
@@ -303,30 +311,30 @@ class Missing:
 
 
 def test_a_worker_of_another_version_or_without_dpdist_is_refused(
-    local: OnDask, monkeypatch: pytest.MonkeyPatch
+    local: DaskExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "__version__", "0")
-    with pytest.raises(DataError, match=r"The worker tcp://127\.0\.0\.1:\d+ runs dpdist \S+, not 0: install the same"):
+    with pytest.raises(DataError, match=r"The worker tcp://127\.0\.0\.1:\d+ runs dpdist \S+, not 0\. Install the same"):
         local.require_visible(ROOT)
-    with pytest.raises(DataError, match="install the same"):
-        local.map(Work("test", twice, None, range(2)), "Mapping")
+    with pytest.raises(DataError, match="Install the same"):
+        local.map(Computation("test", twice, None, range(2)), "Mapping")
     monkeypatch.setattr(checks, "_traits", Missing())
-    with pytest.raises(DataError, match="cannot import dpdist 0, or what it needs"):
+    with pytest.raises(DataError, match="cannot import dpdist 0, or a dependency"):
         local.require_visible(ROOT)
 
 
-def test_every_worker_must_see_the_rows_also_one_that_comes_later(local: OnDask, tmp_path: Path) -> None:
+def test_every_worker_must_see_the_rows_also_one_that_comes_later(local: DaskExecutor, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"The worker tcp://127\.0\.0\.1:\d+ does not see .*nowhere"):
         local.require_visible(tmp_path / "nowhere")
-    local._places.clear()
+    local._objects.clear()
     (tmp_path / "there").mkdir()
     local.require_visible(tmp_path / "there")
     (tmp_path / "there").rmdir()
     with pytest.raises(DataError, match="does not see"):
-        local.map(Work("test", twice, None, range(2)), "Mapping")
-    local._places.clear()
+        local.map(Computation("test", twice, None, range(2)), "Mapping")
+    local._objects.clear()
     with pytest.raises(DataError, match="is missing, or cannot be read"):
-        Here().require_visible(tmp_path / "nowhere")
+        LocalExecutor().require_visible(tmp_path / "nowhere")
 
 
 def leaving(folder: Path, *_: Any) -> tuple[str, bool]:
@@ -339,14 +347,14 @@ def leaving(folder: Path, *_: Any) -> tuple[str, bool]:
 
 
 def test_a_worker_that_leaves_while_it_is_asked_is_no_obstacle(
-    local: OnDask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: DaskExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "_traits", partial(leaving, tmp_path))
     local.require_visible(ROOT)
     assert (tmp_path / "asked").exists()
 
 
-def test_a_worker_that_can_be_listened_to_is_refused(local: OnDask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_can_be_listened_to_is_refused(local: DaskExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     known = local._client.scheduler_info()
     worker = next(iter(known["workers"].values()))
     told = {**known, "workers": {"tcp://192.0.2.1:99": worker}}
@@ -370,24 +378,26 @@ def test_worker_processes_of_this_machine_are_closed_to_others_leave_no_file_and
     """Times of tasks tell something of rows, and other users of the machine can reach its loopback interface."""
     names = ("distributed.nanny.pre-spawn-environ", "temporary-directory")
     before = list(map(dask.config.get, names))
-    with Cluster(workers=2).kept() as kept, kept.connected() as engine:
-        assert isinstance(engine, OnDask)
+    with Cluster(workers=2).kept() as kept, kept.connected() as executor:
+        assert isinstance(executor, DaskExecutor)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
-        assert all(address.startswith("tls://127.0.0.1:") for address in engine._known())
-        for addresses in (listening(), *engine._client.run(listening).values()):
+        assert all(address.startswith("tls://127.0.0.1:") for address in executor._workers())
+        for addresses in (listening(), *executor._client.run(listening).values()):
             assert addresses == {"0100007F"}  # 127.0.0.1, as the kernel writes it
-        for environment in engine._client.run(lambda: dict(os.environ)).values():
+        for environment in executor._client.run(lambda: dict(os.environ)).values():
             assert environment["OPENBLAS_NUM_THREADS"] == "1"  # Dask's own clusters of this process set others
-        (folder, *_) = {str(Path(each).parent) for each in engine._client.run(_folder).values()}
-        for temporary in engine._client.run(gettempdir).values():  # of what a killed worker leaves, as Dask's TLS files
+        (folder, *_) = {str(Path(each).parent) for each in executor._client.run(_folder).values()}
+        for temporary in executor._client.run(
+            gettempdir
+        ).values():  # of what a killed worker leaves, as Dask's TLS files
             assert folder.startswith(f"{temporary}/dask")
-        port = engine._client.scheduler_info()["services"]["dashboard"]
+        port = executor._client.scheduler_info()["services"]["dashboard"]
         for page in ("info/main/workers.html", "status", "json/counts.json", "metrics"):
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=10)
         assert list(map(dask.config.get, names)) == before
         with kept.connected() as other:
-            assert other is engine
+            assert other is executor
     assert not Path(folder).exists()
 
 
@@ -399,5 +409,5 @@ def busy(_: int) -> set[str]:
 def test_threads_are_as_many_as_cores_and_a_pass_may_have_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpdist.runtime.local.available_cores", lambda: 4)
     for threads, expected in ((None, 4), (2, 2), (9, 4)):
-        work = Work("sum", busy, None, range(30), operator.or_, threads=threads)
-        assert Here().reduce(work, len, label=None) == expected
+        work = Computation("sum", busy, None, range(30), operator.or_, threads=threads)
+        assert LocalExecutor().reduce(work, len, label=None) == expected

@@ -29,7 +29,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.runtime import cluster
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.sums import OnDask
+from dpdist.runtime.sums import DaskExecutor
 from dpdist.runtime.tls import Certificates, require_safe, require_safe_cluster
 
 MAKE = CLUSTER / "make-certificates"
@@ -123,7 +123,7 @@ def test_wrong_certificates_are_refused_and_nothing_is_spent(
     address: str, folder: Path, rows: Path, call: Call
 ) -> None:
     for who, words in {
-        "other": "No Dask scheduler answers", "expired": "make new ones", "missing": "cannot be read"
+        "other": "No Dask scheduler answers", "expired": "Create new ones", "missing": "cannot be read"
     }.items():  # fmt: skip
         run = call("release", rows, rows.parent / "release.zarr", *RELEASE, "--scheduler", address, *tls(folder / who))
         assert words in assert_refused(run, 4, rows)
@@ -171,7 +171,7 @@ def test_a_broken_file_is_named_and_not_quoted(folder: Path, tmp_path: Path) -> 
         assert "73519" not in str(error.value)
     with pytest.raises(DataError, match=str(tmp_path)):  # a folder
         replace(right, key=tmp_path).security()
-    with pytest.raises(DataError, match="made with the certificate"):
+    with pytest.raises(DataError, match="created with the certificate"):
         replace(right, key=certificates(folder / "other").key).security()
 
 
@@ -205,7 +205,7 @@ def test_addresses_of_this_machine_need_no_encryption_and_all_others_do(folder: 
     certified = certificates(folder / "right")
     require_safe("tls://192.0.2.1:8786", certified, insecure=False)
     for scheduler, given, said in (
-        ("http://127.0.0.1:8787", None, r"http://127\.0\.0\.1:8787 is no address of a Dask scheduler"),
+        ("http://127.0.0.1:8787", None, r"http://127\.0\.0\.1:8787 is not the address of a Dask scheduler"),
         ("tls://192.0.2.1:8786", None, "authority"), ("tcp://127.0.0.1:8786", certified, "tls://"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=said):
@@ -233,7 +233,7 @@ def test_every_socket_of_a_cluster_started_by_hand_is_on_loopback(address: str, 
         return sorted({field[1].split(":")[0] for field in fields if field[3] == "0A" and field[9] in sockets})
 
     with Cluster(address, certificates=certificates(folder / "right")).connected() as found:
-        assert isinstance(found, OnDask)
+        assert isinstance(found, DaskExecutor)
         places = [found._client.run_on_scheduler(listening), *found._client.run(listening).values()]
     assert places == [["0100007F"], ["0100007F"]]  # 127.0.0.1, as the kernel writes it
 

@@ -250,7 +250,7 @@ def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkey
 
 def test_rows_in_periods_stand_in_a_folder(tmp_path: Path) -> None:
     # nobody could hold them against runs on other machines
-    with pytest.raises(UsageError, match="stand in a folder"):
+    with pytest.raises(UsageError, match="need a folder"):
         periodic_table("s3://private/visits", BUDGET, tmp_path / "visits.ledger")
 
 

@@ -38,12 +38,12 @@ def table_of(
 def whole_of(table: Table, bound: RowBound, band: Band | None = None) -> MomentTask:
     """Return the sum of a table; rows that are dithered are so by the key of the tests."""
     task = moment_task(table, bound, band)
-    return task.keyed(KEY.key) if bound.rule == DITHERED else task
+    return task.with_key(KEY.key) if bound.rule == DITHERED else task
 
 
 def parts_of(table: Table, bound: RowBound, count: int, band: Band | None = None) -> list[MomentTask]:
     task = whole_of(table, bound, band)
-    return [task.cut(run) for run in partitions(table.chunks, count)]
+    return [task.for_task(run) for run in partitions(table.chunks, count)]
 
 
 def added(partials: Iterable[Partial[Value]]) -> Partial[Value]:

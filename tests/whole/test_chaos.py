@@ -19,7 +19,7 @@ from faults.chaos_stage import Stage, staging
 from faults.postgres_server import Server
 
 from dpdist.mechanisms.base import Additive
-from dpdist.moment.total import drawn
+from dpdist.moment.total import draw_key
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
@@ -34,7 +34,7 @@ REQUEST = ReleaseRequest("gaussian", PrivacyLoss.parse("100000", "1e-6"), sentin
 def as_released(table: sentinel.Table) -> npt.NDArray[np.float64]:
     """Return the integer rows of one attempt at the release."""
     bound = REQUEST.bound(sentinel.COLUMNS)
-    return bound.apply(table, np.empty(table.shape), Dithers(DitherKey(drawn()), 0))
+    return bound.apply(table, np.empty(table.shape), Dithers(DitherKey(draw_key()), 0))
 
 
 def test_a_sound_release_keeps_the_law_and_every_wrong_one_breaks_it() -> None:

@@ -86,7 +86,7 @@ def test_a_stored_release_that_died_between_two_draws_goes_on_from_what_it_drew(
 def test_an_older_release_that_knows_nothing_of_what_is_asked_says_so(call: Call) -> None:
     said = call("release", "rows.zarr", "dead-clip.zarr", *DEAD["dead-clip"], "--components", "2")
     assert said.code == 0, said.err
-    assert "charged by an older version of dpdist, which knew neither --components nor" in " ".join(said.err.split())
+    assert "charged by an older version of dpdist, which had neither --components nor" in " ".join(said.err.split())
 
 
 def test_stored_ledgers_verify_beside_their_witness_and_stored_models_project(golden: Path, call: Call) -> None:
