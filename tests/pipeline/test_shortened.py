@@ -101,21 +101,21 @@ def normal(seed: int, rows: int = 20_000) -> Rows:
 
 def test_what_is_said_follows_the_rows() -> None:
     for number, centre in enumerate(("none", "private")):
-        found = [shortened(released(normal(100 * number + seed) * 100, 3, centre=centre)) for seed in range(20, 25)]
+        found = [clipped_rows(released(normal(100 * number + seed) * 100, 3, centre=centre)) for seed in range(20, 25)]
         # the error is three deviations: more than two of five fail with probability 2e-7
         assert sum(each.nearly_all is True for each in found) >= 3
         assert sum(each.share == pytest.approx(1, abs=each.error) for each in found) >= 3
     half = normal(11) * np.where(np.arange(20_000) % 2, 100, 0.1)[:, None]
-    assert shortened(released(half, 3, centre="none")).nearly_all is False
-    assert shortened(released(normal(12), 50, centre="none")).nearly_all is False
+    assert clipped_rows(released(half, 3, centre="none")).nearly_all is False
+    assert clipped_rows(released(normal(12), 50, centre="none")).nearly_all is False
     unit = normal(13) / np.linalg.norm(normal(13), axis=1)[:, None]
-    assert "as normalised rows have" in shortened(released(unit, 1.0000001, centre="none")).warning()
+    assert "as normalised rows have" in clipped_rows(released(unit, 1.0000001, centre="none")).warning()
     rows = np.random.default_rng(0).lognormal(0, 1, size=(20_000, 4))
-    some = shortened(released(rows, 4, centre="none"))
+    some = clipped_rows(released(rows, 4, centre="none"))
     assert some.share is not None
     assert some.error is not None
     assert (np.linalg.norm(rows, axis=1) > 4).mean() <= some.share + some.error
-    perhaps = shortened(released(normal(14)[:, :3] + 2, 2.5, centre="none"))  # and none is long
+    perhaps = clipped_rows(released(normal(14)[:, :3] + 2, 2.5, centre="none"))  # and none is long
     assert perhaps.nearly_all is False
     assert perhaps.warning().startswith("Most rows may have been clipped to norm 2.")
     assert perhaps.to_json()["warning"] == perhaps.warning()
@@ -129,25 +129,25 @@ def test_rows_that_fill_most_of_the_clip_norm_are_said_to_and_others_are_not(tmp
     assert found.share == pytest.approx(0.9, abs=found.error)
     assert found.nearly_all is False
     assert found.warning().startswith("Perhaps half of the rows, at most 9")
-    assert re.search(r"norm 2\.9\d+ \(perhaps half of them, at most 9\d%\)", found.words())
-    assert found.warning() in Outcome(release, "r.zarr", fresh=True).words()
+    assert re.search(r"norm 2\.9\d+ \(perhaps half of them, at most 9\d%\)", found.describe())
+    assert found.warning() in Outcome(release, "r.zarr", fresh=True).describe()
     with pytest.warns(ClippedRowsWarning, match="Perhaps half"):
         PrivatePCA.from_release(release, 1)
     fewer = normal(23) * np.where(np.arange(20_000) % 10 < 6, 100, 1e-3)[:, None]
     some = clipped_rows(released(fewer, 3, centre="none"))
     assert some.warning() == ""
-    assert re.search(r"\(at most 6\d% of them\)", some.words())  # rows about 0 may be so long by themselves
+    assert re.search(r"\(at most 6\d% of them\)", some.describe())  # rows about 0 may be so long by themselves
     hidden = released(normal(24, rows=100) * 100, 3, centre="none", epsilon=0.01)
     for quiet in (released(normal(25), 8, centre="none"), hidden):
-        assert (shortened(quiet).warning(), shortened(quiet).guess) == ("", "")
-    assert "nearly all were" in shortened(released(normal(21) * 100, 3, centre="none")).words()
+        assert (clipped_rows(quiet).warning(), clipped_rows(quiet).guess) == ("", "")
+    assert "nearly all were" in clipped_rows(released(normal(21) * 100, 3, centre="none")).describe()
 
 
 def test_a_private_clip_norm_bounds_the_rows_beyond_it_and_hides_no_warning() -> None:
     """Rows of one norm lie in one bin, and which part of it is clipped its count does not tell."""
     asked: dict[str, Any] = {"epsilon": 4, "delta": 1e-6, "clip": "private"}
     spread = normal(31)
-    told = shortened(PrivatePCA(2, **asked).fit(spread).release_)
+    told = clipped_rows(PrivatePCA(2, **asked).fit(spread).release_)
     assert told.most is not None
     assert (np.linalg.norm(spread, axis=1) > told.norm).mean() <= told.most < 0.9
     unit = np.random.default_rng(32).normal(size=(20_000, 6))
