@@ -272,9 +272,7 @@ def test_a_name_that_the_owner_gave_is_not_taken_for_a_graph(named: Callable[[Ta
         dpdist.ingest_rows(named(rows + 1), tmp_path / "rows.zarr")
 
 
-def test_what_a_lost_cluster_had_written_is_computed_again_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_lost_cluster_had_written_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another time the graph may read other rows, and with rows of both a person could be in the table twice."""
     rows = table(rows=N)
     given = da.from_array(rows, chunks=(5, 3))
