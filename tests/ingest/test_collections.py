@@ -240,7 +240,8 @@ def test_the_same_collection_again_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "held", [np.array, lambda rows: pd.DataFrame(rows, columns=NAMES), lambda rows: xarray.DataArray(rows, dims="tx")]
+    "held",
+    [np.array, lambda rows: pd.DataFrame(rows, columns=NAMES), lambda rows: xarray.DataArray(rows, dims=["t", "x"])],
 )
 def test_what_is_in_memory_is_known_by_its_values_in_their_places(held: Callable[[Any], Any], tmp_path: Path) -> None:
     """Dask hashes an array as it lies in memory: to it, one by rows is its transpose by columns."""

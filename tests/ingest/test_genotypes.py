@@ -302,6 +302,7 @@ def test_what_is_missing_beside_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.psam").rename(tmp_path / "aside")
     with pytest.raises(DataError, match=r"needs t.psam beside it. Put it there"):
         read(source, tmp_path / "no.zarr")
+    (tmp_path / "aside").rename(tmp_path / "t.psam")
     (tmp_path / "t.pvar").rename(tmp_path / "t.pvar.zst")
     with pytest.raises(DataError, match=r"needs t.pvar beside it. Unpack t.pvar.zst \(zstd -d\)"):
         read(source, tmp_path / "no.zarr")
