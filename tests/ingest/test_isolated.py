@@ -28,6 +28,10 @@ pytestmark = [
 ]
 
 
+def misbehaving(path: Path) -> Any:
+    return Misbehaving(path)
+
+
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[ReaderProcess]:
     with closing(ReaderProcess(tmp_path)) as reader:
@@ -35,7 +39,7 @@ def process(tmp_path: Path) -> Iterator[ReaderProcess]:
 
 
 def test_a_crash_and_a_hang_are_told(process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Misbehaving(tmp_path / "t.h5ad")
+    source = misbehaving(tmp_path / "t.h5ad")
     monkeypatch.setattr(isolated, "_PATIENCE", 1)
     for question, said in (
         ("crashing", r"t\.h5ad cannot be read: .* the library that reads it crashes"),
@@ -49,14 +53,14 @@ def test_a_crash_and_a_hang_are_told(process: ReaderProcess, tmp_path: Path, mon
 
 def test_libraries_print_nothing(process: ReaderProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It may quote a row."""
-    assert process.ask(Misbehaving(tmp_path), "talkative") == ("a", "b")
+    assert process.ask(misbehaving(tmp_path), "talkative") == ("a", "b")
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_process_is_used_again_in_the_same_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(question: str) -> Any:
         with closing(ReaderProcess(tmp_path)) as process:
-            return process.ask(Misbehaving(tmp_path), question)
+            return process.ask(misbehaving(tmp_path), question)
 
     first = asked("process")
     assert asked("process") == first
@@ -82,7 +86,7 @@ def test_one_that_is_left_halfway_ends(process: ReaderProcess, tmp_path: Path, m
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    source = Misbehaving(tmp_path)
+    source = misbehaving(tmp_path)
     first = process.ask(source, "process")
     with monkeypatch.context() as patch:
         patch.setattr(Connection, "recv", interrupted)
@@ -94,12 +98,12 @@ def test_one_that_is_left_halfway_ends(process: ReaderProcess, tmp_path: Path, m
 
 
 def test_no_forked_process_uses_it(process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = process.ask(Misbehaving(tmp_path), "process")
+    first = process.ask(misbehaving(tmp_path), "process")
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)  # as it is in a forked process
         parents = process._child
         process.close()
-        assert process.ask(Misbehaving(tmp_path), "process") != first
+        assert process.ask(misbehaving(tmp_path), "process") != first
         for child in (parents, process._child):
             assert child is not None
             child.end()
@@ -119,7 +123,7 @@ def test_one_that_cannot_start_is_told(process: ReaderProcess, tmp_path: Path, m
     monkeypatch.setattr(isolated, "_idle", [])
     monkeypatch.setattr(isolated, "_START", "raise SystemExit(3)")
     with pytest.raises(DpdistError, match=r"did not start: .* ended with code 3\. See whether"):
-        process.ask(Misbehaving(tmp_path), "names")
+        process.ask(misbehaving(tmp_path), "names")
 
 
 def test_a_script_without_a_guard_is_not_run_a_second_time(tmp_path: Path) -> None:

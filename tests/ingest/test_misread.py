@@ -167,8 +167,8 @@ def test_whole_numbers_that_float64_does_not_hold_are_refused_by_their_place(tmp
         refused(text, r"line 2, column 'id': a whole number beyond 2\^53")
     text.write_text(f"a,b\n1.5e17,1.5\n9007199254740992,2.5\n{2**60}.0,3.5\n")
     assert rows_of(text)[:, 0].tolist() == [1.5e17, 2.0**53, 2.0**60]
-    for wide in ([7, 2**53 + 1], pa.array([Decimal(7), Decimal(2**53 + 1)], pa.decimal128(20, 2))):
-        pq.write_table(pa.table({"id": wide, "b": [1.5, 2.5]}), tmp_path / "t.parquet")
+    for column in ([7, 2**53 + 1], pa.array([Decimal(7), Decimal(2**53 + 1)], pa.decimal128(20, 2))):
+        pq.write_table(pa.table({"id": column, "b": [1.5, 2.5]}), tmp_path / "t.parquet")
         refused(tmp_path / "t.parquet", r"column 'id': a whole number beyond 2\^53")
     (tmp_path / "in").mkdir()
     np.save(tmp_path / "in" / "0.npy", np.array([[2**53 + 1, 1]]))
@@ -369,7 +369,7 @@ def written(folder: Path, kind: str, **datasets: Any) -> Path:
 @pytest.mark.parametrize("kind", [".nc", ".zarr"])
 def test_arrays_along_other_coordinates_are_not_joined(tmp_path: Path, kind: str) -> None:
     one, two, deep = [[1.0, 2], [3, 4]], [[5.0, 6], [7, 8]], np.arange(8.0).reshape(2, 2, 2)
-    genes = {"gene": ["g1", "g2"]}
+    genes: dict[str, Any] = {"gene": ["g1", "g2"]}
     days = [np.datetime64(at, "ns") + np.array([0, 86400], "m8[s]") for at in ("2020-01-01", "2021-06-01")]
     dims = ("sample", "gene", "day")
     for number, (a, b, said) in enumerate([

@@ -186,7 +186,7 @@ def test_any_chunks_keep_the_first_rows_of_units(tmp_path_factory: pytest.TempPa
     for number, part in enumerate(np.split(rows, np.cumsum(lengths)[:-1])):
         write_parquet(folder / "in" / f"{number}.parquet", part)
     options: dict[str, Any] = {"unit": Unit("alpha", most), "compress": data.draw(st.booleans())}
-    tables = []
+    tables: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dataset, "_TARGET_CHUNK", data.draw(st.integers(16, 300)))
         for others in (None, Others(data.draw(st.integers(0, 99)))):
