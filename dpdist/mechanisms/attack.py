@@ -35,16 +35,16 @@ from dpdist.privacy import audit
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.triangle import Triangle, packed, unpacked
 
-_FARTHEST = 12  # largest ``j epsilon`` of tables j rows apart: no number of draws in reach shows more
-_APART = (1, 2, 3, 4, 6, 8)
+_MAX_LOSS = 12  # largest ``j epsilon`` of tables j rows apart: no number of draws in reach shows more
+_DISTANCES = (1, 2, 3, 4, 6, 8)
 _ALONG, _FAR = (0.0, 1.0, 2.0, 4.0), (8.0, 32.0)
 """Rows along one of the two directions, in units of ``2 / epsilon``; the last for weighted draws only."""
 _TILTS = (1, 4, 16, 64)  # rows by which the table that weighted releases are drawn from differs from the first
 _HALFWAY = 4096  # rows halfway between v and w for iterations, over epsilon where that is below 1
-_MOST = 1 << 24  # most rows of a kind
+_MAX_ROWS = 1 << 24  # most rows of a kind
 PILOT = 48  # draws of either table by which an attack is chosen
-_FEW = 2  # the largest numbers of a pilot are not taken for an event
-_NO_MORE = 700.0  # largest exponent
+_SKIPPED = 2  # the largest numbers of a pilot are not taken for an event
+_MAX_EXPONENT = 700.0  # largest exponent
 
 
 @dataclass
@@ -67,7 +67,7 @@ class KnownMoment:
 
 
 @dataclass
-class _Watched(KnownMoment):
+class _RecordingMoment(KnownMoment):
     """A moment that remembers the frames it was multiplied with, as the workers see them."""
 
     frames: list[Matrix] = field(default_factory=list)
@@ -105,8 +105,8 @@ class AuditTask:
 
 def _rows(query: LatticeQuery, vectors: Matrix, amount: float) -> npt.NDArray[np.int64]:
     """Return the moment of so many rows along a unit vector; a part of a row is a shorter one."""
-    whole = min(math.floor(amount), _MOST)
-    parts = [(whole, 1.0), (1, math.sqrt(min(amount - whole, 1)))]
+    full = min(math.floor(amount), _MAX_ROWS)
+    parts = [(full, 1.0), (1, math.sqrt(min(amount - full, 1)))]
     total = np.zeros((query.size, query.size), dtype=np.int64)
     for count, length in parts:
         row = np.trunc(math.isqrt(query.bound) * length * vectors).astype(np.int64)
@@ -131,7 +131,7 @@ _Pair = tuple[Matrix, Matrix | None, npt.NDArray[np.int64]]
 """The directions of v and of w (None: a row of zeros, or none), and the base."""
 
 
-def _anywhere(query: LatticeQuery) -> Iterator[_Pair]:
+def _empty_base_pairs(query: LatticeQuery) -> Iterator[_Pair]:
     """Yield pairs over an empty base, for noise that does not depend on the moment."""
     d, replaced = query.size, query.neighbours is Neighbours.REPLACE_ONE
     empty = np.zeros((d, d), dtype=np.int64)
@@ -144,7 +144,7 @@ def _anywhere(query: LatticeQuery) -> Iterator[_Pair]:
             yield v, None, empty
 
 
-def _amplified(query: LatticeQuery, epsilon: float) -> Iterator[_Pair]:
+def _amplified_pairs(query: LatticeQuery, epsilon: float) -> Iterator[_Pair]:
     """Yield rows on either side of a large one: products with frames along it show their whole difference."""
     d, replaced = query.size, query.neighbours is Neighbours.REPLACE_ONE
     halfway, across = np.full(d, d**-0.5), (np.eye(d)[0] - np.eye(d)[1]) / math.sqrt(2)
@@ -152,7 +152,7 @@ def _amplified(query: LatticeQuery, epsilon: float) -> Iterator[_Pair]:
     yield plus, minus if replaced else None, _rows(query, halfway, _HALFWAY / min(1, epsilon))
 
 
-def _concentrated(query: LatticeQuery, epsilon: float, amounts: Iterable[float]) -> Iterator[_Pair]:
+def _concentrated_pairs(query: LatticeQuery, epsilon: float, amounts: Iterable[float]) -> Iterator[_Pair]:
     """Yield pairs over bases that keep a sampled direction in their plane, or away from where they differ."""
     d, replaced = query.size, query.neighbours is Neighbours.REPLACE_ONE
     v, w = np.eye(d)[0], np.eye(d)[-1]
@@ -170,21 +170,21 @@ def scenes(query: LatticeQuery, epsilon: float, *, additive: bool, iterated: boo
     empty = np.zeros((query.size, query.size), dtype=np.int64)
     sampled = not (additive or iterated)
     if additive or query.size == 1:
-        pairs = _anywhere(query)
+        pairs = _empty_base_pairs(query)
     elif iterated:
-        pairs = _amplified(query, epsilon)
+        pairs = _amplified_pairs(query, epsilon)
     else:
-        pairs = _concentrated(query, epsilon, (*_ALONG, *_FAR) if weighted else _ALONG)
-    for (plus, minus, base), apart in product(pairs, (1,) if weighted else _APART):
-        if apart > 1 and apart * epsilon > _FARTHEST:
+        pairs = _concentrated_pairs(query, epsilon, (*_ALONG, *_FAR) if weighted else _ALONG)
+    for (plus, minus, base), distance in product(pairs, (1,) if weighted else _DISTANCES):
+        if distance > 1 and distance * epsilon > _MAX_LOSS:
             continue
-        more, less = _rows(query, plus, apart), empty if minus is None else _rows(query, minus, apart)
-        first, second = KnownMoment(base + more), KnownMoment(base + less)
+        added, removed = _rows(query, plus, distance), empty if minus is None else _rows(query, minus, distance)
+        first, second = KnownMoment(base + added), KnownMoment(base + removed)
         if not weighted:
-            yield Scene(first, second, apart)
+            yield Scene(first, second, distance)
             continue
         yield Scene(first, second, drawn=first)
-        for change, tilt in product([more] if sampled else [more - less, less - more], _TILTS):
+        for change, tilt in product([added] if sampled else [added - removed, removed - added], _TILTS):
             yield Scene(first, second, drawn=KnownMoment(first.values + tilt * change))
         if sampled:
             # the columns in reverse, so v and w exchanged: a table of the same eigenvalues and other directions
@@ -201,8 +201,9 @@ def statistic(calibrated: Calibrated, first: KnownMoment, second: KnownMoment) -
         return ratio
     change = (a - b) / float(np.sum((a - b) ** 2))
 
-    def inner(seen: Matrix) -> float:
-        matrix = seen if seen.shape == change.shape and np.array_equal(seen, seen.T) else seen.T @ seen
+    def inner(release: Matrix) -> float:
+        symmetric = release.shape == change.shape and np.array_equal(release, release.T)
+        matrix = release if symmetric else release.T @ release
         return float(np.sum(matrix * change))
 
     return inner
@@ -221,7 +222,7 @@ def views(
             yield unpacked(exact + noise, len(moment.values)).astype(np.float64)
         return
     for _ in range(draws):
-        watched = _Watched(moment.values)
+        watched = _RecordingMoment(moment.values)
         answer = calibrated.answer(watched, entropy)
         if answer.ndim == 1:
             yield unpacked(answer.astype(np.int64, copy=False), len(moment.values)).astype(np.float64)
@@ -242,13 +243,14 @@ def attack(
         number = statistic(calibrated, scene.first, scene.second)
         moments = (scene.first, scene.second)
         return np.array(
-            [[number(seen) for seen in views(calibrated, moment, draws, entropy, noises)] for moment in moments]
+            [[number(release) for release in views(calibrated, moment, draws, entropy, noises)] for moment in moments]
         )
     first, second = (statistic(calibrated, moment, scene.drawn) for moment in (scene.first, scene.second))
-    return np.array([[first(seen), second(seen)] for seen in views(calibrated, scene.drawn, draws, entropy, noises)]).T
+    releases = views(calibrated, scene.drawn, draws, entropy, noises)
+    return np.array([[first(release), second(release)] for release in releases]).T
 
 
-def promise(sample: npt.NDArray[np.float64], scene: Scene, loss: PrivacyLoss, draws: int, error: float) -> float:
+def pilot_bound(sample: npt.NDArray[np.float64], scene: Scene, loss: PrivacyLoss, draws: int, error: float) -> float:
     """Guess from a few draws what so many draws would show; it decides nothing but which scene is attacked.
 
     Where the number is a likelihood ratio L, the probability of ``L >= t`` on the other table is the mean of
@@ -259,13 +261,13 @@ def promise(sample: npt.NDArray[np.float64], scene: Scene, loss: PrivacyLoss, dr
             sample[0], sample[1], error, loss.delta, draws // 2, candidates=8, fewest=12
         ).promise
     best = 0.0
-    for own in (sample[0], -sample[1]):
-        order = np.sort(own)[::-1]
+    for numbers in (sample[0], -sample[1]):
+        order = np.sort(numbers)[::-1]
         p = np.arange(1, order.size + 1) / order.size
-        q = np.minimum(p, np.cumsum(np.exp(-np.clip(order, -_NO_MORE, _NO_MORE))) / order.size)
+        q = np.minimum(p, np.cumsum(np.exp(-np.clip(order, -_MAX_EXPONENT, _MAX_EXPONENT))) / order.size)
         low = audit.clopper_pearson(p * draws, draws, error / 2)[0]
         high = audit.clopper_pearson(q * draws, draws, error / 2)[1]
-        best = max(best, float(audit.log_excess(low, loss.delta, high)[_FEW:].max(initial=0.0)) / scene.apart)
+        best = max(best, float(audit.log_excess(low, loss.delta, high)[_SKIPPED:].max(initial=0.0)) / scene.apart)
     return best
 
 
@@ -276,16 +278,16 @@ def choose(
     """Return the scene that promises most for so many draws and this probability of error."""
     pilot = 2 * PILOT if weighted else PILOT  # of one table, or of each of two
     noises = list(calibrated.draws(pilot, entropy)) if isinstance(calibrated, Additive) else []
-    watched = _Watched(_rows(query, np.eye(query.size)[0], 1))
+    watched = _RecordingMoment(_rows(query, np.eye(query.size)[0], 1))
     calibrated.answer(watched, entropy)
     shape = {"additive": bool(noises), "iterated": bool(watched.frames), "weighted": weighted}
     best: tuple[float, Scene] | None = None
     for scene in scenes(query, loss.epsilon, **shape):
         if loss.delta_atto and scene.apart > 1:
             continue
-        promised = promise(attack(calibrated, scene, pilot, entropy, noises), scene, loss, draws // 2, error)
-        if best is None or promised > best[0]:
-            best = promised, scene
+        bound = pilot_bound(attack(calibrated, scene, pilot, entropy, noises), scene, loss, draws // 2, error)
+        if best is None or bound > best[0]:
+            best = bound, scene
     if best is None:
         raise AssertionError("some table is always tried")
     return best[1]

@@ -84,7 +84,7 @@ class Calibrated(Protocol):
         """Draw the release once."""
         ...
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
         """Return ``log p(release | here) - log p(release | there)`` as a function of the release; None: not known.
 
         For audits (:mod:`dpdist.mechanisms.ratios`): the guarantee does not rest on it.

@@ -130,20 +130,20 @@ class Grid:
         """Return the bin of a number."""
         return bisect_right(self.edges, number)
 
-    def middle(self, place: int) -> float:
+    def middle(self, index: int) -> float:
         """Return the number that stands for a bin."""
         edges = self.edges
-        if place in {0, len(edges)}:
-            return edges[max(0, place - 1)]
-        low, high = edges[place - 1], edges[place]
+        if index in {0, len(edges)}:
+            return edges[max(0, index - 1)]
+        low, high = edges[index - 1], edges[index]
         if self.ends is not None or low * high <= 0:
             return low + (high - low) / 2
         return math.copysign(math.sqrt(low * high), low)
 
-    def width(self, place: int) -> float:
+    def width(self, index: int) -> float:
         """Return the width of a bin; of the bins at the ends, which stand for an edge, 0."""
         edges = self.edges
-        return 0.0 if place in {0, len(edges)} else edges[place] - edges[place - 1]
+        return 0.0 if index in {0, len(edges)} else edges[index] - edges[index - 1]
 
 
 @dataclass(frozen=True)
@@ -228,49 +228,49 @@ def least_rows(noise: CountNoise, grids: Sequence[Grid], *, first_rule: bool = F
     """Return the rows of a table below which a choice of the scale would hardly see a column."""
     if first_rule:  # half of them must tell in one bin
         return 2 * threshold(noise, sum(grid.bins for grid in grids)) + 1
-    one, *_, two_octaves = _thresholds(noise, 2 * _PER_OCTAVE, intervals_of(grids))
+    one_bin, *_, two_octaves = _thresholds(noise, 2 * _PER_OCTAVE, intervals_of(grids))
     # and two thirds over two octaves, as those of a normal column are spread
-    return max(2 * one, math.ceil(1.5 * two_octaves)) + 1
+    return max(2 * one_bin, math.ceil(1.5 * two_octaves)) + 1
 
 
 def counting_bins(grid: Grid, noisy: Counts, noise: CountNoise, intervals: int) -> list[tuple[int, int]]:
     """Return the bins of a column that count, with their noisy counts."""
-    found = occupied(noisy, noise, intervals)
-    if found is None:
+    interval = occupied(noisy, noise, intervals)
+    if interval is None:
         return []
-    first, last = found
+    first, last = interval
     if last - first > 1:
         # a bin at an end stands for all beyond it, and counts only if it is occupied
         first, last = min(first, max(1, first - _MARGIN)), max(last, min(grid.bins - 1, last + _MARGIN))
-    return [(place, int(noisy[place])) for place in range(first, last)]
+    return [(index, int(noisy[index])) for index in range(first, last)]
 
 
 def standardised(grid: Grid, counting: Sequence[tuple[int, int]]) -> Standardised:
     """Return centre and scale of a column from the bins that count, with their noisy counts (see the module)."""
     total = sum(count for _, count in counting)
     if total <= 0:
-        counting = [(place, count) for place, count in counting if count > 0]
+        counting = [(index, count) for index, count in counting if count > 0]
         total = sum(count for _, count in counting)
     bins = len(counting)
-    if grid.ends is None and any(place in {0, grid.bins - 1} for place, _ in counting):
+    if grid.ends is None and any(index in {0, grid.bins - 1} for index, _ in counting):
         return Standardised(0.0, BEYOND, bins)
     if bins > 1:
-        centre = math.fsum(count * grid.middle(place) for place, count in counting) / total
+        centre = math.fsum(count * grid.middle(index) for index, count in counting) / total
         variance = math.fsum(
-            count * ((grid.middle(place) - centre) ** 2 + grid.width(place) ** 2 / 12) for place, count in counting
+            count * ((grid.middle(index) - centre) ** 2 + grid.width(index) ** 2 / 12) for index, count in counting
         )
         if variance <= 0:  # noise below 0 in bins far out, of next to no rows
-            return standardised(grid, [(place, count) for place, count in counting if count > 0])
+            return standardised(grid, [(index, count) for index, count in counting if count > 0])
         return _standardised(centre, math.sqrt(variance / total), bins)
     if grid.ends is not None:
         low, high = grid.ends
         centre, scale = low + (high - low) / 2, high - low
     else:
         centre, scale = 0.0, 1.0
-    for place, _ in counting:
-        centre = grid.middle(place)
-        if grid.ends is None and place != grid.bin_of(0.0):
-            scale = grid.width(place)
+    for index, _ in counting:
+        centre = grid.middle(index)
+        if grid.ends is None and index != grid.bin_of(0.0):
+            scale = grid.width(index)
     return _standardised(centre, scale, bins)
 
 

@@ -78,8 +78,8 @@ class DiscreteLaplace:
 
     def exceeded(self, beta: float) -> int:
         """Return what one draw exceeds with probability at most beta, below one half."""
-        whole = math.exp(-1 / self.scale)  # P(X > a) = whole^(a + 1) / (1 + whole)
-        return math.ceil(-math.log(beta * (1 + whole)) * self.scale * _UP) - 1
+        p = math.exp(-1 / self.scale)  # P(X > a) = whole^(a + 1) / (1 + whole)
+        return math.ceil(-math.log(beta * (1 + p)) * self.scale * _UP) - 1
 
     def bound(self, terms: Terms, beta: float) -> float:
         """Return what the weighted sum exceeds with probability at most beta (proof: see the module)."""
@@ -101,8 +101,8 @@ class DiscreteLaplace:
 
     def _log_mgf(self, s: float) -> float:
         """Return ``ln E exp(s X)``, ``0 <= s < 1 / scale``."""
-        whole, step = -math.expm1(-1 / self.scale), 1 / self.scale
-        return 2 * math.log(whole) - math.log(-math.expm1(s - step)) - math.log(-math.expm1(-s - step))
+        one_minus_p, step = -math.expm1(-1 / self.scale), 1 / self.scale
+        return 2 * math.log(one_minus_p) - math.log(-math.expm1(s - step)) - math.log(-math.expm1(-s - step))
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values; the inverse of :func:`noise_from_json`."""
@@ -177,11 +177,11 @@ def calibrated_histogram(
         # sqrt(Delta_2² sigma²), rounded up in integers
         noise = RoundedNormal(math.isqrt(math.ceil(squared * Fraction(gaussian_sigma(loss)) ** 2) - 1) + 1)
         mu_squared = Fraction(squared, noise.sigma**2)
-        kept = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared) <= loss.delta
+        within_loss = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared) <= loss.delta
     else:
         noise = DiscreteLaplace(-(-absolute * MICRO // loss.epsilon_micro))
         mu_squared = None
-        kept = absolute * MICRO <= loss.epsilon_micro * noise.scale
-    if not kept:
+        within_loss = absolute * MICRO <= loss.epsilon_micro * noise.scale
+    if not within_loss:
         raise AssertionError("a scale rounded up keeps the loss")
     return CalibratedHistogram(noise, Guarantee(neighbours, loss, mu_squared, Arithmetic.INTEGER_EXACT, proof))

@@ -84,12 +84,12 @@ class CalibratedEigenpairs(Proved):
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         return (self._deflated if self.deflated else self._separate)(moment.matrix(), entropy)
 
-    def _deflated(self, rest: Matrix, entropy: Entropy) -> Triangle:
-        total = np.zeros_like(rest)
+    def _deflated(self, residual: Matrix, entropy: Entropy) -> Triangle:
+        total = np.zeros_like(residual)
         for noise in _laplace(self.scale, self.count, entropy):
-            vector = bingham(self.concentration * rest, 1, entropy)[0]
-            term = (vector @ rest @ vector + noise) * np.outer(vector, vector)
-            rest = rest - term
+            vector = bingham(self.concentration * residual, 1, entropy)[0]
+            term = (vector @ residual @ vector + noise) * np.outer(vector, vector)
+            residual = residual - term
             total += term
         return rounded(total)
 
@@ -99,13 +99,13 @@ class CalibratedEigenpairs(Proved):
         vectors = successive(self.concentration * matrix, self.count, entropy)
         return rounded((vectors.T * values) @ vectors)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
         if self.count > 1:
             return None
         if self.deflated:
-            return ratios.deflated_pair(here, there, self.concentration, self.scale)
-        vector = ratios.successive_bingham(here, there, self.concentration)
-        return ratios.clipped_pair(here, there, self.scale, lambda y, _: vector(np.linalg.eigh(y)[1][:, -1:].T))
+            return ratios.deflated_pair(moment, neighbour, self.concentration, self.scale)
+        vector = ratios.successive_bingham(moment, neighbour, self.concentration)
+        return ratios.clipped_pair(moment, neighbour, self.scale, lambda y, _: vector(np.linalg.eigh(y)[1][:, -1:].T))
 
 
 def _calibrated(

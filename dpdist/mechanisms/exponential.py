@@ -81,8 +81,8 @@ class CalibratedBingham(Proved):
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         return successive(self.concentration * moment.matrix(), self.count, entropy)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.successive_bingham(here, there, self.concentration)
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.successive_bingham(moment, neighbour, self.concentration)
 
 
 class Bingham:
@@ -138,10 +138,10 @@ class CalibratedPpca:
             return successive(matrix, 1, entropy)
         return gibbs(matrix, self.count, self.sweeps, entropy)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
         if self.count == self.size:
             return lambda _: 0.0
-        return ratios.successive_bingham(here, there, self.concentration) if self.count == 1 else None
+        return ratios.successive_bingham(moment, neighbour, self.concentration) if self.count == 1 else None
 
 
 class Ppca:

@@ -56,15 +56,15 @@ class RoundedNormals(IndependentEntries):
         return Noise(self.law, EdgeKind.NORMAL, float(on) ** 2, float(off) ** 2, details=details)
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
-        out = rounded_normal(self.sigma_off_diagonal, band.entries, entropy)
-        out[band.diagonal] = rounded_normal(self.sigma_diagonal, band.height, entropy)
-        return out
+        noise = rounded_normal(self.sigma_off_diagonal, band.entries, entropy)
+        noise[band.diagonal] = rounded_normal(self.sigma_diagonal, band.height, entropy)
+        return noise
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
         # of the normals before rounding, which a release is post-processed from
-        variance = np.full(here.shape, float(self.sigma_off_diagonal) ** 2)
+        variance = np.full(moment.shape, float(self.sigma_off_diagonal) ** 2)
         np.fill_diagonal(variance, float(self.sigma_diagonal) ** 2)
-        return ratios.gaussian(here, there, variance)
+        return ratios.gaussian(moment, neighbour, variance)
 
 
 @dataclass(frozen=True)

@@ -119,13 +119,13 @@ class MechanismInfo:
 
     def filled(self, options: Options) -> dict[str, OptionValue]:
         """Return a value for every option, checked."""
-        known = {option.name: option for option in self.options}
+        declared = {option.name: option for option in self.options}
         for name in options:
-            if name not in known:
-                listed = ", ".join(known) or "none"
+            if name not in declared:
+                listed = ", ".join(declared) or "none"
                 raise UsageError(f"{self.name} has no option {name!r}; it has {listed}.", parameter="options")
         values = {}
-        for name, option in known.items():
+        for name, option in declared.items():
             value = options.get(name, option.default)
             if value is None:
                 raise UsageError(

@@ -72,8 +72,8 @@ class CalibratedProjection:
             inner += draws @ draws.T
         return rounded(factor @ inner @ factor.T / self.sketch)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.projection(here, there, self.sketch, self.ridge)
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.projection(moment, neighbour, self.sketch, self.ridge)
 
 
 def published_ridge(rule: str, loss: PrivacyLoss, sketch: int) -> float:

@@ -61,7 +61,7 @@ from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
 _MAX_SPREAD = 2**54  # largest k d: an entry beyond 2^60, 64 times that, has a probability below exp(-64)
-_SIDE_BY_SIDE = 100  # spectra simulated together: more gain nothing
+_BATCH = 100  # spectra simulated together: more gain nothing
 
 
 def _nuclear_variances(size: int) -> tuple[float, float]:
@@ -85,7 +85,7 @@ class _Calibrated(Proved, Additive):
     scale: int
     guarantee: Guarantee
 
-    def _described(self, kind: EdgeKind, on: float, off: float) -> Noise:
+    def _described_noise(self, kind: EdgeKind, on: float, off: float) -> Noise:
         """Describe the noise, given its variances on and off the diagonal for k = 1."""
         square = float(self.scale) ** 2
         return Noise(kind.value, kind, on * square, off * square, details={"scale": self.scale})
@@ -97,25 +97,25 @@ class CalibratedNuclear(_Calibrated, ReportsProgress):
 
     @property
     def noise(self) -> Noise:
-        return self._described(EdgeKind.NUCLEAR, *_nuclear_variances(self.size))
+        return self._described_noise(EdgeKind.NUCLEAR, *_nuclear_variances(self.size))
 
     def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:
-        return self._turned(nuclear_spectra(self.size, 1, entropy, progress=progress)[0], entropy)
+        return self._rotated(nuclear_spectra(self.size, 1, entropy, progress=progress)[0], entropy)
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Answer:
         return moment.triangle() + self.draw(entropy, progress)
 
     def draws(self, count: int, entropy: Entropy) -> Iterator[Triangle]:
-        for start in range(0, count, _SIDE_BY_SIDE):
-            for spectrum in nuclear_spectra(self.size, min(_SIDE_BY_SIDE, count - start), entropy):
-                yield self._turned(spectrum, entropy)
+        for start in range(0, count, _BATCH):
+            for spectrum in nuclear_spectra(self.size, min(_BATCH, count - start), entropy):
+                yield self._rotated(spectrum, entropy)
 
-    def _turned(self, spectrum: Matrix, entropy: Entropy) -> Triangle:
+    def _rotated(self, spectrum: Matrix, entropy: Entropy) -> Triangle:
         vectors = haar(self.size, self.size, entropy)
         return rounded((vectors * (self.scale * spectrum)) @ vectors.T)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.norm(here, there, self.scale, lambda e: float(np.abs(np.linalg.eigvalsh(e)).sum()))
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.norm(moment, neighbour, self.scale, lambda e: float(np.abs(np.linalg.eigvalsh(e)).sum()))
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class CalibratedFrobenius(_Calibrated):
     @property
     def noise(self) -> Noise:
         entries = self.size * (self.size + 1) // 2
-        return self._described(EdgeKind.FROBENIUS, entries + 1.0, (entries + 1) / 2)
+        return self._described_noise(EdgeKind.FROBENIUS, entries + 1.0, (entries + 1) / 2)
 
     def draw(self, entropy: Entropy) -> Triangle:
         square = normals(self.size * self.size, entropy).reshape(self.size, self.size)
@@ -134,8 +134,8 @@ class CalibratedFrobenius(_Calibrated):
         direction *= self.scale * radius / np.linalg.norm(direction)
         return rounded(direction)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.norm(here, there, self.scale, lambda e: float(np.linalg.norm(e)))
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.norm(moment, neighbour, self.scale, lambda e: float(np.linalg.norm(e)))
 
 
 def _guarantee(query: LatticeQuery, loss: PrivacyLoss, scale: int) -> Guarantee:

@@ -56,8 +56,8 @@ class CalibratedLaplace(Proved, IndependentEntries):
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
         return discrete_laplace(self.scale, band.entries, entropy)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.laplace(here, there, self.scale)
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.laplace(moment, neighbour, self.scale)
 
 
 def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> CalibratedLaplace:

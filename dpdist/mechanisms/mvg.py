@@ -84,10 +84,10 @@ _ALLOCATION_OPTIONS = (
 )
 
 
-_SHARPNESS = 1e-6  # how far directions may be from orthonormal, and a covariance from symmetric, before they are mended
+_TOLERANCE = 1e-6  # how far directions may be from orthonormal, and a covariance from symmetric, before they are mended
 _CONDITION = 1e9
 """Largest ratio of the eigenvalues of a covariance that float64 tells from a singular one with room to spare."""
-_LEAST = 2.0**-20
+_FLOOR = 2.0**-20
 """Least precision under water-filling, relative to the greatest: noise must be finite where no water stands."""
 
 
@@ -99,7 +99,7 @@ def orthonormal(rows: OptionMatrix, size: int) -> Matrix | None:
     if not rows:
         return None
     matrix = np.array(rows)
-    if matrix.shape != (size, size) or np.abs(matrix @ matrix.T - np.eye(size)).max() > _SHARPNESS:
+    if matrix.shape != (size, size) or np.abs(matrix @ matrix.T - np.eye(size)).max() > _TOLERANCE:
         raise UsageError(
             f"The directions must be {size} orthonormal rows of {size} numbers (the constant of "
             f"{parameter('centre', 'private')} counts as a column): orthonormalise them, or leave the option out for "
@@ -116,19 +116,18 @@ def _covariance_spectrum(rows: OptionMatrix, size: int) -> tuple[Matrix, Matrix 
     if not rows:
         return np.ones(size), None
     matrix = np.array(rows)
-    where = f"({parameter('options.sigma')})"
+    hint = f"({parameter('options.sigma')})"
     if matrix.shape != (size, size):
         raise UsageError(
-            f"The covariance must be {size} x {size}, the constant of {parameter('centre', 'private')} included "
-            f"{where}."
+            f"The covariance must be {size} x {size}, the constant of {parameter('centre', 'private')} included {hint}."
         )
-    if np.abs(matrix - matrix.T).max() > _SHARPNESS * np.abs(matrix).max():
-        raise UsageError(f"The covariance must be symmetric: pass (Sigma + Sigma^T) / 2 {where}.")
+    if np.abs(matrix - matrix.T).max() > _TOLERANCE * np.abs(matrix).max():
+        raise UsageError(f"The covariance must be symmetric: pass (Sigma + Sigma^T) / 2 {hint}.")
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     if not values[0] * _CONDITION > values[-1]:
         raise UsageError(
             f"The covariance must be positive definite, its largest eigenvalue at most 1e9 times its smallest: add a "
-            f"multiple of the identity {where}."
+            f"multiple of the identity {hint}."
         )
     return values, vectors
 
@@ -179,7 +178,7 @@ def _water_filling(total: float, power: int, spectrum: Matrix) -> Matrix:
     gap = 1 / spectrum - 1 / spectrum.max()  # how far the bed lies above its deepest point
 
     def filled(depth: float) -> Matrix:
-        return np.asarray(np.maximum(depth - gap, _LEAST * depth))
+        return np.asarray(np.maximum(depth - gap, _FLOOR * depth))
 
     low, high = 0.0, total ** (1 / power)  # there the deepest point alone takes it all
     while True:
@@ -226,7 +225,7 @@ class CalibratedMatrixGaussian(Additive):
             draws = draws @ self.directions.T if self.two_sided else draws
         return rounded(draws)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
         """Return the ratio of the normals before rounding.
 
         In the eigenbasis of Sigma the symmetric part has independent entries, of variance ``s_i s_j / 2`` (two-sided)
@@ -235,7 +234,7 @@ class CalibratedMatrixGaussian(Additive):
         values = self.eigenvalues
         variance = np.outer(values, values) / 2 if self.two_sided else np.add.outer(values, values) / 4
         np.fill_diagonal(variance, 2 * np.diag(variance))
-        return ratios.gaussian(here, there, variance, self.directions)
+        return ratios.gaussian(moment, neighbour, variance, self.directions)
 
 
 def _mu_squared(query: LatticeQuery, eigenvalues: Matrix, *, two_sided: bool) -> Fraction:
@@ -257,8 +256,8 @@ def _calibrated(
     )
     mu_squared = _mu_squared(query, eigenvalues, two_sided=two_sided)
     true_delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
-    kept = PrivacyLoss(loss.epsilon_micro, max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO)))
-    guarantee = proved(query, kept, __name__, mu_squared=mu_squared)
+    true_loss = PrivacyLoss(loss.epsilon_micro, max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO)))
+    guarantee = proved(query, true_loss, __name__, mu_squared=mu_squared)
     return CalibratedMatrixGaussian(eigenvalues, directions, two_sided, guarantee, loss)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 _MOMENTS = ("variance_diagonal", "variance_off_diagonal", "mean_diagonal")
 _SUM = "sum"
-_LEAST, _MOST, _MANY = 2.0**-64, 2.0**128, 2**53
+_MIN_SIZE, _MAX_SIZE, _MAX_COUNT = 2.0**-64, 2.0**128, 2**53
 """No lattice of 64 bits holds noise of a larger variance, and smaller noise is none; a release may say anything."""
 
 
@@ -120,13 +120,13 @@ class Noise(Mapping[str, Any]):
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Noise:
         """Read what a release stores, of this version or an older one."""
-        own = {"law", "edge", "parts", *_MOMENTS}
+        reserved = {"law", "edge", "parts", *_MOMENTS}
         noise = cls(
             law=str(value["law"]),
             edge=EdgeKind(value.get("edge", EdgeKind.NONE)),
             **{name: _size(value[name]) for name in _MOMENTS[:2] if name in value},
             mean_diagonal=_finite(value.get("mean_diagonal", 0.0)),
-            details=MappingProxyType({key: value[key] for key in value if key not in own}),
+            details=MappingProxyType({key: value[key] for key in value if key not in reserved}),
             parts=tuple(Part.from_json(part) for part in value.get("parts", ())),
         )
         if "edge" not in value:
@@ -206,13 +206,13 @@ def _joined(parts: list[Part]) -> tuple[Part, ...]:
     joined: dict[tuple[EdgeKind, bool, float], Part] = {}
     for part in parts:
         key = (part.kind, part.adds_up, part.scale if part.adds_up else part.variance)
-        known = joined.get(key)
-        if known is not None:
+        previous = joined.get(key)
+        if previous is not None:
             part = replace(  # noqa: PLW2901 - the two as one
-                known,
-                variance=known.variance + (part.variance if part.adds_up else 0.0),
-                terms=known.terms + part.terms,
-                degrees=known.degrees + part.degrees,
+                previous,
+                variance=previous.variance + (part.variance if part.adds_up else 0.0),
+                terms=previous.terms + part.terms,
+                degrees=previous.degrees + part.degrees,
             )
         joined[key] = part
     return tuple(sorted(joined.values(), key=lambda part: (part.kind.value, part.scale, part.variance)))
@@ -236,12 +236,12 @@ def _finite(value: Any) -> float:
 
 def _size(value: Any) -> float:
     number = _finite(value)
-    if number and not _LEAST <= number <= _MOST:
+    if number and not _MIN_SIZE <= number <= _MAX_SIZE:
         raise ValueError(value)
     return number
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= _MANY:
+    if type(value) is not int or not 1 <= value <= _MAX_COUNT:
         raise ValueError(value)
     return value

@@ -83,8 +83,8 @@ class CalibratedWishart(Additive):
         np.fill_diagonal(factor, np.sqrt(squares))
         return rounded(self.scale * (factor @ factor.T))
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.wishart(here, there, self.columns, self.scale)
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.wishart(moment, neighbour, self.columns, self.scale)
 
 
 @lru_cache(maxsize=256)

@@ -108,11 +108,11 @@ class CalibratedOrbit(Proved, ReportsProgress):
         values, vectors = np.linalg.eigh(moment.matrix())
         return rounded(self.unit * _aligned(values, vectors, np.array(self.spectrum), self.rate, entropy, progress))
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
         lowest, spread = self.spectrum[-1], self.spectrum[0] - self.spectrum[-1]
         if not spread:
             return lambda _: 0.0
-        ratio = ratios.orbit(here, there, (np.array(self.spectrum) - lowest) / spread, self.rate)
+        ratio = ratios.orbit(moment, neighbour, (np.array(self.spectrum) - lowest) / spread, self.rate)
         return lambda y: ratio((y / self.unit - lowest * np.eye(len(y))) / spread)
 
 
@@ -138,12 +138,12 @@ class CalibratedLowRankOrbit(Proved, ReportsProgress):
         spectrum[:k] = np.sort(np.clip(values[-k:] + self.scale * noise, 0.0, _LARGEST))[::-1]
         return rounded(_aligned(values, vectors, spectrum, self.rate, entropy, progress))
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
         if self.components > 1:
             return None
-        line = np.eye(len(here))[0]
-        aligned = ratios.orbit(here, there, line, self.rate if line.size > 1 else 0.0)
-        return ratios.clipped_pair(here, there, self.scale, lambda y, value: aligned(y / value))
+        line = np.eye(len(moment))[0]
+        aligned = ratios.orbit(moment, neighbour, line, self.rate if line.size > 1 else 0.0)
+        return ratios.clipped_pair(moment, neighbour, self.scale, lambda y, value: aligned(y / value))
 
 
 SPECTRUM = Option(

@@ -119,14 +119,14 @@ class CalibratedPower:
             frame, _ = np.linalg.qr(moment.times(on_grid(frame)) + self._noise(frame, entropy))
         return np.ascontiguousarray(frame.T)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
         """Return the ratio of all frames, the first included, stacked as rows; None beyond one component.
 
         The guarantee covers every frame, because the workers see them.
         """
         if self.count > 1:
             return None
-        return ratios.power_rounds(here, there, self.shape, self.scale, relative=self.relative)
+        return ratios.power_rounds(moment, neighbour, self.shape, self.scale, relative=self.relative)
 
 
 def on_grid(frame: Matrix) -> Matrix:

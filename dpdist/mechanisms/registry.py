@@ -64,7 +64,7 @@ class CalibratedNone(IndependentEntries):
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:  # noqa: ARG002 - there is nothing to draw
         return np.zeros(band.entries, dtype=np.int64)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> None:
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> None:
         """Return None: what is released is the moment itself."""
 
 
@@ -157,18 +157,20 @@ def calibrated(name: str, query: LatticeQuery, loss: PrivacyLoss, options: Optio
     """Return a mechanism fixed for a query, a loss and its options; those left out take their defaults."""
     mechanism = mechanism_named(name)
     if query.rows > 1 and not mechanism.info.units:
-        proved = [known for known, other in MECHANISMS.items() if other.info.units]
+        proved = [candidate for candidate, other in MECHANISMS.items() if other.info.units]
         raise RefusedError(
             f"Somebody may own up to {query.rows} rows of this table, and of {name} nothing is proved for several rows "
             f"that change at once. Take {' or '.join(proved)}.",
             parameter="mechanism",
         )
     mechanism.info.require_delta_use(loss)
-    return _once(name, query, loss, tuple(sorted(mechanism.info.filled(options or {}).items())))
+    return _calibrated_once(name, query, loss, tuple(sorted(mechanism.info.filled(options or {}).items())))
 
 
 @lru_cache(maxsize=16)
-def _once(name: str, query: LatticeQuery, loss: PrivacyLoss, options: tuple[tuple[str, Any], ...]) -> Calibrated:
+def _calibrated_once(
+    name: str, query: LatticeQuery, loss: PrivacyLoss, options: tuple[tuple[str, Any], ...]
+) -> Calibrated:
     """Calibrate a mechanism, once for all steps of a release."""
     return MECHANISMS[name].calibrate(query, loss, **dict(options))
 

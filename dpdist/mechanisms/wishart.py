@@ -80,9 +80,9 @@ class CalibratedTwoSidedWishart(Proved, Additive):
     def draw(self, entropy: Entropy) -> Triangle:
         columns = self.size + 1
         if self.guarantee.arithmetic is Arithmetic.INTEGER_EXACT:
-            out = rounded_wishart(self.size, columns, self.scale, entropy)
-            out -= rounded_wishart(self.size, columns, self.scale, entropy)
-            return out
+            noise = rounded_wishart(self.size, columns, self.scale, entropy)
+            noise -= rounded_wishart(self.size, columns, self.scale, entropy)
+            return noise
         difference = self._wishart(columns, entropy)
         difference -= self._wishart(columns, entropy)
         difference *= self.scale
@@ -92,8 +92,8 @@ class CalibratedTwoSidedWishart(Proved, Additive):
         z = normals(self.size * columns, entropy).reshape(self.size, columns)
         return z @ z.T
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.two_sided_wishart(here, there, self.size + 1, self.scale)
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.two_sided_wishart(moment, neighbour, self.size + 1, self.scale)
 
 
 class TwoSidedWishart:

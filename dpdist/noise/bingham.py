@@ -46,15 +46,15 @@ def bingham(matrix: Floats, count: int, entropy: Entropy) -> Floats:
     levels = values[-1] - values[::-1]
     size = levels.size
     draw = angular_central_gaussian if size < 3 or levels.mean() < size else conditioned_sum
-    out = np.empty((count, size))
+    samples = np.empty((count, size))
     filled, factor = 0, 1
     while filled < count:
         tried = min(factor * (count - filled), _BATCH // size + 1)
         factor = min(2 * factor, math.isqrt(size) + 1)
         accepted = draw(levels, tried, entropy)[: count - filled]
-        out[filled : filled + len(accepted)] = accepted
+        samples[filled : filled + len(accepted)] = accepted
         filled += len(accepted)
-    turned: Floats = out @ vectors[:, ::-1].T
+    turned: Floats = samples @ vectors[:, ::-1].T
     return turned
 
 
@@ -73,12 +73,12 @@ def conditioned_sum(levels: Floats, tried: int, entropy: Entropy) -> Floats:
     shift = max(float(np.log(i0e(second / 2))), _balance(2 * (levels[2:] - third)) / 2 - third)
     rates = 2 * (shift + third) + 2 * (levels[2:] - third)
     tail = normals(tried * rates.size, entropy).reshape(tried, rates.size) / np.sqrt(rates)
-    rest = 1 - np.einsum("ij,ij->i", tail, tail)
-    inside = np.maximum(rest, 0)
+    remainder = 1 - np.einsum("ij,ij->i", tail, tail)
+    inside = np.maximum(remainder, 0)
     probability = -shift * inside + np.log(i0e(second * inside / 2))
-    accepted = (rest > 0) & (np.log(uniforms(tried, entropy)) < probability)
-    rest = rest[accepted]
-    pair = np.sqrt(rest)[:, None] * _circle(second * rest, entropy)
+    accepted = (remainder > 0) & (np.log(uniforms(tried, entropy)) < probability)
+    remainder = remainder[accepted]
+    pair = np.sqrt(remainder)[:, None] * _circle(second * remainder, entropy)
     return np.hstack([pair, tail[accepted]])
 
 
@@ -106,15 +106,15 @@ def _angular(levels: Floats, b: Floats, entropy: Entropy) -> tuple[Floats, npt.N
 
 def _circle(second: Floats, entropy: Entropy) -> Floats:
     """Draw one Bingham vector in the plane per entry of second (m,), levels (0, second); shape (m, 2)."""
-    out = np.empty((second.size, 2))
+    samples = np.empty((second.size, 2))
     todo = np.arange(second.size)
     while todo.size:
         level = second[todo]
         b = 1 + 1 / (level + np.hypot(1, level))  # the root of 1/b + 1/(b + 2 level) = 1, without cancellation
         points, accepted = _angular(np.stack([np.zeros_like(level), level], axis=1), b, entropy)
-        out[todo[accepted]] = points[accepted]
+        samples[todo[accepted]] = points[accepted]
         todo = todo[~accepted]
-    return out
+    return samples
 
 
 def successive(matrix: Floats, count: int, entropy: Entropy) -> Floats:

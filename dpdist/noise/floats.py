@@ -42,7 +42,7 @@ def gammas(shape: float, count: int, entropy: Entropy) -> Floats:
         return gammas(shape + 1, count, entropy) * boost
     d = shape - 1 / 3
     c = 1 / math.sqrt(9 * d)
-    out = np.empty(count)
+    samples = np.empty(count)
     filled = 0
     while filled < count:
         tried = int(1.1 * (count - filled)) + 16
@@ -52,10 +52,10 @@ def gammas(shape: float, count: int, entropy: Entropy) -> Floats:
         positive = v > 0
         with np.errstate(invalid="ignore", divide="ignore"):
             accepted = positive & (np.log(u) < 0.5 * z * z + d * (1 - v + np.log(v)))
-        kept = d * v[accepted][: count - filled]
-        out[filled : filled + kept.size] = kept
-        filled += kept.size
-    return out
+        batch = d * v[accepted][: count - filled]
+        samples[filled : filled + batch.size] = batch
+        filled += batch.size
+    return samples
 
 
 def haar(size: int, count: int, entropy: Entropy) -> Floats:

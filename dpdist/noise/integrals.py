@@ -30,8 +30,8 @@ from dpdist.noise.floats import Floats
 
 _POINTS = 801
 _REACH = 42.0  # the integrand is followed until it has fallen by exp(-42)
-_APART = 20  # decimal places by which equal values are set apart
-_SPARE = 40  # decimal digits beyond those that the determinant loses
+_GAP_DIGITS = 20  # decimal places by which equal values are set apart
+_EXTRA_DIGITS = 40  # decimal digits beyond those that the determinant loses
 
 
 def log_sphere(levels: Floats, power: float) -> float:
@@ -71,10 +71,10 @@ def log_orbit(levels: Floats, spectrum: Floats) -> float:
     size = levels.size
     pairs = size * (size - 1) // 2
     scale = np.ptp(levels) + np.ptp(spectrum)
-    digits = 2 * pairs * (_APART + 5) + math.ceil(np.abs(levels).max() * np.abs(spectrum).max()) + _SPARE
+    digits = 2 * pairs * (_GAP_DIGITS + 5) + math.ceil(np.abs(levels).max() * np.abs(spectrum).max()) + _EXTRA_DIGITS
     with mpmath.workdps(digits):
-        apart = mpmath.mpf(10) ** -_APART * max(1, scale)
-        ls, gs = ([mpmath.mpf(float(x)) + apart * i for i, x in enumerate(np.sort(xs))] for xs in (levels, spectrum))
+        gap = mpmath.mpf(10) ** -_GAP_DIGITS * max(1, scale)
+        ls, gs = ([mpmath.mpf(float(x)) + gap * i for i, x in enumerate(np.sort(xs))] for xs in (levels, spectrum))
         total = mpmath.log(mpmath.det(mpmath.matrix([[mpmath.exp(x * y) for y in gs] for x in ls])))
         for xs in (ls, gs):
             total -= sum(mpmath.log(xs[j] - xs[i]) for j in range(size) for i in range(j))

@@ -59,9 +59,9 @@ def _floor(scale: int, fraction: Bits, plus: int) -> int:
 def _on_lattice(reals: Reals, scale: int, plus: int) -> Integers:
     """Return ``floor(scale Y + plus / 2^64)`` with the signs of the draws."""
     high, low = product(scale, reals.fraction[0], plus)
-    values: Integers = scale * reals.whole + high.view(np.int64)
+    values: Integers = scale * reals.integral + high.view(np.int64)
     for index in np.flatnonzero(low > np.uint64(2**64 - scale)).tolist():
-        values[index] = scale * int(reals.whole[index]) + _floor(scale, reals.bits_of(index), plus)
+        values[index] = scale * int(reals.integral[index]) + _floor(scale, reals.bits_of(index), plus)
     values *= 1 - 2 * reals.negative.astype(np.int64)
     return values
 
@@ -70,22 +70,22 @@ def rounded_normal(sigma: int, size: int, entropy: Entropy) -> Integers:
     """Draw independent exactly rounded normals ``rnd(sigma Z)``."""
     if not 1 <= sigma <= MAX_SCALE:
         raise ValueError(f"sigma must lie between 1 and {MAX_SCALE}")
-    out = np.empty(size, dtype=np.int64)
+    samples = np.empty(size, dtype=np.int64)
     for batch, reals in draws(NORMAL, size, entropy):
-        out[batch] = _on_lattice(reals, sigma, HALF)
-    return out
+        samples[batch] = _on_lattice(reals, sigma, HALF)
+    return samples
 
 
 def discrete_laplace(scale: int, size: int, entropy: Entropy) -> Integers:
     """Draw independent integers with ``P(n) ∝ exp(-|n| / scale)``."""
     if not 1 <= scale <= MAX_SCALE:
         raise ValueError(f"the scale must lie between 1 and {MAX_SCALE}")
-    out = np.empty(size, dtype=np.int64)
+    samples = np.empty(size, dtype=np.int64)
     filled = 0
     while filled < size:
         for _, reals in draws(EXPONENTIAL, size - filled, entropy):
             values = _on_lattice(reals, scale, 0)
-            kept = values[(values != 0) | ~reals.negative]
-            out[filled : filled + kept.size] = kept
-            filled += kept.size
-    return out
+            signed = values[(values != 0) | ~reals.negative]
+            samples[filled : filled + signed.size] = signed
+            filled += signed.size
+    return samples

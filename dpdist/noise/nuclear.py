@@ -71,7 +71,7 @@ _PARTIAL_WEIGHTS = np.append(_WEIGHTS / 2, 0.0)
 _BLOCK = 16  # differences multiplied before a logarithm is taken: their product stays far from the limits of float64
 _NEGLIGIBLE = 38.0  # density and mass below exp(-38) = 3e-17 of the whole are left out
 _SHRINK = 0.6  # a range is tightened while what matters takes less than this part of it
-_CLOSE = 1e-5
+_LAST_STEP = 1e-5
 """Last step of the inversion, in half panels or distances from a panel's left end; what remains is its cube."""
 _ITERATIONS = 100
 
@@ -99,18 +99,18 @@ def _log_density(x: Floats, others: Floats, reference: Floats | None) -> tuple[F
     """Return ``sum_j log|x - others_j| - |x|`` at the points x, (c, n), up to a constant fixed by the reference."""
     count = others.shape[0]
     blocks = max(1, -(-count // _BLOCK))
-    each = -(-count // blocks)
-    differences = np.empty((blocks * each, *x.shape))
+    length = -(-count // blocks)
+    differences = np.empty((blocks * length, *x.shape))
     differences[count:] = 1.0
     np.subtract(x, others[:, :, None], out=differences[:count])
-    products = np.multiply.reduce(differences.reshape(blocks, each, *x.shape), axis=1)
+    products = np.multiply.reduce(differences.reshape(blocks, length, *x.shape), axis=1)
     if reference is None:
         reference = products[:, :, x.shape[1] // 2, None].copy()
     products /= reference  # positive: no other site lies between two points
     np.log(products, out=products)
-    out: Floats = np.add.reduce(products, axis=0)
-    out -= np.abs(x)
-    return out, reference
+    log_density: Floats = np.add.reduce(products, axis=0)
+    log_density -= np.abs(x)
+    return log_density, reference
 
 
 def _grid(others: Floats, low: Floats, high: Floats, drop: Floats) -> _Grid:
@@ -157,14 +157,14 @@ def _inverted(grid: _Grid, others: Floats, u: Floats) -> Floats:
     upto = np.add.accumulate(mass, axis=1)
     target = u * upto[:, -1]
     panel = np.minimum(np.add.reduce(upto < target[:, None], axis=1), panels - 1)
-    place = chain * panels + panel
-    before = np.where(panel > 0, upto.take(place - 1), 0.0)
-    left, right = grid.edges.take(place + chain), grid.edges.take(place + chain + 1)
-    half = grid.half.take(place)
+    index = chain * panels + panel
+    before = np.where(panel > 0, upto.take(index - 1), 0.0)
+    left, right = grid.edges.take(index + chain), grid.edges.take(index + chain + 1)
+    half = grid.half.take(index)
 
     # first guess: the inverse of the interpolant, cubic between two nodes in the logarithm of the mass
-    density = grid.density.reshape(-1, _NODES)[place]
-    nodes = grid.nodes.reshape(-1, _NODES)[place]
+    density = grid.density.reshape(-1, _NODES)[index]
+    nodes = grid.nodes.reshape(-1, _NODES)[index]
     cumulative = density @ _CUMULATIVE
     cumulative *= half[:, None]
     cumulative += before[:, None]
@@ -176,8 +176,8 @@ def _inverted(grid: _Grid, others: Floats, u: Floats) -> Floats:
     part = np.log(target / mass_0) / span
     bend_0 = mass_0 / density.take(node - 1) * span - step
     bend_1 = step - mass_1 / density.take(node) * span
-    rest = 1 - part
-    x = x_0 + part * (step + rest * (bend_0 * rest + bend_1 * part))
+    complement = 1 - part
+    x = x_0 + part * (step + complement * (bend_0 * complement + bend_1 * part))
     x = np.where((x > left) & (x < right), x, (left + right) / 2)
 
     for _ in range(_ITERATIONS):
@@ -194,7 +194,7 @@ def _inverted(grid: _Grid, others: Floats, u: Floats) -> Floats:
         moved = np.minimum(np.maximum(moved, (x + left) / 2), right)  # no mass may be left of left
         change = np.abs(moved - x)
         x = moved
-        if (change <= _CLOSE * np.minimum(half, x - left)).all():
+        if (change <= _LAST_STEP * np.minimum(half, x - left)).all():
             root: Floats = x
             return root
     raise ArithmeticError("a quantile of a conditional law was not found")

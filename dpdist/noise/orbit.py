@@ -79,7 +79,7 @@ ATTEMPTS = 1000
 TOLERANCE = 1e-12
 """Largest distance, in units of the spectrum's spread, of two chains that count as met."""
 _STRIDE = 16  # sweeps between two looks at the distance
-_FLAT = 2.0**-60  # weights below this are taken for this: the draws agree to the last bit
+_MIN_WEIGHT = 2.0**-60  # weights below this are taken for this: the draws agree to the last bit
 
 
 def hermitian(spectrum: Floats, levels: Floats, entropy: Entropy, *, progress: Steps | None = None) -> Complex:
@@ -151,7 +151,7 @@ def subspace(levels: Floats, count: int, attempts: int, entropy: Entropy) -> Com
 class _Rows(NamedTuple):
     """The free cells of all rows of one parity: consecutive places, weights and the places of their neighbours."""
 
-    places: slice
+    cells: slice
     weights: Floats
     below: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
     above: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
@@ -169,7 +169,7 @@ class _Rows(NamedTuple):
         np.log1p(step, out=step)
         step /= self.weights
         step += high
-        np.maximum(step, low, out=chains[:, self.places])  # rounding could carry it below
+        np.maximum(step, low, out=chains[:, self.cells])  # rounding could carry it below
 
 
 class Polytope:
@@ -187,17 +187,17 @@ class Polytope:
         row, column, group = row[self._order], column[self._order], group[self._order]
         self.highest, self.lowest = highest[self._order], lowest[self._order]
         self.free = int(np.count_nonzero(group < 2))
-        place = np.zeros((self.size, self.size), dtype=np.intp)
-        place[row, column] = np.arange(row.size)
-        weights = np.maximum(levels[:-1] - levels[1:], _FLAT)
+        index = np.zeros((self.size, self.size), dtype=np.intp)
+        index[row, column] = np.arange(row.size)
+        weights = np.maximum(levels[:-1] - levels[1:], _MIN_WEIGHT)
 
         def rows_of(parity: int) -> _Rows:
             first, last = np.searchsorted(group, [parity, parity + 1])
             m, i = row[first:last], column[first:last]
-            under, over = place[m + 1, i + 1], place[m + 1, i]
+            under, over = index[m + 1, i + 1], index[m + 1, i]
             # a missing neighbour in the row before is replaced by the one in the row after, which binds anyway
-            left = np.where(i > 0, place[m - 1, i - 1], over)
-            right = np.where(i < m, place[m - 1, i], under)
+            left = np.where(i > 0, index[m - 1, i - 1], over)
+            right = np.where(i < m, index[m - 1, i], under)
             return _Rows(slice(int(first), int(last)), weights[m], (under, right), (over, left))
 
         self._rows = tuple(rows for rows in (rows_of(0), rows_of(1)) if rows.weights.size)
@@ -205,7 +205,7 @@ class Polytope:
     def sweep(self, chains: Floats, v: Floats) -> None:
         """Redraw every free cell of every chain, (chains, cells), with common uniforms v, (free,)."""
         for rows in self._rows:
-            rows.redraw(chains, v[rows.places])
+            rows.redraw(chains, v[rows.cells])
 
     def run(self, chains: Floats, sweeps: int, entropy: Entropy) -> None:
         """Do so many sweeps with fresh uniforms."""
@@ -220,9 +220,9 @@ class Polytope:
         """Arrange a state as a (d, d) lower triangle; row m-1 holds the eigenvalues of the m x m minor, descending."""
         triangle = np.empty(state.size)
         triangle[self._order] = state
-        out = np.zeros((self.size, self.size))
-        out[np.tril_indices(self.size)] = triangle
-        return out
+        pattern = np.zeros((self.size, self.size))
+        pattern[np.tril_indices(self.size)] = triangle
+        return pattern
 
 
 def patterns(
@@ -249,15 +249,15 @@ def patterns(
     state: Floats | None = None
     while True:
         chains = np.stack(extremes if state is None else [*extremes, state])
-        left = strides
-        while left and not polytope.met(chains):
+        remaining = strides
+        while remaining and not polytope.met(chains):
             run(chains)
-            left -= 1
+            remaining -= 1
         if polytope.met(chains):
             if state is not None:
                 yield polytope.rows(state)
             chains = chains[:1].copy()
-        for _ in range(left):
+        for _ in range(remaining):
             run(chains)
         state = chains[-1] if state is not None or chains.shape[0] == 1 else None
 
@@ -290,13 +290,13 @@ def matrix_of(pattern: Floats, entropy: Entropy) -> Complex:
     place.
     """
     size = pattern.shape[0]
-    out = np.zeros((size, size), dtype=np.complex128)
-    out[0, 0] = pattern[0, 0]
+    matrix = np.zeros((size, size), dtype=np.complex128)
+    matrix[0, 0] = pattern[0, 0]
     for m in range(1, size):
         inner, outer = pattern[m - 1, :m], pattern[m, : m + 1]
-        _, basis = np.linalg.eigh(out[:m, :m])
+        _, basis = np.linalg.eigh(matrix[:m, :m])
         phases = np.exp(2j * np.pi * uniforms(m, entropy))
         border = basis[:, ::-1] @ (np.sqrt(_squared_border(inner, outer)) * phases)
-        out[:m, m], out[m, :m] = border, border.conj()
-        out[m, m] = outer.sum() - inner.sum()
-    return out
+        matrix[:m, m], matrix[m, :m] = border, border.conj()
+        matrix[m, m] = outer.sum() - inner.sum()
+    return matrix

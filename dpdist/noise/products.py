@@ -52,7 +52,7 @@ from dpdist.triangle import Triangle
 
 MAX_SPREAD = 2**57
 """Largest scale times the larger side of Z: entries stay inside int64 with overwhelming room."""
-_OPEN = 16  # entries that may be expected to be decided again: at most a few milliseconds each
+_MAX_OPEN = 16  # entries that may be expected to be decided again: at most a few milliseconds each
 _SIDE = 512  # rows and columns of a tile of the product: what is added to it stays in a core's cache
 _IN_CACHE = 1 << 15  # entries of Z whose limbs are computed together, likewise
 _WORTH_THREADS = 1 << 18  # entries of Z from which on several threads share the work, tens of milliseconds of it
@@ -84,8 +84,8 @@ class _Splitting:
     def least(self, size: int, scale: int, bits: int) -> int:
         """Return the number of limbs for which few entries remain open, no more than ``bits`` bits can fill."""
         limbs = 1
-        pairs = max(size**2, 64 * _OPEN)  # in a small matrix too, few in a hundred
-        while self.end(limbs) <= bits and self.error(limbs) * scale * pairs > _OPEN:
+        pairs = max(size**2, 64 * _MAX_OPEN)  # in a small matrix too, few in a hundred
+        while self.end(limbs) <= bits and self.error(limbs) * scale * pairs > _MAX_OPEN:
             if self.error(limbs + 1) > self.error(limbs) / 2:  # the 64 fractional bits of the sum bound it now
                 break
             limbs += 1
@@ -95,16 +95,16 @@ class _Splitting:
 def _digits(fraction: Words, start: int, width: int) -> Integers:
     """Return the bits of x from place ``start``, ``width < 64`` of them, as integers."""
     word, offset = divmod(start, 64)
-    out = fraction[word] << np.uint64(offset)
+    bits = fraction[word] << np.uint64(offset)
     if offset + width > 64:
-        out |= fraction[word + 1] >> np.uint64(64 - offset)
-    digits: Integers = (out >> np.uint64(64 - width)).astype(np.int64)
+        bits |= fraction[word + 1] >> np.uint64(64 - offset)
+    digits: Integers = (bits >> np.uint64(64 - width)).astype(np.int64)
     return digits
 
 
 def _limbs(z: Reals, entries: slice, splitting: _Splitting, limbs: int) -> list[Limb]:
     """Return the integers ``2^(e_p) L_p`` of some entries of Z."""
-    out: list[Limb] = []
+    result: list[Limb] = []
     carry: Integers | int = 0
     fraction, negative = z.fraction[:, entries], z.negative[entries]
     for p in reversed(range(limbs)):
@@ -113,10 +113,10 @@ def _limbs(z: Reals, entries: slice, splitting: _Splitting, limbs: int) -> list[
             carry = (digit + (1 << (splitting.width - 1))) >> splitting.width
             digit -= carry << splitting.width
         else:
-            digit = (z.whole[entries] << splitting.first) + _digits(fraction, 0, splitting.first) + carry
+            digit = (z.integral[entries] << splitting.first) + _digits(fraction, 0, splitting.first) + carry
         np.negative(digit, out=digit, where=negative)
-        out.append(digit.astype(np.float64))
-    return out[::-1]
+        result.append(digit.astype(np.float64))
+    return result[::-1]
 
 
 def _products(left: list[Limb], right: list[Limb], splitting: _Splitting) -> tuple[Integers, Words]:
@@ -130,13 +130,13 @@ def _products(left: list[Limb], right: list[Limb], splitting: _Splitting) -> tup
             total += product
             if left is right and 2 * p != order:
                 total += product.T
-        places = splitting.first + splitting.end(order)
-        if places <= 64:
-            part = total.view(np.uint64) << np.uint64(64 - places)
+        fraction_bits = splitting.first + splitting.end(order)
+        if fraction_bits <= 64:
+            part = total.view(np.uint64) << np.uint64(64 - fraction_bits)
         else:
-            part = (total >> (places - 64)).view(np.uint64)
+            part = (total >> (fraction_bits - 64)).view(np.uint64)
         low += part
-        high += total >> min(places, 63)
+        high += total >> min(fraction_bits, 63)
         high += low < part
     return high, low
 
@@ -155,16 +155,18 @@ def _entry(z: Reals, i: int, j: int, columns: int, scale: int) -> int:
         bits += 64
 
 
-def _norm(z: Reals, size: int, columns: int, each: ParallelMap[range, float]) -> float:
+def _norm(z: Reals, size: int, columns: int, parallel_map: ParallelMap[range, float]) -> float:
     """Return an upper bound on the norms of the rows of Z."""
 
     def largest(strip: range) -> float:
         entries = slice(strip.start * columns, strip.stop * columns)
-        values = z.whole[entries] + z.fraction[0, entries].astype(np.float64) * 2.0**-64
+        values = z.integral[entries] + z.fraction[0, entries].astype(np.float64) * 2.0**-64
         rows = values.reshape(len(strip), columns)
         return float(np.einsum("ij,ij->i", rows, rows).max())
 
-    return _SLACK * (math.sqrt(max(each(largest, _strips(size, columns)))) + math.ldexp(math.sqrt(columns), -64))
+    return _SLACK * (
+        math.sqrt(max(parallel_map(largest, _strips(size, columns)))) + math.ldexp(math.sqrt(columns), -64)
+    )
 
 
 def _strips(size: int, columns: int) -> list[range]:
@@ -174,21 +176,21 @@ def _strips(size: int, columns: int) -> list[range]:
 
 
 def _rounded_gram(
-    z: Reals, size: int, columns: int, scale: int, limbs: int | None, each: ParallelMap[Any, Any] = map
+    z: Reals, size: int, columns: int, scale: int, limbs: int | None, parallel_map: ParallelMap[Any, Any] = map
 ) -> Triangle:
     """Return ``rnd(scale Z Z^T)``, Z row by row."""
-    splitting = _Splitting(columns, _norm(z, size, columns, each))
+    splitting = _Splitting(columns, _norm(z, size, columns, parallel_map))
     limbs = limbs or splitting.least(size, scale, z.bits)
     parts = [np.empty((size, columns)) for _ in range(limbs)]
 
     def cut(strip: range) -> None:
-        some = _limbs(z, slice(strip.start * columns, strip.stop * columns), splitting, limbs)
-        for part, limb in zip(parts, some, strict=True):
+        strip_limbs = _limbs(z, slice(strip.start * columns, strip.stop * columns), splitting, limbs)
+        for part, limb in zip(parts, strip_limbs, strict=True):
             part[strip.start : strip.stop] = limb.reshape(len(strip), columns)
 
-    for _ in each(cut, _strips(size, columns)):
+    for _ in parallel_map(cut, _strips(size, columns)):
         pass
-    out: Triangle = np.empty(size * (size + 1) // 2, dtype=np.int64)
+    gram: Triangle = np.empty(size * (size + 1) // 2, dtype=np.int64)
     starts = np.cumsum([0, *range(size, 1, -1)])
     reach = np.uint64(min(math.ceil(math.ldexp(scale * splitting.error(limbs), 64)), 2**64 - 1))
 
@@ -197,20 +199,20 @@ def _rounded_gram(
         rows, across = tile
         left = [part[rows] for part in parts]
         high, low = _products(left, left if rows == across else [part[across] for part in parts], splitting)
-        carried, rest = product(scale, low, HALF)
+        carried, fraction = product(scale, low, HALF)
         values = scale * high + carried.view(np.int64)
         for i, row in enumerate(values, rows.start):
             first = max(i, across.start)
             begin = starts[i] + first - i
-            out[begin : begin + across.stop - first] = row[first - across.start :]
-        found = np.argwhere((rest <= reach) | (rest >= ~reach)).tolist()
-        return [(i, j) for row, column in found if (i := rows.start + row) <= (j := across.start + column)]
+            gram[begin : begin + across.stop - first] = row[first - across.start :]
+        undecided = np.argwhere((fraction <= reach) | (fraction >= ~reach)).tolist()
+        return [(i, j) for row, column in undecided if (i := rows.start + row) <= (j := across.start + column)]
 
     sides = [slice(start, min(size, start + _SIDE)) for start in range(0, size, _SIDE)]
     tiles = [(rows, across) for number, rows in enumerate(sides) for across in sides[number:]]
-    for i, j in sorted(chain.from_iterable(each(fill, tiles))):
-        out[starts[i] + j - i] = _entry(z, i, j, columns, scale)
-    return out
+    for i, j in sorted(chain.from_iterable(parallel_map(fill, tiles))):
+        gram[starts[i] + j - i] = _entry(z, i, j, columns, scale)
+    return gram
 
 
 def rounded_wishart(
@@ -222,5 +224,7 @@ def rounded_wishart(
     if not 1 <= scale * max(size, columns) <= MAX_SPREAD:
         raise ValueError("the scale must be positive, and at most 2^57 divided by the larger side")
     threads = threads or (available_cores() if size * columns >= _WORTH_THREADS else 1)
-    with threaded(threads) as each:
-        return _rounded_gram(exact_normals(size * columns, entropy, each), size, columns, scale, limbs, each)
+    with threaded(threads) as parallel_map:
+        return _rounded_gram(
+            exact_normals(size * columns, entropy, parallel_map), size, columns, scale, limbs, parallel_map
+        )

@@ -86,7 +86,7 @@ def _intervals(bits: int) -> MPIntervalContext:
 
 
 @dataclass(frozen=True)
-class Law:
+class Density:
     """The density ``∝ exp(-y^power / power)`` on y >= 0; hashed by its power."""
 
     power: int
@@ -116,12 +116,12 @@ class Law:
         return k.astype(np.uint16)
 
 
-NORMAL = Law(2)
-EXPONENTIAL = Law(1)
+NORMAL = Density(2)
+EXPONENTIAL = Density(1)
 
 
 @lru_cache(maxsize=16)
-def _thresholds(law: Law, bits: int) -> list[int]:
+def _thresholds(density: Density, bits: int) -> list[int]:
     """Return ``floor(2^bits P(K <= k))`` for k = 0, 1, ... up to the first that is ``2^bits - 1``.
 
     The terms ``exp(-g(k/64))`` come from one another by a factor that shrinks by ``exp(-(power - 1)/64²)``. Beyond a
@@ -131,9 +131,9 @@ def _thresholds(law: Law, bits: int) -> list[int]:
     while True:
         context = _intervals(bits + extra)
         reach = 0.7 * context.prec  # exp(-reach) < 2^-prec
-        last = int(_STEPS * (reach if law.power == 1 else (2 * reach) ** 0.5)) + 1
-        factor = context.exp(-law.exponent(context.mpf(0), context.mpf(1)))
-        shrink = context.exp(-context.mpf(law.power - 1) / _STEPS**2)
+        last = int(_STEPS * (reach if density.power == 1 else (2 * reach) ** 0.5)) + 1
+        factor = context.exp(-density.exponent(context.mpf(0), context.mpf(1)))
+        shrink = context.exp(-context.mpf(density.power - 1) / _STEPS**2)
         terms = [context.mpf(1)]
         for _ in range(last):
             terms.append(terms[-1] * factor)
@@ -152,13 +152,13 @@ def _thresholds(law: Law, bits: int) -> list[int]:
         extra += 64
 
 
-def _accepted(law: Law, k: int, x: Bits, v: Bits) -> bool:
+def _accepted(density: Density, k: int, x: Bits, v: Bits) -> bool:
     """Decide ``V < p``, extending x and V until the enclosures separate."""
     while True:
         context = _intervals(max(x.bits, v.bits))
         scale = context.mpf(1 << x.bits)
         cell = context.mpf([(x.numerator / scale).a, ((x.numerator + 1) / scale).b])
-        p = context.exp(-law.exponent(context.mpf(k), cell))
+        p = context.exp(-density.exponent(context.mpf(k), cell))
         scale = context.mpf(1 << v.bits)
         if (v.numerator + 1) / scale <= p.a:  # ends, not intervals: mpmath raises where intervals overlap
             return True
@@ -168,15 +168,15 @@ def _accepted(law: Law, k: int, x: Bits, v: Bits) -> bool:
         v.extend()
 
 
-def _decided(law: Law, u: Bits, v: Bits, x: Bits) -> int | None:
+def _decided(density: Density, u: Bits, v: Bits, x: Bits) -> int | None:
     """Decide one candidate in exact arithmetic: k, or None when it is rejected. Extends what it must."""
     while True:
-        table = _thresholds(law, u.bits)
+        table = _thresholds(density, u.bits)
         k = bisect_left(table, u.numerator)
         if table[k] != u.numerator:
             break
         u.extend()
-    return k if _accepted(law, k, x, v) else None
+    return k if _accepted(density, k, x, v) else None
 
 
 @dataclass
@@ -184,10 +184,10 @@ class Reals:
     """Independent draws ``±Y``, each a real number of which the leading bits are known."""
 
     negative: Mask  # (size,)
-    whole: Integers  # integral part, (size,)
+    integral: Integers  # integral part, (size,)
     fraction: Words  # its leading bits, most significant word first, (words, size)
     entropy: Entropy  # where further bits come from
-    known: dict[int, Bits] = field(default_factory=dict)  # of fractions, by position, beyond what ``fraction`` holds
+    extended: dict[int, Bits] = field(default_factory=dict)  # of fractions, by position, beyond what ``fraction`` holds
 
     @property
     def bits(self) -> int:
@@ -196,8 +196,8 @@ class Reals:
 
     def bits_of(self, index: int) -> Bits:
         """Return what is known of the fraction of a draw."""
-        if index in self.known:
-            return self.known[index]
+        if index in self.extended:
+            return self.extended[index]
         numerator = 0
         for word in self.fraction[:, index].tolist():
             numerator = (numerator << 64) | word
@@ -205,93 +205,97 @@ class Reals:
 
     def truncated(self, start: int, stop: int, bits: int) -> list[int]:
         """Return ``±Y 2^bits`` truncated towards zero for the draws from start to stop, bits drawn where they lack."""
-        out = []
+        integers = []
         for index in range(start, stop):
             x = self.bits_of(index)
             while x.bits < bits:
                 x.extend()
-                self.known[index] = x
-            magnitude = (int(self.whole[index]) << bits) + (x.numerator >> (x.bits - bits))
-            out.append(-magnitude if self.negative[index] else magnitude)
-        return out
+                self.extended[index] = x
+            magnitude = (int(self.integral[index]) << bits) + (x.numerator >> (x.bits - bits))
+            integers.append(-magnitude if self.negative[index] else magnitude)
+        return integers
 
 
 def _settle(
-    law: Law, k: Words, keep: Mask, xs: Words, us: _Prefixes, vs: _Prefixes, entropy: Entropy
+    density: Density, k: Words, keep: Mask, xs: Words, us: _Prefixes, vs: _Prefixes, entropy: Entropy
 ) -> dict[int, Bits]:
     """Decide what 16 bits of U and V leave open: correct ``k`` and ``keep``, return the fractions looked into."""
-    rest = np.flatnonzero(~keep)
+    undecided = np.flatnonzero(~keep)
     low, high = np.uint64(16), np.uint64(48)
-    fresh_u, fresh_v = entropy.words(2 * rest.size).reshape(2, -1)
-    u = (us[rest].astype(np.uint64) << high) | (fresh_u >> low)
-    v = (vs[rest].astype(np.uint64) << high) | (fresh_v >> low)
-    exact_k = np.searchsorted(law.words, u, side="left")
-    x = (xs[rest] >> np.uint64(STEP_BITS)).astype(np.float64) * 2.0**-_X_BITS
-    margin = np.exp(-law.exponent(exact_k.astype(np.float64), x)) - v.astype(np.float64) * 2.0**-64
-    k[rest], keep[rest] = exact_k, margin > 0
+    fresh_u, fresh_v = entropy.words(2 * undecided.size).reshape(2, -1)
+    u = (us[undecided].astype(np.uint64) << high) | (fresh_u >> low)
+    v = (vs[undecided].astype(np.uint64) << high) | (fresh_v >> low)
+    exact_k = np.searchsorted(density.words, u, side="left")
+    x = (xs[undecided] >> np.uint64(STEP_BITS)).astype(np.float64) * 2.0**-_X_BITS
+    margin = np.exp(-density.exponent(exact_k.astype(np.float64), x)) - v.astype(np.float64) * 2.0**-64
+    k[undecided], keep[undecided] = exact_k, margin > 0
     looked: dict[int, Bits] = {}
-    for place in np.flatnonzero((np.abs(margin) <= GUARD) | (law.words[exact_k] == u)).tolist():
-        index = int(rest[place])
+    for position in np.flatnonzero((np.abs(margin) <= GUARD) | (density.words[exact_k] == u)).tolist():
+        index = int(undecided[position])
         exact_x = Bits(int(xs[index]) >> STEP_BITS, _X_BITS, entropy)
         exact_u, exact_v = (
-            Bits((int(prefix[index]) << 64) | int(fresh[place]), 80, entropy)
+            Bits((int(prefix[index]) << 64) | int(fresh[position]), 80, entropy)
             for prefix, fresh in ((us, fresh_u), (vs, fresh_v))
         )
-        one = _decided(law, exact_u, exact_v, exact_x)
-        keep[index] = one is not None
-        if one is not None:
-            k[index] = one
+        decision = _decided(density, exact_u, exact_v, exact_x)
+        keep[index] = decision is not None
+        if decision is not None:
+            k[index] = decision
             if exact_x.bits > _X_BITS:
-                step = one % _STEPS
+                step = decision % _STEPS
                 looked[index] = Bits((step << exact_x.bits) | exact_x.numerator, STEP_BITS + exact_x.bits, entropy)
     return looked
 
 
-def _candidates(law: Law, count: int, entropy: Entropy, wanted: int) -> Reals:
-    """Return the accepted among ``count`` candidates, the first ``wanted`` at most; 64 fractional bits of each."""
+def _candidates(density: Density, count: int, entropy: Entropy, limit: int) -> Reals:
+    """Return the accepted among ``count`` candidates, the first ``limit`` at most; 64 fractional bits of each."""
     drawn = entropy.words(count + (count + 1) // 2)
     words = drawn[:count]  # 58 bits of x, 5 unused ones, the sign
     us, vs = drawn[count:].view(np.uint16)[: 2 * count].reshape(2, count)
-    steps = law.guide.take(us)
-    keep = vs < law.squeeze.take(steps)
+    steps = density.guide.take(us)
+    keep = vs < density.squeeze.take(steps)
     k = steps.astype(np.uint64)
-    looked = _settle(law, k, keep, words, us, vs, entropy)
-    kept = np.flatnonzero(keep)[:wanted]
-    k, words = k[kept], words[kept]
+    looked = _settle(density, k, keep, words, us, vs, entropy)
+    accepted = np.flatnonzero(keep)[:limit]
+    k, words = k[accepted], words[accepted]
     return Reals(
         negative=(words & np.uint64(1)).astype(bool),
-        whole=(k >> np.uint64(STEP_BITS)).view(np.int64),
+        integral=(k >> np.uint64(STEP_BITS)).view(np.int64),
         fraction=((k << np.uint64(_X_BITS)) | (words >> np.uint64(STEP_BITS))).reshape(1, -1),
         entropy=entropy,
-        known={int(np.searchsorted(kept, index)): bits for index, bits in looked.items() if index in kept},
+        extended={int(np.searchsorted(accepted, index)): bits for index, bits in looked.items() if index in accepted},
     )
 
 
-def draws(law: Law, size: int, entropy: Entropy) -> Iterator[tuple[slice, Reals]]:
+def draws(density: Density, size: int, entropy: Entropy) -> Iterator[tuple[slice, Reals]]:
     """Draw ``size`` reals in batches, 64 fractional bits of each, and say which of them a batch holds."""
     start = 0
     while start < size:
         missing = size - start
-        reals = _candidates(law, min(_BATCH, missing + missing // 64 + 8), entropy, missing)
-        yield slice(start, start + reals.whole.size), reals
-        start += reals.whole.size
+        reals = _candidates(density, min(_BATCH, missing + missing // 64 + 8), entropy, missing)
+        yield slice(start, start + reals.integral.size), reals
+        start += reals.integral.size
 
 
-def exact_normals(size: int, entropy: Entropy, each: ParallelMap[range, dict[int, Bits]] = map) -> Reals:
+def exact_normals(size: int, entropy: Entropy, parallel_map: ParallelMap[range, dict[int, Bits]] = map) -> Reals:
     """Draw standard normals: 128 fractional bits, and further ones when asked for; 25 bytes of memory a draw."""
-    out = Reals(np.empty(size, bool), np.empty(size, np.int64), np.empty((2, size), np.uint64), entropy)
+    normals = Reals(np.empty(size, bool), np.empty(size, np.int64), np.empty((2, size), np.uint64), entropy)
 
-    def fill(piece: range) -> dict[int, Bits]:
-        known = {}
-        for batch, reals in draws(NORMAL, len(piece), entropy):
-            run = slice(piece.start + batch.start, piece.start + batch.stop)
-            out.negative[run], out.whole[run], out.fraction[0, run] = reals.negative, reals.whole, reals.fraction
-            known.update({run.start + index: bits for index, bits in reals.known.items()})
-        out.fraction[1, piece.start : piece.stop] = entropy.words(len(piece))
-        return known
+    def fill(block: range) -> dict[int, Bits]:
+        extended = {}
+        for batch, reals in draws(NORMAL, len(block), entropy):
+            run = slice(block.start + batch.start, block.start + batch.stop)
+            normals.negative[run], normals.integral[run], normals.fraction[0, run] = (
+                reals.negative,
+                reals.integral,
+                reals.fraction,
+            )
+            extended.update({run.start + index: bits for index, bits in reals.extended.items()})
+        normals.fraction[1, block.start : block.stop] = entropy.words(len(block))
+        return extended
 
-    for known in each(fill, [range(start, min(size, start + PIECE)) for start in range(0, size, PIECE)]):
-        out.known.update(known)
-    for position, bits in out.known.items():
-        out.fraction[1, position] = (bits.numerator >> (bits.bits - 128)) & (2**64 - 1)
-    return out
+    for extended in parallel_map(fill, [range(start, min(size, start + PIECE)) for start in range(0, size, PIECE)]):
+        normals.extended.update(extended)
+    for position, bits in normals.extended.items():
+        normals.fraction[1, position] = (bits.numerator >> (bits.bits - 128)) & (2**64 - 1)
+    return normals

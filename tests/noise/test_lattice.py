@@ -78,7 +78,7 @@ def test_values_are_those_of_slow_integers(scale: int, x: int, plus: int, negati
 def test_draws_use_the_bits_that_are_already_known() -> None:
     source, x = Scripted(0), 2**64 - 1
     draw = known(x, source, negative=False)
-    draw.known[0] = Bits((x << 64) | x, 128, source)
+    draw.extended[0] = Bits((x << 64) | x, 128, source)
     assert lattice._on_lattice(draw, 2**40, 0).tolist() == [3 * 2**40 - 1]
     assert lattice._on_lattice(draw, 1, HALF).tolist() == [3]
     assert source.extended == 0

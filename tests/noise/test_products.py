@@ -61,7 +61,7 @@ def test_tiles_strips_and_threads_change_no_entry(monkeypatch: pytest.MonkeyPatc
         assert np.array_equal(out, reference(z, size, columns, scale))
         # every normal has words of its own, whoever drew it: two alike have a probability below 1e-12
         assert all(np.unique(words).size == size * columns for words in z.fraction)
-        assert stats.kstest((z.whole + z.fraction[0] * 2.0**-64), "halfnorm").pvalue > FALSE_ALARM
+        assert stats.kstest((z.integral + z.fraction[0] * 2.0**-64), "halfnorm").pvalue > FALSE_ALARM
 
 
 def test_bits_that_128_do_not_decide_are_drawn_and_stay() -> None:
@@ -70,7 +70,7 @@ def test_bits_that_128_do_not_decide_are_drawn_and_stay() -> None:
     for seed in range(60):
         entropy = Scripted(seed)
         long = exact_normals(size * columns, entropy)
-        short = Reals(long.negative, long.whole, long.fraction[:1], entropy)
+        short = Reals(long.negative, long.integral, long.fraction[:1], entropy)
         drawn = products._rounded_gram(short, size, columns, scale, 1)
         extended += len(entropy.singles)
         # the reference goes on from the bits that were drawn on the way

@@ -14,29 +14,30 @@ from support.tallies import FALSE_ALARM, total_passes
 
 from dpdist.noise import reals
 from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.reals import EXPONENTIAL, GUARD, NORMAL, Bits, Law, Reals, draws, exact_normals
+from dpdist.noise.reals import EXPONENTIAL, GUARD, NORMAL, Bits, Density, Reals, draws, exact_normals
 
 LAWS = pytest.mark.parametrize("law", [NORMAL, EXPONENTIAL], ids=["normal", "exponential"])
 FULL = 2**16 - 1
 
 
-def candidate(law: Law, source: Scripted, x: int, u: int, v: int, *, negative: bool = False) -> Reals:
+def candidate(density: Density, source: Scripted, x: int, u: int, v: int, *, negative: bool = False) -> Reals:
     """Decide the candidate of a 58-bit x and of the first 80 bits of U and V."""
     short = (u >> 64) | (v >> 64 << 16)
     source.script([(x << 6) | negative, short], [u & (2**64 - 1), v & (2**64 - 1)])
-    return reals._candidates(law, 1, source, 1)
+    return reals._candidates(density, 1, source, 1)
 
 
 def step_of(found: Reals) -> int:
-    return (int(found.whole[0]) << 6) | (int(found.fraction[0, 0]) >> 58)
+    return (int(found.integral[0]) << 6) | (int(found.fraction[0, 0]) >> 58)
 
 
 @lru_cache
-def cumulative(law: Law) -> list[mpmath.mpf]:
+def cumulative(density: Density) -> list[mpmath.mpf]:
     """``P(K <= k)`` by summation at 60 digits, as far as 64 bits tell it from 1."""
     with mpmath.workdps(60):
         terms = [
-            mpmath.exp(-(mpmath.mpf(i) ** law.power) / (law.power * 64**law.power)) for i in range(6000 // law.power)
+            mpmath.exp(-(mpmath.mpf(i) ** density.power) / (density.power * 64**density.power))
+            for i in range(6000 // density.power)
         ]
         total, partial, out = mpmath.fsum(terms), mpmath.mpf(0), []
         for term in terms:
@@ -48,7 +49,7 @@ def cumulative(law: Law) -> list[mpmath.mpf]:
 
 
 @LAWS
-def test_the_tables_are_the_law_of_k(law: Law) -> None:
+def test_the_tables_are_the_law_of_k(law: Density) -> None:
     exact = cumulative(law)
     with mpmath.workdps(60):
         floors = [int(mpmath.floor(p * 2**64)) for p in exact]
@@ -66,7 +67,7 @@ def test_the_tables_are_the_law_of_k(law: Law) -> None:
 
 @LAWS
 @pytest.mark.parametrize("guard", [GUARD, 2.0])
-def test_every_decision_is_that_of_the_exact_path(monkeypatch: pytest.MonkeyPatch, law: Law, guard: float) -> None:
+def test_every_decision_is_that_of_the_exact_path(monkeypatch: pytest.MonkeyPatch, law: Density, guard: float) -> None:
     # a guard of 2 sends everything that 16 bits leave open through interval arithmetic
     monkeypatch.setattr(reals, "GUARD", guard)
     count = 2500
@@ -87,7 +88,7 @@ def test_every_decision_is_that_of_the_exact_path(monkeypatch: pytest.MonkeyPatc
         k = reals._decided(law, known[0], known[1], x)
         if k is not None:
             expected.append((bool(words[i] & np.uint64(1)), k >> 6, ((k & 63) << 58) | (int(words[i]) >> 6)))
-    drawn = zip(found.negative.tolist(), found.whole.tolist(), found.fraction[0].tolist(), strict=True)
+    drawn = zip(found.negative.tolist(), found.integral.tolist(), found.fraction[0].tolist(), strict=True)
     assert list(drawn) == expected
     assert again.extended == source.extended == 0
     assert 0.98 * count < len(expected) < count
@@ -95,7 +96,7 @@ def test_every_decision_is_that_of_the_exact_path(monkeypatch: pytest.MonkeyPatc
 
 
 @LAWS
-def test_the_float_errors_stay_far_inside_the_guard(law: Law) -> None:
+def test_the_float_errors_stay_far_inside_the_guard(law: Density) -> None:
     # the proof allows 2^-45 for everything; the exponential is the only library function in it
     rng = np.random.default_rng(1)
     k = rng.integers(0, law.words.size, 10_000)
@@ -111,7 +112,7 @@ def test_the_float_errors_stay_far_inside_the_guard(law: Law) -> None:
 
 @LAWS
 @pytest.mark.parametrize("k", [0, 300])
-def test_a_word_on_a_threshold_of_k_is_extended(law: Law, k: int) -> None:
+def test_a_word_on_a_threshold_of_k_is_extended(law: Density, k: int) -> None:
     threshold = int(law.words[k])
     with mpmath.workdps(60):
         share = cumulative(law)[k] * 2**64 - threshold
@@ -138,7 +139,7 @@ def test_a_word_on_a_threshold_of_k_is_extended(law: Law, k: int) -> None:
 
 
 @LAWS
-def test_an_acceptance_that_known_bits_do_not_decide_is_extended_and_its_bits_are_kept(law: Law) -> None:
+def test_an_acceptance_that_known_bits_do_not_decide_is_extended_and_its_bits_are_kept(law: Density) -> None:
     k = 100
     with mpmath.workdps(60):
         x = 2**57 + 12345
@@ -150,16 +151,16 @@ def test_an_acceptance_that_known_bits_do_not_decide_is_extended_and_its_bits_ar
         source = Scripted(seed)
         found = candidate(law, source, x, u, v)
         assert source.extended >= 2
-        if found.whole.size:
+        if found.integral.size:
             accepted += 1
-            assert found.known[0].bits == 64 + 64
-            assert found.known[0].numerator == (int(found.fraction[0, 0]) << 64) | int(source.singles[0])
+            assert found.extended[0].bits == 64 + 64
+            assert found.extended[0].numerator == (int(found.fraction[0, 0]) << 64) | int(source.singles[0])
     # x's next bit decides: all or none of 60 has probability 2^-59
     assert 0 < accepted < 60
     # a clear distance on either side needs no further bit
     for shift, size in ((-(2**42), 1), (2**42, 0)):
         source = Scripted(0)
-        assert candidate(law, source, x, u, v + shift).whole.size == size
+        assert candidate(law, source, x, u, v + shift).integral.size == size
         assert source.extended == 0
 
 
@@ -167,7 +168,7 @@ def test_bits_looked_at_stay_with_their_draw_in_a_batch(monkeypatch: pytest.Monk
     # every open candidate is extended: its place among the accepted, and its words, must be its own
     decided = reals._decided
 
-    def extending(law: Law, u: Bits, v: Bits, x: Bits) -> int | None:
+    def extending(law: Density, u: Bits, v: Bits, x: Bits) -> int | None:
         x.extend()
         return decided(law, u, v, x)
 
@@ -176,20 +177,20 @@ def test_bits_looked_at_stay_with_their_draw_in_a_batch(monkeypatch: pytest.Monk
     source = Scripted(11)
     z = exact_normals(20_000, source)
     singles = {int(word) for word in source.singles}
-    assert len(z.known) > 100
-    for position, bits in z.known.items():
+    assert len(z.extended) > 100
+    for position, bits in z.extended.items():
         assert bits.bits == 128
         assert bits.numerator >> 64 == int(z.fraction[0, position])
         assert bits.numerator & (2**64 - 1) == int(z.fraction[1, position])
         assert int(z.fraction[1, position]) in singles
-    others = np.setdiff1d(np.arange(20_000), list(z.known))
+    others = np.setdiff1d(np.arange(20_000), list(z.extended))
     assert not singles & set(z.fraction[1, others].tolist())
 
 
 def test_a_truncated_draw_is_made_of_all_its_words_and_further_bits_are_drawn_once() -> None:
     source = Scripted(3)
     z = exact_normals(50, source)
-    words = zip(z.negative.tolist(), z.whole.tolist(), *z.fraction.tolist(), strict=True)
+    words = zip(z.negative.tolist(), z.integral.tolist(), *z.fraction.tolist(), strict=True)
     signed = [(-1 if negative else 1, (whole << 128) | (high << 64) | low) for negative, whole, high, low in words]
     for bits in (20, 100, 128):
         assert z.truncated(0, 50, bits) == [sign * (magnitude >> (128 - bits)) for sign, magnitude in signed]
@@ -203,15 +204,15 @@ def test_a_truncated_draw_is_made_of_all_its_words_and_further_bits_are_drawn_on
 def test_batches_hold_exactly_what_was_asked_for(size: int) -> None:
     places: list[int] = []
     for place, found in draws(NORMAL, size, SYSTEM):
-        assert found.whole.shape == found.negative.shape == found.fraction[0].shape == (place.stop - place.start,)
+        assert found.integral.shape == found.negative.shape == found.fraction[0].shape == (place.stop - place.start,)
         places += range(place.start, place.stop)
     assert places == list(range(size))
 
 
 @LAWS
-def test_the_draws_have_their_law_and_a_twin_fails(law: Law) -> None:
+def test_the_draws_have_their_law_and_a_twin_fails(law: Density) -> None:
     found = [each for _, each in draws(law, 400_000, SYSTEM)]
-    magnitude = np.concatenate([each.whole + each.fraction[0] * 2.0**-64 for each in found])
+    magnitude = np.concatenate([each.integral + each.fraction[0] * 2.0**-64 for each in found])
     sample = np.where(np.concatenate([each.negative for each in found]), -magnitude, magnitude)
     name = "norm" if law is NORMAL else "laplace"
     assert stats.kstest(sample, name).pvalue > FALSE_ALARM
@@ -226,7 +227,7 @@ def test_the_draws_have_their_law_and_a_twin_fails(law: Law) -> None:
 
 
 @LAWS
-def test_within_a_step_the_density_falls_as_it_must(law: Law) -> None:
+def test_within_a_step_the_density_falls_as_it_must(law: Density) -> None:
     # were all candidates accepted, the place within a 64th would be uniform, of mean 1/2
     size, total = 5_000_000, 0.0
     for _, found in draws(law, size, SYSTEM):
