@@ -1,7 +1,8 @@
-"""`nuclear` and `frobenius`: noise with a density that falls exponentially in a norm, pure epsilon-privacy.
+"""`nuclear` and `frobenius`: noise with a density that decreases exponentially in a norm, pure epsilon-privacy.
 
-**Law.** E is symmetric d x d with density proportional to ``exp(-|E| / k)``, |.| the nuclear norm (sum of the absolute
-eigenvalues) or the Frobenius norm, k an integer number of lattice units: a K-norm mechanism (Hardt & Talwar 2010).
+**Distribution.** E is symmetric d x d with density proportional to ``exp(-|E| / k)``, |.| the nuclear norm (sum of the
+absolute eigenvalues) or the Frobenius norm, k an integer number of lattice units: a K-norm mechanism (Hardt & Talwar
+2010).
 
 **Theorem.** ``M + E`` is epsilon-differentially private for ``k = Delta / epsilon``, Delta the sensitivity in the norm.
 *Proof.* The normaliser does not depend on M, and ``||Y - M| - |Y - M'|| <= |M - M'|`` by the triangle inequality: the
@@ -18,14 +19,14 @@ better mechanism of this kind (Awan & Slavkovic 2021). Under replace-one the hul
 * Frobenius: ``E = k R G / |G|_F``, R from Gamma(N), G from the Gaussian orthogonal ensemble (independent entries,
   variance 1 on and 1/2 off the diagonal), which is spherical in this norm.
 * nuclear: ``E = k Q diag(l) Q^T``, Q Haar and l from the eigenvalue density ``prod |l_i - l_j| exp(-sum |l_i|)``
-  (Weyl's integration formula), drawn by perfect simulation: :mod:`dpdist.noise.nuclear`.
+  (Weyl's integration formula), by perfect simulation: :mod:`dpdist.noise.nuclear`.
 
-**Moments.** Mean 0. Frobenius: ``Var E_ii = (N+1) k²``, ``Var E_ij = (N+1) k² / 2``, spectral norm about
-``d^1.5 k``. Nuclear: ``Var E_ij`` is about ``(pi²/24) d k²`` and ``Var E_ii`` twice that, spectral norm about ``(pi/2)
-d k``: at the same epsilon 6 % below `two-sided-wishart` there, and 9 % in the standard deviation of an entry.
+**Moments.** Mean 0. Frobenius: ``Var E_ii = (N+1) k²``, ``Var E_ij = (N+1) k² / 2``, spectral norm about ``d^1.5 k``.
+Nuclear: ``Var E_ij`` is about ``(pi²/24) d k²`` and ``Var E_ii`` twice that, spectral norm about ``(pi/2) d k``: at the
+same epsilon 6 % below `two-sided-wishart`, and 9 % in the standard deviation of an entry.
 
-**Arithmetic.** The noise is float64 and is rounded to the lattice before it is added to the integer moment, which is
-rounding the sum, so post-processing. The theorem is about real numbers, and the spectrum is known to a tolerance of
+**Arithmetic.** The noise is float64 and rounded to the lattice before it is added to the integer moment, which equals
+rounding the sum and is post-processing. The theorem holds for real numbers, and the spectrum has a tolerance of
 ``d 2^-42`` k: `ideal-real`.
 """
 
@@ -61,15 +62,13 @@ from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
 _MAX_SPREAD = 2**54  # largest k d: an entry beyond 2^60, 64 times that, has a probability below exp(-64)
-_BATCH = 100  # spectra simulated together: more gain nothing
+_BATCH = 100  # spectra simulated together; larger batches are not faster
 
 
 def _nuclear_variances(size: int) -> tuple[float, float]:
-    """Return the variances on and off the diagonal for k = 1.
-
-    The leading terms follow from the limit law of the eigenvalues (Ullman's, second moment ``pi² d² / 24``). The others
-    are fitted to the exact values (de Bruijn's Pfaffians, in rational arithmetic) for 1 to 80 columns, within 0.04 %.
-    """
+    """Return the variances on and off the diagonal for k = 1, within 0.04 % for 1 to 80 columns."""
+    # leading terms: the limit distribution of the eigenvalues (Ullman's, second moment pi² d² / 24); others: fitted to
+    # the exact values (de Bruijn's Pfaffians, in rational arithmetic) for 1 to 80 columns
     x = 1 / size
     on = 1.00918042 + x * (-0.48251053 + x * (0.49794174 - 0.25829779 * x))
     off = 0.50486903 + x * (-0.20773076 + x * (0.22301104 - 0.23350735 * x))
@@ -79,21 +78,21 @@ def _nuclear_variances(size: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Calibrated(Proved, Additive):
-    """What the two have in common: noise of a fixed integer scale (see the module for the laws)."""
+    """Noise of a fixed integer scale."""
 
     size: int
     scale: int
     guarantee: Guarantee
 
     def _described_noise(self, kind: EdgeKind, on: float, off: float) -> Noise:
-        """Describe the noise, given its variances on and off the diagonal for k = 1."""
+        """Return the noise from its variances on and off the diagonal for k = 1."""
         square = float(self.scale) ** 2
         return Noise(kind.value, kind, on * square, off * square, details={"scale": self.scale})
 
 
 @dataclass(frozen=True)
 class CalibratedNuclear(_Calibrated, ReportsProgress):
-    """Nuclear-norm noise."""
+    """Noise with density ``exp(-nuclear norm / k)``."""
 
     @property
     def noise(self) -> Noise:
@@ -120,7 +119,7 @@ class CalibratedNuclear(_Calibrated, ReportsProgress):
 
 @dataclass(frozen=True)
 class CalibratedFrobenius(_Calibrated):
-    """Frobenius-norm noise."""
+    """Noise with density ``exp(-Frobenius norm / k)``."""
 
     @property
     def noise(self) -> Noise:
@@ -144,7 +143,7 @@ def _guarantee(query: LatticeQuery, loss: PrivacyLoss, scale: int) -> Guarantee:
 
 
 class Nuclear:
-    """Pure epsilon-differential privacy by noise that falls exponentially in the nuclear norm."""
+    """Noise with a density that decreases exponentially in the nuclear norm."""
 
     info = MechanismInfo(
         name="nuclear",
@@ -164,7 +163,7 @@ class Nuclear:
 
 
 class Frobenius:
-    """Pure epsilon-differential privacy by noise that falls exponentially in the Frobenius norm."""
+    """Noise with a density that decreases exponentially in the Frobenius norm."""
 
     info = MechanismInfo(
         name="frobenius",

@@ -1,12 +1,12 @@
-"""Log-likelihood ratios: how much better one moment explains a release than another does, law by law.
+"""Log-likelihood ratios of a release under two moments, for each distribution.
 
-A ratio ``log p(y | here) - log p(y | there)`` is the best number an attacker can compute (Neyman & Pearson 1933) and
-is what a privacy claim is about: a pure mechanism has ``|ratio| <= epsilon`` for neighbouring moments. Each function
-takes two moments as (d, d) float64 matrices in lattice units and returns the ratio as a function of a release, with
-everything that does not depend on the release computed once. The ratios are those of the real-valued laws; rounding a
-release to the lattice changes them by the lattice unit over the scale of the noise, about 1e-9.
+The ratio ``log p(y | moment) - log p(y | neighbour)`` is the most powerful test statistic (Neyman & Pearson 1933), and
+privacy bounds it: a pure mechanism has ``|ratio| <= epsilon`` for neighbouring moments. Each function takes two moments
+as (d, d) float64 matrices in lattice units and returns the ratio as a function of a release. The ratios are those of
+the real-valued distributions; rounding a release to the lattice changes them by the lattice unit over the scale of the
+noise, about 1e-9.
 
-A release is what the attacker sees: the (d, d) matrix, or the (k, d) rows of a subspace, or for iterations every frame.
+A release is the attacker's view: the (d, d) matrix, the (k, d) rows of a subspace, or all frames of an iteration.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ import numpy as np
 from dpdist.mechanisms.base import LogRatio, Matrix
 from dpdist.noise.integrals import log_bingham, log_orbit
 
-_NEGLIGIBLE = 1e-12  # changes smaller than this part of the largest are rounding errors of an eigendecomposition
+_NEGLIGIBLE = 1e-12  # smaller changes, relative to the largest, are rounding errors of an eigendecomposition
 _RAYS = np.linspace(-11, 11, 301)
 
 
 def gaussian(moment: Matrix, neighbour: Matrix, variance: Matrix, basis: Matrix | None = None) -> LogRatio:
-    """Symmetric noise with independent normal entries on and above the diagonal.
-
-    ``sum_{i<=j} D_ij (y_ij - m_ij) / v_ij``, D the difference and m the mean of the moments.
-    """
+    """Symmetric noise with independent normal entries: ``sum_{i<=j} D_ij (y_ij - m_ij) / v_ij``, m the mean moment."""
 
     def turned(matrix: Matrix) -> Matrix:
         return matrix if basis is None else basis.T @ matrix @ basis
@@ -39,23 +36,20 @@ def gaussian(moment: Matrix, neighbour: Matrix, variance: Matrix, basis: Matrix 
 
 
 def laplace(moment: Matrix, neighbour: Matrix, scale: float) -> LogRatio:
-    """Independent (discrete) Laplace entries on and above the diagonal: the change of their l1 norm over the scale."""
+    """Independent (discrete) Laplace entries on and above the diagonal."""
     upper = np.triu_indices(len(moment))
     a, b = moment[upper], neighbour[upper]
     return lambda y: float(np.sum(np.abs(y[upper] - b) - np.abs(y[upper] - a))) / scale
 
 
 def norm(moment: Matrix, neighbour: Matrix, scale: float, length: Callable[[Matrix], float]) -> LogRatio:
-    """Noise of density ``exp(-|E| / scale)``: the change of the norm over the scale (Hardt & Talwar 2010)."""
+    """Noise with density proportional to ``exp(-|E| / scale)`` (Hardt & Talwar 2010)."""
     return lambda y: (length(y - neighbour) - length(y - moment)) / scale
 
 
 def wishart(moment: Matrix, neighbour: Matrix, degrees: int, scale: float) -> LogRatio:
-    """Noise ``scale Z Z^T`` with Z of ``degrees`` >= d normal columns.
-
-    Its density is ``|E|^((degrees-d-1)/2) exp(-tr E / 2 scale)`` on the positive definite cone and 0 elsewhere
-    (Wishart 1928). Where only one moment explains the release the ratio is infinite.
-    """
+    """Noise ``scale Z Z^T`` with Z of ``degrees`` >= d normal columns; infinite outside the support of one moment."""
+    # density |E|^((degrees-d-1)/2) exp(-tr E / 2 scale) on the positive definite cone (Wishart 1928)
     power = (degrees - len(moment) - 1) / 2
 
     def log_density(noise: Matrix) -> float:
@@ -66,21 +60,18 @@ def wishart(moment: Matrix, neighbour: Matrix, degrees: int, scale: float) -> Lo
 
     def ratio(y: Matrix) -> float:
         first, second = log_density(y - moment), log_density(y - neighbour)
-        return 0.0 if first == second else first - second  # outside both only by rounding to the lattice
+        return 0.0 if first == second else first - second  # outside both supports only by rounding to the lattice
 
     return ratio
 
 
 def two_sided_wishart(moment: Matrix, neighbour: Matrix, columns: int, scale: float) -> LogRatio:
-    """Noise ``W1 - W2``, each ``scale Z Z^T`` with so many columns: the ratio of its entries along the change.
-
-    Along orthonormal eigenvectors of the change the diagonal entries of each Wishart matrix are independent, ``scale``
-    times chi-squared with ``columns`` degrees of freedom. Their difference x has a density proportional to
-    ``|z|^n K_n(|z|)``, ``z = x / 2 scale``, ``n = (columns - 1) / 2`` (Kotz, Kozubowski & Podgorski 2001, section 4.1).
-    The release is post-processed to the entries that the change moves, so the ratio shows no more than the density of
-    the whole matrix would, for which no practical formula is known.
-    """
-    from scipy.special import kve  # noqa: PLC0415 - SciPy takes its time, and few need it
+    """Noise ``W1 - W2``, each ``scale Z Z^T`` of ``columns`` columns: the ratio of the entries that change."""
+    # Along orthonormal eigenvectors of the change the diagonal entries of each Wishart matrix are independent, scale
+    # times chi-squared with `columns` degrees of freedom. Their difference x has a density proportional to
+    # |z|^n K_n(|z|), z = x / 2 scale, n = (columns - 1) / 2 (Kotz, Kozubowski & Podgorski 2001, section 4.1). These
+    # entries are post-processing of the release, so the ratio is valid; no practical formula is known for the matrix.
+    from scipy.special import kve  # noqa: PLC0415 - slow to import, rarely used
 
     change, vectors = np.linalg.eigh(moment - neighbour)
     moved = vectors[:, np.abs(change) > _NEGLIGIBLE * np.abs(change).max(initial=0)]
@@ -99,10 +90,8 @@ def two_sided_wishart(moment: Matrix, neighbour: Matrix, columns: int, scale: fl
 
 
 def projection(moment: Matrix, neighbour: Matrix, sketch: int, ridge: float) -> LogRatio:
-    """Second moment Y of so many normal vectors of covariance ``K = M + ridge I``, over their number r.
-
-    ``-(r/2) (log|K| - log|K'| + tr(K^{-1} - K'^{-1}) Y)``: the vectors are normal, and Y is sufficient for K.
-    """
+    """Second moment Y of r normal vectors with covariance ``K = M + ridge I``, divided by r."""
+    # -(r/2) (log|K| - log|K'| + tr(K^{-1} - K'^{-1}) Y): the vectors are normal, and Y is sufficient for K
     first, second = (matrix + ridge * np.eye(len(matrix)) for matrix in (moment, neighbour))
     inverse = np.linalg.inv(first) - np.linalg.inv(second)
     shift = float(np.linalg.slogdet(first)[1] - np.linalg.slogdet(second)[1])
@@ -110,11 +99,8 @@ def projection(moment: Matrix, neighbour: Matrix, sketch: int, ridge: float) -> 
 
 
 def successive_bingham(moment: Matrix, neighbour: Matrix, concentration: float) -> LogRatio:
-    """Rows x_i of density ``exp(c x^T M x) / Z_i`` on the unit sphere orthogonal to the rows above.
-
-    ``c sum_i x_i^T D x_i`` less the change of every log Z_i, which is the normaliser of the moment seen on the
-    complement of the rows above (:func:`dpdist.noise.integrals.log_bingham`).
-    """
+    """Rows x_i of density ``exp(c x^T M x) / Z_i`` on the unit sphere orthogonal to the previous rows."""
+    # c sum_i x_i^T D x_i minus the change of every log Z_i, the normaliser of the moment on that complement
     a, b = concentration * moment, concentration * neighbour
     first = _normaliser(b) - _normaliser(a)
 
@@ -134,15 +120,13 @@ def _normaliser(matrix: Matrix) -> float:
 
 
 def _log_laplace_clipped(value: float, scale: float) -> float:
-    """Log probability that a Laplace variable around ``value`` is not positive."""
+    """Return the log probability that a Laplace variable with mean ``value`` is not positive."""
     return -value / scale - math.log(2) if value >= 0 else math.log1p(-math.exp(value / scale) / 2)
 
 
 def deflated_pair(moment: Matrix, neighbour: Matrix, concentration: float, scale: float) -> LogRatio:
-    """Release of ``l u u^T``: u a Bingham vector of the moment, l Laplace around ``u^T M u``.
-
-    The chain rule: the ratio of u, then that of l given u. Both can be read off the matrix.
-    """
+    """Release of ``l u u^T``: u a Bingham vector of the moment, l Laplace with mean ``u^T M u``."""
+    # the ratio of u plus that of l given u; the matrix determines both
     direction = successive_bingham(moment, neighbour, concentration)
 
     def ratio(y: Matrix) -> float:
@@ -157,10 +141,7 @@ def deflated_pair(moment: Matrix, neighbour: Matrix, concentration: float, scale
 def clipped_pair(
     moment: Matrix, neighbour: Matrix, scale: float, direction: Callable[[Matrix, float], float]
 ) -> LogRatio:
-    """Release of ``l X``: l Laplace around the largest eigenvalue and clipped at 0, X drawn independently, tr X = 1.
-
-    Where l is 0 the matrix is 0 and says nothing of X.
-    """
+    """Release of ``l X``: l Laplace around the largest eigenvalue, clipped at 0, X independent with trace 1."""
     a, b = (float(np.linalg.eigvalsh(matrix)[-1]) for matrix in (moment, neighbour))
     clipped = _log_laplace_clipped(a, scale) - _log_laplace_clipped(b, scale)
 
@@ -174,11 +155,8 @@ def clipped_pair(
 
 
 def orbit(moment: Matrix, neighbour: Matrix, spectrum: Matrix, rate: float) -> Callable[[Matrix], float]:
-    """Ratio of ``X = Re U diag(g) U*`` of density ``exp(rate tr(M X))`` against the invariant measure of the orbit.
-
-    ``rate tr(D X)`` less the change of the log normaliser (:func:`dpdist.noise.integrals.log_orbit`). The imaginary
-    part of the Hermitian matrix does not enter, so its real part is sufficient.
-    """
+    """``X = Re U diag(g) U*`` with density ``exp(rate tr(M X))`` with respect to the invariant measure of the orbit."""
+    # the density does not depend on the imaginary part of the Hermitian matrix, so the real part is sufficient
     a, b = (
         log_orbit((rate * np.linalg.eigvalsh(m)).astype(np.float64, copy=False), spectrum) for m in (moment, neighbour)
     )
@@ -187,12 +165,10 @@ def orbit(moment: Matrix, neighbour: Matrix, spectrum: Matrix, rate: float) -> C
 
 
 def power_rounds(moment: Matrix, neighbour: Matrix, shape: str, scale: float, *, relative: bool) -> LogRatio:
-    """All frames of the power method for one vector, ``x <- ±(M x + g) / |M x + g|``: rows x_0, x_1, ..., x_L.
-
-    Given x, the next vector has the density ``integral over r of |r|^(d-1) f(r x' - M x)``, f the density of g and r
-    from minus to plus infinity, because the sign is lost. The integral is a sum over a grid around its peak. x_0 does
-    not depend on the data, and the ratios of the rounds add up.
-    """
+    """All frames of the power method for one vector, ``x <- ±(M x + g) / |M x + g|``: rows x_0, x_1, ..., x_L."""
+    # Given x, the next vector has the density integral over r of |r|^(d-1) f(r x' - M x), f the density of g and r from
+    # minus to plus infinity, because the sign is lost. The integral is a sum over a grid around its peak. x_0 does not
+    # depend on the data, and the ratios of the rounds add up.
     size = len(moment)
 
     def log_density(mean: Matrix, following: Matrix, width: float) -> float:

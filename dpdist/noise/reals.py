@@ -1,36 +1,36 @@
-"""Exact draws of real numbers with a decreasing density, each known to as many bits as anybody asks for.
+"""Exact draws of real numbers with a decreasing density, to any number of bits.
 
-A draw is a real number ``Y >= 0`` of density ``∝ exp(-g(Y))`` with a fair sign: ``g(y) = y²/2`` gives the
-standard normal (:data:`NORMAL`), ``g(y) = y`` the Laplace law of scale 1 (:data:`EXPONENTIAL`). Its sign, its integral
-part and 64 fractional bits are drawn at once and further bits when they are wanted; no float rounding enters its law:
+A draw is a real number ``Y >= 0`` of density ``∝ exp(-g(Y))`` with a fair sign: ``g(y) = y²/2`` gives the standard
+normal (:data:`NORMAL`), ``g(y) = y`` the Laplace distribution of scale 1 (:data:`EXPONENTIAL`). Its sign, its integral
+part and 64 fractional bits are drawn at once and further bits on demand; its distribution is free of rounding errors:
 
-1. **Law** (Karney 2016, ACM TOMS 42(1), algorithm N, with 64 steps to the unit instead of one). ``Y = (k + x)/64`` with
-   ``P(k) ∝ exp(-g(k/64))``, x uniform on [0, 1), both accepted with probability
+1. **Rejection** (Karney 2016, ACM TOMS 42(1), algorithm N, with 64 steps to the unit instead of one).
+   ``Y = (k + x)/64`` with ``P(k) ∝ exp(-g(k/64))``, x uniform on [0, 1), both accepted with probability
    ``p = exp(g(k/64) - g((k + x)/64))``, both redrawn on rejection. The accepted density is
-   ``∝ exp(-g(k/64)) p = exp(-g(Y))``. The finer the steps, the closer p is to 1: 99.4 % of the normals and 99.2 %
-   of the exponentials are accepted.
-2. **Three uniforms**, U, V and x, of which finitely many bits are known at any time: k is the number of i with
-   ``P(K <= i) <= U``, and the candidate is accepted when ``V < p``. Whatever the bits that are not known yet turn
-   out to be, a decision below is the one that infinite precision takes; where it could be either, more bits are
-   drawn. What is drawn is uniform and independent of everything before, so the decisions have the law above.
+   ``∝ exp(-g(k/64)) p = exp(-g(Y))``. The finer the steps, the closer p is to 1: 99.4 % of the normals and 99.2 % of
+   the exponentials are accepted.
+2. **Three uniforms**, U, V and x, with finitely many bits drawn at any time: k is the number of i with
+   ``P(K <= i) <= U``, and the candidate is accepted if ``V < p``. Each decision below is that of infinite precision for
+   all values of further bits; if they matter, more bits are drawn. These are uniform and independent of all previous
+   bits, so the decisions have the distribution above.
 3. **First 16 bits of U and V.** With ``F_i = floor(2^16 P(K <= i))``, a prefix of U equal to no F_i decides k: it is
-   the number of smaller F_i (a table of 65536 answers). p decreases in x, so a prefix of V below
-   ``floor(2^16 p(k, 1))`` means ``V < p``: accepted. Integers only; this settles 98 candidates in 100.
-4. **80 bits of U and V** for the others. U is compared with ``floor(2^64 P(K <= i))``, and is undecided when its first
-   64 bits are equal to one. ``V < p`` is compared in float64. All errors together stay below 2^-45: t = g((k + x)/64) -
+   the number of smaller F_i (a table of 65536 entries). p decreases in x, so a prefix of V below
+   ``floor(2^16 p(k, 1))`` means ``V < p``: accepted. Integers only; this decides 98 candidates in 100.
+4. **80 bits of U and V** for the others. U is compared with ``floor(2^64 P(K <= i))``, and is undecided if its first 64
+   bits equal one of these. ``V < p`` is compared in float64. The total error is below 2^-45: t = g((k + x)/64) -
    g(k/64) takes four roundings, each at most ``t 2^-53`` with ``t exp(-t) <= 1/e``; the cell of x has 2^-58, and p
-   changes by less than x does; numpy's exponential errs by a few ulp; V and x round by 2^-54. When V is
-   closer than :data:`GUARD` = 2^-40 to p, the candidate is undecided.
-5. **Undecided candidates** (about one in 10^13) go to :func:`_decided`, which extends U, V and x 64 bits at a time and
-   encloses the exponentials in rational intervals until the intervals separate. It decides every other candidate too,
-   slowly, and alike: that is a test.
-6. **Further bits.** Where x was not extended, the decision is the same for every rest of x beyond its 58 known bits,
-   so given acceptance the rest is uniform and independent of all that was seen. Where it was, those bits are kept.
+   changes by less than x does; numpy's exponential has an error of a few ulp; V and x round by 2^-54. If V is closer
+   than :data:`GUARD` = 2^-40 to p, the candidate is undecided.
+5. **Undecided candidates** (about one in 10^13) go to :func:`_decided`, which extends U, V and x by 64 bits at a time
+   and encloses the exponentials in rational intervals until the intervals are disjoint. Tests check that it decides all
+   other candidates, slowly, in the same way.
+6. **Further bits.** If x was not extended, the decision does not depend on the bits of x beyond its first 58, so given
+   acceptance they are uniform and independent of all previous bits. If it was, the extended bits are kept.
 
-How many bits are drawn depends on the random bits only, never on the data: there is no timing channel.
+The number of bits depends only on the random bits, not on the data: there is no timing channel.
 
 **Cost.** 12 random bytes a candidate, 31 ns of the kernel's generator, and about as long for everything else: 15
-million rounded draws a second on one core of 2.6 GHz, whatever the scale.
+million rounded draws a second on one core of 2.6 GHz, at any scale.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ Mask = npt.NDArray[np.bool_]
 _Prefixes = npt.NDArray[np.uint16]
 
 GUARD = 2.0**-40
-"""Half-width of the band around p in which float64 does not decide; errors are below 2^-45."""
+"""Half-width of the band around p in which a candidate is undecided; errors are below 2^-45."""
 STEP_BITS = 6
 _STEPS = 1 << STEP_BITS
 _X_BITS = 64 - STEP_BITS
-"""Bits of x that are drawn at once: with the 6 of k below the point they make 64 fractional bits of Y."""
+"""Bits of x that are drawn at once: with the 6 fractional bits of k / 64 they are 64 fractional bits of Y."""
 PIECE = 1 << 20
-"""Normals that one thread draws in a row: a tenth of a second."""
-_BATCH = 1 << 14  # candidates decided together: their arrays stay in the second-level cache
+"""Normals that one thread draws in sequence: a tenth of a second."""
+_BATCH = 1 << 14  # candidates decided together: their arrays fit into the second-level cache
 
 
 class Bits:
-    """A uniform number in [0, 1) of which finitely many leading bits are known; more are drawn when asked for."""
+    """A uniform number in [0, 1) with finitely many leading bits drawn, and more on demand."""
 
     def __init__(self, numerator: int, bits: int, entropy: Entropy) -> None:
         self.numerator = numerator
@@ -73,7 +73,7 @@ class Bits:
         self._entropy = entropy
 
     def extend(self) -> None:
-        """Learn 64 more bits."""
+        """Draw 64 more bits."""
         self.numerator = (self.numerator << 64) | int(self._entropy.words(1)[0])
         self.bits += 64
 
@@ -102,13 +102,13 @@ class Density:
 
     @cached_property
     def squeeze(self) -> _Prefixes:
-        """``floor(2^16 p(k, 1))``, or one less, for every k; then a 0, which settles nothing."""
+        """``floor(2^16 p(k, 1))``, or one less, for every k; then a 0, which decides nothing."""
         p = np.exp(-self.exponent(np.arange(float(self.words.size)), np.ones(self.words.size)))
         return np.append((p - GUARD) * 2**16, 0).astype(np.uint16)
 
     @cached_property
     def guide(self) -> _Prefixes:
-        """The k of every prefix of U; where the prefix does not decide, the last index of :attr:`squeeze`."""
+        """The k of every prefix of U, or the last index of :attr:`squeeze` if the prefix does not determine k."""
         table = self.words >> np.uint64(48)  # floor(2^16 P(K <= k))
         prefixes = np.arange(1 << 16, dtype=np.uint64)
         k = np.searchsorted(table, prefixes, side="left")
@@ -122,11 +122,9 @@ EXPONENTIAL = Density(1)
 
 @lru_cache(maxsize=16)
 def _thresholds(density: Density, bits: int) -> list[int]:
-    """Return ``floor(2^bits P(K <= k))`` for k = 0, 1, ... up to the first that is ``2^bits - 1``.
-
-    The terms ``exp(-g(k/64))`` come from one another by a factor that shrinks by ``exp(-(power - 1)/64²)``. Beyond a
-    ``last >= 64`` each is below exp(-1/64) times the one before: together they are below 64 times the last.
-    """
+    """Return ``floor(2^bits P(K <= k))`` for k = 0, 1, ... up to the first that is ``2^bits - 1``."""
+    # each term exp(-g(k/64)) is the previous one times a factor that decreases by exp(-(power - 1)/64²); beyond a
+    # last >= 64 each is below exp(-1/64) times the previous one: their sum is below 64 times the last
     extra = 64
     while True:
         context = _intervals(bits + extra)
@@ -143,7 +141,7 @@ def _thresholds(density: Density, bits: int) -> list[int]:
         partial = context.mpf(0)
         for term in terms:
             partial += term
-            low, high = (to_int(end, round_floor) for end in (partial * scaled)._mpi_)  # its only exact form
+            low, high = (to_int(end, round_floor) for end in (partial * scaled)._mpi_)  # the only exact representation
             if low != high:
                 break
             table.append(low)
@@ -153,14 +151,14 @@ def _thresholds(density: Density, bits: int) -> list[int]:
 
 
 def _accepted(density: Density, k: int, x: Bits, v: Bits) -> bool:
-    """Decide ``V < p``, extending x and V until the enclosures separate."""
+    """Decide ``V < p``, extending x and V until the enclosures are disjoint."""
     while True:
         context = _intervals(max(x.bits, v.bits))
         scale = context.mpf(1 << x.bits)
         cell = context.mpf([(x.numerator / scale).a, ((x.numerator + 1) / scale).b])
         p = context.exp(-density.exponent(context.mpf(k), cell))
         scale = context.mpf(1 << v.bits)
-        if (v.numerator + 1) / scale <= p.a:  # ends, not intervals: mpmath raises where intervals overlap
+        if (v.numerator + 1) / scale <= p.a:  # ends, not intervals: mpmath raises if intervals overlap
             return True
         if v.numerator / scale >= p.b:
             return False
@@ -169,7 +167,7 @@ def _accepted(density: Density, k: int, x: Bits, v: Bits) -> bool:
 
 
 def _decided(density: Density, u: Bits, v: Bits, x: Bits) -> int | None:
-    """Decide one candidate in exact arithmetic: k, or None when it is rejected. Extends what it must."""
+    """Decide one candidate in exact arithmetic, extending its bits: return k, or None if it is rejected."""
     while True:
         table = _thresholds(density, u.bits)
         k = bisect_left(table, u.numerator)
@@ -181,13 +179,13 @@ def _decided(density: Density, u: Bits, v: Bits, x: Bits) -> int | None:
 
 @dataclass
 class Reals:
-    """Independent draws ``±Y``, each a real number of which the leading bits are known."""
+    """Independent draws ``±Y`` of real numbers, with leading bits drawn and more on demand."""
 
     negative: Mask  # (size,)
     integral: Integers  # integral part, (size,)
     fraction: Words  # its leading bits, most significant word first, (words, size)
-    entropy: Entropy  # where further bits come from
-    extended: dict[int, Bits] = field(default_factory=dict)  # of fractions, by position, beyond what ``fraction`` holds
+    entropy: Entropy  # the source of further bits
+    extended: dict[int, Bits] = field(default_factory=dict)  # fractions with more bits than ``fraction``, by position
 
     @property
     def bits(self) -> int:
@@ -195,7 +193,7 @@ class Reals:
         return 64 * len(self.fraction)
 
     def bits_of(self, index: int) -> Bits:
-        """Return what is known of the fraction of a draw."""
+        """Return the fraction of a draw."""
         if index in self.extended:
             return self.extended[index]
         numerator = 0
@@ -204,7 +202,7 @@ class Reals:
         return Bits(numerator, self.bits, self.entropy)
 
     def truncated(self, start: int, stop: int, bits: int) -> list[int]:
-        """Return ``±Y 2^bits`` truncated towards zero for the draws from start to stop, bits drawn where they lack."""
+        """Return ``±Y 2^bits`` truncated towards zero for the draws from start to stop, drawing missing bits."""
         integers = []
         for index in range(start, stop):
             x = self.bits_of(index)
@@ -219,7 +217,7 @@ class Reals:
 def _settle(
     density: Density, k: Words, keep: Mask, xs: Words, us: _Prefixes, vs: _Prefixes, entropy: Entropy
 ) -> dict[int, Bits]:
-    """Decide what 16 bits of U and V leave open: correct ``k`` and ``keep``, return the fractions looked into."""
+    """Decide the candidates that 16 bits of U and V do not: update ``k`` and ``keep``, return extended fractions."""
     undecided = np.flatnonzero(~keep)
     low, high = np.uint64(16), np.uint64(48)
     fresh_u, fresh_v = entropy.words(2 * undecided.size).reshape(2, -1)
@@ -248,7 +246,7 @@ def _settle(
 
 
 def _candidates(density: Density, count: int, entropy: Entropy, limit: int) -> Reals:
-    """Return the accepted among ``count`` candidates, the first ``limit`` at most; 64 fractional bits of each."""
+    """Return the accepted of ``count`` candidates, at most the first ``limit``, with 64 fractional bits."""
     drawn = entropy.words(count + (count + 1) // 2)
     words = drawn[:count]  # 58 bits of x, 5 unused ones, the sign
     us, vs = drawn[count:].view(np.uint16)[: 2 * count].reshape(2, count)
@@ -268,7 +266,7 @@ def _candidates(density: Density, count: int, entropy: Entropy, limit: int) -> R
 
 
 def draws(density: Density, size: int, entropy: Entropy) -> Iterator[tuple[slice, Reals]]:
-    """Draw ``size`` reals in batches, 64 fractional bits of each, and say which of them a batch holds."""
+    """Yield ``size`` reals with 64 fractional bits in batches, with the slice of each batch."""
     start = 0
     while start < size:
         missing = size - start
@@ -278,7 +276,7 @@ def draws(density: Density, size: int, entropy: Entropy) -> Iterator[tuple[slice
 
 
 def exact_normals(size: int, entropy: Entropy, parallel_map: ParallelMap[range, dict[int, Bits]] = map) -> Reals:
-    """Draw standard normals: 128 fractional bits, and further ones when asked for; 25 bytes of memory a draw."""
+    """Draw standard normals: 128 fractional bits, and further ones on demand; 25 bytes of memory a draw."""
     normals = Reals(np.empty(size, bool), np.empty(size, np.int64), np.empty((2, size), np.uint64), entropy)
 
     def fill(block: range) -> dict[int, Bits]:
