@@ -106,8 +106,8 @@ MECHANISMS: tuple[Mechanism, ...] = (
             law="independent rounded normals of one variance on and above the diagonal",
             sensitivity="l2 of the triangle as published, C²: tight add-remove, sqrt(2) too small replace-one",
             claimed="(epsilon, delta), add-remove; used for replace-one as well",
-            proved="exactly mu-GDP, so (epsilon, delta) where that profile allows it: add-remove up to epsilon 4 or "
-            "so; replace-one mostly not (delta 3.74e-5 at (1, 1e-5))",
+            proved="exactly mu-GDP, so (epsilon, delta) where that profile allows it: add-remove up to about "
+            "epsilon 4; replace-one mostly not (delta 3.74e-5 at (1, 1e-5))",
             reference="Dwork, Talwar, Thakurta & Zhang 2014, algorithm 1; replace-one: Imtiaz & Sarwate 2016",
             **_COMMON,
         ),
@@ -119,7 +119,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
             law="symmetric part of d² independent normals; rounded normals, variance s² on and s²/2 off the diagonal",
             sensitivity="Frobenius: about 2d ln(d/delta) C² in effect",
             claimed="(epsilon, delta)",
-            proved="(epsilon, delta), exactly mu-GDP, with far more noise than it takes: see gaussian",
+            proved="(epsilon, delta), exactly mu-GDP, with far more noise than necessary: see gaussian",
             reference="Blum, Dwork, McSherry & Nissim 2005, as stated by Chaudhuri, Sarwate & Sinha 2013",
             **_COMMON,
         ),
@@ -132,7 +132,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
             law="independent rounded normals of one variance on and above the diagonal",
             sensitivity="l2 of the triangle: (d+1) C² in effect",
             claimed="(epsilon, delta), replace-one",
-            proved="(epsilon, delta), exactly mu-GDP, with far more noise than it takes: see gaussian",
+            proved="(epsilon, delta), exactly mu-GDP, with far more noise than necessary: see gaussian",
             reference="Chaudhuri, Sarwate & Sinha 2013, algorithm 1",
             **_COMMON,
         ),

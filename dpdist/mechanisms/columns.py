@@ -117,16 +117,13 @@ class Grid:
 
     @property
     def edges(self) -> tuple[float, ...]:
-        """The edges, ascending."""
         return _edges(self.ends)
 
     @property
     def bins(self) -> int:
-        """The number of bins."""
         return len(self.edges) + 1
 
     def bin_of(self, number: float) -> int:
-        """Return the bin of a number."""
         return bisect_right(self.edges, number)
 
     def middle(self, index: int) -> float:
@@ -140,7 +137,6 @@ class Grid:
         return math.copysign(math.sqrt(low * high), low)
 
     def width(self, index: int) -> float:
-        """Return the width of a bin; 0 for the bins at the ends, which an edge represents."""
         edges = self.edges
         return 0.0 if index in {0, len(edges)} else edges[index] - edges[index - 1]
 

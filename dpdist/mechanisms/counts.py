@@ -68,7 +68,6 @@ class DiscreteLaplace:
     law: ClassVar[str] = "discrete-laplace"
 
     def draw(self, size: int, entropy: Entropy) -> Integers:
-        """Return independent draws, int64, shape (size,)."""
         return discrete_laplace(self.scale, size, entropy)
 
     @property
@@ -105,7 +104,6 @@ class DiscreteLaplace:
         return 2 * math.log(one_minus_p) - math.log(-math.expm1(s - step)) - math.log(-math.expm1(-s - step))
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values; the inverse of :func:`noise_from_json`."""
         return {"law": self.law, "scale": self.scale}
 
 
@@ -117,7 +115,6 @@ class RoundedNormal:
     law: ClassVar[str] = "rounded-normal"
 
     def draw(self, size: int, entropy: Entropy) -> Integers:
-        """Return independent draws, int64, shape (size,)."""
         return rounded_normal(self.sigma, size, entropy)
 
     @property
@@ -140,7 +137,6 @@ class RoundedNormal:
         return (self.sigma * length * -float(ndtri(beta)) + rounding) * _UP
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values; the inverse of :func:`noise_from_json`."""
         return {"law": self.law, "sigma": self.sigma}
 
 

@@ -94,7 +94,6 @@ class Gaussian:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedGaussian:
-        """Return the smallest integer scales that keep (epsilon, delta)."""
         epsilon = Fraction(loss.epsilon_micro, MICRO)
         # sqrt(Delta_F² sigma²), rounded up in integers: isqrt of a ceiling is at most one too small
         square = query.frobenius_squared * Fraction(gaussian_sigma(loss)) ** 2

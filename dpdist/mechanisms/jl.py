@@ -99,14 +99,13 @@ class Projection:
         delta=DeltaUse.REQUIRED,
         options=(
             Option("sketch", Kind.INTEGER, "number r of random combinations; the relative error is about sqrt(d/r)"),
-            Option("ridge", Kind.WORD, "the least private one, or that of a paper", "exact", _RIDGES),
+            Option("ridge", Kind.WORD, "the smallest private ridge, or a published one", "exact", _RIDGES),
         ),
         replacement="jl with ridge=exact",
         semidefinite=True,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sketch: int, ridge: str) -> CalibratedProjection:
-        """Return the projection with the requested ridge."""
         delta = profile(query.neighbours, query.size, sketch)
         if ridge == "exact":
             square = least_ridge(loss, query.neighbours, query.size, sketch, query.bound)

@@ -157,7 +157,6 @@ class Nuclear:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedNuclear:
-        """Return the smallest integer scale that keeps epsilon."""
         scale = -(-query.nuclear * MICRO // loss.epsilon_micro)
         return CalibratedNuclear(query.size, scale, _guarantee(query, loss, scale))
 
@@ -176,7 +175,6 @@ class Frobenius:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedFrobenius:
-        """Return the smallest integer scale that keeps epsilon."""
         # the root of an integer not below (Delta / epsilon)², rounded up in integers
         square = -(-query.frobenius_squared * MICRO**2 // loss.epsilon_micro**2)
         scale = math.isqrt(square - 1) + 1

@@ -87,7 +87,6 @@ class Laplace:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedLaplace:
-        """Return the smallest integer scale that keeps epsilon."""
         return _calibrated(query, loss, query.triangle_l1)
 
 
@@ -99,14 +98,13 @@ class LaplacePublished:
         law="independent discrete Laplace entries on and above the diagonal",
         sensitivity="l1 of the triangle as published, 2d C²: 2.8 times too large replace-one, 4 times add-remove",
         claimed="epsilon (pure), replace-one",
-        proved="epsilon (pure), replace-one and add-remove, with more noise than it takes: see laplace",
+        proved="epsilon (pure), replace-one and add-remove, with more noise than necessary: see laplace",
         arithmetic=Arithmetic.INTEGER_EXACT,
         cost="d(d+1)/2 discrete Laplace draws",
         reference="Jiang, Xie & Zhang 2016, algorithm 1",
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedLaplace:
-        """Return the published scale, rounded up."""
         return _calibrated(query, loss, 2 * query.size * query.bound)
 
 

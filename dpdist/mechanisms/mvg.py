@@ -68,16 +68,16 @@ _ALLOCATION_OPTIONS = (
     Option(
         "allocation",
         Kind.WORD,
-        "how the noise is spread: evenly, less on some directions, or by water-filling",
+        "allocation of the noise: uniform, less on some directions, or by water-filling",
         "uniform",
         ("uniform", "binary", "optimal"),
     ),
-    Option("informative", Kind.INTEGER, "for binary: how many of the first directions get less noise", 1),
-    Option("share", Kind.NUMBER, "for binary: share of the precision they get together, between 0 and 1", 0.75),
+    Option("informative", Kind.INTEGER, "for binary: number of the first directions with less noise", 1),
+    Option("share", Kind.NUMBER, "for binary: their share of the precision, between 0 and 1", 0.75),
     Option(
         "directions",
         Kind.MATRIX,
-        "d x d, a public orthonormal direction per row, or a release.zarr: its eigenvectors; left out: the columns",
+        "d x d, a public orthonormal direction per row, or a release.zarr: its eigenvectors; default: the columns",
         (),
     ),
     Option("spectrum", Kind.NUMBERS, "for optimal: d public variances of the moment along them, in units of C⁴", ()),
@@ -281,7 +281,7 @@ class Published:
             sensitivity="Frobenius: sqrt(2) C² replace-one (C² if d = 1), C² add-remove (tight); |M|_F <= rows C²",
             claimed="(epsilon, delta)",
             proved="(epsilon, delta), exactly mu-GDP with far smaller mu: gaussian needs a hundredth of the noise or "
-            "less; rows plays no role in the true privacy",
+            "less; rows does not affect the true privacy",
             cost="d² normals" + (", two d x d products with directions" if two_sided else ", one d x d product"),
             reference="Chanyaswad, Dytso, Poor & Mittal 2018, theorem " + ("3" if two_sided else "2"),
             delta=DeltaUse.REQUIRED,
@@ -332,7 +332,7 @@ class Exact:
         cost="d² normals, two d x d products",
         reference="theorem in dpdist.mechanisms.mvg; distribution of Chanyaswad, Dytso, Poor & Mittal 2018",
         delta=DeltaUse.REQUIRED,
-        options=(Option("sigma", Kind.MATRIX, "d x d, public, symmetric, positive definite; left out: identity", ()),),
+        options=(Option("sigma", Kind.MATRIX, "d x d, public, symmetric, positive definite; default: identity", ()),),
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sigma: OptionMatrix) -> CalibratedMatrixGaussian:

@@ -79,7 +79,6 @@ class Part:
         return self.kind.semicircle or self.degrees > 0
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON values."""
         wishart = {"degrees": self.degrees, "scale": self.scale} if self.degrees else {}
         return {"edge": self.kind.value, "terms": self.terms, "variance_off_diagonal": self.variance, **wishart}
 
@@ -107,7 +106,6 @@ class Noise(Mapping[str, Any]):
     parts: tuple[Part, ...] = ()  # of a sum, else empty; see summands
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON values that a release stores."""
         moments = {name: getattr(self, name) for name in _MOMENTS[: 3 if self.mean_diagonal else 2]}
         return {
             "law": self.law,
@@ -189,15 +187,12 @@ class Noise(Mapping[str, Any]):
         return _count(self.details["terms"]) if self.law == _SUM else 1
 
     def __getitem__(self, key: str) -> Any:
-        """Return a value of the JSON object."""
         return self.to_json()[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Return the keys of the JSON object."""
         return iter(self.to_json())
 
     def __len__(self) -> int:
-        """Return the number of keys of the JSON object."""
         return len(self.to_json())
 
 

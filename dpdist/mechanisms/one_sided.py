@@ -132,7 +132,6 @@ class Wishart:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, arithmetic: str) -> CalibratedWishart:
-        """Return the noise with the least spectral edge that keeps (epsilon, delta)."""
         columns, theta = least_noise(query.size, loss, query.neighbours)
         scale = math.ceil(Fraction(theta) * query.bound / 2)
         _require_on_lattice(query, loss, columns, scale)
@@ -158,7 +157,6 @@ class PublishedWishart:
         )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedWishart:
-        """Return the published noise, with its true delta."""
         scale = -(-self.factor * query.bound * MICRO // (2 * loss.epsilon_micro))
         true_delta = leaving_delta(loss.epsilon, 1.0, 2 * scale / query.bound)
         return _published(query, loss, query.size + 1, scale, true_delta)
@@ -181,7 +179,6 @@ class SheffetWishart:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedWishart:
-        """Return the published noise, with its true delta."""
         extra = math.floor(28 * math.log(4 / loss.delta) / loss.epsilon**2)
         kappa = (extra + 1) / 2
         if kappa < 1:

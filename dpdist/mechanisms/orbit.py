@@ -149,7 +149,9 @@ class CalibratedLowRankOrbit(Proved, ReportsProgress):
 
 
 SPECTRUM = Option(
-    "spectrum", Kind.NUMBERS, "eigenvalues to release in units of C², descending, not negative, zeros left out"
+    "spectrum",
+    Kind.NUMBERS,
+    "eigenvalues to release in units of C², descending, not negative; trailing zeros may be omitted",
 )
 
 

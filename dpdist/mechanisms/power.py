@@ -66,7 +66,7 @@ GRID_BITS = 24
 ROUTE = Option(
     "route",
     Kind.WORD,
-    "whether the d x d moment is formed once (moment) or only its products with d x k frames are computed (products)",
+    "form the d x d moment once (moment), or compute only its products with d x k frames (products)",
     "moment",  # both have the same distribution
     ("moment", "products"),
 )
@@ -167,7 +167,6 @@ class Power:
         iterations: int,
         route: str,  # noqa: ARG002
     ) -> CalibratedPower:
-        """Return the least noise that keeps the loss."""
         squared = _sensitivity_squared(query, components, iterations)
         if loss.delta_atto:
             shape, scale = "normal", math.sqrt(iterations * squared) * gaussian_sigma(loss) * _UP
@@ -206,7 +205,6 @@ class PublishedPower:
         iterations: int,
         route: str,  # noqa: ARG002
     ) -> CalibratedPower:
-        """Return the published noise and its guarantee for rows."""
         squared = Fraction(_sensitivity_squared(query, components, iterations), query.bound**2)
         true, mu_squared = loss, None
         if loss.delta_atto:

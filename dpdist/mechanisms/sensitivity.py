@@ -74,7 +74,6 @@ class LatticeQuery:
 
     @property
     def entries(self) -> int:
-        """Number of entries of the upper triangle, including the diagonal."""
         return self.size * (self.size + 1) // 2
 
     @property

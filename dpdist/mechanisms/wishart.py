@@ -113,7 +113,6 @@ class TwoSidedWishart:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, arithmetic: str) -> CalibratedTwoSidedWishart:
-        """Return the smallest integer scale that keeps epsilon."""
         scale = -(-query.nuclear * MICRO // (2 * loss.epsilon_micro))
         require_on_lattice(query, loss, scale * query.size, _MAX_SPREAD)
         guarantee = proved(query, loss, __name__, arithmetic=Arithmetic(arithmetic))

@@ -72,7 +72,6 @@ class _Splitting:
         self._norm = norm + math.ldexp(math.sqrt(columns), -self.first)
 
     def end(self, limb: int) -> int:
-        """Return e_p."""
         return self.first + limb * self.width
 
     def error(self, limbs: int) -> float:

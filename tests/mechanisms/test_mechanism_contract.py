@@ -1,6 +1,6 @@
-"""What every mechanism of the registry satisfies, whatever its law. A new one is done when it passes.
+"""The contract of all mechanisms of the registry; a new one is complete when it passes.
 
-What is special about a law (its distribution, its published constants) is tested beside it, in a file of its own.
+Distributions and published constants are tested in a file for each family.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PROOFS = {
     "dpdist.privacy.jl_profile": "jl",
     "dpdist.privacy.wishart_profile": "wishart sn jiang-wishart sheffet-wishart",
 }
-"""Which module has the proof of each, as releases and ledgers name it. A format: an entry is never changed."""
+"""The module with the proof of each, as stored in releases and ledgers. A format: entries never change."""
 
 DETAILS = {
     "deflated-bingham-laplace": "components concentration scale",
@@ -75,13 +75,13 @@ DETAILS = {
     "wishart": "degrees scale",
     "wishart-of-the-moment": "sketch ridge",
 }
-"""What releases store of each law. A format: an entry is never changed."""
+"""The stored fields of each noise. A format: entries never change."""
 
 every = pytest.mark.parametrize("name", NAMES)
 additive = pytest.mark.parametrize("name", [name for name in NAMES if MECHANISMS[name].info.additive])
 
 
-# --- what it says -----------------------------------------------------------------------------------------------------
+# --- its description --------------------------------------------------------------------------------------------------
 
 
 @every
@@ -139,16 +139,16 @@ def test_what_is_private_as_claimed_is_charged_and_all_else_is_for_reproduction(
         assert again.calibrated(SIZE).noise.law
 
 
-# --- what it takes ----------------------------------------------------------------------------------------------------
+# --- its options ------------------------------------------------------------------------------------------------------
 
 
 @every
 def test_a_delta_where_none_belongs_and_none_where_one_is_needed_are_refused(name: str) -> None:
     query, use = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE), MECHANISMS[name].info.delta
-    for delta, kind, said in (("1e-6", DeltaUse.NONE, "takes no delta"), ("0", DeltaUse.REQUIRED, "positive delta")):
+    for delta, kind, message in (("1e-6", DeltaUse.NONE, "takes no delta"), ("0", DeltaUse.REQUIRED, "positive delta")):
         loss = PrivacyLoss.parse("1", delta)
         if use is kind:
-            with pytest.raises(UsageError, match=rf"{said}.*mechanism="):
+            with pytest.raises(UsageError, match=rf"{message}.*mechanism="):
                 registry.calibrated(name, query, loss, least_options(name))
         elif name != "none":
             assert registry.calibrated(name, query, loss, least_options(name)).claim == loss
@@ -157,9 +157,9 @@ def test_a_delta_where_none_belongs_and_none_where_one_is_needed_are_refused(nam
 @every
 def test_its_options_are_typed_explained_and_the_keywords_of_its_calibration(name: str) -> None:
     mechanism = MECHANISMS[name]
-    taken = list(inspect.signature(mechanism.calibrate).parameters.values())[2:]
-    assert {p.name for p in taken} == {option.name for option in mechanism.info.options}
-    assert all(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in taken)
+    keywords = list(inspect.signature(mechanism.calibrate).parameters.values())[2:]
+    assert {p.name for p in keywords} == {option.name for option in mechanism.info.options}
+    assert all(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in keywords)
     query, loss = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE), loss_for(name)
     for option in mechanism.info.options:
         assert option.meaning
@@ -169,9 +169,9 @@ def test_its_options_are_typed_explained_and_the_keywords_of_its_calibration(nam
             with pytest.raises(UsageError, match=f"The option {option.name} must be"):
                 registry.calibrated(name, query, loss, {**least_options(name), option.name: wrong})
         if option.default is None:
-            given = {key: value for key, value in least_options(name).items() if key != option.name}
+            incomplete = {key: value for key, value in least_options(name).items() if key != option.name}
             with pytest.raises(UsageError, match=f"{name} needs the option {option.name}: "):
-                registry.calibrated(name, query, loss, given)
+                registry.calibrated(name, query, loss, incomplete)
     with pytest.raises(UsageError, match=f"{name} has no option 'nonsense'"):
         registry.calibrated(name, query, loss, {**least_options(name), "nonsense": 1})
 
@@ -194,7 +194,7 @@ def test_several_rows_of_one_unit_are_protected_or_refused(name: str) -> None:
         three = registry.calibrated(name, query, loss_for(name), least_options(name))
         assert size_of(three) == pytest.approx(3 * size_of(calibrated(name, SIZE)), rel=1e-4)
     else:
-        with pytest.raises(RefusedError, match=r"proved for several rows .* Take gaussian or two-sided-wishart \("):
+        with pytest.raises(RefusedError, match=r"for units of several rows\. Use gaussian or two-sided-wishart \("):
             registry.calibrated(name, query, loss_for(name), least_options(name))
 
 
@@ -259,9 +259,9 @@ def test_released_matrices_are_semidefinite_where_that_is_said_and_not_elsewhere
         return
     moments = [KnownMoment(np.diag([one, 0, 0]).astype(np.int64)) for one in (0, 4**16)]
     drawn = (fixed.answer(moments[i % 2], Scripted(i)) for i in range(12))
-    answers = [unpacked(np.asarray(each, dtype=np.int64), SIZE).astype(float) for each in drawn]
-    least = min(float(np.linalg.eigvalsh(each)[0]) for each in answers)
-    # rounding to the lattice moves an eigenvalue by at most d/2 units, and a draw here is thousands of them
+    answers = [unpacked(np.asarray(matrix, dtype=np.int64), SIZE).astype(float) for matrix in drawn]
+    least = min(float(np.linalg.eigvalsh(matrix)[0]) for matrix in answers)
+    # rounding to the lattice moves an eigenvalue by at most d/2 units, and these draws have thousands of units
     assert (least >= -SIZE) is info.semidefinite
 
 
@@ -275,9 +275,9 @@ def test_an_answer_is_a_triangle_of_integers_or_an_orthonormal_frame_and_fresh(n
     else:
         assert first.shape == (1, SIZE)
         assert np.abs(first @ first.T - 1).max() < 1e-12
-    assert np.array_equal(first, second) is (name == "none")  # else with a probability below 2^-30
+    assert np.array_equal(first, second) is (name == "none")  # equal with a probability below 2^-30
     assert np.array_equal(MOMENT.values, before)
-    # the entropy decides, and nothing else
+    # the entropy determines the answer
     assert np.array_equal(fixed.answer(MOMENT, Scripted(1)), fixed.answer(MOMENT, Scripted(1)))
 
 
@@ -290,7 +290,7 @@ def test_the_answer_of_an_additive_mechanism_is_the_moment_plus_one_draw(name: s
 
 @additive
 def test_bands_are_drawn_one_by_one_where_entries_are_independent_and_nowhere_else(name: str) -> None:
-    # a mechanism that is drawn by bands by mistake would release entries that should depend on one another
+    # a mechanism wrongly drawn by bands would release independent entries that must be dependent
     fixed = calibrated(name, SIZE)
     independent = fixed.noise.edge in {EdgeKind.NORMAL, EdgeKind.LAPLACE} or name == "none"
     assert isinstance(fixed, IndependentEntries) is independent
@@ -309,7 +309,7 @@ def test_draws_have_the_stated_mean_and_variances_and_a_twin_has_not(name: str) 
         return
     options = least_options(name)
     if any(option.name == "arithmetic" for option in MECHANISMS[name].info.options):
-        options["arithmetic"] = "ideal-real"  # exact draws are slow, and held to tests/noise/test_products.py by replay
+        options["arithmetic"] = "ideal-real"  # exact draws are slow; tests/noise/test_products.py replays them
     query = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE)
     fixed = registry.calibrated(name, query, loss_for(name), options)
     assert isinstance(fixed, Additive)
