@@ -77,7 +77,7 @@ class DiscreteLaplace:
 
     def exceeded(self, beta: float) -> int:
         """Return a bound that one draw exceeds with probability at most beta < 1/2."""
-        p = math.exp(-1 / self.scale)  # P(X > a) = whole^(a + 1) / (1 + whole)
+        p = math.exp(-1 / self.scale)  # P(X > a) = p^(a + 1) / (1 + p)
         return math.ceil(-math.log(beta * (1 + p)) * self.scale * _UP) - 1
 
     def bound(self, terms: Terms, beta: float) -> float:

@@ -118,7 +118,7 @@ class KapralovTalwar:
     info = MechanismInfo(
         name="kapralov-talwar",
         additive=False,
-        law="sum of k terms l u u': u of density exp(c u'Cu), l = u'Cu + Laplace, C the moment less the terms before",
+        law="sum of k terms l u u': u of density exp(c u'Cu), l = u'Cu + Laplace, C the moment less the previous terms",
         sensitivity="u'Cu: range 2 C² replace-one, C² add-remove; |u'Cu|: C² (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",

@@ -191,7 +191,7 @@ def _inverted(grid: _Grid, others: Floats, u: Floats) -> Floats:
         slope = np.add.reduce(1 / (x - others), axis=0) - np.sign(x)
         newton = np.log(target / reached) / rate
         moved = x + newton / np.maximum(1 + newton * (slope - rate) / 2, 0.5)
-        moved = np.minimum(np.maximum(moved, (x + left) / 2), right)  # the mass from left to x must be positive
+        moved = np.minimum(np.maximum(moved, (x + left) / 2), right)  # stays right of left, where the mass is positive
         change = np.abs(moved - x)
         x = moved
         if (change <= _LAST_STEP * np.minimum(half, x - left)).all():
