@@ -76,7 +76,7 @@ from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, ca
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 NAME = "column-histograms"
-MISTAKEN = 0.001  # bound on the probability that any empty interval is occupied
+FALSE_RATE = 0.001  # bound on the probability that any empty interval is occupied
 MOST_BINS = 1 << 23  # of all columns together: 64 MiB in each counting process
 BEYOND = 2.0**64  # the scale of a column with numbers beyond the logarithmic grid
 _LOWEST, _HIGHEST, _PER_OCTAVE = -10, 20, 4
@@ -187,13 +187,13 @@ def threshold(noise: CountNoise, bins: int) -> int:
     >>> threshold(RoundedNormal(100), 54 * 243)
     525
     """
-    return noise.exceeded(MISTAKEN / bins)
+    return noise.exceeded(FALSE_RATE / bins)
 
 
 @lru_cache(maxsize=256)
 def _thresholds(noise: CountNoise, bins: int, intervals: int) -> tuple[int, ...]:
-    """Return the sums that 1, 2, ... adjacent empty bins exceed with probability at most MISTAKEN / intervals."""
-    return tuple(math.ceil(noise.bound(((width, 1.0),), MISTAKEN / intervals)) for width in range(1, bins + 1))
+    """Return the sums that 1, 2, ... adjacent empty bins exceed with probability at most FALSE_RATE / intervals."""
+    return tuple(math.ceil(noise.bound(((width, 1.0),), FALSE_RATE / intervals)) for width in range(1, bins + 1))
 
 
 def occupied(noisy: Counts, noise: CountNoise, intervals: int) -> tuple[int, int] | None:

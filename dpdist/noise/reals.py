@@ -59,7 +59,7 @@ STEP_BITS = 6
 _STEPS = 1 << STEP_BITS
 _X_BITS = 64 - STEP_BITS
 """Bits of x that are drawn at once: with the 6 fractional bits of k / 64 they are 64 fractional bits of Y."""
-PIECE = 1 << 20
+BLOCK = 1 << 20
 """Normals that one thread draws in sequence: a tenth of a second."""
 _BATCH = 1 << 14  # candidates decided together: their arrays fit into the second-level cache
 
@@ -292,7 +292,7 @@ def exact_normals(size: int, entropy: Entropy, parallel_map: ParallelMap[range, 
         normals.fraction[1, block.start : block.stop] = entropy.words(len(block))
         return extended
 
-    for extended in parallel_map(fill, [range(start, min(size, start + PIECE)) for start in range(0, size, PIECE)]):
+    for extended in parallel_map(fill, [range(start, min(size, start + BLOCK)) for start in range(0, size, BLOCK)]):
         normals.extended.update(extended)
     for position, bits in normals.extended.items():
         normals.fraction[1, position] = (bits.numerator >> (bits.bits - 128)) & (2**64 - 1)

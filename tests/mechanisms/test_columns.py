@@ -44,7 +44,7 @@ def counts_of(counting: ColumnCounting, rows: npt.NDArray[np.generic]) -> npt.ND
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int16", "uint8", "int64"])
-def test_a_row_adds_one_to_one_bin_of_each_column_whatever_it_holds(dtype: str) -> None:
+def test_any_row_adds_one_to_one_bin_of_each_column(dtype: str) -> None:
     with pytest.raises(UsageError, match=rf"columns have \d+ bins; the limit is {MOST_BINS}"):
         ColumnCounting((LOG,) * (MOST_BINS // LOG.bins + 1))
     counting = ColumnCounting((LOG, RANGE, LOG))
@@ -61,7 +61,7 @@ def test_a_row_adds_one_to_one_bin_of_each_column_whatever_it_holds(dtype: str) 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3])
 @pytest.mark.parametrize("neighbours", Neighbours)
-def test_no_neighbour_moves_the_counts_further_than_is_calibrated_and_one_moves_them_so_far(
+def test_neighbours_attain_the_calibrated_sensitivity_and_never_exceed_it(
     neighbours: Neighbours, max_rows: int
 ) -> None:
     counting = ColumnCounting((LOG, RANGE))
@@ -91,7 +91,7 @@ def test_no_neighbour_moves_the_counts_further_than_is_calibrated_and_one_moves_
 
 
 @pytest.mark.parametrize("scale", [1, 7, 300])
-def test_a_draw_exceeds_what_it_is_said_to_exceed_as_seldom_as_said(scale: int) -> None:
+def test_draws_exceed_their_bound_with_the_stated_probability(scale: int) -> None:
     ratio = math.exp(-1 / scale)
     for beta in (0.3, 1e-3, 1e-9):
         threshold = DiscreteLaplace(scale).exceeded(beta)
@@ -122,7 +122,7 @@ def test_no_interval_of_empty_bins_is_occupied_and_by_lower_thresholds_most_colu
 # --- centre and scale -------------------------------------------------------------------------------------------------
 
 
-def test_the_bins_are_those_between_whose_edges_a_number_lies_to_the_last_bit() -> None:
+def test_bins_are_exact_to_the_last_bit() -> None:
     edges = np.array(LOG.edges)
     assert (LOG.bins, edges[0], edges[-1], RANGE.bins) == (243, -(2.0**20), 2.0**20, 66)
     assert np.allclose(np.diff(np.log2(edges[121:])), 0.25)
@@ -149,7 +149,7 @@ def test_centre_and_scale_are_near_those_of_the_rows(mean: float, deviation: flo
     assert math.isclose(exact.scale, 4 / math.sqrt(12), rel_tol=1e-5)
 
 
-def test_a_column_of_which_too_little_is_seen_gets_a_scale_that_lets_it_decide_nothing() -> None:
+def test_a_column_with_too_few_bins_gets_a_scale_that_limits_its_weight() -> None:
     years, zero = LOG.bin_of(2000.0), LOG.bin_of(0.0)
     assert standardised(LOG, []).scale == 1
     assert (standardised(LOG, [(zero, 100)]).centre, standardised(LOG, [(zero, 100)]).scale) == (0, 1)

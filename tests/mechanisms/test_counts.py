@@ -65,7 +65,9 @@ def mass(sigma: int, reach: int = 12) -> npt.NDArray[np.float64]:
 
 @pytest.mark.parametrize("sigma", [1, 7])
 @pytest.mark.parametrize(("above", "below"), [(1, 0), (1, 3), (3, 2)])
-def test_a_bound_holds_for_the_exact_law_and_would_not_without_the_rounding(sigma: int, above: int, below: int) -> None:
+def test_a_bound_holds_for_the_exact_distribution_only_with_the_rounding_term(
+    sigma: int, above: int, below: int
+) -> None:
     """The weights are multiples of 1 / bins, so the distribution of the error is one convolution of integers."""
     bins = above + below
     kind = Weights(above, below, Fraction(above, bins) if below else Fraction(0))
@@ -89,7 +91,7 @@ def test_a_bound_holds_for_the_exact_law_and_would_not_without_the_rounding(sigm
 
 
 @pytest.mark.parametrize("rows", [1000, None])
-def test_what_is_told_of_a_quantile_holds_at_its_confidence(rows: int | None) -> None:
+def test_statements_about_a_quantile_hold_at_their_confidence(rows: int | None) -> None:
     """The 0.95-quantile is exactly at edge 5, where a claim that it is above is most easily wrong."""
     noise, draws = calibrated(PrivacyLoss.parse("0.5", "1e-6"), Neighbours.REPLACE_ONE), 500
     assert isinstance(noise.noise, RoundedNormal)
@@ -108,7 +110,7 @@ def test_what_is_told_of_a_quantile_holds_at_its_confidence(rows: int | None) ->
     assert wrong(RoundedNormal(noise.noise.sigma // 4)) > most
 
 
-def test_a_law_is_read_as_it_was_written_and_no_other_is() -> None:
+def test_stored_noise_is_read_back_and_unknown_noise_is_refused() -> None:
     for noise in (DiscreteLaplace(20), RoundedNormal(52)):
         assert noise_from_json(noise.to_json()) == noise
     with pytest.raises(DataError, match="unknown law"):

@@ -99,7 +99,7 @@ def test_the_guarantee_is_computed_from_the_integers_that_are_drawn(
         ("mod-sulq", "1", "0.01", REPLACE, None),
     ],
 )
-def test_the_true_delta_is_stated_where_a_claim_is_false_and_what_was_requested_where_it_is_true(
+def test_the_guarantee_has_the_true_delta_if_the_claim_is_false(
     name: str, epsilon: str, delta: str, neighbours: Neighbours, true: float | None
 ) -> None:
     loss = PrivacyLoss.parse(epsilon, delta)

@@ -117,7 +117,7 @@ def test_the_exact_ridge_is_the_least(neighbours: Neighbours, sketch: int, ridge
     assert mechanism.guarantee.loss == mechanism.claim == ONE_MILLIONTH
 
 
-def test_the_published_ridges_and_what_is_proved_of_them() -> None:
+def test_the_published_ridges_and_their_guarantees() -> None:
     assert published_ridge("published", ONE_MILLIONTH, 784) == pytest.approx(1.574e9, rel=1e-3)
     assert published_ridge("sheffet", ONE_MILLIONTH, 784) == pytest.approx(678.4, rel=1e-3)
     for rule in ("published", "sheffet"):

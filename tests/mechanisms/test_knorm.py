@@ -120,7 +120,7 @@ def ordered(rng: np.random.Generator, size: int, chains: int, spread: float) -> 
         (list(np.arange(-20.0, 1.0)), 0.0, math.inf),
     ],
 )
-def test_a_quantile_is_what_integration_in_many_digits_says(
+def test_quantiles_agree_with_integration_in_many_digits(
     others: list[float], low: float, high: float, u: float
 ) -> None:
     start, end = (np.array([bound]) if math.isfinite(bound) else bound for bound in (low, high))

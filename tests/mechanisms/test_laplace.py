@@ -59,7 +59,7 @@ def test_the_scale_is_the_least_that_keeps_epsilon(size: int, bound: int, micro:
         assert mechanism.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
 
 
-def test_every_entry_of_the_noise_has_the_stated_law() -> None:
+def test_every_entry_of_the_noise_has_the_stated_distribution() -> None:
     mechanism = registry.calibrated("laplace", LatticeQuery(20, 2, Neighbours.REPLACE_ONE), PrivacyLoss.parse("8"))
     assert isinstance(mechanism, CalibratedLaplace)
     sample = np.stack([mechanism.draw(SYSTEM) for _ in range(2500)])

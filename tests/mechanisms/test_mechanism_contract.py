@@ -85,7 +85,7 @@ additive = pytest.mark.parametrize("name", [name for name in NAMES if MECHANISMS
 
 
 @every
-def test_it_states_its_law_its_sensitivity_and_its_source(name: str) -> None:
+def test_it_states_its_distribution_its_sensitivity_and_its_source(name: str) -> None:
     info = MECHANISMS[name].info
     for text in (info.law, info.sensitivity, info.claimed, info.proved, info.cost, info.reference):
         assert text.strip() == text != ""
@@ -103,7 +103,7 @@ def test_the_proof_of_each_is_pinned() -> None:
 
 @every
 @pytest.mark.parametrize("neighbours", BOTH)
-def test_what_is_proved_is_of_the_relation_and_its_proof_can_be_read(name: str, neighbours: Neighbours) -> None:
+def test_the_guarantee_has_the_relation_and_names_an_existing_proof(name: str, neighbours: Neighbours) -> None:
     fixed = calibrated(name, SIZE, neighbours=neighbours)
     guarantee = fixed.guarantee
     assert (guarantee is None) is (name == "none")
@@ -122,9 +122,7 @@ def test_what_is_proved_is_of_the_relation_and_its_proof_can_be_read(name: str, 
 
 @every
 @pytest.mark.parametrize("neighbours", BOTH)
-def test_what_is_private_as_claimed_is_charged_and_all_else_is_for_reproduction(
-    name: str, neighbours: Neighbours
-) -> None:
+def test_private_mechanisms_are_charged_and_others_are_for_reproduction(name: str, neighbours: Neighbours) -> None:
     info = MECHANISMS[name].info
     request = ReleaseRequest(name, loss_for(name), 1.0, neighbours=neighbours, options=least_options(name))
     again = replace(request, for_reproduction=True)
@@ -143,7 +141,7 @@ def test_what_is_private_as_claimed_is_charged_and_all_else_is_for_reproduction(
 
 
 @every
-def test_a_delta_where_none_belongs_and_none_where_one_is_needed_are_refused(name: str) -> None:
+def test_a_superfluous_or_missing_delta_is_refused(name: str) -> None:
     query, use = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE), MECHANISMS[name].info.delta
     for delta, kind, message in (("1e-6", DeltaUse.NONE, "takes no delta"), ("0", DeltaUse.REQUIRED, "positive delta")):
         loss = PrivacyLoss.parse("1", delta)
@@ -177,7 +175,7 @@ def test_its_options_are_typed_explained_and_the_keywords_of_its_calibration(nam
 
 
 @every
-def test_a_number_that_makes_no_sense_is_refused_and_named(name: str) -> None:
+def test_invalid_numbers_are_refused_with_their_name(name: str) -> None:
     query = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE)
     for option in MECHANISMS[name].info.options:
         if option.default is not None or option.kind is not Kind.INTEGER:
@@ -226,7 +224,7 @@ def test_noise_follows_the_sensitivity_of_the_query(name: str) -> None:
 
 
 @every
-def test_what_is_stored_of_its_noise_is_read_back(name: str) -> None:
+def test_its_stored_noise_is_read_back(name: str) -> None:
     noise = calibrated(name, SIZE).noise
     again = Noise.from_json(json.loads(json.dumps(noise.to_json())))
     assert again == noise
@@ -235,7 +233,7 @@ def test_what_is_stored_of_its_noise_is_read_back(name: str) -> None:
 
 
 @every
-def test_noise_that_is_granted_stays_on_the_lattice(name: str) -> None:
+def test_accepted_noise_stays_on_the_lattice(name: str) -> None:
     for bits in (8, 12, 16, 20, 24, 28):
         try:
             noise = calibrated(name, SIZE, 4**bits).noise
@@ -252,7 +250,7 @@ def test_noise_that_is_granted_stays_on_the_lattice(name: str) -> None:
 
 
 @every
-def test_released_matrices_are_semidefinite_where_that_is_said_and_not_elsewhere(name: str) -> None:
+def test_released_matrices_are_semidefinite_if_and_only_if_stated(name: str) -> None:
     info, fixed = MECHANISMS[name].info, calibrated(name, SIZE)
     if info.output is Output.COMPONENTS:
         assert not info.semidefinite
@@ -289,7 +287,7 @@ def test_the_answer_of_an_additive_mechanism_is_the_moment_plus_one_draw(name: s
 
 
 @additive
-def test_bands_are_drawn_one_by_one_where_entries_are_independent_and_nowhere_else(name: str) -> None:
+def test_bands_are_drawn_separately_if_and_only_if_entries_are_independent(name: str) -> None:
     # a mechanism wrongly drawn by bands would release independent entries that must be dependent
     fixed = calibrated(name, SIZE)
     independent = fixed.noise.edge in {EdgeKind.NORMAL, EdgeKind.LAPLACE} or name == "none"

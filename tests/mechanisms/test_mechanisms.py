@@ -141,7 +141,7 @@ def test_integer_exact_wishart_noise_is_the_difference_of_two_exactly_rounded_ma
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
-def test_two_sided_wishart_noise_that_is_granted_leaves_64_bits_with_a_probability_below_one_in_10_to_the_18(
+def test_accepted_two_sided_wishart_noise_exceeds_64_bits_with_probability_below_1e_18(
     size: int,
 ) -> None:
     def granted(bound: int) -> int | None:

@@ -48,7 +48,7 @@ def known_law(noise: Noise, size: int = 8) -> NoiseLaw:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_sum_of_noise_is_noise_whatever_the_grouping(name: str) -> None:
+def test_sums_of_noise_are_associative(name: str) -> None:
     a, b, c = noise_of(name), noise_of(name), noise_of(name, "2")
     total = (a + b) + c
     assert total == c + (b + a)
@@ -63,7 +63,7 @@ def test_a_sum_of_noise_is_noise_whatever_the_grouping(name: str) -> None:
     assert known_law(total).edge < sum(known_law(n).edge for n in (a, b, c))
 
 
-def test_sums_that_have_a_law_have_it() -> None:
+def test_sums_of_one_kind_have_its_distribution() -> None:
     gaussian = noise_of("gaussian") + noise_of("gaussian", "2")
     assert gaussian.edge is EdgeKind.NORMAL
     assert known_law(gaussian).edge == pytest.approx(2 * math.sqrt(8 * gaussian["variance_off_diagonal"]))
@@ -131,7 +131,7 @@ def test_the_edge_of_a_stored_sum_is_not_below_that_of_what_was_added_up(name: s
     ) * (1 - 1e-9)
 
 
-def test_a_sum_that_an_older_version_wrote_is_left_alone(tmp_path: Path) -> None:
+def test_a_stored_sum_of_an_older_version_is_not_rewritten(tmp_path: Path) -> None:
     """The same numbers and guarantee with other names are the same sum; other numbers are not."""
     publish(io.BytesIO((STORED / "gaussian-sum.tar").read_bytes()), tmp_path / "r.zarr")
     release, before = open_release(tmp_path / "r.zarr"), (tmp_path / "r.zarr/zarr.json").read_bytes()
@@ -160,7 +160,7 @@ def test_a_sum_that_an_older_version_wrote_is_left_alone(tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_noise_that_cannot_be_is_not_read(change: dict[str, object]) -> None:
+def test_impossible_stored_noise_is_refused(change: dict[str, object]) -> None:
     """A release is untrusted input."""
     good = {"law": "g", "edge": "normal-entries", "variance_diagonal": 2.0, "variance_off_diagonal": 1.0}
     assert Noise.from_json(good).edge is EdgeKind.NORMAL

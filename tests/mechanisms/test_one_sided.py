@@ -52,7 +52,7 @@ def matrices(mechanism: CalibratedWishart, count: int) -> npt.NDArray[np.float64
 
 
 @pytest.mark.parametrize("neighbours", BOTH)
-def test_wishart_keeps_what_it_promises_and_five_per_cent_less_noise_would_not(neighbours: Neighbours) -> None:
+def test_wishart_keeps_its_guarantee_and_five_per_cent_less_noise_would_not(neighbours: Neighbours) -> None:
     mechanism = calibrated("wishart", 30, neighbours, ONE_MILLIONTH)
     assert proved(mechanism).loss == mechanism.claim == ONE_MILLIONTH
     assert proved(mechanism).neighbours is neighbours
@@ -145,7 +145,7 @@ def test_wishart_is_drawn_in_the_arithmetic_it_states_and_dominates_the_moment(a
     assert calibrated("wishart", 12, Neighbours.REPLACE_ONE, ONE_MILLIONTH).arithmetic is Arithmetic.INTEGER_EXACT
 
 
-def test_sn_leaks_a_row_with_the_probability_that_is_proved_and_a_twin_does_not() -> None:
+def test_sn_leaks_a_row_with_the_proved_probability_and_a_twin_does_not() -> None:
     mechanism, count = calibrated("sn", 3, Neighbours.ADD_REMOVE, ONE), 2000
     row = np.array([0.0, 0.0, math.sqrt(BOUND)])
     for columns, leaks in ((mechanism.columns, True), (mechanism.columns + 1, False)):

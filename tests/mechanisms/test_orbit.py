@@ -72,7 +72,7 @@ def test_low_rank_spends_half_on_eigenvalues_and_half_on_the_orbit(
         assert not mechanism.guarantee.bounded_ranges
 
 
-def test_what_is_released_has_the_law_in_any_basis() -> None:
+def test_the_release_has_its_distribution_in_any_basis() -> None:
     spectrum, eigenvalues, rate = (2.5, 0.5, 0.5), (90.0, 30.0, 8.0), 0.5
     mechanism, moment = orbit(3, spectrum, REPLACE, "0.5"), turned(eigenvalues)
     releases = [unpacked(mechanism.answer(moment, SYSTEM), 3) / S for _ in range(3500)]
@@ -141,6 +141,6 @@ def test_low_rank_directions_have_half_of_epsilon() -> None:
         ((1e12,), "grid"),
     ],
 )
-def test_a_spectrum_that_makes_no_sense_is_refused(spectrum: tuple[float, ...], message: str) -> None:
+def test_an_invalid_spectrum_is_refused(spectrum: tuple[float, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         orbit(3, spectrum)

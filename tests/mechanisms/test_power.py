@@ -75,7 +75,7 @@ def test_no_row_moves_a_product_further_than_the_sensitivity(count: int, relatio
 
 
 @pytest.mark.parametrize(("shape", "delta"), [("normal", "1e-6"), ("k-norm", "0")])
-def test_noise_has_its_law_and_its_twin_fails(shape: str, delta: str) -> None:
+def test_noise_has_its_distribution_and_its_twin_fails(shape: str, delta: str) -> None:
     mechanism = power("power", 4, PrivacyLoss.parse("1", delta), components=2, iterations=1)
     assert mechanism.shape == shape
     drawn = np.stack([mechanism._noise(np.eye(4)[:, :2], SYSTEM) for _ in range(6000)]) / mechanism.scale

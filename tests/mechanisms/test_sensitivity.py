@@ -70,7 +70,7 @@ def test_no_rows_of_a_small_lattice_exceed_the_sensitivities(size: int, bound: i
 
 @pytest.mark.parametrize("neighbours", list(Neighbours))
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_several_rows_of_one_unit_cost_as_often_what_one_costs(neighbours: Neighbours, count: int) -> None:
+def test_sensitivities_grow_linearly_in_the_rows_of_a_unit(neighbours: Neighbours, count: int) -> None:
     for size in (2, 3, 8):
         one, several = LatticeQuery(size, 77, neighbours), LatticeQuery(size, 77, neighbours, count)
         assert several.frobenius_squared == count**2 * one.frobenius_squared
@@ -81,7 +81,7 @@ def test_several_rows_of_one_unit_cost_as_often_what_one_costs(neighbours: Neigh
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"bound": 0}, {"rows": 0}])
-def test_a_query_of_nothing_is_refused(wrong: dict[str, int]) -> None:
+def test_an_empty_query_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="at least one column"):
         LatticeQuery(**{"size": 1, "bound": 1, "neighbours": REPLACE, "rows": 1} | wrong)  # type: ignore[arg-type]
     assert LatticeQuery(1, 1, REPLACE).entries == 1

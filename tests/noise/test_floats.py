@@ -31,7 +31,7 @@ LAWS: list[tuple[str, Callable[[], Floats], Any]] = [
 
 
 @pytest.mark.parametrize(("draw", "law"), [case[1:] for case in LAWS], ids=[case[0] for case in LAWS])
-def test_draws_have_their_law_and_their_twin_fails(draw: Callable[[], Floats], law: Any) -> None:
+def test_draws_have_their_distribution_and_their_twin_fails(draw: Callable[[], Floats], law: Any) -> None:
     assert stats.kstest(draw(), law.cdf).pvalue > FALSE_ALARM
     assert stats.kstest(0.9 * draw(), law.cdf).pvalue < FALSE_ALARM  # power 1 - 1e-9 at this size
 
@@ -120,7 +120,7 @@ def test_both_samplers_have_the_exact_mean_squares_and_their_twins_fail(
     assert not mean_passes(drawn(sampler, 0.95 * l, count) ** 2 @ l, float(exact @ l))
 
 
-def test_successive_vectors_are_orthonormal_and_each_has_its_conditional_law() -> None:
+def test_successive_vectors_are_orthonormal_with_their_conditional_distribution() -> None:
     axes = rotation(3)
     levels = np.array([0.0, 3.0, 8.0])
     matrix = -axes @ np.diag(levels) @ axes.T
@@ -139,7 +139,7 @@ def test_successive_vectors_are_orthonormal_and_each_has_its_conditional_law() -
     assert not mean_passes((score[:, 1] + other) / 2 - mean, 0.0)
 
 
-def test_gibbs_sampling_tends_to_the_joint_law_and_its_twins_fail() -> None:
+def test_gibbs_sampling_tends_to_the_joint_distribution_and_its_twins_fail() -> None:
     # two of three vectors: the joint density is that of the third under -B, which is known
     axes, levels = rotation(3), np.array([0.0, 2.0, 5.0])
     matrix = axes @ np.diag(levels) @ axes.T

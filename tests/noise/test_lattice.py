@@ -95,7 +95,7 @@ def _counts(draws: npt.NDArray[np.int64], sigma: float) -> float:
 
 
 @pytest.mark.parametrize("sigma", [1, 10])
-def test_small_scales_have_the_law_of_a_rounded_normal(sigma: int) -> None:
+def test_small_scales_are_rounded_normals(sigma: int) -> None:
     draws = rounded_normal(sigma, 400_000, SYSTEM)
     assert _counts(draws, sigma) > FALSE_ALARM
     # the twin: 2 % less noise is detected, with probability 1 - 1e-9

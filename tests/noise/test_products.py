@@ -54,7 +54,7 @@ def test_tiles_strips_and_threads_change_no_entry(monkeypatch: pytest.MonkeyPatc
         return drawn[-1]
 
     monkeypatch.setattr(products, "exact_normals", kept)
-    for module, name, value in ((products, "_SIDE", 7), (products, "_IN_CACHE", 100), (reals, "PIECE", 300)):
+    for module, name, value in ((products, "_SIDE", 7), (products, "_IN_CACHE", 100), (reals, "BLOCK", 300)):
         monkeypatch.setattr(module, name, value)
     for threads in (1, 3):
         out, z = rounded_wishart(size, columns, scale, SYSTEM, limbs=2, threads=threads), drawn[-1]
@@ -81,7 +81,7 @@ def test_bits_that_128_do_not_decide_are_drawn_and_stay() -> None:
 
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize(("columns", "integral"), [(2, 0), (785, 1), (2001, 12)])
-def test_no_digits_exceed_the_error_bound_and_the_worst_come_near_it(
+def test_no_digits_exceed_the_error_bound_and_the_worst_approach_it(
     columns: int, integral: int, *, largest: bool
 ) -> None:
     cut = products._Splitting(columns, 1.01 * (integral + 0.01) * columns**0.5)
@@ -113,7 +113,7 @@ def test_an_error_of_one_thread_ends_the_draw_and_gives_blas_its_threads_back() 
     assert threadpool_info() == before
 
 
-def test_trace_and_schur_complement_have_their_laws_and_a_twin_fails() -> None:
+def test_trace_and_schur_complement_have_their_distributions_and_a_twin_fails() -> None:
     size, columns, scale, count = 6, 9, 2**40, 1500
     # as rounded_wishart does in one thread, which asks BLAS for its threads each time
     drawn = (products._rounded_gram(exact_normals(54, SYSTEM), size, columns, scale, None) for _ in range(count))

@@ -49,7 +49,7 @@ def cumulative(density: Density) -> list[mpmath.mpf]:
 
 
 @LAWS
-def test_the_tables_are_the_law_of_k(law: Density) -> None:
+def test_the_tables_are_the_distribution_of_k(law: Density) -> None:
     exact = cumulative(law)
     with mpmath.workdps(60):
         floors = [int(mpmath.floor(p * 2**64)) for p in exact]
@@ -203,7 +203,7 @@ def test_a_truncated_draw_is_made_of_all_its_words_and_further_bits_are_drawn_on
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**14, 40_000])
-def test_batches_hold_exactly_what_was_asked_for(size: int) -> None:
+def test_batches_have_exactly_the_requested_size(size: int) -> None:
     positions: list[int] = []
     for run, batch in draws(NORMAL, size, SYSTEM):
         assert batch.integral.shape == batch.negative.shape == batch.fraction[0].shape == (run.stop - run.start,)
@@ -212,7 +212,7 @@ def test_batches_hold_exactly_what_was_asked_for(size: int) -> None:
 
 
 @LAWS
-def test_the_draws_have_their_law_and_a_twin_fails(law: Density) -> None:
+def test_the_draws_have_their_distribution_and_a_twin_fails(law: Density) -> None:
     batches = [batch for _, batch in draws(law, 400_000, SYSTEM)]
     magnitude = np.concatenate([batch.integral + batch.fraction[0] * 2.0**-64 for batch in batches])
     sample = np.where(np.concatenate([batch.negative for batch in batches]), -magnitude, magnitude)
