@@ -27,12 +27,12 @@ _RAYS = np.linspace(-11, 11, 301)
 def gaussian(moment: Matrix, neighbour: Matrix, variance: Matrix, basis: Matrix | None = None) -> LogRatio:
     """Symmetric noise with independent normal entries: ``sum_{i<=j} D_ij (y_ij - m_ij) / v_ij``, m the mean moment."""
 
-    def turned(matrix: Matrix) -> Matrix:
+    def rotated(matrix: Matrix) -> Matrix:
         return matrix if basis is None else basis.T @ matrix @ basis
 
-    weights = np.triu(turned(moment - neighbour) / variance)
-    middle = float(np.sum(weights * turned(moment + neighbour))) / 2
-    return lambda y: float(np.sum(weights * turned(y))) - middle
+    weights = np.triu(rotated(moment - neighbour) / variance)
+    middle = float(np.sum(weights * rotated(moment + neighbour))) / 2
+    return lambda y: float(np.sum(weights * rotated(y))) - middle
 
 
 def laplace(moment: Matrix, neighbour: Matrix, scale: float) -> LogRatio:

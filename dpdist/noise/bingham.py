@@ -49,34 +49,34 @@ def bingham(matrix: Floats, count: int, entropy: Entropy) -> Floats:
     samples = np.empty((count, size))
     filled, factor = 0, 1
     while filled < count:
-        tried = min(factor * (count - filled), _BATCH // size + 1)
+        candidates = min(factor * (count - filled), _BATCH // size + 1)
         factor = min(2 * factor, math.isqrt(size) + 1)
-        accepted = draw(levels, tried, entropy)[: count - filled]
+        accepted = draw(levels, candidates, entropy)[: count - filled]
         samples[filled : filled + len(accepted)] = accepted
         filled += len(accepted)
-    turned: Floats = samples @ vectors[:, ::-1].T
-    return turned
+    rotated: Floats = samples @ vectors[:, ::-1].T
+    return rotated
 
 
-def angular_central_gaussian(levels: Floats, tried: int, entropy: Entropy) -> Floats:
-    """Return the accepted of ``tried`` candidates, in the eigenbasis."""
-    shape = (tried, levels.size)
-    points, accepted = _angular(np.broadcast_to(levels, shape), np.full(tried, _balance(2 * levels)), entropy)
+def angular_central_gaussian(levels: Floats, candidates: int, entropy: Entropy) -> Floats:
+    """Return the accepted candidates, in the eigenbasis."""
+    shape = (candidates, levels.size)
+    points, accepted = _angular(np.broadcast_to(levels, shape), np.full(candidates, _balance(2 * levels)), entropy)
     return points[accepted]
 
 
-def conditioned_sum(levels: Floats, tried: int, entropy: Entropy) -> Floats:
-    """Return the accepted of ``tried`` candidates, in the eigenbasis, for d >= 3."""
+def conditioned_sum(levels: Floats, candidates: int, entropy: Entropy) -> Floats:
+    """Return the accepted candidates, in the eigenbasis, for d >= 3."""
     from scipy.special import i0e  # noqa: PLC0415 - slow to import, rarely used
 
     second, third = levels[1:3]
     shift = max(float(np.log(i0e(second / 2))), _balance(2 * (levels[2:] - third)) / 2 - third)
     rates = 2 * (shift + third) + 2 * (levels[2:] - third)
-    tail = normals(tried * rates.size, entropy).reshape(tried, rates.size) / np.sqrt(rates)
+    tail = normals(candidates * rates.size, entropy).reshape(candidates, rates.size) / np.sqrt(rates)
     remainder = 1 - np.einsum("ij,ij->i", tail, tail)
     inside = np.maximum(remainder, 0)
     probability = -shift * inside + np.log(i0e(second * inside / 2))
-    accepted = (remainder > 0) & (np.log(uniforms(tried, entropy)) < probability)
+    accepted = (remainder > 0) & (np.log(uniforms(candidates, entropy)) < probability)
     remainder = remainder[accepted]
     pair = np.sqrt(remainder)[:, None] * _circle(second * remainder, entropy)
     return np.hstack([pair, tail[accepted]])
@@ -95,13 +95,13 @@ def _balance(levels: Floats) -> float:
 
 def _angular(levels: Floats, b: Floats, entropy: Entropy) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Draw one angular Gaussian candidate per row of levels (m, d), b (m,); return them and which are accepted."""
-    tried, size = levels.shape
-    y = normals(tried * size, entropy).reshape(tried, size) / np.sqrt(b[:, None] + 2 * levels)
+    candidates, size = levels.shape
+    y = normals(candidates * size, entropy).reshape(candidates, size) / np.sqrt(b[:, None] + 2 * levels)
     norm = np.linalg.norm(y, axis=1)
     y /= np.where(norm > 0, norm, 1)[:, None]
     t = np.einsum("ij,ij,ij->i", levels, y, y)
     probability = size / 2 * (np.log1p(2 * t / b) + np.log(b / size)) + (size - b) / 2 - t
-    return y, (norm > 0) & (np.log(uniforms(tried, entropy)) < probability)
+    return y, (norm > 0) & (np.log(uniforms(candidates, entropy)) < probability)
 
 
 def _circle(second: Floats, entropy: Entropy) -> Floats:

@@ -45,10 +45,10 @@ def gammas(shape: float, count: int, entropy: Entropy) -> Floats:
     samples = np.empty(count)
     filled = 0
     while filled < count:
-        tried = int(1.1 * (count - filled)) + 16
-        z = normals(tried, entropy)
+        candidates = int(1.1 * (count - filled)) + 16
+        z = normals(candidates, entropy)
         v = (1 + c * z) ** 3
-        u = uniforms(tried, entropy)
+        u = uniforms(candidates, entropy)
         positive = v > 0
         with np.errstate(invalid="ignore", divide="ignore"):
             accepted = positive & (np.log(u) < 0.5 * z * z + d * (1 - v + np.log(v)))

@@ -182,12 +182,12 @@ def _rounded_gram(
     limbs = limbs or splitting.least(size, scale, z.bits)
     parts = [np.empty((size, columns)) for _ in range(limbs)]
 
-    def cut(strip: range) -> None:
+    def split(strip: range) -> None:
         strip_limbs = _limbs(z, slice(strip.start * columns, strip.stop * columns), splitting, limbs)
         for part, limb in zip(parts, strip_limbs, strict=True):
             part[strip.start : strip.stop] = limb.reshape(len(strip), columns)
 
-    for _ in parallel_map(cut, _strips(size, columns)):
+    for _ in parallel_map(split, _strips(size, columns)):
         pass
     gram: Triangle = np.empty(size * (size + 1) // 2, dtype=np.int64)
     starts = np.cumsum([0, *range(size, 1, -1)])

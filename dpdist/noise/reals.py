@@ -227,7 +227,7 @@ def _settle(
     x = (xs[undecided] >> np.uint64(STEP_BITS)).astype(np.float64) * 2.0**-_X_BITS
     margin = np.exp(-density.exponent(exact_k.astype(np.float64), x)) - v.astype(np.float64) * 2.0**-64
     k[undecided], keep[undecided] = exact_k, margin > 0
-    looked: dict[int, Bits] = {}
+    extended: dict[int, Bits] = {}
     for position in np.flatnonzero((np.abs(margin) <= GUARD) | (density.words[exact_k] == u)).tolist():
         index = int(undecided[position])
         exact_x = Bits(int(xs[index]) >> STEP_BITS, _X_BITS, entropy)
@@ -241,8 +241,8 @@ def _settle(
             k[index] = decision
             if exact_x.bits > _X_BITS:
                 step = decision % _STEPS
-                looked[index] = Bits((step << exact_x.bits) | exact_x.numerator, STEP_BITS + exact_x.bits, entropy)
-    return looked
+                extended[index] = Bits((step << exact_x.bits) | exact_x.numerator, STEP_BITS + exact_x.bits, entropy)
+    return extended
 
 
 def _candidates(density: Density, count: int, entropy: Entropy, limit: int) -> Reals:
@@ -253,7 +253,7 @@ def _candidates(density: Density, count: int, entropy: Entropy, limit: int) -> R
     steps = density.guide.take(us)
     keep = vs < density.squeeze.take(steps)
     k = steps.astype(np.uint64)
-    looked = _settle(density, k, keep, words, us, vs, entropy)
+    extended = _settle(density, k, keep, words, us, vs, entropy)
     accepted = np.flatnonzero(keep)[:limit]
     k, words = k[accepted], words[accepted]
     return Reals(
@@ -261,7 +261,7 @@ def _candidates(density: Density, count: int, entropy: Entropy, limit: int) -> R
         integral=(k >> np.uint64(STEP_BITS)).view(np.int64),
         fraction=((k << np.uint64(_X_BITS)) | (words >> np.uint64(STEP_BITS))).reshape(1, -1),
         entropy=entropy,
-        extended={int(np.searchsorted(accepted, index)): bits for index, bits in looked.items() if index in accepted},
+        extended={int(np.searchsorted(accepted, index)): bits for index, bits in extended.items() if index in accepted},
     )
 
 
