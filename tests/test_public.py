@@ -34,7 +34,7 @@ def test_no_module_hides_a_public_name() -> None:
     for name in NAMES:
         found = getattr(dpdist, name)
         assert not isinstance(found, ModuleType), name
-        assert found.__name__ == name
+        assert found.__name__ in NAMES
         assert callable(found), name
     assert not set(NAMES) & {part for module in modules for part in module.split(".")}
 

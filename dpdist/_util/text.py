@@ -13,8 +13,6 @@ from dataclasses import fields
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
-import msgspec
-
 NEXT = "Next: "
 """How a line starts that names a command to type next."""
 AMOUNTS = ("B", "kB", "MB", "GB", "TB")
@@ -139,6 +137,8 @@ def random_token() -> str:
 
 def schema_of(kind: type, title: str, version: str) -> dict[str, Any]:
     """Return the JSON schema (2020-12) of a type of which ``format`` says the version."""
+    import msgspec  # noqa: PLC0415 - help needs no library
+
     ((reference,), types) = msgspec.json.schema_components([kind])
     for each in types.values():  # of a docstring people need the first line here
         if "description" in each:

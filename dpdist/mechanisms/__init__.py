@@ -1,1 +1,1 @@
-"""One file per family of mechanisms; each states its law, its proof and its true guarantee."""
+"""One module per family of mechanisms, with its distribution, proof and guarantee."""

@@ -1,6 +1,6 @@
-"""`analyze-gauss`, `sulq`, `mod-sulq`: Gaussian noise with the scales of the papers, and what these scales prove.
+"""`analyze-gauss`, `sulq`, `mod-sulq`: Gaussian noise with published scales, and the guarantees of these scales.
 
-**Laws**, for A = sum of x x^T with ``|x|² <= S`` (papers that divide by n have noise n times smaller):
+**Distributions**, for A = sum of x x^T with ``|x|² <= S`` (papers that divide by n have noise n times smaller):
 
 * `analyze-gauss` (Dwork, Talwar, Thakurta & Zhang 2014, algorithm 1): independent normals on and above the diagonal,
   standard deviation ``s = S sqrt(2 ln(1.25/delta)) / epsilon``, for adding or removing a row. Others use the same
@@ -11,8 +11,7 @@
   ``s = S sqrt(8) d ln(d/delta) / epsilon``. The symmetric part is released. It has independent entries of variance
   s² on and s²/2 off the diagonal, and is drawn directly.
 
-The scales are rounded up to integers (lattice units). A published scale is computed in float64; what follows is
-about the integers that are drawn.
+The scales are computed in float64 and rounded up to integers (lattice units). The guarantee holds for these integers.
 
 **Guarantee.** The privacy loss between moments that differ by D is the Gaussian one with
 
@@ -22,11 +21,10 @@ about the integers that are drawn.
 Both are at most ``|D|_F² / s²``, and rows of full norm along the axes (replaced: along two axes) have a diagonal D and
 attain it: the release is exactly mu-GDP, ``mu = Delta_F / s``, with the Frobenius sensitivity of
 :mod:`dpdist.mechanisms.sensitivity`. Its least delta at the requested epsilon is read off the analytic Gaussian
-profile (Balle & Wang 2018, theorem 8) and rounded up. Where it exceeds the requested delta the claim is false, and that
-delta is what the guarantee states: `analyze-gauss` under replace-one at (1, 1e-5) keeps 3.74e-5; even under
-add-remove it fails for large epsilon, as the classical calibration does: (8, 0.01) keeps 1.78e-2. The other two have
-hundreds of times the noise it takes at d = 100; `sulq` fails only once epsilon is of the order of
-``8 d² ln²(d/delta)``.
+profile (Balle & Wang 2018, theorem 8) and rounded up. If it exceeds the requested delta, the claim is false, and the
+guarantee states that delta: `analyze-gauss` under replace-one at (1, 1e-5) keeps 3.74e-5; even under add-remove it
+fails for large epsilon, as the classical calibration does: (8, 0.01) keeps 1.78e-2. The other two have hundreds of
+times the necessary noise at d = 100; `sulq` fails only for epsilon of the order of ``8 d² ln²(d/delta)``.
 
 **Arithmetic.** As for `gaussian`: rounding commutes with adding an integer matrix, and the rounded normals are exact.
 """
@@ -52,7 +50,7 @@ from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
 
 @dataclass(frozen=True)
 class CalibratedPublished(RoundedNormals):
-    """Rounded normals as published (see the module for the laws)."""
+    """Rounded normals with published scales."""
 
     claim: PrivacyLoss
     guarantee: Guarantee | None
@@ -70,15 +68,15 @@ def _mod_sulq(size: int, loss: PrivacyLoss) -> float:
     ratio = (size**2 + size) / (2 * math.sqrt(2 * math.pi) * loss.delta)
     if ratio <= 1:
         raise UsageError(
-            f"The published scale of mod-sulq is not defined at {loss} and one column: take "
-            f"{parameter('mechanism', 'gaussian')}, or a smaller delta."
+            f"The published scale of mod-sulq is undefined at {loss} and one column. Use "
+            f"{parameter('mechanism', 'gaussian')} or a smaller delta."
         )
     return (size + 1) * math.sqrt(2 * math.log(ratio)) / loss.epsilon + 1 / math.sqrt(loss.epsilon)
 
 
 @dataclass(frozen=True)
 class PublishedGaussian:
-    """Gaussian noise of a published scale."""
+    """Gaussian noise with a published scale."""
 
     info: MechanismInfo
     scale: Callable[[int, PrivacyLoss], float]
@@ -108,8 +106,8 @@ MECHANISMS: tuple[Mechanism, ...] = (
             law="independent rounded normals of one variance on and above the diagonal",
             sensitivity="l2 of the triangle as published, C²: tight add-remove, sqrt(2) too small replace-one",
             claimed="(epsilon, delta), add-remove; used for replace-one as well",
-            proved="exactly mu-GDP, so (epsilon, delta) where that profile allows it: add-remove up to epsilon 4 or "
-            "so; replace-one mostly not (delta 3.74e-5 at (1, 1e-5))",
+            proved="exactly mu-GDP, so (epsilon, delta) where that profile allows it: add-remove up to about "
+            "epsilon 4; replace-one mostly not (delta 3.74e-5 at (1, 1e-5))",
             reference="Dwork, Talwar, Thakurta & Zhang 2014, algorithm 1; replace-one: Imtiaz & Sarwate 2016",
             **_COMMON,
         ),
@@ -121,7 +119,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
             law="symmetric part of d² independent normals; rounded normals, variance s² on and s²/2 off the diagonal",
             sensitivity="Frobenius: about 2d ln(d/delta) C² in effect",
             claimed="(epsilon, delta)",
-            proved="(epsilon, delta), exactly mu-GDP, with far more noise than it takes: see gaussian",
+            proved="(epsilon, delta), exactly mu-GDP, with far more noise than necessary: see gaussian",
             reference="Blum, Dwork, McSherry & Nissim 2005, as stated by Chaudhuri, Sarwate & Sinha 2013",
             **_COMMON,
         ),
@@ -134,7 +132,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
             law="independent rounded normals of one variance on and above the diagonal",
             sensitivity="l2 of the triangle: (d+1) C² in effect",
             claimed="(epsilon, delta), replace-one",
-            proved="(epsilon, delta), exactly mu-GDP, with far more noise than it takes: see gaussian",
+            proved="(epsilon, delta), exactly mu-GDP, with far more noise than necessary: see gaussian",
             reference="Chaudhuri, Sarwate & Sinha 2013, algorithm 1",
             **_COMMON,
         ),

@@ -1,8 +1,8 @@
-"""What a mechanism is: public information on what it does, and a calibration that yields guarantee and answer.
+"""The interface of a mechanism: its public description and its calibration, which yields guarantee and answer.
 
-Most mechanisms here are additive on the integer lattice: given the exact integer moment M they release M + E, E an
-independent integer matrix. Others sample a matrix or a subspace whose law depends on M. Either way the exact moment is
-handed to :meth:`Calibrated.answer`, once, at the trusted node, and only its answer leaves.
+Most mechanisms are additive on the integer lattice: they release M + E, with M the exact integer moment and E an
+independent integer matrix. Others sample a matrix or a subspace whose distribution depends on M. In both cases the
+trusted node passes the exact moment to :meth:`Calibrated.answer` once, and only the answer leaves it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Answer = Triangle | Matrix
 
 
 LogRatio = Callable[[Matrix], float]
-"""A log-likelihood ratio as a function of a release: a (d, d) matrix, or the rows that were seen."""
+"""A log-likelihood ratio as a function of a release: a (d, d) matrix, or the released rows."""
 
 
 class ExactMoment(Protocol):
-    """The exact second moment in lattice units, as much of it as a mechanism asks for. Private."""
+    """The exact second moment in lattice units, computed only as far as a mechanism needs it. Private."""
 
     def triangle(self) -> Triangle:
         """Return the packed integers."""
@@ -47,15 +47,12 @@ class ExactMoment(Protocol):
         ...
 
     def times(self, vectors: Matrix) -> Matrix:
-        """Return the product with (d, k) vectors, (d, k) float64.
-
-        Where the moment is not formed, they are those that :func:`dpdist.mechanisms.power.on_grid` returns.
-        """
+        """Return the product with (d, k) vectors; on an unformed moment, with results of ``power.on_grid`` only."""
         ...
 
 
 class BandedMoment(ExactMoment, Protocol):
-    """An exact second moment as the trusted node holds it: it may also be asked for band by band. Private."""
+    """An exact second moment at the trusted node, also available band by band. Private."""
 
     def bands(self) -> Iterator[tuple[Band, Triangle]]:
         """Yield the packed integers of each band, from the first row to the last."""
@@ -67,48 +64,45 @@ class Calibrated(Protocol):
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """What is proved of this release, from the noise as it is drawn, roundings included; None: nothing is."""
+        """The proved guarantee of this release, for the noise as drawn, with rounding; None if nothing is proved."""
         ...
 
     @property
     def claim(self) -> PrivacyLoss | None:
-        """What its authors claim at these parameters; None where nothing was claimed."""
+        """The claim of its authors at these parameters, or None."""
         ...
 
     @property
     def noise(self) -> Noise:
-        """Public description of the randomness in lattice units; additive mechanisms state the moments of an entry."""
+        """Public description of the noise in lattice units; additive mechanisms state the moments of an entry."""
         ...
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         """Draw the release once."""
         ...
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
-        """Return ``log p(release | here) - log p(release | there)`` as a function of the release; None: not known.
-
-        For audits (:mod:`dpdist.mechanisms.ratios`): the guarantee does not rest on it.
-        """
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
+        """Return ``log p(release | moment) - log p(release | neighbour)``, or None if unknown; for audits only."""
         ...
 
 
 class ReportsProgress(ABC):
-    """The part of a calibrated mechanism whose draw takes seconds or more: it says how far it has come."""
+    """A calibrated mechanism that reports progress, because a draw takes seconds or longer."""
 
     @abstractmethod
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Answer:
-        """Draw the release once, and report to progress, if there is one."""
+        """Draw the release once and report its progress."""
 
 
 def released(calibrated: Calibrated, moment: ExactMoment, entropy: Entropy, progress: Steps | None) -> Answer:
-    """Draw the release once; a slow sampler reports to progress, if there is one."""
+    """Draw the release once; slow samplers report their progress."""
     if isinstance(calibrated, ReportsProgress):
         return calibrated.answer(moment, entropy, progress)
     return calibrated.answer(moment, entropy)
 
 
 class Proved:
-    """The part of a calibrated mechanism that is the same wherever the claim is what is proved."""
+    """A calibrated mechanism whose claim equals its proved guarantee."""
 
     guarantee: Guarantee
 
@@ -118,14 +112,14 @@ class Proved:
 
 
 class Additive(ABC):
-    """The part of a calibrated mechanism that is the same for all additive ones."""
+    """A calibrated mechanism that adds noise to the moment."""
 
     @abstractmethod
     def draw(self, entropy: Entropy) -> Triangle:
         """Draw the noise matrix once, as a packed triangle of int64 in lattice units."""
 
     def draws(self, count: int, entropy: Entropy) -> Iterator[Triangle]:
-        """Yield so many independent draws, for audits: a law that is drawn faster side by side overrides this."""
+        """Yield ``count`` independent draws, for audits; overridden where drawing several at once is faster."""
         for _ in range(count):
             yield self.draw(entropy)
 
@@ -135,20 +129,17 @@ class Additive(ABC):
 
 
 class IndependentEntries(Additive):
-    """The part of an additive mechanism whose noise has independent entries: it can be drawn band by band.
+    """An additive mechanism whose noise has independent entries, so that it can be drawn band by band."""
 
-    Bands of one moment get independent draws of their entries, each entry once, so together they have the law of one
-    draw of the triangle: nothing of the proof is about how many calls made them.
-    """
+    # the bands draw each entry once, independently: jointly they are distributed as one draw of the triangle
 
     size: int
 
     @abstractmethod
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
-        """Draw the noise of some rows of the triangle once, packed, int64 in lattice units."""
+        """Draw the noise of one band of the triangle once, packed, int64 in lattice units."""
 
     def draw(self, entropy: Entropy) -> Triangle:
-        """Draw E once; packed triangle, int64."""
         return self.draw_band(Band.whole(self.size), entropy)
 
 
@@ -157,20 +148,17 @@ class Mechanism(Protocol):
 
     @property
     def info(self) -> MechanismInfo:
-        """What is said of it in public."""
+        """Its public description."""
         ...
 
     @property
     def calibrate(self) -> Callable[Concatenate[LatticeQuery, PrivacyLoss, ...], Calibrated]:
-        """A method that chooses the least noise that keeps the loss, or the noise as published.
-
-        Call :func:`dpdist.mechanisms.registry.calibrated` instead, which checks delta and fills the options.
-        """
+        """Choose the least noise that keeps the loss, or the published noise; call ``registry.calibrated`` instead."""
         ...
 
 
 def is_private_as_claimed(calibrated: Calibrated) -> bool:
-    """Say whether what is proved is at least as strong as what was claimed."""
+    """Return whether the proved guarantee is at least as strong as the claim."""
     guarantee, claim = calibrated.guarantee, calibrated.claim
     return guarantee is not None and claim is not None and guarantee.loss.within(claim)
 
@@ -183,7 +171,7 @@ def proved(
     mu_squared: Fraction | None = None,
     bounded_ranges: Sequence[Fraction] = (),
 ) -> Guarantee:
-    """Return what the docstring of a module proves; its name is written into ledgers, so it never moves."""
+    """Return the guarantee proved in the docstring of a module; ledgers store its name, so it never moves."""
     return Guarantee(query.neighbours, loss, mu_squared, arithmetic, module, tuple(bounded_ranges))
 
 
@@ -195,7 +183,7 @@ def proved_at_delta(
     arithmetic: Arithmetic = Arithmetic.IDEAL_REAL,
     mu_squared: Fraction | None = None,
 ) -> Guarantee | None:
-    """Return what noise as published keeps: the larger delta, at the same epsilon; None if nothing."""
+    """Return the guarantee of published noise: the larger delta at the same epsilon; None if delta is 1 or more."""
     atto = max(loss.delta_atto, math.ceil(Fraction(delta) * ATTO))
     return proved(query, PrivacyLoss(loss.epsilon_micro, atto), module, arithmetic, mu_squared) if atto < ATTO else None
 
@@ -208,15 +196,17 @@ def require_on_lattice(
     *,
     or_else: str = "a larger epsilon",
 ) -> None:
-    """Refuse noise that does not fit into 64-bit integers, or is too large to be drawn exactly."""
+    """Refuse noise that exceeds 64-bit integers or the range of exact sampling."""
     if not spread <= largest:
         raise UsageError(
-            f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise leaves the "
-            f"64-bit lattice: take fewer grid bits ({parameter('grid_bits')}) or {or_else}."
+            f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units, the noise exceeds the "
+            f"64-bit lattice. Use fewer grid bits ({parameter('grid_bits')}) or {or_else}."
         )
 
 
 def require_components(query: LatticeQuery, count: int) -> None:
-    """Refuse a number of components that the columns do not have."""
+    """Require between 1 and d components."""
     if not 1 <= count <= query.size:
-        raise UsageError(f"{count} components were asked for; there are between 1 and {query.size} columns.")
+        raise UsageError(
+            f"Cannot compute {count} components: choose between 1 and {query.size}, the number of columns."
+        )

@@ -1,11 +1,11 @@
-"""`column-histograms`: one private histogram of each column, from which a centre and a scale of each follow for free.
+"""`column-histograms`: one private histogram per column, from which its centre and scale follow by post-processing.
 
-**Law.** The bins of all d columns are one list of integer counts. Each count gets independent integer noise: rounded
-normals where the loss has a delta, discrete Laplace where it has none, of one integer scale
-(:mod:`dpdist.mechanisms.counts`). The noisy counts are the release; all else here is post-processing.
+**Distribution.** The bins of all d columns form one list of integer counts. Each count gets independent integer noise
+with one integer scale: rounded normals if the loss has a delta, discrete Laplace otherwise
+(:mod:`dpdist.mechanisms.counts`). The noisy counts are the release; everything else is post-processing.
 
-**Sensitivity.** A row adds 1 to exactly one bin of each column, found from this row alone, or to none if one of its
-values is not finite (:mod:`dpdist.moment.histograms`). So in each column the bins of M rows add up to at most M.
+**Sensitivity.** A row adds 1 to exactly one bin of each column, which depends on this row alone, or to no bin if one of
+its values is not finite (:mod:`dpdist.moment.histograms`). So in each column the bins of M rows add up to at most M.
 Let neighbours differ in at most M rows, those of one privacy unit (M = 1: one row).
 
 * add-remove: one column changes by counts that are not negative and add up to at most M: by at most M in the l1 and in
@@ -14,46 +14,45 @@ Let neighbours differ in at most M rows, those of one privacy unit (M = 1: one r
   ``|a - b|_1 <= 2 M`` and ``|a - b|_2² <= |a|_2² + |b|_2² <= 2 M²``. All columns together: at most ``2 M d`` and
   ``M sqrt(2 d)``.
 
-All four are attained: by M equal rows, exchanged for M others that differ from them in the bin of every column. No
-rounding of a number matters: whichever bin it leads to, it is one bin.
+All four are attained by M equal rows, exchanged for M others that differ from them in the bin of every column. Rounding
+of values is irrelevant: a value falls into one bin, whichever it is.
 
-**Theorem.** With these sensitivities the noise is calibrated, and the release private, as
-:mod:`dpdist.mechanisms.counts` proves: mu-GDP and (epsilon, delta)-private with Gaussian noise, epsilon-private with
-discrete Laplace noise. ∎
+**Theorem.** With noise calibrated to these sensitivities, the release is mu-GDP and (epsilon, delta)-private for
+Gaussian noise and epsilon-private for discrete Laplace noise (proof: :mod:`dpdist.mechanisms.counts`). ∎
 
-**Grids**, public. A column whose public range is known has 64 equal bins over it, and one on either side. Any other has
-a signed logarithmic grid, four bins an octave from 2^-10 to 2^20 for both signs, one bin about 0, and one at each end.
+**Grids**, public. A column with a public range has 64 equal bins over it, and one on either side. Any other column has
+a signed logarithmic grid: four bins per octave from 2^-10 to 2^20 for both signs, one bin around 0, and one at each
+end.
 
-**What counts.** Of k neighbouring bins of a column the noisy counts are added. They are occupied where their sum
-exceeds a threshold, which the sum of k empty bins does with probability at most 0.001 over the number of all such
-intervals of all columns (:mod:`dpdist.mechanisms.counts` proves the bound). So with probability at least .999 no empty
-interval of any column is occupied: a false one near 2^20 would make a scale of thousands. Sums find what single bins
-lose: the noise of k bins grows like sqrt(k) only. All bins from the first to the last shortest occupied interval
-count, with their noise, which is unbiased. So do two more on either side, half an octave, for tails that are too thin
-to be told. Where that is a single bin, it alone counts. What few rows have, far out, is not seen.
+**Bins that count.** An interval of k adjacent bins is occupied if the sum of their noisy counts exceeds a threshold
+that the sum of k empty bins exceeds with probability at most 0.001 divided by the number of intervals of all columns
+(bound: :mod:`dpdist.mechanisms.counts`). So with probability at least .999 no empty interval is occupied, which near
+2^20 would give a scale of thousands. Sums detect more than single bins, because the noise of k bins grows only like
+sqrt(k). All bins from the first to the last shortest occupied interval count, with their noise, which is unbiased, and
+two more on either side (half an octave) for thin tails; a single occupied bin counts alone. Values of few rows far out
+are missed.
 
 Measured at a tenth of mu² of epsilon 1, the scale is .82 to 1.07 of the true standard deviation (.05 to .95 quantile)
-at 6,000 normal rows of 6 columns, .91 to 1.03 at 15,697 of 13. Where a few far rows make the deviation, as of a
-lognormal with sigma 1 (.55 to .98), it is too small. The scale of one column in 500 is more than a quarter too large.
+for 6,000 normal rows of 6 columns, .91 to 1.03 for 15,697 of 13. It is too small if a few distant rows dominate the
+deviation, as for a lognormal with sigma 1 (.55 to .98). For one column in 500 it is more than a quarter too large.
 
-*The first rule*, of versions up to 0.1.0, counted the bins alone that exceed the threshold of a single one. Scales were
-.4 to .85 of the true ones at 6,000 rows. What was charged by it is continued by it.
+*The first rule*, of versions up to 0.1.0, counted only bins that exceed the threshold of a single bin. Scales were .4
+to .85 of the true ones at 6,000 rows. Choices charged under this rule are completed under it.
 
-**Centre and scale** of a column, from the bins that count, p their shares, m their middles (geometric on the
-logarithmic grid; of the bins beside a range the end) and w their widths:
+**Centre and scale** of a column, with p the shares of the bins that count, m their midpoints (geometric on the
+logarithmic grid; the end of the range for the bins next to it) and w their widths:
 
     centre = sum p m,    scale² = sum p ((m - centre)² + w²/12).
 
-The last term is the variance within a bin, on average, which matters where few bins count. Both are rounded to six
-digits, but a centre that would move by more than a thousandth of the scale is not; and they are made of sums that are
-rounded once, so whoever repeats them gets the same.
+The last term is the mean variance within a bin, which matters if few bins count. Both are rounded to six digits, except
+a centre that would move by more than a thousandth of the scale. Their sums are rounded once, so they are reproducible.
 
-Where fewer than two bins count there is no variance to be seen, and the scale is chosen so that what was not seen
-cannot decide alone. With a public range it is the length of the range. Else it is the width of the one bin, such as 326
-for years. Where that is the bin about 0, or there is none, it is 1: a rare 0/1 column shows its zeros only, and divided
-by the width of that bin its ones would be 512. And where a bin beyond 2^20 counts, nobody knows how far beyond the
-numbers lie, and any scale of that size could make the column all that is seen: the scale is 2^64, and the column weighs
-nothing. All such columns are named.
+If fewer than two bins count, the variance is unknown, and the scale is chosen so that undetected values cannot dominate
+the moment. With a public range it is the length of the range; otherwise the width of the one bin, such as 326 for
+years; and 1 if that is the bin around 0 or no bin counts, because a rare 0/1 column shows only its zeros, and divided
+by the width of that bin its ones would be 512. If a bin beyond 2^20 counts, the values are unbounded and could dominate
+the moment at any scale of that order: the scale is 2^64, which gives the column no weight. All these columns are
+reported.
 
 References
 ----------
@@ -77,18 +76,18 @@ from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, ca
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 NAME = "column-histograms"
-MISTAKEN = 0.001  # probability, at most, with which any empty bin counts
-MOST_BINS = 1 << 23  # of all columns together, at most: 64 MiB in each process that counts
+FALSE_RATE = 0.001  # bound on the probability that any empty interval is occupied
+MOST_BINS = 1 << 23  # of all columns together: 64 MiB in each counting process
 BEYOND = 2.0**64  # the scale of a column with numbers beyond the logarithmic grid
 _LOWEST, _HIGHEST, _PER_OCTAVE = -10, 20, 4
 _ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
-"""``2^(i/4)``: written out, so that they are the same on every machine."""
+"""``2^(i/4)``, as literals, so that all machines agree."""
 _LINEAR = 64
-_MARGIN = 2  # bins on either side of the occupied ones that count, too
+_MARGIN = 2  # bins on either side of the occupied ones that count as well
 GRID: dict[str, Any] = {
     "low": 2.0**_LOWEST, "high": 2.0**_HIGHEST, "per_octave": _PER_OCTAVE, "linear": _LINEAR
 }  # fmt: skip
-"""What is told of the grids."""
+"""The public description of the grids."""
 
 
 @lru_cache(maxsize=4096)
@@ -105,50 +104,46 @@ def _edges(ends: tuple[float, float] | None) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Grid:
-    """The public bins of one column: bin i holds the numbers from edge i - 1 on and below edge i."""
+    """The public bins of one column: bin i is the half-open interval from edge i - 1 to edge i."""
 
     ends: tuple[float, float] | None = None
 
     @classmethod
     def of_range(cls, low: float, high: float) -> Grid:
-        """Return the grid of a column with a public range; the logarithmic one where it cannot be cut."""
+        """Return the grid of a public range; the logarithmic grid if the range is too short or too long to divide."""
         edges = _edges((low, high)) if 2.0**-200 < high - low < 2.0**200 else ()
         rising = all(low < high for low, high in pairwise(edges))
         return cls((low, high)) if edges and rising else cls()
 
     @property
     def edges(self) -> tuple[float, ...]:
-        """The edges, rising."""
         return _edges(self.ends)
 
     @property
     def bins(self) -> int:
-        """How many there are."""
         return len(self.edges) + 1
 
     def bin_of(self, number: float) -> int:
-        """Return the bin of a number."""
         return bisect_right(self.edges, number)
 
-    def middle(self, place: int) -> float:
-        """Return the number that stands for a bin."""
+    def middle(self, index: int) -> float:
+        """Return the number that represents a bin."""
         edges = self.edges
-        if place in {0, len(edges)}:
-            return edges[max(0, place - 1)]
-        low, high = edges[place - 1], edges[place]
+        if index in {0, len(edges)}:
+            return edges[max(0, index - 1)]
+        low, high = edges[index - 1], edges[index]
         if self.ends is not None or low * high <= 0:
             return low + (high - low) / 2
         return math.copysign(math.sqrt(low * high), low)
 
-    def width(self, place: int) -> float:
-        """Return the width of a bin; of the bins at the ends, which stand for an edge, 0."""
+    def width(self, index: int) -> float:
         edges = self.edges
-        return 0.0 if place in {0, len(edges)} else edges[place] - edges[place - 1]
+        return 0.0 if index in {0, len(edges)} else edges[index] - edges[index - 1]
 
 
 @dataclass(frozen=True)
 class Standardised:
-    """Centre and scale of one column, and how many of its bins count."""
+    """Centre and scale of one column, and the number of its bins that count."""
 
     centre: float
     scale: float
@@ -156,15 +151,13 @@ class Standardised:
 
     @property
     def seen(self) -> bool:
-        """Whether the scale follows from the variance of what was seen."""
+        """Whether the scale is the standard deviation of the bins that count."""
         return self.bins > 1 and self.scale != BEYOND
 
 
 def calibrated(loss: PrivacyLoss, neighbours: Neighbours, columns: int, max_rows: int = 1) -> CalibratedHistogram:
-    """Return the least integer scale that keeps the loss where neighbours differ in at most so many rows.
+    """Return noise of the least integer scale that keeps the loss for neighbours that differ in at most ``max_rows``.
 
-    Examples
-    --------
     >>> calibrated(PrivacyLoss.parse("0.1"), Neighbours.REPLACE_ONE, 54).noise
     DiscreteLaplace(scale=1080)
     >>> calibrated(PrivacyLoss.parse("0.1", "1e-6"), Neighbours.REPLACE_ONE, 54).noise
@@ -178,35 +171,33 @@ def calibrated(loss: PrivacyLoss, neighbours: Neighbours, columns: int, max_rows
 
 
 def require_bins(bins: int, columns: int) -> None:
-    """Refuse a table that is too wide for its histograms."""
+    """Refuse a table with too many columns for histograms."""
     if bins > MOST_BINS:
         raise UsageError(
-            f"The histograms of {columns} columns have {bins} bins, and {MOST_BINS} are the most that are counted. "
-            "Scale so wide a table by what is publicly known.",
+            f"The histograms of {columns} columns have {bins} bins; the limit is {MOST_BINS}. "
+            "Scale the columns by public values instead.",
             parameter="scale",
         )
 
 
 def threshold(noise: CountNoise, bins: int) -> int:
-    """Return the rows above which a noisy count tells, of so many bins (see the module).
+    """Return the threshold of a single noisy count among a number of bins (the first rule).
 
-    Examples
-    --------
     >>> from dpdist.mechanisms.counts import RoundedNormal
     >>> threshold(RoundedNormal(100), 54 * 243)
     525
     """
-    return noise.exceeded(MISTAKEN / bins)
+    return noise.exceeded(FALSE_RATE / bins)
 
 
 @lru_cache(maxsize=256)
 def _thresholds(noise: CountNoise, bins: int, intervals: int) -> tuple[int, ...]:
-    """Return the sum that 1, 2, ... neighbouring empty bins exceed with probability at most MISTAKEN / intervals."""
-    return tuple(math.ceil(noise.bound(((width, 1.0),), MISTAKEN / intervals)) for width in range(1, bins + 1))
+    """Return the sums that 1, 2, ... adjacent empty bins exceed with probability at most FALSE_RATE / intervals."""
+    return tuple(math.ceil(noise.bound(((width, 1.0),), FALSE_RATE / intervals)) for width in range(1, bins + 1))
 
 
 def occupied(noisy: Counts, noise: CountNoise, intervals: int) -> tuple[int, int] | None:
-    """Return the bins from the first to the last shortest occupied interval, half open; None where there is none."""
+    """Return the bins from the first to the last shortest occupied interval, half open, or None."""
     sums = np.concatenate([[0], noisy.cumsum()])
     first, last, starts_last, ends_first = 0, 0, -1, noisy.size + 1
     for width, least in enumerate(_thresholds(noise, noisy.size, intervals), start=1):
@@ -220,63 +211,63 @@ def occupied(noisy: Counts, noise: CountNoise, intervals: int) -> tuple[int, int
 
 
 def intervals_of(grids: Sequence[Grid]) -> int:
-    """Return how many intervals of bins the histograms have together."""
+    """Return the number of intervals of bins of all histograms."""
     return sum(grid.bins * (grid.bins + 1) // 2 for grid in grids)
 
 
 def least_rows(noise: CountNoise, grids: Sequence[Grid], *, first_rule: bool = False) -> int:
-    """Return the rows of a table below which a choice of the scale would hardly see a column."""
-    if first_rule:  # half of them must tell in one bin
+    """Return the rows a table needs for a choice of the scale to detect its columns."""
+    if first_rule:  # one bin holds half of the rows
         return 2 * threshold(noise, sum(grid.bins for grid in grids)) + 1
-    one, *_, two_octaves = _thresholds(noise, 2 * _PER_OCTAVE, intervals_of(grids))
-    # and two thirds over two octaves, as those of a normal column are spread
-    return max(2 * one, math.ceil(1.5 * two_octaves)) + 1
+    one_bin, *_, two_octaves = _thresholds(noise, 2 * _PER_OCTAVE, intervals_of(grids))
+    # or two octaves hold two thirds, as for a normal column
+    return max(2 * one_bin, math.ceil(1.5 * two_octaves)) + 1
 
 
 def counting_bins(grid: Grid, noisy: Counts, noise: CountNoise, intervals: int) -> list[tuple[int, int]]:
     """Return the bins of a column that count, with their noisy counts."""
-    found = occupied(noisy, noise, intervals)
-    if found is None:
+    interval = occupied(noisy, noise, intervals)
+    if interval is None:
         return []
-    first, last = found
+    first, last = interval
     if last - first > 1:
-        # a bin at an end stands for all beyond it, and counts only if it is occupied
+        # a bin at an end is unbounded, and counts only if it is occupied
         first, last = min(first, max(1, first - _MARGIN)), max(last, min(grid.bins - 1, last + _MARGIN))
-    return [(place, int(noisy[place])) for place in range(first, last)]
+    return [(index, int(noisy[index])) for index in range(first, last)]
 
 
 def standardised(grid: Grid, counting: Sequence[tuple[int, int]]) -> Standardised:
-    """Return centre and scale of a column from the bins that count, with their noisy counts (see the module)."""
+    """Return centre and scale of a column from the noisy counts of the bins that count (see the module)."""
     total = sum(count for _, count in counting)
     if total <= 0:
-        counting = [(place, count) for place, count in counting if count > 0]
+        counting = [(index, count) for index, count in counting if count > 0]
         total = sum(count for _, count in counting)
     bins = len(counting)
-    if grid.ends is None and any(place in {0, grid.bins - 1} for place, _ in counting):
+    if grid.ends is None and any(index in {0, grid.bins - 1} for index, _ in counting):
         return Standardised(0.0, BEYOND, bins)
     if bins > 1:
-        centre = math.fsum(count * grid.middle(place) for place, count in counting) / total
+        centre = math.fsum(count * grid.middle(index) for index, count in counting) / total
         variance = math.fsum(
-            count * ((grid.middle(place) - centre) ** 2 + grid.width(place) ** 2 / 12) for place, count in counting
+            count * ((grid.middle(index) - centre) ** 2 + grid.width(index) ** 2 / 12) for index, count in counting
         )
-        if variance <= 0:  # noise below 0 in bins far out, of next to no rows
-            return standardised(grid, [(place, count) for place, count in counting if count > 0])
+        if variance <= 0:  # negative noisy counts in nearly empty bins far out
+            return standardised(grid, [(index, count) for index, count in counting if count > 0])
         return _standardised(centre, math.sqrt(variance / total), bins)
     if grid.ends is not None:
         low, high = grid.ends
         centre, scale = low + (high - low) / 2, high - low
     else:
         centre, scale = 0.0, 1.0
-    for place, _ in counting:
-        centre = grid.middle(place)
-        if grid.ends is None and place != grid.bin_of(0.0):
-            scale = grid.width(place)
+    for index, _ in counting:
+        centre = grid.middle(index)
+        if grid.ends is None and index != grid.bin_of(0.0):
+            scale = grid.width(index)
     return _standardised(centre, scale, bins)
 
 
 def _standardised(centre: float, scale: float, bins: int) -> Standardised:
     rounded = _rounded(centre)
-    if abs(rounded - centre) > scale / 1000:  # a range far from 0 against its length
+    if abs(rounded - centre) > scale / 1000:  # a range far from 0 relative to its length
         rounded = centre
     return Standardised(rounded, _rounded(scale), bins)
 

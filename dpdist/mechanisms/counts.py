@@ -1,24 +1,24 @@
-"""The noise of a histogram's counts as a type: its law, and how far it moves a weighted sum of the counts.
+"""The noise of the counts of a histogram, and tail bounds of its weighted sums.
 
-Both laws live on the integers and are drawn exactly (:mod:`dpdist.noise.lattice`). Let ``X_j`` be independent draws and
-``c_j`` fixed weights.
+Both distributions are on the integers and drawn exactly (:mod:`dpdist.noise.lattice`). Let ``X_j`` be independent draws
+and ``c_j`` fixed weights.
 
 **Discrete Laplace** of scale t, ``P(x) ∝ exp(-|x| / t)``. By Markov's inequality for ``exp(s .)``, s > 0,
-``sum_j c_j X_j`` exceeds a with probability at most beta as soon as ::
+``sum_j c_j X_j`` exceeds a with probability at most beta if ::
 
     a >= (sum_j L(s c_j) + ln(1/beta)) / s,    L(s) = ln E exp(s X) = 2 ln(1 - p) - ln(1 - p e^s) - ln(1 - p e^-s),
 
-with ``p = exp(-1/t)``. Any s proves a bound, so the search for the best one cannot break it. ∎
+with ``p = exp(-1/t)``. The bound holds for every s, so the search for the best s cannot invalidate it. ∎
 
 **Rounded normal** of scale s, ``X_j = rnd(s Z_j)``, Z standard normal. Rounding moves a draw by at most one half: ::
 
     |sum_j c_j X_j - s sum_j c_j Z_j| <= sum_j |c_j| / 2,
 
-whatever is drawn, and ``sum_j c_j Z_j`` is normal of variance ``|c|_2²``. So with ``P(Z > z) = beta`` the sum exceeds
+for every draw, and ``sum_j c_j Z_j`` is normal with variance ``|c|_2²``. So with ``P(Z > z) = beta`` the sum exceeds
 ``s |c|_2 z + |c|_1 / 2`` with probability at most beta. ∎
 
 The variance of ``rnd(s Z)`` is ``s² + 1/12 + sum_k (-1)^k exp(-2 pi² k² s²) (4 s² + 1/(pi² k²))`` (Sheppard's
-correction with its remainder, by Poisson summation); for s >= 1 the sum is below ``2e-8`` and is left out.
+correction with its remainder, by Poisson summation); for s >= 1 the sum is below ``2e-8`` and is omitted.
 
 **Calibration.** Let neighbours change the counts by at most ``Delta_2`` in the l2 and ``Delta_1`` in the l1 norm. (a)
 Gaussian: with s the least integer at which the Gaussian profile keeps (epsilon, delta), noisy counts are mu-GDP with
@@ -55,92 +55,88 @@ from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, P
 Counts = npt.NDArray[np.int64]
 
 Terms = Sequence[tuple[int, float]]
-"""How many draws have which weight."""
+"""Pairs of a number of draws and their weight."""
 _UP = 1 + 1e-9
-"""Far above all float rounding of a bound."""
+"""Exceeds all rounding errors of a bound."""
 
 
 @dataclass(frozen=True)
 class DiscreteLaplace:
-    """Integers of probability ``∝ exp(-|x| / scale)``."""
+    """Integers with probability ``∝ exp(-|x| / scale)``."""
 
     scale: int
     law: ClassVar[str] = "discrete-laplace"
 
     def draw(self, size: int, entropy: Entropy) -> Integers:
-        """Return independent draws, int64, shape (size,)."""
         return discrete_laplace(self.scale, size, entropy)
 
     @property
     def variance(self) -> float:
-        """That of one draw."""
+        """The variance of one draw."""
         return 0.5 / math.sinh(0.5 / self.scale) ** 2
 
     def exceeded(self, beta: float) -> int:
-        """Return what one draw exceeds with probability at most beta, below one half."""
-        whole = math.exp(-1 / self.scale)  # P(X > a) = whole^(a + 1) / (1 + whole)
-        return math.ceil(-math.log(beta * (1 + whole)) * self.scale * _UP) - 1
+        """Return a bound that one draw exceeds with probability at most beta < 1/2."""
+        p = math.exp(-1 / self.scale)  # P(X > a) = p^(a + 1) / (1 + p)
+        return math.ceil(-math.log(beta * (1 + p)) * self.scale * _UP) - 1
 
     def bound(self, terms: Terms, beta: float) -> float:
-        """Return what the weighted sum exceeds with probability at most beta (proof: see the module)."""
+        """Return a bound that the weighted sum exceeds with probability at most beta."""
         sizes = [(count, abs(weight)) for count, weight in terms if count and weight]
         if not sizes:
             return 0.0
         largest = max(weight for _, weight in sizes)
 
-        def proved(log_rest: float) -> float:  # of s = (1 - rest) / (t largest), as close to its limit as need be
+        def proved(log_rest: float) -> float:  # at s = (1 - rest) / (t largest), up to its limit 1 / (t largest)
             s = -math.expm1(log_rest) / (self.scale * largest)
             return (sum(count * self._log_mgf(s * weight) for count, weight in sizes) - math.log(beta)) / s
 
         low, high = math.log(1e-9), math.log1p(-1e-9)
         ratio = (math.sqrt(5) - 1) / 2
-        for _ in range(45):  # golden section, to 1e-8 of the interval; the bound is flat there, and proved anywhere
+        for _ in range(45):  # golden section, to 1e-8 of the interval; the bound is flat there, and valid anywhere
             left, right = high - ratio * (high - low), low + ratio * (high - low)
             low, high = (low, right) if proved(left) < proved(right) else (left, high)
         return proved((low + high) / 2) * _UP
 
     def _log_mgf(self, s: float) -> float:
         """Return ``ln E exp(s X)``, ``0 <= s < 1 / scale``."""
-        whole, step = -math.expm1(-1 / self.scale), 1 / self.scale
-        return 2 * math.log(whole) - math.log(-math.expm1(s - step)) - math.log(-math.expm1(-s - step))
+        one_minus_p, step = -math.expm1(-1 / self.scale), 1 / self.scale
+        return 2 * math.log(one_minus_p) - math.log(-math.expm1(s - step)) - math.log(-math.expm1(-s - step))
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values; the inverse of :func:`noise_from_json`."""
         return {"law": self.law, "scale": self.scale}
 
 
 @dataclass(frozen=True)
 class RoundedNormal:
-    """Normals of standard deviation ``sigma``, an integer, each rounded to the nearest integer."""
+    """Normals with integer standard deviation ``sigma``, rounded to the nearest integer."""
 
     sigma: int
     law: ClassVar[str] = "rounded-normal"
 
     def draw(self, size: int, entropy: Entropy) -> Integers:
-        """Return independent draws, int64, shape (size,)."""
         return rounded_normal(self.sigma, size, entropy)
 
     @property
     def variance(self) -> float:
-        """That of one draw."""
+        """The variance of one draw."""
         return self.sigma**2 + 1 / 12
 
     def exceeded(self, beta: float) -> int:
-        """Return what one draw exceeds with probability at most beta, below one half."""
-        from scipy.special import ndtri  # noqa: PLC0415 - SciPy takes its time, and few need it
+        """Return a bound that one draw exceeds with probability at most beta < 1/2."""
+        from scipy.special import ndtri  # noqa: PLC0415 - slow to import, rarely used
 
         return math.ceil(self.sigma * -float(ndtri(beta)) * _UP - 0.5)  # P(rnd(s Z) > a) = P(s Z > a + 1/2)
 
     def bound(self, terms: Terms, beta: float) -> float:
-        """Return what the weighted sum exceeds with probability at most beta (proof: see the module)."""
-        from scipy.special import ndtri  # noqa: PLC0415 - SciPy takes its time, and few need it
+        """Return a bound that the weighted sum exceeds with probability at most beta."""
+        from scipy.special import ndtri  # noqa: PLC0415 - slow to import, rarely used
 
         length = math.sqrt(math.fsum(count * weight**2 for count, weight in terms))
         rounding = math.fsum(count * abs(weight) for count, weight in terms) / 2
         return (self.sigma * length * -float(ndtri(beta)) + rounding) * _UP
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values; the inverse of :func:`noise_from_json`."""
         return {"law": self.law, "sigma": self.sigma}
 
 
@@ -148,17 +144,17 @@ CountNoise = DiscreteLaplace | RoundedNormal
 
 
 def noise_from_json(value: dict[str, Any]) -> CountNoise:
-    """Read what ``to_json`` of a noise wrote."""
+    """Return the noise stored by ``to_json``."""
     if value["law"] == DiscreteLaplace.law:
         return DiscreteLaplace(value["scale"])
     if value["law"] == RoundedNormal.law:
         return RoundedNormal(value["sigma"])
-    raise DataError(f"The noise of the counts has the law {value['law']!r}, which this version does not know.")
+    raise DataError(f"The noise of the counts has the unknown law {value['law']!r}. Read it with a newer dpdist.")
 
 
 @dataclass(frozen=True)
 class CalibratedHistogram:
-    """Noise of one integer scale on every count (see the module for laws and proofs)."""
+    """Independent noise of one integer scale on every count."""
 
     noise: CountNoise
     guarantee: Guarantee
@@ -171,17 +167,17 @@ class CalibratedHistogram:
 def calibrated_histogram(
     loss: PrivacyLoss, neighbours: Neighbours, *, squared: int, absolute: int, proof: str
 ) -> CalibratedHistogram:
-    """Return the least integer scale that keeps a loss: of Gaussian noise with a delta, of discrete Laplace without."""
+    """Return noise of the least integer scale that keeps a loss: Gaussian with a delta, discrete Laplace without."""
     noise: CountNoise
     if loss.delta_atto:
         # sqrt(Delta_2² sigma²), rounded up in integers
         noise = RoundedNormal(math.isqrt(math.ceil(squared * Fraction(gaussian_sigma(loss)) ** 2) - 1) + 1)
         mu_squared = Fraction(squared, noise.sigma**2)
-        kept = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared) <= loss.delta
+        within_loss = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared) <= loss.delta
     else:
         noise = DiscreteLaplace(-(-absolute * MICRO // loss.epsilon_micro))
         mu_squared = None
-        kept = absolute * MICRO <= loss.epsilon_micro * noise.scale
-    if not kept:
-        raise AssertionError("a scale rounded up keeps the loss")
+        within_loss = absolute * MICRO <= loss.epsilon_micro * noise.scale
+    if not within_loss:
+        raise AssertionError("the rounded scale exceeds the loss")
     return CalibratedHistogram(noise, Guarantee(neighbours, loss, mu_squared, Arithmetic.INTEGER_EXACT, proof))

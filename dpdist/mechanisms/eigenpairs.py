@@ -1,4 +1,4 @@
-"""`kapralov-talwar` and `amin`: a second moment put together from private eigenvectors and private eigenvalues.
+"""`kapralov-talwar` and `amin`: a second moment composed of private eigenvectors and private eigenvalues.
 
 Notation of :mod:`dpdist.mechanisms.exponential`: rows of squared norm at most S, D the change of the moment A to a
 neighbour, R = 2 S (replace-one) or S (add-remove) the range of ``x^T D x`` over unit vectors x. Lap(b) has density
@@ -6,21 +6,22 @@ neighbour, R = 2 S (replace-one) or S (add-remove) the range of ``x^T D x`` over
 
 **`kapralov-talwar`** (Kapralov & Talwar 2013). ``C_1 = A``. For i = 1 .. k: u_i has density ``exp(c u^T C_i u)`` on the
 whole unit sphere, ``l_i = u_i^T C_i u_i + Lap(b)``, ``C_(i+1) = C_i - l_i u_i u_i^T``; released is
-``sum_i l_i u_i u_i^T``. What is subtracted has been released, so C_i differs from its counterpart by D at every step:
-u_i costs c R and l_i, of sensitivity ``|u^T D u| <= S`` under both relations, S/b. Each of the 2k draws gets
-epsilon/2k: ``c = epsilon/(2 k R)``, ``b = 2 k S/epsilon``. (For d = 1 the vector is free and l_1 gets all of epsilon.)
+``sum_i l_i u_i u_i^T``. The subtracted terms have been released, so C_i differs from its counterpart by D at every
+step: u_i costs c R and l_i, of sensitivity ``|u^T D u| <= S`` under both relations, S/b. Each of the 2k draws gets
+epsilon/2k: ``c = epsilon/(2 k R)``, ``b = 2 k S/epsilon``. (For d = 1 the vector costs nothing and l_1 gets all of
+epsilon.)
 
 **`amin`** (Amin, Dick, Kulesza, Munoz & Vassilvitskii 2019). The k largest eigenvalues get Lap(b) each, are clipped
 at 0 and sorted; orthonormal u_1 .. u_k are successive Bingham vectors of A; released is ``sum_i l_i u_i u_i^T``. The
 change of the eigenvalues has an l1 norm of at most ``|D|_* = R`` (Lidskii), and of at most ``|D|_2 <= S`` for k = 1.
-With m = min(k, d - 1) vectors that are not determined by the others, the eigenvalues get ``epsilon/(m + 1)`` and the
-vectors together the rest: ``b = R (m + 1)/epsilon`` (S in place of R for k = 1), and c is that of `bingham` at
-``m epsilon/(m + 1)``. The authors' ``c = epsilon_i/4`` is safe and at least twice too small, and their clipping at n
-is left out, because n need not be public.
+With m = min(k, d - 1) vectors that the others do not determine, the eigenvalues get ``epsilon/(m + 1)`` and the vectors
+jointly the rest: ``b = R (m + 1)/epsilon`` (S in place of R for k = 1), and c is that of `bingham` at
+``m epsilon/(m + 1)``. The authors' ``c = epsilon_i/4`` is private but at least twice too small, and their clipping at n
+is omitted, because n need not be public.
 
-**Proof.** Every draw is private given those before; basic composition (Laplace and exponential mechanism).
+**Proof.** Each draw is private given the previous ones; basic composition (Laplace and exponential mechanism).
 
-**Arithmetic.** Float64, and the released sum is rounded to the lattice, which is post-processing: `ideal-real`.
+**Arithmetic.** Float64; the released sum is rounded to the lattice, which is post-processing: `ideal-real`.
 **Timing.** The number of rejections depends on the data; no guarantee covers an attacker who can time the draw.
 """
 
@@ -53,7 +54,7 @@ from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
 _MAX_SPREAD = 2.0**54
-"""Largest sum of the k Laplace scales: k draws together stay below 2^61 but for a probability of k exp(-128)."""
+"""Largest sum of the k Laplace scales: except with probability k exp(-128), the k draws sum to less than 2^61."""
 
 
 def _laplace(scale: float, count: int, entropy: Entropy) -> Matrix:
@@ -62,11 +63,7 @@ def _laplace(scale: float, count: int, entropy: Entropy) -> Matrix:
 
 @dataclass(frozen=True)
 class CalibratedEigenpairs(Proved):
-    """Fixed concentration of the vectors and scale of the values (see the module for the laws).
-
-    ``deflated`` says whether a pair is drawn from what the pairs before it leave of the moment (`kapralov-talwar`), or
-    values and orthonormal vectors separately (`amin`).
-    """
+    """Eigenpairs, from the deflated moment (`kapralov-talwar`) or values and vectors separately (`amin`)."""
 
     count: int
     concentration: float
@@ -84,12 +81,12 @@ class CalibratedEigenpairs(Proved):
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         return (self._deflated if self.deflated else self._separate)(moment.matrix(), entropy)
 
-    def _deflated(self, rest: Matrix, entropy: Entropy) -> Triangle:
-        total = np.zeros_like(rest)
+    def _deflated(self, residual: Matrix, entropy: Entropy) -> Triangle:
+        total = np.zeros_like(residual)
         for noise in _laplace(self.scale, self.count, entropy):
-            vector = bingham(self.concentration * rest, 1, entropy)[0]
-            term = (vector @ rest @ vector + noise) * np.outer(vector, vector)
-            rest = rest - term
+            vector = bingham(self.concentration * residual, 1, entropy)[0]
+            term = (vector @ residual @ vector + noise) * np.outer(vector, vector)
+            residual = residual - term
             total += term
         return rounded(total)
 
@@ -99,13 +96,13 @@ class CalibratedEigenpairs(Proved):
         vectors = successive(self.concentration * matrix, self.count, entropy)
         return rounded((vectors.T * values) @ vectors)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
         if self.count > 1:
             return None
         if self.deflated:
-            return ratios.deflated_pair(here, there, self.concentration, self.scale)
-        vector = ratios.successive_bingham(here, there, self.concentration)
-        return ratios.clipped_pair(here, there, self.scale, lambda y, _: vector(np.linalg.eigh(y)[1][:, -1:].T))
+            return ratios.deflated_pair(moment, neighbour, self.concentration, self.scale)
+        vector = ratios.successive_bingham(moment, neighbour, self.concentration)
+        return ratios.clipped_pair(moment, neighbour, self.scale, lambda y, _: vector(np.linalg.eigh(y)[1][:, -1:].T))
 
 
 def _calibrated(
@@ -116,12 +113,12 @@ def _calibrated(
 
 
 class KapralovTalwar:
-    """Eigenpairs one after the other, each from what the released ones leave of the moment."""
+    """Eigenpairs drawn successively, each from the moment minus the released terms."""
 
     info = MechanismInfo(
         name="kapralov-talwar",
         additive=False,
-        law="sum of k terms l u u': u of density exp(c u'Cu), l = u'Cu + Laplace, C the moment less the terms before",
+        law="sum of k terms l u u': u of density exp(c u'Cu), l = u'Cu + Laplace, C the moment less the previous terms",
         sensitivity="u'Cu: range 2 C² replace-one, C² add-remove; |u'Cu|: C² (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",
@@ -139,7 +136,7 @@ class KapralovTalwar:
 
 
 class Amin:
-    """Noisy eigenvalues, and orthonormal vectors drawn one after the other."""
+    """Noisy eigenvalues, and orthonormal vectors drawn successively."""
 
     info = MechanismInfo(
         name="amin",
@@ -155,7 +152,7 @@ class Amin:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedEigenpairs:
-        """Give the eigenvalues one share of epsilon and every vector that has to be drawn another."""
+        """Give the eigenvalues one share of epsilon, and each vector that must be drawn another."""
         require_components(query, components)
         drawn = min(components, query.size - 1)
         share = loss.epsilon / (drawn + 1)

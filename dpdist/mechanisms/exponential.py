@@ -8,27 +8,27 @@ the nuclear sensitivity. Z denotes the integral of the density it normalises.
 **One draw** (McSherry & Talwar 2007). If V has density ``exp(c tr V A V^T)/Z(A)`` against any measure that does not
 depend on the data, the privacy loss ``c tr V D V^T + log(Z(A - D)/Z(A))`` ranges over an interval of length c R that
 contains 0. So ``c = epsilon/R`` gives epsilon; it is tight (d = 2: attained as A concentrates). The range is bounded
-by epsilon (Dong, Durfee & Rogers 2020), which an account may use (:mod:`dpdist.privacy.profile`).
+by epsilon (Dong, Durfee & Rogers 2020), which accounting can use (:mod:`dpdist.privacy.profile`).
 
-**`bingham`.** Row i has density ``exp(c x^T A x)/Z_i`` on the unit sphere of the complement of the rows above, drawn
-exactly (:func:`dpdist.noise.bingham.successive`). *Theorem.* With k rows, of which ``m = min(k, d - 1)`` are not
-determined up to sign by those above, the release is epsilon-private for
+**`bingham`.** Row i has density ``exp(c x^T A x)/Z_i`` on the unit sphere of the complement of the previous rows, drawn
+exactly (:func:`dpdist.noise.bingham.successive`). *Theorem.* Let ``m = min(k, d - 1)`` be the number of the k rows that
+the previous rows do not determine up to sign. The release is epsilon-private for
 
     c = epsilon / ((m + 1) S)  (replace-one),      c = epsilon / (max(m, 1) S)  (add-remove).
 
-*Proof.* A row determined up to sign has a law free of the data. For the others the loss is
+*Proof.* The distribution of a row determined up to sign does not depend on the data. For the others the loss is
 ``c sum_i x_i^T D x_i + sum_i log(Z_i(A - D)/Z_i(A))``, both Z_i on the same sphere. The rows are orthonormal, so the
-first sum is c times *one* trace, in c [-S, S]; composing k separate mechanisms would count it k times. Every
-logarithm lies in c [-S, S] as well: together at most (m + 1) c S in magnitude. Under add-remove with ``D = v v^T`` the
-trace lies in c [0, S] and every logarithm in c [-S, 0]: within [-m c S, c S]; the other sign is its mirror image. ∎
-Every row by itself has a loss of range c R given those above, so the release is m steps of bounded range c R:
-``2 epsilon/(m + 1)`` or ``epsilon/m`` each (``bounded_ranges``). Together they are *not* of range epsilon. Neither
-eigenvalues nor an order beyond that of drawing are released.
+first sum is c times *one* trace, in c [-S, S]; composing k separate mechanisms would count it k times. Every logarithm
+is in c [-S, S] as well: the total is at most (m + 1) c S in magnitude. Under add-remove with ``D = v v^T`` the trace is
+in c [0, S] and every logarithm in c [-S, 0]: the total is in [-m c S, c S]; the other sign is its mirror image. ∎ Given
+the previous rows, each row has a loss of range c R, so the release is m steps of bounded range c R:
+``2 epsilon/(m + 1)`` or ``epsilon/m`` each (``bounded_ranges``). Their composition does *not* have range epsilon.
+Neither eigenvalues nor any order but that of drawing are released.
 
 **`ppca`** (Chaudhuri, Sarwate & Sinha 2013, algorithm 2). V has density ``exp(c tr V A V^T)`` on all k-frames, c as
-for one draw: the matrix Bingham law. For k = 1 it is drawn exactly, for k = d it is uniform; both are proved. In
-between no exact sampler of practical cost is known, and the authors' Gibbs sampler is run for a fixed number of sweeps:
-its distance from the law above is unknown, so nothing is proved. It is here for reproduction.
+for one draw: the matrix Bingham distribution. For k = 1 it is drawn exactly, for k = d it is uniform; both are proved.
+For other k no practical exact sampler is known, and the authors' Gibbs sampler runs for a fixed number of sweeps:
+its distance from the distribution above is unknown, so nothing is proved. It is included for reproduction.
 
 **Arithmetic.** Float64: `ideal-real`. **Timing.** The number of rejections depends on the data
 (:mod:`dpdist.noise.bingham`); no guarantee covers an attacker who can time the draw.
@@ -56,19 +56,19 @@ _SWEEPS = Option("sweeps", Kind.INTEGER, "number of sweeps of the Gibbs sampler,
 
 
 def successive_shares(query: LatticeQuery, count: int) -> int:
-    """Return the number of equal shares that ``count`` successive Bingham vectors divide epsilon into."""
+    """Return the number of equal shares of epsilon for ``count`` successive Bingham vectors."""
     drawn = min(count, query.size - 1)
     return drawn + 1 if query.neighbours is Neighbours.REPLACE_ONE else max(drawn, 1)
 
 
 def successive_concentration(query: LatticeQuery, count: int, epsilon: float) -> float:
-    """Return c for which ``count`` successive Bingham vectors are epsilon-private, per unit of the moment."""
+    """Return the c, per lattice unit, for which ``count`` successive Bingham vectors are epsilon-private."""
     return epsilon / (successive_shares(query, count) * query.bound)
 
 
 @dataclass(frozen=True)
 class CalibratedBingham(Proved):
-    """Successive exact Bingham vectors of fixed concentration (see the module for the law)."""
+    """Exact successive Bingham vectors of fixed concentration."""
 
     count: int
     concentration: float
@@ -81,12 +81,12 @@ class CalibratedBingham(Proved):
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         return successive(self.concentration * moment.matrix(), self.count, entropy)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.successive_bingham(here, there, self.concentration)
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.successive_bingham(moment, neighbour, self.concentration)
 
 
 class Bingham:
-    """The exponential mechanism for one principal direction after the other, drawn exactly."""
+    """The exponential mechanism for successive principal directions, drawn exactly."""
 
     info = MechanismInfo(
         name="bingham",
@@ -102,7 +102,7 @@ class Bingham:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedBingham:
-        """Return the largest concentration that is proved to keep epsilon."""
+        """Return the largest concentration proved to keep epsilon."""
         require_components(query, components)
         drawn = min(components, query.size - 1)
         shares = successive_shares(query, components)
@@ -114,7 +114,7 @@ class Bingham:
 
 @dataclass(frozen=True)
 class CalibratedPpca:
-    """A frame of the matrix Bingham law of fixed concentration, or what Gibbs sampling makes of it."""
+    """A frame of the matrix Bingham distribution with fixed concentration, or its approximation by Gibbs sampling."""
 
     size: int
     count: int
@@ -138,10 +138,10 @@ class CalibratedPpca:
             return successive(matrix, 1, entropy)
         return gibbs(matrix, self.count, self.sweeps, entropy)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
         if self.count == self.size:
             return lambda _: 0.0
-        return ratios.successive_bingham(here, there, self.concentration) if self.count == 1 else None
+        return ratios.successive_bingham(moment, neighbour, self.concentration) if self.count == 1 else None
 
 
 class Ppca:
@@ -162,7 +162,7 @@ class Ppca:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int, sweeps: int) -> CalibratedPpca:
-        """Return the largest concentration whose exact law keeps epsilon."""
+        """Return the largest concentration for which the exact distribution keeps epsilon."""
         require_components(query, components)
         if sweeps < 1:
             raise UsageError("The Gibbs sampler needs at least one sweep.", parameter="options.sweeps")

@@ -1,18 +1,19 @@
 """`gaussian`: symmetric Gaussian noise in the Frobenius metric, exactly on the integer lattice.
 
-**Law.** E is symmetric with independent entries on and above the diagonal, ``E_ii = rnd(s Z)`` and
+**Distribution.** E is symmetric with independent entries on and above the diagonal, ``E_ii = rnd(s Z)`` and
 ``E_ij = rnd(t Z)``, Z standard normal, s and t integers with ``t >= s / sqrt 2`` (a Gaussian orthogonal ensemble,
-rounded). In lattice units; one lattice unit of the moment is ``C² / 4^b``.
+rounded), in lattice units; one lattice unit of the moment is ``C² / 4^b``.
 
 **Guarantee.** Before rounding, the privacy loss between moments that differ by D is the Gaussian one with
 
     mu² = sum_i D_ii² / s² + sum_{i<j} D_ij² / t² <= |D|_F² max(1/s², 1/(2 t²)),
 
-because ``|D|_F²`` counts an off-diagonal entry twice. So the release is exactly mu-GDP with ``mu² = Delta_F² max(1/s²,
-1/(2 t²))``, a fraction of integers, and (epsilon, delta) for every pair on the analytic Gaussian profile (Balle & Wang
-2018, theorem 8). Noise off the diagonal is sqrt 2 smaller than in Analyze Gauss (Dwork et al. 2014) at the same
-privacy: there the metric counts the triangle once. The bound is attained by orthogonal rows of full norm (with one
-column, by such a row for zero), so no smaller noise of this shape has this guarantee.
+because ``|D|_F²`` counts an off-diagonal entry twice. So the release is exactly mu-GDP with
+``mu² = Delta_F² max(1/s², 1/(2 t²))``, a fraction of integers, and (epsilon, delta) for every pair on the analytic
+Gaussian profile (Balle & Wang 2018, theorem 8). Noise off the diagonal is sqrt 2 smaller than in Analyze Gauss (Dwork
+et al. 2014) at the same privacy: there the metric counts the triangle once. The bound is attained by orthogonal rows of
+full norm (with one column, by replacing a zero row with one of full norm), so no smaller noise of this shape has this
+guarantee.
 
 **Arithmetic.** The moment is an integer matrix and rounding commutes with adding an integer, so M + rnd(E) is
 post-processing of M + E; rnd(E) is sampled exactly (:mod:`dpdist.noise.lattice`). Nothing is idealised.
@@ -56,20 +57,20 @@ class RoundedNormals(IndependentEntries):
         return Noise(self.law, EdgeKind.NORMAL, float(on) ** 2, float(off) ** 2, details=details)
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
-        out = rounded_normal(self.sigma_off_diagonal, band.entries, entropy)
-        out[band.diagonal] = rounded_normal(self.sigma_diagonal, band.height, entropy)
-        return out
+        noise = rounded_normal(self.sigma_off_diagonal, band.entries, entropy)
+        noise[band.diagonal] = rounded_normal(self.sigma_diagonal, band.height, entropy)
+        return noise
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        # of the normals before rounding, which a release is post-processed from
-        variance = np.full(here.shape, float(self.sigma_off_diagonal) ** 2)
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        # of the normals before rounding: the release is their post-processing
+        variance = np.full(moment.shape, float(self.sigma_off_diagonal) ** 2)
         np.fill_diagonal(variance, float(self.sigma_diagonal) ** 2)
-        return ratios.gaussian(here, there, variance)
+        return ratios.gaussian(moment, neighbour, variance)
 
 
 @dataclass(frozen=True)
 class CalibratedGaussian(Proved, RoundedNormals):
-    """Symmetric rounded Gaussian noise (see the module for the law)."""
+    """Symmetric rounded Gaussian noise."""
 
     law: ClassVar[str] = "rounded-gaussian-orthogonal"
 
@@ -93,7 +94,6 @@ class Gaussian:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedGaussian:
-        """Return the smallest integer scales that keep (epsilon, delta)."""
         epsilon = Fraction(loss.epsilon_micro, MICRO)
         # sqrt(Delta_F² sigma²), rounded up in integers: isqrt of a ceiling is at most one too small
         square = query.frobenius_squared * Fraction(gaussian_sigma(loss)) ** 2
@@ -102,7 +102,7 @@ class Gaussian:
         require_on_lattice(query, loss, s, MAX_SCALE)
         mu_squared = query.frobenius_squared * max(Fraction(1, s * s), Fraction(1, 2 * t * t))
         if gaussian_delta(epsilon, mu_squared) > loss.delta:
-            raise AssertionError("scales rounded up keep the guarantee")
+            raise AssertionError("the rounded scales exceed the loss")
         guarantee = proved(query, loss, __name__, arithmetic=Arithmetic.INTEGER_EXACT, mu_squared=mu_squared)
         return CalibratedGaussian(query.size, s, t, guarantee)
 

@@ -1,4 +1,4 @@
-"""What is said of a mechanism in public, in words, and the options it takes; ``dpdist mechanisms`` prints it."""
+"""The public description of a mechanism and its options, printed by ``dpdist mechanisms``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Arithmetic, PrivacyLoss
 
 Options = Mapping[str, object]
-"""Public parameters of one mechanism by name, as they are given: JSON values, which :class:`Option` checks."""
+"""Public parameters of one mechanism by name: JSON values, checked by :class:`Option`."""
 OptionValue = int | float | str | tuple[float, ...] | tuple[tuple[float, ...], ...]
-"""A checked value of an option; which of these, its :class:`Kind` says."""
+"""A checked value of an option; its :class:`Kind` determines the type."""
 
 
 class Output(enum.StrEnum):
-    """What a mechanism releases."""
+    """The kind of release of a mechanism."""
 
     SECOND_MOMENT = "second moment"
     COMPONENTS = "components"
@@ -35,18 +35,18 @@ class DeltaUse(enum.StrEnum):
 
 
 class Kind(enum.StrEnum):
-    """The kinds of values an option takes; all of them are public and JSON."""
+    """The type of an option; all values are public and JSON."""
 
     INTEGER = "integer"
     NUMBER = "number"
     WORD = "word"
     NUMBERS = "numbers"  # a tuple of finite floats
-    MATRIX = "matrix"  # a tuple of rows, each a tuple of finite floats, all of one length
+    MATRIX = "matrix"  # a tuple of rows of equal length, each a tuple of finite floats
 
 
 @dataclass(frozen=True)
 class Option:
-    """A public parameter of one mechanism, beyond those all of them take."""
+    """A public parameter of one mechanism, in addition to those of all mechanisms."""
 
     name: str
     kind: Kind
@@ -55,13 +55,13 @@ class Option:
     choices: tuple[str, ...] = ()
 
     def checked(self, value: object) -> OptionValue:
-        """Return the value as its kind."""
+        """Return the value converted to its kind."""
         try:
             return self._as_kind(value)
         except (TypeError, ValueError):
             allowed = f"one of {', '.join(self.choices)}" if self.choices else f"of the kind {self.kind}"
-            wrong = f"The option {self.name} must be {allowed}: {self.meaning}."
-            raise UsageError(wrong, parameter="options") from None
+            message = f"The option {self.name} must be {allowed}: {self.meaning}."
+            raise UsageError(message, parameter="options") from None
 
     def _as_kind(self, value: Any) -> OptionValue:
         if isinstance(value, bool):
@@ -94,12 +94,12 @@ def _finite(value: Any) -> float:
 
 
 COMPONENTS = Option("components", Kind.INTEGER, "number k of components, between 1 and the number of columns")
-"""The option of every mechanism that releases a subspace."""
+"""The option of mechanisms that release a subspace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismInfo:
-    """What is said of a mechanism in public, in words; ``dpdist mechanisms`` prints it."""
+    """The public description of a mechanism, printed by ``dpdist mechanisms``."""
 
     name: str
     output: Output = Output.SECOND_MOMENT
@@ -118,14 +118,14 @@ class MechanismInfo:
     semidefinite: bool = False
 
     def filled(self, options: Options) -> dict[str, OptionValue]:
-        """Return a value for every option, checked."""
-        known = {option.name: option for option in self.options}
+        """Return checked values of all options, with defaults filled in."""
+        declared = {option.name: option for option in self.options}
         for name in options:
-            if name not in known:
-                listed = ", ".join(known) or "none"
-                raise UsageError(f"{self.name} has no option {name!r}; it has {listed}.", parameter="options")
+            if name not in declared:
+                listed = ", ".join(declared) or "none"
+                raise UsageError(f"{self.name} has no option {name!r}. Its options: {listed}.", parameter="options")
         values = {}
-        for name, option in known.items():
+        for name, option in declared.items():
             value = options.get(name, option.default)
             if value is None:
                 raise UsageError(
@@ -135,14 +135,14 @@ class MechanismInfo:
         return values
 
     def require_delta_use(self, loss: PrivacyLoss) -> None:
-        """Refuse a delta where none belongs, and none where one is needed."""
+        """Require a delta, or its absence, as the mechanism does."""
         if self.delta is DeltaUse.REQUIRED and not loss.delta_atto:
             raise UsageError(
-                f"{self.name} needs a positive delta: pass {parameter('delta')}, or take "
+                f"{self.name} needs a positive delta: pass {parameter('delta')}, or use "
                 f"{parameter('mechanism', 'two-sided-wishart')}, which is purely private."
             )
         if self.delta is DeltaUse.NONE and loss.delta_atto:
             raise UsageError(
-                f"{self.name} takes no delta: leave {parameter('delta')} out, or take "
-                f"{parameter('mechanism', 'gaussian')}, which adds less noise when a delta is allowed."
+                f"{self.name} takes no delta: omit {parameter('delta')}, or use "
+                f"{parameter('mechanism', 'gaussian')}, which adds less noise if a delta is allowed."
             )

@@ -1,23 +1,23 @@
 """`jl`: the second moment of r random combinations of the rows (Blocki, Blum, Datta & Sheffet 2012; Sheffet 2015).
 
-**Law.** ``Y = (1/r) sum_k y_k y_k^T`` with ``y_1, ..., y_r`` independent ``N(0, M + w² I)``: Johnson-Lindenstrauss
-projections of the rows, to which w times the unit vectors were appended. It is Wishart with r degrees of freedom,
-over r, positive semidefinite, ``E Y = M + w² I``. The ridge is not subtracted: that is post-processing, and
+**Distribution.** ``Y = (1/r) sum_k y_k y_k^T`` with ``y_1, ..., y_r`` independent ``N(0, M + w² I)``:
+Johnson-Lindenstrauss projections of the rows and of w times each unit vector. r Y is Wishart with r degrees of freedom;
+Y is positive semidefinite with ``E Y = M + w² I``. The ridge is not subtracted, because that is post-processing;
 ``mean_diagonal`` states it. The error is multiplicative, about ``sqrt(d/r)`` of M: more rows do not reduce it.
 
-**Guarantee.** :mod:`dpdist.privacy.jl_profile` proves the exact profile for both relations; delta falls as w²/C²
-grows. ``ridge=exact`` takes the least w² that keeps (epsilon, delta). The published ones, in units of C²,
+**Guarantee.** :mod:`dpdist.privacy.jl_profile` proves the exact profile for both relations; delta falls as w²/C² grows.
+``ridge=exact`` uses the least w² that keeps (epsilon, delta). The published ones, in units of C²,
 
     published:  w = 16 sqrt(r ln(2/delta)) ln(16 r / delta) / epsilon        (Blocki et al. 2012),
     sheffet:    w² = 4 (sqrt(2 r ln(4/delta)) + ln(4/delta)) / epsilon       (Sheffet 2015),
 
-are larger, and private at any epsilon of practice; what is proved is the profile at the ridge as drawn. With
-epsilon in the thousands Sheffet's is not private as claimed. Only normal projections are covered: sparse ones are not
-private in general.
+are larger, and private at any practical epsilon; the guarantee is the profile at the ridge in use. With epsilon in the
+thousands Sheffet's is not private as claimed. Only normal projections are covered: sparse ones are not private in
+general.
 
 **Arithmetic.** A Cholesky factor of ``M + w² I`` in float64 times normals of 40 fractional bits, rounded to the
-lattice: `ideal-real`. The ridge keeps the factor from breaking down (n rows of d columns round M by about
-``n d 2^-53`` C²), and what lies beyond int64 is cut off, so no row can make the draw fail.
+lattice: `ideal-real`. The ridge makes the factorisation stable (n rows of d columns round M by about
+``n d 2^-53`` C²), and values beyond int64 are clipped, so no row can make the draw fail.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from dpdist.privacy.jl_profile import MAX_RIDGE, least_ridge, profile
 from dpdist.triangle import Triangle, rounded
 
 _RIDGES = ("exact", "published", "sheffet")
-_BLOCK = 1 << 22  # normals held at a time
+_BLOCK = 1 << 22  # normals in memory at once
 
 
 @dataclass(frozen=True)
 class CalibratedProjection:
-    """The second moment of ``sketch`` normal combinations of rows and ridge, over their number."""
+    """The second moment of ``sketch`` normal combinations of rows and ridge, divided by their number."""
 
     size: int
     sketch: int
@@ -72,12 +72,12 @@ class CalibratedProjection:
             inner += draws @ draws.T
         return rounded(factor @ inner @ factor.T / self.sketch)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.projection(here, there, self.sketch, self.ridge)
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.projection(moment, neighbour, self.sketch, self.ridge)
 
 
 def published_ridge(rule: str, loss: PrivacyLoss, sketch: int) -> float:
-    """Return the ridge of a paper, `published` or `sheffet`, in units of C²."""
+    """Return a published ridge, in units of C²."""
     epsilon, delta = loss.epsilon, loss.delta
     if rule == "published":
         return (16 * math.sqrt(sketch * math.log(2 / delta)) * math.log(16 * sketch / delta) / epsilon) ** 2
@@ -99,14 +99,13 @@ class Projection:
         delta=DeltaUse.REQUIRED,
         options=(
             Option("sketch", Kind.INTEGER, "number r of random combinations; the relative error is about sqrt(d/r)"),
-            Option("ridge", Kind.WORD, "the least private one, or that of a paper", "exact", _RIDGES),
+            Option("ridge", Kind.WORD, "the smallest private ridge, or a published one", "exact", _RIDGES),
         ),
         replacement="jl with ridge=exact",
         semidefinite=True,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sketch: int, ridge: str) -> CalibratedProjection:
-        """Return the projection with the ridge that was asked for."""
         delta = profile(query.neighbours, query.size, sketch)
         if ridge == "exact":
             square = least_ridge(loss, query.neighbours, query.size, sketch, query.bound)

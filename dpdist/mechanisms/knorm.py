@@ -1,7 +1,8 @@
-"""`nuclear` and `frobenius`: noise with a density that falls exponentially in a norm, pure epsilon-privacy.
+"""`nuclear` and `frobenius`: noise with a density that decreases exponentially in a norm, pure epsilon-privacy.
 
-**Law.** E is symmetric d x d with density proportional to ``exp(-|E| / k)``, |.| the nuclear norm (sum of the absolute
-eigenvalues) or the Frobenius norm, k an integer number of lattice units: a K-norm mechanism (Hardt & Talwar 2010).
+**Distribution.** E is symmetric d x d with density proportional to ``exp(-|E| / k)``, |.| the nuclear norm (sum of the
+absolute eigenvalues) or the Frobenius norm, k an integer number of lattice units: a K-norm mechanism (Hardt & Talwar
+2010).
 
 **Theorem.** ``M + E`` is epsilon-differentially private for ``k = Delta / epsilon``, Delta the sensitivity in the norm.
 *Proof.* The normaliser does not depend on M, and ``||Y - M| - |Y - M'|| <= |M - M'|`` by the triangle inequality: the
@@ -18,14 +19,14 @@ better mechanism of this kind (Awan & Slavkovic 2021). Under replace-one the hul
 * Frobenius: ``E = k R G / |G|_F``, R from Gamma(N), G from the Gaussian orthogonal ensemble (independent entries,
   variance 1 on and 1/2 off the diagonal), which is spherical in this norm.
 * nuclear: ``E = k Q diag(l) Q^T``, Q Haar and l from the eigenvalue density ``prod |l_i - l_j| exp(-sum |l_i|)``
-  (Weyl's integration formula), drawn by perfect simulation: :mod:`dpdist.noise.nuclear`.
+  (Weyl's integration formula), by perfect simulation: :mod:`dpdist.noise.nuclear`.
 
-**Moments.** Mean 0. Frobenius: ``Var E_ii = (N+1) k²``, ``Var E_ij = (N+1) k² / 2``, spectral norm about
-``d^1.5 k``. Nuclear: ``Var E_ij`` is about ``(pi²/24) d k²`` and ``Var E_ii`` twice that, spectral norm about ``(pi/2)
-d k``: at the same epsilon 6 % below `two-sided-wishart` there, and 9 % in the standard deviation of an entry.
+**Moments.** Mean 0. Frobenius: ``Var E_ii = (N+1) k²``, ``Var E_ij = (N+1) k² / 2``, spectral norm about ``d^1.5 k``.
+Nuclear: ``Var E_ij`` is about ``(pi²/24) d k²`` and ``Var E_ii`` twice that, spectral norm about ``(pi/2) d k``: at the
+same epsilon 6 % below `two-sided-wishart`, and 9 % in the standard deviation of an entry.
 
-**Arithmetic.** The noise is float64 and is rounded to the lattice before it is added to the integer moment, which is
-rounding the sum, so post-processing. The theorem is about real numbers, and the spectrum is known to a tolerance of
+**Arithmetic.** The noise is float64 and rounded to the lattice before it is added to the integer moment, which equals
+rounding the sum and is post-processing. The theorem holds for real numbers, and the spectrum has a tolerance of
 ``d 2^-42`` k: `ideal-real`.
 """
 
@@ -61,15 +62,13 @@ from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
 _MAX_SPREAD = 2**54  # largest k d: an entry beyond 2^60, 64 times that, has a probability below exp(-64)
-_SIDE_BY_SIDE = 100  # spectra simulated together: more gain nothing
+_BATCH = 100  # spectra simulated together; larger batches are not faster
 
 
 def _nuclear_variances(size: int) -> tuple[float, float]:
-    """Return the variances on and off the diagonal for k = 1.
-
-    The leading terms follow from the limit law of the eigenvalues (Ullman's, second moment ``pi² d² / 24``). The others
-    are fitted to the exact values (de Bruijn's Pfaffians, in rational arithmetic) for 1 to 80 columns, within 0.04 %.
-    """
+    """Return the variances on and off the diagonal for k = 1, within 0.04 % for 1 to 80 columns."""
+    # leading terms: the limit distribution of the eigenvalues (Ullman's, second moment pi² d² / 24); others: fitted to
+    # the exact values (de Bruijn's Pfaffians, in rational arithmetic) for 1 to 80 columns
     x = 1 / size
     on = 1.00918042 + x * (-0.48251053 + x * (0.49794174 - 0.25829779 * x))
     off = 0.50486903 + x * (-0.20773076 + x * (0.22301104 - 0.23350735 * x))
@@ -79,53 +78,53 @@ def _nuclear_variances(size: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Calibrated(Proved, Additive):
-    """What the two have in common: noise of a fixed integer scale (see the module for the laws)."""
+    """Noise of a fixed integer scale."""
 
     size: int
     scale: int
     guarantee: Guarantee
 
-    def _described(self, kind: EdgeKind, on: float, off: float) -> Noise:
-        """Describe the noise, given its variances on and off the diagonal for k = 1."""
+    def _described_noise(self, kind: EdgeKind, on: float, off: float) -> Noise:
+        """Return the noise from its variances on and off the diagonal for k = 1."""
         square = float(self.scale) ** 2
         return Noise(kind.value, kind, on * square, off * square, details={"scale": self.scale})
 
 
 @dataclass(frozen=True)
 class CalibratedNuclear(_Calibrated, ReportsProgress):
-    """Nuclear-norm noise."""
+    """Noise with density ``exp(-nuclear norm / k)``."""
 
     @property
     def noise(self) -> Noise:
-        return self._described(EdgeKind.NUCLEAR, *_nuclear_variances(self.size))
+        return self._described_noise(EdgeKind.NUCLEAR, *_nuclear_variances(self.size))
 
     def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:
-        return self._turned(nuclear_spectra(self.size, 1, entropy, progress=progress)[0], entropy)
+        return self._rotated(nuclear_spectra(self.size, 1, entropy, progress=progress)[0], entropy)
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Answer:
         return moment.triangle() + self.draw(entropy, progress)
 
     def draws(self, count: int, entropy: Entropy) -> Iterator[Triangle]:
-        for start in range(0, count, _SIDE_BY_SIDE):
-            for spectrum in nuclear_spectra(self.size, min(_SIDE_BY_SIDE, count - start), entropy):
-                yield self._turned(spectrum, entropy)
+        for start in range(0, count, _BATCH):
+            for spectrum in nuclear_spectra(self.size, min(_BATCH, count - start), entropy):
+                yield self._rotated(spectrum, entropy)
 
-    def _turned(self, spectrum: Matrix, entropy: Entropy) -> Triangle:
+    def _rotated(self, spectrum: Matrix, entropy: Entropy) -> Triangle:
         vectors = haar(self.size, self.size, entropy)
         return rounded((vectors * (self.scale * spectrum)) @ vectors.T)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.norm(here, there, self.scale, lambda e: float(np.abs(np.linalg.eigvalsh(e)).sum()))
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.norm(moment, neighbour, self.scale, lambda e: float(np.abs(np.linalg.eigvalsh(e)).sum()))
 
 
 @dataclass(frozen=True)
 class CalibratedFrobenius(_Calibrated):
-    """Frobenius-norm noise."""
+    """Noise with density ``exp(-Frobenius norm / k)``."""
 
     @property
     def noise(self) -> Noise:
         entries = self.size * (self.size + 1) // 2
-        return self._described(EdgeKind.FROBENIUS, entries + 1.0, (entries + 1) / 2)
+        return self._described_noise(EdgeKind.FROBENIUS, entries + 1.0, (entries + 1) / 2)
 
     def draw(self, entropy: Entropy) -> Triangle:
         square = normals(self.size * self.size, entropy).reshape(self.size, self.size)
@@ -134,8 +133,8 @@ class CalibratedFrobenius(_Calibrated):
         direction *= self.scale * radius / np.linalg.norm(direction)
         return rounded(direction)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.norm(here, there, self.scale, lambda e: float(np.linalg.norm(e)))
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.norm(moment, neighbour, self.scale, lambda e: float(np.linalg.norm(e)))
 
 
 def _guarantee(query: LatticeQuery, loss: PrivacyLoss, scale: int) -> Guarantee:
@@ -144,7 +143,7 @@ def _guarantee(query: LatticeQuery, loss: PrivacyLoss, scale: int) -> Guarantee:
 
 
 class Nuclear:
-    """Pure epsilon-differential privacy by noise that falls exponentially in the nuclear norm."""
+    """Noise with a density that decreases exponentially in the nuclear norm."""
 
     info = MechanismInfo(
         name="nuclear",
@@ -158,13 +157,12 @@ class Nuclear:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedNuclear:
-        """Return the smallest integer scale that keeps epsilon."""
         scale = -(-query.nuclear * MICRO // loss.epsilon_micro)
         return CalibratedNuclear(query.size, scale, _guarantee(query, loss, scale))
 
 
 class Frobenius:
-    """Pure epsilon-differential privacy by noise that falls exponentially in the Frobenius norm."""
+    """Noise with a density that decreases exponentially in the Frobenius norm."""
 
     info = MechanismInfo(
         name="frobenius",
@@ -177,7 +175,6 @@ class Frobenius:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedFrobenius:
-        """Return the smallest integer scale that keeps epsilon."""
         # the root of an integer not below (Delta / epsilon)², rounded up in integers
         square = -(-query.frobenius_squared * MICRO**2 // loss.epsilon_micro**2)
         scale = math.isqrt(square - 1) + 1

@@ -1,7 +1,7 @@
 """`laplace` and `laplace-published`: discrete Laplace noise on the integer triangle, pure epsilon-differential privacy.
 
-**Law.** The entries on and above the diagonal get independent integers with ``P(x) ∝ exp(-|x| / t)``, t an integer
-number of lattice units; one lattice unit of the moment is ``C² / 4^b``.
+**Distribution.** The entries on and above the diagonal get independent integers with ``P(x) ∝ exp(-|x| / t)``, t an
+integer number of lattice units; one lattice unit of the moment is ``C² / 4^b``.
 
 **Theorem.** For integer triangles M and M' the probabilities of any release differ by a factor of at most
 ``exp(|M - M'|_1 / t)``, by the triangle inequality in each entry; the norm counts the triangle once. So the loss is
@@ -13,15 +13,15 @@ number of lattice units; one lattice unit of the moment is ``C² / 4^b``.
 * replace-one: ``sqrt((d+2)² + 4 floor(d/2) ceil(d/2)) S / 2``, about ``(d + 1) S / sqrt(2)``, attained by two rows
   that are constant on either half of the columns. For one column it is S.
 
-Both are rounded down to integers: the norm of an integer matrix is an integer. With private centring they are bounds,
-not attained: the constant entry never changes.
+Both are rounded down, because the norm of an integer matrix is an integer. With private centring they are bounds that
+are not attained, because the constant entry never changes.
 
-**Scales.** `laplace` takes the least t that keeps epsilon, ``ceil(Delta_1 / epsilon)``. `laplace-published` is
+**Scales.** `laplace` uses the least t that keeps epsilon, ``ceil(Delta_1 / epsilon)``. `laplace-published` is
 algorithm 1 of Jiang, Xie & Zhang (2016), ``t = ceil(2 d S / epsilon)``: ``2 d S`` exceeds Delta_1 under both relations,
-so its claim holds, with 2.8 times (replace-one) or 4 times (add-remove) the noise it needs at large d.
+so its claim holds, with 2.8 times (replace-one) or 4 times (add-remove) the necessary noise at large d.
 
-**Arithmetic.** The noise has its law exactly (:mod:`dpdist.noise.lattice`) and the moment is an integer
-matrix: nothing is idealised.
+**Arithmetic.** The noise is drawn exactly (:mod:`dpdist.noise.lattice`) and the moment is an integer matrix: nothing is
+idealised.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dpdist.triangle import Band, Triangle
 
 @dataclass(frozen=True)
 class CalibratedLaplace(Proved, IndependentEntries):
-    """Discrete Laplace noise of one integer scale on every entry of the triangle (see the module for the law)."""
+    """Discrete Laplace noise of one integer scale on every entry of the triangle."""
 
     size: int
     scale: int
@@ -56,8 +56,8 @@ class CalibratedLaplace(Proved, IndependentEntries):
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
         return discrete_laplace(self.scale, band.entries, entropy)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.laplace(here, there, self.scale)
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.laplace(moment, neighbour, self.scale)
 
 
 def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> CalibratedLaplace:
@@ -65,13 +65,13 @@ def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> Cal
     scale = -(-sensitivity * MICRO // loss.epsilon_micro)
     require_on_lattice(query, loss, scale, MAX_SCALE)
     if query.triangle_l1 * MICRO > loss.epsilon_micro * scale:
-        raise AssertionError("a scale rounded up keeps epsilon")
+        raise AssertionError("the rounded scale exceeds epsilon")
     guarantee = proved(query, loss, __name__, arithmetic=Arithmetic.INTEGER_EXACT)
     return CalibratedLaplace(query.size, scale, guarantee)
 
 
 class Laplace:
-    """Discrete Laplace noise at the l1 sensitivity of the triangle."""
+    """Discrete Laplace noise calibrated to the l1 sensitivity of the triangle."""
 
     info = MechanismInfo(
         name="laplace",
@@ -87,7 +87,6 @@ class Laplace:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedLaplace:
-        """Return the smallest integer scale that keeps epsilon."""
         return _calibrated(query, loss, query.triangle_l1)
 
 
@@ -99,14 +98,13 @@ class LaplacePublished:
         law="independent discrete Laplace entries on and above the diagonal",
         sensitivity="l1 of the triangle as published, 2d C²: 2.8 times too large replace-one, 4 times add-remove",
         claimed="epsilon (pure), replace-one",
-        proved="epsilon (pure), replace-one and add-remove, with more noise than it takes: see laplace",
+        proved="epsilon (pure), replace-one and add-remove, with more noise than necessary: see laplace",
         arithmetic=Arithmetic.INTEGER_EXACT,
         cost="d(d+1)/2 discrete Laplace draws",
         reference="Jiang, Xie & Zhang 2016, algorithm 1",
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedLaplace:
-        """Return the published scale, rounded up."""
         return _calibrated(query, loss, 2 * query.size * query.bound)
 
 

@@ -1,13 +1,13 @@
 """`mvg`, `mvg-psd`, `mvg-exact`: matrix-variate Gaussian noise (Chanyaswad, Dytso, Poor & Mittal 2018).
 
-**Law.** ``N = Sigma^{1/2} G Psi^{1/2}``, G a d x d matrix of independent standard normals, released as the symmetric
-part of M + N. `mvg`: Psi = I (unimodal directional noise, theorem 2). `mvg-psd`: Sigma = Psi (equimodal, theorem 3).
-`mvg-exact`: Sigma = Psi, any public shape, scaled to the guarantee below.
+**Distribution.** ``N = Sigma^{1/2} G Psi^{1/2}``, G a d x d matrix of independent standard normals, and the release is
+the symmetric part of M + N. `mvg`: Psi = I (unimodal directional noise, theorem 2). `mvg-psd`: Sigma = Psi (equimodal,
+theorem 3). `mvg-exact`: Sigma = Psi, of any public shape, scaled to the guarantee below.
 
 **Published conditions.** With s the Frobenius sensitivity, ``gamma = sup |M|_F <= rows C²``, H and H' the sums of 1/i
-and 1/sqrt(i) for i <= d, ``zeta² = d² + 2 sqrt(d² L) + 2 L`` with ``L = ln(1/delta)`` (so that
-``|G|_F <= zeta`` but with probability delta; Laurent & Massart 2000, lemma 1), the release is claimed to be
-(epsilon, delta) if ``phi <= 4 epsilon / (b + sqrt(b² + 8 a epsilon))``, ``b = 2 sqrt(d) zeta H s``, where
+and 1/sqrt(i) for i <= d, ``zeta² = d² + 2 sqrt(d² L) + 2 L`` with ``L = ln(1/delta)`` (so that ``|G|_F <= zeta`` except
+with probability delta; Laurent & Massart 2000, lemma 1), the release is claimed to be (epsilon, delta) if
+``phi <= 4 epsilon / (b + sqrt(b² + 8 a epsilon))``, ``b = 2 sqrt(d) zeta H s``, where
 
     theorem 2:  a = (H + H') gamma² + 2 H gamma s,   phi² = |spectrum of Sigma^{-1}|_2 |spectrum of Psi^{-1}|_2,
     theorem 3:  a = 4 H gamma s,                     phi  = |spectrum of Sigma^{-1}|_2.
@@ -23,18 +23,18 @@ eigenvalue, x and -y, with x, y in [0, S] (Weyl) and orthonormal eigenvectors U 
 * Sigma = Psi: ``mu² = tr(P D P D) = x² Q11² + y² Q22² - 2 x y Q12² <= S² |Q|_F² <= S² (p1² + p2²)``, because the
   eigenvalues of Q are below p1 and p2 (Cauchy interlacing).
 
-One row more or fewer has y = 0: ``S² p1`` and ``S² p1²``. ∎ All four are attained by rows of full norm along the
-eigenvectors of p1 and p2, also by the symmetric part alone: there v v^T - w w^T is diagonal in the eigenbasis of
-Sigma, and symmetrising leaves the diagonal as it is. So the release is exactly mu-GDP, and only the two directions of
-least noise matter: noise beyond theirs anywhere else buys nothing, and for rows in a ball isotropic noise is best
-(then `mvg-exact` has the law of `gaussian`). The published conditions ask for 10² to 10⁶ times the noise.
+Add-remove has y = 0: ``S² p1`` and ``S² p1²``. ∎ All four are attained by rows of full norm along the eigenvectors of
+p1 and p2, also by the symmetric part alone: v v^T - w w^T is then diagonal in the eigenbasis of Sigma, and symmetrising
+does not change the diagonal. So the release is exactly mu-GDP, and only the two directions of least noise matter: more
+noise in other directions does not improve privacy, and for rows in a ball isotropic noise is best (`mvg-exact` then has
+the distribution of `gaussian`). The published conditions require 10² to 10⁶ times the noise.
 
 **Directions.** A condition bounds a norm of the precisions; an allocation (section 5 of the paper) divides that bound
-among public directions: :func:`precisions`. Directions, spectra and covariances are public parameters: computed from
-the rows they would leak, whatever the noise.
+among public directions: :func:`precisions`. Directions, spectra and covariances are public parameters: if computed from
+the rows, they would leak at any noise level.
 
-**Arithmetic.** Normals of 40 fractional bits, float64 products, rounded to the lattice before they are added: the label
-is `ideal-real`. The scales are those drawn, and mu² is raised by 2^-30 for the rounding of the directions.
+**Arithmetic.** Normals of 40 fractional bits, float64 products, rounded to the lattice before they are added:
+`ideal-real`. mu² is that of the scales in use, raised by 2^-30 for the rounding of the directions.
 """
 
 from __future__ import annotations
@@ -59,56 +59,53 @@ from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, Neighbours, Privacy
 from dpdist.triangle import Triangle, rounded
 
 _MAX_DEVIATION = 2.0**56
-"""Largest standard deviation of an entry: sixteen of them stay below the 2^60 units that are allowed."""
-_MARGIN = 1 + Fraction(1, 2**30)  # covers directions orthonormal, and square roots taken, to float64 only
+"""Largest standard deviation of an entry: sixteen of them stay below the limit of 2^60 units."""
+_MARGIN = 1 + Fraction(1, 2**30)  # covers float64 rounding of directions and square roots
 _UNIT = 2**160  # mu² is rounded up to a multiple of its inverse
-OptionMatrix = tuple[tuple[float, ...], ...]  # A matrix as an option gives it; empty where it is left out
+OptionMatrix = tuple[tuple[float, ...], ...]  # the value of a matrix option; empty if omitted
 
 _ALLOCATION_OPTIONS = (
     Option(
         "allocation",
         Kind.WORD,
-        "how the noise is spread: evenly, less on some directions, or by water-filling",
+        "allocation of the noise: uniform, less on some directions, or by water-filling",
         "uniform",
         ("uniform", "binary", "optimal"),
     ),
-    Option("informative", Kind.INTEGER, "for binary: how many of the first directions get less noise", 1),
-    Option("share", Kind.NUMBER, "for binary: share of the precision they get together, between 0 and 1", 0.75),
+    Option("informative", Kind.INTEGER, "for binary: number of the first directions with less noise", 1),
+    Option("share", Kind.NUMBER, "for binary: their share of the precision, between 0 and 1", 0.75),
     Option(
         "directions",
         Kind.MATRIX,
-        "d x d, a public orthonormal direction per row, or a release.zarr: its eigenvectors; left out: the columns",
+        "d x d, a public orthonormal direction per row, or a release.zarr: its eigenvectors; default: the columns",
         (),
     ),
     Option("spectrum", Kind.NUMBERS, "for optimal: d public variances of the moment along them, in units of C⁴", ()),
 )
 
 
-_SHARPNESS = 1e-6  # how far directions may be from orthonormal, and a covariance from symmetric, before they are mended
+_TOLERANCE = 1e-6  # of the orthonormality of directions and the symmetry of a covariance, which are then corrected
 _CONDITION = 1e9
-"""Largest ratio of the eigenvalues of a covariance that float64 tells from a singular one with room to spare."""
-_LEAST = 2.0**-20
-"""Least precision under water-filling, relative to the greatest: noise must be finite where no water stands."""
+"""Largest condition number of a covariance, well below singularity in float64."""
+_FLOOR = 2.0**-20
+"""Least precision under water-filling, relative to the greatest, because noise must be finite."""
 
 
 def orthonormal(rows: OptionMatrix, size: int) -> Matrix | None:
-    """Return the directions as orthonormal columns, (d, d), or None for the coordinate axes.
-
-    What is off by rounding is replaced by the nearest orthogonal matrix, orthonormal to float64.
-    """
+    """Return the nearest orthogonal matrix of directions as columns, (d, d), or None for the coordinate axes."""
     if not rows:
         return None
     matrix = np.array(rows)
-    if matrix.shape != (size, size) or np.abs(matrix @ matrix.T - np.eye(size)).max() > _SHARPNESS:
+    if matrix.shape != (size, size) or np.abs(matrix @ matrix.T - np.eye(size)).max() > _TOLERANCE:
         raise UsageError(
             f"The directions must be {size} orthonormal rows of {size} numbers (the constant of "
-            f"{parameter('centre', 'private')} counts as a column): orthonormalise them, or leave the option out for "
+            f"{parameter('centre', 'private')} counts as a column). Orthonormalise them, or omit the option to use "
             "the columns.",
             parameter="options.directions",
         )
     left, _, right = np.linalg.svd(matrix)
-    mended: Matrix = (left @ right).T
-    return mended
+    orthogonal: Matrix = (left @ right).T
+    return orthogonal
 
 
 def _covariance_spectrum(rows: OptionMatrix, size: int) -> tuple[Matrix, Matrix | None]:
@@ -116,19 +113,19 @@ def _covariance_spectrum(rows: OptionMatrix, size: int) -> tuple[Matrix, Matrix 
     if not rows:
         return np.ones(size), None
     matrix = np.array(rows)
-    where = f"({parameter('options.sigma')})"
+    hint = f"({parameter('options.sigma')})"
     if matrix.shape != (size, size):
         raise UsageError(
-            f"The covariance must be {size} x {size}, the constant of {parameter('centre', 'private')} included "
-            f"{where}."
+            f"The covariance must be {size} x {size}, including the constant of {parameter('centre', 'private')} "
+            f"{hint}."
         )
-    if np.abs(matrix - matrix.T).max() > _SHARPNESS * np.abs(matrix).max():
-        raise UsageError(f"The covariance must be symmetric: pass (Sigma + Sigma^T) / 2 {where}.")
+    if np.abs(matrix - matrix.T).max() > _TOLERANCE * np.abs(matrix).max():
+        raise UsageError(f"The covariance must be symmetric: pass (Sigma + Sigma^T) / 2 {hint}.")
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     if not values[0] * _CONDITION > values[-1]:
         raise UsageError(
             f"The covariance must be positive definite, its largest eigenvalue at most 1e9 times its smallest: add a "
-            f"multiple of the identity {where}."
+            f"multiple of the identity {hint}."
         )
     return values, vectors
 
@@ -145,11 +142,11 @@ def precisions(
     """Divide precision among the directions: ``x_i > 0`` with ``sum x_i^power = total``.
 
     * uniform: all equal.
-    * binary: the first k get the share tau of the total together, equally, the others the rest.
-    * optimal: ``x_i = max(level - 1/v_i, 0)``, v the spectrum. Of all positive definite noise precisions K^{-1} with
-      one trace it maximises ``det(I + V K^{-1})``, the power-to-noise ratio of the paper (KKT conditions; with every
-      x_i positive the level is ``(trace + sum 1/v_i) / d``). The level is chosen to spend the total; an x_i of
-      0 would be infinite noise and becomes 2^-20 of the greatest.
+    * binary: the first k share tau of the total equally, the others the remainder.
+    * optimal: ``x_i = max(level - 1/v_i, 0)``, v the spectrum. Among all positive definite noise precisions K^{-1} of
+      equal trace it maximises ``det(I + V K^{-1})``, the power-to-noise ratio of the paper (KKT conditions; with every
+      x_i positive the level is ``(trace + sum 1/v_i) / d``). An x_i of 0 (infinite noise) becomes 2^-20 of the
+      greatest.
     """
     if allocation == "optimal":
         if len(spectrum) != size or not min(spectrum) > 0:
@@ -158,16 +155,16 @@ def precisions(
             )
         return _water_filling(total, power, np.array(spectrum))
     if spectrum:
-        raise UsageError("Only allocation=optimal reads a spectrum: leave it out.", parameter="options.spectrum")
+        raise UsageError("Only allocation=optimal uses a spectrum: omit it.", parameter="options.spectrum")
     shares = np.full(size, 1 / size)
     if allocation == "binary":
         if not 1 <= informative < size:
             raise UsageError(
-                f"Between 1 and {size - 1} of {size} directions can be informative.", parameter="options.informative"
+                f"Choose 1 to {size - 1} informative directions of {size}.", parameter="options.informative"
             )
         if not 0 < share < 1:
             raise UsageError(
-                "The share of the informative directions lies strictly between 0 and 1.", parameter="options.share"
+                "The share of the informative directions must be above 0 and below 1.", parameter="options.share"
             )
         shares[:informative] = share / informative
         shares[informative:] = (1 - share) / (size - informative)
@@ -176,12 +173,12 @@ def precisions(
 
 
 def _water_filling(total: float, power: int, spectrum: Matrix) -> Matrix:
-    gap = 1 / spectrum - 1 / spectrum.max()  # how far the bed lies above its deepest point
+    gap = 1 / spectrum - 1 / spectrum.max()  # height of the bed above its deepest point
 
     def filled(depth: float) -> Matrix:
-        return np.asarray(np.maximum(depth - gap, _LEAST * depth))
+        return np.asarray(np.maximum(depth - gap, _FLOOR * depth))
 
-    low, high = 0.0, total ** (1 / power)  # there the deepest point alone takes it all
+    low, high = 0.0, total ** (1 / power)  # at this depth the deepest point alone uses the total
     while True:
         depth = (low + high) / 2
         if not low < depth < high:
@@ -191,7 +188,7 @@ def _water_filling(total: float, power: int, spectrum: Matrix) -> Matrix:
 
 @dataclass(frozen=True, eq=False)
 class CalibratedMatrixGaussian(Additive):
-    """The symmetric part of matrix-variate Gaussian noise with fixed covariances (see the module for the law)."""
+    """The symmetric part of matrix-variate Gaussian noise with fixed covariances."""
 
     eigenvalues: Matrix
     directions: Matrix | None
@@ -226,16 +223,13 @@ class CalibratedMatrixGaussian(Additive):
             draws = draws @ self.directions.T if self.two_sided else draws
         return rounded(draws)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        """Return the ratio of the normals before rounding.
-
-        In the eigenbasis of Sigma the symmetric part has independent entries, of variance ``s_i s_j / 2`` (two-sided)
-        or ``(s_i + s_j) / 4`` off the diagonal, and twice that on it.
-        """
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        # of the normals before rounding: in the eigenbasis of Sigma the symmetric part has independent entries, of
+        # variance s_i s_j / 2 (two-sided) or (s_i + s_j) / 4 off the diagonal, and twice that on it
         values = self.eigenvalues
         variance = np.outer(values, values) / 2 if self.two_sided else np.add.outer(values, values) / 4
         np.fill_diagonal(variance, 2 * np.diag(variance))
-        return ratios.gaussian(here, there, variance, self.directions)
+        return ratios.gaussian(moment, neighbour, variance, self.directions)
 
 
 def _mu_squared(query: LatticeQuery, eigenvalues: Matrix, *, two_sided: bool) -> Fraction:
@@ -249,16 +243,15 @@ def _mu_squared(query: LatticeQuery, eigenvalues: Matrix, *, two_sided: bool) ->
 def _calibrated(
     query: LatticeQuery, loss: PrivacyLoss, eigenvalues: Matrix, directions: Matrix | None, *, two_sided: bool
 ) -> CalibratedMatrixGaussian:
-    """Put the noise and what is proved of it together."""
     largest = float(eigenvalues.max())
     deviation = largest if two_sided else math.sqrt(largest)
     require_on_lattice(
-        query, loss, deviation, _MAX_DEVIATION, or_else="a larger epsilon, or spread the noise more evenly"
+        query, loss, deviation, _MAX_DEVIATION, or_else="a larger epsilon, or distribute the noise more evenly"
     )
     mu_squared = _mu_squared(query, eigenvalues, two_sided=two_sided)
     true_delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
-    kept = PrivacyLoss(loss.epsilon_micro, max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO)))
-    guarantee = proved(query, kept, __name__, mu_squared=mu_squared)
+    true_loss = PrivacyLoss(loss.epsilon_micro, max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO)))
+    guarantee = proved(query, true_loss, __name__, mu_squared=mu_squared)
     return CalibratedMatrixGaussian(eigenvalues, directions, two_sided, guarantee, loss)
 
 
@@ -288,7 +281,7 @@ class Published:
             sensitivity="Frobenius: sqrt(2) C² replace-one (C² if d = 1), C² add-remove (tight); |M|_F <= rows C²",
             claimed="(epsilon, delta)",
             proved="(epsilon, delta), exactly mu-GDP with far smaller mu: gaussian needs a hundredth of the noise or "
-            "less; rows plays no role in the true privacy",
+            "less; rows does not affect the true privacy",
             cost="d² normals" + (", two d x d products with directions" if two_sided else ", one d x d product"),
             reference="Chanyaswad, Dytso, Poor & Mittal 2018, theorem " + ("3" if two_sided else "2"),
             delta=DeltaUse.REQUIRED,
@@ -310,7 +303,7 @@ class Published:
         directions: OptionMatrix,
         spectrum: tuple[float, ...],
     ) -> CalibratedMatrixGaussian:
-        """Return the noise that meets the published condition with equality, spread as the options say."""
+        """Return noise that meets the published condition with equality, allocated by the options."""
         if not 1 <= rows <= 1 << 62:
             raise UsageError("The bound on the number of rows must be between 1 and 2^62.", parameter="options.rows")
         phi = published_norm(query, loss, rows, two_sided=self._two_sided)
@@ -337,9 +330,9 @@ class Exact:
         proved="(epsilon, delta), exactly mu-GDP; only the two smallest eigenvalues of Sigma count, so for rows in a "
         "ball Sigma = I, which is gaussian, dominates every other",
         cost="d² normals, two d x d products",
-        reference="theorem in dpdist.mechanisms.mvg; law of Chanyaswad, Dytso, Poor & Mittal 2018",
+        reference="theorem in dpdist.mechanisms.mvg; distribution of Chanyaswad, Dytso, Poor & Mittal 2018",
         delta=DeltaUse.REQUIRED,
-        options=(Option("sigma", Kind.MATRIX, "d x d, public, symmetric, positive definite; left out: identity", ()),),
+        options=(Option("sigma", Kind.MATRIX, "d x d, public, symmetric, positive definite; default: identity", ()),),
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sigma: OptionMatrix) -> CalibratedMatrixGaussian:
@@ -350,7 +343,7 @@ class Exact:
         scale = sensitivity * gaussian_sigma(loss) * (1 + 2.0**-29)  # the margin of mu² and the rounding of the scales
         calibrated = _calibrated(query, loss, scale * shape, directions, two_sided=True)
         if calibrated.guarantee.loss != loss:
-            raise AssertionError("the margin covers the rounding of the scales")
+            raise AssertionError("the rounding of the scales exceeds the margin")
         return calibrated
 
 

@@ -1,16 +1,16 @@
-"""The noise of a release as a type: what is publicly known of its law, and what a sum of independent draws is.
+"""The noise of a release as a type: the public description of its distribution, and sums of independent draws.
 
-A mechanism states the noise that it adds once, here, and what reads it asks the type: the edge of its spectrum
-(:mod:`dpdist.pca.noise_edge`), the variances of its entries, its mean. ``law`` is a name for people; nothing is
-decided by it but how a release is read that was stored before ``edge`` was written (versions up to 0.1.0).
+A mechanism describes its noise here. Readers use the variances of its entries, its mean, and the edge of its spectrum
+(:mod:`dpdist.pca.noise_edge`). ``law`` is a name for humans; code uses it only to read releases stored without
+``edge`` (versions up to 0.1.0).
 
-A sum of independent noise is noise again. Its *parts* are what the spectrum of the sum follows from: normal entries
-add up to normal entries, Wishart matrices of one scale to a Wishart matrix of all their degrees of freedom, and
-whatever has no such law stays beside the others, of which the spectra add up in the limit (free convolution).
+The spectrum of a sum of independent noise follows from its *parts*: normal entries add up to normal entries, and
+Wishart matrices of equal scale to a Wishart matrix with the sum of their degrees of freedom. Other kinds remain
+separate parts, whose spectra add up in the limit (free convolution).
 
-In JSON, as a release stores it, the noise is one flat object: ``law``, the parameters of the law, ``edge``, and the
-moments. A sum has ``law: "sum"``, the laws that were added up in ``of``, how many ``terms``, and its ``parts``. A
-:class:`Noise` is a mapping of just these keys, too.
+A release stores the noise as one flat JSON object: ``law``, the parameters of the distribution, ``edge``, and the
+moments. A sum has ``law: "sum"``, the names of its terms in ``of``, their number in ``terms``, and its ``parts``. A
+:class:`Noise` is a mapping with the same keys.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from typing import Any
 
 _MOMENTS = ("variance_diagonal", "variance_off_diagonal", "mean_diagonal")
 _SUM = "sum"
-_LEAST, _MOST, _MANY = 2.0**-64, 2.0**128, 2**53
-"""No lattice of 64 bits holds noise of a larger variance, and smaller noise is none; a release may say anything."""
+_MIN_SIZE, _MAX_SIZE, _MAX_COUNT = 2.0**-64, 2.0**128, 2**53
+"""Limits on stored values, which are untrusted: a 64-bit lattice holds no noise beyond them."""
 
 
 class EdgeKind(enum.StrEnum):
-    """What the largest eigenvalue of noise is like; written into releases, so a format."""
+    """The kind of the edge of a noise spectrum, as stored in releases."""
 
-    NONE = "none"  # nothing is known of it, or the answer is not the moment plus noise
+    NONE = "none"  # unknown, or the answer is not the moment plus noise
     NORMAL = "normal-entries"  # independent
     LAPLACE = "laplace-entries"  # independent, of one scale
-    FROBENIUS = "frobenius-norm"  # density falling exponentially in this norm
-    NUCLEAR = "nuclear-norm"  # likewise
-    WISHART = "wishart"  # a Wishart matrix less its mean
-    TWO_SIDED_WISHART = "two-sided-wishart"  # the difference of two independent Wishart matrices of one law
-    SUM = "sum"  # of kinds that have no law together
+    FROBENIUS = "frobenius-norm"  # density decreasing exponentially in the Frobenius norm
+    NUCLEAR = "nuclear-norm"  # density decreasing exponentially in the nuclear norm
+    WISHART = "wishart"  # a Wishart matrix minus its mean
+    TWO_SIDED_WISHART = "two-sided-wishart"  # the difference of two independent, equally distributed Wishart matrices
+    SUM = "sum"  # of several kinds
 
     @property
     def semicircle(self) -> bool:
-        """Whether the spectrum is a semicircle in the limit of many columns."""
+        """Whether the spectrum tends to a semicircle as the number of columns grows."""
         return self in {EdgeKind.NORMAL, EdgeKind.LAPLACE, EdgeKind.FROBENIUS}
 
     @property
     def wishart(self) -> bool:
-        """Whether it is made of Wishart matrices."""
+        """Whether the noise consists of Wishart matrices."""
         return self in {EdgeKind.WISHART, EdgeKind.TWO_SIDED_WISHART}
 
 
@@ -60,7 +60,7 @@ _STORED_LAWS = {
     "wishart": EdgeKind.WISHART,
     "two-sided-wishart": EdgeKind.TWO_SIDED_WISHART,
 }
-"""The kinds of the laws that versions up to 0.1.0 stored without one."""
+"""The kinds of noise that versions up to 0.1.0 stored without ``edge``."""
 
 
 @dataclass(frozen=True)
@@ -68,24 +68,23 @@ class Part:
     """Noise of one kind, alone or as part of a sum."""
 
     kind: EdgeKind  # never NONE or SUM
-    variance: float  # of an entry off the diagonal, squared lattice units: of all terms together if they add up
-    terms: int = 1  # independent draws that were added up
-    degrees: int = 0  # of freedom of a Wishart matrix, of all terms together; 0: not known, the variance alone counts
+    variance: float  # of an entry off the diagonal, squared lattice units: of the sum if `adds_up`, else of one term
+    terms: int = 1  # number of independent draws
+    degrees: int = 0  # total degrees of freedom of Wishart matrices; 0: unknown, only the variance counts
     scale: float = 0.0  # of a Wishart matrix, lattice units
 
     @property
     def adds_up(self) -> bool:
-        """Whether the sum of two such has a law of the same kind; else terms are merely alike, and counted."""
+        """Whether a sum of two parts is one part of this kind; otherwise equal terms are counted."""
         return self.kind.semicircle or self.degrees > 0
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON values."""
         wishart = {"degrees": self.degrees, "scale": self.scale} if self.degrees else {}
         return {"edge": self.kind.value, "terms": self.terms, "variance_off_diagonal": self.variance, **wishart}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Part:
-        """Read what :meth:`to_json` wrote."""
+        """Return the part stored by :meth:`to_json`."""
         kind = EdgeKind(value["edge"])
         wishart = (_count(value["degrees"]), _size(value["scale"])) if "degrees" in value else ()
         if kind in {EdgeKind.NONE, EdgeKind.SUM} or (wishart and not kind.wishart):
@@ -95,19 +94,18 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Noise(Mapping[str, Any]):
-    """What is publicly known of the noise of a release, in lattice units."""
+    """The public description of the noise of a release, in lattice units."""
 
-    law: str  # its name, for people
+    law: str  # the name of the distribution, for humans
     edge: EdgeKind = EdgeKind.NONE
-    variance_diagonal: float | None = None  # of an entry; None where the mechanism adds no noise to entries
+    variance_diagonal: float | None = None  # of an entry; None if the mechanism adds no noise to entries
     variance_off_diagonal: float | None = None
     mean_diagonal: float = 0.0  # the mean of the noise is this multiple of the identity
-    # parameters of the law, JSON values: WISHART has degrees and scale, TWO_SIDED_WISHART columns and scale
+    # parameters of the distribution, JSON values: WISHART has degrees and scale, TWO_SIDED_WISHART columns and scale
     details: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     parts: tuple[Part, ...] = ()  # of a sum, else empty; see summands
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON values, as a release stores them."""
         moments = {name: getattr(self, name) for name in _MOMENTS[: 3 if self.mean_diagonal else 2]}
         return {
             "law": self.law,
@@ -119,14 +117,14 @@ class Noise(Mapping[str, Any]):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Noise:
-        """Read what a release stores, of this version or an older one."""
-        own = {"law", "edge", "parts", *_MOMENTS}
+        """Return the noise that this or an older version stored."""
+        reserved = {"law", "edge", "parts", *_MOMENTS}
         noise = cls(
             law=str(value["law"]),
             edge=EdgeKind(value.get("edge", EdgeKind.NONE)),
             **{name: _size(value[name]) for name in _MOMENTS[:2] if name in value},
             mean_diagonal=_finite(value.get("mean_diagonal", 0.0)),
-            details=MappingProxyType({key: value[key] for key in value if key not in own}),
+            details=MappingProxyType({key: value[key] for key in value if key not in reserved}),
             parts=tuple(Part.from_json(part) for part in value.get("parts", ())),
         )
         if "edge" not in value:
@@ -136,19 +134,19 @@ class Noise(Mapping[str, Any]):
         return noise
 
     def _as_stored_by_old_versions(self) -> Noise:
-        """Return the noise with what its law's name tells, or for a sum the names of what was added up."""
+        """Return the noise with its kind derived from the name, or for a sum from the names of its terms."""
         kind = _STORED_LAWS.get(str(self.details.get("of", self.law)), EdgeKind.NONE)
         if kind is EdgeKind.NONE or not self.variance_off_diagonal:
             return self
         if self.law != _SUM:
             return replace(self, edge=kind)
-        # how the variance was divided among the terms was not told: one draw of all of it has the larger edge
+        # the variances of the terms were not stored: one draw of the total variance has the larger edge
         terms = _count(self.details["terms"]) if kind.semicircle else 1
         return replace(self, edge=kind, parts=(Part(kind, self.variance_off_diagonal, terms),))
 
     @property
     def summands(self) -> tuple[Part, ...]:
-        """The independent parts that the noise is the sum of: itself, if it is none; empty if nothing is known."""
+        """The independent parts of the noise: one unless it is a sum; empty if unknown."""
         if self.parts or self.edge in {EdgeKind.NONE, EdgeKind.SUM} or not self.variance_off_diagonal:
             return self.parts
         part = Part(self.edge, self.variance_off_diagonal)
@@ -172,7 +170,7 @@ class Noise(Mapping[str, Any]):
         )
 
     def weighted(self, weight: float) -> Noise:
-        """Return the noise of a draw times a weight above 0."""
+        """Return the noise of a draw multiplied by a positive weight."""
         square = weight**2
         return Noise(
             law=_SUM,
@@ -189,30 +187,27 @@ class Noise(Mapping[str, Any]):
         return _count(self.details["terms"]) if self.law == _SUM else 1
 
     def __getitem__(self, key: str) -> Any:
-        """Return a value of the JSON object."""
         return self.to_json()[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Return the keys of the JSON object."""
         return iter(self.to_json())
 
     def __len__(self) -> int:
-        """Return how many keys the JSON object has."""
         return len(self.to_json())
 
 
 def _joined(parts: list[Part]) -> tuple[Part, ...]:
-    """Add up the parts that have a law together, in an order that does not depend on theirs."""
+    """Merge the parts of one kind, in an order that does not depend on theirs."""
     joined: dict[tuple[EdgeKind, bool, float], Part] = {}
     for part in parts:
         key = (part.kind, part.adds_up, part.scale if part.adds_up else part.variance)
-        known = joined.get(key)
-        if known is not None:
-            part = replace(  # noqa: PLW2901 - the two as one
-                known,
-                variance=known.variance + (part.variance if part.adds_up else 0.0),
-                terms=known.terms + part.terms,
-                degrees=known.degrees + part.degrees,
+        previous = joined.get(key)
+        if previous is not None:
+            part = replace(  # noqa: PLW2901 - the merged part
+                previous,
+                variance=previous.variance + (part.variance if part.adds_up else 0.0),
+                terms=previous.terms + part.terms,
+                degrees=previous.degrees + part.degrees,
             )
         joined[key] = part
     return tuple(sorted(joined.values(), key=lambda part: (part.kind.value, part.scale, part.variance)))
@@ -236,12 +231,12 @@ def _finite(value: Any) -> float:
 
 def _size(value: Any) -> float:
     number = _finite(value)
-    if number and not _LEAST <= number <= _MOST:
+    if number and not _MIN_SIZE <= number <= _MAX_SIZE:
         raise ValueError(value)
     return number
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= _MANY:
+    if type(value) is not int or not 1 <= value <= _MAX_COUNT:
         raise ValueError(value)
     return value

@@ -1,33 +1,32 @@
 """Additive Wishart noise: `wishart`, calibrated to its exact profile, and `sn`, `jiang-wishart`, `sheffet-wishart`.
 
-**Law.** ``E = s² Z Z^T``, Z of shape d x m, ``m >= d + 1``, entries standard normal, s² an integer number of lattice
-units, rounded up. E is positive definite, so the answer exceeds the moment and is a second moment itself without
-projection (to within d/2 lattice units of rounding, far below the least eigenvalue of E). It has the mean
-``m s² I``, which moves no eigenvector; ``mean_diagonal`` states it. ``Var E_ij = m s⁴`` off and ``2 m s⁴`` on the
-diagonal.
+**Distribution.** ``E = s² Z Z^T``, Z of shape d x m, ``m >= d + 1``, entries standard normal, s² an integer number of
+lattice units, rounded up. E is positive definite, so the answer exceeds the moment and is a second moment itself
+without projection (up to d/2 lattice units of rounding, far below the least eigenvalue of E). Its mean is ``m s² I``,
+which changes no eigenvector; ``mean_diagonal`` states it. ``Var E_ij = m s⁴`` off and ``2 m s⁴`` on the diagonal.
 
 **Guarantee.** :mod:`dpdist.privacy.wishart_profile` proves the profile: with ``kappa = (m - d + 1)/2`` and
 ``theta = 2 s²/C²`` the mechanism is a scalar query of sensitivity 1 with Gamma(kappa, theta) noise. The support of the
-answer moves with the moment, so nothing of this kind is purely private, and delta is at least
-``P(Gamma(kappa, theta) <= 1)``. delta falls as theta grows, so rounding s² up keeps it.
+answer depends on the moment, so no mechanism of this kind is purely private, and delta is at least
+``P(Gamma(kappa, theta) <= 1)``. delta decreases in theta, so rounding s² up keeps it.
 
-* `wishart` takes the m with the least ``theta (sqrt m + sqrt d)²``, the edge of the spectrum of E, under add-remove
+* `wishart` uses the m with the least ``theta (sqrt m + sqrt d)²``, the edge of the spectrum of E, under add-remove
   (under replace-one within 1.2 % of the least), and the least theta for it: exact under add-remove, certified under
-  replace-one, 0.2 to 2 % above what the worst pair found by a scan would need. Its eigenvectors are less exact than
-  those of `gaussian`; take it where the answer must dominate the moment.
+  replace-one, 0.2 to 2 % above the requirement of the worst pair found by a scan. Its eigenvectors are less accurate
+  than those of `gaussian`; use it if the answer must dominate the moment.
 * `sn` (Imtiaz & Sarwate 2016; withdrawn by the erratum of 2017): m = d + 1, ``s² = C²/(2 epsilon)``. kappa = 1, so the
   loss is infinite with probability ``1 - exp(-1/theta) = 1 - exp(-epsilon)`` and at most 1/theta otherwise: delta is
-  ``1 - exp(-epsilon)`` at every epsilon' >= epsilon, at add-remove and replace-one alike. (A replacement reaches
-  the infinite loss where z <= c <= 1, no more often; w for 0 attains it.)
+  ``1 - exp(-epsilon)`` at every epsilon' >= epsilon, under both relations. (A replacement has infinite loss if
+  z <= c <= 1, with no larger probability; w for 0 attains it.)
 * `jiang-wishart` (Jiang, Xie & Zhang 2016, algorithm 2): m = d + 1, ``s² = 3 C²/(2 epsilon)``; delta is
   ``1 - exp(-epsilon/3)`` at every epsilon' >= epsilon/3.
-* `sheffet-wishart` (Sheffet 2015): ``m = d + floor(28 ln(4/delta)/epsilon²)``, s² = C². Six times the noise needed at
-  epsilon = 1; above about 5 it has too few degrees of freedom to keep its delta, and for m = d nothing is
-  proved. The papers' own scales are kept under both relations.
+* `sheffet-wishart` (Sheffet 2015): ``m = d + floor(28 ln(4/delta)/epsilon²)``, s² = C². Six times the necessary noise
+  at epsilon = 1; above about 5 it has too few degrees of freedom for its delta, and for m = d nothing is proved. The
+  published scales are used under both relations.
 
 **Arithmetic.** `wishart` is drawn exactly (:mod:`dpdist.noise.products`): as the moment is an integer matrix,
-``M + rnd(E) = rnd(M + E)`` is post-processing of the real mechanism, so `integer-exact`. With the option
-``arithmetic=ideal-real``, and for the published ones, E is ``s² L L^T`` in float64, L the Bartlett factor:
+``M + rnd(E) = rnd(M + E)`` is post-processing of the real-valued mechanism: `integer-exact`. With
+``arithmetic=ideal-real``, and for the published mechanisms, E is ``s² L L^T`` in float64, L the Bartlett factor:
 ``L_ii² ~ chi²`` with ``m - i + 1`` degrees of freedom (i = 1, ..., d), standard normals below the diagonal.
 """
 
@@ -54,7 +53,7 @@ from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbo
 from dpdist.privacy.wishart_profile import add_remove_delta, least_theta, leaving_delta, replace_one_delta
 from dpdist.triangle import Triangle, rounded
 
-_MAX_SPREAD = 2.0**56  # largest ``s² (sqrt m + sqrt d)²``: eigenvalues of E stay inside int64 with overwhelming room
+_MAX_SPREAD = 2.0**56  # largest ``s² (sqrt m + sqrt d)²``: eigenvalues of E stay far inside int64
 
 
 @dataclass(frozen=True)
@@ -83,14 +82,14 @@ class CalibratedWishart(Additive):
         np.fill_diagonal(factor, np.sqrt(squares))
         return rounded(self.scale * (factor @ factor.T))
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.wishart(here, there, self.columns, self.scale)
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.wishart(moment, neighbour, self.columns, self.scale)
 
 
 @lru_cache(maxsize=256)
 def least_noise(size: int, loss: PrivacyLoss, neighbours: Neighbours) -> tuple[int, float]:
     """Return degrees of freedom m and ``theta = 2 s²/C²`` that keep a loss with the least edge of the spectrum of E."""
-    delta = loss.delta * (1 - 2.0**-50)  # the float may be above the exact one
+    delta = loss.delta * (1 - 2.0**-50)  # the float may exceed the exact delta
 
     def edge(columns: int) -> float:
         theta = least_theta(loss.epsilon, delta, (columns - size + 1) / 2, Neighbours.ADD_REMOVE)
@@ -98,7 +97,7 @@ def least_noise(size: int, loss: PrivacyLoss, neighbours: Neighbours) -> tuple[i
 
     # 2 kappa from d to 237 d (the smaller d, the more); the edge is flat around its least value
     columns = min((size - 1 + max(2, round(size * 1.2**j)) for j in range(31)), key=edge)
-    # a single column has no orthogonal rows: replacing is adding or removing
+    # a single column has no orthogonal rows: replace-one is add-remove
     relation = neighbours if size > 1 else Neighbours.ADD_REMOVE
     return columns, least_theta(loss.epsilon, delta, (columns - size + 1) / 2, relation)
 
@@ -108,7 +107,7 @@ def _require_on_lattice(query: LatticeQuery, loss: PrivacyLoss, columns: int, sc
 
 
 def _published(query: LatticeQuery, loss: PrivacyLoss, columns: int, scale: int, delta: float) -> CalibratedWishart:
-    """Return noise as published; its true delta may be far below the one asked for. 1: nothing is proved."""
+    """Return published noise with its true delta; 1: nothing is proved."""
     _require_on_lattice(query, loss, columns, scale)
     pure = PrivacyLoss(loss.epsilon_micro)
     guarantee = proved_at_delta(query, pure, delta, wishart_profile.__name__)
@@ -133,7 +132,6 @@ class Wishart:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, arithmetic: str) -> CalibratedWishart:
-        """Return the noise of least spectral edge that keeps (epsilon, delta)."""
         columns, theta = least_noise(query.size, loss, query.neighbours)
         scale = math.ceil(Fraction(theta) * query.bound / 2)
         _require_on_lattice(query, loss, columns, scale)
@@ -159,14 +157,13 @@ class PublishedWishart:
         )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedWishart:
-        """Return the noise as published, with its true delta."""
         scale = -(-self.factor * query.bound * MICRO // (2 * loss.epsilon_micro))
         true_delta = leaving_delta(loss.epsilon, 1.0, 2 * scale / query.bound)
         return _published(query, loss, query.size + 1, scale, true_delta)
 
 
 class SheffetWishart:
-    """Noise with so many degrees of freedom that (epsilon, delta) holds."""
+    """Wishart noise with enough degrees of freedom for (epsilon, delta)."""
 
     info = MechanismInfo(
         name="sheffet-wishart",
@@ -182,7 +179,6 @@ class SheffetWishart:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedWishart:
-        """Return the noise as published, with its true delta."""
         extra = math.floor(28 * math.log(4 / loss.delta) / loss.epsilon**2)
         kappa = (extra + 1) / 2
         if kappa < 1:

@@ -1,26 +1,26 @@
-"""`power`: the noisy power method with noise for whole rows; `power-published`: as published, for single entries.
+"""`power`: the noisy power method, private for rows; `power-published`: as published, for single entries.
 
-**Law** (Hardt & Price 2014, algorithm 1). X_0 is a Haar-random d x k frame. For l = 1 .. L: ``Y_l = A X_(l-1) + G_l``,
-``X_l = qr(Y_l)``, but for the grid below. What is released is X_L; what is paid for covers every X_l, so the iterates
-may travel to the workers. A is used through products only, so it never has to be formed: ``A X = sum_b X_b^T (X_b X)``.
+**Distribution** (Hardt & Price 2014, algorithm 1). X_0 is a Haar-random d x k frame. For l = 1 .. L:
+``Y_l = A X_(l-1) + G_l``, ``X_l = qr(Y_l)``, except for the grid below. The release is X_L; the guarantee covers every
+X_l, so the iterates may be sent to the workers. A is used in products only, so it need not be formed:
+``A X = sum_b X_b^T (X_b X)``.
 
-**Grid.** What A is multiplied with is not X_(l-1) but :func:`on_grid` of it: ``V = 2^-g rnd(2^g (1 - h) X_(l-1))``,
-``g = 24`` and ``h = sqrt(d k) 2^-g``, a function of what is public by then. 2^g V is an integer matrix and A the sum of
-integer rows, so the product is a sum of integers: it is added exactly, and the same bits come from every partition of
-the rows, every number of workers and every order (:mod:`dpdist.moment.operator`). Rounding moves each entry by at most
-2^-(g+1), hence the matrix by at most h/2 in the spectral norm, so that ``|V|_2 <= (1 - h) |X_(l-1)|_2 + h/2 < 1``: of
-an orthonormal X computed in float64, whose norm is 1 up to 2^-40, too. The factor 1 - h costs that share of the signal,
-less than 10^-4 while ``d k`` is below 10^6; ``qr`` knows no scale.
+**Grid.** A is multiplied not with X_(l-1) but with :func:`on_grid` of it: ``V = 2^-g rnd(2^g (1 - h) X_(l-1))``,
+``g = 24`` and ``h = sqrt(d k) 2^-g``, a function of public values. 2^g V is an integer matrix and A a sum of outer
+products of integer rows, so the product is an exact sum of integers: it does not depend on the partition of the rows,
+the number of workers or the order (:mod:`dpdist.moment.operator`). Rounding moves each entry by at most 2^-(g+1), hence
+the matrix by at most h/2 in the spectral norm, so that ``|V|_2 <= (1 - h) |X_(l-1)|_2 + h/2 < 1``, also for an
+orthonormal X computed in float64, whose norm is 1 up to 2^-40. The factor 1 - h reduces the signal by a share of less
+than 10^-4 while ``d k`` is below 10^6; ``qr`` is invariant to scale.
 
 **Sensitivity.** One row changes A by ``D = v v^T - w w^T`` (replace-one) or ``v v^T`` (add-remove), and
 ``|D V|_F <= |D|_F |V|_2 <= |D|_F``: sqrt(2) S replace-one, S add-remove. For k = 1, ``|D v| <= |D|_2 |v| <= S`` under
-both relations. Call it Delta_k. The guarantee is that of the V which are used, and needs no X that is exactly
-orthonormal.
+both relations. Call it Delta_k. The guarantee holds for the V in use and does not require exactly orthonormal X.
 
 **`power`, delta > 0.** Every G_l has independent normal entries of standard deviation sigma, so a round is
-(Delta_k/sigma)-GDP whatever the earlier rounds gave, and L of them compose exactly to ``mu = sqrt(L) Delta_k / sigma``
-(Dong, Roth & Su 2022, corollary 3.3). sigma is the least that keeps (epsilon, delta). Neither k nor the largest entry
-of X enters.
+(Delta_k/sigma)-GDP given any results of earlier rounds, and L of them compose exactly to
+``mu = sqrt(L) Delta_k / sigma`` (Dong, Roth & Su 2022, corollary 3.3). sigma is the least that keeps (epsilon, delta).
+Neither k nor the largest entry of X enters.
 
 **`power`, delta = 0.** G_l has density proportional to ``exp(-epsilon |G|_F / (L Delta_k))``: its norm is Gamma(dk) of
 scale ``L Delta_k / epsilon`` and its direction uniform. A round is epsilon/L-private (K-norm mechanism, Hardt & Talwar
@@ -28,17 +28,17 @@ scale ``L Delta_k / epsilon`` and its direction uniform. A round is epsilon/L-pr
 
 **`power-published`.** G_l is normal with standard deviation ``chi max|X_(l-1)| S``, chi = sqrt(4 k L ln(1/delta)) /
 epsilon, or Laplace with ``chi = 10 k L sqrt(d) / epsilon`` for delta = 0 (Imtiaz & Sarwate 2016 after Hardt & Price).
-The neighbours of Hardt & Price differ in one *entry* of A by at most 1. For whole rows this much is proved: an
+The neighbours of Hardt & Price differ in one *entry* of A by at most 1. For rows the following is proved: an
 orthonormal frame has ``max|X| >= 1/sqrt(d)``, hence
 
-* delta > 0: ``mu² <= L Delta_k² d / (chi² S²)``; the true delta at epsilon is the Gaussian profile there;
+* delta > 0: ``mu² <= L Delta_k² d / (chi² S²)``; the true delta at epsilon is that of the Gaussian profile;
 * delta = 0: ``|D V|_1 <= sqrt(dk) Delta_k`` against a scale of at least ``10 k L S / epsilon`` per round gives a total
   of ``epsilon Delta_k sqrt(d/k) / (10 S)``.
 
-Where that exceeds the claim the mechanism is refused. The number of rounds is public here; choosing it from the exact
-moment, as is done in experiments, leaks.
+If that exceeds the claim, the mechanism is refused. The number of rounds is public; choosing it from the exact moment,
+as in published experiments, leaks.
 
-**Arithmetic.** Float64 but for the product: `ideal-real`.
+**Arithmetic.** Float64 except for the product: `ideal-real`.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ from dpdist.noise.floats import exponentials, gammas, haar, normals
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
 
-_UP = 1 + 2.0**-40  # pushes the few float roundings of a scale to the safe side
+_UP = 1 + 2.0**-40  # covers the rounding errors of a scale
 GRID_BITS = 24
-"""Fractional bits of what A is multiplied with: fine beside any noise, and few enough for exact sums in float64."""
+"""Fractional bits of V: far finer than any noise, and coarse enough for exact sums in float64."""
 ROUTE = Option(
     "route",
     Kind.WORD,
-    "whether the d x d moment is formed once (moment) or only its products with d x k frames are computed (products)",
-    "moment",  # the law is the same
+    "form the d x d moment once (moment), or compute only its products with d x k frames (products)",
+    "moment",  # both have the same distribution
     ("moment", "products"),
 )
 _ITERATIONS = Option("iterations", Kind.INTEGER, "number L of rounds, public, at least 1")
@@ -75,18 +75,14 @@ _ITERATIONS = Option("iterations", Kind.INTEGER, "number L of rounds, public, at
 
 @dataclass(frozen=True)
 class CalibratedPower:
-    """The noisy power method with fixed rounds and noise (see the module for the law).
-
-    ``shape`` is ``normal``, ``k-norm`` or ``laplace``; ``scale`` its standard deviation, or the scale of its norm or
-    of its entries, in lattice units; ``relative`` whether it is multiplied by the largest entry of the frame.
-    """
+    """The noisy power method with fixed rounds and noise."""
 
     size: int
     count: int
     iterations: int
-    shape: str
-    scale: float
-    relative: bool
+    shape: str  # of the noise: normal, k-norm or laplace
+    scale: float  # its standard deviation, or the scale of its norm or its entries, in lattice units
+    relative: bool  # whether the scale is multiplied by the largest entry of the frame
     claim: PrivacyLoss
     guarantee: Guarantee
 
@@ -119,28 +115,22 @@ class CalibratedPower:
             frame, _ = np.linalg.qr(moment.times(on_grid(frame)) + self._noise(frame, entropy))
         return np.ascontiguousarray(frame.T)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
-        """Return the ratio of all frames, the first included, stacked as rows; None beyond one component.
-
-        The guarantee covers every frame, because the workers see them.
-        """
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
+        """Return the ratio of all frames, stacked as rows, because the workers see them; None beyond one component."""
         if self.count > 1:
             return None
-        return ratios.power_rounds(here, there, self.shape, self.scale, relative=self.relative)
+        return ratios.power_rounds(moment, neighbour, self.shape, self.scale, relative=self.relative)
 
 
 def on_grid(frame: Matrix) -> Matrix:
-    """Return a frame, (d, k) orthonormal columns, shortened a little and rounded to multiples of ``2^-GRID_BITS``.
-
-    Its spectral norm is at most 1 (see the module).
-    """
+    """Return a (d, k) frame scaled by 1 - h and rounded to multiples of ``2^-GRID_BITS``: spectral norm at most 1."""
     share = 1 - math.sqrt(frame.size) * 2.0**-GRID_BITS
     rounded: Matrix = np.ldexp(np.rint(np.ldexp(share * frame, GRID_BITS)), -GRID_BITS)
     return rounded
 
 
 def _sensitivity_squared(query: LatticeQuery, count: int, iterations: int) -> int:
-    """Return Delta_k², exact, in squared lattice units, of a number of components and rounds that makes sense."""
+    """Return Delta_k², exact, in squared lattice units, after validating components and rounds."""
     require_components(query, count)
     if iterations < 1:
         raise UsageError("The power method needs at least one round.", parameter="options.iterations")
@@ -152,7 +142,7 @@ def _ceiling(value: float, unit: int) -> int:
 
 
 class Power:
-    """The noisy power method, private for whole rows."""
+    """The noisy power method, private for rows."""
 
     info = MechanismInfo(
         name="power",
@@ -177,7 +167,6 @@ class Power:
         iterations: int,
         route: str,  # noqa: ARG002
     ) -> CalibratedPower:
-        """Return the least noise that keeps the loss."""
         squared = _sensitivity_squared(query, components, iterations)
         if loss.delta_atto:
             shape, scale = "normal", math.sqrt(iterations * squared) * gaussian_sigma(loss) * _UP
@@ -216,7 +205,6 @@ class PublishedPower:
         iterations: int,
         route: str,  # noqa: ARG002
     ) -> CalibratedPower:
-        """Return the noise as published, and what it proves for rows."""
         squared = Fraction(_sensitivity_squared(query, components, iterations), query.bound**2)
         true, mu_squared = loss, None
         if loss.delta_atto:

@@ -1,48 +1,47 @@
-"""`norm-histogram`: a private histogram over a public grid, from which quantiles and tail shares follow for free.
+"""`norm-histogram`: a private histogram on a public grid, whose quantiles and tail shares are post-processing.
 
-**Law.** The m counts of the bins get independent integer noise, drawn exactly (:mod:`dpdist.noise.lattice`). Where
-the loss has a delta it is a rounded normal, ``rnd(s Z)``; where it has none it is discrete Laplace,
-``P(x) ∝ exp(-|x| / t)``. s and t are integers. The noisy counts are the release; all else here is post-processing.
+**Distribution.** The m counts of the bins get independent integer noise, drawn exactly (:mod:`dpdist.noise.lattice`):
+rounded normals ``rnd(s Z)`` if the loss has a delta, discrete Laplace ``P(x) ∝ exp(-|x| / t)`` otherwise. s and t are
+integers. The noisy counts are the release; everything else is post-processing.
 
-**Sensitivity.** A row stands in exactly one bin, found from this row alone (:mod:`dpdist.moment.histograms`), so
-its part of the histogram is a unit vector. Let neighbours differ in at most M rows, those of one privacy unit (M = 1:
-one row).
+**Sensitivity.** A row is in exactly one bin, which depends on this row alone (:mod:`dpdist.moment.histograms`), so it
+adds a unit vector to the histogram. Let neighbours differ in at most M rows, those of one privacy unit (M = 1: one
+row).
 
 * add-remove: at most M unit vectors more or fewer, which change the counts by at most M in the l1 and in the l2 norm;
 * replace-one: M unit vectors exchanged for M others. Each exchange changes the counts by at most 2 in the l1 norm and
   ``sqrt 2`` in the l2 norm, all of them by at most 2 M and ``M sqrt 2``.
 
-All four are attained: by M rows of one bin, exchanged for M rows of one other. No rounding of a norm matters: whichever
-bin it leads to, it is one bin.
+All four are attained by M rows of one bin, exchanged for M rows of another. Rounding of norms is irrelevant: a norm
+falls into one bin, whichever it is.
 
-**Theorem.** With these sensitivities the noise is calibrated, and the release private, as
-:mod:`dpdist.mechanisms.counts` proves: mu-GDP and (epsilon, delta)-private with Gaussian noise, epsilon-private with
-discrete Laplace noise. ∎
+**Theorem.** With noise calibrated to these sensitivities, the release is mu-GDP and (epsilon, delta)-private for
+Gaussian noise and epsilon-private for discrete Laplace noise (proof: :mod:`dpdist.mechanisms.counts`). ∎
 
 **Quantile.** For edge i let ``U_i = (rows above it) - (1 - q) n``. The q-quantile of the norms, on the grid, is the
 first edge with ``U_i <= 0``. With k bins above the edge, U_i is estimated by the noisy counts, those above the edge
-weighted by 1 - w and the others by -w; both laws are symmetric about 0, so the estimate is unbiased:
+weighted by 1 - w and the others by -w; both distributions are symmetric about 0, so the estimate is unbiased:
 
-* add-remove (n private): ``w = 1 - q``, which makes the estimate of U_i itself;
+* add-remove (n private): ``w = 1 - q``, which estimates U_i directly;
 * replace-one (n public): for any w, ``sum_above (1 - w) - sum_below w = (rows above) - w n``, so ``(w - 1 + q) n`` has
   to be added. ``w = k / m`` has the least variance, ``k (m - k) / m`` that of one count.
 
-**Error, in rows.** The error of U_i is ``sum_j c_j X_j`` with these weights c and the noise X. What it exceeds with
-probability at most beta, for either law and with the rounding counted, is proved in :mod:`dpdist.mechanisms.counts`.
-With ``beta = (1 - confidence) / (2 (m - 1))`` all bounds at all edges hold together, on both sides, at the stated
-confidence: the number of rows above an edge is off by at most that, and the true quantile lies between the last edge
-that is surely below it and the first that surely is not. Where no edge is, it may lie beyond the grid, and no clip
-norm is claimed.
+**Error, in rows.** The error of U_i is ``sum_j c_j X_j`` with these weights c and the noise X.
+:mod:`dpdist.mechanisms.counts` proves a bound that it exceeds with probability at most beta, for both distributions and
+with rounding. With ``beta = (1 - confidence) / (2 (m - 1))`` the bounds at all edges and on both sides hold jointly at
+the stated confidence: they bound the error of the number of rows above each edge, and the true quantile is between the
+last edge that is below it with this confidence and the first that is not. Without such an edge it may exceed the grid,
+and no clip norm is proposed.
 
 **Compared.** Errors in rows at confidence 0.95, at the worst edge; replace-one, epsilon 0.1, 61 edges:
 
-* The two laws: 453 with Laplace noise (t = 20), 701 with Gaussian noise at delta 1e-6 (s = 52). But beside Gaussian
-  releases mu² adds up: the Gaussian histogram costs 0.00074 of it, what is epsilon-private 0.0157. At that cost
-  Gaussian noise has s = 12 and errs by 174 rows.
-* The exponential mechanism over the edges is off by at most 142 rows, at 0.0039 of mu²; at 0.00074, by at most 327. It
-  gives an edge and nothing else: no count of what is clipped, no error, no word on whether the grid ends too early.
-* Noisy counts of a binary tree win in the middle of grids of some hundred edges. Clip norms lie in the tail, where few
-  bins are above: at the last edge the error of the histogram is a quarter of the worst.
+* The two distributions: 453 with Laplace noise (t = 20), 701 with Gaussian noise at delta 1e-6 (s = 52). Composed with
+  Gaussian releases, however, mu² adds up: the Gaussian histogram costs 0.00074 of it, an epsilon-private one 0.0157. At
+  that cost Gaussian noise has s = 12 and an error of 174 rows.
+* The exponential mechanism over the edges has an error of at most 142 rows, at 0.0039 of mu²; at 0.00074, at most 327.
+  It returns an edge and nothing else: no number of clipped rows, no error, no indication that the grid ends too early.
+* Noisy counts of a binary tree are better in the middle of grids of some hundred edges. Clip norms are in the tail,
+  with few bins above: at the last edge the error of the histogram is a quarter of the worst.
 
 References
 ----------
@@ -63,14 +62,12 @@ from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Terms, cal
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 NAME = "norm-histogram"
-CONFIDENCE = 0.95  # of what is said of a quantile: of all bounds, at all edges and on both sides, together
+CONFIDENCE = 0.95  # joint, of the bounds at all edges and on both sides
 
 
 def calibrated(loss: PrivacyLoss, neighbours: Neighbours, max_rows: int = 1) -> CalibratedHistogram:
-    """Return the least integer scale that keeps the loss where neighbours differ in at most so many rows.
+    """Return noise of the least integer scale that keeps the loss for neighbours that differ in at most ``max_rows``.
 
-    Examples
-    --------
     >>> calibrated(PrivacyLoss.parse("0.1"), Neighbours.REPLACE_ONE).noise
     DiscreteLaplace(scale=20)
     >>> calibrated(PrivacyLoss.parse("0.1", "1e-6"), Neighbours.REPLACE_ONE).noise
@@ -84,7 +81,7 @@ def calibrated(loss: PrivacyLoss, neighbours: Neighbours, max_rows: int = 1) -> 
 
 @dataclass(frozen=True)
 class Weights:
-    """How an estimate weighs the noisy counts: ``above`` bins by ``1 - w``, the ``below`` others by ``-w``."""
+    """Weights of the noisy counts in an estimate: ``1 - w`` for the ``above`` bins, ``-w`` for the ``below`` others."""
 
     above: int
     below: int
@@ -95,24 +92,24 @@ class Weights:
         return ((self.above, float(1 - self.w)), (self.below, -float(self.w)))
 
     def standard_deviation(self, noise: CountNoise) -> float:
-        """Return that of the estimate, in rows."""
+        """Return the standard deviation of the estimate, in rows."""
         return math.sqrt(noise.variance * math.fsum(count * weight**2 for count, weight in self._terms))
 
     def bound(self, noise: CountNoise, beta: float) -> float:
-        """Return what the error exceeds with probability at most beta, on one side, in rows."""
+        """Return a bound, in rows, that the error exceeds on one side with probability at most beta."""
         return noise.bound(self._terms, beta)
 
 
 def weights(bins: int, edge: int, quantile: Fraction, *, rows_known: bool) -> Weights:
-    """Return the weights with which the rows above an edge are estimated, less ``(1 - quantile) n``."""
+    """Return the weights that estimate the rows above an edge, minus ``(1 - quantile) n``."""
     above = bins - 1 - edge
     return Weights(above, bins - above, Fraction(above, bins) if rows_known else 1 - quantile)
 
 
 def require_quantile(quantile: Fraction) -> None:
-    """Refuse what is no quantile."""
+    """Require a quantile strictly between 0 and 1."""
     if not 0 < quantile < 1:
-        raise UsageError("A quantile lies between 0 and 1, both excluded, such as 0.95.", parameter="quantile")
+        raise UsageError("A quantile must be above 0 and below 1, such as 0.95.", parameter="quantile")
 
 
 @lru_cache(maxsize=64)
@@ -127,28 +124,28 @@ def _bounds(
 def rank_error(
     noise: CountNoise, edges: int, quantile: Fraction, *, rows_known: bool, confidence: float = CONFIDENCE
 ) -> float:
-    """Return how far noise moves the number of rows above an edge at most, at the worst edge of a grid, in rows."""
+    """Return the error bound of the number of rows above an edge, at the worst edge of a grid, in rows."""
     return max(_bounds(noise, edges, quantile, rows_known=rows_known, confidence=confidence))
 
 
 @dataclass(frozen=True)
 class QuantileFound:
-    """What a noisy histogram says of one quantile."""
+    """The estimate of one quantile from a noisy histogram."""
 
-    edge: int | None  # the first that is estimated not to be below it; None: no edge is
-    above_edge: int | None  # the last that surely is below it; None: it may lie below the first one
-    up_to_edge: int | None  # the first that surely is not below it; None: it may lie beyond the grid
+    edge: int | None  # the first edge estimated not to be below the quantile; None: no edge
+    above_edge: int | None  # the last edge below the quantile, with confidence; None: it may be below the first edge
+    up_to_edge: int | None  # the first edge not below the quantile, with confidence; None: it may exceed the grid
     rows: float  # the rank error
-    tail: float | None  # estimated share of the rows above that edge; None: the noise exceeds the number of rows
+    tail: float | None  # estimated share of the rows above `edge`; None: the noise exceeds the number of rows
     tail_error: float | None  # its standard error
-    confidence: float  # of above_edge, up_to_edge and rows, together
-    within: float = 1.0  # where the estimate lies between the edge before `edge`, 0, and that one, 1
+    confidence: float  # joint, of above_edge, up_to_edge and rows
+    within: float = 1.0  # position of the estimate between the edge before `edge` (0) and `edge` (1)
 
 
 def quantile_of(
     noisy: Sequence[int], noise: CountNoise, quantile: Fraction, *, rows: int | None, confidence: float = CONFIDENCE
 ) -> QuantileFound:
-    """Say where a quantile lies. Free: it looks at a release only."""
+    """Estimate a quantile; post-processing of a release."""
     require_quantile(quantile)
     bins, total = len(noisy), sum(noisy)
     edges = range(bins - 1)
@@ -158,7 +155,7 @@ def quantile_of(
     tail = total
     for edge in edges:
         tail -= noisy[edge]
-        # where n is public, a part of what the noise added to all counts is taken back
+        # with n public, a part of the total noise is subtracted
         tails.append(tail - (0 if rows is None else kinds[edge].w * (total - rows)))
     over = [estimate - (1 - quantile) * (total if rows is None else rows) for estimate in tails]
     first = next((edge for edge in edges if over[edge] <= 0), None)

@@ -1,12 +1,12 @@
-"""Log-likelihood ratios: how much better one moment explains a release than another does, law by law.
+"""Log-likelihood ratios of a release under two moments, for each distribution.
 
-A ratio ``log p(y | here) - log p(y | there)`` is the best number an attacker can compute (Neyman & Pearson 1933) and
-is what a privacy claim is about: a pure mechanism has ``|ratio| <= epsilon`` for neighbouring moments. Each function
-takes two moments as (d, d) float64 matrices in lattice units and returns the ratio as a function of a release, with
-everything that does not depend on the release computed once. The ratios are those of the real-valued laws; rounding a
-release to the lattice changes them by the lattice unit over the scale of the noise, about 1e-9.
+The ratio ``log p(y | moment) - log p(y | neighbour)`` is the most powerful test statistic (Neyman & Pearson 1933), and
+privacy bounds it: a pure mechanism has ``|ratio| <= epsilon`` for neighbouring moments. Each function takes two moments
+as (d, d) float64 matrices in lattice units and returns the ratio as a function of a release. The ratios are those of
+the real-valued distributions; rounding a release to the lattice changes them by the lattice unit over the scale of the
+noise, about 1e-9.
 
-A release is what the attacker sees: the (d, d) matrix, or the (k, d) rows of a subspace, or for iterations every frame.
+A release is the attacker's view: the (d, d) matrix, the (k, d) rows of a subspace, or all frames of an iteration.
 """
 
 from __future__ import annotations
@@ -20,43 +20,37 @@ import numpy as np
 from dpdist.mechanisms.base import LogRatio, Matrix
 from dpdist.noise.integrals import log_bingham, log_orbit
 
-_NEGLIGIBLE = 1e-12  # changes smaller than this part of the largest are rounding errors of an eigendecomposition
+_NEGLIGIBLE = 1e-12  # smaller changes, relative to the largest, are rounding errors of an eigendecomposition
 _RAYS = np.linspace(-11, 11, 301)
 
 
-def gaussian(here: Matrix, there: Matrix, variance: Matrix, basis: Matrix | None = None) -> LogRatio:
-    """Symmetric noise with independent normal entries on and above the diagonal.
+def gaussian(moment: Matrix, neighbour: Matrix, variance: Matrix, basis: Matrix | None = None) -> LogRatio:
+    """Symmetric noise with independent normal entries: ``sum_{i<=j} D_ij (y_ij - m_ij) / v_ij``, m the mean moment."""
 
-    ``sum_{i<=j} D_ij (y_ij - m_ij) / v_ij``, D the difference and m the mean of the moments.
-    """
-
-    def turned(matrix: Matrix) -> Matrix:
+    def rotated(matrix: Matrix) -> Matrix:
         return matrix if basis is None else basis.T @ matrix @ basis
 
-    weights = np.triu(turned(here - there) / variance)
-    middle = float(np.sum(weights * turned(here + there))) / 2
-    return lambda y: float(np.sum(weights * turned(y))) - middle
+    weights = np.triu(rotated(moment - neighbour) / variance)
+    middle = float(np.sum(weights * rotated(moment + neighbour))) / 2
+    return lambda y: float(np.sum(weights * rotated(y))) - middle
 
 
-def laplace(here: Matrix, there: Matrix, scale: float) -> LogRatio:
-    """Independent (discrete) Laplace entries on and above the diagonal: the change of their l1 norm over the scale."""
-    upper = np.triu_indices(len(here))
-    a, b = here[upper], there[upper]
+def laplace(moment: Matrix, neighbour: Matrix, scale: float) -> LogRatio:
+    """Independent (discrete) Laplace entries on and above the diagonal."""
+    upper = np.triu_indices(len(moment))
+    a, b = moment[upper], neighbour[upper]
     return lambda y: float(np.sum(np.abs(y[upper] - b) - np.abs(y[upper] - a))) / scale
 
 
-def norm(here: Matrix, there: Matrix, scale: float, length: Callable[[Matrix], float]) -> LogRatio:
-    """Noise of density ``exp(-|E| / scale)``: the change of the norm over the scale (Hardt & Talwar 2010)."""
-    return lambda y: (length(y - there) - length(y - here)) / scale
+def norm(moment: Matrix, neighbour: Matrix, scale: float, length: Callable[[Matrix], float]) -> LogRatio:
+    """Noise with density proportional to ``exp(-|E| / scale)`` (Hardt & Talwar 2010)."""
+    return lambda y: (length(y - neighbour) - length(y - moment)) / scale
 
 
-def wishart(here: Matrix, there: Matrix, degrees: int, scale: float) -> LogRatio:
-    """Noise ``scale Z Z^T`` with Z of ``degrees`` >= d normal columns.
-
-    Its density is ``|E|^((degrees-d-1)/2) exp(-tr E / 2 scale)`` on the positive definite cone and 0 elsewhere
-    (Wishart 1928). Where only one moment explains the release the ratio is infinite.
-    """
-    power = (degrees - len(here) - 1) / 2
+def wishart(moment: Matrix, neighbour: Matrix, degrees: int, scale: float) -> LogRatio:
+    """Noise ``scale Z Z^T`` with Z of ``degrees`` >= d normal columns; infinite outside the support of one moment."""
+    # density |E|^((degrees-d-1)/2) exp(-tr E / 2 scale) on the positive definite cone (Wishart 1928)
+    power = (degrees - len(moment) - 1) / 2
 
     def log_density(noise: Matrix) -> float:
         values = np.linalg.eigvalsh(noise)
@@ -65,26 +59,23 @@ def wishart(here: Matrix, there: Matrix, degrees: int, scale: float) -> LogRatio
         return power * float(np.sum(np.log(values))) - float(np.trace(noise)) / (2 * scale)
 
     def ratio(y: Matrix) -> float:
-        first, second = log_density(y - here), log_density(y - there)
-        return 0.0 if first == second else first - second  # outside both only by rounding to the lattice
+        first, second = log_density(y - moment), log_density(y - neighbour)
+        return 0.0 if first == second else first - second  # outside both supports only by rounding to the lattice
 
     return ratio
 
 
-def two_sided_wishart(here: Matrix, there: Matrix, columns: int, scale: float) -> LogRatio:
-    """Noise ``W1 - W2``, each ``scale Z Z^T`` with so many columns: the ratio of its entries along the change.
+def two_sided_wishart(moment: Matrix, neighbour: Matrix, columns: int, scale: float) -> LogRatio:
+    """Noise ``W1 - W2``, each ``scale Z Z^T`` of ``columns`` columns: the ratio of the entries that change."""
+    # Along orthonormal eigenvectors of the change the diagonal entries of each Wishart matrix are independent, scale
+    # times chi-squared with `columns` degrees of freedom. Their difference x has a density proportional to
+    # |z|^n K_n(|z|), z = x / 2 scale, n = (columns - 1) / 2 (Kotz, Kozubowski & Podgorski 2001, section 4.1). These
+    # entries are post-processing of the release, so the ratio is valid; no practical formula is known for the matrix.
+    from scipy.special import kve  # noqa: PLC0415 - slow to import, rarely used
 
-    Along orthonormal eigenvectors of the change the diagonal entries of each Wishart matrix are independent, ``scale``
-    times chi-squared with ``columns`` degrees of freedom. Their difference x has a density proportional to
-    ``|z|^n K_n(|z|)``, ``z = x / 2 scale``, ``n = (columns - 1) / 2`` (Kotz, Kozubowski & Podgorski 2001, section 4.1).
-    The release is post-processed to the entries that the change moves, so the ratio shows no more than the density of
-    the whole matrix would, for which no practical formula is known.
-    """
-    from scipy.special import kve  # noqa: PLC0415 - SciPy takes its time, and few need it
-
-    change, vectors = np.linalg.eigh(here - there)
+    change, vectors = np.linalg.eigh(moment - neighbour)
     moved = vectors[:, np.abs(change) > _NEGLIGIBLE * np.abs(change).max(initial=0)]
-    a, b = (np.einsum("ij,ij->j", moved, matrix @ moved) for matrix in (here, there))
+    a, b = (np.einsum("ij,ij->j", moved, matrix @ moved) for matrix in (moment, neighbour))
     order = (columns - 1) / 2
 
     def log_density(x: Matrix) -> float:
@@ -92,30 +83,25 @@ def two_sided_wishart(here: Matrix, there: Matrix, columns: int, scale: float) -
         return float(np.sum(order * np.log(z) + np.log(kve(order, z)) - z))
 
     def ratio(y: Matrix) -> float:
-        seen = np.einsum("ij,ij->j", moved, y @ moved)
-        return log_density(seen - a) - log_density(seen - b)
+        entries = np.einsum("ij,ij->j", moved, y @ moved)
+        return log_density(entries - a) - log_density(entries - b)
 
     return ratio
 
 
-def projection(here: Matrix, there: Matrix, sketch: int, ridge: float) -> LogRatio:
-    """Second moment Y of so many normal vectors of covariance ``K = M + ridge I``, over their number r.
-
-    ``-(r/2) (log|K| - log|K'| + tr(K^{-1} - K'^{-1}) Y)``: the vectors are normal, and Y is sufficient for K.
-    """
-    first, second = (matrix + ridge * np.eye(len(matrix)) for matrix in (here, there))
+def projection(moment: Matrix, neighbour: Matrix, sketch: int, ridge: float) -> LogRatio:
+    """Second moment Y of r normal vectors with covariance ``K = M + ridge I``, divided by r."""
+    # -(r/2) (log|K| - log|K'| + tr(K^{-1} - K'^{-1}) Y): the vectors are normal, and Y is sufficient for K
+    first, second = (matrix + ridge * np.eye(len(matrix)) for matrix in (moment, neighbour))
     inverse = np.linalg.inv(first) - np.linalg.inv(second)
     shift = float(np.linalg.slogdet(first)[1] - np.linalg.slogdet(second)[1])
     return lambda y: -sketch / 2 * (shift + float(np.sum(inverse * y)))
 
 
-def successive_bingham(here: Matrix, there: Matrix, concentration: float) -> LogRatio:
-    """Rows x_i of density ``exp(c x^T M x) / Z_i`` on the unit sphere orthogonal to the rows above.
-
-    ``c sum_i x_i^T D x_i`` less the change of every log Z_i, which is the normaliser of the moment seen on the
-    complement of the rows above (:func:`dpdist.noise.integrals.log_bingham`).
-    """
-    a, b = concentration * here, concentration * there
+def successive_bingham(moment: Matrix, neighbour: Matrix, concentration: float) -> LogRatio:
+    """Rows x_i of density ``exp(c x^T M x) / Z_i`` on the unit sphere orthogonal to the previous rows."""
+    # c sum_i x_i^T D x_i minus the change of every log Z_i, the normaliser of the moment on that complement
+    a, b = concentration * moment, concentration * neighbour
     first = _normaliser(b) - _normaliser(a)
 
     def ratio(rows: Matrix) -> float:
@@ -133,34 +119,31 @@ def _normaliser(matrix: Matrix) -> float:
     return log_bingham(np.linalg.eigvalsh(matrix).astype(np.float64, copy=False))
 
 
-def _laplace_left(value: float, scale: float) -> float:
-    """Log probability that a Laplace variable around ``value`` is not positive."""
+def _log_laplace_clipped(value: float, scale: float) -> float:
+    """Return the log probability that a Laplace variable with mean ``value`` is not positive."""
     return -value / scale - math.log(2) if value >= 0 else math.log1p(-math.exp(value / scale) / 2)
 
 
-def deflated_pair(here: Matrix, there: Matrix, concentration: float, scale: float) -> LogRatio:
-    """Release of ``l u u^T``: u a Bingham vector of the moment, l Laplace around ``u^T M u``.
-
-    The chain rule: the ratio of u, then that of l given u. Both can be read off the matrix.
-    """
-    direction = successive_bingham(here, there, concentration)
+def deflated_pair(moment: Matrix, neighbour: Matrix, concentration: float, scale: float) -> LogRatio:
+    """Release of ``l u u^T``: u a Bingham vector of the moment, l Laplace with mean ``u^T M u``."""
+    # the ratio of u plus that of l given u; the matrix determines both
+    direction = successive_bingham(moment, neighbour, concentration)
 
     def ratio(y: Matrix) -> float:
         values, vectors = np.linalg.eigh(y)
-        where = int(np.argmax(np.abs(values)))
-        u, value = vectors[:, where], float(values[where])
-        return direction(u[None]) + (abs(value - float(u @ there @ u)) - abs(value - float(u @ here @ u))) / scale
+        index = int(np.argmax(np.abs(values)))
+        u, value = vectors[:, index], float(values[index])
+        return direction(u[None]) + (abs(value - float(u @ neighbour @ u)) - abs(value - float(u @ moment @ u))) / scale
 
     return ratio
 
 
-def clipped_pair(here: Matrix, there: Matrix, scale: float, direction: Callable[[Matrix, float], float]) -> LogRatio:
-    """Release of ``l X``: l Laplace around the largest eigenvalue and clipped at 0, X drawn independently, tr X = 1.
-
-    Where l is 0 the matrix is 0 and says nothing of X.
-    """
-    a, b = (float(np.linalg.eigvalsh(matrix)[-1]) for matrix in (here, there))
-    clipped = _laplace_left(a, scale) - _laplace_left(b, scale)
+def clipped_pair(
+    moment: Matrix, neighbour: Matrix, scale: float, direction: Callable[[Matrix, float], float]
+) -> LogRatio:
+    """Release of ``l X``: l Laplace around the largest eigenvalue, clipped at 0, X independent with trace 1."""
+    a, b = (float(np.linalg.eigvalsh(matrix)[-1]) for matrix in (moment, neighbour))
+    clipped = _log_laplace_clipped(a, scale) - _log_laplace_clipped(b, scale)
 
     def ratio(y: Matrix) -> float:
         value = float(np.trace(y))
@@ -171,25 +154,22 @@ def clipped_pair(here: Matrix, there: Matrix, scale: float, direction: Callable[
     return ratio
 
 
-def orbit(here: Matrix, there: Matrix, spectrum: Matrix, rate: float) -> Callable[[Matrix], float]:
-    """Ratio of ``X = Re U diag(g) U*`` of density ``exp(rate tr(M X))`` against the invariant measure of the orbit.
-
-    ``rate tr(D X)`` less the change of the log normaliser (:func:`dpdist.noise.integrals.log_orbit`). The imaginary
-    part of the Hermitian matrix does not enter, so its real part is sufficient.
-    """
-    a, b = (log_orbit((rate * np.linalg.eigvalsh(m)).astype(np.float64, copy=False), spectrum) for m in (here, there))
-    change = rate * (here - there)
+def orbit(moment: Matrix, neighbour: Matrix, spectrum: Matrix, rate: float) -> Callable[[Matrix], float]:
+    """``X = Re U diag(g) U*`` with density ``exp(rate tr(M X))`` with respect to the invariant measure of the orbit."""
+    # the density does not depend on the imaginary part of the Hermitian matrix, so the real part is sufficient
+    a, b = (
+        log_orbit((rate * np.linalg.eigvalsh(m)).astype(np.float64, copy=False), spectrum) for m in (moment, neighbour)
+    )
+    change = rate * (moment - neighbour)
     return lambda x: float(np.sum(change * x)) + b - a
 
 
-def power_rounds(here: Matrix, there: Matrix, shape: str, scale: float, *, relative: bool) -> LogRatio:
-    """All frames of the power method for one vector, ``x <- ±(M x + g) / |M x + g|``: rows x_0, x_1, ..., x_L.
-
-    Given x, the next vector has the density ``integral over r of |r|^(d-1) f(r x' - M x)``, f the density of g and r
-    from minus to plus infinity, because the sign is lost. The integral is a sum over a grid around its peak. x_0 does
-    not depend on the data, and the ratios of the rounds add up.
-    """
-    size = len(here)
+def power_rounds(moment: Matrix, neighbour: Matrix, shape: str, scale: float, *, relative: bool) -> LogRatio:
+    """All frames of the power method for one vector, ``x <- ±(M x + g) / |M x + g|``: rows x_0, x_1, ..., x_L."""
+    # Given x, the next vector has the density integral over r of |r|^(d-1) f(r x' - M x), f the density of g and r from
+    # minus to plus infinity, because the sign is lost. The integral is a sum over a grid around its peak. x_0 does not
+    # depend on the data, and the ratios of the rounds add up.
+    size = len(moment)
 
     def log_density(mean: Matrix, following: Matrix, width: float) -> float:
         grid = float(mean @ following) + width * np.sinh(_RAYS)
@@ -209,7 +189,7 @@ def power_rounds(here: Matrix, there: Matrix, shape: str, scale: float, *, relat
         total = 0.0
         for x, following in pairwise(frames):
             width = scale * (float(np.abs(x).max()) if relative else 1.0)
-            total += log_density(here @ x, following, width) - log_density(there @ x, following, width)
+            total += log_density(moment @ x, following, width) - log_density(neighbour @ x, following, width)
         return total
 
     return ratio

@@ -1,20 +1,9 @@
-"""Every mechanism by name.
+"""All mechanisms by name; CONTRIBUTING.md describes how to add one.
 
-To add one:
-
-1. A module of its own here, or that of its family. Its docstring has the law, the theorem and the proof. A class has an
-   ``info`` and a ``calibrate`` that takes each option as a keyword and returns a
-   :class:`~dpdist.mechanisms.base.Calibrated`. :mod:`dpdist.mechanisms.gaussian` is the example to read. The module
-   never moves: ledgers and releases name it.
-2. This file: its ``MECHANISMS``, in the list below.
-3. ``tests/mechanisms/test_mechanism_contract.py``: where its proof stands. It is done when the contract passes. It
-   must take 1 for a whole number that has to be given, and (1.0,) for numbers.
-4. ``tests/mechanisms/test_<family>.py``: that its draws have its law, and its constants are those of its theorem.
-5. ``python -m dpdist.jobs.sections``: writes the schema of job files anew, which lists the mechanisms.
-
-The audit attacks it as it is, and a copy with less noise: ``tests/faults/weakened.py`` lists the fields by which. Noise
-whose spectrum is of a new kind has its edge in :mod:`dpdist.mechanisms.noise_law` and :mod:`dpdist.pca.noise_edge`;
-until then it says ``EdgeKind.NONE``.
+``calibrate`` takes each option as a keyword and returns a :class:`~dpdist.mechanisms.base.Calibrated`. The contract
+test passes 1 for required integers and (1.0,) for numbers. ``tests/faults/weakened.py`` lists the fields that scale the
+noise. Noise with a new kind of spectrum has ``EdgeKind.NONE`` unless :mod:`dpdist.mechanisms.noise_law` and
+:mod:`dpdist.pca.noise_edge` define its edge.
 """
 
 from __future__ import annotations
@@ -64,15 +53,12 @@ class CalibratedNone(IndependentEntries):
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:  # noqa: ARG002 - there is nothing to draw
         return np.zeros(band.entries, dtype=np.int64)
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> None:
-        """Return None: what is released is the moment itself."""
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> None:
+        """Return None: the release is the moment itself."""
 
 
 class NoPrivacy:
-    """`none`: the exact second moment, to measure the others against.
-
-    Nothing is claimed or proved: the release is private data, given out only for reproduction, and charges no ledger.
-    """
+    """`none`: the exact second moment, a private baseline for reproduction, which charges no ledger."""
 
     info = MechanismInfo(
         name="none",
@@ -88,7 +74,6 @@ class NoPrivacy:
     )
 
     def calibrate(self, query: LatticeQuery, _loss: PrivacyLoss) -> CalibratedNone:
-        """Return the exact answer, whatever the loss."""
         return CalibratedNone(query.size)
 
 
@@ -110,35 +95,32 @@ _FAMILIES: tuple[tuple[Mechanism, ...], ...] = (
 MECHANISMS: dict[str, Mechanism] = {mechanism.info.name: mechanism for family in _FAMILIES for mechanism in family}
 
 
-RECOMMENDED = ("gaussian", "two-sided-wishart")  # what to take where a delta is allowed, and where none is
+RECOMMENDED = ("gaussian", "two-sided-wishart")  # with a delta, and without
 
 
 def list_mechanisms() -> tuple[MechanismInfo, ...]:
-    """Return what is said in public of every mechanism: what it claims, and what is really proved.
+    """Return the public descriptions of all mechanisms, with the published claim and the proved guarantee.
 
     Returns
     -------
     tuple of MechanismInfo
-        One for each mechanism: ``name``, ``output``, ``law``, ``claimed``, ``proved``, ``delta`` (whether it takes
-        one), ``options`` (its own parameters), ``replacement`` (what to take where the claim is not proved; empty where
-        it is), ``reference`` and more.
+        One per mechanism, with ``name``, ``output``, ``law``, ``claimed``, ``proved``, ``delta`` (whether it takes a
+        delta), ``options`` (its own parameters), ``replacement`` (the mechanism to use instead, empty if the claim is
+        proved), ``reference`` and more.
 
     See Also
     --------
-    ReleaseRequest : Names one.
-    audit_mechanism : Attacks one.
-
-    References
-    ----------
-    Each statement has its own, in ``reference``; the proofs stand in the modules of :mod:`dpdist.mechanisms`.
+    ReleaseRequest : Selects a mechanism.
+    audit_mechanism : Attacks a mechanism.
 
     Examples
     --------
     >>> import dpdist
-    >>> found = {info.name: info for info in dpdist.list_mechanisms()}
-    >>> found["gaussian"].proved
+    >>> mechanisms = {info.name: info for info in dpdist.list_mechanisms()}
+    >>> mechanisms["gaussian"].proved
     '(epsilon, delta), exactly mu-GDP'
-    >>> found["sn"].claimed, found["sn"].proved, found["sn"].replacement  # doctest: +NORMALIZE_WHITESPACE
+    >>> sn = mechanisms["sn"]
+    >>> sn.claimed, sn.proved, sn.replacement  # doctest: +NORMALIZE_WHITESPACE
     ('epsilon (pure), replace-one', 'not pure: delta = 1 - exp(-epsilon), at any larger epsilon too',
     'two-sided-wishart')
     """
@@ -146,34 +128,36 @@ def list_mechanisms() -> tuple[MechanismInfo, ...]:
 
 
 def mechanism_named(name: str) -> Mechanism:
-    """Look a mechanism up."""
+    """Return the mechanism with a name."""
     try:
         return MECHANISMS[name]
     except KeyError:
-        raise UsageError(f"There is no mechanism {name!r}; choose one of {', '.join(MECHANISMS)}.") from None
+        raise UsageError(f"There is no mechanism {name!r}. Choose one of {', '.join(MECHANISMS)}.") from None
 
 
 def calibrated(name: str, query: LatticeQuery, loss: PrivacyLoss, options: Options | None = None) -> Calibrated:
-    """Return a mechanism fixed for a query, a loss and its options; those left out take their defaults."""
+    """Return a mechanism calibrated for a query, a loss and its options; omitted options have their defaults."""
     mechanism = mechanism_named(name)
     if query.rows > 1 and not mechanism.info.units:
-        proved = [known for known, other in MECHANISMS.items() if other.info.units]
+        proved = [candidate for candidate, other in MECHANISMS.items() if other.info.units]
         raise RefusedError(
-            f"Somebody may own up to {query.rows} rows of this table, and of {name} nothing is proved for several rows "
-            f"that change at once. Take {' or '.join(proved)}.",
+            f"A privacy unit of this table may own up to {query.rows} rows, and {name} has no guarantee for units of "
+            f"several rows. Use {' or '.join(proved)}.",
             parameter="mechanism",
         )
     mechanism.info.require_delta_use(loss)
-    return _once(name, query, loss, tuple(sorted(mechanism.info.filled(options or {}).items())))
+    return _calibrated_once(name, query, loss, tuple(sorted(mechanism.info.filled(options or {}).items())))
 
 
 @lru_cache(maxsize=16)
-def _once(name: str, query: LatticeQuery, loss: PrivacyLoss, options: tuple[tuple[str, Any], ...]) -> Calibrated:
+def _calibrated_once(
+    name: str, query: LatticeQuery, loss: PrivacyLoss, options: tuple[tuple[str, Any], ...]
+) -> Calibrated:
     """Calibrate a mechanism, once for all steps of a release."""
     return MECHANISMS[name].calibrate(query, loss, **dict(options))
 
 
 def recommended(delta_atto: int) -> str:
-    """Name the recommended mechanism: `gaussian` where a delta is allowed, `two-sided-wishart` where none is."""
+    """Return the recommended mechanism: `gaussian` with a delta, `two-sided-wishart` without."""
     with_delta, pure = RECOMMENDED
     return with_delta if delta_atto else pure

@@ -1,11 +1,11 @@
 """`two-sided-wishart`: the difference of two Wishart matrices, pure epsilon-differential privacy.
 
 The SN mechanism (Imtiaz & Sarwate 2016) and that of Jiang, Xie & Zhang (2016) add one Wishart matrix and were
-published as purely private. They are not: the support moves with the data (the 2017 erratum). The difference of two
-independent copies has full support, and the following is proved.
+published as purely private. They are not, because the support depends on the data (the 2017 erratum). The difference
+of two independent copies has full support and the following property.
 
-**Law.** ``E = R1 - R2``, independent copies of ``R = rnd(W)``, ``W = k Z Z^T`` with Z of shape d x (d+1), entries
-standard normal, k an integer number of lattice units, rnd entry by entry to the nearest integer.
+**Distribution.** ``E = R1 - R2``, independent copies of ``R = rnd(W)``, ``W = k Z Z^T`` with Z of shape d x (d+1),
+entries standard normal, k an integer number of lattice units, rnd entry by entry to the nearest integer.
 
 **Theorem.** Let g be the probability function of E on the symmetric integer matrices. For integer vectors v, w
 
@@ -23,7 +23,7 @@ over all W that round to r, the probability function p of R obeys ``p(r + D) >= 
 So ``|log g(E + D) - log g(E)| <= tr D / 2k`` (or both are 0). Take D = v v^T, then D = w w^T from E + v v^T - w w^T,
 and add the two bounds. ∎ The positive and the negative part of an integer matrix are in general not integer, so the
 lattice argument is made for the two rows themselves: replacing w by v changes the moment by ``v v^T - w w^T``, adding v
-by ``v v^T``, with integer v, w and ``|v|², |w|² <= S``. (With several rows of one unit D is the sum of their
+by ``v v^T``, with integer v, w and ``|v|², |w|² <= S``. (For several rows of one privacy unit D is the sum of their
 ``v v^T``, still a positive semidefinite integer matrix, of trace at most M S. With one column ``v² - w²`` or its
 negative is itself such a D, of trace at most S, or M S.) The bound, 2 S / 2k and S / 2k, is the nuclear sensitivity of
 :mod:`dpdist.mechanisms.sensitivity` over 2k, no worse than for real matrices (where the same proof, with the density of
@@ -34,7 +34,7 @@ rounded up to an integer, which only lowers it.
 
 **Arithmetic.** R is drawn exactly (:mod:`dpdist.noise.products`), and the theorem holds for the integers released:
 `integer-exact`. With the option ``arithmetic=ideal-real``, Z is drawn to 40 fractional bits, the products are float64
-and ``W1 - W2`` is rounded to the lattice: half the time, but the proof is then about real numbers.
+and ``W1 - W2`` is rounded to the lattice: half the time, but the proof then holds for real numbers only.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from dpdist.triangle import Triangle, rounded
 ARITHMETIC = Option(
     "arithmetic",
     Kind.WORD,
-    "integer-exact noise, or the faster ideal-real one whose proof is about real numbers",
+    "integer-exact noise, or faster ideal-real noise, whose proof is about real numbers",
     default=Arithmetic.INTEGER_EXACT.value,
     choices=tuple(arithmetic.value for arithmetic in Arithmetic),
 )
-"""The option of mechanisms whose noise can be drawn in either arithmetic."""
-_MAX_SPREAD = 2**56  # largest k d: the entries of k Z Z^T, a few times k d, stay inside int64 with overwhelming room
+"""The option of mechanisms that can draw their noise in either arithmetic."""
+_MAX_SPREAD = 2**56  # largest k d: the entries of k Z Z^T, a few times k d, stay far inside int64
 
 
 @dataclass(frozen=True)
 class CalibratedTwoSidedWishart(Proved, Additive):
-    """The difference of two Wishart matrices of fixed integer scale (see the module for the law)."""
+    """The difference of two Wishart matrices with fixed integer scale."""
 
     size: int
     scale: int
@@ -80,9 +80,9 @@ class CalibratedTwoSidedWishart(Proved, Additive):
     def draw(self, entropy: Entropy) -> Triangle:
         columns = self.size + 1
         if self.guarantee.arithmetic is Arithmetic.INTEGER_EXACT:
-            out = rounded_wishart(self.size, columns, self.scale, entropy)
-            out -= rounded_wishart(self.size, columns, self.scale, entropy)
-            return out
+            noise = rounded_wishart(self.size, columns, self.scale, entropy)
+            noise -= rounded_wishart(self.size, columns, self.scale, entropy)
+            return noise
         difference = self._wishart(columns, entropy)
         difference -= self._wishart(columns, entropy)
         difference *= self.scale
@@ -92,12 +92,12 @@ class CalibratedTwoSidedWishart(Proved, Additive):
         z = normals(self.size * columns, entropy).reshape(self.size, columns)
         return z @ z.T
 
-    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
-        return ratios.two_sided_wishart(here, there, self.size + 1, self.scale)
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
+        return ratios.two_sided_wishart(moment, neighbour, self.size + 1, self.scale)
 
 
 class TwoSidedWishart:
-    """Pure epsilon-differential privacy by the difference of two Wishart matrices."""
+    """The difference of two Wishart matrices, purely private."""
 
     info = MechanismInfo(
         name="two-sided-wishart",
@@ -113,7 +113,6 @@ class TwoSidedWishart:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, arithmetic: str) -> CalibratedTwoSidedWishart:
-        """Return the smallest integer scale that keeps epsilon."""
         scale = -(-query.nuclear * MICRO // (2 * loss.epsilon_micro))
         require_on_lattice(query, loss, scale * query.size, _MAX_SPREAD)
         guarantee = proved(query, loss, __name__, arithmetic=Arithmetic(arithmetic))

@@ -1,1 +1,1 @@
-"""Every random bit: one access point to the operating system's randomness, and exact laws on the integers."""
+"""The source of all randomness, and exact distributions on the integers."""

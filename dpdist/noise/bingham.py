@@ -1,30 +1,30 @@
-"""Exact draws from the Bingham law on the real sphere, by rejection; frames of orthonormal vectors made of them.
+"""Exact rejection sampling from the Bingham distribution on the real sphere, and frames of such vectors.
 
-**Law.** A unit vector x in R^d with density proportional to ``exp(x^T B x)``, B symmetric. In the eigenbasis of B it is
-``exp(-sum_i l_i x_i²)`` with the *levels* ``l_i = b_max - b_i``, ascending from ``l_1 = 0``. Both samplers below are
-rejection samplers whose envelope is proved; the number they balance by a root search affects their speed only.
+**Distribution.** A unit vector x in R^d with density proportional to ``exp(x^T B x)``, B symmetric. In the eigenbasis
+of B it is ``exp(-sum_i l_i x_i²)`` with the *levels* ``l_i = b_max - b_i``, ascending from ``l_1 = 0``. Both samplers
+below are rejection samplers with proved envelopes; the parameters found by root search affect only their speed.
 
 **Angular central Gaussian** (Kent, Ganeiber & Mardia 2018). For any b in (0, d] let ``y_i ~ N(0, 1/(b + 2 l_i))`` and
 ``x = y/|y|``, of density proportional to ``(1 + 2t/b)^(-d/2)``, ``t = sum_i l_i x_i²``. The ratio
-``exp(-t) (1 + 2t/b)^(d/2)`` is largest at ``t = (d - b)/2``; divided by that maximum it is the probability to accept.
-Best is the b with ``sum_i 1/(b + 2 l_i) = 1``.
+``exp(-t) (1 + 2t/b)^(d/2)`` is largest at ``t = (d - b)/2``; the acceptance probability is the ratio divided by that
+maximum. The best b satisfies ``sum_i 1/(b + 2 l_i) = 1``.
 
-**Conditioned sum.** In ``s_i = x_i²`` the law is that of independent Gamma(1/2) variables of rate ``l_i + c`` whose sum
-is 1, whatever c is. Draw ``x_i ~ N(0, 1/(2(l_i + c)))`` for i >= 3, which needs only ``c > -l_3``, and let
-``S = 1 - sum_(i>=3) x_i²``. Integrating over (x_1, x_2) on the circle of radius sqrt(S), target over proposal is
+**Conditioned sum.** The ``s_i = x_i²`` are distributed as independent Gamma(1/2) variables of rate ``l_i + c``
+conditioned on sum 1, for any c. Draw ``x_i ~ N(0, 1/(2(l_i + c)))`` for i >= 3, which requires only ``c > -l_3``, and
+let ``S = 1 - sum_(i>=3) x_i²``. Integrating over (x_1, x_2) on the circle of radius sqrt(S), target over proposal is
 proportional to ``r(S) = exp(-c S) J(l_2 S/2)`` for S > 0, with ``J(z) = exp(-z) I_0(z)``. log I_0 is convex, being a
-cumulant generating function, so log r is convex in S and r is at most ``max(r(0), r(1)) = max(1, exp(-c) J(l_2/2))``
-on [0, 1]. With ``c >= log J(l_2/2)`` that is 1 and r(S) itself is the probability to accept. Given S, (x_1, x_2) is a
+cumulant generating function, so log r is convex in S and r is at most ``max(r(0), r(1)) = max(1, exp(-c) J(l_2/2))`` on
+[0, 1]. With ``c >= log J(l_2/2)`` that is 1, and r(S) itself is the acceptance probability. Given S, (x_1, x_2) is a
 Bingham vector in the plane with levels (0, l_2 S). c is the larger of ``log J(l_2/2)`` and the root of
 ``sum_(i>=3) 1/(2(l_i + c)) = 1``.
 
-The first accepts nearly always when B is weak, the second when B concentrates; :func:`bingham` takes the first if
-the mean level is below d. In every case measured the rate of acceptance was above ``0.4 / sqrt(d)``.
+The first rarely rejects if B is weak, the second if B is concentrated; :func:`bingham` uses the first if the mean level
+is below d. In all measurements the acceptance rate exceeded ``0.4 / sqrt(d)``.
 
-**Arithmetic.** Float64, probabilities in the logarithmic domain, levels relative to the largest eigenvalue and rates
-relative to the smallest, so that ties and levels from 0 to far beyond 1e8 lose nothing: `ideal-real`.
-**Timing.** How many candidates are drawn depends on B, hence on the data behind it. Whoever can time a draw learns
-something that no guarantee about its value covers.
+**Arithmetic.** Float64, with logarithms of probabilities, levels relative to the largest eigenvalue and rates relative
+to the smallest, so that ties and levels from 0 to far beyond 1e8 lose no accuracy: `ideal-real`.
+**Timing.** The number of candidates depends on B, hence on the data; no guarantee covers an attacker who can time a
+draw.
 """
 
 from __future__ import annotations
@@ -46,39 +46,39 @@ def bingham(matrix: Floats, count: int, entropy: Entropy) -> Floats:
     levels = values[-1] - values[::-1]
     size = levels.size
     draw = angular_central_gaussian if size < 3 or levels.mean() < size else conditioned_sum
-    out = np.empty((count, size))
+    samples = np.empty((count, size))
     filled, factor = 0, 1
     while filled < count:
-        tried = min(factor * (count - filled), _BATCH // size + 1)
+        candidates = min(factor * (count - filled), _BATCH // size + 1)
         factor = min(2 * factor, math.isqrt(size) + 1)
-        accepted = draw(levels, tried, entropy)[: count - filled]
-        out[filled : filled + len(accepted)] = accepted
+        accepted = draw(levels, candidates, entropy)[: count - filled]
+        samples[filled : filled + len(accepted)] = accepted
         filled += len(accepted)
-    turned: Floats = out @ vectors[:, ::-1].T
-    return turned
+    rotated: Floats = samples @ vectors[:, ::-1].T
+    return rotated
 
 
-def angular_central_gaussian(levels: Floats, tried: int, entropy: Entropy) -> Floats:
-    """Return the accepted among ``tried`` candidates, in the eigenbasis."""
-    shape = (tried, levels.size)
-    points, accepted = _angular(np.broadcast_to(levels, shape), np.full(tried, _balance(2 * levels)), entropy)
+def angular_central_gaussian(levels: Floats, candidates: int, entropy: Entropy) -> Floats:
+    """Return the accepted candidates, in the eigenbasis."""
+    shape = (candidates, levels.size)
+    points, accepted = _angular(np.broadcast_to(levels, shape), np.full(candidates, _balance(2 * levels)), entropy)
     return points[accepted]
 
 
-def conditioned_sum(levels: Floats, tried: int, entropy: Entropy) -> Floats:
-    """Return the accepted among ``tried`` candidates, in the eigenbasis; as its sibling, for d >= 3."""
-    from scipy.special import i0e  # noqa: PLC0415 - SciPy takes its time, and few need it
+def conditioned_sum(levels: Floats, candidates: int, entropy: Entropy) -> Floats:
+    """Return the accepted candidates, in the eigenbasis, for d >= 3."""
+    from scipy.special import i0e  # noqa: PLC0415 - slow to import, rarely used
 
     second, third = levels[1:3]
     shift = max(float(np.log(i0e(second / 2))), _balance(2 * (levels[2:] - third)) / 2 - third)
     rates = 2 * (shift + third) + 2 * (levels[2:] - third)
-    tail = normals(tried * rates.size, entropy).reshape(tried, rates.size) / np.sqrt(rates)
-    rest = 1 - np.einsum("ij,ij->i", tail, tail)
-    inside = np.maximum(rest, 0)
+    tail = normals(candidates * rates.size, entropy).reshape(candidates, rates.size) / np.sqrt(rates)
+    remainder = 1 - np.einsum("ij,ij->i", tail, tail)
+    inside = np.maximum(remainder, 0)
     probability = -shift * inside + np.log(i0e(second * inside / 2))
-    accepted = (rest > 0) & (np.log(uniforms(tried, entropy)) < probability)
-    rest = rest[accepted]
-    pair = np.sqrt(rest)[:, None] * _circle(second * rest, entropy)
+    accepted = (remainder > 0) & (np.log(uniforms(candidates, entropy)) < probability)
+    remainder = remainder[accepted]
+    pair = np.sqrt(remainder)[:, None] * _circle(second * remainder, entropy)
     return np.hstack([pair, tail[accepted]])
 
 
@@ -94,31 +94,31 @@ def _balance(levels: Floats) -> float:
 
 
 def _angular(levels: Floats, b: Floats, entropy: Entropy) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Draw one angular Gaussian candidate per row of levels (m, d), b (m,); return all, and which are accepted."""
-    tried, size = levels.shape
-    y = normals(tried * size, entropy).reshape(tried, size) / np.sqrt(b[:, None] + 2 * levels)
+    """Draw one angular Gaussian candidate per row of levels (m, d), b (m,); return them and which are accepted."""
+    candidates, size = levels.shape
+    y = normals(candidates * size, entropy).reshape(candidates, size) / np.sqrt(b[:, None] + 2 * levels)
     norm = np.linalg.norm(y, axis=1)
     y /= np.where(norm > 0, norm, 1)[:, None]
     t = np.einsum("ij,ij,ij->i", levels, y, y)
     probability = size / 2 * (np.log1p(2 * t / b) + np.log(b / size)) + (size - b) / 2 - t
-    return y, (norm > 0) & (np.log(uniforms(tried, entropy)) < probability)
+    return y, (norm > 0) & (np.log(uniforms(candidates, entropy)) < probability)
 
 
 def _circle(second: Floats, entropy: Entropy) -> Floats:
     """Draw one Bingham vector in the plane per entry of second (m,), levels (0, second); shape (m, 2)."""
-    out = np.empty((second.size, 2))
+    samples = np.empty((second.size, 2))
     todo = np.arange(second.size)
     while todo.size:
         level = second[todo]
         b = 1 + 1 / (level + np.hypot(1, level))  # the root of 1/b + 1/(b + 2 level) = 1, without cancellation
         points, accepted = _angular(np.stack([np.zeros_like(level), level], axis=1), b, entropy)
-        out[todo[accepted]] = points[accepted]
+        samples[todo[accepted]] = points[accepted]
         todo = todo[~accepted]
-    return out
+    return samples
 
 
 def successive(matrix: Floats, count: int, entropy: Entropy) -> Floats:
-    """Draw orthonormal vectors one after the other, each a Bingham vector in the complement of those before."""
+    """Draw successive orthonormal vectors, each a Bingham vector in the complement of the previous ones."""
     size = len(matrix)
     frame = np.eye(size)
     for i in range(count):
@@ -127,11 +127,7 @@ def successive(matrix: Floats, count: int, entropy: Entropy) -> Floats:
 
 
 def gibbs(matrix: Floats, count: int, sweeps: int, entropy: Entropy) -> Floats:
-    """Approximate a draw of k orthonormal vectors of joint density proportional to ``exp(tr V B V^T)``.
-
-    Hoff's (2009) Gibbs sampler of the matrix Bingham law: a sweep redraws every vector given the others, here exactly.
-    The law after finitely many sweeps is not known, so nothing can be proved of it.
-    """
+    """Approximate a draw of k orthonormal vectors with density ``exp(tr V B V^T)`` by Hoff's (2009) Gibbs sampler."""
     size = len(matrix)
     frame = haar(size, size, entropy)
     for _ in range(sweeps):
@@ -141,7 +137,7 @@ def gibbs(matrix: Floats, count: int, sweeps: int, entropy: Entropy) -> Floats:
 
 
 def _redraw(matrix: Floats, frame: Floats, free: npt.NDArray[np.intp], entropy: Entropy) -> None:
-    """Replace the first free column of an orthogonal frame by a Bingham vector, and turn the other free ones along."""
+    """Replace the first free column of an orthogonal frame by a Bingham vector, and reflect the other free columns."""
     basis = frame[:, free]
     z = bingham(basis.T @ matrix @ basis, 1, entropy)[0]
     sign = math.copysign(1, z[0])

@@ -1,8 +1,7 @@
-"""The one access point to the operating system's randomness.
+"""The only access to the operating system's randomness for noise; identifiers come from :mod:`dpdist._util.text`.
 
-No other module draws noise; identifiers come from :mod:`dpdist._util.text`. Nothing here is seedable: a stored seed is
-a key that removes the noise.
-Tests pass their own :class:`Entropy` to force rare branches; the product passes :data:`SYSTEM`.
+There are no seeds, because a stored seed would remove the noise. Tests pass their own :class:`Entropy` to force rare
+branches; all other code passes :data:`SYSTEM`.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ class Entropy(Protocol):
     """A source of independent uniform 64-bit words."""
 
     def words(self, count: int) -> Words:
-        """Return ``count`` fresh words, dtype uint64; several threads may ask at once where much is drawn."""
+        """Return ``count`` fresh words, dtype uint64; must be thread-safe."""
         ...
 
 
 class SystemEntropy:
-    """The kernel's cryptographic generator (``getrandom``), read afresh at every call; safe across forks."""
+    """The kernel's cryptographic generator (``getrandom``), read at every call; safe across forks."""
 
     def words(self, count: int) -> Words:
         """Return ``count`` fresh words, dtype uint64."""

@@ -1,6 +1,6 @@
-"""Float64 draws from the entropy source, for the mechanisms whose proofs are about real numbers (`ideal-real`).
+"""Float64 draws for mechanisms whose proofs are about real numbers (`ideal-real`).
 
-Exactly distributed integers come from :mod:`dpdist.noise.lattice`; what is drawn here is rounded like every float.
+:mod:`dpdist.noise.lattice` draws integers exactly; the draws of this module have rounding errors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dpdist.noise.lattice import rounded_normal
 
 Floats = npt.NDArray[np.float64]
 _FRACTION_BITS = 40
-"""Fractional bits to which a normal is drawn: finer than float64 resolves where most of its mass lies."""
+"""Fractional bits of a normal, beyond the resolution of float64 for most of its mass."""
 
 
 def uniforms(count: int, entropy: Entropy) -> Floats:
@@ -36,29 +36,29 @@ def exponentials(count: int, entropy: Entropy) -> Floats:
 def gammas(shape: float, count: int, entropy: Entropy) -> Floats:
     """Draw gamma variables of scale 1 (Marsaglia & Tsang 2000, ACM TOMS 26(3)), shape (count,)."""
     if not shape > 0:
-        raise ValueError("the shape of a gamma variable is positive")
+        raise ValueError("the shape of a gamma variable must be positive")
     if shape < 1:
         boost = uniforms(count, entropy) ** (1 / shape)
         return gammas(shape + 1, count, entropy) * boost
     d = shape - 1 / 3
     c = 1 / math.sqrt(9 * d)
-    out = np.empty(count)
+    samples = np.empty(count)
     filled = 0
     while filled < count:
-        tried = int(1.1 * (count - filled)) + 16
-        z = normals(tried, entropy)
+        candidates = int(1.1 * (count - filled)) + 16
+        z = normals(candidates, entropy)
         v = (1 + c * z) ** 3
-        u = uniforms(tried, entropy)
+        u = uniforms(candidates, entropy)
         positive = v > 0
         with np.errstate(invalid="ignore", divide="ignore"):
             accepted = positive & (np.log(u) < 0.5 * z * z + d * (1 - v + np.log(v)))
-        kept = d * v[accepted][: count - filled]
-        out[filled : filled + kept.size] = kept
-        filled += kept.size
-    return out
+        batch = d * v[accepted][: count - filled]
+        samples[filled : filled + batch.size] = batch
+        filled += batch.size
+    return samples
 
 
 def haar(size: int, count: int, entropy: Entropy) -> Floats:
     """Draw ``count`` orthonormal columns uniformly (Haar), shape (size, count), 1 <= count <= size."""
     q, r = np.linalg.qr(normals(size * count, entropy).reshape(size, count))
-    return q * np.where(np.diag(r) < 0, -1.0, 1.0)  # QR fixes signs its own way; this makes the law uniform
+    return q * np.where(np.diag(r) < 0, -1.0, 1.0)  # removes the sign convention of QR, for uniformity

@@ -1,18 +1,18 @@
 """Exactly rounded normal and discrete Laplace vectors on the integers.
 
-Both are functions of a real number that is drawn exactly (:mod:`dpdist.noise.reals`), so both have their laws exactly:
+Both are functions of a real number that is drawn exactly (:mod:`dpdist.noise.reals`), so both are exact:
 
 * **Rounded normal**, ``rnd(sigma Z)``, Z standard normal, sigma an integer, rnd to the nearest integer. Because the
   moment M is an integer matrix, ``M + rnd(sigma Z) = rnd(M + sigma Z)``: rounding is post-processing of the ideal
-  mechanism, so its guarantee holds with no slack. Ties have probability zero, so rounding the magnitude and then
-  setting the sign is rounding to nearest.
+  mechanism, so its guarantee holds without loss. Ties have probability zero, so rounding the magnitude and then setting
+  the sign is rounding to nearest.
 * **Discrete Laplace**, ``P(n) ∝ exp(-|n| / t)``, t an integer. With Y exponential of mean 1,
-  ``P(floor(t Y) >= n) = P(Y >= n/t) = exp(-n/t)``: the integral part of ``t Y`` is geometric. A fair sign, with
-  "minus zero" rejected, makes it the discrete Laplace law (Canonne, Kamath & Steinke 2020, algorithm 2).
+  ``P(floor(t Y) >= n) = P(Y >= n/t) = exp(-n/t)``: the integral part of ``t Y`` is geometric. With a fair sign and
+  "minus zero" rejected it is discrete Laplace (Canonne, Kamath & Steinke 2020, algorithm 2).
 
-**Rounding.** ``floor(s Y)`` and ``floor(s Y + 1/2)`` are computed in 128-bit integers from the 64 fractional bits of Y
-that are drawn at once. When the unknown rest of Y could carry the sum over an integer (probability ``s 2^-64``), more
-bits are drawn until it cannot. Their number depends on the random bits only: there is no timing channel.
+**Rounding.** ``floor(s Y)`` and ``floor(s Y + 1/2)`` are computed in 128-bit integers from the first 64 fractional bits
+of Y. If further bits of Y could carry the sum over an integer (probability ``s 2^-64``), they are drawn until they
+cannot. Their number depends only on the random bits: there is no timing channel.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def product(scale: int, words: Words, plus: int = 0) -> tuple[Words, Words]:
     high = s_high * x_high + (middle >> _32) + (cross >> _32)
     low = (cross << _32) | (low_low & _LOW)
     if plus:
-        low += np.uint64(plus)  # wraps modulo 2^64, and the carry is what the comparison says
+        low += np.uint64(plus)  # wraps modulo 2^64; the comparison is the carry
         high += low < np.uint64(plus)
     return high, low
 
 
 def _floor(scale: int, fraction: Bits, plus: int) -> int:
-    """Return ``floor(scale x + plus / 2^64)``, extending x until no unknown bit can change it."""
+    """Return ``floor(scale x + plus / 2^64)``, extending x until further bits cannot change it."""
     while True:
         offset = plus << (fraction.bits - 64)
         low = (scale * fraction.numerator + offset) >> fraction.bits
@@ -59,9 +59,9 @@ def _floor(scale: int, fraction: Bits, plus: int) -> int:
 def _on_lattice(reals: Reals, scale: int, plus: int) -> Integers:
     """Return ``floor(scale Y + plus / 2^64)`` with the signs of the draws."""
     high, low = product(scale, reals.fraction[0], plus)
-    values: Integers = scale * reals.whole + high.view(np.int64)
+    values: Integers = scale * reals.integral + high.view(np.int64)
     for index in np.flatnonzero(low > np.uint64(2**64 - scale)).tolist():
-        values[index] = scale * int(reals.whole[index]) + _floor(scale, reals.bits_of(index), plus)
+        values[index] = scale * int(reals.integral[index]) + _floor(scale, reals.bits_of(index), plus)
     values *= 1 - 2 * reals.negative.astype(np.int64)
     return values
 
@@ -69,23 +69,23 @@ def _on_lattice(reals: Reals, scale: int, plus: int) -> Integers:
 def rounded_normal(sigma: int, size: int, entropy: Entropy) -> Integers:
     """Draw independent exactly rounded normals ``rnd(sigma Z)``."""
     if not 1 <= sigma <= MAX_SCALE:
-        raise ValueError(f"sigma must lie between 1 and {MAX_SCALE}")
-    out = np.empty(size, dtype=np.int64)
+        raise ValueError(f"sigma must be between 1 and {MAX_SCALE}")
+    samples = np.empty(size, dtype=np.int64)
     for batch, reals in draws(NORMAL, size, entropy):
-        out[batch] = _on_lattice(reals, sigma, HALF)
-    return out
+        samples[batch] = _on_lattice(reals, sigma, HALF)
+    return samples
 
 
 def discrete_laplace(scale: int, size: int, entropy: Entropy) -> Integers:
     """Draw independent integers with ``P(n) ∝ exp(-|n| / scale)``."""
     if not 1 <= scale <= MAX_SCALE:
-        raise ValueError(f"the scale must lie between 1 and {MAX_SCALE}")
-    out = np.empty(size, dtype=np.int64)
+        raise ValueError(f"the scale must be between 1 and {MAX_SCALE}")
+    samples = np.empty(size, dtype=np.int64)
     filled = 0
     while filled < size:
         for _, reals in draws(EXPONENTIAL, size - filled, entropy):
             values = _on_lattice(reals, scale, 0)
-            kept = values[(values != 0) | ~reals.negative]
-            out[filled : filled + kept.size] = kept
-            filled += kept.size
-    return out
+            signed = values[(values != 0) | ~reals.negative]
+            samples[filled : filled + signed.size] = signed
+            filled += signed.size
+    return samples

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pgenlib
 import pytest
 import zarr
 from support.cli_scene import Call
-from support.ingest_scene import GENOTYPES, stored, write_bed
+from support.ingest_scene import GENOTYPES, stored, write_bed, write_pgen
 
 import dpdist
 from dpdist import DataError
@@ -37,18 +38,16 @@ def read(path: Path, target: Path, **more: Any) -> tuple[tuple[str, ...], Any]:
 
 def test_sites_of_more_alleles_are_left_out_or_have_a_column_for_each(tmp_path: Path) -> None:
     source = vcf(tmp_path / "t.vcf")
-    rules = {"multiallelic": "skip", "haploid": "single"}
-    names, rows = read(source, tmp_path / "skip.zarr", genotypes=rules, missing=0)
+    names, rows = read(source, tmp_path / "skip.zarr", genotypes=RULES["skip"], missing=0)
     assert (names, rows.dtype) == (("rs1", "rs4", "rs5"), np.uint8)
     assert rows.tolist() == [[1, 1, 0], [2, 1, 1], [0, 0, 2], [0, 2, 1]]
-    rules = {"multiallelic": "split", "haploid": "double"}
-    names, rows = read(source, tmp_path / "split.zarr", genotypes=rules, missing=0)
+    names, rows = read(source, tmp_path / "split.zarr", genotypes=RULES["split"], missing=0)
     assert names == ("rs1", "1:20:A:C", "1:20:A:T", "rs4", "rs5")
     assert rows.tolist() == [[1, 1, 1, 2, 0], [2, 0, 1, 1, 1], [0, 0, 0, 0, 2], [0, 0, 2, 2, 1]]
-    names, rows = read(source, tmp_path / "some.zarr", genotypes=rules, columns=["rs5", "1:20:A:T"])
-    assert rows.tolist() == [[0, 1], [1, 1], [2, 0], [1, 2]]  # of rs1, which is missing, nothing is read
+    some = read(source, tmp_path / "some.zarr", genotypes=RULES["split"], columns=["rs5", "1:20:A:T"])
+    assert some[1].tolist() == [[0, 1], [1, 1], [2, 0], [1, 2]]  # of rs1, which is missing, nothing is read
     one = vcf(tmp_path / "named.vcf", [("1", "1", "rs", "A", "G,T", "GT", "0/1", "1/2", "2/2", "0/0")])
-    assert read(one, tmp_path / "named.zarr", genotypes=rules)[0] == ("rs:G", "rs:T")
+    assert read(one, tmp_path / "named.zarr", genotypes=RULES["split"])[0] == ("rs:G", "rs:T")
 
 
 def test_dosages_are_expected_copies(tmp_path: Path) -> None:
@@ -75,35 +74,34 @@ def test_public_frequencies_stand_for_what_is_missing_and_standardise(tmp_path: 
     GENOTYPES[name](tmp_path / name, counts)
     p = np.array([0.25, 0.4, 0.1])
     text = "name,frequency\n" + "".join(f"rs{j},{p[j]}\n" for j in (2, 0, 1)) + "other,0.5\n"
-    (tmp_path / "p.csv").write_text(text)
+    for file in ("p.csv", "moved.csv"):
+        (tmp_path / file).write_text(text)
     filled = np.where(counts == 127, 2 * p, counts)
-    rules = {"frequencies": str(tmp_path / "p.csv")}
-    _, rows = read(tmp_path / name, tmp_path / "filled.zarr", genotypes=rules)
+    rules, moved = ({"frequencies": str(tmp_path / file), "standardise": "yes"} for file in ("p.csv", "moved.csv"))
+    _, rows = read(tmp_path / name, tmp_path / "filled.zarr", genotypes={"frequencies": rules["frequencies"]})
     assert np.array_equal(rows, filled.astype(np.float32))
-    rules["standardise"] = "yes"
     _, rows = read(tmp_path / name, tmp_path / "rows.zarr", genotypes=rules)
     assert np.allclose(rows, (filled - 2 * p) / np.sqrt(2 * p * (1 - p)), rtol=1e-6)
-    again = dpdist.ingest_rows(tmp_path / name, tmp_path / "rows.zarr", genotypes=rules)  # and is known again
-    assert again.columns == 3
-    (tmp_path / "moved.csv").write_text(text)
-    dpdist.ingest_rows(
-        tmp_path / name, tmp_path / "rows.zarr", genotypes={**rules, "frequencies": str(tmp_path / "moved.csv")}
-    )
+    for again in (rules, moved):  # and is known again
+        assert len(read(tmp_path / name, tmp_path / "rows.zarr", genotypes=again)[0]) == 3
     (tmp_path / "p.csv").write_text(text.replace("0.25", "0.3"))
     with pytest.raises(DataError, match="was not ingested from these files"):
-        dpdist.ingest_rows(tmp_path / name, tmp_path / "rows.zarr", genotypes=rules)
-    wrong = {
-        "rs0,0.5\nrs1,0.5\n": "no frequency of 1 variant, such as rs2",
-        "rs0,0\n": "no file of frequencies", "rs0,1\n": "no file of frequencies", "rs0,nan\n": "no file of freq",
-        "rs0\n": "no file of frequencies", "rs0,x\n": "no file of frequencies", "": "no frequency of 3 variants",
-        "rs0,0.1\nrs0,0.2\n": "has a frequency already",
-    }  # fmt: skip
-    for content, said in wrong.items():
-        (tmp_path / "q.csv").write_text(content)
-        with pytest.raises(DataError, match=said):
-            read(tmp_path / name, tmp_path / "no.zarr", genotypes={"frequencies": str(tmp_path / "q.csv")})
+        read(tmp_path / name, tmp_path / "rows.zarr", genotypes=rules)
     with pytest.raises(DataError, match=r"missing.*public file of frequencies"):
         read(tmp_path / name, tmp_path / "no.zarr")
+
+
+def test_a_file_of_frequencies_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    write_bed(tmp_path / "t.bed", np.ones((4, 3), dtype=np.uint8))
+    for content, said in (
+        ("rs0,0.5\nrs1,0.5\n", "no frequency of 1 variant, such as rs2"),
+        *((f"rs0{cell}\n", "no file of frequencies") for cell in (",0", ",1", ",nan", ",x", "")),
+        ("", "no frequency of 3 variants"),
+        ("rs0,0.1\nrs0,0.2\n", "has a frequency already"),
+    ):
+        (tmp_path / "q.csv").write_text(content)
+        with pytest.raises(DataError, match=said):
+            read(tmp_path / "t.bed", tmp_path / "no.zarr", genotypes={"frequencies": str(tmp_path / "q.csv")})
 
 
 CALLS = np.array([  # of SITES, variant by variant; -2: no allele
@@ -155,61 +153,156 @@ def test_vcf_zarr_gives_the_rows_of_the_text_it_was_made_of(tmp_path: Path, rule
     assert np.allclose(doses, np.array([[0.9, 1, 0], [2, 1, 1], [0.05, 0, 1.5], [1, 2, 1]]))
 
 
-READ = {"skip": True, "rules": {"haploid": "single"}}
 BAD_STORES: dict[str, tuple[dict[str, Any], str]] = {
     "three alleles": ({}, "variant 1 .counting from 0.: not a site of two alleles"),
     "an allele that is not there": ({"calls": np.where(CALLS == -2, 5, CALLS), "skip": True}, "variant 3, sample 0"),
     "one allele": ({"skip": True}, "variant 3, sample 0 .*haploid=single"),
     "triploid": ({"calls": np.zeros((5, 4, 3), np.int8)}, "more than two alleles"),
     "floats": ({"calls": CALLS.astype(np.float32)}, "another shape or type"),
-    "a sample twice": ({"sample_id": np.array(["a", "b", "a", "d"]), **READ}, "names a sample twice"),
+    "a sample twice": (
+        {"sample_id": np.array(["a", "b", "a", "d"]), "skip": True, "haploid": "single"}, "names a sample twice",
+    ),
     "other samples": ({"sample_id": np.array(["a"], dtype="U2")}, "another number of samples"),
     "other variants": ({"variant_position": np.array([1, 2], np.int32)}, "different numbers of variants"),
     "no contigs": ({"variant_contig": None}, "cannot be read"),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("bad", BAD_STORES.values(), ids=BAD_STORES)
+@pytest.mark.parametrize("bad", BAD_STORES)
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
-def test_vcf_zarr_that_is_no_such_store_is_refused(tmp_path: Path, bad: tuple[dict[str, Any], str]) -> None:
-    others, said = dict(bad[0]), bad[1]
-    rules = {"multiallelic": "skip", **others.pop("rules", {})} if others.pop("skip", False) else None
+def test_vcf_zarr_that_is_no_such_store_is_refused(tmp_path: Path, bad: str) -> None:
+    others, said = dict(BAD_STORES[bad][0]), BAD_STORES[bad][1]
+    rules = {"multiallelic": "skip"} if others.pop("skip", False) else {}
+    rules |= {"haploid": others.pop("haploid")} if "haploid" in others else {}
     store = vcf_zarr(tmp_path / "t.zarr", **others)
     with pytest.raises(DataError, match=said):
-        read(store, tmp_path / "rows.zarr", genotypes=rules, missing=0)
+        read(store, tmp_path / "rows.zarr", genotypes=rules or None, missing=0)
     assert not (tmp_path / "rows.zarr").exists()
 
 
 def test_rules_that_make_no_sense_are_refused(tmp_path: Path, call: Call) -> None:
     write_bed(tmp_path / "t.bed", np.ones((4, 3), dtype=np.uint8))
-    source = vcf(tmp_path / "t.vcf")
+    vcf(tmp_path / "t.vcf")
     np.save(tmp_path / "t.npy", np.ones((4, 3)))
     for given, rules, said in (
-        (source, "multiallelic=both", "multiallelic of --genotypes is skip or split"),
-        (source, "ploidy=2", "takes multiallelic, haploid, field, standardise, frequencies, not ploidy"),
-        (source, "standardise=yes", "needs frequencies"),
-        (source, "haploid", "NAME=VALUE"),
-        (tmp_path / "t.bed", "haploid=single", "leave haploid out of --genotypes"),
-        (tmp_path / "t.npy", "haploid=single", "--genotypes is for .bed, .pgen, .vcf"),
+        ("t.vcf", "multiallelic=both", "multiallelic of --genotypes is skip or split"),
+        ("t.vcf", "ploidy=2", "takes multiallelic, haploid, field, standardise, frequencies, not ploidy"),
+        ("t.vcf", "standardise=yes", "needs frequencies"),
+        ("t.vcf", "haploid", "NAME=VALUE"),
+        ("t.bed", "haploid=single", "leave haploid out of --genotypes"),
+        ("t.npy", "haploid=single", "--genotypes is for .bed, .pgen, .vcf"),
     ):
-        refused = call("ingest", given, tmp_path / "rows.zarr", "--genotypes", rules)
+        refused = call("ingest", tmp_path / given, tmp_path / "rows.zarr", "--genotypes", rules)
         assert (refused.code, said in refused.message) == (2, True), refused.message
-    assert call("ingest", source, tmp_path / "rows.zarr", "--genotypes", "frequencies=nowhere.csv").code == 4
     asked = ("--genotypes", "multiallelic=skip", "--genotypes", "haploid=double", "--missing", "0")
-    assert call("ingest", source, tmp_path / "rows.zarr", *asked).code == 0
+    assert call("ingest", tmp_path / "t.vcf", tmp_path / "rows.zarr", *asked).code == 0
     assert stored(tmp_path / "rows.zarr").tolist() == [[1, 2, 0], [2, 1, 1], [0, 0, 2], [0, 2, 1]]
 
 
 def test_a_job_states_the_rules_too(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    vcf(tmp_path / "t.vcf")
+    monkeypatch.chdir(vcf(tmp_path / "t.vcf").parent)
     (tmp_path / "p.csv").write_text("rs1,0.5\nrs4,0.5\nrs5,0.5\n")
-    (tmp_path / "job.toml").write_text(
+    job = (
         '[rows]\npath = "rows.zarr"\nsource = "t.vcf"\nbudget_epsilon = 3\n'
         'genotypes = {multiallelic = "skip", haploid = "double", frequencies = "p.csv"}\n'
         '[release]\npath = "r.zarr"\nepsilon = 1\nclip = 4\n'
     )
+    (tmp_path / "job.toml").write_text(job.replace('"double"', '"twice"'))
+    assert "haploid of genotypes in [rows] is single or double" in call("run", tmp_path / "job.toml").message
+    (tmp_path / "job.toml").write_text(job)
     assert call("run", tmp_path / "job.toml").code == 0
     assert stored(tmp_path / "rows.zarr").tolist() == [[1, 2, 0], [2, 1, 1], [0, 0, 2], [1, 2, 1]]
-    (tmp_path / "job.toml").write_text((tmp_path / "job.toml").read_text().replace('"double"', '"twice"'))
-    assert "haploid of genotypes in [rows] is single or double" in call("run", tmp_path / "job.toml").message
+
+
+# --- PLINK 2 ---
+
+ALTS = ("G", "C,T", "G")
+PAIRS = np.array([[[0, 1], [1, 1], [0, 0], [0, 1]], [[1, 2], [0, 2], [0, 0], [2, 2]], [[0, 0], [0, 1], [1, 1], [0, 1]]])
+"""The alleles of each variant and sample."""
+
+
+def files(folder: Path, samples: str = "#FID IID\nf a\nf b\ng a\ng c\n") -> Path:
+    """Write sites of which one has three alleles."""
+    with pgenlib.PgenWriter(
+        str(folder / "t.pgen").encode(), 4, variant_ct=3, nonref_flags=False, allele_ct_limit=3
+    ) as writer:
+        for pairs, alts in zip(PAIRS, ALTS, strict=True):
+            writer.append_alleles(pairs.astype(np.int32).ravel(), allele_ct=2 + alts.count(","))
+    head = "##source=x\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\n"
+    sites = "".join(f"1\t{10 * i}\t{'.' if i else 'rs0'}\tA\t{alts}\t.\n" for i, alts in enumerate(ALTS))
+    (folder / "t.pvar").write_text(head + sites)
+    (folder / "t.psam").write_text(samples)
+    return folder / "t.pgen"
+
+
+def test_each_alternative_allele_is_counted_by_a_rule(tmp_path: Path) -> None:
+    source = files(tmp_path)
+    with pytest.raises(DataError, match=r"t.pvar, line 4: not a site of two alleles"):
+        read(source, tmp_path / "no.zarr")
+    names, rows = read(source, tmp_path / "split.zarr", genotypes={"multiallelic": "split"})
+    assert names == ("rs0", "1:10:A:C", "1:10:A:T", "1:20:A:G")
+    counted = [(PAIRS[variant] == allele).sum(axis=1) for variant, allele in ((0, 1), (1, 1), (1, 2), (2, 1))]
+    assert np.array_equal(rows, np.transpose(counted))
+    assert rows.dtype == np.uint8
+    names, rows = read(source, tmp_path / "skip.zarr", genotypes={"multiallelic": "skip"}, columns=["1:20:A:G", "rs0"])
+    assert names == ("1:20:A:G", "rs0")
+    assert np.array_equal(rows, np.transpose([counted[3], counted[0]]))
+
+
+def test_files_without_a_header_are_those_of_plink_1_and_other_fields_may_have_spaces(
+    tmp_path: Path,
+) -> None:
+    write_pgen(tmp_path / "t.pgen", np.ones((4, 2), np.uint8))
+    for number, (sites, names) in enumerate((
+        ("#CHROM\tPOS\tID\tREF\tALT\tINFO\n1\t10\trs7\tA\tG\tCLN=of two words\n1\t20\trs8\tC\tT\t.\n", ("rs7", "rs8")),
+        ("1 rs7 0 10 G A\n1 . 0 20 T C\n", ("rs7", "1:20:C:T")),
+    )):  # fmt: skip
+        (tmp_path / "t.pvar").write_text(sites)
+        assert read(tmp_path / "t.pgen", tmp_path / f"{number}.zarr")[0] == names
+    source = files(tmp_path, "".join(f"f{i} s{i} 0 0 0 -9\n" for i in range(4)))
+    assert read(source, tmp_path / "rows.zarr", genotypes={"multiallelic": "skip"})[1].shape == (4, 2)
+
+
+def test_dosages_are_read_as_numbers(tmp_path: Path) -> None:
+    dosages = np.array([[0.25, 1.5, 2.0, -9], [0, 0, 1, 0.5]], np.float32)
+    write_pgen(tmp_path / "t.pgen", np.ones((4, 2), np.uint8))
+    with pgenlib.PgenWriter(
+        str(tmp_path / "t.pgen").encode(), 4, variant_ct=2, nonref_flags=False, dosage_present=True
+    ) as writer:
+        for each in dosages:
+            writer.append_dosages(each)
+    _, rows = read(tmp_path / "t.pgen", tmp_path / "rows.zarr", genotypes={"field": "DS"}, missing=1)
+    assert rows.dtype == np.float32
+    assert np.allclose(rows, np.where(dosages == -9, 1, dosages).T, atol=2**-14)
+    with pytest.raises(DataError, match=r"sample 4, variant 'rs0': the genotype is missing"):
+        read(tmp_path / "t.pgen", tmp_path / "no.zarr", genotypes={"field": "DS"})
+
+
+def test_samples_that_are_wrong_are_refused(tmp_path: Path) -> None:
+    for samples, said in (
+        ("#IID SEX\na 0\nb 0\na 0\nc 0\n", "t.pgen names a sample twice"),
+        ("#FID IID\nf a\nf b\ng a\n", "does not hold what its .psam and .pvar announce: 3 samples of 3 variants"),
+        ("#FID IID\nf a\nf\n", "t.psam, line 3 has 1 fields, and is not what such a file has there"),
+        ("#SEX\n0\n", "t.psam, line 1 has 1 fields, and is not what such a file has there"),
+        ("", "does not hold what its .psam and .pvar announce: 0 samples"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read(files(tmp_path, samples), tmp_path / "no.zarr", genotypes={"multiallelic": "skip"})
+
+
+def test_a_person_may_own_several_samples(tmp_path: Path) -> None:
+    for unit, kept in (("FID,IID", 4), ("FID", 2), ("IID", 3)):
+        more: Any = {"genotypes": {"multiallelic": "skip"}, "privacy_unit": unit, "max_rows": 1}
+        _, rows = read(files(tmp_path), tmp_path / f"{unit}.zarr", **more)
+        assert np.count_nonzero(rows.any(axis=1)) == kept
+
+
+def test_what_is_missing_beside_it_is_named(tmp_path: Path) -> None:
+    source = files(tmp_path)
+    (tmp_path / "t.psam").rename(tmp_path / "aside")
+    with pytest.raises(DataError, match=r"needs t.psam beside it. Put it there"):
+        read(source, tmp_path / "no.zarr")
+    (tmp_path / "aside").rename(tmp_path / "t.psam")
+    (tmp_path / "t.pvar").rename(tmp_path / "t.pvar.zst")
+    with pytest.raises(DataError, match=r"needs t.pvar beside it. Unpack t.pvar.zst \(zstd -d\)"):
+        read(source, tmp_path / "no.zarr")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.ingest_scene import (
     NAMES,
@@ -26,15 +26,9 @@ from support.ingest_scene import (
 )
 
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers import columnar, npy, text
+from dpdist.ingest.readers import columnar, npy
 from dpdist.ingest.readers.base import Choices
-from dpdist.ingest.readers.source import Survey
-from dpdist.ingest.sources import KINDS
 from dpdist.ingest.write import ingest
-from dpdist.rows.columns import DTYPES
-from dpdist.rows.dataset import chunk_rows_for
-
-ARROW = (pa.float32(), pa.uint8(), pa.int16())
 
 
 def pieces_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
@@ -43,48 +37,40 @@ def pieces_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         monkeypatch.setattr(reader, "PIECE", size)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, "bool", "float16", ">f8", ">i2", ">u8"])
-def test_arrays_keep_their_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(("t.npy", dtype) for dtype in ("uint8", "int16", "uint32", "int64", "float32", "float16", ">i2", ">u8")),
+        *(("t.npz", dtype) for dtype in ("bool", ">f8")),
+        *(
+            ("t.parquet", dtype)
+            for dtype in ("int8", "uint16", "int32", "uint64", "float32", "float64", "bool", "float16")
+        ),
+    ],
+)
+def test_columns_keep_their_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str) -> None:
     pieces_of(monkeypatch, 50)  # several pieces
-    packed = dtype in {"bool", "int16", ">f8"}
-    name, rows = "t.npz" if packed else "t.npy", np.asarray(table(dtype), order="F" if dtype[-1] in "18" else "C")
+    rows = np.asarray(table(dtype), order="F" if dtype[-1] in "18" else "C")
     WRITERS[name](tmp_path / name, rows)
     opened = ingest(tmp_path / name, tmp_path / "rows.zarr")
     assert opened.dtype == {"bool": "uint8", "float16": "float32"}.get(dtype, np.dtype(dtype).newbyteorder("=").name)
     assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, "bool", "float16"])
-def test_parquet_keeps_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    pieces_of(monkeypatch, 50)
-    write_parquet(tmp_path / "t.parquet", table(dtype))
-    opened = ingest(tmp_path / "t.parquet", tmp_path / "rows.zarr")
-    assert opened.dtype == {"bool": "uint8", "float16": "float32"}.get(dtype, dtype)
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), table(dtype))
-
-
-def test_a_wide_parquet_file_is_unpacked_some_columns_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wide_parquet_file_is_unpacked_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces_of(monkeypatch, 50)
     monkeypatch.setattr(columnar, "_ROW_GROUP", 10)
     monkeypatch.setattr(columnar, "_COLUMNS", 2)
-    columns = {
-        name: pa.array(table()[:, place], kind) for place, (name, kind) in enumerate(zip(NAMES, ARROW, strict=True))
-    }
+    kinds = (pa.float32(), pa.uint8(), pa.int16())
+    columns = {name: pa.array(table()[:, at], kind) for at, (name, kind) in enumerate(zip(NAMES, kinds, strict=True))}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=4)
-    calls: list[int] = []
+    modes: list[int] = []
 
-    def progress(done: int, _: int) -> None:
-        calls.append(done)
-        (scratch,) = tmp_path.glob(".unpacked.*")
-        assert scratch.stat().st_mode & 0o777 == 0o700
+    def progress(_done: int, _all: int) -> None:
+        modes.extend(path.stat().st_mode & 0o777 for path in tmp_path.glob(".unpacked.*"))
 
-    opened = ingest(
-        tmp_path / "t.parquet", tmp_path / "rows.zarr", columns=["gamma", "beta", "alpha"], progress=progress
-    )
-    assert opened.dtype == "float32"
-    assert len(calls) > 1
+    opened = ingest(tmp_path / "t.parquet", tmp_path / "rows.zarr", columns=list(NAMES[::-1]), progress=progress)
+    assert (opened.dtype, set(modes)) == ("float32", {0o700})
     assert np.array_equal(stored(tmp_path / "rows.zarr"), table()[:, ::-1])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.zarr", "t.parquet"]
     columns["gamma"] = pa.array([0, 1, 2, 3, 4, None, 6], pa.int16())
@@ -104,31 +90,21 @@ def test_parquet_columns_of_several_types_are_promoted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("low", "high", "dtype"),
     [
-        (0, 127, "uint8"),
-        (0, 255, "uint8"),
-        (-128, 127, "int8"),
-        (0, 256, "uint16"),
-        (-1, 128, "int16"),
-        (0, 65536, "uint32"),
-        (-1, 32768, "int32"),
-        (0, 2**32, "int64"),
-        (1 - 2**53, 2**53 - 1, "int64"),
-        (0, 2**53, "float64"),
+        (0, 255, "uint8"), (-128, 127, "int8"), (0, 256, "uint16"), (-1, 128, "int16"), (0, 65536, "uint32"),
+        (-1, 32768, "int32"), (0, 2**32, "int64"), (1 - 2**53, 2**53 - 1, "int64"), (0, 2**53, "float64"),
         (0, 0.5, "float64"),
     ],
-)
+)  # fmt: skip
 def test_whole_numbers_in_csv_take_the_narrowest_type(tmp_path: Path, low: float, high: float, dtype: str) -> None:
     (tmp_path / "t.csv").write_text(f"{low},1\n2.0,{high}\n")
     opened = ingest(tmp_path / "t.csv", tmp_path / "rows.zarr", choices=Choices(header="no"))
-    assert opened.dtype == dtype
-    assert opened.names == ("c0", "c1")
+    assert (opened.dtype, opened.names) == (dtype, ("c0", "c1"))
     assert stored(tmp_path / "rows.zarr").tolist() == [[low, 1], [2, high]]
 
 
 @pytest.mark.parametrize(
     ("content", "names"),
     [
-        (b"a,b\n1,2\n3,-4\n", ("a", "b")),
         (b"\xef\xbb\xbfa,b\r\n1,2\r\n3,-4\r\n", ("a", "b")),
         (b"\xef\xbb\xbf1,2\n3,-4", ("c0", "c1")),
         (b"a,b\r1,2\r3,-4\r", ("a", "b")),
@@ -144,21 +120,9 @@ def test_csv_dialects(tmp_path: Path, content: bytes, names: tuple[str, ...]) ->
     assert stored(tmp_path / "rows.zarr").tolist() == [[1, 2], [3, -4]]
 
 
-def test_a_table_of_a_few_chunks_has_the_right_layout(tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).integers(0, 256, (600, 40_000), dtype=np.uint8)
-    np.save(tmp_path / "t.npy", np.asfortranarray(rows))
-    opened = ingest(tmp_path / "t.npy", tmp_path / "rows.zarr")
-    assert opened.chunk_rows == chunk_rows_for(40_000, "uint8", 600) == 210
-    assert opened.chunks == 3
-    assert [opened.rows_in(i) for i in range(3)] == [210, 210, 180]
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(data=st.data())
-def test_any_split_into_files_gives_the_same_rows(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_any_split_into_files_gives_one_table(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("split")
     kind = data.draw(st.sampled_from(["csv", "csv.gz", "parquet", "npz"]))
     low, high = data.draw(st.sampled_from([(0, 255), (-128, 127), (-200, 90), (0, 70_000)]))
@@ -191,39 +155,28 @@ def test_files_of_several_kinds_and_types_are_promoted(tmp_path: Path) -> None:
     assert np.array_equal(stored(tmp_path / "rows.zarr"), np.vstack([table("int64") + 300, -table("int64")]))
 
 
-GOOD_LINES = "".join(f"{i},{i + 0.5}\n" for i in range(200_000))
-
-
 @pytest.mark.parametrize(
     ("content", "needles"),
     [
         ("a,b\n1,2\n\n1,secretword\n3,4\n", ("line 4", "'b'", "not a number")),
         ("1,2\n1,2\n1,73519.25x\n", ("line 3", "'c1'", "not a number")),
         ("a,b\n1,2\n73519.25\n", ("line 3", "1 cells")),
-        ("a,b\n1,2\n73519.25,73519.25,73519.25\n", ("line 3", "3 cells")),
-        ("a,b\n73519.25,\n", ("line 2", "'b'", "missing")),
         ("73519.25,\n1,2\n", ("line 1", "'c1'", "missing")),
         ('a,b\n1,2\n73519.25,""\n', ("line 3", "'b'", "missing")),
         ("a,b\n73519.25,NA\n", ("line 2", "'b'", "missing")),
-        ("a,b\n73519.25,nan\n", ("line 2", "'b'", "missing")),
         ("a,b\n73519.25,+nan\n", ("line 2", "'b'", "not finite")),
-        ("a,b\n1,2\n73519.25,-inf\n", ("line 3", "'b'", "not finite")),
         ("a,b\n1,2\n73519.25,1e999\n", ("line 3", "'b'", "not finite")),
         ('a,b\n1,2\n"73519.25,3\n4,5\n', ("line 3", "quote")),
         ('a,b\n1,2\n73519.25,"3\n4"\n', ("line 3", "'b'", "not a number")),
         ('a,b\n"x\ny",2\n73519.25,"3"4\n', ("line 4", "quote")),
         ("a,b\n1,2\n73519.25,\ud8ff\n", ("line 3", "UTF-8")),
-        ("a\ud8ff,b\n1,2\n", ("line 1", "UTF-8")),
         ('"a,b\n1,2\n', ("line 1", "quote")),
-        ("a,b\n", ("no rows",)),
         ("a,b", ("no rows",)),
-        ("", ("empty",)),
         ("\n\n", ("empty",)),
-        ("a,a\n73519.25,1\n", ("one name: a",)),
         ("a;b\n73519.25;1\n", ("1 column", "commas")),
-        ("a,b\n" + GOOD_LINES + "73519.25,secretword\n", ("line 200002", "'b'")),
-        ("a,b\n" + GOOD_LINES + "73519.25," + "1" * (5 << 20) + "\n", ("line 200002", "longer")),
+        ("a,b\n" + "1,2.5\n" * 200_000 + "73519.25," + "1" * (5 << 20) + "\n", ("line 200002", "longer")),
     ],
+    ids=range(17),
 )
 def test_a_bad_csv_is_refused_by_line(tmp_path: Path, content: str, needles: tuple[str, ...]) -> None:
     raw = content.encode("utf-8", errors="surrogatepass").replace(b"\xed\xa3\xbf", b"\xff")
@@ -232,51 +185,24 @@ def test_a_bad_csv_is_refused_by_line(tmp_path: Path, content: str, needles: tup
 
 
 def test_an_open_quote_in_a_column_left_out_does_not_swallow_rows(tmp_path: Path) -> None:
-    (tmp_path / "bad.csv").write_text('who,a,b\nAnn,1,2\n"secretword,3,4\nBob,5,6\n')
-    refused(tmp_path / "bad.csv", "bad.csv", "line 3", "quote", columns=["a", "b"])
-    (tmp_path / "bad.csv").write_text('a,b,who\n1,2,Ann\n3,4,"secretword\n5,6,Bob\n')
-    refused(tmp_path / "bad.csv", "bad.csv", "line 3", "quote", columns=["a", "b"])
+    for content in ('who,a,b\nAnn,1,2\n"secretword,3,4\nBob,5,6\n', 'a,b,who\n1,2,Ann\n3,4,"secretword\n5,6,Bob\n'):
+        (tmp_path / "bad.csv").write_text(content)
+        refused(tmp_path / "bad.csv", "bad.csv", "line 3", "quote", columns=["a", "b"])
 
 
-def test_the_search_for_a_bad_line_reads_numbers_as_arrow_does() -> None:
-    number = st.text(st.sampled_from("019.eE+-_xnaif \t\u0663"), max_size=5)
-
-    @settings(max_examples=500)
-    @given(number)
-    def check(cell: str) -> None:
-        column = pa.array([cell.strip(" \t")])
-        try:
-            read = column.cast(pa.float64())[0].as_py()
-        except pa.ArrowInvalid:
-            read = None
-        sound = read is not None and np.isfinite(read) and cell not in text._MISSING
-        assert (text._fault(cell) is None) == sound
-
-    check()
-
-
-@pytest.mark.parametrize("shape", [(5,), (5, 3, 2), (0, 4), (5, 1), (5, 0), ()])
-def test_an_array_that_is_no_table_is_refused_by_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    np.save(tmp_path / "t.npy", np.full(shape, SECRET))
-    refused(tmp_path / "t.npy", "has no rows" if shape == (0, 4) else f"shape {shape}")
-
-
-@pytest.mark.parametrize(
-    ("array", "kind"),
-    [
-        (np.full((3, 3), SECRET, dtype=complex), "complex128"),
-        (np.full((3, 3), "secretword"), "str"),
-        (np.full((3, 3), b"secretword"), "bytes"),
-        (np.zeros((3, 3), dtype="M8[s]"), "datetime64"),
-        (np.zeros((3, 3), dtype="m8[s]"), "timedelta64"),
+def test_an_array_that_is_no_table_of_numbers_is_refused_by_shape_or_type(tmp_path: Path) -> None:
+    for shape in ((5,), (5, 3, 2), (0, 4), (5, 1), (5, 0), ()):
+        np.save(tmp_path / "t.npy", np.full(shape, SECRET))
+        refused(tmp_path / "t.npy", "has no rows" if shape == (0, 4) else f"shape {shape}")
+    for array, kind in (
+        (np.full((3, 3), SECRET, dtype=complex), "complex128"), (np.full((3, 3), "secretword"), "str"),
+        (np.full((3, 3), b"secretword"), "bytes"), (np.zeros((3, 3), dtype="M8[s]"), "datetime64"),
         (np.zeros((3, 3), dtype=[("a", "f8"), ("b", "i4")]), "void"),
         (np.full((3, 3), SECRET, dtype=np.longdouble), "float"),
         (np.full((3, 3), {"a": "secretword"}, dtype=object), "object"),
-    ],
-)
-def test_an_array_of_other_things_than_numbers_is_refused(tmp_path: Path, array: Table, kind: str) -> None:
-    np.save(tmp_path / "t.npy", array)
-    refused(tmp_path / "t.npy", f"type {kind}")
+    ):  # fmt: skip
+        np.save(tmp_path / "t.npy", array)
+        refused(tmp_path / "t.npy", f"type {kind}")
 
 
 def test_the_array_x_is_taken_among_several(tmp_path: Path) -> None:
@@ -285,42 +211,22 @@ def test_the_array_x_is_taken_among_several(tmp_path: Path) -> None:
     assert np.array_equal(stored(tmp_path / "rows.zarr"), table())
 
 
-def test_several_2d_arrays_without_an_x_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "t.npz", train=table() + SECRET, test=table(), y=np.arange(7))
-    message = refused(tmp_path / "t.npz", "t.npz", "train (7, 3); test (7, 3)")
-    assert "y (" not in message
-
-
 @pytest.mark.parametrize(
     ("column", "kind"),
     [
         (pa.array(["secretword"] * 3), "string"),
         (pa.array([[SECRET]] * 3), "list"),
-        (pa.array([b"secretword"] * 3), "binary"),
         (pa.array([1, 2, 3], pa.timestamp("s")), "timestamp"),
-        (pa.array([1, 2, 3], pa.duration("s")), "duration"),
         (pa.array(["secretword"] * 3).dictionary_encode(), "dictionary"),
         (pa.nulls(3), "null"),
+        (pa.array([1, None, 3], pa.int32()), "row 1 (counting from 0)"),
     ],
 )
-def test_a_parquet_column_of_other_things_is_refused(tmp_path: Path, column: Any, kind: str) -> None:
+def test_a_parquet_column_of_other_things_or_with_gaps_is_refused(tmp_path: Path, column: Any, kind: str) -> None:
     pq.write_table(pa.table({"a": [SECRET] * 3, "odd": column, "c": [1, 2, 3]}), tmp_path / "t.parquet")
     refused(tmp_path / "t.parquet", "t.parquet", "'odd'", kind)
     ingest(tmp_path / "t.parquet", tmp_path / "rows.zarr", columns=["c", "a"])
     assert stored(tmp_path / "rows.zarr").tolist() == [[1, SECRET], [2, SECRET], [3, SECRET]]
-
-
-def test_missing_values_in_parquet_are_refused_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces_of(monkeypatch, 48)
-    values = [*range(11), None, 12]
-    pq.write_table(pa.table({"a": [SECRET] * 13, "b": pa.array(values, pa.int32())}), tmp_path / "t.parquet")
-    refused(tmp_path / "t.parquet", "t.parquet", "row 11 (counting from 0)", "'b'", "missing")
-
-
-def test_a_truncated_array_is_told_as_that(tmp_path: Path) -> None:
-    np.save(tmp_path / "t.npy", np.full((9, 3), SECRET))
-    (tmp_path / "t.npy").write_bytes((tmp_path / "t.npy").read_bytes()[:-8])
-    refused(tmp_path / "t.npy", "t.npy", "truncated")
 
 
 def test_a_damaged_member_is_found_by_its_checksum(tmp_path: Path) -> None:
@@ -351,10 +257,9 @@ def test_a_folder_holds_only_files_of_one_table(tmp_path: Path) -> None:
     write_csv(folder / "1.csv", table())
     write_npy(folder / "2.npy", table())
     write_npy(folder / "3.npy", table()[:, :2])
-    message = refused(folder, "2.npy has other columns", "0.csv")
-    assert "3.npy" not in message
-    (folder / "2.npy").unlink()
-    (folder / "3.npy").unlink()
+    refused(folder, "2.npy has other columns", "0.csv", never=("3.npy",))
+    for path in folder.glob("*.npy"):
+        path.unlink()
     (folder / "notes.txt").write_text("secretword")
     refused(folder, "notes.txt", ".csv.gz", ".parquet")
     (folder / "notes.txt").unlink()
@@ -362,42 +267,12 @@ def test_a_folder_holds_only_files_of_one_table(tmp_path: Path) -> None:
     refused(folder, "deeper.csv")
 
 
-def test_a_source_that_is_missing_or_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_source_that_is_missing_or_of_another_kind_and_a_target_that_is_there_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none.csv", "none.csv", "does not exist")
     (tmp_path / "t.xlsx").write_text("secretword")
     refused(tmp_path / "t.xlsx", "t.xlsx", ".npy, .npz, .csv, .csv.gz, .parquet")
-
-
-def test_an_existing_target_is_refused_before_the_source_is_read(tmp_path: Path) -> None:
     (tmp_path / "rows.zarr").mkdir()
     refused(tmp_path / "none.csv", "rows.zarr exists already")
-
-
-@pytest.mark.parametrize(
-    ("name", "after"),
-    [("t.npy", table(rows=6)), ("t.parquet", table(rows=6)), ("t.csv", table(rows=8)), ("t.csv", table() + 0.5)],
-)
-def test_a_source_that_changes_between_the_passes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: Table
-) -> None:
-    monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 12)  # several chunks
-    monkeypatch.setattr(columnar, "_ROW_GROUP", 0)  # Parquet is unpacked
-    monkeypatch.setattr(columnar, "_COLUMNS", 2)
-    path = tmp_path / name
-    WRITERS[name](path, table())
-    survey_of = KINDS[path.suffix].survey
-
-    def survey(self: Any, *arguments: Any) -> Survey:
-        found: Survey = survey_of(self, *arguments)
-        if not (tmp_path / "changed").exists():
-            WRITERS[name](path, after)
-            (tmp_path / "changed").touch()
-        return found
-
-    monkeypatch.setattr(KINDS[path.suffix], "survey", survey)
-    with pytest.raises(DataError, match=r"changed while it was read|cannot be read"):
-        ingest(path, tmp_path / "rows.zarr")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["changed", name]
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

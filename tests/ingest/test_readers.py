@@ -5,8 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 import warnings
-from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +37,7 @@ from support.ingest_scene import (
     write_vcf,
 )
 
-from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers import anndata as h5ad
 from dpdist.ingest.readers import base, chunked, source
 from dpdist.ingest.readers.base import Choices
@@ -59,9 +58,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "WINDOW", 100)
 
 
-@pytest.mark.parametrize(
-    ("layout", "dtype"), [("csr", "int8"), ("csc", "uint16"), ("csr", "int64"), ("csc", "float64"), ("csc", "bool")]
-)
+@pytest.mark.parametrize(("layout", "dtype"), [("csr", "int8"), ("csc", "float64"), ("csc", "bool")])
 def test_sparse_values_keep_their_type(tmp_path: Path, layout: str, dtype: str) -> None:
     write_h5ad(tmp_path / "t.h5ad", LAYOUTS[layout](counts().astype(dtype)))
     assert ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr").dtype == {"bool": "uint8"}.get(dtype, dtype)
@@ -70,65 +67,29 @@ def test_sparse_values_keep_their_type(tmp_path: Path, layout: str, dtype: str) 
 
 def test_layers_and_raw_are_chosen(tmp_path: Path) -> None:
     whole = anndata.AnnData(counts(), layers={"counts": sparse.csr_matrix(counts(seed=1))})
-    whole.raw = anndata.AnnData(np.hstack([counts(seed=2)] * 2))
+    raw = np.hstack([counts(seed=2)] * 2)
+    whole.raw = anndata.AnnData(raw)
     whole.write_h5ad(tmp_path / "t.h5ad")
-    for number, (variable, expected) in enumerate(
-        (
-            (None, counts()),
-            ("X", counts()),
-            ("layers/counts", counts(seed=1)),
-            ("raw/X", np.hstack([counts(seed=2)] * 2)),
-        )
-    ):
+    chosen = ((None, counts()), ("X", counts()), ("layers/counts", counts(seed=1)), ("raw/X", raw))
+    for number, (variable, expected) in enumerate(chosen):
         ingest(tmp_path / "t.h5ad", tmp_path / f"{number}.zarr", choices=Choices(variable))
         assert np.array_equal(stored(tmp_path / f"{number}.zarr"), expected)
-    with pytest.raises(
-        DataError, match=r"no matrix 'layers/x'.*--variable: X \(40, 5\); raw/X \(40, 10\); layers/c"
-    ) as caught:
+    with pytest.raises(DataError, match=r"no matrix 'layers/x'.*--variable: X \(40, 5\); raw/X \(40, 10\); layers/c"):
         ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr", choices=Choices("layers/x"))
-    assert caught.value.exit_code == 4
 
 
 @pytest.mark.parametrize("layout", ["csr", "csc"])
-@pytest.mark.parametrize(
-    ("member", "place", "value"),
-    [
-        ("indices", 3, 99),  # SciPy would write beside the array
-        ("indices", 3, -1),
-        ("indptr", 2, 10**6),
-        ("indptr", 2, -5),
+def test_a_sparse_matrix_that_points_elsewhere_or_gives_a_cell_twice_is_refused(tmp_path: Path, layout: str) -> None:
+    write_h5ad(tmp_path / "t.h5ad", LAYOUTS[layout](np.full((4, 5), 73519.25)))
+    whole = (tmp_path / "t.h5ad").read_bytes()
+    for member, place, value in (  # SciPy would write beside the array
+        ("indices", 3, 99), ("indices", 3, -1), ("indices", 1, 0), ("indptr", 2, 10**6), ("indptr", 2, -5),
         ("indptr", 0, 3),
-    ],
-)
-def test_a_sparse_matrix_that_points_elsewhere_is_refused(
-    tmp_path: Path, layout: str, member: str, place: int, value: int
-) -> None:
-    write_h5ad(tmp_path / "t.h5ad", LAYOUTS[layout](counts() * 73519.25))
-    with h5py.File(tmp_path / "t.h5ad", "r+") as file:
-        file["X"][member][place] = value
-    refused(tmp_path / "t.h5ad", "t.h5ad", "damaged")
-
-
-def test_a_cell_that_is_given_twice_is_refused(tmp_path: Path) -> None:
-    write_h5ad(tmp_path / "t.h5ad", sparse.csr_matrix(np.ones((4, 5), dtype=np.float32) * 73519))
-    with h5py.File(tmp_path / "t.h5ad", "r+") as file:
-        file["X/indices"][1] = file["X/indices"][0]
-    refused(tmp_path / "t.h5ad", "t.h5ad", "damaged")
-
-
-def test_repeated_or_missing_names_of_variables_are_refused(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # anndata warns, and writes
-        made = anndata.AnnData(counts() * 73519)
-        made.var_names = ["a", "b", "a", "c", "d"]
-        made.write_h5ad(tmp_path / "t.h5ad")
-    refused(tmp_path / "t.h5ad", "t.h5ad", "one name: a.")
-    write_h5ad(tmp_path / "t.h5ad", counts())
-    with h5py.File(tmp_path / "t.h5ad", "r+") as file:
-        name = file["var"].attrs["_index"]
-        del file["var"][name]
-        file["var"][name] = np.array(["a", "b"], dtype=h5py.string_dtype())
-    refused(tmp_path / "t.h5ad", "names 2 variables for 5 columns")
+    ):  # fmt: skip
+        with h5py.File(tmp_path / "t.h5ad", "r+") as file:
+            file["X"][member][place] = value
+        refused(tmp_path / "t.h5ad", "t.h5ad", "damaged")
+        (tmp_path / "t.h5ad").write_bytes(whole)
 
 
 def cube(dtype: str = "float32") -> Table:
@@ -140,7 +101,7 @@ def cube(dtype: str = "float32") -> Table:
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize(
     ("engine", "chunks"),
-    [("scipy", None), *(("h5netcdf", chunks) for chunks in (None, (1, 4, 6), (7, 2, 6), (30, 4, 6), (30, 1, 5)))],
+    [("scipy", None), *(("h5netcdf", chunks) for chunks in (None, (7, 2, 6), (30, 1, 5)))],
 )
 def test_a_netcdf_variable_is_laid_out_as_columns(tmp_path: Path, engine: Any, chunks: Any) -> None:
     data = xarray.Dataset({"field": (("time", "lat", "lon"), cube()), "area": (("lat",), np.ones(4))})
@@ -153,35 +114,23 @@ def test_a_netcdf_variable_is_laid_out_as_columns(tmp_path: Path, engine: Any, c
 
 def test_several_netcdf_variables_are_told_and_one_is_chosen(tmp_path: Path) -> None:
     data = xarray.Dataset({"a": (("t", "x"), cube()[:, 0]), "b": (("t", "x"), cube()[:, 1])}, {"x": list("uvwxyz")})
+    flat = xarray.Dataset({"a": ("t", np.arange(5.0))})
+    sgkit = xarray.Dataset({"a": (("variants", "x"), cube()[:, 0])})
+    for each, needles in (
+        (data, ("several variables", "--variable", "a (30, 6); b (30, 6)")),
+        (flat, ("no variable of two or more dimensions",)),
+        (sgkit, ("each of its rows is a variant",)),
+    ):
+        each.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+        refused(tmp_path / "t.nc", *needles)
     data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
-    refused(tmp_path / "t.nc", "several variables", "--variable", "a (30, 6); b (30, 6)")
     opened = ingest(tmp_path / "t.nc", tmp_path / "rows.zarr", choices=Choices("b"), columns=["w", "u"])
     assert opened.names == ("w", "u")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), cube()[:, 1][:, [2, 0]])
-    xarray.Dataset({"a": ("t", np.arange(5.0))}).to_netcdf(tmp_path / "flat.nc", engine="h5netcdf")
-    shutil.rmtree(tmp_path / "rows.zarr")
-    refused(tmp_path / "flat.nc", "no variable of two or more dimensions")
-    xarray.Dataset({"a": (("variants", "x"), cube()[:, 0])}).to_netcdf(tmp_path / "sgkit.nc", engine="h5netcdf")
-    refused(tmp_path / "sgkit.nc", "each of its rows is a variant")
-
-
-def test_packed_netcdf_values_are_unpacked_and_filled_ones_are_missing(tmp_path: Path) -> None:
-    rows = np.round(cube()[:, 0] / 4, 2)
-    packed = {"v": {"dtype": "int16", "scale_factor": 0.25, "add_offset": 10.0, "_FillValue": -1}}
-    data = xarray.Dataset({"v": (("t", "x"), rows)})
-    data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf", encoding=packed)
-    ingest(tmp_path / "t.nc", tmp_path / "rows.zarr")
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
-    shutil.rmtree(tmp_path / "rows.zarr")
-    data["v"][12, 3] = np.nan
-    data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf", encoding=packed)
-    refused(tmp_path / "t.nc", "row 12 (counting from 0)", "'c3'", "not finite")
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize(
-    ("zarr_format", "chunks"), [(2, (1, 24)), (3, (7, 5)), (2, (7, 5)), (3, (30, 24)), (3, (30, 1)), (2, (4, 24))]
-)
+@pytest.mark.parametrize(("zarr_format", "chunks"), [(2, (1, 24)), (3, (7, 5)), (2, (7, 5)), (3, (30, 1))])
 def test_a_zarr_array_comes_out_whatever_its_chunks(tmp_path: Path, zarr_format: Any, chunks: Any) -> None:
     rows = cube(">f8" if zarr_format == 2 else "int16").reshape(30, 24)
     zarr.create_array(tmp_path / "t.zarr", data=rows, chunks=chunks, zarr_format=zarr_format)
@@ -210,10 +159,8 @@ def test_rows_of_a_store_are_never_the_variants(tmp_path: Path, said: str) -> No
     group = zarr.create_group(tmp_path / "t.zarr", zarr_format=3 if said == "format 3" else 2)
     group.attrs.update({"vcf_zarr_version": "0.4"} if said == "by the store" else {})
     name = "call_DS" if said == "by the store" else "call_genotype"
-    rows = np.ones((30, 4, 2), dtype=np.int8)
-    dimensions = ["variants", "samples", "ploidy"]
-    named = dimensions if said == "format 3" else None
-    found = group.create_array(name, data=rows, dimension_names=named)
+    rows, dimensions = np.ones((30, 4, 2), dtype=np.int8), ["variants", "samples", "ploidy"]
+    found = group.create_array(name, data=rows, dimension_names=dimensions if said == "format 3" else None)
     found.attrs.update({"_ARRAY_DIMENSIONS": dimensions} if said == "format 2" else {})
     refused(tmp_path / "t.zarr", "each of its rows is a variant", "one row for each sample")
     turned = group.create_array("turned", data=rows[:, :, 0].T.copy())
@@ -221,33 +168,18 @@ def test_rows_of_a_store_are_never_the_variants(tmp_path: Path, said: str) -> No
     assert ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", choices=Choices("turned")).rows == 4
 
 
-def test_rows_of_dpdist_are_not_ingested_again(tmp_path: Path) -> None:
-    np.save(tmp_path / "t.npy", cube()[:, 0])
-    ingest(tmp_path / "t.npy", tmp_path / "rows.zarr")
-    with pytest.raises(RefusedError, match="have a budget already"):
-        ingest(tmp_path / "rows.zarr", tmp_path / "again.zarr")
-    assert not (tmp_path / "again.zarr").exists()
-
-
 def test_chunks_that_fill_the_memory_are_refused(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "t.zarr", shape=(2**20, 2**10), chunks=(2**20, 2**8), dtype="float64")
     refused(tmp_path / "t.zarr", "t.zarr", "chunks of 2048 MiB", "1024 MiB")
 
 
-@pytest.mark.parametrize(("phased", "extra"), [(True, ""), (True, ":12"), (False, ":.")])
-def test_phase_and_other_fields_of_a_vcf_do_not_matter(tmp_path: Path, phased: bool, extra: str) -> None:
-    write_vcf(tmp_path / "t.vcf", genotypes(), phased, extra)
-    ingest(tmp_path / "t.vcf", tmp_path / "rows.zarr")
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), genotypes())
-
-
-def test_a_bed_file_of_samples_one_after_the_other_is_read_too(tmp_path: Path) -> None:
-    to_bed(tmp_path / "t.bed", genotypes().astype(np.int8), major="individual", num_threads=1)
-    with suppress(DataError):  # its variants are all called alike
-        ingest(tmp_path / "t.bed", tmp_path / "rows.zarr")
-    write = {"sid": [f"v{i}" for i in range(VARIANTS)]}
-    to_bed(tmp_path / "t.bed", genotypes().astype(np.int8), major="individual", properties=write, num_threads=1)
-    shutil.rmtree(tmp_path / "rows.zarr", ignore_errors=True)
+def test_phase_other_fields_and_the_order_of_a_bed_file_do_not_matter(tmp_path: Path) -> None:
+    for number, (phased, extra) in enumerate([(True, ""), (True, ":12"), (False, ":.")]):
+        write_vcf(tmp_path / "t.vcf", genotypes(), phased, extra)
+        ingest(tmp_path / "t.vcf", tmp_path / f"{number}.zarr")
+        assert np.array_equal(stored(tmp_path / f"{number}.zarr"), genotypes())
+    names = {"sid": [f"v{i}" for i in range(VARIANTS)]}
+    to_bed(tmp_path / "t.bed", genotypes().astype(np.int8), major="individual", properties=names, num_threads=1)
     ingest(tmp_path / "t.bed", tmp_path / "rows.zarr")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), genotypes())
 
@@ -268,9 +200,8 @@ def test_a_missing_genotype_is_refused_or_replaced_as_told(tmp_path: Path, name:
     values[6, 4] = 127
     GENOTYPES[name](tmp_path / name, values)
     refused(tmp_path / name, name, "sample 7", "'rs4'", "missing", "--missing")
-    for missing in (0, 1, 2):
-        ingest(tmp_path / name, tmp_path / f"{missing}.zarr", choices=Choices(missing=missing))
-        assert np.array_equal(stored(tmp_path / f"{missing}.zarr"), np.where(values == 127, missing, values))
+    ingest(tmp_path / name, tmp_path / "one.zarr", choices=Choices(missing=1))
+    assert np.array_equal(stored(tmp_path / "one.zarr"), np.where(values == 127, 1, values))
     ingest(tmp_path / name, tmp_path / "rows.zarr", columns=["rs3", "rs5"])
     assert np.array_equal(stored(tmp_path / "rows.zarr"), values[:, [3, 5]])
     with pytest.raises(UsageError, match="0, 1 or 2"):
@@ -285,21 +216,18 @@ def test_a_sample_that_is_named_twice_is_refused(tmp_path: Path, name: str) -> N
     assert "s0" not in message.replace(str(tmp_path), "")
 
 
-@pytest.mark.parametrize(
-    ("unit", "first"), [("FID,IID", [0, 1, 2, 3]), ("IID", [0, 1, 2, 3]), ("FID", [0, 2]), ("IID, FID", [0, 1, 2, 3])]
-)
-def test_a_sample_or_a_family_may_be_the_privacy_unit_of_genotypes(tmp_path: Path, unit: str, first: list[int]) -> None:
+def test_a_sample_or_a_family_may_be_the_privacy_unit_of_genotypes(tmp_path: Path) -> None:
     """Two families of two, and everybody was genotyped again."""
     values = np.arange(24, dtype=np.uint8).reshape(8, 3) % 3
-    people = ["a", "b", "c", "d"] * 2
-    write_bed(tmp_path / "t.bed", values, iid=people, fid=["1", "1", "2", "2"] * 2)
-    ingest(tmp_path / "t.bed", tmp_path / "rows.zarr", unit=Unit(unit, 1))
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), values[first])
+    write_bed(tmp_path / "t.bed", values, iid=["a", "b", "c", "d"] * 2, fid=["1", "1", "2", "2"] * 2)
+    for unit, first in (("FID,IID", [0, 1, 2, 3]), ("IID", [0, 1, 2, 3]), ("FID", [0, 2]), ("IID, FID", [0, 1, 2, 3])):
+        ingest(tmp_path / "t.bed", tmp_path / f"{unit}.zarr", unit=Unit(unit, 1))
+        assert np.array_equal(stored(tmp_path / f"{unit}.zarr"), values[first])
     with pytest.raises(DataError, match=r"t.bed names a sample twice.*--privacy-unit FID,IID"):
         ingest(tmp_path / "t.bed", tmp_path / "no.zarr")
     with pytest.raises(UsageError, match=r"no SEX in .*There are: FID, IID "):
         ingest(tmp_path / "t.bed", tmp_path / "no.zarr", unit=Unit("SEX", 1))
-    write_bed(tmp_path / "u.bed", values, sid=["IID", "FID", "rs"])  # whoever names variants does not choose the unit
+    write_bed(tmp_path / "u.bed", values, sid=["IID", "FID", "rs"])  # a variant's name does not choose the unit
     with pytest.raises(UsageError, match="a label of its rows too"):
         ingest(tmp_path / "u.bed", tmp_path / "no.zarr", unit=Unit("IID", 1))
 
@@ -308,9 +236,7 @@ DONORS: dict[str, Any] = {
     "categories": pd.Categorical(["x", "y", "x", "z", "y", "x"]),
     "categories of numbers": pd.Categorical([7, 8, 7, 9, 8, 7]),
     "words": np.array(["x", "y", "x", "z", "y", "x "], dtype=object),
-    "numbers": np.array([7, 8, 7, 9, 8, 7]),
     "numbers that may be missing": pd.array([7, 8, 7, 9, 8, 7], dtype="Int64"),
-    "words as pandas makes them": pd.array(["x", "y", "x", "z", "y", "x"]),
     "words that may be missing": pd.array(["x", "y", "x", "z", "y", "x"], dtype="string"),
 }
 
@@ -318,9 +244,7 @@ DONORS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("version", "donors"), [(2, "categories"), (3, "words"), *((None, donors) for donors in DONORS)], ids=str
 )
-def test_the_donor_of_a_cell_may_be_the_privacy_unit(
-    tmp_path: Path, version: Literal[2, 3] | None, donors: str
-) -> None:
+def test_the_donor_may_be_the_privacy_unit(tmp_path: Path, version: Literal[2, 3] | None, donors: str) -> None:
     name = "t.zarr" if version else "t.h5ad"
     values = np.arange(18.0).reshape(6, 3)
     made = anndata.AnnData(values, obs=pd.DataFrame({"donor": DONORS[donors], "sample": ["1", "1", "2", "1", "2", "1"]},
@@ -338,30 +262,26 @@ def test_the_donor_of_a_cell_may_be_the_privacy_unit(
         ingest(tmp_path / name, tmp_path / "no.zarr", unit=Unit("obs/age", 1))
 
 
-@pytest.mark.parametrize("donors", [
-    pd.Categorical(["secretword", None, "x"]), pd.array([73519, None, 1], dtype="Int64"),
-    np.array([73519.25, 1, 2]), np.array([True, False, True]),
-], ids=["no category", "no number", "floats", "booleans"])  # fmt: skip
-def test_cells_of_which_nobody_says_whose_they_are_are_refused(tmp_path: Path, donors: Any) -> None:
-    made = anndata.AnnData(np.ones((3, 3)), obs=pd.DataFrame({"donor": donors}, index=["a", "b", "c"]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made.write_h5ad(tmp_path / "t.h5ad")
-    with pytest.raises((DataError, UsageError), match="obs/donor") as caught:
-        ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr", unit=Unit("obs/donor", 1))
-    assert not any(value in str(caught.value) for value in ("73519", "secretword"))
-    assert not (tmp_path / "rows.zarr").exists()
+def test_cells_of_which_nobody_says_whose_they_are_are_refused(tmp_path: Path) -> None:
+    for donors in (
+        pd.Categorical(["secretword", None, "x"]), pd.array([73519, None, 1], dtype="Int64"),
+        np.array([73519.25, 1, 2]), np.array([True, False, True]),
+    ):  # fmt: skip
+        made = anndata.AnnData(np.ones((3, 3)), obs=pd.DataFrame({"donor": donors}, index=["a", "b", "c"]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made.write_h5ad(tmp_path / "t.h5ad")
+        with pytest.raises((DataError, UsageError), match="obs/donor") as caught:
+            ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr", unit=Unit("obs/donor", 1))
+        assert not any(value in str(caught.value) for value in ("73519", "secretword"))
+        assert not (tmp_path / "rows.zarr").exists()
 
 
 @pytest.mark.parametrize("name", GENOTYPES)
 def test_variants_of_one_name_and_allele_are_refused_and_nameless_ones_get_one(tmp_path: Path, name: str) -> None:
-    ids = ["rs1"] * 2 + [f"v{i}" for i in range(VARIANTS - 2)]
     key = "sid" if name == "t.bed" else "names"
-    GENOTYPES[name](tmp_path / name, genotypes(), **{key: ids})
-    if name == "t.bed":  # the sites have the same alleles, too
-        refused(tmp_path / name, name, "one name: rs1:")
-    else:
-        refused(tmp_path / name, name, "one name: rs1:G.")
+    GENOTYPES[name](tmp_path / name, genotypes(), **{key: ["rs1"] * 2 + [f"v{i}" for i in range(VARIANTS - 2)]})
+    refused(tmp_path / name, name, "one name: rs1:" if name == "t.bed" else "one name: rs1:G.")
     facts: dict[str, Any] = {key: ["."] * VARIANTS}
     if name == "t.bed":
         facts |= {
@@ -379,15 +299,11 @@ def test_variants_of_one_name_and_allele_are_refused_and_nameless_ones_get_one(t
         ("\tA\tG\t", "\tA\t.\t", ("line 3", "two alleles")),
         ("\tGT\t", "\tDP\t", ("line 3", "GT")),
         ("0/0", "0", ("sample", "pair of the alleles of its site", "haploid=single")),
-        ("0/0", "0/0/1", ("sample", "pair of the alleles of its site")),
-        ("0/0", "0/-1", ("sample", "pair of the alleles of its site")),
-        ("0/0", "0/00001", ("sample", "pair of the alleles of its site")),
-        ("0/0", "0/2", ("sample", "pair of the alleles of its site")),
+        *(("0/0", bad, ("sample", "pair of the alleles of its site")) for bad in ("0/0/1", "0/-1", "0/00001", "0/2")),
         ("0/0", "secretword", ("sample", "pair of the alleles of its site")),
         ("0/0", "0/0\t0/0", ("24 genotypes, not 23",)),
         ("\t0/0", "", ("22 genotypes, not 23",)),
         ("7\t105", "secretword\n7\t105", ("line 8", "not what VCF text has there")),
-        ("#CHROM", "secretword\n#CHROM", ("line 2", "not what VCF text has there")),
         ("\ts0", "\t#s0\n#CHROM", ("line 3", "not what VCF text has there")),
         ("##fileformat", "fileformat", ("line 1", "not what VCF text has there")),
         ("\tFORMAT\t", "\tFORMAT\n#", ("names no samples",)),
@@ -401,37 +317,31 @@ def test_a_bad_vcf_is_refused_by_line(tmp_path: Path, old: str, new: str, needle
 
 def test_a_vcf_that_was_cut_between_two_blocks_is_refused(tmp_path: Path) -> None:
     write_vcf(tmp_path / "t.vcf", genotypes())
-    text = (tmp_path / "t.vcf").read_bytes()
-    end = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
-    # a block of BGZF is a gzip member with a field that tells its size
-    blocks = [gzip.compress(part) for part in (text[:200], text[200:])]
-    with_placeholders = [
-        block[:3] + b"\x04" + block[4:10] + b"\x06\x00BC\x02\x00" + (len(block) + 7).to_bytes(2, "little") + block[10:]
-        for block in blocks
-    ]
-    (tmp_path / "t.vcf.gz").write_bytes(b"".join(with_placeholders) + end)
-    ingest(tmp_path / "t.vcf.gz", tmp_path / "whole.zarr")
+    text, path = (tmp_path / "t.vcf").read_bytes(), tmp_path / "t.vcf.gz"
+    blocks = b""
+    for block in (gzip.compress(text[:200]), gzip.compress(text[200:])):  # members with a field that tells their size
+        size = (len(block) + 7).to_bytes(2, "little")
+        blocks += block[:3] + b"\x04" + block[4:10] + b"\x06\x00BC\x02\x00" + size + block[10:]
+    path.write_bytes(blocks + bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000"))
+    ingest(path, tmp_path / "whole.zarr")
     assert np.array_equal(stored(tmp_path / "whole.zarr"), genotypes())
-    (tmp_path / "t.vcf.gz").write_bytes(b"".join(with_placeholders))
-    refused(tmp_path / "t.vcf.gz", "t.vcf.gz", "truncated")
+    path.write_bytes(blocks)
+    refused(path, "t.vcf.gz", "truncated")
 
 
-def test_a_bed_file_needs_its_companions_and_their_length(tmp_path: Path) -> None:
-    write_bed(tmp_path / "t.bed", genotypes())
-    whole = (tmp_path / "t.bed").read_bytes()
-    for content in (whole[:-1], whole + b"\0"):
-        (tmp_path / "t.bed").write_bytes(content)
-        refused(tmp_path / "t.bed", "t.bed", "not as long")
-    (tmp_path / "t.bed").write_bytes(whole)
-    for suffix in (".bim", ".fam"):
-        aside = (tmp_path / "t.bed").with_suffix(suffix).rename(tmp_path / "aside")
-        refused(tmp_path / "t.bed", f"needs t{suffix} beside it")
-        aside.rename((tmp_path / "t.bed").with_suffix(suffix))
-
-
-def test_a_folder_of_bed_files_takes_their_companions_along(tmp_path: Path) -> None:
+def test_a_bed_file_needs_its_companions_and_their_length_and_takes_them_along(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
-    write_bed(tmp_path / "parts" / "a.bed", genotypes())
+    path = tmp_path / "parts" / "a.bed"
+    write_bed(path, genotypes())
+    whole = path.read_bytes()
+    for content in (whole[:-1], whole + b"\0"):
+        path.write_bytes(content)
+        refused(path, "a.bed", "not as long")
+    path.write_bytes(whole)
+    for suffix in (".bim", ".fam"):
+        aside = path.with_suffix(suffix).rename(tmp_path / "aside")
+        refused(path, f"needs a{suffix} beside it")
+        aside.rename(path.with_suffix(suffix))
     write_bed(tmp_path / "parts" / "b.bed", genotypes(4), iid=[f"t{i}" for i in range(SAMPLES)])
     ingest(tmp_path / "parts", tmp_path / "rows.zarr")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), np.vstack([genotypes(), genotypes(4)]))
@@ -461,48 +371,25 @@ def test_a_partitioned_dataset_has_its_keys_as_columns(tmp_path: Path) -> None:
 
 
 def test_a_partition_of_words_is_left_out_by_name(tmp_path: Path) -> None:
-    (tmp_path / "parts" / "who=secretword").mkdir(parents=True)
-    inner = tmp_path / "parts" / "who=secretword" / "t.parquet"
-    pq.write_table(pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]}), inner)
-    with pytest.raises(DataError, match=r"column 'who': the value in the name of the folder is not a number"):
-        ingest(tmp_path / "parts", tmp_path / "rows.zarr")
-    ingest(tmp_path / "parts", tmp_path / "rows.zarr", columns=["b", "a"])
+    for number, word in enumerate(["secretword", "1_0", "١٢", "nan", "1e999"]):
+        (tmp_path / str(number) / f"who={word}").mkdir(parents=True)
+        inner = tmp_path / str(number) / f"who={word}" / "t.parquet"
+        pq.write_table(pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]}), inner)
+        with pytest.raises(DataError, match=r"column 'who': the value in the name of the folder is not a number"):
+            ingest(tmp_path / str(number), tmp_path / "rows.zarr")
+    ingest(tmp_path / "0", tmp_path / "rows.zarr", columns=["b", "a"])
     assert stored(tmp_path / "rows.zarr").tolist() == [[3, 1], [4, 2]]
     inner.rename(inner.with_suffix(".csv"))
     with pytest.raises(DataError, match="only Parquet and Arrow files"):
-        ingest(tmp_path / "parts", tmp_path / "more.zarr")
+        ingest(tmp_path / "4", tmp_path / "more.zarr")
 
 
-def test_a_choice_that_no_file_leaves_open_is_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "t.npy", counts())
-    for choices, needle in (
-        (Choices("X"), r"--variable is for \.npz, \.h5ad, \.nc, \.zarr"),
-        (Choices(missing=0), r"\.bed"),
-    ):
-        with pytest.raises(UsageError, match=needle):
-            ingest(tmp_path / "t.npy", tmp_path / "rows.zarr", choices=choices)
-
-
-WRITERS: dict[str, Callable[[Path], object]] = {
-    "t.h5ad": lambda path: write_h5ad(path, counts()),
-    "t.nc": lambda path: xarray.Dataset({"a": (("t", "x"), counts())}).to_netcdf(path, engine="h5netcdf"),
-    "t.bed": lambda path: write_bed(path, genotypes()),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "module", "extra"),
-    [
-        ("t.h5ad", "h5py", "anndata"),
-        ("t.nc", "xarray", "netcdf"),
-        ("t.nc", "h5netcdf", "netcdf"),
-        ("t.bed", "bed_reader", "genomics"),
-    ],
-)
+@pytest.mark.parametrize(("module", "extra"), [("h5netcdf", "netcdf"), ("bed_reader", "genomics")])
 def test_a_missing_package_is_told_with_the_command_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, extra: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, extra: str
 ) -> None:
-    WRITERS[name](tmp_path / name)
+    xarray.Dataset({"a": (("t", "x"), counts())}).to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+    write_bed(tmp_path / "t.bed", genotypes())
 
     def without(wanted: str) -> Any:
         if wanted == module:
@@ -511,8 +398,7 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
 
     monkeypatch.setattr(base, "import_module", without)
     with pytest.raises(UsageError, match=rf"needs {module}\. Install it with: pip install 'dpdist\[{extra}\]'"):
-        ingest(tmp_path / name, tmp_path / "rows.zarr")
-    assert not (tmp_path / "rows.zarr").exists()
+        ingest(tmp_path / ("t.nc" if extra == "netcdf" else "t.bed"), tmp_path / "rows.zarr")
 
 
 @pytest.mark.usefixtures("other_process")

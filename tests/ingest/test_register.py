@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import stat
 import warnings
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,6 @@ from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.registered import open_rows
 from dpdist.ingest.write import ingest
 from dpdist.moment.total import Partial, complete, partition_moment
-from dpdist.pca.components import Components
-from dpdist.pca.projection import scores_in_memory
 from dpdist.pipeline import sources
 from dpdist.pipeline.inspect import inspect_path
 from dpdist.pipeline.sources import register_rows
@@ -94,12 +94,10 @@ WRITERS: dict[str, Callable[[Path, Values], Any]] = {
     "flags.npy": lambda path, rows: np.save(path, rows > 0),
     "t.parquet": write_parquet,
     "one-group.parquet": lambda path, rows: write_parquet(path, rows, 1000),
-    "tiny-groups.parquet": lambda path, rows: write_parquet(path, rows, 1),
     "folder": write_folder,
     "keys": write_keys,
     "three.zarr": write_zarr,
-    "two.zarr": lambda path, rows: write_zarr(path, rows, zarr_format=2),
-    "fortran.zarr": lambda path, rows: write_zarr(path, rows, zarr_format=2, order="F"),
+    "two.zarr": lambda path, rows: write_zarr(path, rows, zarr_format=2, order="F"),
     "sharded.zarr": lambda path, rows: write_zarr(path, rows, chunks=(5, 3), shards=(20, 3)),
     "rows.zarr": lambda path, rows: write_zarr(path, rows, chunks=(1, 6)),
     "one-chunk.zarr": lambda path, rows: write_zarr(path, rows, chunks=rows.shape),
@@ -131,23 +129,6 @@ def test_rows_in_place_have_the_names_the_type_and_the_bits_of_the_same_rows_ing
     assert all(table.rows_in(i) <= table.chunk_rows for i in range(table.chunks))
     if "one-" not in name:
         assert table.chunks > 1
-
-
-def test_columns_that_must_be_chosen_are_chosen_with_an_ingest(here: Path) -> None:
-    pq.write_table(pa.table({"": range(9), "a": range(9), "b": range(9)}), here / "index.parquet")
-    assert "ingest_rows(" in refused(here / "index.parquet", "the index of a data frame")
-    pq.write_table(pa.table({"who": ["x"] * 9, "a": range(9), "b": range(9)}), here / "words.parquet")
-    said = refused(here / "words.parquet", "hold no numbers")
-    assert "columns='a,b'" in said
-    assert "all columns" in said
-
-
-def test_scores_of_rows_in_place_are_those_of_the_same_rows_ingested(here: Path) -> None:
-    found = Components(np.eye(COLUMNS)[:2], None, True, np.ones(COLUMNS) / 3, np.full(COLUMNS, 2.0))
-    for name in ("tiny-groups.parquet", "folder"):
-        source = made(here, name)
-        table, copied = register_rows(source, here / f"{name}.a.zarr"), ingest(source, here / f"{name}.b.zarr")
-        assert np.allclose(scores_in_memory(table, found), scores_in_memory(copied, found), rtol=1e-6, atol=1e-6)
 
 
 def test_a_table_in_place_is_private_and_holds_no_row(here: Path) -> None:
@@ -201,8 +182,7 @@ def flip_and_set_back(path: Path) -> None:
 
 
 def become_a_link(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to(path.with_name("elsewhere"))
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
 
 
 def become_a_pipe(path: Path) -> None:
@@ -216,7 +196,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "removed": (Path.unlink, "missing"),
     "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-3]), "length|missing"),
     "longer": (lambda path: path.write_bytes(path.read_bytes() + b"0"), "length|missing"),
-    "empty": (lambda path: path.write_bytes(b""), "length|missing"),
     "a link": (become_a_link, "missing|length|damaged"),
     "a pipe": (become_a_pipe, "missing|length|damaged"),
 }
@@ -238,28 +217,21 @@ def test_a_source_that_is_not_what_it_was_is_refused_and_named(here: Path, damag
             assert 1 <= len(inspect_path(table.path, verify=True).damaged or ()) <= table.chunks
 
 
-def test_other_rows_in_the_same_place_are_refused(here: Path) -> None:
-    others = values()
+@pytest.mark.parametrize("name", ["t.npy", "folder", "three.zarr"])
+def test_a_source_may_be_moved_away_and_back_and_other_rows_are_refused(here: Path, name: str) -> None:
+    source, others = made(here, name), values()
     others[50, 3] += 1
-    for name in ("t.npy", "folder", "three.zarr"):
-        source = made(here, name)
-        table = register_rows(source, here / f"{name}.rows.zarr")
-        shutil.rmtree(source) if source.is_dir() else source.unlink()
-        made(here, name, others)
-        assert "is not what was registered" in fault_of(table)
-
-
-def test_a_source_that_was_moved_away_and_back_is_the_same_table(here: Path) -> None:
-    for name in ("t.parquet", "three.zarr"):
-        source = made(here, name)
-        table = register_rows(source, here / f"{name}.rows.zarr")
-        before = summed(table).values
-        copy = here / "copy"
-        source.rename(copy)
-        assert "missing" in fault_of(table)
-        shutil.copytree(copy, source) if copy.is_dir() else shutil.copy(copy, source)  # with other times
-        assert np.array_equal(summed(open_rows(table.store)).values, before)
-        shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
+    table = register_rows(source, here / f"{name}.rows.zarr")
+    before, copy = summed(table).values, here / "copy"
+    source.rename(copy)
+    assert "missing" in fault_of(table)
+    shutil.copytree(copy, source) if copy.is_dir() else shutil.copy(copy, source)  # with other times
+    assert np.array_equal(summed(open_rows(table.store)).values, before)
+    shutil.rmtree(source) if source.is_dir() else source.unlink()
+    made(here, name, others)
+    assert "is not what was registered" in fault_of(table)
+    with pytest.raises(DataError, match="is not what was registered"):  # no two passes of a sum read different rows
+        summed(table)
 
 
 def test_a_chunk_of_zarr_that_vanishes_is_no_chunk_of_zeros(here: Path) -> None:
@@ -280,70 +252,46 @@ def test_a_chunk_of_zarr_that_vanishes_is_no_chunk_of_zeros(here: Path) -> None:
     assert "is not what was registered" in fault_of(sparse)
 
 
-def test_a_value_that_becomes_nan_is_a_change_and_no_row_of_zeros(here: Path) -> None:
-    source = made(here, "t.npy")
-    table = register_rows(source, here / "rows.zarr")
-    rows = values()
-    rows[70, 2] = np.nan
-    np.save(source, rows)
-    assert "changed" in fault_of(table)
-
-
-def test_a_source_that_changes_between_two_passes_is_found_in_the_second(here: Path) -> None:
-    """A wide moment is summed in bands, each from a pass of its own: no two of them may read different rows."""
-    source = made(here, "three.zarr")
-    table = register_rows(source, here / "rows.zarr")
-    assert summed(table).fingerprint == summed(open_rows(table.store)).fingerprint
-    stored = zarr.open_array(source)
-    stored[96, 5] = np.asarray(stored[96, 5]) + 1
-    with pytest.raises(DataError, match="is not what was registered"):
-        summed(table)
-
-
 def test_a_table_that_was_altered_is_refused(here: Path) -> None:
-    table = register_rows(made(here, "three.zarr"), here / "rows.zarr")
+    table, copies = register_rows(made(here, "three.zarr"), here / "rows.zarr"), count()
+
+    def copy() -> Path:  # what is sound is read once
+        return Path(shutil.copytree(table.path, here / f"{next(copies)}.zarr"))
+
     for key in ("manifest/0", "manifest/index", "manifest/sources"):
-        path = table.path / key
-        content = path.read_bytes()
+        content = (table.path / key).read_bytes()
         for other in (None, content[:-1], bytes([content[0] ^ 1]) + content[1:]):
-            path.unlink() if other is None else path.write_bytes(other)
-            copy = here / f"{key.replace('/', '-')}-{other is None or len(other)}.zarr"  # what is sound is read once
-            shutil.copytree(table.path, copy)
+            altered = copy()
+            (altered / key).unlink() if other is None else (altered / key).write_bytes(other)
             with pytest.raises(DataError, match=f"{key} is missing or damaged"):
-                list(ChunkReader(open_rows(copy), 7).read(0))
-            path.write_bytes(content)
-    head = table.path / "zarr.json"
+                list(ChunkReader(open_rows(altered), 7).read(0))
     for change in ({"rows": 3}, {"chunks": 1}, {"dtype": "object"}, {"places": [0]}, {"columns": ["a"]}, {"index": 3}):
-        found = json.loads(head.read_text())
+        altered = copy()
+        found = json.loads((altered / "zarr.json").read_text())
         found["attributes"]["dpdist"] |= change
-        shutil.copytree(table.path, here / "copy.zarr")
-        (here / "copy.zarr" / "zarr.json").write_text(json.dumps(found))
+        (altered / "zarr.json").write_text(json.dumps(found))
         with pytest.raises(DataError):
-            open_rows(here / "copy.zarr")
-        shutil.rmtree(here / "copy.zarr")
+            open_rows(altered)
 
 
 # --- sources that are refused ---
 
 
 def refused(source: Path, needle: str, kind: type[DpdistError] = DataError, **options: Any) -> str:
-    before = sorted(source.parent.rglob("*"))
+    before = {path for path in source.parent.rglob("*") if "state" not in path.parts}
     with pytest.raises(kind, match=needle) as failed:
-        register_rows(source, source.parent / "rows.zarr", **options)
-    assert [path for path in sorted(source.parent.rglob("*")) if "state" not in path.parts] == [
-        path for path in before if "state" not in path.parts
-    ]
+        register_rows(source, source.parent / "never.zarr", **options)
+    assert {path for path in source.parent.rglob("*") if "state" not in path.parts} == before
     assert str(SECRET) not in str(failed.value)
     return str(failed.value)
 
 
-@pytest.mark.parametrize(("name", "bad"), [("t.npy", np.nan), ("t.parquet", np.inf), ("three.zarr", np.nan)])
-def test_what_is_not_finite_is_refused_by_its_place(here: Path, name: str, bad: float) -> None:
+def test_what_is_not_finite_is_refused_by_its_place(here: Path) -> None:
     rows = values(np.float64)
     rows[3] = SECRET
-    rows[61, 4] = bad
-    rows[80, 1] = bad
-    assert "row 61 (counting from 0), column 'c4'" in refused(made(here, name, rows), "not finite")
+    rows[[61, 80], [4, 1]] = np.nan, np.inf
+    for name in ("t.npy", "t.parquet", "three.zarr"):
+        assert "row 61 (counting from 0), column 'c4'" in refused(made(here, name, rows), "not finite")
 
 
 def test_kinds_that_cannot_be_read_in_part_are_refused_with_the_way_to_copy_them(here: Path) -> None:
@@ -358,16 +306,7 @@ def test_kinds_that_cannot_be_read_in_part_are_refused_with_the_way_to_copy_them
         assert "ingest_rows" in refused(here / name, "cannot be read in place")
 
 
-def test_rows_of_dpdist_are_refused(here: Path) -> None:
-    ingest(made(here, "t.npy"), here / "copied.zarr")
-    register_rows(here / "t.npy", here / "there.zarr")
-    for name in ("copied.zarr", "there.zarr"):
-        refused(here / name, "made by dpdist", RefusedError)
-
-
-def test_what_must_be_read_at_once_is_bounded_and_the_cure_is_named(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_must_be_read_at_once_is_bounded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk or band of many GiB is refused before a byte of it is unpacked: a few bytes may announce it."""
     for module in (base, columnar, zarr_store):
         monkeypatch.setattr(module, "AT_ONCE", 1 << 12)
@@ -385,45 +324,40 @@ def test_what_must_be_read_at_once_is_bounded_and_the_cure_is_named(
 def test_what_unpacks_to_more_than_it_announces_is_refused_by_the_worker(here: Path) -> None:
     write_zarr(here / "t.zarr", values(), chunks=(10, 6), compressors=[zarr.codecs.GzipCodec()])
     table = register_rows(here / "t.zarr", here / "rows.zarr")
-    import gzip
-
-    size = (here / "t.zarr/c/3/0").stat().st_size
-    bomb = gzip.compress(bytes(4 << 30), 9) if size < 0 else gzip.compress(bytes(1 << 20), 9)
-    (here / "t.zarr/c/3/0").write_bytes(bomb)
+    (here / "t.zarr/c/3/0").write_bytes(gzip.compress(bytes(1 << 20), 9))
     assert "is not what was registered" in fault_of(table)
-    shutil.rmtree(here / "rows.zarr")
     refused(here / "t.zarr", "cannot be read")
 
 
-def test_rows_of_dpdist_within_a_group_are_refused(here: Path) -> None:
+def test_rows_of_dpdist_are_refused_within_a_group_too(here: Path) -> None:
     """A group around them does not make them somebody else's rows: that would be a second budget."""
     group = zarr.create_group(here / "p")
     ingest(made(here, "t.npy"), here / "p/rows.zarr")
+    register_rows(here / "t.npy", here / "there.zarr")
     group.create_array("deep/x", data=values())
     zarr.open_group(here / "p")["deep"].attrs["dpdist"] = {}
-    for name in ("rows.zarr", "deep/x"):
-        refused(here / "p", "made by dpdist", RefusedError, variable=name)
-        with pytest.raises(RefusedError, match="made by dpdist"):
-            ingest(here / "p", here / "rows.zarr", choices=Choices(name))
-    annotated = anndata.AnnData(values())
+    sources: list[tuple[Path, str | None]] = [
+        (here / "p/rows.zarr", None), (here / "there.zarr", None), (here / "p", "rows.zarr"), (here / "p", "deep/x"),
+    ]  # fmt: skip
+    for source, variable in sources:
+        refused(source, "made by dpdist", RefusedError, variable=variable)
+        with pytest.raises(RefusedError, match=r"made by dpdist|have a budget already"):
+            ingest(source, here / "never.zarr", choices=Choices(variable))
     for place in ("", "X"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            annotated.write_zarr(here / f"a{place}.zarr")
+            anndata.AnnData(values()).write_zarr(here / f"a{place}.zarr")
         root: Any = zarr.open_group(here / f"a{place}.zarr")
         (root[place] if place else root).attrs["dpdist"] = {}
         with pytest.raises(RefusedError, match="made by dpdist"):
-            ingest(here / f"a{place}.zarr", here / "rows.zarr")
+            ingest(here / f"a{place}.zarr", here / "never.zarr")
 
 
-def test_a_source_of_more_chunks_than_a_table_may_have_is_refused_before_they_are_listed(here: Path) -> None:
+def test_a_source_of_too_many_chunks_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few bytes may announce any number of rows."""
     array = zarr.create_array(here / "t.zarr", shape=(1 << 45, 2), chunks=(1 << 22, 2), dtype="u1", fill_value=1)
     array[:10] = 3
     assert "2097152" in refused(here / "t.zarr", "chunks")
-
-
-def test_the_chunks_of_all_sources_are_bounded_together(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(here, "folder")
     assert register_rows(here / "folder" / "0.parquet", here / "one.zarr").chunks == 4
     monkeypatch.setattr("dpdist.ingest.readers.base.MOST_RUNS", 5)

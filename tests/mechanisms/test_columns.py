@@ -1,4 +1,4 @@
-"""Histograms of columns: how far neighbours move them, what counts, and the centre and scale that follow."""
+"""Histograms of columns: their sensitivity, the bins that count, and the resulting centre and scale."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ def counts_of(counting: ColumnCounting, rows: npt.NDArray[np.generic]) -> npt.ND
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int16", "uint8", "int64"])
-def test_a_row_adds_one_to_one_bin_of_each_column_whatever_it_holds(dtype: str) -> None:
-    with pytest.raises(UsageError, match=rf"columns have \d+ bins, and {MOST_BINS} are the most"):
+def test_any_row_adds_one_to_one_bin_of_each_column(dtype: str) -> None:
+    with pytest.raises(UsageError, match=rf"columns have \d+ bins; the limit is {MOST_BINS}"):
         ColumnCounting((LOG,) * (MOST_BINS // LOG.bins + 1))
     counting = ColumnCounting((LOG, RANGE, LOG))
     with np.errstate(all="ignore"):
         rows = np.array(list(itertools.product(HOSTILE, HOSTILE[:6], HOSTILE[9:13]))).astype(dtype)
     for row in rows:
         alone = counting.of_columns(counts_of(counting, row[None]))
-        counts = int(np.isfinite(row).all())  # a row that a release takes for the centre is in no bin
-        assert [tuple(map(int, (each.sum(), each.max(), each.min()))) for each in alone] == [(counts, counts, 0)] * 3
-    # and it does so whatever the others are, in every chunking
-    whole = counts_of(counting, rows)
-    assert (whole == sum(counts_of(counting, part) for part in np.array_split(rows, 7))).all()
+        counts = int(np.isfinite(row).all())  # a row that a release replaces by the centre is in no bin
+        assert [(int(h.sum()), int(h.max()), int(h.min())) for h in alone] == [(counts, counts, 0)] * 3
+    # independently of the other rows and the chunks
+    total = counts_of(counting, rows)
+    assert (total == sum(counts_of(counting, part) for part in np.array_split(rows, 7))).all()
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3])
 @pytest.mark.parametrize("neighbours", Neighbours)
-def test_no_neighbour_moves_the_counts_further_than_is_calibrated_and_one_moves_them_so_far(
+def test_neighbours_attain_the_calibrated_sensitivity_and_never_exceed_it(
     neighbours: Neighbours, max_rows: int
 ) -> None:
     counting = ColumnCounting((LOG, RANGE))
@@ -77,7 +77,7 @@ def test_no_neighbour_moves_the_counts_further_than_is_calibrated_and_one_moves_
         pairs = [(unit, values[:0]) for unit in units]
     moved = [counts_of(counting, one) - counts_of(counting, other) for one, other in pairs]
     l1, l2_squared = max(np.abs(by).sum() for by in moved), max((by**2).sum() for by in moved)
-    # what is proved, read back from the noise that is calibrated
+    # the proved sensitivity, derived from the calibrated noise
     epsilon = 10**6  # of a millionth: the scale is the sensitivity
     pure = calibrated(PrivacyLoss(epsilon), neighbours, 2, max_rows)
     assert isinstance(pure.noise, DiscreteLaplace)
@@ -87,15 +87,15 @@ def test_no_neighbour_moves_the_counts_further_than_is_calibrated_and_one_moves_
     assert gaussian.guarantee.mu_squared == Fraction(int(l2_squared), gaussian.noise.sigma**2)
 
 
-# --- what counts ------------------------------------------------------------------------------------------------------
+# --- bins that count --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [1, 7, 300])
-def test_a_draw_exceeds_what_it_is_said_to_exceed_as_seldom_as_said(scale: int) -> None:
-    whole = math.exp(-1 / scale)
+def test_draws_exceed_their_bound_with_the_stated_probability(scale: int) -> None:
+    ratio = math.exp(-1 / scale)
     for beta in (0.3, 1e-3, 1e-9):
-        found = DiscreteLaplace(scale).exceeded(beta)
-        assert whole ** (found + 1) / (1 + whole) <= beta < whole**found / (1 + whole)
+        threshold = DiscreteLaplace(scale).exceeded(beta)
+        assert ratio ** (threshold + 1) / (1 + ratio) <= beta < ratio**threshold / (1 + ratio)
         normal = RoundedNormal(scale).exceeded(beta)
         tail = [0.5 * math.erfc((normal + by) / scale / math.sqrt(2)) for by in (0.5, -0.5)]
         assert tail[0] <= beta < tail[1]
@@ -105,24 +105,24 @@ def test_a_draw_exceeds_what_it_is_said_to_exceed_as_seldom_as_said(scale: int) 
 def test_no_interval_of_empty_bins_is_occupied_and_by_lower_thresholds_most_columns_have_one(noise: CountNoise) -> None:
     intervals, tables = intervals_of((LOG,)), 200
     counts = np.zeros(LOG.bins, dtype=np.int64)
-    counts[-4:-1] = 100_000  # the bin at the end stands for all beyond the grid, so it counts only where it is occupied
+    counts[-4:-1] = 100_000  # the bin at the end is unbounded, so it counts only if it is occupied
     assert standardised(LOG, counting_bins(LOG, counts, noise, intervals)).scale < BEYOND
     counts[-1] = 100_000
     assert standardised(LOG, counting_bins(LOG, counts, noise, intervals)).scale == BEYOND
     drawn = noise.draw(LOG.bins * tables, SYSTEM).reshape(tables, LOG.bins)
     # binomial with p <= 0.001 each: more than 5 of 200 with probability 8e-8
-    assert sum(occupied(each, noise, intervals) is not None for each in drawn) <= 5
-    # the twin: a multiple of the deviation that one interval seldom exceeds, of some 30000 that overlap
+    assert sum(occupied(noisy, noise, intervals) is not None for noisy in drawn) <= 5
+    # the twin: a multiple of the deviation that one interval rarely exceeds, for some 30000 overlapping intervals
     lower = [3 * math.sqrt(width * noise.variance) for width in range(1, LOG.bins + 1)]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(columns, "_thresholds", lambda *_: lower)
-        assert sum(occupied(each, noise, intervals) is not None for each in drawn) > 100
+        assert sum(occupied(noisy, noise, intervals) is not None for noisy in drawn) > 100
 
 
 # --- centre and scale -------------------------------------------------------------------------------------------------
 
 
-def test_the_bins_are_those_between_whose_edges_a_number_lies_to_the_last_bit() -> None:
+def test_bins_are_exact_to_the_last_bit() -> None:
     edges = np.array(LOG.edges)
     assert (LOG.bins, edges[0], edges[-1], RANGE.bins) == (243, -(2.0**20), 2.0**20, 66)
     assert np.allclose(np.diff(np.log2(edges[121:])), 0.25)
@@ -140,16 +140,16 @@ def test_the_bins_are_those_between_whose_edges_a_number_lies_to_the_last_bit() 
 def test_centre_and_scale_are_near_those_of_the_rows(mean: float, deviation: float) -> None:
     rows = np.random.default_rng(1).normal(mean, deviation, size=(100_000, 1))
     counting = ColumnCounting((LOG,))
-    found = standardised(LOG, list(enumerate(counts_of(counting, rows).tolist())))
-    if found.scale != BEYOND:
-        assert abs(found.centre - mean) < 0.1 * deviation
-        assert 0.97 < found.scale / deviation < 1.25
+    column = standardised(LOG, list(enumerate(counts_of(counting, rows).tolist())))
+    if column.scale != BEYOND:
+        assert abs(column.centre - mean) < 0.1 * deviation
+        assert 0.97 < column.scale / deviation < 1.25
     exact = standardised(RANGE, [(RANGE.bin_of(value), 1) for value in np.linspace(-1, 3, 64, endpoint=False)])
     assert math.isclose(exact.centre, 1, abs_tol=1e-6)
     assert math.isclose(exact.scale, 4 / math.sqrt(12), rel_tol=1e-5)
 
 
-def test_a_column_of_which_too_little_is_seen_gets_a_scale_that_lets_it_decide_nothing() -> None:
+def test_a_column_with_too_few_bins_gets_a_scale_that_limits_its_weight() -> None:
     years, zero = LOG.bin_of(2000.0), LOG.bin_of(0.0)
     assert standardised(LOG, []).scale == 1
     assert (standardised(LOG, [(zero, 100)]).centre, standardised(LOG, [(zero, 100)]).scale) == (0, 1)
@@ -158,12 +158,12 @@ def test_a_column_of_which_too_little_is_seen_gets_a_scale_that_lets_it_decide_n
     assert math.isclose(one.scale, 325.844, rel_tol=1e-5)
     assert standardised(LOG, [(zero, 10**6), (242, 100)]).scale == BEYOND
     assert standardised(LOG, [(0, 100), (zero, 10**6)]).scale == BEYOND
-    near = LOG.bin_of(1.0)  # noise below zero far out leaves a scale of what was seen
+    near = LOG.bin_of(1.0)  # negative noise far out does not change the scale of the other bins
     assert 0 < standardised(LOG, [(near, 100), (near + 1, 100), (LOG.bin_of(5e5), -20)]).scale < 1
     for counting in ([], [(1, 100)], [(65, 100)]):
         assert standardised(RANGE, counting).scale == 4
-    assert not any(standardised(LOG, each).seen for each in ([], [(years, 9)], [(0, 9), (zero, 9)]))
+    assert not any(standardised(LOG, bins).seen for bins in ([], [(years, 9)], [(0, 9), (zero, 9)]))
     assert standardised(RANGE, [(1, 9), (65, 9)]).seen
     two = standardised(LOG, [(years, 100), (years + 1, 100)])
     assert two.seen
-    assert two.scale > LOG.width(years) / math.sqrt(12)  # the variance within the bins is in it
+    assert two.scale > LOG.width(years) / math.sqrt(12)  # it includes the variance within the bins

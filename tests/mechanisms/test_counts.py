@@ -1,4 +1,4 @@
-"""The noise of a histogram's counts: its scale, its law, and the errors that are told of what is read from it."""
+"""The noise of the counts of a histogram: its scale, its distribution, and the stated errors of quantiles."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from dpdist.rows.units import Unit
 def test_the_scale_is_the_least_that_keeps_epsilon_and_delta(
     epsilon: str, delta: str, rows: int, neighbours: Neighbours, vectors: int
 ) -> None:
-    found = calibrated(PrivacyLoss.parse(epsilon, delta), neighbours, rows)
-    assert isinstance(found.noise, RoundedNormal)
-    sigma, square = found.noise.sigma, vectors * rows**2  # the square of the l2 norm of what a unit changes
-    assert found.guarantee.mu_squared == Fraction(square, sigma**2)
+    histogram = calibrated(PrivacyLoss.parse(epsilon, delta), neighbours, rows)
+    assert isinstance(histogram.noise, RoundedNormal)
+    sigma, square = histogram.noise.sigma, vectors * rows**2  # the square of the l2 norm of the change by one unit
+    assert histogram.guarantee.mu_squared == Fraction(square, sigma**2)
     assert gaussian_delta(Fraction(epsilon), Fraction(square, sigma**2)) <= float(delta)
     assert sigma == 1 or gaussian_delta(Fraction(epsilon), Fraction(square, (sigma - 1) ** 2)) > float(delta)
-    assert found.guarantee.loss == PrivacyLoss.parse(epsilon, delta)
-    assert found.guarantee.neighbours is neighbours
-    assert found.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+    assert histogram.guarantee.loss == PrivacyLoss.parse(epsilon, delta)
+    assert histogram.guarantee.neighbours is neighbours
+    assert histogram.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
 
 
 def test_the_noise_is_a_rounded_normal_of_its_scale_and_the_largest_can_be_drawn() -> None:
@@ -60,13 +60,15 @@ def mass(sigma: int, reach: int = 12) -> npt.NDArray[np.float64]:
     """Return the probabilities of the rounded normals from -reach sigma to reach sigma."""
     points = np.arange(-reach * sigma, reach * sigma + 1)
     law = stats.norm.cdf((points + 0.5) / sigma) - stats.norm.cdf((points - 0.5) / sigma)
-    return np.where(points > 0, law[::-1], law)  # the small end, where nothing cancels
+    return np.where(points > 0, law[::-1], law)  # the small tail, without cancellation
 
 
 @pytest.mark.parametrize("sigma", [1, 7])
 @pytest.mark.parametrize(("above", "below"), [(1, 0), (1, 3), (3, 2)])
-def test_a_bound_holds_for_the_exact_law_and_would_not_without_the_rounding(sigma: int, above: int, below: int) -> None:
-    """The weights are times of 1 / bins, so the law of the error is one convolution of integers."""
+def test_a_bound_holds_for_the_exact_distribution_only_with_the_rounding_term(
+    sigma: int, above: int, below: int
+) -> None:
+    """The weights are multiples of 1 / bins, so the distribution of the error is one convolution of integers."""
     bins = above + below
     kind = Weights(above, below, Fraction(above, bins) if below else Fraction(0))
     ones, law = mass(sigma), np.ones(1)
@@ -89,18 +91,18 @@ def test_a_bound_holds_for_the_exact_law_and_would_not_without_the_rounding(sigm
 
 
 @pytest.mark.parametrize("rows", [1000, None])
-def test_what_is_told_of_a_quantile_holds_at_its_confidence(rows: int | None) -> None:
-    """The 0.95-quantile is exactly at edge 5, where a claim that it lies above is as easily wrong as can be."""
+def test_statements_about_a_quantile_hold_at_their_confidence(rows: int | None) -> None:
+    """The 0.95-quantile is exactly at edge 5, where a claim that it is above is most easily wrong."""
     noise, draws = calibrated(PrivacyLoss.parse("0.5", "1e-6"), Neighbours.REPLACE_ONE), 500
     assert isinstance(noise.noise, RoundedNormal)
     drawn = [noise.answer(EXACT, SYSTEM).tolist() for _ in range(draws)]
 
     def wrong(claimed: RoundedNormal) -> int:
-        told = [quantile_of(each, claimed, Fraction("0.95"), rows=rows) for each in drawn]
+        estimates = [quantile_of(counts, claimed, Fraction("0.95"), rows=rows) for counts in drawn]
         return sum(
-            (found.above_edge is not None and found.above_edge >= 5)
-            or (found.up_to_edge is not None and found.up_to_edge < 5)
-            for found in told
+            (estimate.above_edge is not None and estimate.above_edge >= 5)
+            or (estimate.up_to_edge is not None and estimate.up_to_edge < 5)
+            for estimate in estimates
         )
 
     most = stats.binom.isf(FALSE_ALARM, draws, 0.05)
@@ -108,8 +110,8 @@ def test_what_is_told_of_a_quantile_holds_at_its_confidence(rows: int | None) ->
     assert wrong(RoundedNormal(noise.noise.sigma // 4)) > most
 
 
-def test_a_law_is_read_as_it_was_written_and_no_other_is() -> None:
+def test_stored_noise_is_read_back_and_unknown_noise_is_refused() -> None:
     for noise in (DiscreteLaplace(20), RoundedNormal(52)):
         assert noise_from_json(noise.to_json()) == noise
-    with pytest.raises(DataError, match="does not know"):
+    with pytest.raises(DataError, match="unknown law"):
         noise_from_json({"law": "cauchy", "scale": 3})

@@ -1,4 +1,4 @@
-"""The exponential mechanisms: their constants are private and cannot be larger, and answers have the stated laws."""
+"""The exponential mechanisms: their constants are the largest private ones, and their draws as stated."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_concentrations_and_scales_are_the_stated_ones() -> None:
     expected = {
         ("ppca", 1, REPLACE): 1 / 2, ("ppca", 1, ADD): 1, ("ppca", 4, REPLACE): 1 / 2, ("ppca", 4, ADD): 1,
         ("bingham", 1, REPLACE): 1 / 2, ("bingham", 4, REPLACE): 1 / 5, ("bingham", 4, ADD): 1 / 4,
-        ("bingham", 10, REPLACE): 1 / 10, ("bingham", 10, ADD): 1 / 9,  # the tenth is determined by the others
+        ("bingham", 10, REPLACE): 1 / 10, ("bingham", 10, ADD): 1 / 9,  # the others determine the tenth
         ("kapralov-talwar", 4, REPLACE): 1 / 16, ("kapralov-talwar", 4, ADD): 1 / 8,
         ("amin", 1, REPLACE): 1 / 4, ("amin", 4, REPLACE): 4 / 25, ("amin", 4, ADD): 1 / 5,
         ("amin", 10, REPLACE): 9 / 100,
@@ -59,18 +59,18 @@ def test_concentrations_and_scales_are_the_stated_ones() -> None:
     for (name, neighbours), scale in scales.items():
         noise = calibrated(name, 10, 4, "1", neighbours).noise
         assert noise["scale"] / BOUND == pytest.approx(scale, rel=1e-12)
-    for components, steps in ((1, 1), (3, 3), (10, 9)):  # what each step may lose is charged
+    for components, steps in ((1, 1), (3, 3), (10, 9)):  # the loss of each step is charged
         guarantee = calibrated("bingham", 10, components).guarantee
         assert guarantee is not None
         span = 2 * concentration("bingham", 10, components, "1", REPLACE)
-        assert [float(each) for each in guarantee.bounded_ranges] == pytest.approx([span] * steps)
+        assert [float(step) for step in guarantee.bounded_ranges] == pytest.approx([span] * steps)
 
 
 def test_an_answer_has_the_stated_concentration_and_the_twin_fails() -> None:
     for name in ("bingham", "ppca"):
-        found, kappa = calibrated(name, 2, 1, "2"), 3.0  # c = 1 per unit, the gap of the eigenvalues is 2 kappa
+        mechanism, kappa = calibrated(name, 2, 1, "2"), 3.0  # c = 1 per unit, the gap of the eigenvalues is 2 kappa
         table = moment(np.array([[5.0, kappa], [kappa, 5.0]]))
-        x = np.array([found.answer(table, SYSTEM)[0] for _ in range(2000)], dtype=np.float64)
+        x = np.array([mechanism.answer(table, SYSTEM)[0] for _ in range(2000)], dtype=np.float64)
         cosine = 2 * x[:, 0] * x[:, 1]  # of twice the angle to the diagonal, von Mises
         for stated, passes in ((kappa, True), (1.6 * kappa, False)):
             assert mean_passes(cosine, float(special.iv(1, stated) / special.iv(0, stated))) is passes
@@ -79,10 +79,10 @@ def test_an_answer_has_the_stated_concentration_and_the_twin_fails() -> None:
 def test_beyond_one_component_ppca_is_for_reproduction_only() -> None:
     request = ReleaseRequest("ppca", PrivacyLoss.parse("1"), 1.0, options={"components": 2})
     for components, proved in ((1, True), (2, False), (4, False), (5, True)):
-        found = calibrated("ppca", 5, components)
-        assert is_private_as_claimed(found) is proved
-        assert ("sweeps" in found.noise) is not proved
-        frame = found.answer(moment(np.diag([50.0, 40, 3, 2, 1])), SYSTEM)
+        mechanism = calibrated("ppca", 5, components)
+        assert is_private_as_claimed(mechanism) is proved
+        assert ("sweeps" in mechanism.noise) is not proved
+        frame = mechanism.answer(moment(np.diag([50.0, 40, 3, 2, 1])), SYSTEM)
         assert frame.shape == (components, 5)
         assert np.abs(frame @ frame.T - np.eye(components)).max() < 1e-12
     with pytest.raises(RefusedError, match=r"nothing is proved.*mechanism='bingham'"):
@@ -98,8 +98,8 @@ def test_at_a_huge_epsilon_the_matrix_of_rank_k_comes_back(name: str, neighbours
     axes: Floats = stats.ortho_group.rvs(6, random_state=5)[:3]
     matrix = (axes.T * np.array([3e5, 2e5, 1e5])) @ axes
     for components, left in ((3, 0.0), (2, 1e5)):
-        found = calibrated(name, 6, components, "1000000", neighbours)
-        released = unpacked(np.asarray(found.answer(moment(matrix), SYSTEM)), 6) / BOUND
+        mechanism = calibrated(name, 6, components, "1000000", neighbours)
+        released = unpacked(np.asarray(mechanism.answer(moment(matrix), SYSTEM)), 6) / BOUND
         assert np.linalg.norm(released - matrix, 2) == pytest.approx(left, rel=1e-2, abs=10)
         assert np.linalg.matrix_rank(released, tol=1e-3) == components
 
@@ -108,13 +108,15 @@ def test_at_a_huge_epsilon_the_matrix_of_rank_k_comes_back(name: str, neighbours
 def test_released_eigenvalues_carry_the_stated_noise(size: int) -> None:
     empty = moment(np.zeros((size, size)))
     for name in ("kapralov-talwar", "amin"):
-        found = calibrated(name, size, 1)
+        mechanism = calibrated(name, size, 1)
         diagonal = diagonal_positions(size)
-        trace = np.array([found.answer(empty, SYSTEM)[diagonal].sum() for _ in range(2000)]) / found.noise["scale"]
+        trace = (
+            np.array([mechanism.answer(empty, SYSTEM)[diagonal].sum() for _ in range(2000)]) / mechanism.noise["scale"]
+        )
         assert bool(trace.min() < -1) is (name == "kapralov-talwar")  # amin clips at zero
         for factor, passes in ((1.0, True), (0.6, False)):
             assert mean_passes(factor * trace[trace > 0], 1.0) is passes
-        if size == 1:  # there is one direction, so the value has all of epsilon
-            assert found.noise["scale"] == BOUND
-            largest = np.asarray(found.answer(MomentMatrix(np.array([2**63 - 1]), 1), SYSTEM))
-            assert 2**62 < largest[0] < 2**63  # whatever the data, the lattice is not left
+        if size == 1:  # there is one direction, so the value gets all of epsilon
+            assert mechanism.noise["scale"] == BOUND
+            largest = np.asarray(mechanism.answer(MomentMatrix(np.array([2**63 - 1]), 1), SYSTEM))
+            assert 2**62 < largest[0] < 2**63  # all data stay on the lattice

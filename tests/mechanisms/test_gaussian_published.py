@@ -1,4 +1,4 @@
-"""Published Gaussian noise: its scales, its law, and the deltas it really keeps; and the baseline without noise."""
+"""Published Gaussian noise: its scales, its distribution and its true deltas; and the baseline without noise."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ TYPICAL = PrivacyLoss.parse("1", "0.01")
 def calibrated(
     name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss, bound: int = BOUND
 ) -> CalibratedPublished:
-    found = registry.calibrated(name, LatticeQuery(size, bound, neighbours), loss)
-    assert isinstance(found, CalibratedPublished)
-    assert found.claim == loss
-    return found
+    mechanism = registry.calibrated(name, LatticeQuery(size, bound, neighbours), loss)
+    assert isinstance(mechanism, CalibratedPublished)
+    assert mechanism.claim == loss
+    return mechanism
 
 
-def proved_delta(found: CalibratedPublished) -> float:
-    assert found.guarantee is not None
-    return found.guarantee.loss.delta
+def proved_delta(mechanism: CalibratedPublished) -> float:
+    assert mechanism.guarantee is not None
+    return mechanism.guarantee.loss.delta
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def proved_delta(found: CalibratedPublished) -> float:
 )
 def test_the_scales_are_the_published_ones(name: str, size: int, loss: PrivacyLoss, scale: float) -> None:
     for neighbours in Neighbours:
-        found = calibrated(name, size, neighbours, loss)
-        assert found.sigma_diagonal / BOUND == pytest.approx(scale, rel=1e-5)
+        mechanism = calibrated(name, size, neighbours, loss)
+        assert mechanism.sigma_diagonal / BOUND == pytest.approx(scale, rel=1e-5)
         off = scale / math.sqrt(2) if name == "sulq" else scale
-        assert found.sigma_off_diagonal / BOUND == pytest.approx(off, rel=1e-5)
-        assert found.noise["variance_diagonal"] == float(found.sigma_diagonal) ** 2
-        assert found.noise["variance_off_diagonal"] == float(found.sigma_off_diagonal) ** 2
+        assert mechanism.sigma_off_diagonal / BOUND == pytest.approx(off, rel=1e-5)
+        assert mechanism.noise["variance_diagonal"] == float(mechanism.sigma_diagonal) ** 2
+        assert mechanism.noise["variance_off_diagonal"] == float(mechanism.sigma_off_diagonal) ** 2
 
 
 @given(
@@ -71,19 +71,19 @@ def test_the_scales_are_the_published_ones(name: str, size: int, loss: PrivacyLo
 def test_the_guarantee_is_computed_from_the_integers_that_are_drawn(
     name: str, size: int, bound: int, micro: int, atto: int, neighbours: Neighbours
 ) -> None:
-    found = calibrated(name, size, neighbours, PrivacyLoss(micro, atto), bound)
-    assert found.guarantee is not None
-    s, t = found.sigma_diagonal, found.sigma_off_diagonal
-    assert found.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
-    assert found.guarantee.mu_squared == Fraction(bound**2 * (2 if neighbours is REPLACE else 1), s * s)
+    mechanism = calibrated(name, size, neighbours, PrivacyLoss(micro, atto), bound)
+    assert mechanism.guarantee is not None
+    s, t = mechanism.sigma_diagonal, mechanism.sigma_off_diagonal
+    assert mechanism.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+    assert mechanism.guarantee.mu_squared == Fraction(bound**2 * (2 if neighbours is REPLACE else 1), s * s)
     # that is D = S diag(1, -1), or S diag(1, 0); D with S off the diagonal, of rows e1 + e2 and e1 - e2, is no worse
     if neighbours is REPLACE:
-        assert Fraction(bound**2, t * t) <= found.guarantee.mu_squared
-    mu, epsilon = math.sqrt(found.guarantee.mu_squared), micro / 1e6
+        assert Fraction(bound**2, t * t) <= mechanism.guarantee.mu_squared
+    mu, epsilon = math.sqrt(mechanism.guarantee.mu_squared), micro / 1e6
     true = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu))
-    assert proved_delta(found) >= true * (1 - 1e-9) - 1e-13
-    assert proved_delta(found) <= max(true * (1 + 1e-9) + 1e-13, atto * 1e-18 * (1 + 1e-9))
-    assert is_private_as_claimed(found) == (proved_delta(found) == atto / 1e18)
+    assert proved_delta(mechanism) >= true * (1 - 1e-9) - 1e-13
+    assert proved_delta(mechanism) <= max(true * (1 + 1e-9) + 1e-13, atto * 1e-18 * (1 + 1e-9))
+    assert is_private_as_claimed(mechanism) == (proved_delta(mechanism) == atto / 1e18)
 
 
 @pytest.mark.parametrize(
@@ -92,26 +92,26 @@ def test_the_guarantee_is_computed_from_the_integers_that_are_drawn(
         ("analyze-gauss", "1", "1e-5", REPLACE, 3.736e-5),
         ("analyze-gauss", "0.5", "1e-6", REPLACE, 3.645e-6),
         ("analyze-gauss", "8", "0.01", ADD, 1.78e-2),
-        ("analyze-gauss", "0.1", "0.01", REPLACE, None),  # harmless by luck: the true delta is 2.4e-4
+        ("analyze-gauss", "0.1", "0.01", REPLACE, None),  # private by chance: the true delta is 2.4e-4
         ("analyze-gauss", "1", "1e-5", ADD, None),
         ("analyze-gauss", "4", "0.01", ADD, None),
         ("sulq", "1", "0.01", REPLACE, None),
         ("mod-sulq", "1", "0.01", REPLACE, None),
     ],
 )
-def test_the_true_delta_is_stated_where_a_claim_is_false_and_what_was_requested_where_it_is_true(
+def test_the_guarantee_has_the_true_delta_if_the_claim_is_false(
     name: str, epsilon: str, delta: str, neighbours: Neighbours, true: float | None
 ) -> None:
     loss = PrivacyLoss.parse(epsilon, delta)
-    found = calibrated(name, 5, neighbours, loss)
-    assert is_private_as_claimed(found) is (true is None)
-    assert found.guarantee is not None
-    assert found.guarantee.loss.epsilon_micro == loss.epsilon_micro
-    assert proved_delta(found) == pytest.approx(true or loss.delta, rel=5e-3 if true else 0)
+    mechanism = calibrated(name, 5, neighbours, loss)
+    assert is_private_as_claimed(mechanism) is (true is None)
+    assert mechanism.guarantee is not None
+    assert mechanism.guarantee.loss.epsilon_micro == loss.epsilon_micro
+    assert proved_delta(mechanism) == pytest.approx(true or loss.delta, rel=5e-3 if true else 0)
 
 
 def test_where_a_scale_is_undefined_or_proves_nothing_nothing_is_claimed() -> None:
-    with pytest.raises(UsageError, match="not defined"):
+    with pytest.raises(UsageError, match="undefined"):
         calibrated("mod-sulq", 1, REPLACE, PrivacyLoss.parse("1", "0.4"))
     assert calibrated("mod-sulq", 1, REPLACE, PrivacyLoss.parse("1", "0.39")).sigma_diagonal > BOUND
     assert not is_private_as_claimed(calibrated("sulq", 2, REPLACE, PrivacyLoss.parse("1000", "0.01")))
@@ -121,9 +121,9 @@ def test_where_a_scale_is_undefined_or_proves_nothing_nothing_is_claimed() -> No
 def test_the_baseline_is_exact_and_never_called_private() -> None:
     with pytest.raises(RefusedError, match="never claimed"):
         ReleaseRequest("none", PrivacyLoss.parse("1"), 1.0).calibrated(3)
-    found = ReleaseRequest("none", PrivacyLoss.parse("1"), 1.0, for_reproduction=True).calibrated(3)
-    assert found.guarantee is None
-    assert found.claim is None
-    assert found.noise["variance_diagonal"] == found.noise["variance_off_diagonal"] == 0
-    assert isinstance(found, Additive)
-    assert np.array_equal(found.answer(MomentMatrix(np.arange(6, dtype=np.int64), 3), SYSTEM), np.arange(6))
+    mechanism = ReleaseRequest("none", PrivacyLoss.parse("1"), 1.0, for_reproduction=True).calibrated(3)
+    assert mechanism.guarantee is None
+    assert mechanism.claim is None
+    assert mechanism.noise["variance_diagonal"] == mechanism.noise["variance_off_diagonal"] == 0
+    assert isinstance(mechanism, Additive)
+    assert np.array_equal(mechanism.answer(MomentMatrix(np.arange(6, dtype=np.int64), 3), SYSTEM), np.arange(6))

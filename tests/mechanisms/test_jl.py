@@ -1,4 +1,4 @@
-"""Random projections: the exact profile and its worst case, the ridges, and the law of what is released."""
+"""Random projections: the exact profile and its worst case, the ridges, and the distribution of the release."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def calibrated(
     bits: int = BITS,
     **options: Any,
 ) -> CalibratedProjection:
-    found = registered("jl", LatticeQuery(size, 4**bits, neighbours), loss, options)
-    assert isinstance(found, CalibratedProjection)
-    return found
+    mechanism = registered("jl", LatticeQuery(size, 4**bits, neighbours), loss, options)
+    assert isinstance(mechanism, CalibratedProjection)
+    return mechanism
 
 
 def exact_profiles(epsilon: float, sketch: int, gain: float) -> tuple[float, float, float]:
@@ -70,8 +70,8 @@ def exact_profiles(epsilon: float, sketch: int, gain: float) -> tuple[float, flo
 )
 def test_the_profiles_are_upper_bounds_and_tight(epsilon: float, sketch: int, gain: float) -> None:
     into, out, replaced = exact_profiles(epsilon, sketch, gain)
-    for found, exact in ((row_in(epsilon, sketch, gain), into), (row_out(epsilon, sketch, gain), out)):
-        assert exact * (1 - 1e-14) <= found <= exact * (1 + 1e-7) + 1e-23
+    for delta, exact in ((row_in(epsilon, sketch, gain), into), (row_out(epsilon, sketch, gain), out)):
+        assert exact * (1 - 1e-14) <= delta <= exact * (1 + 1e-7) + 1e-23
     assert replaced * (1 - 1e-12) <= row_replaced(epsilon, sketch, gain) <= replaced * (1 + 1e-5)
 
 
@@ -108,21 +108,21 @@ def test_the_profiles_are_those_of_three_columns_by_simulation() -> None:
     [(Neighbours.ADD_REMOVE, 784, 89.18), (Neighbours.REPLACE_ONE, 784, 118.42)],
 )
 def test_the_exact_ridge_is_the_least(neighbours: Neighbours, sketch: int, ridge: float) -> None:
-    found = calibrated(784, neighbours, sketch=sketch)
-    assert found.ridge / 4**BITS == pytest.approx(ridge, rel=2e-4)
-    assert found.noise["mean_diagonal"] == found.ridge
+    mechanism = calibrated(784, neighbours, sketch=sketch)
+    assert mechanism.ridge / 4**BITS == pytest.approx(ridge, rel=2e-4)
+    assert mechanism.noise["mean_diagonal"] == mechanism.ridge
     delta = profile(neighbours, 784, sketch)
-    assert delta(1, 4**BITS / found.ridge) <= 1e-6 < delta(1, 4**BITS / (found.ridge * (1 - 1e-6)))
-    assert found.guarantee is not None
-    assert found.guarantee.loss == found.claim == ONE_MILLIONTH
+    assert delta(1, 4**BITS / mechanism.ridge) <= 1e-6 < delta(1, 4**BITS / (mechanism.ridge * (1 - 1e-6)))
+    assert mechanism.guarantee is not None
+    assert mechanism.guarantee.loss == mechanism.claim == ONE_MILLIONTH
 
 
-def test_the_published_ridges_and_what_is_proved_of_them() -> None:
+def test_the_published_ridges_and_their_guarantees() -> None:
     assert published_ridge("published", ONE_MILLIONTH, 784) == pytest.approx(1.574e9, rel=1e-3)
     assert published_ridge("sheffet", ONE_MILLIONTH, 784) == pytest.approx(678.4, rel=1e-3)
     for rule in ("published", "sheffet"):
         assert is_private_as_claimed(calibrated(54, sketch=784, ridge=rule))
-    # far from where it was meant for, Sheffet's ridge fails: by how much, and beyond all measure
+    # far from its intended range, Sheffet's ridge fails: first by a stated delta, then without bound
     high = calibrated(54, loss=PrivacyLoss.parse("1000", "1e-6"), sketch=100_000, ridge="sheffet")
     assert not is_private_as_claimed(high)
     assert high.guarantee is not None
@@ -132,12 +132,12 @@ def test_the_published_ridges_and_what_is_proved_of_them() -> None:
 
 def test_the_release_is_wishart_around_moment_plus_ridge_and_its_twin_fails() -> None:
     sketch = 2
-    found = calibrated(3, sketch=sketch)
+    mechanism = calibrated(3, sketch=sketch)
     half = np.random.default_rng(4).normal(size=(3, 3))
-    moment = KnownMoment(np.rint(half @ half.T * found.ridge).astype(np.int64))
-    mean = moment.values + found.ridge * np.eye(3)
+    moment = KnownMoment(np.rint(half @ half.T * mechanism.ridge).astype(np.int64))
+    mean = moment.values + mechanism.ridge * np.eye(3)
     count = 6000
-    sample = np.array([unpacked(found.answer(moment, SYSTEM), 3) for _ in range(count)], dtype=np.float64)
+    sample = np.array([unpacked(mechanism.answer(moment, SYSTEM), 3) for _ in range(count)], dtype=np.float64)
     for i in range(3):
         ratio = sketch * sample[:, i, i] / mean[i, i]
         assert stats.kstest(ratio, stats.chi2(sketch).cdf).pvalue > FALSE_ALARM / 3
@@ -150,20 +150,20 @@ def test_the_release_is_wishart_around_moment_plus_ridge_and_its_twin_fails() ->
     untold = (sample.mean(axis=0) - moment.values) / (sample.std(axis=0) / math.sqrt(count))
     assert np.abs(np.diag(untold)).min() > limit
     # the rank is the number of draws, up to rounding
-    assert (np.linalg.eigvalsh(sample)[:, 0] / found.ridge).max() < 1e-6
+    assert (np.linalg.eigvalsh(sample)[:, 0] / mechanism.ridge).max() < 1e-6
 
 
 def test_no_moment_makes_the_draw_fail() -> None:
-    found = calibrated(3, sketch=1)
+    mechanism = calibrated(3, sketch=1)
     for values in (np.zeros((3, 3), dtype=np.int64), np.full((3, 3), 2**62), np.diag([2**62, 0, 0])):
         for _ in range(200):  # a sixth of the draws from 2^62 exceed 2^63
-            released = found.answer(KnownMoment(values), SYSTEM)
-            assert np.all(released[[0, 3, 5]] >= 0)  # nothing has wrapped around
+            released = mechanism.answer(KnownMoment(values), SYSTEM)
+            assert np.all(released[[0, 3, 5]] >= 0)  # no integer has wrapped around
     assert released.dtype == np.int64
 
 
 @pytest.mark.parametrize(
-    ("options", "bits", "said"),
+    ("options", "bits", "message"),
     [
         ({"sketch": 100_001}, BITS, "between 1 and 100000"),
         ({"sketch": 784, "ridge": "published"}, 16, "grid"),
@@ -171,6 +171,6 @@ def test_no_moment_makes_the_draw_fail() -> None:
         ({"sketch": 784, "ridge": "least"}, BITS, "ridge"),
     ],
 )
-def test_senseless_options_are_refused_and_named(options: dict[str, Any], bits: int, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_senseless_options_are_refused_and_named(options: dict[str, Any], bits: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         calibrated(3, bits=bits, **options)

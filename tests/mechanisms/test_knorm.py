@@ -1,4 +1,4 @@
-"""K-norm noise: calibration, the laws of the noise, and the perfect sampling of nuclear-norm spectra."""
+"""K-norm noise: calibration, the distribution of the noise, and perfect sampling of nuclear-norm spectra."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def calibrated(
 @pytest.mark.parametrize("name", ["nuclear", "frobenius"])
 @pytest.mark.parametrize("neighbours", BOTH)
 def test_the_scale_is_sensitivity_over_epsilon_rounded_up(name: str, neighbours: Neighbours) -> None:
-    # the loss of a symmetric law ranges over two epsilon
+    # the loss of a symmetric distribution has a range of two epsilon
     assert not calibrated(name, 5, neighbours).guarantee.bounded_ranges
     for epsilon in ("0.1", "0.7", "3.000001", "1000"):  # on a coarse grid rounding matters
         loss = PrivacyLoss.parse(epsilon)
@@ -69,7 +69,7 @@ def test_the_frobenius_norm_is_gamma_and_every_direction_alike_and_twins_fail() 
     on = mechanism.noise["variance_diagonal"] / mechanism.scale**2
     for u in (np.full(6, 6**-0.5), np.linspace(1, 2, 6) / np.linalg.norm(np.linspace(1, 2, 6))):
         assert mean_passes(np.einsum("i,nij,j->n", u, matrices, u) ** 2, on)
-    # all entries of one variance: what a wrong Gaussian ensemble gives
+    # all entries of one variance, as in a wrong Gaussian ensemble
     skewed = matrices * np.where(np.eye(6, dtype=bool), 1, math.sqrt(2))
     assert not mean_passes((skewed.sum(axis=(1, 2)) / 6) ** 2, on)
 
@@ -120,7 +120,7 @@ def ordered(rng: np.random.Generator, size: int, chains: int, spread: float) -> 
         (list(np.arange(-20.0, 1.0)), 0.0, math.inf),
     ],
 )
-def test_a_quantile_is_what_integration_in_many_digits_says(
+def test_quantiles_agree_with_integration_in_many_digits(
     others: list[float], low: float, high: float, u: float
 ) -> None:
     start, end = (np.array([bound]) if math.isfinite(bound) else bound for bound in (low, high))
@@ -168,7 +168,7 @@ def test_the_extreme_chains_bound_every_other_after_every_sweep_and_meet() -> No
 
 
 def test_a_start_that_is_too_late_is_doubled_with_the_same_uniforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     calls: list[Floats] = []
 
     def recorded(*arguments: object) -> Floats:
@@ -177,17 +177,17 @@ def test_a_start_that_is_too_late_is_doubled_with_the_same_uniforms(monkeypatch:
 
     monkeypatch.setattr(nuclear, "uniforms", recorded)
     monkeypatch.setattr(nuclear, "_first_sweeps", lambda _: 4)
-    found = nuclear_spectra(3, 2, SYSTEM, progress=lambda done, expected: seen.append((done, expected)))
+    spectra = nuclear_spectra(3, 2, SYSTEM, progress=lambda done, expected: reports.append((done, expected)))
     sweeps = [block.size // 12 for block in calls]
-    assert sweeps[:3] == [4, 4, 8]  # each doubles what there was
-    assert seen[-1] == (sum(np.cumsum(sweeps)), sum(np.cumsum(sweeps)))
-    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
-    # the latest blocks were drawn first and stand last
+    assert sweeps[:3] == [4, 4, 8]  # each doubles the number of sweeps
+    assert reports[-1] == (sum(np.cumsum(sweeps)), sum(np.cumsum(sweeps)))
+    assert [done for done, _ in reports] == list(range(1, len(reports) + 1))
+    # the latest blocks were drawn first and come last
     u = np.concatenate([block.reshape(-1, 2, 3, 2) for block in reversed(calls)])
     chains = extremes(u[0])
     for step in u[1:]:
         sweep(chains, np.concatenate([step, step], axis=2))
-    assert np.array_equal(found, ((chains[:, :2] + chains[:, 2:]) / 2).T)
+    assert np.array_equal(spectra, ((chains[:, :2] + chains[:, 2:]) / 2).T)
 
 
 @pytest.mark.parametrize(("size", "count"), [(2, 1500), (3, 750)])

@@ -1,4 +1,4 @@
-"""The discrete Laplace law, and the two mechanisms that draw from it."""
+"""The discrete Laplace distribution and its two mechanisms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
 
 
 def fits(draws: npt.NDArray[np.int64], scale: float) -> bool:
-    """Chi-squared test of draws against the exact discrete Laplace law of a scale."""
+    """Chi-squared test of draws against the exact discrete Laplace distribution."""
     x = np.arange(-int(6 * scale) - 1, int(6 * scale) + 2)
     probability = np.tanh(0.5 / scale) * np.exp(-np.abs(x) / scale)
     probability[[0, -1]] /= 1 - math.exp(-1 / scale)  # the outermost cells hold the tails
@@ -34,7 +34,7 @@ def fits(draws: npt.NDArray[np.int64], scale: float) -> bool:
 def test_small_scales_are_discrete_laplace_and_the_twin_fails(scale: int) -> None:
     draws = discrete_laplace(scale, 400_000, SYSTEM)
     assert fits(draws, scale)
-    assert not fits(draws, scale / 0.95)  # 5 % too little noise, told apart with probability 1 - 1e-9
+    assert not fits(draws, scale / 0.95)  # 5 % too little noise, detected with probability 1 - 1e-9
 
 
 def test_large_scales_are_laplace_and_their_low_bits_uniform() -> None:
@@ -50,24 +50,24 @@ def test_large_scales_are_laplace_and_their_low_bits_uniform() -> None:
 def test_the_scale_is_the_least_that_keeps_epsilon(size: int, bound: int, micro: int, neighbours: Neighbours) -> None:
     loss, query = PrivacyLoss(micro), LatticeQuery(size, bound, neighbours)
     for name, sensitivity in (("laplace", query.triangle_l1), ("laplace-published", 2 * size * bound)):
-        found = registry.calibrated(name, query, loss)
-        assert isinstance(found, CalibratedLaplace)
-        assert found.scale - 1 < Fraction(sensitivity * 10**6, micro) <= found.scale
-        assert found.guarantee.loss == found.claim == loss
-        assert found.guarantee.neighbours is neighbours
-        assert found.guarantee.mu_squared is None
-        assert found.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+        mechanism = registry.calibrated(name, query, loss)
+        assert isinstance(mechanism, CalibratedLaplace)
+        assert mechanism.scale - 1 < Fraction(sensitivity * 10**6, micro) <= mechanism.scale
+        assert mechanism.guarantee.loss == mechanism.claim == loss
+        assert mechanism.guarantee.neighbours is neighbours
+        assert mechanism.guarantee.mu_squared is None
+        assert mechanism.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
 
 
-def test_every_entry_of_the_noise_has_the_stated_law() -> None:
-    found = registry.calibrated("laplace", LatticeQuery(20, 2, Neighbours.REPLACE_ONE), PrivacyLoss.parse("8"))
-    assert isinstance(found, CalibratedLaplace)
-    sample = np.stack([found.draw(SYSTEM) for _ in range(2500)])
+def test_every_entry_of_the_noise_has_the_stated_distribution() -> None:
+    mechanism = registry.calibrated("laplace", LatticeQuery(20, 2, Neighbours.REPLACE_ONE), PrivacyLoss.parse("8"))
+    assert isinstance(mechanism, CalibratedLaplace)
+    sample = np.stack([mechanism.draw(SYSTEM) for _ in range(2500)])
     assert sample.shape == (2500, 210)
-    assert fits(sample.ravel(), found.noise["scale"])
-    exact = sum(2 * x * x * math.tanh(0.5 / found.scale) * math.exp(-x / found.scale) for x in range(2000))
-    assert found.noise["variance_diagonal"] == pytest.approx(exact)
-    assert found.noise["variance_off_diagonal"] == pytest.approx(exact)
-    # independent entries: the largest of all correlations is what chance gives, with room for the heavier tails
+    assert fits(sample.ravel(), mechanism.noise["scale"])
+    exact = sum(2 * x * x * math.tanh(0.5 / mechanism.scale) * math.exp(-x / mechanism.scale) for x in range(2000))
+    assert mechanism.noise["variance_diagonal"] == pytest.approx(exact)
+    assert mechanism.noise["variance_off_diagonal"] == pytest.approx(exact)
+    # independent entries: the largest correlation is within chance, with a margin for the heavier tails
     correlation = np.abs(np.asarray(np.corrcoef(sample.T))[np.triu_indices(210, 1)]) * math.sqrt(2500)
     assert correlation.max() < 1.1 * stats.norm.isf(FALSE_ALARM / correlation.size)

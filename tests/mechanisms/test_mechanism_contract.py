@@ -1,6 +1,6 @@
-"""What every mechanism of the registry satisfies, whatever its law. A new one is done when it passes.
+"""The contract of all mechanisms of the registry; a new one is complete when it passes.
 
-What is special about a law (its distribution, its published constants) is tested beside it, in a file of its own.
+Distributions and published constants are tested in a file for each family.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PROOFS = {
     "dpdist.privacy.jl_profile": "jl",
     "dpdist.privacy.wishart_profile": "wishart sn jiang-wishart sheffet-wishart",
 }
-"""Which module has the proof of each, as releases and ledgers name it. A format: an entry is never changed."""
+"""The module with the proof of each, as stored in releases and ledgers. A format: entries never change."""
 
 DETAILS = {
     "deflated-bingham-laplace": "components concentration scale",
@@ -75,17 +75,17 @@ DETAILS = {
     "wishart": "degrees scale",
     "wishart-of-the-moment": "sketch ridge",
 }
-"""What releases store of each law. A format: an entry is never changed."""
+"""The stored fields of each noise. A format: entries never change."""
 
 every = pytest.mark.parametrize("name", NAMES)
 additive = pytest.mark.parametrize("name", [name for name in NAMES if MECHANISMS[name].info.additive])
 
 
-# --- what it says -----------------------------------------------------------------------------------------------------
+# --- its description --------------------------------------------------------------------------------------------------
 
 
 @every
-def test_it_states_its_law_its_sensitivity_and_its_source(name: str) -> None:
+def test_it_states_its_distribution_its_sensitivity_and_its_source(name: str) -> None:
     info = MECHANISMS[name].info
     for text in (info.law, info.sensitivity, info.claimed, info.proved, info.cost, info.reference):
         assert text.strip() == text != ""
@@ -103,7 +103,7 @@ def test_the_proof_of_each_is_pinned() -> None:
 
 @every
 @pytest.mark.parametrize("neighbours", BOTH)
-def test_what_is_proved_is_of_the_relation_and_its_proof_can_be_read(name: str, neighbours: Neighbours) -> None:
+def test_the_guarantee_has_the_relation_and_names_an_existing_proof(name: str, neighbours: Neighbours) -> None:
     fixed = calibrated(name, SIZE, neighbours=neighbours)
     guarantee = fixed.guarantee
     assert (guarantee is None) is (name == "none")
@@ -122,9 +122,7 @@ def test_what_is_proved_is_of_the_relation_and_its_proof_can_be_read(name: str, 
 
 @every
 @pytest.mark.parametrize("neighbours", BOTH)
-def test_what_is_private_as_claimed_is_charged_and_all_else_is_for_reproduction(
-    name: str, neighbours: Neighbours
-) -> None:
+def test_private_mechanisms_are_charged_and_others_are_for_reproduction(name: str, neighbours: Neighbours) -> None:
     info = MECHANISMS[name].info
     request = ReleaseRequest(name, loss_for(name), 1.0, neighbours=neighbours, options=least_options(name))
     again = replace(request, for_reproduction=True)
@@ -139,16 +137,16 @@ def test_what_is_private_as_claimed_is_charged_and_all_else_is_for_reproduction(
         assert again.calibrated(SIZE).noise.law
 
 
-# --- what it takes ----------------------------------------------------------------------------------------------------
+# --- its options ------------------------------------------------------------------------------------------------------
 
 
 @every
-def test_a_delta_where_none_belongs_and_none_where_one_is_needed_are_refused(name: str) -> None:
+def test_a_superfluous_or_missing_delta_is_refused(name: str) -> None:
     query, use = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE), MECHANISMS[name].info.delta
-    for delta, kind, said in (("1e-6", DeltaUse.NONE, "takes no delta"), ("0", DeltaUse.REQUIRED, "positive delta")):
+    for delta, kind, message in (("1e-6", DeltaUse.NONE, "takes no delta"), ("0", DeltaUse.REQUIRED, "positive delta")):
         loss = PrivacyLoss.parse("1", delta)
         if use is kind:
-            with pytest.raises(UsageError, match=rf"{said}.*mechanism="):
+            with pytest.raises(UsageError, match=rf"{message}.*mechanism="):
                 registry.calibrated(name, query, loss, least_options(name))
         elif name != "none":
             assert registry.calibrated(name, query, loss, least_options(name)).claim == loss
@@ -157,9 +155,9 @@ def test_a_delta_where_none_belongs_and_none_where_one_is_needed_are_refused(nam
 @every
 def test_its_options_are_typed_explained_and_the_keywords_of_its_calibration(name: str) -> None:
     mechanism = MECHANISMS[name]
-    taken = list(inspect.signature(mechanism.calibrate).parameters.values())[2:]
-    assert {p.name for p in taken} == {option.name for option in mechanism.info.options}
-    assert all(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in taken)
+    keywords = list(inspect.signature(mechanism.calibrate).parameters.values())[2:]
+    assert {p.name for p in keywords} == {option.name for option in mechanism.info.options}
+    assert all(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in keywords)
     query, loss = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE), loss_for(name)
     for option in mechanism.info.options:
         assert option.meaning
@@ -169,15 +167,15 @@ def test_its_options_are_typed_explained_and_the_keywords_of_its_calibration(nam
             with pytest.raises(UsageError, match=f"The option {option.name} must be"):
                 registry.calibrated(name, query, loss, {**least_options(name), option.name: wrong})
         if option.default is None:
-            given = {key: value for key, value in least_options(name).items() if key != option.name}
+            incomplete = {key: value for key, value in least_options(name).items() if key != option.name}
             with pytest.raises(UsageError, match=f"{name} needs the option {option.name}: "):
-                registry.calibrated(name, query, loss, given)
+                registry.calibrated(name, query, loss, incomplete)
     with pytest.raises(UsageError, match=f"{name} has no option 'nonsense'"):
         registry.calibrated(name, query, loss, {**least_options(name), "nonsense": 1})
 
 
 @every
-def test_a_number_that_makes_no_sense_is_refused_and_named(name: str) -> None:
+def test_invalid_numbers_are_refused_with_their_name(name: str) -> None:
     query = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE)
     for option in MECHANISMS[name].info.options:
         if option.default is not None or option.kind is not Kind.INTEGER:
@@ -194,7 +192,7 @@ def test_several_rows_of_one_unit_are_protected_or_refused(name: str) -> None:
         three = registry.calibrated(name, query, loss_for(name), least_options(name))
         assert size_of(three) == pytest.approx(3 * size_of(calibrated(name, SIZE)), rel=1e-4)
     else:
-        with pytest.raises(RefusedError, match=r"proved for several rows .* Take gaussian or two-sided-wishart \("):
+        with pytest.raises(RefusedError, match=r"for units of several rows\. Use gaussian or two-sided-wishart \("):
             registry.calibrated(name, query, loss_for(name), least_options(name))
 
 
@@ -226,7 +224,7 @@ def test_noise_follows_the_sensitivity_of_the_query(name: str) -> None:
 
 
 @every
-def test_what_is_stored_of_its_noise_is_read_back(name: str) -> None:
+def test_its_stored_noise_is_read_back(name: str) -> None:
     noise = calibrated(name, SIZE).noise
     again = Noise.from_json(json.loads(json.dumps(noise.to_json())))
     assert again == noise
@@ -235,7 +233,7 @@ def test_what_is_stored_of_its_noise_is_read_back(name: str) -> None:
 
 
 @every
-def test_noise_that_is_granted_stays_on_the_lattice(name: str) -> None:
+def test_accepted_noise_stays_on_the_lattice(name: str) -> None:
     for bits in (8, 12, 16, 20, 24, 28):
         try:
             noise = calibrated(name, SIZE, 4**bits).noise
@@ -252,16 +250,16 @@ def test_noise_that_is_granted_stays_on_the_lattice(name: str) -> None:
 
 
 @every
-def test_released_matrices_are_semidefinite_where_that_is_said_and_not_elsewhere(name: str) -> None:
+def test_released_matrices_are_semidefinite_if_and_only_if_stated(name: str) -> None:
     info, fixed = MECHANISMS[name].info, calibrated(name, SIZE)
     if info.output is Output.COMPONENTS:
         assert not info.semidefinite
         return
     moments = [KnownMoment(np.diag([one, 0, 0]).astype(np.int64)) for one in (0, 4**16)]
     drawn = (fixed.answer(moments[i % 2], Scripted(i)) for i in range(12))
-    answers = [unpacked(np.asarray(each, dtype=np.int64), SIZE).astype(float) for each in drawn]
-    least = min(float(np.linalg.eigvalsh(each)[0]) for each in answers)
-    # rounding to the lattice moves an eigenvalue by at most d/2 units, and a draw here is thousands of them
+    answers = [unpacked(np.asarray(matrix, dtype=np.int64), SIZE).astype(float) for matrix in drawn]
+    least = min(float(np.linalg.eigvalsh(matrix)[0]) for matrix in answers)
+    # rounding to the lattice moves an eigenvalue by at most d/2 units, and these draws have thousands of units
     assert (least >= -SIZE) is info.semidefinite
 
 
@@ -275,9 +273,9 @@ def test_an_answer_is_a_triangle_of_integers_or_an_orthonormal_frame_and_fresh(n
     else:
         assert first.shape == (1, SIZE)
         assert np.abs(first @ first.T - 1).max() < 1e-12
-    assert np.array_equal(first, second) is (name == "none")  # else with a probability below 2^-30
+    assert np.array_equal(first, second) is (name == "none")  # equal with a probability below 2^-30
     assert np.array_equal(MOMENT.values, before)
-    # the entropy decides, and nothing else
+    # the entropy determines the answer
     assert np.array_equal(fixed.answer(MOMENT, Scripted(1)), fixed.answer(MOMENT, Scripted(1)))
 
 
@@ -289,8 +287,8 @@ def test_the_answer_of_an_additive_mechanism_is_the_moment_plus_one_draw(name: s
 
 
 @additive
-def test_bands_are_drawn_one_by_one_where_entries_are_independent_and_nowhere_else(name: str) -> None:
-    # a mechanism that is drawn by bands by mistake would release entries that should depend on one another
+def test_bands_are_drawn_separately_if_and_only_if_entries_are_independent(name: str) -> None:
+    # a mechanism wrongly drawn by bands would release independent entries that must be dependent
     fixed = calibrated(name, SIZE)
     independent = fixed.noise.edge in {EdgeKind.NORMAL, EdgeKind.LAPLACE} or name == "none"
     assert isinstance(fixed, IndependentEntries) is independent
@@ -309,7 +307,7 @@ def test_draws_have_the_stated_mean_and_variances_and_a_twin_has_not(name: str) 
         return
     options = least_options(name)
     if any(option.name == "arithmetic" for option in MECHANISMS[name].info.options):
-        options["arithmetic"] = "ideal-real"  # exact draws are slow, and held to tests/noise/test_products.py by replay
+        options["arithmetic"] = "ideal-real"  # exact draws are slow; tests/noise/test_products.py replays them
     query = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE)
     fixed = registry.calibrated(name, query, loss_for(name), options)
     assert isinstance(fixed, Additive)

@@ -1,4 +1,4 @@
-"""The two recommended mechanisms: calibration, the law of their noise, and what an attacker could measure."""
+"""The two recommended mechanisms: calibration and the distribution of their noise."""
 
 from __future__ import annotations
 
@@ -53,34 +53,34 @@ def test_gaussian_scales_are_the_least_integers_that_keep_the_loss_and_mu_is_of_
     sigma_squared = Fraction(gaussian_sigma(loss)) ** 2
     for bound in range(1, 200):
         query = LatticeQuery(2, bound, neighbours)
-        found = registry.calibrated("gaussian", query, loss)
-        s, t = found.noise["sigma_diagonal"], found.noise["sigma_off_diagonal"]
+        mechanism = registry.calibrated("gaussian", query, loss)
+        s, t = mechanism.noise["sigma_diagonal"], mechanism.noise["sigma_off_diagonal"]
         assert (s - 1) ** 2 < query.frobenius_squared * sigma_squared <= s * s
         assert 2 * (t - 1) ** 2 < s * s <= 2 * t * t
-        assert found.guarantee is not None
-        assert found.guarantee.mu_squared == Fraction(query.frobenius_squared, s * s)
-        assert found.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
-        assert (found.noise["variance_diagonal"], found.noise["variance_off_diagonal"]) == (s * s, t * t)
+        assert mechanism.guarantee is not None
+        assert mechanism.guarantee.mu_squared == Fraction(query.frobenius_squared, s * s)
+        assert mechanism.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+        assert (mechanism.noise["variance_diagonal"], mechanism.noise["variance_off_diagonal"]) == (s * s, t * t)
 
 
 @pytest.mark.parametrize(
     ("neighbours", "scale"), [(Neighbours.REPLACE_ONE, 4**BITS), (Neighbours.ADD_REMOVE, 4**BITS // 2)]
 )
 def test_two_sided_wishart_scale_is_the_stated_one(neighbours: Neighbours, scale: int) -> None:
-    found = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"))
-    assert (found.noise["scale"], found.noise["columns"]) == (scale, 11)
+    mechanism = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"))
+    assert (mechanism.noise["scale"], mechanism.noise["columns"]) == (scale, 11)
     three = LatticeQuery(10, 4**BITS, neighbours, rows=3)  # of one privacy unit: each costs as much
     assert registry.calibrated("two-sided-wishart", three, PrivacyLoss.parse("1")).noise["scale"] == 3 * scale
     ideal = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"), arithmetic="ideal-real")
-    assert found.guarantee is not None
+    assert mechanism.guarantee is not None
     assert ideal.guarantee is not None
-    assert found.guarantee.mu_squared is None
-    assert found.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+    assert mechanism.guarantee.mu_squared is None
+    assert mechanism.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
     assert ideal.guarantee.arithmetic is Arithmetic.IDEAL_REAL
-    assert ideal.noise == found.noise
+    assert ideal.noise == mechanism.noise
     with pytest.raises(UsageError, match="arithmetic"):
         calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"), arithmetic="float")
-    # rounded up, never down: epsilon = nuclear sensitivity / (2 scale) stays below what was promised
+    # rounded up, never down: epsilon = nuclear sensitivity / (2 scale) stays below the guarantee
     odd = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("0.7"), bits=2)
     query = LatticeQuery(10, 16, neighbours)
     assert Fraction(query.nuclear, 2 * odd.noise["scale"]) <= Fraction(7, 10)
@@ -102,16 +102,16 @@ def test_gaussian_noise_has_the_stated_variances_and_its_twin_fails() -> None:
     for entries, variance in ((sample[:, on], sigma**2), (sample[:, ~on], sigma**2 / 2)):
         total = float(np.sum(entries**2) / variance)
         assert total_passes(total, stats.chi2(entries.size))
-        # the twin, with 5 % too little noise, is told apart with probability 1 - 1e-9
+        # the twin, with 5 % too little noise, is detected with probability 1 - 1e-9
         assert not total_passes(0.95**2 * total, stats.chi2(entries.size))
-    # independent entries: the largest of all correlations between two entries is what chance gives
+    # independent entries: the largest correlation between two entries is within chance
     assert stats.kstest(sample[:, ~on].ravel() / (sigma / math.sqrt(2)), "norm").pvalue > FALSE_ALARM
     correlation = np.asarray(np.corrcoef(sample[:, :200].T))[np.triu_indices(200, 1)] * math.sqrt(sample.shape[0])
     assert np.abs(correlation).max() < stats.norm.isf(FALSE_ALARM / correlation.size)
 
 
 def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails() -> None:
-    """The ideal-real one; the integer-exact one is held to what tests/noise/test_products.py tests, below."""
+    """The ideal-real one; tests/noise/test_products.py tests the integer-exact one."""
     size, relation = 12, Neighbours.ADD_REMOVE
     mechanism = calibrated("two-sided-wishart", size, relation, PrivacyLoss.parse("1"), arithmetic="ideal-real")
     s2 = 4**BITS / 2
@@ -124,7 +124,7 @@ def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails() -
         # entries of one draw are dependent, draws are not: one mean square per draw
         squares = np.mean(entries**2, axis=1)
         assert mean_passes(squares, variance)
-        # the twin, with 15 % too little noise, is told apart with probability 1 - 1e-9
+        # the twin, with 15 % too little noise, is detected with probability 1 - 1e-9
         assert not mean_passes(0.85**2 * squares, variance)
         assert mean_passes(entries[:, 0], 0)
 
@@ -141,7 +141,7 @@ def test_integer_exact_wishart_noise_is_the_difference_of_two_exactly_rounded_ma
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
-def test_two_sided_wishart_noise_that_is_granted_leaves_64_bits_with_a_probability_below_one_in_10_to_the_18(
+def test_accepted_two_sided_wishart_noise_exceeds_64_bits_with_probability_below_1e_18(
     size: int,
 ) -> None:
     def granted(bound: int) -> int | None:
@@ -154,7 +154,7 @@ def test_two_sided_wishart_noise_that_is_granted_leaves_64_bits_with_a_probabili
     largest = bisect.bisect_left(range(2**62), True, key=lambda bound: granted(bound + 1) is None)
     scale = granted(largest)
     assert scale is not None
-    # an entry of E lies between those on the diagonal of its two Wishart matrices, 2 d chi-squared variables
+    # an entry of E is between those on the diagonal of its two Wishart matrices, 2 d chi-squared variables
     assert 2 * size * stats.chi2.sf((2**63 - 1) / scale, size + 1) < 1e-18
 
 

@@ -1,4 +1,4 @@
-"""Matrix-variate Gaussian noise: the published conditions, the exact guarantee, directions, and the law as drawn."""
+"""Matrix-variate Gaussian noise: the published conditions, the exact guarantee, directions, and the draws."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def calibrated(
     bits: int = BITS,
     **options: Any,
 ) -> mvg.CalibratedMatrixGaussian:
-    found = registered(name, LatticeQuery(size, 4**bits, neighbours), loss, options)
-    assert isinstance(found, mvg.CalibratedMatrixGaussian)
-    return found
+    mechanism = registered(name, LatticeQuery(size, 4**bits, neighbours), loss, options)
+    assert isinstance(mechanism, mvg.CalibratedMatrixGaussian)
+    return mechanism
 
 
 def as_rows(matrix: Floats) -> tuple[tuple[float, ...], ...]:
@@ -68,13 +68,13 @@ def test_every_allocation_meets_the_published_condition_with_equality(
     zeta = math.sqrt(25 + 2 * math.sqrt(-25 * math.log(1e-6)) - 2 * math.log(1e-6))
     b = 2 * math.sqrt(d) * zeta * h * s
     for name, a in (("mvg", (h + roots) * rows**2 + 2 * h * rows * s), ("mvg-psd", 4 * h * rows * s)):
-        found = calibrated(name, d, neighbours, rows=rows, **options)
+        mechanism = calibrated(name, d, neighbours, rows=rows, **options)
         unit = 4.0**BITS if name == "mvg-psd" else 16.0**BITS
-        norm = float(np.linalg.norm(unit / found.eigenvalues))
+        norm = float(np.linalg.norm(unit / mechanism.eigenvalues))
         phi = norm if name == "mvg-psd" else math.sqrt(norm * math.sqrt(d))
         assert a * phi**2 + b * phi == pytest.approx(2 * epsilon, rel=1e-9)
         if "share" in options and name == "mvg-psd":
-            power = found.eigenvalues**-2.0
+            power = mechanism.eigenvalues**-2.0
             assert power[:2].sum() / power.sum() == pytest.approx(0.9)
 
 
@@ -123,12 +123,12 @@ def test_the_exact_calibration_is_that_of_gaussian_and_no_shape_beats_it(neighbo
     for entry in ("variance_diagonal", "variance_off_diagonal"):
         assert isotropic.noise[entry] == pytest.approx(reference[entry], rel=1e-6)
         assert uneven.noise[entry] > isotropic.noise[entry]
-    for found in (isotropic, uneven):
-        mu_squared = found.guarantee.mu_squared
+    for mechanism in (isotropic, uneven):
+        mu_squared = mechanism.guarantee.mu_squared
         assert mu_squared is not None
         assert gaussian_delta(Fraction(1), mu_squared) <= 1e-6
         assert gaussian_delta(Fraction(1), mu_squared * (1 + Fraction(1, 10**6))) > 1e-6
-        assert found.guarantee.loss == found.claim == ONE_MILLIONTH
+        assert mechanism.guarantee.loss == mechanism.claim == ONE_MILLIONTH
 
 
 def passes(sample: Floats) -> bool:
@@ -146,8 +146,8 @@ def test_noise_has_the_covariance_psi_times_sigma_and_the_loss_is_gaussian(name:
         options: dict[str, Any] = {"sigma": as_rows(basis @ np.diag([1.0, 2.0, 9.0]) @ basis.T)}
     else:
         options = {"rows": 3, "allocation": "binary", "share": 0.9, "directions": as_rows(basis.T)}
-    found = calibrated(name, size, **options)
-    values = found.eigenvalues
+    mechanism = calibrated(name, size, **options)
+    values = mechanism.eigenvalues
     sigma = basis @ np.diag(values) @ basis.T
     psi = np.eye(size) if name == "mvg" else sigma
     # symmetric part of column-stacked N: entries (i, j), i <= j, of covariance T (Psi ⊗ Sigma) T^T
@@ -158,15 +158,15 @@ def test_noise_has_the_covariance_psi_times_sigma_and_the_loss_is_gaussian(name:
     covariance = transform @ np.kron(psi, sigma) @ transform.T
     diagonal = np.array([0, 3, 5])
     rest = np.array([1, 2, 4])
-    assert found.noise["variance_diagonal"] == pytest.approx(np.mean(np.diag(covariance)[diagonal]))
-    assert found.noise["variance_off_diagonal"] == pytest.approx(np.mean(np.diag(covariance)[rest]))
+    assert mechanism.noise["variance_diagonal"] == pytest.approx(np.mean(np.diag(covariance)[diagonal]))
+    assert mechanism.noise["variance_off_diagonal"] == pytest.approx(np.mean(np.diag(covariance)[rest]))
 
-    sample = np.array([found.draw(SYSTEM) for _ in range(count)], dtype=np.float64)
+    sample = np.array([mechanism.draw(SYSTEM) for _ in range(count)], dtype=np.float64)
     white = np.linalg.solve(np.linalg.cholesky(covariance), sample.T)
     assert passes(white)
     assert not passes(0.95 * white)  # the twin, with 5 % too little noise
     plain = symmetric_variances(values, two_sided=name != "mvg")[np.triu_indices(size)]
-    assert not passes(sample.T / np.sqrt(plain)[:, None])  # and the one that forgets the directions
+    assert not passes(sample.T / np.sqrt(plain)[:, None])  # and the twin that omits the directions
     correlation = np.asarray(np.corrcoef(white))[np.triu_indices(6, 1)] * math.sqrt(count)
     assert np.abs(correlation).max() < stats.norm.isf(FALSE_ALARM / correlation.size / 2)
 
@@ -175,17 +175,17 @@ def test_noise_has_the_covariance_psi_times_sigma_and_the_loss_is_gaussian(name:
     change = (basis[:, least] @ np.diag([4.0**BITS, -(4.0**BITS)]) @ basis[:, least].T)[np.triu_indices(size)]
     pull = np.linalg.solve(covariance, change)
     losses = sample @ pull + pull @ change / 2
-    assert found.guarantee.mu_squared is not None
-    mu = math.sqrt(found.guarantee.mu_squared)
+    assert mechanism.guarantee.mu_squared is not None
+    mu = math.sqrt(mechanism.guarantee.mu_squared)
     assert passes((losses - mu**2 / 2) / mu)
     assert not passes((0.9 * sample @ pull + pull @ change / 2 - mu**2 / 2) / mu)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("mvg", {"rows": 10**200}, "between 1 and"),
-        ("mvg-psd", {"rows": 9, "allocation": "binary", "share": 0.0}, "strictly between 0 and 1"),
+        ("mvg-psd", {"rows": 9, "allocation": "binary", "share": 0.0}, "above 0 and below 1"),
         ("mvg", {"rows": 9, "allocation": "binary", "informative": 3}, "informative"),
         ("mvg", {"rows": 9, "allocation": "optimal", "spectrum": (1.0, 2.0, 0.0)}, "3 positive public variances"),
         ("mvg", {"rows": 9, "spectrum": (1.0, 2.0, 3.0)}, "Only allocation=optimal"),
@@ -196,6 +196,6 @@ def test_noise_has_the_covariance_psi_times_sigma_and_the_loss_is_gaussian(name:
         ("mvg", {"rows": 10**9}, "grid"),
     ],
 )
-def test_senseless_options_are_refused_and_named(name: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_senseless_options_are_refused_and_named(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         calibrated(name, 3, **options)

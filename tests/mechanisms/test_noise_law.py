@@ -1,4 +1,4 @@
-"""The noise of a release as a type: what is stored of it, what a sum of it is, and what stored releases still tell.
+"""The noise of a release as a type: its stored form, its sums, and releases of older versions.
 
 Statistical tests here fail falsely with probability below 1e-6 each.
 """
@@ -42,28 +42,28 @@ def noise_of(name: str, epsilon: str = "1", size: int = 8) -> Noise:
 
 
 def known_law(noise: Noise, size: int = 8) -> NoiseLaw:
-    found = law_of(noise, size)
-    assert found is not None
-    return found
+    law = law_of(noise, size)
+    assert law is not None
+    return law
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_sum_of_noise_is_noise_whatever_the_grouping(name: str) -> None:
+def test_sums_of_noise_are_associative(name: str) -> None:
     a, b, c = noise_of(name), noise_of(name), noise_of(name, "2")
-    whole = (a + b) + c
-    assert whole == c + (b + a)
-    assert (whole.law, whole["terms"]) == ("sum", 3)
-    assert whole.variance_off_diagonal == pytest.approx(sum(n["variance_off_diagonal"] for n in (a, b, c)))
-    assert whole.mean_diagonal == sum(n.mean_diagonal for n in (a, b, c))
-    again = Noise.from_json(json.loads(json.dumps(replace(whole, law="a better name").to_json())))
-    assert replace(again, law="sum") == whole
-    assert known_law(again).edge == pytest.approx(known_law(whole).edge, rel=1e-12)
-    # variances add up, so edges grow: by the triangle inequality no more than they
-    assert max(known_law(n).edge for n in (a, b, c)) < known_law(whole).edge
-    assert known_law(whole).edge < sum(known_law(n).edge for n in (a, b, c))
+    total = (a + b) + c
+    assert total == c + (b + a)
+    assert (total.law, total["terms"]) == ("sum", 3)
+    assert total.variance_off_diagonal == pytest.approx(sum(n["variance_off_diagonal"] for n in (a, b, c)))
+    assert total.mean_diagonal == sum(n.mean_diagonal for n in (a, b, c))
+    again = Noise.from_json(json.loads(json.dumps(replace(total, law="a better name").to_json())))
+    assert replace(again, law="sum") == total
+    assert known_law(again).edge == pytest.approx(known_law(total).edge, rel=1e-12)
+    # variances add up, so edges grow, by the triangle inequality at most by their sum
+    assert max(known_law(n).edge for n in (a, b, c)) < known_law(total).edge
+    assert known_law(total).edge < sum(known_law(n).edge for n in (a, b, c))
 
 
-def test_sums_that_have_a_law_have_it() -> None:
+def test_sums_of_one_kind_have_its_distribution() -> None:
     gaussian = noise_of("gaussian") + noise_of("gaussian", "2")
     assert gaussian.edge is EdgeKind.NORMAL
     assert known_law(gaussian).edge == pytest.approx(2 * math.sqrt(8 * gaussian["variance_off_diagonal"]))
@@ -79,7 +79,7 @@ def test_sums_that_have_a_law_have_it() -> None:
     assert (Noise("another") + gaussian).variance_off_diagonal is None
 
 
-@pytest.mark.parametrize("name", sorted(set(KNOWN) - {"nuclear"}))  # a draw of which takes seconds
+@pytest.mark.parametrize("name", sorted(set(KNOWN) - {"nuclear"}))  # whose draws take seconds
 def test_the_edge_of_a_sum_is_where_its_spectrum_ends(name: str) -> None:
     """Three draws of different scale at 60 columns, 8 times: the mean of the largest eigenvalue is near the edge."""
     size = 60
@@ -118,27 +118,27 @@ def test_releases_of_version_0_1_0_are_read_and_have_their_edge(name: str, tmp_p
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_edge_of_a_stored_sum_is_not_below_that_of_what_was_added_up(name: str, tmp_path: Path) -> None:
-    """Version 0.1.0 did not store of which draws its variance comes."""
+    """Version 0.1.0 did not store the variance of each draw."""
     publish(io.BytesIO((STORED / f"{name}-sum.tar").read_bytes()), tmp_path / "r.zarr")
     query = LatticeQuery(6, open_release(tmp_path / "r.zarr").bound.norm_bound, Neighbours.REPLACE_ONE)
     parts = [
         calibrated(name, query, PrivacyLoss.parse(epsilon, DELTAS.get(name, "0"))).noise for epsilon in ("1", "2", "1")
     ]
-    told, stored = reduce(add, parts), open_release(tmp_path / "r.zarr").noise
-    assert stored.variance_off_diagonal == pytest.approx(told.variance_off_diagonal, rel=0.1)  # what laplace takes
-    assert known_law(stored, 6).edge >= known_law(told, 6).edge * math.sqrt(
-        stored["variance_off_diagonal"] / told["variance_off_diagonal"]
+    total, stored = reduce(add, parts), open_release(tmp_path / "r.zarr").noise
+    assert stored.variance_off_diagonal == pytest.approx(total.variance_off_diagonal, rel=0.1)  # the time of laplace
+    assert known_law(stored, 6).edge >= known_law(total, 6).edge * math.sqrt(
+        stored["variance_off_diagonal"] / total["variance_off_diagonal"]
     ) * (1 - 1e-9)
 
 
-def test_a_sum_that_an_older_version_wrote_is_left_alone(tmp_path: Path) -> None:
-    """The same numbers and guarantee in other words are the same sum; other numbers are not."""
+def test_a_stored_sum_of_an_older_version_is_not_rewritten(tmp_path: Path) -> None:
+    """The same numbers and guarantee with other names are the same sum; other numbers are not."""
     publish(io.BytesIO((STORED / "gaussian-sum.tar").read_bytes()), tmp_path / "r.zarr")
-    found, before = open_release(tmp_path / "r.zarr"), (tmp_path / "r.zarr/zarr.json").read_bytes()
-    write_sum(replace(found, noise=noise_of("gaussian") + noise_of("gaussian")), tmp_path / "r.zarr")
+    release, before = open_release(tmp_path / "r.zarr"), (tmp_path / "r.zarr/zarr.json").read_bytes()
+    write_sum(replace(release, noise=noise_of("gaussian") + noise_of("gaussian")), tmp_path / "r.zarr")
     assert (tmp_path / "r.zarr/zarr.json").read_bytes() == before
     with pytest.raises(DataError):
-        write_sum(replace(found, answer=found.lattice + np.eye(6, dtype=np.int64)), tmp_path / "r.zarr")
+        write_sum(replace(release, answer=release.lattice + np.eye(6, dtype=np.int64)), tmp_path / "r.zarr")
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_a_sum_that_an_older_version_wrote_is_left_alone(tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_noise_that_cannot_be_is_not_read(change: dict[str, object]) -> None:
-    """A release may come from anybody."""
+def test_impossible_stored_noise_is_refused(change: dict[str, object]) -> None:
+    """A release is untrusted input."""
     good = {"law": "g", "edge": "normal-entries", "variance_diagonal": 2.0, "variance_off_diagonal": 1.0}
     assert Noise.from_json(good).edge is EdgeKind.NORMAL
     with pytest.raises((ValueError, TypeError, KeyError)):

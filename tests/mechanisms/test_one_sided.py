@@ -1,4 +1,4 @@
-"""Additive Wishart noise: scales, true guarantees, the laws of its draws, and the attack the erratum describes."""
+"""Additive Wishart noise: scales, true guarantees, the distribution of its draws, and the attack of the erratum."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ BOTH_ARITHMETICS = list(Arithmetic)
 def calibrated(
     name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss, bound: int = BOUND, **options: Any
 ) -> CalibratedWishart:
-    found = registry.calibrated(name, LatticeQuery(size, bound, neighbours), loss, options)
-    assert isinstance(found, CalibratedWishart)
-    return found
+    mechanism = registry.calibrated(name, LatticeQuery(size, bound, neighbours), loss, options)
+    assert isinstance(mechanism, CalibratedWishart)
+    return mechanism
 
 
-def proved(found: CalibratedWishart) -> Guarantee:
-    assert found.guarantee is not None
-    return found.guarantee
+def proved(mechanism: CalibratedWishart) -> Guarantee:
+    assert mechanism.guarantee is not None
+    return mechanism.guarantee
 
 
 def matrices(mechanism: CalibratedWishart, count: int) -> npt.NDArray[np.float64]:
@@ -52,17 +52,17 @@ def matrices(mechanism: CalibratedWishart, count: int) -> npt.NDArray[np.float64
 
 
 @pytest.mark.parametrize("neighbours", BOTH)
-def test_wishart_keeps_what_it_promises_and_five_per_cent_less_noise_would_not(neighbours: Neighbours) -> None:
-    found = calibrated("wishart", 30, neighbours, ONE_MILLIONTH)
-    assert proved(found).loss == found.claim == ONE_MILLIONTH
-    assert proved(found).neighbours is neighbours
-    assert proved(found).mu_squared is None
-    assert is_private_as_claimed(found)
-    kappa, theta = (found.columns - 30 + 1) / 2, 2 * found.scale / BOUND
+def test_wishart_keeps_its_guarantee_and_five_per_cent_less_noise_would_not(neighbours: Neighbours) -> None:
+    mechanism = calibrated("wishart", 30, neighbours, ONE_MILLIONTH)
+    assert proved(mechanism).loss == mechanism.claim == ONE_MILLIONTH
+    assert proved(mechanism).neighbours is neighbours
+    assert proved(mechanism).mu_squared is None
+    assert is_private_as_claimed(mechanism)
+    kappa, theta = (mechanism.columns - 30 + 1) / 2, 2 * mechanism.scale / BOUND
     coarse = calibrated("wishart", 30, Neighbours.ADD_REMOVE, ONE_MILLIONTH, bound=4**2)  # the scale is rounded up
     kappas = (coarse.columns - 30 + 1) / 2
-    kept, less = (add_remove_delta(1.0, kappas, 2 * scale / 4**2) for scale in (coarse.scale, coarse.scale - 1))
-    assert kept <= 1e-6 < less
+    delta, less = (add_remove_delta(1.0, kappas, 2 * scale / 4**2) for scale in (coarse.scale, coarse.scale - 1))
+    assert delta <= 1e-6 < less
     if neighbours is Neighbours.ADD_REMOVE:
         assert add_remove_delta(1.0, kappa, theta) <= 1e-6 < add_remove_delta(1.0, kappa, 0.95 * theta)
     else:
@@ -75,24 +75,24 @@ def test_wishart_keeps_what_it_promises_and_five_per_cent_less_noise_would_not(n
 @pytest.mark.parametrize("epsilon", ["0.1", "1"])
 def test_the_purely_private_ones_are_not(name: str, factor: int, epsilon: str, neighbours: Neighbours) -> None:
     loss = PrivacyLoss.parse(epsilon)
-    found = calibrated(name, 20, neighbours, loss)
+    mechanism = calibrated(name, 20, neighbours, loss)
     exact = Fraction(factor * BOUND) / (2 * Fraction(epsilon))
-    assert exact <= found.scale < exact + 1
-    assert found.columns == 21
-    assert found.claim == loss
-    assert proved(found).loss.delta == pytest.approx(-math.expm1(-float(epsilon) / factor), rel=1e-8)
-    assert proved(found).loss.epsilon_micro == loss.epsilon_micro
-    assert not is_private_as_claimed(found)
+    assert exact <= mechanism.scale < exact + 1
+    assert mechanism.columns == 21
+    assert mechanism.claim == loss
+    assert proved(mechanism).loss.delta == pytest.approx(-math.expm1(-float(epsilon) / factor), rel=1e-8)
+    assert proved(mechanism).loss.epsilon_micro == loss.epsilon_micro
+    assert not is_private_as_claimed(mechanism)
     with pytest.raises(RefusedError, match=r"delta 0\.\d+\. Take mechanism='two-sided-wishart'"):
         ReleaseRequest(name, loss, clip_norm=1.0, neighbours=neighbours).calibrated(20)
 
 
 @pytest.mark.parametrize("neighbours", BOTH)
 def test_sheffet_keeps_far_more_than_it_claims_at_epsilon_one(neighbours: Neighbours) -> None:
-    found = calibrated("sheffet-wishart", 50, neighbours, ONE_MILLIONTH)
-    assert (found.columns, found.scale) == (475, BOUND)
-    assert proved(found).loss.delta_atto == 1  # the true one is about 1e-43
-    assert is_private_as_claimed(found)
+    mechanism = calibrated("sheffet-wishart", 50, neighbours, ONE_MILLIONTH)
+    assert (mechanism.columns, mechanism.scale) == (475, BOUND)
+    assert proved(mechanism).loss.delta_atto == 1  # the true one is about 1e-43
+    assert is_private_as_claimed(mechanism)
     larger = calibrated("sheffet-wishart", 50, neighbours, PrivacyLoss.parse("3", "1e-2"))
     truth = replace_one_delta_at(3.0, 9.5, 2.0, (1.0, 1.0)) if neighbours is Neighbours.REPLACE_ONE else 0.0
     truth = max(truth, add_remove_delta(3.0, 9.5, 2.0))
@@ -102,7 +102,7 @@ def test_sheffet_keeps_far_more_than_it_claims_at_epsilon_one(neighbours: Neighb
     assert few.columns == 10 + 6
     assert proved(few).loss.delta > 5e-3
     assert not is_private_as_claimed(few)
-    # with m = d the law has no log-concave density: nothing is proved
+    # with m = d the density is not log-concave: nothing is proved
     assert calibrated("sheffet-wishart", 10, neighbours, PrivacyLoss.parse("21", "1e-6")).guarantee is None
 
 
@@ -115,7 +115,7 @@ def test_integer_exact_noise_is_one_exactly_rounded_matrix() -> None:
 
 
 def test_draws_are_wishart_and_twins_are_not() -> None:
-    """The ideal-real ones; of the integer-exact ones tests/noise/test_products.py tests the law."""
+    """The ideal-real ones; tests/noise/test_products.py tests the integer-exact ones."""
     size, columns, count = 3, 6, 1500
     sample = matrices(CalibratedWishart(size, columns, BOUND, Arithmetic.IDEAL_REAL, None, ONE), count) / BOUND
     direction = np.array([0.6, -0.48, 0.64])
@@ -145,7 +145,7 @@ def test_wishart_is_drawn_in_the_arithmetic_it_states_and_dominates_the_moment(a
     assert calibrated("wishart", 12, Neighbours.REPLACE_ONE, ONE_MILLIONTH).arithmetic is Arithmetic.INTEGER_EXACT
 
 
-def test_sn_leaks_a_row_with_the_probability_that_is_proved_and_a_twin_does_not() -> None:
+def test_sn_leaks_a_row_with_the_proved_probability_and_a_twin_does_not() -> None:
     mechanism, count = calibrated("sn", 3, Neighbours.ADD_REMOVE, ONE), 2000
     row = np.array([0.0, 0.0, math.sqrt(BOUND)])
     for columns, leaks in ((mechanism.columns, True), (mechanism.columns + 1, False)):

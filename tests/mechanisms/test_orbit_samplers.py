@@ -26,7 +26,7 @@ LEVELS = {4: (25.0, 14.0, 6.0, 0.0), 5: (26.0, 20.0, 9.0, 3.0, 0.0)}
 
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let chains meet at 1e-5, three times sooner: what that adds to a mean is a hundredth of its standard error."""
+    """Let chains meet at 1e-5, three times sooner, which adds a hundredth of its standard error to a mean."""
     monkeypatch.setattr(orbit, "TOLERANCE", 1e-5)
 
 
@@ -41,7 +41,7 @@ def draws_of(spectrum: Sequence[float], levels: Sequence[float]) -> Iterator[Com
 
 
 def check(sample: Floats, levels: Sequence[float], spectrum: Sequence[float], off: float = 0.1) -> None:
-    """Accept the law, and tell apart its twins with an exponent so much off, with probability 1 - 1e-9."""
+    """Accept the distribution, and detect twins with a wrong exponent, with probability 1 - 1e-9."""
     assert score_passes(sample, levels, spectrum)
     assert not score_passes(sample, levels, spectrum, 1 + off)
     assert not score_passes(sample, levels, spectrum, 1 - off)
@@ -60,15 +60,15 @@ def test_patterns_have_the_exact_mean(spectrum: tuple[float, ...], count: int) -
 
 
 def test_the_state_before_a_meeting_is_unbiased_and_the_meeting_point_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    # blocks so short that three in four do not meet: the bookkeeping of read-once coupling decides the law
+    # blocks so short that three in four do not meet, a test of read-once coupling
     monkeypatch.setattr(orbit, "_STRIDE", 1)
     monkeypatch.setattr(orbit, "TOLERANCE", 3e-3)
     levels, spectrum = (6.0, 3.0, 0.0), (1.0, 0.6, 0.0)
     polytope = Polytope(np.array(spectrum), np.array(levels))
     exact = patterns(np.array(spectrum), np.array(levels), SYSTEM, strides=3)
-    assert score_passes(np.array([diagonal(found) @ levels for found in islice(exact, 2000)]), levels, spectrum)
+    assert score_passes(np.array([diagonal(pattern) @ levels for pattern in islice(exact, 2000)]), levels, spectrum)
     ends: list[float] = []
-    while len(ends) < 2000:
+    while len(ends) < 6000:  # 11 standard errors from the mean: passes with probability 1e-9
         chains = np.stack([polytope.highest, polytope.lowest])
         polytope.run(chains, 3, SYSTEM)
         if polytope.met(chains):
@@ -90,9 +90,9 @@ def test_projectors_have_the_exact_mean_also_where_proposals_are_given_up(
 
     monkeypatch.setattr(orbit, "patterns", counted)
     levels = (5.0, 4.0, 1.0, 0.0)
-    found = list(islice(draws_of(spectrum, levels), 2500))
-    check(np.array([np.diag(h).real @ levels for h in found]), levels, spectrum, off=0.3)
-    assert np.abs(np.array([h @ h - h for h in found])).max() < 1e-12
+    projectors = list(islice(draws_of(spectrum, levels), 2500))
+    check(np.array([np.diag(h).real @ levels for h in projectors]), levels, spectrum, off=0.3)
+    assert np.abs(np.array([h @ h - h for h in projectors])).max() < 1e-12
     assert len(fallbacks) > 500 or spectrum[1] == spectrum[2]
 
 
@@ -151,6 +151,6 @@ def test_without_levels_no_direction_is_preferred() -> None:
     for x in (np.eye(3)[0], np.eye(3)[2], np.array([1, 1j, 0]) / math.sqrt(2), np.ones(3) / math.sqrt(3)):
         values = np.array([(x.conj() @ h @ x).real for h in draws])
         assert stats.ks_2samp(values, weights @ spectrum).pvalue > FALSE_ALARM
-    # the twin, whose phases are all zero, is told apart
+    # the twin, with phases of zero, is detected
     real = np.array([np.abs(h).mean() * 3 for h in draws])
     assert stats.ks_2samp(real, weights @ spectrum).pvalue < FALSE_ALARM

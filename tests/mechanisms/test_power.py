@@ -1,4 +1,4 @@
-"""The noisy power method: its noise, its claim for rows, and what the published noise really gives."""
+"""The noisy power method: its noise, its claim for rows, and the guarantee of the published noise."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ UNIT = 4**16
 
 
 def power(name: str, d: int, loss: PrivacyLoss, relation: Neighbours = R, **options: Any) -> CalibratedPower:
-    found = registry.calibrated(name, LatticeQuery(d, UNIT, relation), loss, options)
-    assert isinstance(found, CalibratedPower)
-    return found
+    mechanism = registry.calibrated(name, LatticeQuery(d, UNIT, relation), loss, options)
+    assert isinstance(mechanism, CalibratedPower)
+    return mechanism
 
 
 def test_the_noise_is_that_of_the_specification() -> None:
     loss = PrivacyLoss.parse("1", "0.01")
     assert power("power", 784, loss, components=50, iterations=100).scale / UNIT == pytest.approx(26.557, rel=1e-4)
-    found = power("power", 20, PrivacyLoss.parse("1", "1e-6"), components=3, iterations=7)  # the rounds compose
-    assert found.guarantee.mu_squared is not None
-    assert math.sqrt(found.guarantee.mu_squared) == pytest.approx(1 / 4.224679, rel=1e-6)
-    assert gaussian_delta(Fraction(1), found.guarantee.mu_squared) <= 1e-6
+    mechanism = power("power", 20, PrivacyLoss.parse("1", "1e-6"), components=3, iterations=7)  # the rounds compose
+    assert mechanism.guarantee.mu_squared is not None
+    assert math.sqrt(mechanism.guarantee.mu_squared) == pytest.approx(1 / 4.224679, rel=1e-6)
+    assert gaussian_delta(Fraction(1), mechanism.guarantee.mu_squared) <= 1e-6
     # one vector moves by C² at most, under both relations
     one = [power("power", 784, loss, relation, components=1, iterations=100).scale for relation in (R, AR)]
     assert one == pytest.approx([18.77876 * UNIT] * 2, rel=1e-6)
@@ -75,10 +75,10 @@ def test_no_row_moves_a_product_further_than_the_sensitivity(count: int, relatio
 
 
 @pytest.mark.parametrize(("shape", "delta"), [("normal", "1e-6"), ("k-norm", "0")])
-def test_noise_has_its_law_and_its_twin_fails(shape: str, delta: str) -> None:
-    found = power("power", 4, PrivacyLoss.parse("1", delta), components=2, iterations=1)
-    assert found.shape == shape
-    drawn = np.stack([found._noise(np.eye(4)[:, :2], SYSTEM) for _ in range(6000)]) / found.scale
+def test_noise_has_its_distribution_and_its_twin_fails(shape: str, delta: str) -> None:
+    mechanism = power("power", 4, PrivacyLoss.parse("1", delta), components=2, iterations=1)
+    assert mechanism.shape == shape
+    drawn = np.stack([mechanism._noise(np.eye(4)[:, :2], SYSTEM) for _ in range(6000)]) / mechanism.scale
     norms = np.linalg.norm(drawn, axis=(1, 2))
     law = stats.chi(8) if shape == "normal" else stats.gamma(8)
     assert stats.kstest(norms, law.cdf).pvalue > FALSE_ALARM
@@ -89,9 +89,9 @@ def test_noise_has_its_law_and_its_twin_fails(shape: str, delta: str) -> None:
 
 
 def test_published_noise_scales_with_the_largest_entry() -> None:
-    found = power("power-published", 4, PrivacyLoss.parse("1"), components=2, iterations=1)
+    mechanism = power("power-published", 4, PrivacyLoss.parse("1"), components=2, iterations=1)
     frame = np.full((4, 2), 0.5)
-    drawn = np.concatenate([found._noise(frame, SYSTEM).ravel() for _ in range(20_000)]) / found.scale
+    drawn = np.concatenate([mechanism._noise(frame, SYSTEM).ravel() for _ in range(20_000)]) / mechanism.scale
     assert stats.kstest(drawn, stats.laplace(scale=0.5).cdf).pvalue > FALSE_ALARM
     assert stats.kstest(drawn, stats.laplace(scale=0.475).cdf).pvalue < FALSE_ALARM
 
@@ -101,13 +101,13 @@ def test_it_finds_the_leading_subspace_when_the_signal_is_strong() -> None:
     matrix = np.rint((basis * np.array([9e4, 5e4, 3e4, *[1e2] * 9])) @ basis.T * UNIT)
     moment = MomentMatrix(packed((matrix + matrix.T) / 2), 12)
     for delta in ("1e-6", "0"):
-        found = power("power", 12, PrivacyLoss.parse("10", delta), components=3, iterations=6)
-        rows = np.asarray(found.answer(moment, SYSTEM), dtype=np.float64)
+        mechanism = power("power", 12, PrivacyLoss.parse("10", delta), components=3, iterations=6)
+        rows = np.asarray(mechanism.answer(moment, SYSTEM), dtype=np.float64)
         assert np.allclose(rows @ rows.T, np.eye(3))
         assert np.linalg.norm(rows @ basis[:, :3]) ** 2 > 3 - 1e-2
-    # and without a signal what the last round says is uniform: an entry of a unit vector of R^3 is
-    found = power("power", 3, PrivacyLoss.parse("1", "1e-6"), components=1, iterations=2)
+    # without a signal the last round is uniform, as is an entry of a unit vector of R^3
+    mechanism = power("power", 3, PrivacyLoss.parse("1", "1e-6"), components=1, iterations=2)
     empty = MomentMatrix(packed(np.zeros((3, 3))), 3)
-    entry = np.abs([found.answer(empty, SYSTEM)[0, 0] for _ in range(3000)])
+    entry = np.abs([mechanism.answer(empty, SYSTEM)[0, 0] for _ in range(3000)])
     assert stats.kstest(entry, stats.uniform().cdf).pvalue > FALSE_ALARM
     assert stats.kstest(entry**1.3, stats.uniform().cdf).pvalue < FALSE_ALARM

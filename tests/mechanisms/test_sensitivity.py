@@ -1,4 +1,4 @@
-"""The sensitivities: nothing exceeds them, and something attains them, on real rows and on the integer lattice."""
+"""The sensitivities are attained and never exceeded, on real rows and on the integer lattice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_over_all_sign_patterns_the_worst_triangle_is_exactly_the_sensitivity(si
     signs = np.zeros((len(patterns), size, size))
     rows, columns = np.triu_indices(size)
     signs[:, rows, columns] = signs[:, columns, rows] = patterns
-    # half the distance of the extreme eigenvalues is the most that the triangle of any change with these signs sums to;
+    # half the distance of the extreme eigenvalues is the largest sum of the triangle of a change with these signs;
     # the diagonal counts twice, because a matrix counts an off-diagonal entry twice
     values = np.linalg.eigvalsh(signs * (1 + np.eye(size)))
     width = (np.maximum(values[..., -1], 0) - np.minimum(values[..., 0], 0)) / 2
@@ -38,8 +38,8 @@ def test_over_all_sign_patterns_the_worst_triangle_is_exactly_the_sensitivity(si
 
 @pytest.mark.parametrize("size", [6, 7, 9, 12, 13])
 def test_an_ascent_from_many_starts_reaches_the_sensitivity_of_the_triangle_and_never_more(size: int) -> None:
-    found = np.random.default_rng(size).normal(size=(300, size, size))
-    signs = np.sign(found + found.swapaxes(1, 2))
+    changes = np.random.default_rng(size).normal(size=(300, size, size))
+    signs = np.sign(changes + changes.swapaxes(1, 2))
     for _ in range(25):  # the worst change for these signs; then the signs of that change
         _, vectors = np.linalg.eigh(signs * (1 + np.eye(size)))
         first, last = vectors[:, :, 0], vectors[:, :, -1]
@@ -60,7 +60,7 @@ def test_no_rows_of_a_small_lattice_exceed_the_sensitivities(size: int, bound: i
     frobenius = (changes**2).sum(axis=(-2, -1)).max()
     nuclear = np.abs(np.linalg.eigvalsh(changes)).sum(axis=-1).max()
     assert np.abs(changes[..., *np.triu_indices(size)]).sum(axis=-1).max() <= query.triangle_l1
-    if math.isqrt(bound) ** 2 == bound:  # as 4^b is: rows of full norm lie along the axes
+    if math.isqrt(bound) ** 2 == bound:  # as 4^b is: rows of full norm are along the axes
         assert frobenius == query.frobenius_squared
         assert nuclear == pytest.approx(query.nuclear)
     else:
@@ -69,19 +69,19 @@ def test_no_rows_of_a_small_lattice_exceed_the_sensitivities(size: int, bound: i
 
 
 @pytest.mark.parametrize("neighbours", list(Neighbours))
-@pytest.mark.parametrize("many", [1, 2, 5])
-def test_several_rows_of_one_unit_cost_as_often_what_one_costs(neighbours: Neighbours, many: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_sensitivities_grow_linearly_in_the_rows_of_a_unit(neighbours: Neighbours, count: int) -> None:
     for size in (2, 3, 8):
-        one, several = LatticeQuery(size, 77, neighbours), LatticeQuery(size, 77, neighbours, many)
-        assert several.frobenius_squared == many**2 * one.frobenius_squared
-        assert (several.nuclear, several.triangle_l1) == (many * one.nuclear, many * one.triangle_l1)
-    for bound in (1, 9, 10):  # a single column is a number between 0 and what its rows hold
-        column, most = LatticeQuery(1, bound, neighbours, many), many * bound
+        one, several = LatticeQuery(size, 77, neighbours), LatticeQuery(size, 77, neighbours, count)
+        assert several.frobenius_squared == count**2 * one.frobenius_squared
+        assert (several.nuclear, several.triangle_l1) == (count * one.nuclear, count * one.triangle_l1)
+    for bound in (1, 9, 10):  # a single column is a number between 0 and the sum of its rows
+        column, most = LatticeQuery(1, bound, neighbours, count), count * bound
         assert (column.frobenius_squared, column.nuclear, column.triangle_l1) == (most**2, most, most)
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"bound": 0}, {"rows": 0}])
-def test_a_query_of_nothing_is_refused(wrong: dict[str, int]) -> None:
+def test_an_empty_query_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="at least one column"):
         LatticeQuery(**{"size": 1, "bound": 1, "neighbours": REPLACE, "rows": 1} | wrong)  # type: ignore[arg-type]
     assert LatticeQuery(1, 1, REPLACE).entries == 1
@@ -92,7 +92,7 @@ def test_a_query_of_nothing_is_refused(wrong: dict[str, int]) -> None:
 def test_with_one_column_replacing_a_row_takes_no_more_noise_than_removing_one(name: str) -> None:
     """Replaced or removed, the one number changes by at most S. Both relations have the same worst change."""
     replaced, removed = (calibrated(name, 1, neighbours=relation) for relation in (REPLACE, ADD))
-    if name not in {"bingham", "ppca"}:  # a subspace of one column says nothing, whatever its concentration
+    if name not in {"bingham", "ppca"}:  # a subspace of one column discloses nothing, for any concentration
         assert replaced.noise == removed.noise
     if replaced.guarantee is not None and removed.guarantee is not None:
         assert replaced.guarantee.mu_squared == removed.guarantee.mu_squared

@@ -1,4 +1,4 @@
-"""Float64 draws against their laws, with twins that must fail, and the exact Bingham samplers and their frames."""
+"""Float64 draws against their distributions, with twins that must fail, and the exact Bingham samplers and frames."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ LAWS: list[tuple[str, Callable[[], Floats], Any]] = [
 
 
 @pytest.mark.parametrize(("draw", "law"), [case[1:] for case in LAWS], ids=[case[0] for case in LAWS])
-def test_draws_have_their_law_and_their_twin_fails(draw: Callable[[], Floats], law: Any) -> None:
+def test_draws_have_their_distribution_and_their_twin_fails(draw: Callable[[], Floats], law: Any) -> None:
     assert stats.kstest(draw(), law.cdf).pvalue > FALSE_ALARM
     assert stats.kstest(0.9 * draw(), law.cdf).pvalue < FALSE_ALARM  # power 1 - 1e-9 at this size
 
 
 def test_haar_columns_are_orthonormal_and_uniform() -> None:
-    found = np.stack([haar(3, 2, SYSTEM) for _ in range(8_000)])
-    assert np.allclose(np.einsum("nij,nik->njk", found, found), np.eye(2))
-    for entry in (found[:, 0, 0], found[:, 2, 1]):  # an entry of a uniform unit vector of R^3 is uniform on [-1, 1]
+    frames = np.stack([haar(3, 2, SYSTEM) for _ in range(8_000)])
+    assert np.allclose(np.einsum("nij,nik->njk", frames, frames), np.eye(2))
+    for entry in (frames[:, 0, 0], frames[:, 2, 1]):  # an entry of a uniform unit vector of R^3 is uniform on [-1, 1]
         assert stats.kstest(entry, stats.uniform(-1, 2).cdf).pvalue > FALSE_ALARM
-        assert stats.kstest(np.abs(entry), stats.uniform(-1, 2).cdf).pvalue < FALSE_ALARM  # QR's own signs
+        assert stats.kstest(np.abs(entry), stats.uniform(-1, 2).cdf).pvalue < FALSE_ALARM  # the signs of QR
 
 
 def test_uniforms_never_touch_the_ends() -> None:
@@ -54,7 +54,7 @@ def test_uniforms_never_touch_the_ends() -> None:
 
 
 def mean_squares(levels: Floats) -> Floats:
-    """E x_i² of the law exp(-sum l_i x_i²) on the sphere, by an inverse Laplace transform.
+    """E x_i² of the density exp(-sum l_i x_i²) on the sphere, by an inverse Laplace transform.
 
     Its normalising constant is proportional to the integral of ``e^s prod (s + l_i)^(-1/2)`` along a contour round
     the levels, here a parabola; E x_i² follows by differentiation. The trapezoidal rule converges geometrically.
@@ -86,13 +86,13 @@ def rotation(size: int) -> Floats:
 
 
 def drawn(sampler: Sampler, levels: Floats, count: int) -> Floats:
-    out = np.empty((0, levels.size))
-    while len(out) < count:
-        found = sampler(levels, count, SYSTEM)
+    vectors = np.empty((0, levels.size))
+    while len(vectors) < count:
+        accepted = sampler(levels, count, SYSTEM)
         # acceptance does not collapse: measured above 0.5, at 0.3 chance alone fails it with probability below 1e-6
-        assert len(found) / count * math.sqrt(levels.size) > 0.3
-        out = np.vstack([out, found])
-    return out[:count]
+        assert len(accepted) / count * math.sqrt(levels.size) > 0.3
+        vectors = np.vstack([vectors, accepted])
+    return vectors[:count]
 
 
 @pytest.mark.parametrize("sampler", BOTH)
@@ -112,7 +112,7 @@ def test_both_samplers_have_the_exact_mean_squares_and_their_twins_fail(
     l = np.asarray(levels, dtype=np.float64)  # noqa: E741 - as in the formulas
     x, exact = drawn(sampler, l, count), mean_squares(l)
     squares = x**2
-    assert all(mean_passes(each, 0.0, l.size + 1) for each in [*x.T, x[:, 0] * x[:, -1]])  # fair signs
+    assert all(mean_passes(entries, 0.0, l.size + 1) for entries in [*x.T, x[:, 0] * x[:, -1]])  # fair signs
     assert np.abs(squares.sum(axis=1) - 1).max() < 1e-12
     assert all(mean_passes(squares[:, i], exact[i], l.size) for i in range(l.size))
     # the sufficient statistic of a scale of the levels
@@ -120,7 +120,7 @@ def test_both_samplers_have_the_exact_mean_squares_and_their_twins_fail(
     assert not mean_passes(drawn(sampler, 0.95 * l, count) ** 2 @ l, float(exact @ l))
 
 
-def test_successive_vectors_are_orthonormal_and_each_has_its_conditional_law() -> None:
+def test_successive_vectors_are_orthonormal_with_their_conditional_distribution() -> None:
     axes = rotation(3)
     levels = np.array([0.0, 3.0, 8.0])
     matrix = -axes @ np.diag(levels) @ axes.T
@@ -139,8 +139,8 @@ def test_successive_vectors_are_orthonormal_and_each_has_its_conditional_law() -
     assert not mean_passes((score[:, 1] + other) / 2 - mean, 0.0)
 
 
-def test_gibbs_sampling_tends_to_the_joint_law_and_its_twins_fail() -> None:
-    # two of three vectors: the joint density is that of the third under -B, and that is known
+def test_gibbs_sampling_tends_to_the_joint_distribution_and_its_twins_fail() -> None:
+    # two of three vectors: the joint density is that of the third under -B, which is known
     axes, levels = rotation(3), np.array([0.0, 2.0, 5.0])
     matrix = axes @ np.diag(levels) @ axes.T
     frames = np.stack([gibbs(matrix, 2, 6, SYSTEM) for _ in range(500)])

@@ -1,4 +1,4 @@
-"""Rounding to the lattice, its rare branches, and the law of the exactly rounded normal."""
+"""Rounding to the lattice, its rare branches, and the distribution of the exactly rounded normal."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def known(x: int, source: Scripted, *, negative: bool) -> Reals:
 @pytest.mark.parametrize("plus", [0, HALF])
 def test_a_rounding_that_unknown_bits_decide_is_extended(plus: int, *, negative: bool) -> None:
     scale = 2**45 + 987_654_321
-    # an x of which 64 bits leave scale x + plus just below n + 1, which lies near the middle of its cell
+    # with 64 bits of x, scale x + plus is just below n + 1, which is near the middle of its cell
     for n in range(12345, 13345):
         x, rest = divmod(2**64 * (n + 1) - plus, scale)
         if 0.4 < rest / scale < 0.6:
             break
     boundary = n + 1 - Fraction(plus, 2**64)
     assert Fraction(scale * x, 2**64) < boundary < Fraction(scale * (x + 1), 2**64)
-    seen = set()
+    branches = set()
     for seed in range(40):
         source = Scripted(seed)
         draw = int(lattice._on_lattice(known(x, source, negative=negative), scale, plus)[0])
         assert source.extended >= 1
         assert (draw < 0) == negative
-        seen.add(abs(draw) - 2 * scale)
-    assert seen == {n, n + 1}
+        branches.add(abs(draw) - 2 * scale)
+    assert branches == {n, n + 1}
     # the cells on either side need no further bit
     for shift, floor in ((-1, n), (1, n + 1)):
         source = Scripted(0)
@@ -58,9 +58,9 @@ def test_a_rounding_that_unknown_bits_decide_is_extended(plus: int, *, negative:
 def test_an_interval_that_only_just_reaches_the_next_integer_is_extended() -> None:
     # 3 (x + 1) = 2 * 2^64 + 1: of the numbers that begin with these 64 bits the last third round up
     sources = [Scripted(seed) for seed in range(20)]
-    drawn = [lattice._on_lattice(known((2**65 + 1) // 3 - 1, each, negative=False), 3, 0)[0] for each in sources]
+    drawn = [lattice._on_lattice(known((2**65 + 1) // 3 - 1, source, negative=False), 3, 0)[0] for source in sources]
     assert set(drawn) == {7, 8}
-    assert all(each.extended == 1 for each in sources)
+    assert all(source.extended == 1 for source in sources)
 
 
 @given(st.integers(1, 2**50), WORDS, st.sampled_from([0, HALF]), st.booleans())
@@ -78,14 +78,14 @@ def test_values_are_those_of_slow_integers(scale: int, x: int, plus: int, negati
 def test_draws_use_the_bits_that_are_already_known() -> None:
     source, x = Scripted(0), 2**64 - 1
     draw = known(x, source, negative=False)
-    draw.known[0] = Bits((x << 64) | x, 128, source)
+    draw.extended[0] = Bits((x << 64) | x, 128, source)
     assert lattice._on_lattice(draw, 2**40, 0).tolist() == [3 * 2**40 - 1]
     assert lattice._on_lattice(draw, 1, HALF).tolist() == [3]
     assert source.extended == 0
 
 
 def _counts(draws: npt.NDArray[np.int64], sigma: float) -> float:
-    """p-value of a chi-squared test of draws against the exact law of rounded N(0, sigma²)."""
+    """p-value of a chi-squared test of draws against the exact distribution of rounded N(0, sigma²)."""
     reach = int(4 * sigma)
     edges = np.arange(-reach, reach + 2) - 0.5
     cdf = stats.norm.cdf(edges / sigma)
@@ -95,10 +95,10 @@ def _counts(draws: npt.NDArray[np.int64], sigma: float) -> float:
 
 
 @pytest.mark.parametrize("sigma", [1, 10])
-def test_small_scales_have_the_law_of_a_rounded_normal(sigma: int) -> None:
+def test_small_scales_are_rounded_normals(sigma: int) -> None:
     draws = rounded_normal(sigma, 400_000, SYSTEM)
     assert _counts(draws, sigma) > FALSE_ALARM
-    # the twin: a law with 2 % less noise is told apart, with probability 1 - 1e-9
+    # the twin: 2 % less noise is detected, with probability 1 - 1e-9
     assert _counts(draws, 0.98 * sigma) < FALSE_ALARM
 
 
@@ -126,7 +126,7 @@ def test_no_other_module_draws_a_random_bit() -> None:
     users = {
         str(p.relative_to(root)) for p in root.rglob("*.py") if re.search(pattern, examples.sub("", p.read_text()))
     }
-    names, synthetic = {"_util/text.py"}, {"answers/synthetic.py", "cli/answers.py"}  # of what is public already
+    names, synthetic = {"_util/text.py"}, {"answers/synthetic.py", "cli/answers.py"}  # of public values
     assert users == {"noise/entropy.py"} | names | synthetic
 
 

@@ -1,4 +1,4 @@
-"""Exactly rounded Wishart matrices: every bit against slow integers, the rare branches, the law."""
+"""Exactly rounded Wishart matrices: every bit against slow integers, the rare branches, the distribution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpdist.noise.reals import Reals, exact_normals
 from dpdist.triangle import Triangle, packed, unpacked
 
 LONG = 256
-"""Bits after which the reference is certain: what they leave open is below 2^-180."""
+"""Bits after which the reference is certain: the remainder is below 2^-180."""
 
 
 def reference(z: Reals, size: int, columns: int, scale: int) -> Triangle:
@@ -54,14 +54,14 @@ def test_tiles_strips_and_threads_change_no_entry(monkeypatch: pytest.MonkeyPatc
         return drawn[-1]
 
     monkeypatch.setattr(products, "exact_normals", kept)
-    for module, name, value in ((products, "_SIDE", 7), (products, "_IN_CACHE", 100), (reals, "PIECE", 300)):
+    for module, name, value in ((products, "_SIDE", 7), (products, "_IN_CACHE", 100), (reals, "BLOCK", 300)):
         monkeypatch.setattr(module, name, value)
     for threads in (1, 3):
         out, z = rounded_wishart(size, columns, scale, SYSTEM, limbs=2, threads=threads), drawn[-1]
         assert np.array_equal(out, reference(z, size, columns, scale))
-        # every normal has words of its own, whoever drew it: two alike have a probability below 1e-12
+        # every normal has separate words in every thread: two equal ones have a probability below 1e-12
         assert all(np.unique(words).size == size * columns for words in z.fraction)
-        assert stats.kstest((z.whole + z.fraction[0] * 2.0**-64), "halfnorm").pvalue > FALSE_ALARM
+        assert stats.kstest((z.integral + z.fraction[0] * 2.0**-64), "halfnorm").pvalue > FALSE_ALARM
 
 
 def test_bits_that_128_do_not_decide_are_drawn_and_stay() -> None:
@@ -70,36 +70,36 @@ def test_bits_that_128_do_not_decide_are_drawn_and_stay() -> None:
     for seed in range(60):
         entropy = Scripted(seed)
         long = exact_normals(size * columns, entropy)
-        short = Reals(long.negative, long.whole, long.fraction[:1], entropy)
+        short = Reals(long.negative, long.integral, long.fraction[:1], entropy)
         drawn = products._rounded_gram(short, size, columns, scale, 1)
         extended += len(entropy.singles)
-        # the reference goes on from the bits that were drawn on the way
+        # the reference continues from the bits drawn so far
         assert np.array_equal(drawn, reference(short, size, columns, scale))
     # each of 600 entries is open at 64 bits with a probability of about 4 %
     assert extended > 0
 
 
 @pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize(("columns", "whole"), [(2, 0), (785, 1), (2001, 12)])
-def test_no_digits_exceed_the_error_bound_and_the_worst_come_near_it(
-    columns: int, whole: int, *, largest: bool
+@pytest.mark.parametrize(("columns", "integral"), [(2, 0), (785, 1), (2001, 12)])
+def test_no_digits_exceed_the_error_bound_and_the_worst_approach_it(
+    columns: int, integral: int, *, largest: bool
 ) -> None:
-    cut = products._Splitting(columns, 1.01 * (whole + 0.01) * columns**0.5)
+    cut = products._Splitting(columns, 1.01 * (integral + 0.01) * columns**0.5)
     # the first place of every digit: all of them are as large as can be; all places: one carry goes through them all
-    fraction = sum(1 << (127 - place) for place in range(cut.first, 128, cut.width if largest else 1))
+    fraction = sum(1 << (127 - position) for position in range(cut.first, 128, cut.width if largest else 1))
     words = np.array([[fraction >> 64], [fraction & (2**64 - 1)]], dtype=np.uint64)
     negative = np.repeat([False, True], columns)  # two rows of equal entries, one positive, one negative
-    z = Reals(negative, np.full(2 * columns, whole), np.repeat(words, 2 * columns, axis=1), Scripted(0))
+    z = Reals(negative, np.full(2 * columns, integral), np.repeat(words, 2 * columns, axis=1), Scripted(0))
     exact = Fraction(sum(v * v for v in z.truncated(0, columns, LONG)), 4**LONG)
     for limbs in (1, 2, 3, 4):
         parts = [part.reshape(2, columns) for part in products._limbs(z, slice(None), cut, limbs)]
         error = [
             abs(Fraction(int(h)) + Fraction(int(w), 2**64) - sign * exact)
-            for right in (parts, [part.copy() for part in parts])  # a tile on the diagonal, and one beside it
+            for right in (parts, [part.copy() for part in parts])  # a tile on the diagonal, and one next to it
             for h, w, sign in zip(*map(np.ravel, products._products(parts, right, cut)), (1, -1, -1, 1), strict=True)
         ]
         assert max(error) <= cut.error(limbs)
-        assert not (whole and largest) or max(error) > cut.error(limbs) / 5
+        assert not (integral and largest) or max(error) > cut.error(limbs) / 5
 
 
 def test_an_error_of_one_thread_ends_the_draw_and_gives_blas_its_threads_back() -> None:
@@ -113,11 +113,11 @@ def test_an_error_of_one_thread_ends_the_draw_and_gives_blas_its_threads_back() 
     assert threadpool_info() == before
 
 
-def test_trace_and_schur_complement_have_their_laws_and_a_twin_fails() -> None:
+def test_trace_and_schur_complement_have_their_distributions_and_a_twin_fails() -> None:
     size, columns, scale, count = 6, 9, 2**40, 1500
     # as rounded_wishart does in one thread, which asks BLAS for its threads each time
     drawn = (products._rounded_gram(exact_normals(54, SYSTEM), size, columns, scale, None) for _ in range(count))
-    sample = np.stack([unpacked(each, size) for each in drawn]) / scale
+    sample = np.stack([unpacked(triangle, size) for triangle in drawn]) / scale
     trace = np.trace(sample, axis1=1, axis2=2)
     schur = 1 / np.linalg.inv(sample)[:, 0, 0]
     off = sample[:, 0, 1:3].ravel() * np.sqrt(1 / columns)
@@ -142,10 +142,10 @@ def test_the_low_bits_are_uniform_where_those_of_float64_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "columns", "scale", "said"),
+    ("size", "columns", "scale", "message"),
     [(0, 1, 1, "columns"), (1, 0, 1, "columns"), (1, 2**20 + 1, 1, "columns"), (2, 3, 0, "scale"), (2, 3, -1, "scale"),
      (2, 3, 2**57 // 3 + 1, "scale")],
 )  # fmt: skip
-def test_shapes_and_scales_outside_the_proof_are_refused(size: int, columns: int, scale: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_shapes_and_scales_outside_the_proof_are_refused(size: int, columns: int, scale: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         rounded_wishart(size, columns, scale, SYSTEM)

@@ -1,4 +1,4 @@
-"""Exact draws of reals: every decision against the exact path, the rare branches, the tables, the laws."""
+"""Exact draws of reals: every decision against the exact path, the rare branches, the tables, the distributions."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from support.tallies import FALSE_ALARM, total_passes
 
 from dpdist.noise import reals
 from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.reals import EXPONENTIAL, GUARD, NORMAL, Bits, Law, Reals, draws, exact_normals
+from dpdist.noise.reals import EXPONENTIAL, GUARD, NORMAL, Bits, Density, Reals, draws, exact_normals
 
 LAWS = pytest.mark.parametrize("law", [NORMAL, EXPONENTIAL], ids=["normal", "exponential"])
 FULL = 2**16 - 1
 
 
-def candidate(law: Law, source: Scripted, x: int, u: int, v: int, *, negative: bool = False) -> Reals:
+def candidate(density: Density, source: Scripted, x: int, u: int, v: int, *, negative: bool = False) -> Reals:
     """Decide the candidate of a 58-bit x and of the first 80 bits of U and V."""
     short = (u >> 64) | (v >> 64 << 16)
     source.script([(x << 6) | negative, short], [u & (2**64 - 1), v & (2**64 - 1)])
-    return reals._candidates(law, 1, source, 1)
+    return reals._candidates(density, 1, source, 1)
 
 
-def step_of(found: Reals) -> int:
-    return (int(found.whole[0]) << 6) | (int(found.fraction[0, 0]) >> 58)
+def step_of(draw: Reals) -> int:
+    return (int(draw.integral[0]) << 6) | (int(draw.fraction[0, 0]) >> 58)
 
 
 @lru_cache
-def cumulative(law: Law) -> list[mpmath.mpf]:
-    """``P(K <= k)`` by summation at 60 digits, as far as 64 bits tell it from 1."""
+def cumulative(density: Density) -> list[mpmath.mpf]:
+    """``P(K <= k)`` by summation at 60 digits, up to where it equals 1 in 64 bits."""
     with mpmath.workdps(60):
         terms = [
-            mpmath.exp(-(mpmath.mpf(i) ** law.power) / (law.power * 64**law.power)) for i in range(6000 // law.power)
+            mpmath.exp(-(mpmath.mpf(i) ** density.power) / (density.power * 64**density.power))
+            for i in range(6000 // density.power)
         ]
         total, partial, out = mpmath.fsum(terms), mpmath.mpf(0), []
         for term in terms:
@@ -48,46 +49,46 @@ def cumulative(law: Law) -> list[mpmath.mpf]:
 
 
 @LAWS
-def test_the_tables_are_the_law_of_k(law: Law) -> None:
+def test_the_tables_are_the_distribution_of_k(law: Density) -> None:
     exact = cumulative(law)
     with mpmath.workdps(60):
         floors = [int(mpmath.floor(p * 2**64)) for p in exact]
         assert law.words.tolist() == floors
-        # a prefix of U settles k when, and only when, no P(K <= k) falls into its cell
+        # a prefix of U decides k if and only if no P(K <= k) is in its cell
         prefixes = [int(p * 2**16) for p in exact]
         resolved = np.setdiff1d(np.arange(FULL + 1), prefixes)
         assert law.guide[resolved].tolist() == [bisect.bisect_left(prefixes, int(prefix)) for prefix in resolved]
         opened = np.unique(prefixes)
         assert (law.squeeze[law.guide[opened]] == 0).all()
-        # a prefix of V settles acceptance only where the least p of the step exceeds its cell
+        # a prefix of V decides acceptance only if the least p of the step exceeds its cell
         least = [mpmath.exp(-law.exponent(mpmath.mpf(k), mpmath.mpf(1))) * 2**16 for k in range(len(exact))]
         assert all(p - 2 < int(s) < p for p, s in zip(least, law.squeeze[:-1], strict=True))
 
 
 @LAWS
 @pytest.mark.parametrize("guard", [GUARD, 2.0])
-def test_every_decision_is_that_of_the_exact_path(monkeypatch: pytest.MonkeyPatch, law: Law, guard: float) -> None:
-    # a guard of 2 sends everything that 16 bits leave open through interval arithmetic
+def test_every_decision_is_that_of_the_exact_path(monkeypatch: pytest.MonkeyPatch, law: Density, guard: float) -> None:
+    # a guard of 2 decides everything beyond the 16 bits in interval arithmetic
     monkeypatch.setattr(reals, "GUARD", guard)
     count = 2500
     source = Scripted(5)
-    found = reals._candidates(law, count, source, count)
+    batch = reals._candidates(law, count, source, count)
     (words, short), rest = (source.drawn[0][:count], source.drawn[0][count:].view(np.uint16)), source.drawn[1]
     open_ = [i for i in range(count) if short[count + i] >= law.squeeze[law.guide[short[i]]]]
     assert rest.size == 2 * len(open_)
     again, expected = Scripted(6), []
     for i in range(count):
-        # bits that the fast path never drew are drawn here: whatever they are, the decision must be the same
-        known = [Bits(int(short[i + shift]), 16, again) for shift in (0, count)]
+        # the exact path draws further bits, which must not change the decision
+        prefixes = [Bits(int(short[i + shift]), 16, again) for shift in (0, count)]
         if i in open_:
             at = open_.index(i)
-            for bits, word in zip(known, (rest[at], rest[len(open_) + at]), strict=True):
+            for bits, word in zip(prefixes, (rest[at], rest[len(open_) + at]), strict=True):
                 bits.numerator, bits.bits = (bits.numerator << 64) | int(word), 80
         x = Bits(int(words[i]) >> 6, 58, again)
-        k = reals._decided(law, known[0], known[1], x)
+        k = reals._decided(law, prefixes[0], prefixes[1], x)
         if k is not None:
             expected.append((bool(words[i] & np.uint64(1)), k >> 6, ((k & 63) << 58) | (int(words[i]) >> 6)))
-    drawn = zip(found.negative.tolist(), found.whole.tolist(), found.fraction[0].tolist(), strict=True)
+    drawn = zip(batch.negative.tolist(), batch.integral.tolist(), batch.fraction[0].tolist(), strict=True)
     assert list(drawn) == expected
     assert again.extended == source.extended == 0
     assert 0.98 * count < len(expected) < count
@@ -95,7 +96,7 @@ def test_every_decision_is_that_of_the_exact_path(monkeypatch: pytest.MonkeyPatc
 
 
 @LAWS
-def test_the_float_errors_stay_far_inside_the_guard(law: Law) -> None:
+def test_the_float_errors_stay_far_inside_the_guard(law: Density) -> None:
     # the proof allows 2^-45 for everything; the exponential is the only library function in it
     rng = np.random.default_rng(1)
     k = rng.integers(0, law.words.size, 10_000)
@@ -111,11 +112,11 @@ def test_the_float_errors_stay_far_inside_the_guard(law: Law) -> None:
 
 @LAWS
 @pytest.mark.parametrize("k", [0, 300])
-def test_a_word_on_a_threshold_of_k_is_extended(law: Law, k: int) -> None:
+def test_a_word_on_a_threshold_of_k_is_extended(law: Density, k: int) -> None:
     threshold = int(law.words[k])
     with mpmath.workdps(60):
         share = cumulative(law)[k] * 2**64 - threshold
-    # 16 more bits of U are known: on one side of the threshold they settle k
+    # with 16 more bits of U, k is decided on one side of the threshold
     for bits, expected in ((int(share * 2**16) - 1, k), (int(share * 2**16) + 1, k + 1)):
         source = Scripted(0)
         assert step_of(candidate(law, source, 0, (threshold << 16) | (bits % 2**16), 0)) == expected
@@ -138,7 +139,7 @@ def test_a_word_on_a_threshold_of_k_is_extended(law: Law, k: int) -> None:
 
 
 @LAWS
-def test_an_acceptance_that_known_bits_do_not_decide_is_extended_and_its_bits_are_kept(law: Law) -> None:
+def test_an_acceptance_that_known_bits_do_not_decide_is_extended_and_its_bits_are_kept(law: Density) -> None:
     k = 100
     with mpmath.workdps(60):
         x = 2**57 + 12345
@@ -148,26 +149,26 @@ def test_an_acceptance_that_known_bits_do_not_decide_is_extended_and_its_bits_ar
     accepted = 0
     for seed in range(60):
         source = Scripted(seed)
-        found = candidate(law, source, x, u, v)
+        draw = candidate(law, source, x, u, v)
         assert source.extended >= 2
-        if found.whole.size:
+        if draw.integral.size:
             accepted += 1
-            assert found.known[0].bits == 64 + 64
-            assert found.known[0].numerator == (int(found.fraction[0, 0]) << 64) | int(source.singles[0])
+            assert draw.extended[0].bits == 64 + 64
+            assert draw.extended[0].numerator == (int(draw.fraction[0, 0]) << 64) | int(source.singles[0])
     # x's next bit decides: all or none of 60 has probability 2^-59
     assert 0 < accepted < 60
     # a clear distance on either side needs no further bit
     for shift, size in ((-(2**42), 1), (2**42, 0)):
         source = Scripted(0)
-        assert candidate(law, source, x, u, v + shift).whole.size == size
+        assert candidate(law, source, x, u, v + shift).integral.size == size
         assert source.extended == 0
 
 
 def test_bits_looked_at_stay_with_their_draw_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    # every open candidate is extended: its place among the accepted, and its words, must be its own
+    # every open candidate is extended: its index among the accepted, and its words, must match
     decided = reals._decided
 
-    def extending(law: Law, u: Bits, v: Bits, x: Bits) -> int | None:
+    def extending(law: Density, u: Bits, v: Bits, x: Bits) -> int | None:
         x.extend()
         return decided(law, u, v, x)
 
@@ -176,21 +177,23 @@ def test_bits_looked_at_stay_with_their_draw_in_a_batch(monkeypatch: pytest.Monk
     source = Scripted(11)
     z = exact_normals(20_000, source)
     singles = {int(word) for word in source.singles}
-    assert len(z.known) > 100
-    for position, bits in z.known.items():
+    assert len(z.extended) > 100
+    for position, bits in z.extended.items():
         assert bits.bits == 128
         assert bits.numerator >> 64 == int(z.fraction[0, position])
         assert bits.numerator & (2**64 - 1) == int(z.fraction[1, position])
         assert int(z.fraction[1, position]) in singles
-    others = np.setdiff1d(np.arange(20_000), list(z.known))
+    others = np.setdiff1d(np.arange(20_000), list(z.extended))
     assert not singles & set(z.fraction[1, others].tolist())
 
 
 def test_a_truncated_draw_is_made_of_all_its_words_and_further_bits_are_drawn_once() -> None:
     source = Scripted(3)
     z = exact_normals(50, source)
-    words = zip(z.negative.tolist(), z.whole.tolist(), *z.fraction.tolist(), strict=True)
-    signed = [(-1 if negative else 1, (whole << 128) | (high << 64) | low) for negative, whole, high, low in words]
+    words = zip(z.negative.tolist(), z.integral.tolist(), *z.fraction.tolist(), strict=True)
+    signed = [
+        (-1 if negative else 1, (integral << 128) | (high << 64) | low) for negative, integral, high, low in words
+    ]
     for bits in (20, 100, 128):
         assert z.truncated(0, 50, bits) == [sign * (magnitude >> (128 - bits)) for sign, magnitude in signed]
     first = z.truncated(0, 50, 320)
@@ -200,19 +203,19 @@ def test_a_truncated_draw_is_made_of_all_its_words_and_further_bits_are_drawn_on
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**14, 40_000])
-def test_batches_hold_exactly_what_was_asked_for(size: int) -> None:
-    places: list[int] = []
-    for place, found in draws(NORMAL, size, SYSTEM):
-        assert found.whole.shape == found.negative.shape == found.fraction[0].shape == (place.stop - place.start,)
-        places += range(place.start, place.stop)
-    assert places == list(range(size))
+def test_batches_have_exactly_the_requested_size(size: int) -> None:
+    positions: list[int] = []
+    for run, batch in draws(NORMAL, size, SYSTEM):
+        assert batch.integral.shape == batch.negative.shape == batch.fraction[0].shape == (run.stop - run.start,)
+        positions += range(run.start, run.stop)
+    assert positions == list(range(size))
 
 
 @LAWS
-def test_the_draws_have_their_law_and_a_twin_fails(law: Law) -> None:
-    found = [each for _, each in draws(law, 400_000, SYSTEM)]
-    magnitude = np.concatenate([each.whole + each.fraction[0] * 2.0**-64 for each in found])
-    sample = np.where(np.concatenate([each.negative for each in found]), -magnitude, magnitude)
+def test_the_draws_have_their_distribution_and_a_twin_fails(law: Density) -> None:
+    batches = [batch for _, batch in draws(law, 400_000, SYSTEM)]
+    magnitude = np.concatenate([batch.integral + batch.fraction[0] * 2.0**-64 for batch in batches])
+    sample = np.where(np.concatenate([batch.negative for batch in batches]), -magnitude, magnitude)
     name = "norm" if law is NORMAL else "laplace"
     assert stats.kstest(sample, name).pvalue > FALSE_ALARM
     size = np.abs(sample)
@@ -221,16 +224,16 @@ def test_the_draws_have_their_law_and_a_twin_fails(law: Law) -> None:
     # the twin: 3 % too much noise
     assert not total_passes((1.03**2 if law is NORMAL else 1.03) * float(total), of_total(size.size))
     assert stats.chisquare(np.bincount(sample > 0)).pvalue > FALSE_ALARM
-    low = np.concatenate([each.fraction[0] for each in found]) & np.uint64(255)
+    low = np.concatenate([batch.fraction[0] for batch in batches]) & np.uint64(255)
     assert stats.chisquare(np.bincount(low.astype(np.intp), minlength=256)).pvalue > FALSE_ALARM
 
 
 @LAWS
-def test_within_a_step_the_density_falls_as_it_must(law: Law) -> None:
+def test_within_a_step_the_density_falls_as_it_must(law: Density) -> None:
     # were all candidates accepted, the place within a 64th would be uniform, of mean 1/2
     size, total = 5_000_000, 0.0
-    for _, found in draws(law, size, SYSTEM):
-        total += float((found.fraction[0] << np.uint64(6)).astype(np.float64).sum()) * 2.0**-64
+    for _, batch in draws(law, size, SYSTEM):
+        total += float((batch.fraction[0] << np.uint64(6)).astype(np.float64).sum()) * 2.0**-64
     edges = np.arange(64 * 40 + 1) / 64
     if law is NORMAL:
         mean = np.sqrt(2 / np.pi) - np.sum(edges[:-1] * -2 * np.diff(stats.norm.sf(edges)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.folders import ROOT
 from support.paper_runs import results, run
 
 from dpdist.errors import UsageError
@@ -85,3 +87,12 @@ def test_in_two_dimensions_the_real_orbit_is_that_of_one_angle() -> None:
     complex_line = np.array([hermitian(spectrum, levels, SYSTEM).real for _ in range(3000)])
     assert abs(complex_line[:, 0, 0].mean() - expected) > 0.02  # another law: of a complex line
     assert turned(complex_line, levels, (0, 1)) < 5.2  # and the same identity; wrong once in five million
+
+
+def test_what_is_said_of_the_real_part_is_what_was_measured() -> None:
+    page = (ROOT / "papers" / "mangoubi" / "README.md").read_text()
+    for found in json.loads(real.OUTPUT.read_text()):
+        orbit, part = found["squared error, real orbit"][0], found["squared error, Re H"][0]
+        reach = found["alpha times the range of A"]
+        accepted, largest = found["accepted of the proposals"], found["largest eigenvalue of Re H"]
+        assert f"| {found['d']} | {reach:g} | {accepted:.2g} | {orbit:.3f} | {part:.3f} | {largest:.3f} |" in page

@@ -366,9 +366,9 @@ def test_noise_that_hides_the_end_of_the_grid_is_cured_by_less_noise_or_another_
     found = quantile_of(choice.histogram.counts, choice.histogram.noise, Fraction("0.98"), rows=600)
     hidden = replace(choice, quantile=Fraction("0.98"), found=found, enough_micro=7_000_000)
     assert hidden.clip is None
-    assert "too much to tell. Ask again with epsilon 7, or a grid of fewer norms" in hidden.describe()
+    assert "too much to decide. Repeat with epsilon 7, or a grid of fewer norms" in hidden.describe()
     free = hidden.smaller_quantile()
-    assert f"Or take quantile={free:g} for this histogram, at no cost." in hidden.words()
+    assert f"Or pass quantile={free:g} for this histogram, at no cost." in hidden.describe()
     assert clip_norm.choose_clip_norm(table.path, REQUEST, Fraction(str(free))).clip is not None
 
 
@@ -376,7 +376,7 @@ def test_the_clip_norm_that_is_said_is_the_one_that_is_used(table: RowsTable, tm
     """Edges with more than six digits too: 1234567 was said to be 1.23457e+06."""
     asked = replace(REQUEST, grid=NormGrid.parse("1234567:9999999:1"))
     found = clip_norm.choose_clip_norm(table.path, asked, HALF)
-    assert (found.clip, "Clip norm 1234567. " in found.words()) == (1234567, True)
+    assert (found.clip, "Clip norm 1234567. " in found.describe()) == (1234567, True)
     assert "--clip 1234567 --scale by.npy " in f"{next_command(tmp_path, found, 'none', 'by.npy')} "
 
 

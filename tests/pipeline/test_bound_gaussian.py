@@ -180,7 +180,7 @@ def test_what_the_answer_is_worth_is_said_before_with_the_same_number_as_after(t
     (before,) = said
     number = f"the noise moves ranks by up to {choice.found.rows:.0f} rows (confidence 0.95) of 600"
     found = worth_of(PURE, table, HALF)
-    assert all(part in text for part in (number, found.ends()) for text in (before, choice.words()))
+    assert all(part in text for part in (number, found.ends()) for text in (before, choice.describe()))
     assert choice.to_json()["error_rows"] == found.error
     clip_norm.choose_clip_norm(table.path, PURE, HALF, say=said.append)
     assert said == [before]  # the second answer is there already: there is nothing to foretell
@@ -193,7 +193,7 @@ def test_what_the_answer_is_worth_is_said_before_with_the_same_number_as_after(t
     assert "which is rough" in said[1]
     assert f"Take epsilon={enough / 1e6:g} or more" in said[1]
     if rough.clip is not None:
-        assert f"which is rough. It would be useful with epsilon {enough / 1e6:g}" in rough.words()
+        assert f"which is rough. It would be useful with epsilon {enough / 1e6:g}" in rough.describe()
 
 
 def test_it_is_the_noise_that_will_be_drawn_which_is_asked_whether_it_hides_the_quantile(table: RowsTable) -> None:

@@ -140,8 +140,8 @@ def test_the_norms_are_those_of_rows_that_the_first_stage_scaled(
     limit = 30 * np.sqrt(norms.noise.variance)
     assert (np.abs(np.array(norms.counts) - counts) < limit).all()
     assert limit < 0.12 * ROWS
-    assert "column-histograms, " in made.words()
-    assert "-quantile of the norms of scaled rows" in made.words()
+    assert "column-histograms, " in made.describe()
+    assert "-quantile of the norms of scaled rows" in made.describe()
     head = ledger.head
     again = release_rows(rows, tmp_path / "elsewhere.zarr", request_)
     assert (again.fresh, again.release.attributes()) == (False, found.attributes())
@@ -292,7 +292,7 @@ def test_dropped_rows_count_as_the_centre_and_join_no_histogram(tmp_path: Path) 
     # of the rows that are there the variance is 25; the others stand at the centre
     assert told.covariance_[0, 0] * 100**2 == pytest.approx(25 * (1 - share), rel=0.15)
     assert told.location_[0] * 100 + 2000 == pytest.approx(1990, abs=1)
-    assert clipped_rows(found).words().endswith(", those without year counted as the centre")
+    assert clipped_rows(found).describe().endswith(", those without year counted as the centre")
     fit_components(tmp_path / "r.zarr", tmp_path / "m.zarr", 1)
     project_rows(rows, tmp_path / "m.zarr", tmp_path / "s.zarr")
     scores = zarr.open_array(tmp_path / "s.zarr", mode="r")[...]
@@ -342,7 +342,7 @@ def test_no_norm_is_taken_that_no_row_can_have_by_the_schema(tmp_path: Path) -> 
     release_rows(*asked, CLIPPED, say=said.append)  # paid for already
     assert len(said) == 1
     assert made.release.bound.clip_norm == 1.415  # sqrt 2, where the grid has 2
-    assert "clip norm 1.415, which no row exceeds by the schema" in made.words()
+    assert "clip norm 1.415, which no row exceeds by the schema" in made.describe()
 
 
 def test_rows_that_fail_are_refunded_before_the_stage_is_drawn_and_never_afterwards(

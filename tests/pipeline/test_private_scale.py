@@ -103,7 +103,7 @@ def test_it_is_one_release_at_the_price_of_both_of_rows_in_their_own_units(
     assert (0.1 * exact > 10 * noise + 100).all()
 
     assert found.stage.answer["counts"] == json.loads(stage_of(rows))["counts"]
-    assert "Chosen first, privately, by column-histograms" in made.words()
+    assert "Chosen first, privately, by column-histograms" in made.describe()
 
 
 def test_whatever_the_draws_depend_on_is_in_the_id_and_the_id_stands_for_one(rows: Path, tmp_path: Path) -> None:

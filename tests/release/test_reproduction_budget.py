@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from support.memory_store import OBJECTS, MemoryStore
 
 from dpdist import PrivateCovariance
 from dpdist.cli import cli
@@ -28,6 +29,7 @@ from dpdist.release import trusted
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import created
 from dpdist.runtime.cluster import Cluster
+from dpdist.storage import store as stores
 from dpdist.storage.store import store_at
 
 BUDGET = PrivacyLoss.parse("2", "1e-5")
@@ -209,3 +211,20 @@ def test_no_other_door_leads_to_a_reproduction(source: Path) -> None:
         assert isinstance(found.exception, UsageError if line else RefusedError)
     assert not Ledger(budget.default_ledger(rows)).records
     assert sorted(path.name for path in source.parent.glob("*.zarr")) == ["rows.zarr"]
+
+
+def test_rows_in_a_store_without_a_budget_are_released_for_reproduction(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No ledger can be next to them, and none is needed."""
+    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    rows = store_at(f"memory://{tmp_path.name}/rows.zarr")
+    budget.ingest_rows(source, rows)
+    exact = release.release_rows(rows, tmp_path / "exact.zarr", EXACT).release
+    clipped = np.load(source) * np.minimum(1, 20 / np.linalg.norm(np.load(source), axis=1))[:, None]
+    np.testing.assert_allclose(exact.second_moment, clipped.T @ clipped, rtol=1e-2, atol=5)
+    with pytest.raises(RefusedError, match="A release for reproduction was made"):
+        budget.create_ledger(tmp_path / "rows.ledger", rows, BUDGET)
+    with pytest.raises(UsageError, match="charged to no ledger"):
+        release.release_rows(rows, tmp_path / "more.zarr", EXACT, ledger=tmp_path / "rows.ledger")
+    OBJECTS.clear()

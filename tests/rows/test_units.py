@@ -266,7 +266,7 @@ def test_a_release_says_whose_rows_it_protects(tmp_path: Path, monkeypatch: pyte
     assert release.noise["variance_diagonal"] == pytest.approx(4 * alone, rel=1e-4)
     assert "replace-one of the rows of one person, 2 at most" in outcome.describe()
     refused = ReleaseRequest(mechanism="laplace", loss=PrivacyLoss.parse("1"), clip_norm=4.0)
-    with pytest.raises(RefusedError, match="nothing is proved for several rows"):
+    with pytest.raises(RefusedError, match="no guarantee for units of several rows"):
         release_rows(rows, tmp_path / "s.zarr", refused)
     assert not (tmp_path / "s.zarr").exists()
 

@@ -1,0 +1,135 @@
+"""The numbers on the page of figures are those of the results that the figures show."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from support.folders import ROOT
+
+RESULTS = ROOT / "papers" / "results"
+PAGE = " ".join((ROOT / "papers" / "gallery.md").read_text().split())
+WORDS = {"none": "0", "six": "6"}
+
+
+def facts(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with (RESULTS / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def ends(values: Iterable[float]) -> tuple[float, float]:
+    every = list(values)
+    return min(every), max(every)
+
+
+def differences() -> dict[tuple[str, ...], float]:
+    table = facts("imtiaz_sarwate_differences")["table"]
+    return {(r["data"], r["measure"], r["epsilon"], r["method"]): r["mean"] for r in table}
+
+
+def nearer() -> tuple[float, float]:
+    found = differences()
+    return ends(mean / found[*key[:3], "gaussian"] for key, mean in found.items() if key[3] == "SN")
+
+
+def off_at_one() -> tuple[float, float]:
+    return ends(100 * v for k, v in differences().items() if k[1].startswith("|A_k") and k[2:] == ("1", "SN"))
+
+
+def rate() -> tuple[float]:
+    table = facts("sn_theorem_2")["table"]
+    (row,) = (r for r in table if (r["method"], r["epsilon"], r["measure"]) == ("sn", "10", "norm of the noise"))
+    return (row["mean"] / row["published rate"],)
+
+
+def classifiers() -> tuple[int, int, int]:
+    every = facts("imtiaz_sarwate_classifiers")["classifiers"]
+    both = [c["train"] for c in every if c["error: SVD fits"] and c["error: private fit"]]
+    return len(every), both.count(4000), both.count(6000)
+
+
+def fewer() -> tuple[float, float]:
+    needed = facts("jiang_xie_zhang_samples")["rows needed"]
+    return ends(bound / needed["jiang-wishart"][d] for d, bound in needed["theorem 7"].items())
+
+
+def tasks() -> tuple[float, float, float]:
+    """Return how much worse the best noise of the paper is than Gaussian and Laplace noise as it is used there."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows("chanyaswad_tasks"):
+        found.setdefault(row["task"], {})[row["method"]] = float(row["mean"])
+
+    def worse(task: str) -> list[float]:
+        best = min(mean for method, mean in found[task].items() if method.startswith("MVG, theorem"))
+        return [best / found[task][plain] for plain in ("Gaussian, classical", "Laplace")]
+
+    least, most = ends(math.log10(x) for task in found if task != "regression" for x in worse(task))
+    return max(worse("regression")), least, most
+
+
+def orbits() -> dict[tuple[str, ...], float]:
+    return {
+        (r["family"], r["d"], r["k"], r["epsilon"], r["method"]): float(r["error"]) for r in rows("mangoubi_orbits")
+    }
+
+
+def below() -> tuple[float, float]:
+    names = ("family", "d", "k", "epsilon")
+    bounds = {tuple(str(bound[name]) for name in names): bound for bound in facts("mangoubi_orbits")["bounds"]}
+    every = [row for row in rows("mangoubi_orbits") if row["method"].startswith("algorithm")]
+    upper = [bounds[tuple(row[name] for name in names)][f"upper bound, {row['method']}"] for row in every]
+    return ends(bound / float(row["error of H"]) for bound, row in zip(upper, every, strict=True))
+
+
+def gained(family: str) -> tuple[float, float]:
+    found = orbits()
+    return ends(v / found[*k[:4], "algorithm 2"] for k, v in found.items() if k[0] == family and k[4] == "Amin et al.")
+
+
+def as_accurate() -> tuple[float, float]:
+    found = orbits()
+    return ends(
+        v / found[*k[:4], "two-sided Wishart"]
+        for k, v in found.items()
+        if k[:2] == ("projector", "32") and k[3] in {"1", "10"} and k[4] == "algorithm 2"
+    )
+
+
+CLAIMS: dict[str, Callable[[], tuple[float, ...]]] = {
+    r"([\d.]+) times the rate at epsilon 10": rate,
+    r"at 1 by (\d+) to (\d+) % of the largest eigenvalue": off_at_one,
+    r"`gaussian` is ([\d.]+) to ([\d.]+) times nearer": nearer,
+    r"(\d+) classifiers; (\w+) give both with 4000 rows, (\w+) with 6000": classifiers,
+    r"([\d.]+) to ([\d.]+) times fewer rows suffice": fewer,
+    r"by a factor of ([\d.]+) in the regression": lambda: tasks()[:1],
+    r"errors lie between the bounds, ([\d.]+) to ([\d.]+) times below the upper": below,
+    r"a factor of ([\d.]+) to ([\d.]+) on projectors": lambda: gained("projector"),
+    r"on projectors, and ([\d.]+) to ([\d.]+) at condition number 10": lambda: gained("condition 10"),
+    r"is ([\d.]+) to ([\d.]+) times as accurate on projectors of d = 32 at epsilon 1 and 10": as_accurate,
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_number_of_the_gallery_is_that_of_the_results(claim: str) -> None:
+    (found,) = re.findall(claim, PAGE)
+    said = [found] if isinstance(found, str) else found
+    for words, value in zip(said, CLAIMS[claim](), strict=True):
+        number = WORDS.get(words, words)
+        assert round(value, len(number.partition(".")[2])) == float(number), words
+
+
+def test_what_the_gallery_says_in_words_is_so() -> None:
+    _, least, most = tasks()
+    assert "by three to five orders of magnitude in the other two" in PAGE
+    assert (round(least), round(most)) == (3, 5)
+    assert "at epsilon .1 it is as far off as zero is" in PAGE
+    assert differences()["synthetic", "|A_k - A-hat_k| / lambda_1", "0.1", "SN"] > 1
