@@ -218,10 +218,10 @@ def caps_for(budget: PrivacyLoss, first: Guarantee | None = None) -> tuple[CapSe
 def certified(caps: Iterable[CapSet], budget: PrivacyLoss) -> bool:
     """Say whether caps keep the budget: the deltas of all sets, at its epsilon, are at most its delta together."""
     sets = list(caps)
-    if any(one.epsilon_micro > budget.epsilon_micro for one in sets):
+    if any(cap_set.epsilon_micro > budget.epsilon_micro for cap_set in sets):
         return False
     epsilon = Fraction(budget.epsilon_micro, MICRO)
-    return sum((one.delta(epsilon) for one in sets), Fraction(0)) <= Fraction(budget.delta_atto, ATTO)
+    return sum((cap_set.delta(epsilon) for cap_set in sets), Fraction(0)) <= Fraction(budget.delta_atto, ATTO)
 
 
 def prices(guarantee: Guarantee) -> Iterator[CapSet]:
@@ -239,7 +239,7 @@ def prices(guarantee: Guarantee) -> Iterator[CapSet]:
 def has_choice(guarantee: Guarantee, caps: Iterable[CapSet]) -> bool:
     """Say whether caps leave more than one way to charge a release, so that its price tells of what came before it."""
     options = list(prices(guarantee))
-    return any(sum(each.holds(price) for price in options) > 1 for each in caps)
+    return any(sum(cap_set.holds(price) for price in options) > 1 for cap_set in caps)
 
 
 class LeftJson(TypedDict):
@@ -261,14 +261,14 @@ class Left:
     share: float  # of the caps that is charged, from 0 to 1
 
     def __str__(self) -> str:
-        if _TOLD < self.share < 1:
+        if _EXHAUSTED < self.share < 1:
             return "next to nothing"
-        words = []
+        parts = []
         if self.gaussian_micro:
-            words.append(f"one gaussian release of epsilon {_short(self.gaussian_micro)} at delta {self.delta:g}")
+            parts.append(f"one gaussian release of epsilon {_short(self.gaussian_micro)} at delta {self.delta:g}")
         if self.pure_micro:
-            words.append(f"one pure release of epsilon {_short(self.pure_micro)}")
-        return " or ".join(words) or "nothing"
+            parts.append(f"one pure release of epsilon {_short(self.pure_micro)}")
+        return " or ".join(parts) or "nothing"
 
     @property
     def delta(self) -> float:
@@ -301,7 +301,7 @@ class Left:
         )
 
 
-_TOLD = 0.9999  # beyond this share of the caps, what is left is the rounding of what was charged
+_EXHAUSTED = 0.9999  # beyond this share of the caps, what is left is the rounding of what was charged
 
 
 def _short(micro: int) -> str:
@@ -395,7 +395,7 @@ class Filter:
 
 def _share(rest: CapSet, caps: CapSet) -> float:
     parts = zip(astuple(rest), astuple(caps), strict=True)
-    return max((1 - float(Fraction(left) / of) for left, of in parts if of), default=0.0)
+    return max((1 - float(Fraction(amount) / of) for amount, of in parts if of), default=0.0)
 
 
 def _largest(within: Callable[[int], bool], high: int, guess: int) -> int:
@@ -494,20 +494,20 @@ def fits(guarantees: Iterable[Guarantee], budget: PrivacyLoss) -> bool:
 
 def least_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int:
     """Return epsilon, in millionths, of the least budget with this delta that releases could all be charged to."""
-    every, most = list(guarantees), 10**6 * MICRO
+    every, limit = list(guarantees), 10**6 * MICRO
 
     def suffices(micro: int) -> bool:
         return fits(every, PrivacyLoss(micro, delta_atto))
 
-    low, high, step = 0, min(most, _likely_epsilon_micro(every, delta_atto)), 1
+    low, high, step = 0, min(limit, _likely_epsilon_micro(every, delta_atto)), 1
     while not suffices(high):
-        if high == most:
+        if high == limit:
             raise UsageError("No budget of so small a delta could pay for these releases.")
-        low, high, step = high, min(most, high + step), 4 * step
+        low, high, step = high, min(limit, high + step), 4 * step
     step = 1  # downwards from where the answer nearly always is
     while high - low > 1:
         middle = high - min(step, (high - low + 1) // 2)
-        low, high, step = (low, middle, 4 * step) if suffices(middle) else (middle, high, most)
+        low, high, step = (low, middle, 4 * step) if suffices(middle) else (middle, high, limit)
     return high
 
 
@@ -516,7 +516,7 @@ def _likely_epsilon_micro(guarantees: list[Guarantee], delta_atto: int) -> int:
     epsilons = max(1, sum(guarantee.loss.epsilon_micro for guarantee in guarantees))
     if not delta_atto:
         return epsilons
-    squares = (min(p.mu_squared for p in prices(one) if not p.epsilon_micro) for one in guarantees)
+    squares = (min(p.mu_squared for p in prices(item) if not p.epsilon_micro) for item in guarantees)
     by_mu = max(1, _least_of_caps(CapSet(mu_squared=sum(squares, Fraction(0))), Fraction(delta_atto, ATTO)))
     return by_mu if any(guarantee.loss.delta_atto for guarantee in guarantees) else min(by_mu, epsilons)
 

@@ -34,8 +34,10 @@ from dpdist.privacy.guarantee import PrivacyLoss
 Sample = npt.NDArray[np.float64]
 _CANDIDATES = 8000  # most thresholds that are looked at, evenly spread over the draws
 _SPANS = (1.5, 3.0, 6.0)  # widths of the window of log weights that an event of weighted draws allows
-_CAUTION = 0.01  # events are chosen by wider bounds than they are measured by, because other draws may see less
-_NO_MORE = 700.0  # largest exponent
+_SELECTION_FACTOR = (
+    0.01  # events are chosen by wider bounds than they are measured by, because other draws may see less
+)
+_MAX_EXPONENT = 700.0  # largest exponent
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Weighted:
     def interval(self, error: float) -> tuple[float, float]:
         """Return bounds after Hoeffding; each fails with probability at most ``error``."""
         unit, limit = math.exp(self.log_unit), -math.log(error) / self.draws
-        return _where(self.mean, 0.0, limit) * unit, _where(self.mean, 1.0, limit) * unit
+        return _divergence_root(self.mean, 0.0, limit) * unit, _divergence_root(self.mean, 1.0, limit) * unit
 
     @property
     def estimate(self) -> float:
@@ -94,7 +96,7 @@ class Weighted:
         return self.mean * math.exp(self.log_unit)
 
 
-def _where(mean: float, end: float, limit: float) -> float:
+def _divergence_root(mean: float, end: float, limit: float) -> float:
     """Return the point between a mean and an end of [0, 1] at which the divergence of the mean to it is ``limit``."""
 
     def divergence(x: float) -> float:
@@ -117,7 +119,7 @@ class Finding:
     more: Count | Weighted
     less: Count | Weighted
     error: float
-    apart: int = 1
+    distance: int = 1
     ratio: float = -math.inf
 
     def delta(self, epsilon: float) -> tuple[float, float, float]:
@@ -127,10 +129,10 @@ class Finding:
         lower bound is one on the delta of the mechanism at epsilon. The upper bound is about this event only.
         """
         (low, high), (less_low, less_high) = self.more.interval(self.error / 2), self.less.interval(self.error / 2)
-        factor = math.exp(min(self.apart * epsilon, _NO_MORE))
-        chain = math.fsum(math.exp(min(i * epsilon, _NO_MORE)) for i in range(self.apart))
+        factor = math.exp(min(self.distance * epsilon, _MAX_EXPONENT))
+        chain = math.fsum(math.exp(min(i * epsilon, _MAX_EXPONENT)) for i in range(self.distance))
         estimate = self.more.estimate - factor * self.less.estimate
-        bound = max(0.0, low - factor * less_high, -low * math.expm1(min(epsilon - self.ratio, _NO_MORE)))
+        bound = max(0.0, low - factor * less_high, -low * math.expm1(min(epsilon - self.ratio, _MAX_EXPONENT)))
         return bound / chain, estimate / chain, (high - factor * less_low) / chain
 
     def epsilon(self, delta: float) -> float:
@@ -138,7 +140,7 @@ class Finding:
         if self.delta(0.0)[0] <= delta:
             return 0.0
         low, high = 0.0, 1.0
-        while self.delta(high)[0] > delta and high < _NO_MORE:
+        while self.delta(high)[0] > delta and high < _MAX_EXPONENT:
             low, high = high, 2 * high
         for _ in range(50):
             middle = (low + high) / 2
@@ -147,7 +149,7 @@ class Finding:
 
 
 def examine(
-    first: Sample, second: Sample, error: float, *, epsilon: float | None = None, delta: float = 0.0, apart: int = 1
+    first: Sample, second: Sample, error: float, *, epsilon: float | None = None, delta: float = 0.0, distance: int = 1
 ) -> Finding:
     """Find the threshold that tells two samples apart best, and count it on draws that had no say in it."""
     halves = [(sample[: sample.size // 2], sample[sample.size // 2 :]) for sample in (first, second)]
@@ -155,16 +157,16 @@ def examine(
     best = (-math.inf, math.inf, 1, False)
     for swapped, (more, less) in enumerate([(chosen_first, chosen_second), (chosen_second, chosen_first)]):
         for sign in (1, -1):
-            score, threshold = _best_threshold(sign * more, sign * less, error, epsilon, delta, apart)
+            score, threshold = _best_threshold(sign * more, sign * less, error, epsilon, delta, distance)
             best = max(best, (score, threshold, sign, bool(swapped)))
     _, threshold, sign, swapped_over = best
     more, less = (rest_second, rest_first) if swapped_over else (rest_first, rest_second)
     hits = [int((sign * sample >= threshold).sum()) for sample in (more, less)]
-    return Finding(Count(hits[0], more.size), Count(hits[1], less.size), error, apart)
+    return Finding(Count(hits[0], more.size), Count(hits[1], less.size), error, distance)
 
 
 def _best_threshold(
-    more: Sample, less: Sample, error: float, epsilon: float | None, delta: float, apart: int
+    more: Sample, less: Sample, error: float, epsilon: float | None, delta: float, distance: int
 ) -> tuple[float, float]:
     """Return the best score over thresholds t of the event ``x >= t`` among the draws, and that t."""
     points = np.unique(np.concatenate([more, less]))
@@ -173,12 +175,12 @@ def _best_threshold(
     hits, wrong = (sample.size - np.searchsorted(np.sort(sample), points).astype(float) for sample in (more, less))
     if epsilon is not None:
         # One count more on the other side penalises events that look impossible there only because few were drawn.
-        score = hits / more.size - math.exp(min(apart * epsilon, _NO_MORE)) * (wrong + 1) / less.size
+        score = hits / more.size - math.exp(min(distance * epsilon, _MAX_EXPONENT)) * (wrong + 1) / less.size
     else:
         low, high = clopper_pearson(hits, more.size, error / 2)[0], clopper_pearson(wrong, less.size, error / 2)[1]
         score = log_excess(low, delta, high)
-    where = int(np.argmax(score))
-    return float(score[where]), float(points[where])
+    index = int(np.argmax(score))
+    return float(score[index]), float(points[index])
 
 
 def log_excess(low: Sample, delta: float, high: Sample) -> Sample:
@@ -206,7 +208,7 @@ class WeightedEvent:
     show.
     """
 
-    promise: float
+    shown_epsilon: float
     swapped: bool
     threshold: float
     top: float
@@ -215,7 +217,7 @@ class WeightedEvent:
     def measured(self, more: Sample, less: Sample, error: float, draws: int = 0) -> Finding:
         """Measure it by log weights, as if these were so many draws."""
         event = (_difference(more, less) >= self.threshold) & (more <= self.top) & (more >= self.top - self.span)
-        unit = self.top - min(self.threshold, _NO_MORE)
+        unit = self.top - min(self.threshold, _MAX_EXPONENT)
         first, second = Weighted.of(more, event, self.top), Weighted.of(less, event, unit)
         if draws:
             first, second = replace(first, draws=draws), replace(second, draws=draws)
@@ -229,7 +231,7 @@ def weighted_event(
 
     At least ``fewest`` of these draws are in it; so many thresholds are tried as there are ``candidates``.
     """
-    error *= _CAUTION
+    error *= _SELECTION_FACTOR
     best = WeightedEvent(-math.inf, False, math.inf, 0.0, 0.0)  # no draw is in it
     for swapped, (more, less) in enumerate([(first, second), (second, first)]):
         ratio = _difference(more, less)
@@ -242,10 +244,10 @@ def weighted_event(
             ):
                 for span in _SPANS:
                     event = WeightedEvent(0.0, bool(swapped), float(threshold), float(top), span)
-                    found = event.measured(more, less, error, draws)
-                    shown = _shown(found, delta) if found.more.hits >= fewest else -math.inf
-                    if shown > best.promise:
-                        best = replace(event, promise=shown)
+                    finding = event.measured(more, less, error, draws)
+                    shown = _shown(finding, delta) if finding.more.hits >= fewest else -math.inf
+                    if shown > best.shown_epsilon:
+                        best = replace(event, shown_epsilon=shown)
     return best
 
 
@@ -288,7 +290,7 @@ def to_json(finding: Finding, loss: PrivacyLoss) -> dict[str, Any]:
         "delta_upper_of_this_event": high,
         "epsilon_lower": finding.epsilon(loss.delta),
         "confidence": 1 - finding.error,
-        "rows_apart": finding.apart,
+        "rows_apart": finding.distance,
         "counts": [[measured.hits, measured.draws] for measured in (finding.more, finding.less)],
         "rejected": rejects(finding, loss),
     }

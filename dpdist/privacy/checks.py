@@ -28,35 +28,35 @@ _EXPONENT = 700.0  # largest x whose ``exp(x)`` is a float
 
 def cautions(loss: PrivacyLoss, neighbours: Neighbours, rows: int | None) -> tuple[str, ...]:
     """Return what should be known of a guarantee that promises little, a sentence or two each; none of most."""
-    said = []
+    messages = []
     if loss.epsilon_micro > LARGEST_EPSILON * MICRO:
         odds = f"{math.exp(loss.epsilon):.3g}" if loss.epsilon < _EXPONENT else f"e^{loss.epsilon:g}"
-        said.append(
+        messages.append(
             f"Epsilon {loss.epsilon:g} is above {LARGEST_EPSILON} and hardly protects a row: whoever knows all others "
             f"may find one value of it {odds} times as likely as another."
         )
     if neighbours is Neighbours.ADD_REMOVE and loss.delta_atto >= _LARGE_DELTA_ATTO:
-        said.append(
+        messages.append(
             f"Delta {loss.delta:g} is large: it should be far below one over the number of rows, and of "
             f"{math.ceil(ATTO / loss.delta_atto)} rows or more it lets one be published as it is."
         )
     if rows is not None and reaches_one(loss, neighbours, rows):
-        said.append(
+        messages.append(
             f"Delta {loss.delta:g} is not below one over the number of rows, {rows}: it lets one of them, taken at "
             "random, be published as it is."
         )
-    return tuple(said)
+    return tuple(messages)
 
 
 def warn(loss: PrivacyLoss, neighbours: Neighbours, rows: int | None) -> None:
     """Say the same to a caller in Python, as a :class:`dpdist.errors.WeakGuaranteeWarning` each."""
-    for said in cautions(loss, neighbours, rows):
-        warnings.warn(said, WeakGuaranteeWarning, stacklevel=3)
+    for message in cautions(loss, neighbours, rows):
+        warnings.warn(message, WeakGuaranteeWarning, stacklevel=3)
 
 
-def in_words(said: tuple[str, ...]) -> str:
+def in_words(messages: tuple[str, ...]) -> str:
     """Return cautions as they follow a sentence: empty where there are none."""
-    return f" CAUTION: {' '.join(said)}" if said else ""
+    return f" CAUTION: {' '.join(messages)}" if messages else ""
 
 
 def require_small_delta(loss: PrivacyLoss, neighbours: Neighbours, rows: int, *, accepted: bool) -> None:

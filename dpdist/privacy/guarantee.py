@@ -55,12 +55,12 @@ class Neighbours(enum.StrEnum):
     ADD_REMOVE = "add-remove"  # one row more or fewer; n is private
 
 
-def neighbours_of(given: str) -> Neighbours:
+def neighbours_of(name: str) -> Neighbours:
     """Return the relation that a word stands for."""
     try:
-        return Neighbours(given)
+        return Neighbours(name)
     except ValueError:
-        raise UsageError(f"{parameter('neighbours')} must be one of {', '.join(Neighbours)}, not {given!r}.") from None
+        raise UsageError(f"{parameter('neighbours')} must be one of {', '.join(Neighbours)}, not {name!r}.") from None
 
 
 class Arithmetic(enum.StrEnum):
@@ -250,11 +250,11 @@ class MixedBudget(PrivacyLoss):
                 f"({parameter('budget_pure')}, {parameter('budget_delta_reserve')}), or a budget with "
                 f"{parameter('budget_delta')}."
             )
-        for part, whole, of, name in (
+        for part, limit, of, name in (
             (self.pure_micro, self.epsilon_micro, f"epsilon of the budget, {self.epsilon:g}", "budget_pure"),
             (self.reserve_atto, self.delta_atto, f"delta of the budget, {self.delta:g}", "budget_delta_reserve"),
         ):
-            if not 0 <= part <= whole:
+            if not 0 <= part <= limit:
                 raise UsageError(
                     f"What is declared for other than Gaussian releases is from 0 to the {of}.", parameter=name
                 )

@@ -71,11 +71,11 @@ class Charge:
 
     def borne(self) -> Iterator[tuple[str, Guarantee]]:
         """Yield each period that is read, and what the release guarantees its rows."""
-        square, most = self.guarantee.mu_squared, max(self.weights, default=1)
-        by_weight = {most: self.guarantee}
-        for period, weight in zip(self.periods, self.weights or (most,) * len(self.periods), strict=True):
+        square, largest = self.guarantee.mu_squared, max(self.weights, default=1)
+        by_weight = {largest: self.guarantee}
+        for period, weight in zip(self.periods, self.weights or (largest,) * len(self.periods), strict=True):
             if weight not in by_weight and square is not None:
-                by_weight[weight] = replace(self.guarantee, mu_squared=square * Fraction(weight, most) ** 2)
+                by_weight[weight] = replace(self.guarantee, mu_squared=square * Fraction(weight, largest) ** 2)
             yield period, by_weight[weight]
 
 
@@ -93,7 +93,7 @@ class PeriodFilters:
     periods: InitVar[Iterable[str]] = ()
     to_come: Filter = field(init=False)
     closed: dict[str, Filter] = field(init=False)
-    _own: set[str | None] = field(init=False, default_factory=set, compare=False, repr=False)
+    _unshared: set[str | None] = field(init=False, default_factory=set, compare=False, repr=False)
     """The accounts that nobody else holds, by period, None for that to come. Others are copied before they change: a
     night looks at thousands of periods and charges a few."""
 
@@ -110,22 +110,22 @@ class PeriodFilters:
 
     def copy(self) -> PeriodFilters:
         """Return accounts of their own with the same charges."""
-        self._own.clear()
+        self._unshared.clear()
         return PeriodFilters.resumed(self.to_come, dict(self.closed))
 
     def close(self, period: str) -> None:
         """Open the account of a period: its rows bear what was charged to rows of periods to come."""
-        self._own -= {None, period}
+        self._unshared -= {None, period}
         self.closed[period] = self.to_come
 
     def _account(self, period: str | None) -> Filter:
         return self.to_come if period is None else self.closed[period]
 
-    def _owned(self, period: str | None) -> Filter:
+    def _writable(self, period: str | None) -> Filter:
         """Return an account that may be changed, as nobody else holds it."""
-        if period not in self._own:
+        if period not in self._unshared:
             account = self._account(period).copy()
-            self._own.add(period)
+            self._unshared.add(period)
             if period is None:
                 self.to_come = account
             else:
@@ -148,21 +148,21 @@ class PeriodFilters:
         if any(all(part is None for part in price) for _, price in bearing):
             return False
         for period, price in bearing:
-            self._owned(period).charge(key, price)
+            self._writable(period).charge(key, price)
         return True
 
     def refund(self, key: str) -> None:
         """Take back a charge; only of a release that nobody has seen."""
         for period in (None, *self.closed):
             if key in self._account(period).charged:
-                self._owned(period).refund(key)
+                self._writable(period).refund(key)
 
     def left(self, periods: Iterable[str] = ()) -> Left:
         """Return what can still be charged to a release that reads some periods; none named: the whole table."""
         # most periods of a year bear the same, and share one object: fractions take long to hash
         accounts = [self.closed[period] for period in periods] or [self.to_come, *self.closed.values()]
-        apart = {id(account.rest): account for account in accounts}
-        alike = {account.rest: account for account in apart.values()}
+        distinct = {id(account.rest): account for account in accounts}
+        alike = {account.rest: account for account in distinct.values()}
         least: list[Price] = []
         for rest in alike:
             if not any(_within(other, rest) for other in least):

@@ -47,10 +47,10 @@ def divided(
 ) -> tuple[PrivacyLoss, PrivacyLoss]:
     """Return the losses of a stage and of the release after it, which together keep to a loss."""
     if gaussian:
-        whole = 1 / Fraction(gaussian_sigma(loss)) ** 2
-        first = largest_gaussian(share * whole, loss)
+        mu_squared = 1 / Fraction(gaussian_sigma(loss)) ** 2
+        first = largest_gaussian(share * mu_squared, loss)
         spent = None if first is None else stage(first).mu_squared
-        rest = None if spent is None else largest_gaussian(whole - spent, loss)
+        rest = None if spent is None else largest_gaussian(mu_squared - spent, loss)
         if first is None or rest is None:
             raise _too_small(loss)
         return first, rest
@@ -72,14 +72,14 @@ def together(stage: Guarantee, release: Guarantee, loss: PrivacyLoss) -> Guarant
     ranges: tuple[Fraction, ...] = ()
     if len(squares) == len(parts):
         square = sum(squares, Fraction(0))
-        kept = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), square) <= loss.delta
+        holds = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), square) <= loss.delta
     else:
-        kept = PrivacyLoss(
+        holds = PrivacyLoss(
             sum(part.loss.epsilon_micro for part in parts), sum(part.loss.delta_atto for part in parts)
         ).within(loss)
         if not loss.delta_atto:
             ranges = _ranges(stage) + _ranges(release)
-    if not kept or stage.neighbours is not release.neighbours:
+    if not holds or stage.neighbours is not release.neighbours:
         raise AssertionError("a loss that was divided is kept by both parts together")
     return Guarantee(
         neighbours=release.neighbours,

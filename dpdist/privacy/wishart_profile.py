@@ -152,9 +152,9 @@ def _given_g_and_q(
     """Return delta given ``g`` and ``q = root²`` (scale 1), shape (g.size, root.size)."""
     mu1, mu2 = mu
     ratio = mu1 / (theta * g)
-    rest = epsilon - (mu1 - mu2) / theta + (kappa - 1) * np.log1p(ratio)
+    adjusted = epsilon - (mu1 - mu2) / theta + (kappa - 1) * np.log1p(ratio)
     shift = mu2 - theta * (ratio / (1 + ratio))[:, None] * root**2
-    return _excess(np.broadcast_to(rest[:, None], shift.shape), shift, kappa, theta)
+    return _excess(np.broadcast_to(adjusted[:, None], shift.shape), shift, kappa, theta)
 
 
 def _pair_bound(epsilon: float, kappa: float, theta: float, mu: tuple[float, float]) -> float:

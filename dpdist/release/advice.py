@@ -38,36 +38,36 @@ from dpdist.release.request import CLIP_GRID, ReleaseRequest, parts_of
 from dpdist.rows.table import Table
 
 
-def blindly_scaled_words(found: Heading) -> str:
+def blindly_scaled_words(heading: Heading) -> str:
     """Name the columns of which no variance was seen, and those that weigh nothing; sentences, or nothing."""
-    return describe(*found.blindly_scaled)
+    return describe(*heading.blindly_scaled)
 
 
 def describe(unseen: Sequence[str], weightless: Sequence[str]) -> str:
     """Say the same of columns that are known by name."""
-    said = []
+    sentences = []
     if unseen:
         scaled = "a public rule scaled it" if len(unseen) == 1 else "public rules scaled them"
         columns = counted(len(unseen), "column")
-        said.append(f"No variance was seen, over the noise, of {columns}, so {scaled}: {listed(unseen)}.")
+        sentences.append(f"No variance was seen, over the noise, of {columns}, so {scaled}: {listed(unseen)}.")
     if weightless:
-        said.append(
+        sentences.append(
             f"{counted(len(weightless), 'column')} had numbers beyond 2^20, and weigh nothing: {listed(weightless)}. "
             f"Nothing is known of them. {cure()}"
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
-def blindly_scaled_json(found: Heading) -> dict[str, list[str]]:
+def blindly_scaled_json(heading: Heading) -> dict[str, list[str]]:
     """Return the same as JSON values."""
-    unseen, weightless = found.blindly_scaled
+    unseen, weightless = heading.blindly_scaled
     return {"no_variance_seen": list(unseen), "weigh_nothing": list(weightless)}
 
 
-def weightless(found: Heading, columns: Sequence[int]) -> tuple[int, ...]:
+def weightless(heading: Heading, columns: Sequence[int]) -> tuple[int, ...]:
     """Return those of some columns that weigh nothing."""
-    names = set(found.blindly_scaled[1])
-    return tuple(i for i in columns if found.names[i] in names)
+    names = set(heading.blindly_scaled[1])
+    return tuple(i for i in columns if heading.names[i] in names)
 
 
 def cure() -> str:
@@ -75,9 +75,9 @@ def cure() -> str:
     return f"Give them other units, or a public range ({parameter('schema')}), and release anew."
 
 
-_MOST_MICRO = LARGEST_EPSILON * MICRO
+_MAX_MICRO = LARGEST_EPSILON * MICRO
 """The largest epsilon that is recommended, in millionths: beyond it little is private."""
-_SHORT = NormGrid(1, 1024, 1)
+_SHORT_GRID = NormGrid(1, 1024, 1)
 """So many norms are enough where ten octaves are publicly known to hold the quantile."""
 
 
@@ -149,10 +149,10 @@ def enough_epsilon(request: RequestT, excess: Callable[[RequestT], float]) -> in
     ``excess`` is above 1 where it is not, and falls as 1 / epsilon, or a little slower.
     """
     while (factor := excess(request)) > 1:
-        if request.loss.epsilon_micro >= _MOST_MICRO:
+        if request.loss.epsilon_micro >= _MAX_MICRO:
             return None
         micro = two_digits(request.loss.epsilon_micro * max(1.05, factor))
-        request = at_epsilon(request, min(_MOST_MICRO, micro))
+        request = at_epsilon(request, min(_MAX_MICRO, micro))
     return request.loss.epsilon_micro
 
 
@@ -167,16 +167,16 @@ def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: i
     if request.clip_norm != "private" or request.neighbours is not Neighbours.REPLACE_ONE:
         return None
 
-    def median(asked: ReleaseRequest) -> tuple[PrivacyLoss, float]:
+    def median(trial: ReleaseRequest) -> tuple[PrivacyLoss, float]:
         """Return the loss of the stage that chooses a clip norm, and the rank error of the median, in rows."""
-        stage = parts_of(asked.on_grid(columns, rows, max_rows), columns, max_rows).stages["clip norm"]
+        stage = parts_of(trial.on_grid(columns, rows, max_rows), columns, max_rows).stages["clip norm"]
         error = rank_error(stage.noise, len(CLIP_GRID.edges), Fraction(1, 2), rows_known=True)
         return stage.guarantee.loss, error
 
     loss, error = median(request)
     if 2 * error <= rows:
         return None
-    enough = enough_epsilon(request, lambda asked: 2 * median(asked)[1] / max(rows, 1))
+    enough = enough_epsilon(request, lambda trial: 2 * median(trial)[1] / max(rows, 1))
     cure = f"The table is too small: epsilon {LARGEST_EPSILON} is not enough. Choose"
     if enough is not None:
         cure = f"Ask for {parameter('epsilon', f'{enough / MICRO:g}')} or more, or choose"
@@ -194,53 +194,53 @@ def useful_epsilon(request: NormsRequest, table: Table, quantile: Fraction) -> i
     if request.neighbours is not Neighbours.REPLACE_ONE:
         return None
     goal = max(float(min(quantile, 1 - quantile) * table.rows / 2), 1e-9)
-    return enough_epsilon(request, lambda asked: worth_of(asked, table, quantile).error / goal)
+    return enough_epsilon(request, lambda trial: worth_of(trial, table, quantile).error / goal)
 
 
-def forecast(request: NormsRequest, table: Table, asked: Fraction | None, left_micro: int | None = None) -> str:
+def forecast(request: NormsRequest, table: Table, requested: Fraction | None, left_micro: int | None = None) -> str:
     """Say what an answer will be worth, before anything is spent."""
-    quantile = Fraction(1, 2) if asked is None else asked
-    worth = worth_of(request, table, quantile)
-    if worth.rows is None:
+    quantile = Fraction(1, 2) if requested is None else requested
+    accuracy = worth_of(request, table, quantile)
+    if accuracy.rows is None:
         return (
-            f"Forecast: the noise {worth.moved}. Whether this is little depends on the number of rows, which is "
-            f"private: the answer is useful from {math.ceil(2 * worth.error / min(quantile, 1 - quantile))} rows on."
+            f"Forecast: the noise {accuracy.moved}. Whether this is little depends on the number of rows, which is "
+            f"private: the answer is useful from {math.ceil(2 * accuracy.error / min(quantile, 1 - quantile))} rows on."
             f"{free_norm(table, request)}"
         )
-    if not worth.tells:
+    if not accuracy.tells:
         raise RefusedError(
-            f"At {request.loss} the noise {worth.moved}, and only {float((1 - quantile) * table.rows):.0f} of "
+            f"At {request.loss} the noise {accuracy.moved}, and only {float((1 - quantile) * table.rows):.0f} of "
             f"{table.rows} rows lie above the {float(quantile):g}-quantile: the answer would be worth nothing. Nothing "
             f"was read or spent. {_advice(request, table, quantile, left_micro)}"
         )
-    said = f"Forecast: the noise {worth.moved} of {worth.rows}"
-    if asked is not None:
-        said += f". The clip norm will lie {worth.ends()}, rounded up to the grid"
-    if worth.useful:
-        return f"{said}.{free_norm(table, request)}"
-    return f"{said}, which is rough. {_advice(request, table, quantile, left_micro)}"
+    message = f"Forecast: the noise {accuracy.moved} of {accuracy.rows}"
+    if requested is not None:
+        message += f". The clip norm will lie {accuracy.ends()}, rounded up to the grid"
+    if accuracy.useful:
+        return f"{message}.{free_norm(table, request)}"
+    return f"{message}, which is rough. {_advice(request, table, quantile, left_micro)}"
 
 
 def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro: int | None) -> str:
     """Say what makes the answer useful: a larger epsilon, if the budget has it, or a shorter grid."""
-    most = _MOST_MICRO if left_micro is None else min(left_micro, _MOST_MICRO)
-    found, short = useful_epsilon(request, table, quantile), None
-    if found is not None and found <= most:
-        ends = worth_of(at_epsilon(request, found), table, quantile).ends()
-        said = f"Take {parameter('epsilon', f'{found / MICRO:g}')} or more: the clip norm then lies {ends}."
+    limit = _MAX_MICRO if left_micro is None else min(left_micro, _MAX_MICRO)
+    enough, short = useful_epsilon(request, table, quantile), None
+    if enough is not None and enough <= limit:
+        ends = worth_of(at_epsilon(request, enough), table, quantile).ends()
+        message = f"Take {parameter('epsilon', f'{enough / MICRO:g}')} or more: the clip norm then lies {ends}."
     else:
-        needed = f"more than {LARGEST_EPSILON}" if found is None else f"{found / MICRO:g}"
+        needed = f"more than {LARGEST_EPSILON}" if enough is None else f"{enough / MICRO:g}"
         has = "" if left_micro is None else f", and the budget has {left_micro / MICRO:.4g} left for it"
-        said = f"The table is too small for this grid and quantile: it would take epsilon {needed}{has}."
-    if len(request.grid.edges) > len(_SHORT.edges):
-        short = useful_epsilon(replace(request, grid=_SHORT), table, quantile)
-    if short is not None and short <= most:
-        said += (
+        message = f"The table is too small for this grid and quantile: it would take epsilon {needed}{has}."
+    if len(request.grid.edges) > len(_SHORT_GRID.edges):
+        short = useful_epsilon(replace(request, grid=_SHORT_GRID), table, quantile)
+    if short is not None and short <= limit:
+        message += (
             f" Or take {parameter('epsilon', f'{short / MICRO:g}')} and a grid of ten octaves ({parameter('grid')} "
             "LOW:HIGH:1, HIGH 1024 times LOW), if public knowledge says that the quantile lies in it."
         )
-    said += f" Or take a smaller {parameter('quantile')}, or choose the clip norm from what is publicly known."
-    return said + free_norm(table, request)
+    message += f" Or take a smaller {parameter('quantile')}, or choose the clip norm from what is publicly known."
+    return message + free_norm(table, request)
 
 
 def require_centre_of_dropped(table: Table, *, centred: bool) -> None:

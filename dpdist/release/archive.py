@@ -87,10 +87,10 @@ def _put(array: Array, rows: range, columns: range, tile: npt.NDArray[np.generic
     """Write a tile and its mirror image, as far as the array goes."""
     tile = tile[: max(0, array.shape[0] - rows.start), : max(0, array.shape[1] - columns.start)]
     if tile.size:
-        here = slice(rows.start, rows.start + tile.shape[0]), slice(columns.start, columns.start + tile.shape[1])
-        array[here] = tile
+        block = slice(rows.start, rows.start + tile.shape[0]), slice(columns.start, columns.start + tile.shape[1])
+        array[block] = tile
         if rows.start != columns.start:
-            array[here[::-1]] = tile.T
+            array[block[::-1]] = tile.T
 
 
 def _files(store: MemoryStore) -> Iterator[bytes]:
@@ -107,14 +107,14 @@ def _files(store: MemoryStore) -> Iterator[bytes]:
 
 def publish(archive: IO[bytes], target: AnyStore, *, private: bool = False) -> None:
     """Unpack an archive to target: all of it appears at once, flushed; the same bytes already there are left alone."""
-    store, put = store_at(target), list[str]()
+    store, names = store_at(target), list[str]()
 
     def unpack() -> None:
         digest = partial(_digest, archive)
-        with store.staged("release", private=private, identity=digest, keys=lambda: put) as aside:
+        with store.staged("release", private=private, identity=digest, keys=lambda: names) as staging:
             for name, content in _members(archive):
-                aside.put(name, content)
-                put.append(name)
+                staging.put(name, content)
+                names.append(name)
 
     make_once(partial(holds, store, archive), unpack)
 
@@ -127,11 +127,11 @@ def _digest(archive: IO[bytes]) -> str:
 def holds(target: AnyStore, archive: IO[bytes]) -> bool:
     """Say whether what stands at target is what an archive publishes, to the byte."""
     store = store_at(target)
-    left = dict(store.list())
+    remaining = dict(store.list())
     for name, content in _members(archive):
-        if left.pop(name, None) != len(content) or store.get(name) != content:
+        if remaining.pop(name, None) != len(content) or store.get(name) != content:
             return False
-    return not left
+    return not remaining
 
 
 def _members(archive: IO[bytes]) -> Iterator[tuple[str, bytes]]:

@@ -115,8 +115,8 @@ class Heading:
     @property
     def corner(self) -> int | None:
         """What the last entry of an augmented matrix is known to be, ``n constant²``; None where it is noisy."""
-        known = self.bound.constant and self.rows is not None and not self.weights
-        return (self.rows or 0) * self.bound.constant**2 if known else None
+        is_public = self.bound.constant and self.rows is not None and not self.weights
+        return (self.rows or 0) * self.bound.constant**2 if is_public else None
 
     @property
     def row_sum_step(self) -> float:
@@ -125,14 +125,14 @@ class Heading:
 
     def guarantee_words(self) -> str:
         """Return the guarantee, if there is one, as part of a sentence."""
-        said = f"{self.guarantee.loss if self.guarantee else 'nothing proved'} under {self.neighbours}"
+        text = f"{self.guarantee.loss if self.guarantee else 'nothing proved'} under {self.neighbours}"
         if self.unit is not None:
-            said += f" of the rows of one {self.unit.column}, {self.unit.most}"
-        return said if self.condition is None else f"{said}, if {self.condition}"
+            text += f" of the rows of one {self.unit.column}, {self.unit.most}"
+        return text if self.condition is None else f"{text}, if {self.condition}"
 
     def attributes(self) -> dict[str, object]:
         """Return the JSON attributes of release.zarr."""
-        known = {
+        values = {
             "format": FORMAT,
             "release_id": self.release_id,
             "mechanism": self.mechanism,
@@ -156,7 +156,7 @@ class Heading:
             "window": self.window,
             "library": f"dpdist {__version__}",
         }
-        return {name: as_json(value) for name, value in known.items() if value is not None or name in _ALWAYS}
+        return {name: as_json(value) for name, value in values.items() if value is not None or name in _ALWAYS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,18 +316,18 @@ class Release(Heading):
         d = self.bound.columns
         rows: Matrix = self._integers(slice(start, min(stop, d)), slice(d)).astype(np.float64)
         rows *= self.bound.unit**2
-        places = np.arange(len(rows))
-        rows[places, start + places] -= self.rounding_diagonal
+        indices = np.arange(len(rows))
+        rows[indices, start + indices] -= self.rounding_diagonal
         return rows
 
     @property
     def moment_diagonal(self) -> Matrix:
         """The diagonal of the second moment, (d,) float64, of which no more than square tiles are read."""
-        d, found = self.bound.columns, []
+        d, parts = self.bound.columns, []
         for start in range(0, d, TILE):
-            place = slice(start, min(start + TILE, d))
-            found.append(np.diagonal(self._integers(place, place)))
-        diagonal: Matrix = np.concatenate(found).astype(np.float64)
+            tile = slice(start, min(start + TILE, d))
+            parts.append(np.diagonal(self._integers(tile, tile)))
+        diagonal: Matrix = np.concatenate(parts).astype(np.float64)
         diagonal *= self.bound.unit**2
         return diagonal - self.rounding_diagonal
 
@@ -362,38 +362,38 @@ def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
     moment = arrays.get("second_moment")
     if moment is None:  # of periods that are added by weights
         periods = [extent.stop - extent.start for extent in release.extents if extent.start is not None and extent.stop]
-        whole = periods == [len(release.weights)]
+        consistent = periods == [len(release.weights)]
     else:
-        whole = moment.shape == (d, d) and moment.dtype == np.float64
-        if whole and (total := release.row_sum) is not None:
-            whole = np.array_equal(np.asarray(arrays["row_sum"][:]), total)
-    if answer.shape != (width, width) or not whole:
+        consistent = moment.shape == (d, d) and moment.dtype == np.float64
+        if consistent and (total := release.row_sum) is not None:
+            consistent = np.array_equal(np.asarray(arrays["row_sum"][:]), total)
+    if answer.shape != (width, width) or not consistent:
         return False
-    places = ((slice(r.start, r.stop), slice(c.start, c.stop)) for r, c in Band.whole(width).tiles())
-    return all(_tile_is_sound(answer, moment, place, release.bound.unit) for place in places)
+    tiles = ((slice(r.start, r.stop), slice(c.start, c.stop)) for r, c in Band.whole(width).tiles())
+    return all(_tile_is_sound(answer, moment, tile, release.bound.unit) for tile in tiles)
 
 
 def _tile_is_sound(
-    answer: Array | npt.NDArray[np.generic], moment: Array | None, place: tuple[slice, slice], unit: float
+    answer: Array | npt.NDArray[np.generic], moment: Array | None, index: tuple[slice, slice], unit: float
 ) -> bool:
     """Say whether a tile of the integers is the mirror image of its opposite, and the second moment follows them."""
-    across = place[::-1]
-    tile = np.asarray(answer[place])
-    if not np.array_equal(tile, np.asarray(answer[across]).T):
+    mirrored = index[::-1]
+    tile = np.asarray(answer[index])
+    if not np.array_equal(tile, np.asarray(answer[mirrored]).T):
         return False
     if moment is None:
         return True
-    expected = tile[: moment.shape[0] - place[0].start, : moment.shape[1] - place[1].start] * unit**2
-    return np.array_equal(np.asarray(moment[place]), expected) and np.array_equal(
-        np.asarray(moment[across]), expected.T
+    expected = tile[: moment.shape[0] - index[0].start, : moment.shape[1] - index[1].start] * unit**2
+    return np.array_equal(np.asarray(moment[index]), expected) and np.array_equal(
+        np.asarray(moment[mirrored]), expected.T
     )
 
 
 def _follows(stage: Stage, bound: RowBound) -> bool:
     """Say whether rows were bounded by what was chosen, and there is something chosen for each column."""
-    taken = {"clip_norm": bound.clip_norm, "centre": bound.centre, "scale": bound.scale}
+    applied = {"clip_norm": bound.clip_norm, "centre": bound.centre, "scale": bound.scale}
     return all(
-        value == taken.get(name, value)
+        value == applied.get(name, value)
         and (len(value) == bound.columns if isinstance(value, tuple) else name in {"clip_norm", "quantile"})
         for name, value in stage.chosen.items()
     )
@@ -445,29 +445,29 @@ def open_release(path: AnyStore) -> Release:
         f"There is no release at {store}. Make one with: {step('release', 'ROWS', store, epsilon='E', clip='C')}",
     )
     try:
-        said = convert(info, Attributes)
-        bound = RowBound.from_json(said.bound)
-        moment = mechanism_named(said.mechanism).info.output is Output.SECOND_MOMENT
+        attributes = convert(info, Attributes)
+        bound = RowBound.from_json(attributes.bound)
+        moment = mechanism_named(attributes.mechanism).info.output is Output.SECOND_MOMENT
         names = {"lattice"} if moment else {"components"}
-        if moment and not said.weights:
+        if moment and not attributes.weights:
             names |= {"second_moment", "row_sum"} if bound.constant else {"second_moment"}
         arrays = complete_arrays(store, names)
         stored = arrays["lattice" if moment else "components"]
         if stored.dtype != (np.int64 if moment else np.float64):
             raise TypeError  # noqa: TRY301 - one message for whatever is wrong
         release = Release(
-            names=said.columns,
-            claim=None if said.claim is None else PrivacyLoss.from_json(said.claim),
-            guarantee=None if said.guarantee is None else Guarantee.from_json(said.guarantee),
+            names=attributes.columns,
+            claim=None if attributes.claim is None else PrivacyLoss.from_json(attributes.claim),
+            guarantee=None if attributes.guarantee is None else Guarantee.from_json(attributes.guarantee),
             bound=bound,
-            noise=Noise.from_json(said.noise),
-            rows=said.n,
+            noise=Noise.from_json(attributes.noise),
+            rows=attributes.n,
             answer=stored if stored.nbytes > _IN_MEMORY else np.asarray(stored[...]),
-            unit=None if said.unit is None else said.unit.unit,
-            schema=None if said.schema is None else Schema.from_json(said.schema),
-            **{name: getattr(said, name) for name in _AS_STORED},
+            unit=None if attributes.unit is None else attributes.unit.unit,
+            schema=None if attributes.schema is None else Schema.from_json(attributes.schema),
+            **{name: getattr(attributes, name) for name in _AS_STORED},
         )
-        sound = _is_sound(release, arrays) and said.status == release.status
+        sound = _is_sound(release, arrays) and attributes.status == release.status
     except ResumableError:  # its store did not answer
         raise
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries

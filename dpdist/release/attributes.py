@@ -96,9 +96,9 @@ class Coverage(Struct, frozen=True, forbid_unknown_fields=True):
 
 def merged(extents: Iterable[Coverage]) -> tuple[Coverage, ...]:
     """Return disjoint extents with neighbours joined, in order."""
-    out: list[Coverage] = []
+    joined: list[Coverage] = []
     for extent in sorted(extents, key=lambda e: (e.dataset, e.start or 0, e.stop or 0)):
-        last = out[-1] if out and out[-1].dataset == extent.dataset else None
+        last = joined[-1] if joined and joined[-1].dataset == extent.dataset else None
         if last is not None:
             if last.stop is None or extent.start is None or extent.stop is None or extent.start < last.stop:
                 raise RefusedError(
@@ -106,7 +106,7 @@ def merged(extents: Iterable[Coverage]) -> tuple[Coverage, ...]:
                     "would count twice. Leave one of the two out."
                 )
             if extent.start == last.stop:
-                out[-1] = replace(last, stop=extent.stop, last=extent.last)
+                joined[-1] = replace(last, stop=extent.stop, last=extent.last)
                 continue
-        out.append(extent)
-    return tuple(out)
+        joined.append(extent)
+    return tuple(joined)

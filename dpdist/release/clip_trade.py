@@ -92,16 +92,16 @@ def traces(histogram: NormHistogram, clips: Floats) -> Floats:
     first, last = _occupied(histogram)
     edges, counts = np.array(histogram.edges), np.array(histogram.counts, dtype=np.float64)
     norms = np.concatenate([edges[:1] / math.sqrt(2), np.sqrt(edges[:-1] * edges[1:]), edges[-1:]])
-    found: Floats = np.minimum.outer(clips, norms[first:last]) ** 2 @ counts[first:last]
-    return found
+    trace: Floats = np.minimum.outer(clips, norms[first:last]) ** 2 @ counts[first:last]
+    return trace
 
 
-def losses(number: int, columns: int, share: float, clips: Floats, trace: Floats, whole: float) -> Floats:
+def losses(number: int, columns: int, share: float, clips: Floats, trace: Floats, total: float) -> Floats:
     """Return what captured variance loses, about, at each clip norm: by noise and by shortening, from 0 on."""
     harmonic = (1 / np.arange(1, columns + 1)).cumsum()
     noise = (columns - number) * (share * clips**2 * harmonic[-1] / trace) ** 2
     noise *= number * (number + 1) / 2 / harmonic[number - 1]
-    lost: Floats = noise / (1 + noise) + _SHORTENING * (1 - trace / whole) ** 2
+    lost: Floats = noise / (1 + noise) + _SHORTENING * (1 - trace / total) ** 2
     return lost
 
 
@@ -119,15 +119,15 @@ class Trade:
 def trades(norms: Sequence[float], columns: int, rows: int, share: float, edge: float) -> tuple[Trade, ...]:
     """Return what each of the guessed norms would cost as a clip norm, smallest first."""
     guess, clips = np.array(norms, dtype=np.float64), np.unique(norms)
-    trace, whole = rows * (np.minimum.outer(clips, guess) ** 2).mean(axis=1), rows * (guess**2).mean()
-    each = {k: losses(k, columns, share, clips, trace, whole) for k in LEADING if k < columns}
+    trace, total = rows * (np.minimum.outer(clips, guess) ** 2).mean(axis=1), rows * (guess**2).mean()
+    by_number = {k: losses(k, columns, share, clips, trace, total) for k in LEADING if k < columns}
     return tuple(
         Trade(
             clip_norm=float(clip),
             longer=float((guess > clip).mean()),
-            lost=float(1 - trace[i] / whole),
+            lost=float(1 - trace[i] / total),
             noise=float(edge * clip**2 / trace[i]),
-            losses={k: float(loss[i]) for k, loss in each.items()},
+            losses={k: float(loss[i]) for k, loss in by_number.items()},
         )
         for i, clip in enumerate(clips)
     )
@@ -139,18 +139,18 @@ def quantile_for(purpose: ForComponents, histogram: NormHistogram, columns: int,
     It is one that the histogram surely answers; 0.95 where it answers none, or its noise hides all norms.
     """
     share = noise_share(purpose, histogram.guarantee.neighbours, columns, max_rows)
-    *trace, whole = traces(histogram, np.array([*histogram.edges, np.inf]))
-    found: dict[int, Fraction] = {}
+    *trace, total = traces(histogram, np.array([*histogram.edges, np.inf]))
+    quantiles: dict[int, Fraction] = {}
     for quantile in _QUANTILES:
-        place = histogram.quantile(quantile)
-        if place.edge is not None and place.up_to_edge is not None and trace[place.edge] > 0:
-            found.setdefault(place.edge, quantile)
-    if not found:
+        estimate = histogram.quantile(quantile)
+        if estimate.edge is not None and estimate.up_to_edge is not None and trace[estimate.edge] > 0:
+            quantiles.setdefault(estimate.edge, quantile)
+    if not quantiles:
         return Fraction(95, 100)
-    places = list(found)
-    clips = np.array(histogram.edges)[places]
-    expected = losses(purpose.number, columns, share, clips, np.array(trace)[places], whole)
-    return found[places[int(expected.argmin())]]
+    indices = list(quantiles)
+    clips = np.array(histogram.edges)[indices]
+    expected = losses(purpose.number, columns, share, clips, np.array(trace)[indices], total)
+    return quantiles[indices[int(expected.argmin())]]
 
 
 def clip_for(
@@ -167,11 +167,11 @@ def clip_for(
     if not low < high:
         return histogram.clip_norm(interpolated=True)
     clips = np.geomspace(low, high, _FINER * (last - first) + 1)[1:]
-    *trace, whole = traces(histogram, np.append(clips, np.inf))
-    kept = np.array(trace) > 0
-    if whole <= 0 or not kept.any():
+    *trace, total = traces(histogram, np.append(clips, np.inf))
+    positive = np.array(trace) > 0
+    if total <= 0 or not positive.any():
         return histogram.clip_norm(interpolated=True)
     share = noise_share(purpose, histogram.guarantee.neighbours, columns, max_rows)
-    expected = losses(purpose.number, columns, share, clips[kept], np.array(trace)[kept], whole)
-    clip = float(f"{clips[kept][int(expected.argmin())]:.4g}")
+    expected = losses(purpose.number, columns, share, clips[positive], np.array(trace)[positive], total)
+    clip = float(f"{clips[positive][int(expected.argmin())]:.4g}")
     return clip, histogram.share_up_to(clip)

@@ -86,9 +86,9 @@ class FirstScale(ColumnsTransaction[FirstScaleRequest]):
 
     def blindly_scaled(self) -> tuple[list[str], list[str]]:
         """Return the columns of which no variance was seen, and those that weigh nothing, as a release tells them."""
-        found = list(zip(self.table.names, self.read().standardised, strict=True))
-        weightless = [name for name, column in found if column.scale == BEYOND]
-        return [name for name, column in found if not column.seen and name not in weightless], weightless
+        columns = list(zip(self.table.names, self.read().standardised, strict=True))
+        weightless = [name for name, column in columns if column.scale == BEYOND]
+        return [name for name, column in columns if not column.seen and name not in weightless], weightless
 
     def following(self) -> ReleaseRequest:
         """Return what the releases of the series share: their loss, and the centre and scale that were committed."""

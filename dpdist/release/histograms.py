@@ -52,14 +52,14 @@ class HistogramTransaction(ReleaseTransaction[RequestT_co], ABC):
         """Return the noise."""
 
     @abstractmethod
-    def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
+    def content(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
         """Return what is committed of the noisy counts, as JSON values."""
 
     def published(self) -> dict[str, Any]:
         """Read the committed values back, checked, and record that they were given out; idempotent."""
         with self.committed() as content:
-            found: dict[str, Any] = json.loads(content.read())
-        return found
+            values: dict[str, Any] = json.loads(content.read())
+        return values
 
 
 def finalise(transaction: HistogramTransaction[Any], total: Partial[np.int64] | None = None) -> None:
@@ -68,7 +68,7 @@ def finalise(transaction: HistogramTransaction[Any], total: Partial[np.int64] | 
 
     def fresh(ledger_head: str) -> Iterator[bytes]:  # one noisy histogram; nothing of the exact one is in it
         noisy = drawn(transaction.calibrated(), exact)
-        yield canonical(transaction.told(noisy, ledger_head) | {"library": f"dpdist {__version__}"}).encode()
+        yield canonical(transaction.content(noisy, ledger_head) | {"library": f"dpdist {__version__}"}).encode()
 
     transaction.commit(fresh)
 
@@ -92,17 +92,17 @@ class ColumnHistograms:
     rule: int = CHOICE_RULE  # by which they count
 
     @classmethod
-    def of_noisy(cls, found: ColumnCounting, noisy: Counts, noise: CountNoise, rule: int) -> ColumnHistograms:
+    def of_noisy(cls, counting: ColumnCounting, noisy: Counts, noise: CountNoise, rule: int) -> ColumnHistograms:
         """Take the bins that count, by a rule, from the noisy counts of all bins."""
-        least, intervals = threshold(noise, found.bins), intervals_of(found.grids)
+        least, intervals = threshold(noise, counting.bins), intervals_of(counting.grids)
 
         def counts(grid: Grid, counts: Counts) -> list[tuple[int, int]]:
             if rule == FIRST_RULE:
-                return [(place, count) for place, count in enumerate(counts.tolist()) if count > least]
+                return [(index, count) for index, count in enumerate(counts.tolist()) if count > least]
             return counting_bins(grid, counts, noise, intervals)
 
-        each = map(counts, found.grids, found.of_columns(noisy))
-        return cls(found.grids, tuple(map(tuple, each)), noise, rule)
+        bins = map(counts, counting.grids, counting.of_columns(noisy))
+        return cls(counting.grids, tuple(map(tuple, bins)), noise, rule)
 
     @property
     def standardised(self) -> list[Standardised]:
@@ -114,12 +114,12 @@ class ColumnHistograms:
         """Read what was committed in this version or an earlier one."""
         rule = next((rule for rule, name in FORMATS.items() if name == value["format"]), None)
         if rule is None:
-            known = " and ".join(map(repr, FORMATS.values()))
-            raise DataError(f"The histograms have format {value['format']!r}; this version reads {known}.")
+            formats = " and ".join(map(repr, FORMATS.values()))
+            raise DataError(f"The histograms have format {value['format']!r}; this version reads {formats}.")
         if value["grid"] != GRID:
             raise DataError("The histograms are over another grid than that of this version.")
         grids = tuple(Grid() if ends is None else Grid((ends[0], ends[1])) for ends in value["ranges"])
-        counting = tuple(tuple((place, count) for place, count in column) for column in value["counts"])
+        counting = tuple(tuple((index, count) for index, count in column) for column in value["counts"])
         return cls(grids, counting, noise_from_json(value["noise"]), rule)
 
     def to_json(self) -> dict[str, object]:
@@ -150,12 +150,12 @@ class ColumnsTransaction(HistogramTransaction[RequestT_co], ABC):
         """Return the noise."""
         return parts_of(self.choosing, self.table.columns, self.table.max_rows).stages["scale"]
 
-    def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
+    def content(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
         """Return what is committed of the noisy counts."""
         rule = self.choosing.choice_rule
-        found = ColumnHistograms.of_noisy(self.counting(), noisy, self.calibrated().noise, rule)
+        histograms = ColumnHistograms.of_noisy(self.counting(), noisy, self.calibrated().noise, rule)
         named = {"format": FORMATS[rule], "release_id": self.release_id}
-        return {**named, **found.to_json(), "ledger_head": ledger_head}
+        return {**named, **histograms.to_json(), "ledger_head": ledger_head}
 
     def read(self) -> ColumnHistograms:
         """Return what was committed, from these bytes alone."""

@@ -120,7 +120,7 @@ class NormsTransaction(HistogramTransaction[NormsRequest]):
         """Return the noise."""
         return self.request.calibrated(self.table)
 
-    def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
+    def content(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
         """Return what is committed of the noisy counts: all of them."""
         rows = self.table.rows if self.request.neighbours is Neighbours.REPLACE_ONE else None
         edges, calibrated = self.request.grid.edges, self.calibrated()
@@ -169,24 +169,24 @@ class NormHistogram:
         """
         for hundredths in range(95, 49, -1):
             quantile = Fraction(hundredths, 100)
-            found = self.quantile(quantile)
-            if found.edge is not None and found.up_to_edge is not None:
+            estimate = self.quantile(quantile)
+            if estimate.edge is not None and estimate.up_to_edge is not None:
                 break
-        if found.edge is None:
+        if estimate.edge is None:
             return self.edges[-1], quantile
-        clip = self.edges[found.edge]
-        if interpolated and found.edge:
-            below = self.edges[found.edge - 1]
-            clip = float(f"{below * (clip / below) ** found.within:.4g}")
+        clip = self.edges[estimate.edge]
+        if interpolated and estimate.edge:
+            below = self.edges[estimate.edge - 1]
+            clip = float(f"{below * (clip / below) ** estimate.within:.4g}")
         return clip, quantile
 
     def share_up_to(self, norm: float) -> Fraction:
         """Return the estimated share of the rows up to a norm, in hundredths, from .01 to .99."""
-        place = bisect_left(self.edges, norm)
-        below: float = sum(self.counts[:place])
-        if 0 < place < len(self.edges):
-            low, high = self.edges[place - 1 : place + 1]
-            below += self.counts[place] * math.log(norm / low) / math.log(high / low)
+        index = bisect_left(self.edges, norm)
+        below: float = sum(self.counts[:index])
+        if 0 < index < len(self.edges):
+            low, high = self.edges[index - 1 : index + 1]
+            below += self.counts[index] * math.log(norm / low) / math.log(high / low)
         total = max(1, sum(self.counts) if self.rows is None else self.rows)
         return Fraction(min(99, max(1, round(100 * below / total))), 100)
 
@@ -208,8 +208,8 @@ class NormHistogram:
     def from_json(cls, value: dict[str, Any]) -> NormHistogram:
         """Read what :meth:`to_json` wrote, in this version or an earlier one."""
         if value["format"] not in FORMATS.values():
-            known = ", ".join(map(repr, FORMATS.values()))
-            raise DataError(f"The histogram has format {value['format']!r}; this version reads {known}.")
+            formats = ", ".join(map(repr, FORMATS.values()))
+            raise DataError(f"The histogram has format {value['format']!r}; this version reads {formats}.")
         return cls(
             value["release_id"], Guarantee.from_json(value["guarantee"]), tuple(value["edges"]), tuple(value["counts"]),
             noise_from_json(value["noise"]), value["n"], value["ledger_head"],
@@ -224,9 +224,9 @@ def resolved(transaction: NormsTransaction) -> NormsTransaction:
     """
     request, ledger = transaction.request, transaction.account()
     losses = [replace(request.loss, delta_atto=delta) for delta in (0, ledger.budget.delta_atto)]
-    either = [
+    candidates = [
         NormsTransaction(replace(request, loss=loss), transaction.table, transaction.ledger) for loss in losses
     ]  # fmt: skip
-    known = {each.release_id: each for each in either}
-    stands = (record.release_id for record in ledger.records if record.state is not State.ABORTED)
-    return next((known[name] for name in stands if name in known), either[1])
+    by_id = {candidate.release_id: candidate for candidate in candidates}
+    charged = (record.release_id for record in ledger.records if record.state is not State.ABORTED)
+    return next((by_id[name] for name in charged if name in by_id), candidates[1])

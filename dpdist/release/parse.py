@@ -31,7 +31,7 @@ LARGEST_FILE = 64 << 20
 
 
 def request_from(
-    asked: RequestOptions, folder: Path | None = None, *, vectors: Mapping[str, tuple[float, ...]] | None = None
+    options: RequestOptions, folder: Path | None = None, *, vectors: Mapping[str, tuple[float, ...]] | None = None
 ) -> ReleaseRequest:
     """Make a request of options as they are typed; names of files are relative to the folder.
 
@@ -39,29 +39,29 @@ def request_from(
     and scale that were read before are ``vectors``; else each word may be the name of a file of them.
     """
     folder = folder or Path()
-    loss = PrivacyLoss.parse(asked.epsilon, asked.delta or "0")
-    if asked.delta is not None and not loss.delta_atto:
+    loss = PrivacyLoss.parse(options.epsilon, options.delta or "0")
+    if options.delta is not None and not loss.delta_atto:
         raise DataError("Delta must lie between 0 and 1, both excluded; for pure privacy leave it out.")
-    shift = public_numbers(asked.centre, asked.scale, folder, vectors)
-    chosen = asked.mechanism or recommended(loss.delta_atto)
+    shift = public_numbers(options.centre, options.scale, folder, vectors)
+    chosen = options.mechanism or recommended(loss.delta_atto)
     request = ReleaseRequest(
         mechanism=chosen,
         loss=loss,
-        clip_norm=clip_from(asked.clip),
-        neighbours=neighbours_of(asked.neighbours),
-        centring=Centring.PRIVATE if asked.centre == Centring.PRIVATE else Centring.NONE,
-        grid_bits=asked.grid_bits,
-        period=asked.period,
-        name=asked.id,
-        options=_typed_options(mechanism_named(chosen).info, asked.options, folder),
-        for_reproduction=asked.for_reproduction,
-        accept_large_delta=asked.accept_large_delta,
-        rows_at_most=asked.rows_at_most,
+        clip_norm=clip_from(options.clip),
+        neighbours=neighbours_of(options.neighbours),
+        centring=Centring.PRIVATE if options.centre == Centring.PRIVATE else Centring.NONE,
+        grid_bits=options.grid_bits,
+        period=options.period,
+        name=options.id,
+        options=_typed_options(mechanism_named(chosen).info, options.options, folder),
+        for_reproduction=options.for_reproduction,
+        accept_large_delta=options.accept_large_delta,
+        rows_at_most=options.rows_at_most,
         centre=shift.get("centre"),
-        scale="private" if asked.scale == "private" else shift.get("scale"),
-        scale_share=None if asked.scale_share is None else share_from(asked.scale_share),
-        components=asked.components,
-        targets=asked.targets,
+        scale="private" if options.scale == "private" else shift.get("scale"),
+        scale_share=None if options.scale_share is None else share_from(options.scale_share),
+        components=options.components,
+        targets=options.targets,
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
     request.truncating().with_placeholders.bound(columns)  # range of clip norm and grid bits
@@ -81,13 +81,13 @@ def public_numbers(
         )
     if scale == "private":
         return shift
-    found = read_public_centre(folder / scale, word="scale")
-    if found["centre"] is not None and centre == Centring.NONE:
+    numbers = read_public_centre(folder / scale, word="scale")
+    if numbers["centre"] is not None and centre == Centring.NONE:
         raise UsageError(
             f"{scale} holds a centre as well as a scale: name it as {parameter('centre')}, which takes both, or write "
             "the scale to a file of its own."
         )
-    return {**shift, "scale": found["scale"]}
+    return {**shift, "scale": numbers["scale"]}
 
 
 def clip_from(text: str) -> float | Word:
@@ -100,33 +100,33 @@ def clip_from(text: str) -> float | Word:
         raise UsageError(f"{parameter('clip')} takes a number, private or auto, not {text!r}.") from None
 
 
-def norms_request_from(asked: ReleaseOptions, grid: str) -> NormsRequest:
+def norms_request_from(options: ReleaseOptions, grid: str) -> NormsRequest:
     """Make a request for a histogram of norms of options as they are typed; without delta it has none."""
-    if asked.centre == Centring.PRIVATE:
+    if options.centre == Centring.PRIVATE:
         raise UsageError(
             f"With {parameter('centre', 'private')} rows are clipped about zero, before their mean is known: choose "
             f"the clip norm with {parameter('centre', 'none')}."
         )
-    if asked.scale == "private":
+    if options.scale == "private":
         raise UsageError(
             f"{parameter('scale', 'private')} comes before the clip norm, which is in scaled units: release with "
             f"{parameter('clip', 'auto')}, or name a public scale."
         )
-    shift = public_numbers(asked.centre, asked.scale, Path())
+    shift = public_numbers(options.centre, options.scale, Path())
     return NormsRequest(
-        PrivacyLoss.parse(asked.epsilon, asked.delta or "0"),
+        PrivacyLoss.parse(options.epsilon, options.delta or "0"),
         NormGrid.parse(grid),
-        neighbours_of(asked.neighbours),
-        accept_large_delta=asked.accept_large_delta,
+        neighbours_of(options.neighbours),
+        accept_large_delta=options.accept_large_delta,
         **shift,
     )
 
 
 def quantile_from(text: str) -> Fraction:
     """Read a quantile exactly."""
-    found = exact_fraction(text)
-    require_quantile(found)
-    return found
+    quantile = exact_fraction(text)
+    require_quantile(quantile)
+    return quantile
 
 
 def options_from(texts: Sequence[str]) -> dict[str, str]:
@@ -193,15 +193,15 @@ def _directions_of(path: Path) -> list[list[float]]:
     They are as public as the release, whose budget paid for them. Signs are fixed and entries rounded to 2^-30, so that
     the same command asks for the same release again on a machine whose last bits differ.
     """
-    found = open_release(path)
-    found.require_moment()
-    if not found.private_as_claimed or not found.in_memory:
+    release = open_release(path)
+    release.require_moment()
+    if not release.private_as_claimed or not release.in_memory:
         raise DataError(
             f"The release {path} gives no directions: it is not private as claimed, or too large for memory. Take one "
             "that was charged to a budget, of a smaller table.",
             parameter="options.directions",
         )
-    vectors = np.linalg.eigh(found.lattice.astype(np.float64))[1].T[::-1]
+    vectors = np.linalg.eigh(release.lattice.astype(np.float64))[1].T[::-1]
     signs = np.sign(vectors[np.arange(len(vectors)), np.abs(vectors).argmax(axis=1)])
     rounded: list[list[float]] = (np.rint(vectors * signs[:, None] * 2**30) / 2**30).tolist()
     return rounded
@@ -220,9 +220,9 @@ def _arrays(path: Path, word: str = "centre") -> dict[str, Any]:
 
 def _of_release(path: Path, word: str) -> dict[str, tuple[float, ...] | None]:
     """Return the centre and scale of a release."""
-    found = open_release(path)
-    vectors = {"centre": found.bound.centre, "scale": found.bound.scale}
-    if not found.private_as_claimed or not any(vectors.values()) or (word == "scale" and vectors["scale"] is None):
+    release = open_release(path)
+    vectors = {"centre": release.bound.centre, "scale": release.bound.scale}
+    if not release.private_as_claimed or not any(vectors.values()) or (word == "scale" and vectors["scale"] is None):
         raise DataError(
             f"The release {path} has no {'centre or scale' if word == 'centre' else 'scale'} of its rows that could be "
             f"taken: it was made without, or is not private as claimed. One with {parameter('scale', 'private')} has "

@@ -45,7 +45,7 @@ from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
 from dpdist.rows.rounding import LEAST_BITS, OLD_BITS, SIMPLE_BITS, is_little
 from dpdist.rows.table import Table
 
-_MOST_BITS = 24
+_MAX_BITS = 24
 CLIP_GRID = NormGrid()
 """The norms that it chooses from."""
 FIRST_RULE, CHOICE_RULE = 1, 2
@@ -222,8 +222,8 @@ class ReleaseRequest:
         object.__setattr__(self, "centring", Centring(self.centring))
         object.__setattr__(self, "targets", tuple(sorted(set(self.targets))))
         for share in ("scale_share", "clip_share"):
-            given = getattr(self, share)
-            object.__setattr__(self, share, None if given is None else share_from(given, share))
+            value = getattr(self, share)
+            object.__setattr__(self, share, None if value is None else share_from(value, share))
         if self.clip_norm not in get_args(Word):
             object.__setattr__(self, "clip_norm", float(self.clip_norm))
         self._require_choices()
@@ -232,8 +232,8 @@ class ReleaseRequest:
         info.filled(self.options)  # refuses what it does not know
         if not 1 <= self.rows_at_most < 2**63:
             raise UsageError(f"{parameter('rows_at_most')} is a number of rows, at least 1.")
-        told = {f"id ({parameter('id')})": self.name, "period": self.period}
-        if wrong := [what for what, text in told.items() if has_control(text or "")]:
+        labels = {f"id ({parameter('id')})": self.name, "period": self.period}
+        if wrong := [label for label, text in labels.items() if has_control(text or "")]:
             raise UsageError(f"The {wrong[0]} holds a control character: it is published, and shown on terminals.")
         if self.for_reproduction and self.name is not None:
             raise UsageError(
@@ -249,11 +249,11 @@ class ReleaseRequest:
     def _require_choices(self) -> None:
         if self.chooses and self.for_reproduction:
             raise UsageError(f"A release for reproduction has no guarantee to choose a {self.chooses[0]} by: name one.")
-        taken = (self.scale_share or _LARGEST_SHARE, self.clip_share or _LARGEST_SHARE)
-        if len(self.chooses) > 1 and sum(taken) >= 1:
+        shares = (self.scale_share or _LARGEST_SHARE, self.clip_share or _LARGEST_SHARE)
+        if len(self.chooses) > 1 and sum(shares) >= 1:
             raise UsageError(
-                f"The histogram of the norms takes a share of up to {float(taken[1]):g} as well: "
-                f"{parameter('scale_share')} is less than {float(1 - taken[1]):g} then."
+                f"The histogram of the norms takes a share of up to {float(shares[1]):g} as well: "
+                f"{parameter('scale_share')} is less than {float(1 - shares[1]):g} then."
             )
         if self.clip_norm == "auto" and self.scale is None:
             raise UsageError(
@@ -283,8 +283,10 @@ class ReleaseRequest:
 
         The scale comes first: norms are those of scaled rows.
         """
-        found: dict[Choice, object] = {"scale": self.scale, "clip norm": self.clip_norm}
-        return tuple(choice for choice, given in found.items() if isinstance(given, str) and given == "private")
+        settings: dict[Choice, object] = {"scale": self.scale, "clip norm": self.clip_norm}
+        return tuple(
+            choice for choice, setting in settings.items() if isinstance(setting, str) and setting == "private"
+        )
 
     @property
     def mechanism_info(self) -> MechanismInfo:
@@ -315,26 +317,26 @@ class ReleaseRequest:
             return self
         if self.rule == TRUNCATED:
             return replace(self, grid_bits=OLD_BITS)
-        most, deviation = self.rows_at_most if rows is None else rows, None
+        row_limit, deviation = self.rows_at_most if rows is None else rows, None
         if self.mechanism_info.additive:
             trial = replace(self, grid_bits=LEAST_BITS)
             variance = trial.calibrated(columns, max_rows).noise.variance_off_diagonal
             deviation = variance and math.sqrt(variance) / 4**LEAST_BITS
-        found = LEAST_BITS
-        for bits in range(LEAST_BITS, _MOST_BITS + 1):
-            if not self._fits(bits, columns, most, max_rows):
+        grid_bits = LEAST_BITS
+        for bits in range(LEAST_BITS, _MAX_BITS + 1):
+            if not self._fits(bits, columns, row_limit, max_rows):
                 break
-            found = bits
-            if is_little(most, columns, bits, deviation) if deviation else bits == SIMPLE_BITS:
+            grid_bits = bits
+            if is_little(row_limit, columns, bits, deviation) if deviation else bits == SIMPLE_BITS:
                 break
-        return replace(self, grid_bits=found)
+        return replace(self, grid_bits=grid_bits)
 
     def _fits(self, bits: int, columns: int, rows: int, max_rows: int) -> bool:
         """Say whether 64-bit integers hold the sum of so many rows on a grid of so many bits, and the noise."""
-        asked = replace(self, grid_bits=bits)
+        trial = replace(self, grid_bits=bits)
         try:
-            asked.calibrated(columns, max_rows)
-            return rows <= asked.bound(columns).total_rows
+            trial.calibrated(columns, max_rows)
+            return rows <= trial.bound(columns).total_rows
         except UsageError:
             return False
 
@@ -445,17 +447,17 @@ class ReleaseRequest:
             if not others:
                 stage = histogram(first, loss)
                 return {first: stage}, stage.guarantee
-            one, two = divided(
+            first_loss, second_loss = divided(
                 loss, shares[first] / share, lambda part: histogram(first, part).guarantee, gaussian=gaussian
             )
-            stages = {first: histogram(first, one), others[0]: histogram(others[0], two)}
+            stages = {first: histogram(first, first_loss), others[0]: histogram(others[0], second_loss)}
             return stages, together(stages[first].guarantee, stages[others[0]].guarantee, loss)
 
-        chosen, rest = divided(self.loss, share, lambda loss: stages_at(loss)[1], gaussian=gaussian)
-        stages, choice = stages_at(chosen)
-        moment = replace(self.with_placeholders, loss=rest)
-        whole = together(choice, _proved(moment.calibrated(columns, max_rows)), self.loss)
-        return Parts(stages, choice, moment, whole)
+        stage_loss, moment_loss = divided(self.loss, share, lambda loss: stages_at(loss)[1], gaussian=gaussian)
+        stages, choice = stages_at(stage_loss)
+        moment = replace(self.with_placeholders, loss=moment_loss)
+        guarantee = together(choice, _proved(moment.calibrated(columns, max_rows)), self.loss)
+        return Parts(stages, choice, moment, guarantee)
 
     def calibrated(self, columns: int, max_rows: int = 1) -> Calibrated:
         """Return the mechanism calibrated for a table of so many columns.
@@ -474,28 +476,28 @@ class ReleaseRequest:
         """
         bound = self.bound(columns)
         query = LatticeQuery(bound.width, bound.norm_bound, self.neighbours, max_rows)
-        found = calibrated(self.mechanism, query, self.loss, self.options)
-        private = is_private_as_claimed(found)
+        result = calibrated(self.mechanism, query, self.loss, self.options)
+        private = is_private_as_claimed(result)
         if private and self.for_reproduction:
             raise UsageError(
                 f"{self.mechanism} is private as claimed at {self.loss}: leave {parameter('for_reproduction')} out, so "
                 "that it is charged to the ledger."
             )
         if not private and not self.for_reproduction:
-            raise RefusedError(self._unproved(found))
-        return found
+            raise RefusedError(self._unproved(result))
+        return result
 
-    def _unproved(self, found: Calibrated) -> str:
-        said = f"{self.mechanism} was published as {found.claim}"
-        if found.claim is None:
-            said = f"{self.mechanism} is not private and was never claimed to be"
-        elif found.guarantee is None:
-            said += "; nothing is proved of it as it is computed"
+    def _unproved(self, result: Calibrated) -> str:
+        text = f"{self.mechanism} was published as {result.claim}"
+        if result.claim is None:
+            text = f"{self.mechanism} is not private and was never claimed to be"
+        elif result.guarantee is None:
+            text += "; nothing is proved of it as it is computed"
         else:
-            true = found.guarantee.loss
-            said += f"; what is proved is epsilon {true.epsilon:g}, delta {true.delta:.4g}"
+            true = result.guarantee.loss
+            text += f"; what is proved is epsilon {true.epsilon:g}, delta {true.delta:.4g}"
         return (
-            f"{said}. Take {parameter('mechanism', self.mechanism_info.replacement)} instead, or pass "
+            f"{text}. Take {parameter('mechanism', self.mechanism_info.replacement)} instead, or pass "
             f"{parameter('for_reproduction')}, of rows that were ingested without a budget: the release is then "
             "charged to no ledger and marked as not private as claimed."
         )
@@ -505,13 +507,13 @@ class ReleaseRequest:
 
         A privacy unit with rows in several periods is refused where the mechanism has no mu to count them by.
         """
-        found = self.of_table(table).proved(table.columns, table.changed_rows)
-        if found is not None and found.mu_squared is None and table.unit and table.unit.max_periods is not None:
+        guarantee = self.of_table(table).proved(table.columns, table.changed_rows)
+        if guarantee is not None and guarantee.mu_squared is None and table.unit and table.unit.max_periods is not None:
             raise RefusedError(
                 f"{self.mechanism} cannot be charged for a privacy unit with rows in several periods: take "
                 f"{parameter('mechanism', 'gaussian')}."
             )
-        return found
+        return guarantee
 
     def proved(self, columns: int, max_rows: int = 1) -> Guarantee | None:
         """Return what is proved of a release of so many columns, of all its parts together; None where nothing is."""
@@ -531,23 +533,23 @@ class ReleaseRequest:
         }
 
     def _bound_json(self, columns: int, max_rows: int) -> dict[str, object]:
-        said: dict[str, object] = dict(self.with_placeholders.bound(columns).to_json())
+        values: dict[str, object] = dict(self.with_placeholders.bound(columns).to_json())
         if not self.chooses:
-            return said
+            return values
         shares = {choice: str(share) for choice, share in self._shares(columns, None, max_rows).items()}
         # what was stored before there was another rule has none, and keeps its ids
         rule: dict[str, object] = {} if self.choice_rule == FIRST_RULE else {"rule": self.choice_rule}
         if "scale" in shares:
             grid, targets = column_histograms.GRID, {"targets": list(self.targets)} if self.targets else {}
             scale = {"mechanism": column_histograms.NAME, "grid": grid, "share": shares["scale"], **rule, **targets}
-            said |= {"clip_norm": self.clip_norm, "scale": scale}
+            values |= {"clip_norm": self.clip_norm, "scale": scale}
         if "clip norm" in shares:
             components = {} if self.components is None else {"components": self.components}
-            said["clip_norm"] = {
+            values["clip_norm"] = {
                 "mechanism": quantile.NAME, "grid": CLIP_GRID.to_json(), "share": shares["clip norm"], **rule,
                 **components,
             }  # fmt: skip
-        return said
+        return values
 
     def release_id(self, table: Table) -> str:
         """Return the chosen id, or the one that follows from the parameters."""
@@ -596,19 +598,19 @@ def auto_clip(columns: int, rule: int = CHOICE_RULE) -> float:
     return float(f"{AUTO_CLIP[rule] * math.sqrt(columns):.4g}")
 
 
-def exact_fraction(given: object) -> Fraction:
+def exact_fraction(number: object) -> Fraction:
     """Return a number exactly, of a float with the digits with which it is written; 0 for what is no number."""
     try:
-        value = Decimal(str(given))
+        value = Decimal(str(number))
     except ArithmeticError:
         return Fraction(0)
     # the exponent is looked at first, because 1e-999999999 has too many digits
     return Fraction(value) if value.is_finite() and abs(value.adjusted()) < 10 else Fraction(0)
 
 
-def share_from(given: object, name: str = "scale_share") -> Fraction:
+def share_from(value: object, name: str = "scale_share") -> Fraction:
     """Return a share exactly."""
-    share = given if isinstance(given, Fraction) else exact_fraction(given)
+    share = value if isinstance(value, Fraction) else exact_fraction(value)
     if not 0 < share < 1 or share.denominator > MICRO:
         raise UsageError(
             f"{parameter(name)} lies between 0 and 1, both excluded, in steps of a millionth, such as 0.1."

@@ -185,10 +185,10 @@ class Toeplitz:
         least a, and two of them are no closer than consecutive ones. So the first k periods have the largest
         ``|sum of c_i|``; and matrices D_i in the place of numbers have ``<D_i, D_j> <= |D|²`` at most.
         """
-        nights = len(self.weights) if self.horizon is not None else len(self.weights) + periods - 1
-        most = len(self.weights)
-        added = (sum(self.weights[max(0, t - periods + 1) : min(t + 1, most)]) for t in range(nights))
-        return math.sqrt(sum(each**2 for each in added) / sum(weight**2 for weight in self.weights))
+        releases = len(self.weights) if self.horizon is not None else len(self.weights) + periods - 1
+        width = len(self.weights)
+        added = (sum(self.weights[max(0, t - periods + 1) : min(t + 1, width)]) for t in range(releases))
+        return math.sqrt(sum(total**2 for total in added) / sum(weight**2 for weight in self.weights))
 
 
 def square_root(horizon: int) -> Toeplitz:
@@ -209,21 +209,21 @@ def banded(band: int) -> Toeplitz:
 @lru_cache(maxsize=8)
 def _inverse(weights: tuple[int, ...], count: int) -> list[int]:
     """Return c(0), ..., c(count - 1) over 2^128."""
-    found = [(1 << _PLACES) // weights[0]]
+    coefficients = [(1 << _PLACES) // weights[0]]
     for k in range(1, count):
         near = min(k, len(weights) - 1)
-        added = sum(map(mul, weights[1 : near + 1], reversed(found[k - near :])))
-        found.append(-added // weights[0])
-    return list(accumulate(found))
+        added = sum(map(mul, weights[1 : near + 1], reversed(coefficients[k - near :])))
+        coefficients.append(-added // weights[0])
+    return list(accumulate(coefficients))
 
 
 def _rounded(count: int) -> tuple[int, ...]:
     """Return ``floor(2^6 f(k) + 1/2)`` of the coefficients ``f(k) = f(k - 1) (2 k - 1) / (2 k)``, exactly."""
-    found, numerator = [], 1  # f(k) is numerator / 4^k, numerator the binomial coefficient of 2 k over k
+    coefficients, numerator = [], 1  # f(k) is numerator / 4^k, numerator the binomial coefficient of 2 k over k
     for k in range(count):
-        found.append(((numerator << (_BITS + 1)) + (1 << 2 * k)) >> (2 * k + 1))
+        coefficients.append(((numerator << (_BITS + 1)) + (1 << 2 * k)) >> (2 * k + 1))
         numerator = numerator * 2 * (2 * k + 1) // (k + 1)
-    return tuple(found)
+    return tuple(coefficients)
 
 
 @dataclass(frozen=True)
@@ -319,6 +319,6 @@ def person_factor(periods: int, levels: int) -> float:
     """
     squares = 0
     for level in range(levels):
-        full, rest = divmod(periods, 1 << level)
-        squares += full * 4**level + rest**2
+        full, remainder = divmod(periods, 1 << level)
+        squares += full * 4**level + remainder**2
     return math.sqrt(squares / levels)

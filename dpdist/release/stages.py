@@ -42,8 +42,8 @@ def stage_of(transaction: MomentTransaction, choice: Choice) -> ColumnsStage | N
 
 def columns_of(transaction: MomentTransaction) -> ColumnsStage:
     """Return the stage that chooses centre and scale."""
-    asked, table = transaction.request, transaction.table
-    return ColumnsStage(asked, table, transaction.ledger, Part.STAGE, transaction.release_id)
+    request, table = transaction.request, transaction.table
+    return ColumnsStage(request, table, transaction.ledger, Part.STAGE, transaction.release_id)
 
 
 def _norms(transaction: MomentTransaction) -> NormsTransaction:
@@ -51,14 +51,14 @@ def _norms(transaction: MomentTransaction) -> NormsTransaction:
 
     With private centring the rows are clipped about zero, before their mean is known; so are their norms.
     """
-    asked, table = transaction.request, transaction.table
-    parts = parts_of(asked, table.columns, table.max_rows)
+    request, table = transaction.request, transaction.table
+    parts = parts_of(request, table.columns, table.max_rows)
     part, bounded = Part.STAGE, parts.moment
-    if "scale" in asked.chooses:
+    if "scale" in request.chooses:
         part = Part.SECOND
-        bounded = standardising(asked, parts, columns_of(transaction).read(), table.names)[0]
-    request = _norms_request(parts, bounded, table.columns)
-    return NormsTransaction(request, table, transaction.ledger, part, transaction.release_id)
+        bounded = standardising(request, parts, columns_of(transaction).read(), table.names)[0]
+    norms_request = _norms_request(parts, bounded, table.columns)
+    return NormsTransaction(norms_request, table, transaction.ledger, part, transaction.release_id)
 
 
 def _norms_request(parts: Parts, bounded: ReleaseRequest, width: int) -> NormsRequest:
@@ -76,74 +76,77 @@ def resolved(transaction: MomentTransaction) -> MomentTransaction:
     Its parameters are those that were charged, and what the committed stages tell. Whoever repeats this gets the same:
     it is post-processing of these bytes.
     """
-    asked, table = transaction.request, transaction.table
-    known = norm_by_schema(table, asked)
-    request, staged = _following(
-        asked,
+    request, table = transaction.request, transaction.table
+    norm_limit = norm_by_schema(table, request)
+    following, staged = _following(
+        request,
         table.names,
         table.max_rows,
         lambda: columns_of(transaction).read(),
         lambda _: _norms(transaction).read(),
-        None if known is None else float(known),
+        None if norm_limit is None else float(norm_limit),
     )
-    return replace(transaction, request=replace(request, name=transaction.release_id), staged=staged)
+    return replace(transaction, request=replace(following, name=transaction.release_id), staged=staged)
 
 
 def _following(
-    asked: ReleaseRequest,
+    request: ReleaseRequest,
     names: Sequence[str],
     max_rows: int,
     read_columns: Callable[[], ColumnHistograms],
     read_norms: Callable[[ReleaseRequest], NormHistogram],
-    known: float | None = None,
+    norm_limit: float | None = None,
 ) -> tuple[ReleaseRequest, Staged]:
-    """Return the release that follows from its stages, and what it tells of them; no row is longer than ``known``.
+    """Return the release that follows from its stages, and what it tells of them; no row is longer than ``norm_limit``.
 
     The norms are those of rows that are shifted and scaled as the first stage says, which ``read_norms`` is told.
     """
     width = len(names)
-    parts = parts_of(asked, width, max_rows)
-    request, chosen, by, answer = parts.moment, Chosen(), [], {}
-    if "scale" in asked.chooses:
+    parts = parts_of(request, width, max_rows)
+    following, chosen, by, answer = parts.moment, Chosen(), [], {}
+    if "scale" in request.chooses:
         histograms = read_columns()
-        request, chosen = standardising(asked, parts, histograms, names)
+        following, chosen = standardising(request, parts, histograms, names)
         by, answer = [columns.NAME], histograms.to_json()
-    if "clip norm" in asked.chooses:
-        norms = read_norms(request)
-        if asked.components is None or asked.components >= width:
-            clip_norm, share = norms.clip_norm(interpolated=asked.choice_rule != FIRST_RULE)
+    if "clip norm" in request.chooses:
+        norms = read_norms(following)
+        if request.components is None or request.components >= width:
+            clip_norm, share = norms.clip_norm(interpolated=request.choice_rule != FIRST_RULE)
         else:
-            purpose = ForComponents(asked.components, parts.moment.loss)
+            purpose = ForComponents(request.components, parts.moment.loss)
             clip_norm, share = clip_for(purpose, norms, width, max_rows)
         chosen |= {"clip_norm": clip_norm, "quantile": float(share)}
-        if known is not None and known <= clip_norm:  # public, and a larger norm would only add noise
+        if norm_limit is not None and norm_limit <= clip_norm:  # public, and a larger norm would only add noise
             del chosen["quantile"]
-            chosen["clip_norm"] = clip_norm = known
-        request = replace(request, clip_norm=clip_norm)
-        told = {"edges": list(norms.edges), "counts": list(norms.counts), "noise": norms.noise.to_json()}
-        answer = {**answer, "norms": told} if by else told
+            chosen["clip_norm"] = clip_norm = norm_limit
+        following = replace(following, clip_norm=clip_norm)
+        norms_json = {"edges": list(norms.edges), "counts": list(norms.counts), "noise": norms.noise.to_json()}
+        answer = {**answer, "norms": norms_json} if by else norms_json
         by.append(quantile.NAME)
     stage = Stage(", ".join(by), parts.choice.to_json(), chosen, answer)
-    return request, Staged(stage, parts.guarantee)
+    return following, Staged(stage, parts.guarantee)
 
 
 def standardising(
-    asked: ReleaseRequest, parts: Parts, found: ColumnHistograms, names: Sequence[str]
+    request: ReleaseRequest, parts: Parts, histograms: ColumnHistograms, names: Sequence[str]
 ) -> tuple[ReleaseRequest, Chosen]:
     """Return the release with the centre and scale that follow from its columns, and what it takes from them."""
-    each = found.standardised
-    chosen: Chosen = {} if asked.centre is not None else {"centre": tuple(column.centre for column in each)}
-    chosen |= {"scale": tuple(column.scale for column in each), "bins": tuple(float(column.bins) for column in each)}
+    scalings = histograms.standardised
+    chosen: Chosen = {} if request.centre is not None else {"centre": tuple(column.centre for column in scalings)}
+    chosen |= {
+        "scale": tuple(column.scale for column in scalings),
+        "bins": tuple(float(column.bins) for column in scalings),
+    }
     clip = 1.0 if isinstance(parts.moment.clip_norm, str) else parts.moment.clip_norm
     # the columns that were not seen are scaled to be short: a larger norm would only add noise
-    auto = auto_clip(max(1, sum(column.seen for column in each)), asked.choice_rule)
-    if asked.clip_norm == "auto":
+    auto = auto_clip(max(1, sum(column.seen for column in scalings)), request.choice_rule)
+    if request.clip_norm == "auto":
         clip = chosen["clip_norm"] = auto
-    if asked.targets:
-        weight = max(1.0, _OF_CLIP_NORM * (auto if asked.clip_norm == "private" else clip))
+    if request.targets:
+        weight = max(1.0, _OF_CLIP_NORM * (auto if request.clip_norm == "private" else clip))
         chosen["scale"] = tuple(
-            float(f"{column.scale / weight:.6g}") if name in asked.targets and column.seen else column.scale
-            for name, column in zip(names, each, strict=True)
+            float(f"{column.scale / weight:.6g}") if name in request.targets and column.seen else column.scale
+            for name, column in zip(names, scalings, strict=True)
         )
     vectors: dict[str, Any] = {name: chosen[name] for name in ("centre", "scale") if name in chosen}
     return replace(parts.moment, clip_norm=clip, **vectors), chosen
@@ -160,8 +163,8 @@ def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, m
     if rows >= least:
         return
 
-    def excess(asked: ReleaseRequest) -> float:
-        return min(2.0, _least_rows(asked, counting, rows, max_rows)[1] / max(rows, 1))
+    def excess(trial: ReleaseRequest) -> float:
+        return min(2.0, _least_rows(trial, counting, rows, max_rows)[1] / max(rows, 1))
 
     enough = enough_epsilon(request, excess)
     cure = f"The table is too small: epsilon {LARGEST_EPSILON} is not enough. Scale"

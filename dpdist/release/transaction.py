@@ -172,35 +172,35 @@ def commit_once(
         fence = ledger.begin(release_id, part)
         if fence is None:
             return
-        begun = time.monotonic()
+        start = time.monotonic()
         if ledger.commit(release_id, fence, drawn(ledger.head), part):
             return
-        took = time.monotonic() - begun
-        ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * took), part)
+        elapsed = time.monotonic() - start
+        ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * elapsed), part)
     raise ResumableError(
         f"{_ATTEMPTS} attempts to commit {release_id} were overtaken by others that died. Run the same command again."
     )
 
 
-PIECE = 1 << 20
+BLOCK_ENTRIES = 1 << 20
 """Entries of a piece, or of one row where that is longer: 8 MiB, and a tenth of a second to draw."""
 
 
-def pieces(band: Band) -> Iterator[Band]:
+def blocks(band: Band) -> Iterator[Band]:
     """Cut a band into pieces of :data:`PIECE` entries at most, or of one row."""
     start = band.start
     while start < band.stop:
-        stop = min(band.stop, start + max(1, PIECE // (band.size - start)))
+        stop = min(band.stop, start + max(1, BLOCK_ENTRIES // (band.size - start)))
         yield Band(start, stop, band.size)
         start = stop
 
 
 def noisy(calibrated: IndependentEntries, band: Band, exact: Triangle, entropy: Entropy) -> Triangle:
     """Return a band of the moment plus its noise, every entry drawn once."""
-    out, first = np.empty_like(exact), 0
-    with threaded(available_cores() if band.entries > PIECE else 1) as each:
-        for noise in each(lambda piece: calibrated.draw_band(piece, entropy), pieces(band)):
-            run = slice(first, first + noise.size)
-            np.add(exact[run], noise, out=out[run])
+    result, first = np.empty_like(exact), 0
+    with threaded(available_cores() if band.entries > BLOCK_ENTRIES else 1) as parallel_map:
+        for noise in parallel_map(lambda block: calibrated.draw_band(block, entropy), blocks(band)):
+            span = slice(first, first + noise.size)
+            np.add(exact[span], noise, out=result[span])
             first += noise.size
-    return out
+    return result

@@ -110,36 +110,36 @@ def charged_request(
     was charged or published then is the same for ever: to draw it again by today's rule would be a second draw of the
     same rows, charged again.
     """
-    there = {} if target is None else attributes_of(target) or {}
+    attributes = {} if target is None else attributes_of(target) or {}
     for older in request.older():
         release_id, parameters = older.release_id(table), json.loads(canonical(older.parameters(table)))
         record = None if ledger is None else ledger.record(release_id)
         if record is not None:
             # what was refunded is charged anew; but a chosen id stands for what it was chosen for
             alive = record.state is not State.ABORTED or request.name is not None
-            known = record.parameters == parameters and alive
+            matches = record.parameters == parameters and alive
         else:
-            bound = there.get("bound")
+            bound = attributes.get("bound")
             if request.chooses and isinstance(bound, dict):  # these were chosen since
                 bound = bound | {name: parameters["bound"][name] for name in ("clip_norm", "scale", "centre")}
-            known = (there.get("release_id"), bound) == (release_id, parameters["bound"])
-        if known:
+            matches = (attributes.get("release_id"), bound) == (release_id, parameters["bound"])
+        if matches:
             return older.of_table(table)
     return request.of_table(table)
 
 
-def as_charged(request: ReleaseRequest, table: Table, place: LedgerAddress, target: Store) -> MomentTransaction:
+def as_charged(request: ReleaseRequest, table: Table, address: LedgerAddress, target: Store) -> MomentTransaction:
     """Return the release that a request stands for, as :func:`charged_request` says."""
-    ledger = Ledger(place) if Ledger.stands_at(place) else None
-    return MomentTransaction(charged_request(request, table, ledger, target), table, place, target)
+    ledger = Ledger(address) if Ledger.stands_at(address) else None
+    return MomentTransaction(charged_request(request, table, ledger, target), table, address, target)
 
 
 def require_remembered(ledger: Ledger, target: AnyStore) -> None:
     """Refuse a ledger that has forgotten a release: it would pay for a second draw of the same noise-free sum."""
-    found = open_release(target)
-    if found.ledger_head is None or not ledger.remembers(found.release_id, found.ledger_head):
+    release = open_release(target)
+    if release.ledger_head is None or not ledger.remembers(release.release_id, release.ledger_head):
         raise RefusedError(
-            f"{target} holds the release {found.release_id}, and the ledger does not know of it. The ledger was cut "
+            f"{target} holds the release {release.release_id}, and the ledger does not know of it. The ledger was cut "
             "short or restored from an older copy, or the release was charged to another ledger. A second draw would "
             "undo the noise of both. Restore a copy of the ledger that is at least as new as the release. If a witness "
             f"saw the release, {step('ledger adopt')} charges it to this ledger."
@@ -148,10 +148,10 @@ def require_remembered(ledger: Ledger, target: AnyStore) -> None:
 
 def stands_at(target: Store, release_id: str | None) -> bool:
     """Say whether a release stands at a place; None: no release does that is meant."""
-    held = attributes_of(target) or {}
-    if release_id is not None and held.get("release_id") == release_id and held.get("format") == FORMAT:
+    attributes = attributes_of(target) or {}
+    if release_id is not None and attributes.get("release_id") == release_id and attributes.get("format") == FORMAT:
         return True
-    if held.get("format") == FORMAT:
+    if attributes.get("format") == FORMAT:
         raise DataError(
             f"{target} holds another release, of other rows or other parameters: {step('inspect', target)} shows them. "
             "Choose another place for this one, or move that one away."
@@ -223,7 +223,7 @@ def _drawn(
 
 def _heading(
     request: ReleaseRequest, calibrated: Calibrated, staged: Staged | None, names: tuple[str, ...], rows: int,
-    **known: Any,
+    **attributes: Any,
 ) -> Heading:  # fmt: skip
     """Return the public header of a release: what was asked for, what is proved, and n only where it is public."""
     public = request.neighbours is Neighbours.REPLACE_ONE
@@ -238,7 +238,7 @@ def _heading(
         rows=rows if public else None,
         rows_at_most=None if public or request.rule == TRUNCATED else request.rows_at_most,
         stage=None if staged is None else staged.stage,
-        **known,
+        **attributes,
     )
 
 
@@ -263,14 +263,14 @@ def draw_unrecorded(
     heading = _heading(
         request, calibrated, staged, names, rows, release_id=f"m-{random_token()}", extents=extents
     )  # fmt: skip
-    known = {field.name: getattr(heading, field.name) for field in fields(heading)}
+    attributes = {field.name: getattr(heading, field.name) for field in fields(heading)}
     answer = _noisy(calibrated, heading.bound.width, moment, None)
     if isinstance(answer, np.ndarray):
-        return Release(answer=answer, **known)
+        return Release(answer=answer, **attributes)
     ((_, values),) = answer
     if heading.corner is not None:
         values[-1] = heading.corner  # n is public: as in the archive of a release
-    return Release(answer=unpacked(values, heading.bound.width), **known)
+    return Release(answer=unpacked(values, heading.bound.width), **attributes)
 
 
 def _noisy(
@@ -325,14 +325,14 @@ def admit(table: Table) -> None:
     """Let rows be released for reproduction: refuse those that have a budget, and mark the others; idempotent."""
     require_undeclared(table)
     with table.store.locked(), state_folder.held(table.dataset_id) as data:
-        found = open_rows(table.store)
-        require_undeclared(found)
-        if found.dataset_id != table.dataset_id:
+        current = open_rows(table.store)
+        require_undeclared(current)
+        if current.dataset_id != table.dataset_id:
             raise DataError(f"{table} was replaced by other rows meanwhile. Run the same command again.")
         if not state_folder.seen(table.dataset_id).reproduced:
             data.write(state_folder.Seen(reproduced=True))
-        if not found.reproduced:
-            mark_reproduced(found)
+        if not current.reproduced:
+            mark_reproduced(current)
 
 
 def reproduced(rows: Store) -> RefusedError:

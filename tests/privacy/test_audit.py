@@ -72,10 +72,10 @@ def test_what_a_claim_implies_elsewhere_is_that_of_randomised_response() -> None
 
 def test_tables_further_apart_bound_the_same_epsilon() -> None:
     # randomised response between neighbours: epsilon 1, so 3 rows apart a ratio of e³, and no more
-    certain = Finding(Count(10**9, 10**9), Count(round(10**9 * math.exp(-3)), 10**9), 1e-9, apart=3)
+    certain = Finding(Count(10**9, 10**9), Count(round(10**9 * math.exp(-3)), 10**9), 1e-9, distance=3)
     assert 0.999 < certain.epsilon(0.0) < 1
     # and delta adds up to delta (1 + e + e²)
-    shown = Finding(Count(10**9, 10**9), Count(0, 10**9), 1e-9, apart=3).delta(1.0)[0]
+    shown = Finding(Count(10**9, 10**9), Count(0, 10**9), 1e-9, distance=3).delta(1.0)[0]
     assert shown == pytest.approx(1 / (1 + math.e + math.e**2), rel=1e-5)
 
 
@@ -168,7 +168,7 @@ def test_no_proof_is_contradicted(name: str, neighbours: Neighbours) -> None:
         if weighted:
             found = examine_weighted(first, second, FALSE_ALARM, loss.delta)
         else:
-            found = examine(first, second, FALSE_ALARM, delta=loss.delta, apart=scene.apart)
+            found = examine(first, second, FALSE_ALARM, delta=loss.delta, distance=scene.apart)
         assert not rejects(found, honest.guarantee.loss)
 
 
@@ -178,7 +178,7 @@ def test_counts_alone_reject_a_copy_with_a_third_of_the_noise() -> None:
     for mechanism, expected in ((honest, False), (weakened.weakened(honest, 3), True)):
         scene = attack.choose(mechanism, query, ONE, 1500, FALSE_ALARM, weighted=False)
         first, second = attack.attack(mechanism, scene, 1500)
-        assert rejects(examine(first, second, FALSE_ALARM, apart=scene.apart), ONE) is expected
+        assert rejects(examine(first, second, FALSE_ALARM, distance=scene.apart), ONE) is expected
 
 
 def said(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

@@ -34,8 +34,8 @@ def test_pieces_are_the_rows_of_the_band_in_order(size: int, rows: Any, piece: i
     start = rows.draw(st.integers(0, size - 1))
     band = Band(start, rows.draw(st.integers(start + 1, size)), size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "PIECE", piece)
-        found = list(drawing.pieces(band))
+        patch.setattr(drawing, "BLOCK_ENTRIES", piece)
+        found = list(drawing.blocks(band))
     assert [row for each in found for row in range(each.start, each.stop)] == list(range(band.start, band.stop))
     assert all(each.entries <= piece or each.height == 1 for each in found)
     assert {each.size for each in found} == {size}
@@ -45,13 +45,13 @@ def test_pieces_are_the_rows_of_the_band_in_order(size: int, rows: Any, piece: i
 def test_the_same_draws_are_the_same_noise_however_many_threads_draw_them(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "PIECE", 5000)
+    monkeypatch.setattr(drawing, "BLOCK_ENTRIES", 5000)
     monkeypatch.setattr(drawing, "available_cores", lambda: threads)
     band = Band(17, SIZE - 5, SIZE)
     exact_sums = np.random.default_rng(0).integers(-(2**61), 2**61, band.entries)
     before = exact_sums.copy()
     replayed = Replayed(gaussian(), 1000)
-    expected = exact_sums + np.concatenate([replayed.draw_band(each, SYSTEM) for each in drawing.pieces(band)])
+    expected = exact_sums + np.concatenate([replayed.draw_band(each, SYSTEM) for each in drawing.blocks(band)])
     assert np.array_equal(drawing.noisy(replayed, band, exact_sums, SYSTEM), expected)
     assert np.array_equal(exact_sums, before)
 
@@ -71,7 +71,7 @@ def _sound(entries: npt.NDArray[np.float64]) -> bool:
 
 
 def test_the_noise_of_several_threads_has_its_law_and_its_twins_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "PIECE", 5000)
+    monkeypatch.setattr(drawing, "BLOCK_ENTRIES", 5000)
     monkeypatch.setattr(drawing, "available_cores", lambda: 3)
     assert gaussian().sigma_off_diagonal > 2**47
     entries = _entries(gaussian())
