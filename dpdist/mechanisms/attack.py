@@ -257,7 +257,7 @@ def promise(sample: npt.NDArray[np.float64], scene: Scene, loss: PrivacyLoss, dr
     if scene.drawn is not None:
         return audit.weighted_event(
             sample[0], sample[1], error, loss.delta, draws // 2, candidates=8, fewest=12
-        ).promise
+        ).shown_epsilon
     best = 0.0
     for own in (sample[0], -sample[1]):
         order = np.sort(own)[::-1]

@@ -1,17 +1,17 @@
-"""Sums of releases of disjoint rows: free post-processing, with the guarantee of all of them together.
+"""Sums of releases of disjoint rows: free post-processing, with their joint guarantee.
 
-Releases of different periods of one table are disjoint by construction: the ledger closed each period once. Then the
-joint guarantee is the weakest of theirs (:mod:`dpdist.privacy.parallel`), under the relation that changes one row, and
-under replace-one one row *within its period*.
+Releases of different periods of one table are disjoint by construction, because the ledger closed each period once.
+Their joint guarantee is the weakest one (:mod:`dpdist.privacy.parallel`), under the relation that changes one row, and
+under replace-one for one row *within its period*.
 
-Of different tables only the owners know whether the same record is in two of them. Unless they say that none is, the
-guarantees are composed as if every row were in each table. Where releases protect a privacy unit
-(:mod:`dpdist.rows.units`), the unit with all its rows must be in one table only: neither that no *row* is in two tables
-nor the periods of one table ensure this.
+For different tables, only their owners know whether a record is in several. Unless they state that none is, the
+guarantees are composed as if every row were in each table. If releases protect a privacy unit
+(:mod:`dpdist.rows.units`), the unit with all its rows must be in one table only; disjoint *rows* or the periods of one
+table do not ensure this.
 
-Of nodes of a tree of periods, the same rows are in one release of each level; their best estimate
-(:mod:`dpdist.release.series`) is as private as the composition of the levels. The total of nights that add periods by
-weights is as private as all nights together.
+Among the nodes of a tree of periods, each row is in one release per level, so the best estimate
+(:mod:`dpdist.release.series`) is as private as the composition of the levels. The total of a weighted series is as
+private as all its releases together.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _LIMIT = 2**62
 def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
     """Return the sum of second moments of disjoint rows."""
     if not releases:
-        raise UsageError("There is nothing to combine: name at least one release.")
+        raise UsageError("There is nothing to combine: pass at least one release.")
     first = releases[0]
     for release in releases:
         _require_alike(first, release)
     ids = tuple(sorted(i for r in releases for i in r.releases or (r.release_id,)))
     if len(set(ids)) < len(ids):
-        raise RefusedError("A release is named twice: added up, its rows would count twice. Name it once.")
+        raise RefusedError("A release is named twice: its rows would count twice in the sum. Name it once.")
     extents = merged(extent for release in releases for extent in release.extents)
     guarantees = [r.guarantee for r in releases if r.guarantee is not None]
     joint = parallel(guarantees) if _are_disjoint(releases, disjoint=disjoint) else sequential(guarantees)
@@ -79,7 +79,7 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
 def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
     """Return the best estimate of the moment of a node, from its release and those of all nodes below it.
 
-    The weighted sum of integers is rounded to the nearest, by at most half a lattice unit an entry.
+    The weighted sum of integers is rounded to the nearest integer, by at most half a lattice unit an entry.
     """
     root = released(node)
     if node.level == 0:
@@ -109,7 +109,7 @@ def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
 
 
 def _weighted_sum(terms: Iterable[tuple[int, Release]], divisor: int) -> npt.NDArray[np.int64]:
-    """Return the sum of releases times whole weights over a divisor, rounded to the nearest."""
+    """Return the sum of releases times integer weights over a divisor, rounded to the nearest integer."""
     quotients: Any = 0
     remainders: Any = 0
     size = 0.0
@@ -126,9 +126,9 @@ def _weighted_sum(terms: Iterable[tuple[int, Release]], divisor: int) -> npt.NDA
 
 
 def next_total(plan: Toeplitz, latest: Release, total: Callable[[int], Release]) -> Release:
-    """Return the total of all periods up to a night, from its release and earlier totals.
+    """Return the total of all periods so far, from the latest release and earlier totals.
 
-    Integers are added exactly, and the sum is rounded to the nearest; the module of the series says what that becomes.
+    Integers are added exactly, and the sum is rounded to the nearest integer (see :mod:`dpdist.release.series`).
     """
     count = (latest.extents[0].stop if latest.extents else None) or 0
     _require_latest(plan, latest, count)
@@ -160,47 +160,49 @@ def next_total(plan: Toeplitz, latest: Release, total: Callable[[int], Release])
 
 
 def last_periods(plan: Toeplitz, window: int, latest: Release, total: Release, earlier: Release | None) -> Release:
-    """Return the sum of the last periods, a total less an earlier one; it tells what all nights tell."""
+    """Return the sum of the last periods: a total less an earlier one. It reveals as much as all releases."""
     count = latest.extents[0].stop or 0
     _require_total(plan, latest, total, count)
     if earlier is None:
         return total
     _require_total(plan, latest, earlier, count - window)
     rows = None if total.rows is None or earlier.rows is None else total.rows - earlier.rows
-    assert total.guarantee is not None  # noqa: S101 - of what is private as claimed
+    assert total.guarantee is not None  # noqa: S101 - the total is private as claimed
     derived = _derived(total, total.releases, total.guarantee, {total.condition}, f" last {window}")
     noise = _noise_of(plan, latest, count, window)
     return replace(derived, noise=noise, rows=rows, answer=total.lattice - earlier.lattice, window=window)
 
 
 def _noise_of(plan: Toeplitz, latest: Release, count: int, window: int | None = None) -> Noise:
-    """Return the noise of a total or a window, all of whose nights have the noise of the last one."""
+    """Return the noise of a total or a window; all releases of the series have the same noise."""
     return reduce(add, (latest.noise.weighted(abs(weight)) for weight in plan.inverse(count, window)))
 
 
 def _joint_guarantee(latest: Release, shares: Fraction) -> Guarantee:
-    """Return what holds of nights together, by what each guarantees and the most mu² that a row bears of all."""
+    """Return the guarantee of all releases of a series, from one of them and the factor of mu² for a row."""
     guarantee = latest.guarantee
     if guarantee is None or guarantee.mu_squared is None:
-        raise DataError("A night of a series is no Gaussian release. Restore it from a copy.")
+        raise DataError(f"{latest.release_id}, a release of a series, is not Gaussian. Restore it from a copy.")
     together = replace(guarantee, mu_squared=guarantee.mu_squared * shares)
     loss = PrivacyLoss(composed_epsilon_micro([together], guarantee.loss.delta_atto), guarantee.loss.delta_atto)
     return _joint([guarantee], loss, together.mu_squared)
 
 
 def _require_latest(plan: Toeplitz, latest: Release, count: int) -> None:
-    """Refuse a release of other periods or weights than a night of the series has."""
+    """Refuse a release of other periods or weights than the series expects."""
     expected = plan.night(count) if count else None
     extents = [(e.start, e.stop) for e in latest.extents]
     if expected is None or extents != [(expected.start, expected.stop)] or latest.weights != expected.weights:
-        raise DataError(f"{latest.release_id} is not the night of the series that its name says. Restore it.")
+        raise DataError(
+            f"{latest.release_id} does not contain the periods that its name states. Restore it from a copy."
+        )
     _require_alike(latest, latest, weighted=True)
 
 
 def _require_total(plan: Toeplitz, latest: Release, total: Release, count: int) -> None:
-    """Refuse what is not the total of so many periods, by nights that guarantee what this one does and have its noise.
+    """Refuse a release that is not the total of ``count`` periods, with guarantee and noise like those of the latest.
 
-    Then neither guarantee nor noise of a later total need be looked up in every night.
+    So neither needs to be checked again in the releases that make up a later total.
     """
     _require_alike(latest, total, weighted=True)
     extents = [(e.dataset, e.start, e.stop) for e in total.extents]
@@ -214,15 +216,15 @@ def _require_total(plan: Toeplitz, latest: Release, total: Release, count: int) 
         or not math.isclose(variance, total.noise.variance_off_diagonal or 0, rel_tol=1e-9)
     ):
         raise DataError(
-            f"{total.release_id} is not the total of {count} periods of this series. Restore it from a copy, or remove "
-            "it: the next run makes it anew from the nights."
+            f"{total.release_id} is not the total of {count} periods of this series. Restore it from a copy, or delete "
+            "it: the next run computes it from the releases of the series."
         )
 
 
 def _derived(
     first: Release, ids: tuple[str, ...], joint: Guarantee, conditions: Iterable[str | None], suffix: str = ""
 ) -> Release:
-    """Return a release as the first of several, but of all of them and drawn by none; ``suffix`` of them, if not all."""
+    """Return the first of several releases with the identity and guarantee of all; ``suffix`` if not of all rows."""
     return replace(
         first,
         release_id=f"c-{hashlib.sha256((' '.join(ids) + suffix).encode()).hexdigest()[:32]}",
@@ -236,21 +238,23 @@ def _derived(
 
 
 def _require_periods(root: Release, node: Node, release: Release, subnode: Node) -> None:
-    """Refuse a release of other periods than a node of the tree has."""
+    """Refuse a release of other periods than those of a node of the tree."""
     start, of_root = root.extents[0].start, root.extents[0].dataset
     extents = [(e.dataset, e.start, e.stop) for e in release.extents]
     if start is None or extents != [(of_root, start + subnode.start - node.start, start + subnode.stop - node.start)]:
-        raise DataError(f"{release.release_id} is not of the periods that its name says. Restore it from a copy.")
+        raise DataError(
+            f"{release.release_id} does not contain the periods that its name states. Restore it from a copy."
+        )
 
 
 def _too_large() -> DataError:
     return DataError(
-        "The sum of these releases leaves 64-bit integers. Release with fewer grid bits.", parameter="grid_bits"
+        "The sum of these releases exceeds 64-bit integers. Release with fewer grid bits.", parameter="grid_bits"
     )
 
 
 def _rows_at_most(releases: Sequence[Release]) -> int | None:
-    """Return what n of the sum is at most, by what was said of each table; None where nothing was said of one."""
+    """Return an upper bound on n of the sum, from those of the tables; None if one has none."""
     by_table: dict[object, int] = {}
     for release in releases:
         if release.rows_at_most is None:
@@ -261,24 +265,21 @@ def _rows_at_most(releases: Sequence[Release]) -> int | None:
 
 
 def _are_disjoint(releases: Sequence[Release], *, disjoint: bool) -> bool:
-    """Say whether what neighbours differ in, a row or all rows of a unit, is read by one of the releases only.
+    """Whether the rows that neighbours differ in, one row or all rows of a unit, are in one of the releases only.
 
-    Extents that do not overlap tell it of the rows of one table; a release without them could be of any rows.
+    Disjoint extents ensure this for the rows of one table; a release without extents could contain any rows.
     """
     tables = [{extent.dataset for extent in release.extents} for release in releases]
     unit = releases[0].unit
-    if unit is None or unit.max_periods is not None:  # whose account is each period's (:mod:`dpdist.privacy.persons`)
+    if unit is None or unit.max_periods is not None:  # then periods are accounted for (:mod:`dpdist.privacy.persons`)
         one_table = all(tables) and len(set().union(*tables)) == 1
         return one_table or disjoint
-    # a unit may have rows in every period of a table, which its owner's word about other tables does not exclude
+    # a unit may have rows in every period of a table, even if its owner states that other tables are disjoint
     return disjoint and all(tables) and len(set().union(*tables)) == sum(map(len, tables))
 
 
 def write_sum(total: Release, target: AnyStore) -> bool:
-    """Publish a sum of releases; the same sum already there is left alone. It is held in memory meanwhile.
-
-    Return whether it was written now. An older version may have written it, in other words.
-    """
+    """Publish a sum of releases; return whether it was written now. An identical sum is left alone."""
     target = store_at(target)
     if (attributes_of(target) or {}).get("release_id") == total.release_id:
         stored = open_release(target)
@@ -291,11 +292,13 @@ def write_sum(total: Release, target: AnyStore) -> bool:
 
 def _require_alike(first: Release, other: Release, *, weighted: bool = False) -> None:
     if other.subspace is not None:
-        raise UsageError(f"{other.release_id} released components; only second moments can be added up.")
+        raise UsageError(f"{other.release_id} contains components; only second moments can be added. Leave it out.")
     if not weighted:
         other.require_moment()
     if not other.private_as_claimed:
-        raise RefusedError(f"{other.release_id} is not private as claimed: it was made for reproduction only.")
+        raise RefusedError(
+            f"{other.release_id} is not private as claimed: it was made for reproduction only. Leave it out."
+        )
     for aspect, same in (
         ("columns", first.names == other.names),
         ("bound (clip norm, grid bits, centre or scale)", first.bound == other.bound),
@@ -307,15 +310,16 @@ def _require_alike(first: Release, other: Release, *, weighted: bool = False) ->
     ):
         if not same:
             raise UsageError(
-                f"{first.release_id} and {other.release_id} differ in their {aspect}: they cannot be added up."
+                f"{first.release_id} and {other.release_id} differ in their {aspect}, so they cannot be added. Release "
+                "both with the same parameters."
             )
 
 
 def parallel(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return what holds for every row when each is in one release only: the weakest of the guarantees.
+    """Return the guarantee for releases of disjoint rows: the weakest one.
 
-    Each is at least as private as (the largest epsilon, the largest delta), and, if all are Gaussian, as the largest
-    mu; of neighbours, which differ in one row, only one release changes.
+    Each release satisfies (the largest epsilon, the largest delta) and, if all are Gaussian, the largest mu; neighbours
+    differ in one row, so only one release changes.
     """
     ranges = {guarantee.bounded_ranges for guarantee in guarantees}
     squares = [g.mu_squared for g in guarantees if g.mu_squared is not None]
@@ -325,23 +329,25 @@ def parallel(guarantees: Sequence[Guarantee]) -> Guarantee:
 
 
 def sequential(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return what holds when a row may be in all of the releases: their composition, at the sum of their deltas.
+    """Return the guarantee if a row may be in all of the releases: their composition, at the sum of their deltas.
 
-    It holds if the requests were fixed before the first answer. Where a later one may follow from an earlier answer,
-    what holds is the composition of the budgets of their ledgers.
+    It holds if all requests were fixed before the first answer. For adaptive requests the composition of the budgets of
+    their ledgers holds.
     """
     if len(guarantees) == 1:
         return guarantees[0]
     delta = sum(g.loss.delta_atto for g in guarantees)
     if delta >= ATTO:
-        raise RefusedError("The deltas of these releases add up to 1: together they promise nothing.")
+        raise RefusedError(
+            "The deltas of these releases add up to 1, so their sum has no guarantee. Combine fewer releases."
+        )
     return _composed(guarantees, delta)
 
 
 def nested(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return what holds when a row is in one release of each level of a tree: the composition of the levels.
+    """Return the guarantee if a row is in one release of each level of a tree: the composition of the levels.
 
-    Gaussian levels compose at the largest of their deltas, as they share the loss of the whole tree
+    Gaussian levels compose at the largest of their deltas, because they share the loss of the whole tree
     (:func:`dpdist.privacy.accounting.share`).
     """
     if any(guarantee.mu_squared is None for guarantee in guarantees):

@@ -1,11 +1,11 @@
-"""What a release draws first, and what follows from it: centre and scale of its columns, its clip norm, or all of them.
+"""Stages of a release, which choose centre and scale of its columns, its clip norm, or all of them.
 
-The stages and the release stand under one id and are charged together (:mod:`dpdist.privacy.staged`). What a stage
-takes from the one before it, and the release from both, is a function of the bytes that were committed, and of public
-facts. So whoever resumes it takes the same.
+Stages and release have one id and are charged together (:mod:`dpdist.privacy.staged`). What a stage uses from the
+previous one, and the release from both, is a function of committed bytes and public facts, so a resumed release uses
+the same values.
 
-Where both are chosen the scale comes first. Centre and scale of each column follow from the committed histograms of the
-columns; then norms are counted of the rows that are shifted and scaled by these, as the release bounds them.
+The scale is chosen first. Centre and scale of each column follow from the committed histograms of the columns; the
+norms are those of the rows shifted and scaled by them, as the release bounds them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from dpdist.release.request import CLIP_GRID, FIRST_RULE, Choice, Parts, Release
 from dpdist.release.trusted import MomentTransaction, Staged
 
 _OF_CLIP_NORM = 0.25
-"""What a deviation of a target is made of the clip norm."""
+"""Standard deviation of a scaled target over the clip norm."""
 Chosen = dict[str, float | tuple[float, ...]]
 
 
 def stage_of(transaction: MomentTransaction, choice: Choice) -> ColumnsStage | NormsTransaction:
-    """Return the stage of a release that makes one of its choices; those before it are committed."""
+    """Return the stage of a release that makes one of its choices; earlier stages are committed."""
     return columns_of(transaction) if choice == "scale" else _norms(transaction)
 
 
@@ -47,9 +47,9 @@ def columns_of(transaction: MomentTransaction) -> ColumnsStage:
 
 
 def _norms(transaction: MomentTransaction) -> NormsTransaction:
-    """Return the stage that chooses the clip norm, the second one where a scale is chosen first.
+    """Return the stage that chooses the clip norm, the second one if a scale is chosen first.
 
-    With private centring the rows are clipped about zero, before their mean is known; so are their norms.
+    With private centring, rows are clipped about zero, before their mean is known, and so are their norms.
     """
     request, table = transaction.request, transaction.table
     parts = parts_of(request, table.columns, table.max_rows)
@@ -62,7 +62,7 @@ def _norms(transaction: MomentTransaction) -> NormsTransaction:
 
 
 def _norms_request(parts: Parts, bounded: ReleaseRequest, width: int) -> NormsRequest:
-    """Return what the stage of the norms is, of rows that are shifted and scaled as those of the release."""
+    """Return the request of the stage of the norms, for rows shifted and scaled as in the release."""
     bound = bounded.bound(width)
     return NormsRequest(
         parts.stages["clip norm"].guarantee.loss, CLIP_GRID, bounded.neighbours, bound.centre, bound.scale,
@@ -71,10 +71,9 @@ def _norms_request(parts: Parts, bounded: ReleaseRequest, width: int) -> NormsRe
 
 
 def resolved(transaction: MomentTransaction) -> MomentTransaction:
-    """Read the stages that were committed, and return the release that follows from them, under the same id.
+    """Read the committed stages, and return the release that follows from them, under the same id.
 
-    Its parameters are those that were charged, and what the committed stages tell. Whoever repeats this gets the same:
-    it is post-processing of these bytes.
+    This is post-processing of the committed bytes and the charged parameters, so every repetition returns the same.
     """
     request, table = transaction.request, transaction.table
     norm_limit = norm_by_schema(table, request)
@@ -97,9 +96,9 @@ def _following(
     read_norms: Callable[[ReleaseRequest], NormHistogram],
     norm_limit: float | None = None,
 ) -> tuple[ReleaseRequest, Staged]:
-    """Return the release that follows from its stages, and what it tells of them; no row is longer than ``norm_limit``.
+    """Return the release that follows from its stages, and their description; no row is longer than ``norm_limit``.
 
-    The norms are those of rows that are shifted and scaled as the first stage says, which ``read_norms`` is told.
+    ``read_norms`` gets the request with the centre and scale of the first stage.
     """
     width = len(names)
     parts = parts_of(request, width, max_rows)
@@ -130,7 +129,7 @@ def _following(
 def standardising(
     request: ReleaseRequest, parts: Parts, histograms: ColumnHistograms, names: Sequence[str]
 ) -> tuple[ReleaseRequest, Chosen]:
-    """Return the release with the centre and scale that follow from its columns, and what it takes from them."""
+    """Return the release with centre and scale from the histograms of its columns, and the chosen values."""
     scalings = histograms.standardised
     chosen: Chosen = {} if request.centre is not None else {"centre": tuple(column.centre for column in scalings)}
     chosen |= {
@@ -138,7 +137,7 @@ def standardising(
         "bins": tuple(float(column.bins) for column in scalings),
     }
     clip = 1.0 if isinstance(parts.moment.clip_norm, str) else parts.moment.clip_norm
-    # the columns that were not seen are scaled to be short: a larger norm would only add noise
+    # columns whose variance was not seen are scaled to be short: a larger norm would only add noise
     auto = auto_clip(max(1, sum(column.seen for column in scalings)), request.choice_rule)
     if request.clip_norm == "auto":
         clip = chosen["clip_norm"] = auto
@@ -153,10 +152,7 @@ def standardising(
 
 
 def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int = 1) -> None:
-    """Refuse histograms of columns in which not even a bin with half of all rows would count; it reads no row.
-
-    Of n rows, which are looked at where n is public only.
-    """
+    """Refuse tables so small that not even a bin with half of all rows would count; reads no row, needs public n."""
     if request.neighbours is not Neighbours.REPLACE_ONE:
         return
     loss, least = _least_rows(request, counting, rows, max_rows)
@@ -169,15 +165,15 @@ def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, m
     enough = enough_epsilon(request, excess)
     cure = f"The table is too small: epsilon {LARGEST_EPSILON} is not enough. Scale"
     if enough is not None:
-        cure = f"Ask for {parameter('epsilon', f'{enough / MICRO:g}')} or more, or scale"
+        cure = f"Use {parameter('epsilon', f'{enough / MICRO:g}')} or more, or scale"
     raise RefusedError(
-        f"A scale would be chosen at {loss}, a part of the loss, where tables of fewer than {least} rows are lost in "
-        f"the noise; the table has {rows}. Nothing was read or spent. {cure} the columns by what is publicly known."
+        f"The scale would be chosen with {loss}, a part of the loss, which requires at least {least} rows; the table "
+        f"has {rows}. Nothing was read or spent. {cure} the columns by public knowledge."
     )
 
 
 def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int) -> tuple[PrivacyLoss, int]:
-    """Return the loss of the stage that chooses a scale, and how many rows it takes."""
+    """Return the loss of the stage that chooses a scale, and the number of rows that it requires."""
     width = counting.columns
     stage = parts_of(request.on_grid(width, rows, max_rows), width, max_rows).stages["scale"]
     first = request.choice_rule == FIRST_RULE
@@ -187,10 +183,9 @@ def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, ma
 def draw_unrecorded(
     request: ReleaseRequest, names: Sequence[str], rows: int, counts: Callable[[Counting], Counts]
 ) -> tuple[ReleaseRequest, Staged]:
-    """Draw the stages of a release, once, over rows that no ledger knows: called twice, it costs twice.
+    """Draw the stages of a release once, over rows without a ledger: a second call costs again.
 
-    Whoever calls this has charged all draws before, and passes on what it returns
-    (:func:`dpdist.release.trusted.draw_unrecorded`).
+    The caller has charged all draws, and passes the result to :func:`dpdist.release.trusted.draw_unrecorded`.
     """
     width = len(names)
     parts = parts_of(request, width, 1)

@@ -117,8 +117,8 @@ def test_the_commands_leave_it_out_and_name_it(tmp_path: Path, monkeypatch: pyte
     assert call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "16", "--budget-delta", "1e-5").code == 0
     asked = ("--epsilon", "8", "--delta", "1e-6", "--clip", "auto", "--scale", "private", "--centre", "private")
     assert call("release", "rows.zarr", "release.zarr", *asked).code == 0
-    said = "No variance was seen, over the noise, of 1 column, so a public rule scaled it: rare. 1 column had numbers "
-    said += "beyond 2^20, and weigh nothing: stamp. Nothing is known of them."
+    said = "The noise hides the variance of 1 column, so a public rule scaled it: rare. 1 column had numbers "
+    said += "beyond 2^20, and got no weight: stamp. The release contains no information about them."
     commands = [["regress", "release.zarr", "--target", "income"], ["covariance", "release.zarr", "found.csv"]]
     commands += [["pca", "release.zarr", "model.zarr", "--components", "2", "--correlation"]]
     for command in commands:

@@ -361,9 +361,9 @@ def test_files_hold_a_public_centre_or_scale_or_both(tmp_path: Path) -> None:
     for centre, scale, said in (
         ("both.npz", "by.npy", "take one"),
         ("both.npz", "private", "take one"),
-        ("none", "both.npz", "holds a centre as well"),
+        ("none", "both.npz", "contains a centre as well"),
     ):
         with pytest.raises(UsageError, match=said):
             request(tmp_path, centre, scale)
-    with pytest.raises(DataError, match=r"holds no public scale.*\(scale\)"):
+    with pytest.raises(DataError, match=r"contains no public scale.*\(scale\)"):
         request(tmp_path, "none", "centre.npz")

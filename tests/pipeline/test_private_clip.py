@@ -260,7 +260,7 @@ def test_a_release_gives_its_centre_and_scale_to_rows_that_cannot_choose_any(row
     found = asked("pilot.zarr")
     assert (found.centre, found.scale) == (made.bound.centre, made.bound.scale)
     release_rows(rows, tmp_path / "plain.zarr", replace(GAUSSIAN, clip_norm=9, scale=None))
-    with pytest.raises(DataError, match="has no centre or scale of its rows"):
+    with pytest.raises(DataError, match="has no usable centre or scale"):
         asked("plain.zarr")
     with pytest.raises(DataError, match="has no scale of its rows"):
         asked("none", "plain.zarr")
@@ -338,7 +338,7 @@ def test_no_norm_is_taken_that_no_row_can_have_by_the_schema(tmp_path: Path) -> 
     assert said == []
     made = release_rows(*asked, CLIPPED, say=said.append)
     (hint,) = said  # the norm of the schema is free
-    assert hint.startswith("In the release, clip_norm=1.415 shortens no row, by the schema, and costs nothing")
+    assert hint.startswith("By the schema, clip_norm=1.415 clips no row in the release, and choosing it costs nothing")
     release_rows(*asked, CLIPPED, say=said.append)  # paid for already
     assert len(said) == 1
     assert made.release.bound.clip_norm == 1.415  # sqrt 2, where the grid has 2

@@ -248,16 +248,16 @@ def test_what_cannot_be_chosen_is_refused_before_anything_is_spent(rows: Path, t
     for epsilon, said in (("0.001", lost), ("9.1", "budget of")):
         with pytest.raises(RefusedError, match=said):
             release_rows(rows, tmp_path / "r.zarr", replace(GAUSSIAN, loss=PrivacyLoss.parse(epsilon, "1e-6")))
-    with pytest.raises(UsageError, match=r"takes a share of up to 0.25 as well: scale_share is less than 0.75 then"):
+    with pytest.raises(UsageError, match=r"takes a share of up to 0.25 as well: scale_share must be less than 0.75"):
         replace(GAUSSIAN, clip_norm="private", scale_share=Fraction(9, 10))
-    with pytest.raises(UsageError, match="is for columns that are divided by a scale"):
+    with pytest.raises(UsageError, match="requires a scale: add"):
         replace(GAUSSIAN, scale=None)
     with pytest.raises(UsageError, match="reproduction"):
         ReleaseRequest("sn", PrivacyLoss.parse("1"), "auto", scale="private", for_reproduction=True)
     for share in ("0", 1, "nan", "1e-999999999", "half", Fraction(1, 10**7)):
         with pytest.raises(UsageError, match="lies between 0 and 1"):
             replace(GAUSSIAN, scale_share=share)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="is the part of a private choice"):
+    with pytest.raises(UsageError, match="requires a private scale: add"):
         replace(GAUSSIAN, scale=(1.0, 1.0, 1.0), scale_share=Fraction(1, 5))
     assert ledger_of_rows(rows).records == []
 

@@ -197,7 +197,7 @@ def test_what_cannot_be_added_up_is_refused() -> None:
         ({"unit": Unit("person", 3)}, UsageError, "privacy unit"),
         ({"answer": np.array([[1.0, 0.0]])}, UsageError, "components"),
         ({"claim": PrivacyLoss.parse("0.5")}, RefusedError, "not private as claimed"),
-        ({"answer": np.full((2, 2), 2**62, dtype=np.int64)}, DataError, "leaves 64-bit integers"),
+        ({"answer": np.full((2, 2), 2**62, dtype=np.int64)}, DataError, "exceeds 64-bit integers"),
     ]
     for changes, error, what in refused:
         with pytest.raises(error, match=what):
@@ -259,12 +259,12 @@ def test_noise_of_two_sides_keeps_its_law_when_it_is_weighed() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"n6_7": release(3, part(5))}, DataError, "is not of the periods that its name says"),
-        ({"n6_7": release(3, part(6, dataset="e"))}, DataError, "is not of the periods that its name says"),
+        ({"n6_7": release(3, part(5))}, DataError, "does not contain the periods that its name states"),
+        ({"n6_7": release(3, part(6, dataset="e"))}, DataError, "does not contain the periods that its name states"),
         ({"n6_7": release(3, part(6), bound=RowBound(2, clip_norm=9.0, grid_bits=4))}, UsageError, "differ in their"),
         ({"n6_7": release(3, part(6), claim=PrivacyLoss.parse("0.1"))}, RefusedError, "not private as claimed"),
         ({f"n{i}_{i + 1}": release(i, part(i), answer=np.full((2, 2), 2**63 - 1)) for i in range(4, 8)}, DataError,
-         "leaves 64-bit integers"),
+         "exceeds 64-bit integers"),
     ],
 )  # fmt: skip
 def test_what_makes_no_tree_is_refused(changes: dict[str, Release], error: type[Exception], said: str) -> None:

@@ -147,7 +147,7 @@ def test_directions_of_noise_come_from_a_release_that_was_paid_for(here: Path, c
     assert asked(call, "power", "--delta", "1e-6", *TWO.split(), to="subspace.zarr").code == 0
     assert asked(call, "none", "--for-reproduction", rows="plain.zarr", to="none.zarr").code == 0
     head = Ledger(here / "rows.ledger").head
-    for other, reason in (("subspace", "released components, and no second moment"), ("none", "not private as claimed"),
+    for other, reason in (("subspace", "released components, not a second moment"), ("none", "not private as claimed"),
                           ("rows", "There is no release at rows.zarr")):  # fmt: skip
         said = directed("third.zarr", f"{other}.zarr")
         assert said.code in {2, 4}

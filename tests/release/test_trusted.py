@@ -232,7 +232,7 @@ def test_a_release_for_reproduction_is_charged_to_no_ledger_and_not_drawn_of_row
     for mechanism, delta in (("none", "0"), ("analyze-gauss", "1e-6")):
         loss = PrivacyLoss.parse("1", delta)
         asked = asking(transaction, mechanism=mechanism, loss=loss, name=None, for_reproduction=True)
-        with pytest.raises(UsageError, match="no guarantee that a ledger could charge"):
+        with pytest.raises(UsageError, match="cannot be charged to a ledger"):
             asked.reserve()
         with pytest.raises(RefusedError, match="ingest them"):
             in_memory(asked)
