@@ -106,7 +106,7 @@ class DataError(DpdistError):
     >>> import dpdist
     >>> dpdist.PrivacyLoss.parse(-1)
     Traceback (most recent call last):
-    dpdist.errors.DataError: Epsilon must be a number that is not negative, and of reasonable size, not -1.
+    dpdist.errors.DataError: Epsilon must be a non-negative number of reasonable size, not -1.
     """
 
     exit_code = 4

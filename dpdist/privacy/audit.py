@@ -1,22 +1,22 @@
-"""What draws prove about a privacy claim: lower bounds on epsilon and delta with a stated confidence.
+"""Statistical audit of a privacy claim: lower bounds on epsilon and delta from draws, with a stated confidence.
 
-An attacker looks at one number computed from the release and says which of two tables it came from. From how often he
-is right and wrong, over many draws, follow bounds on the privacy profile
-``delta(epsilon) = max over events of P(event) - exp(epsilon) Q(event)`` that hold whatever the mechanism is. The event
-is chosen on one half of the draws and measured on the other, so the choice costs no confidence.
+An attacker computes one number from the release and guesses which of two tables it came from. The rates of correct and
+wrong guesses over many draws bound the privacy profile
+``delta(epsilon) = max over events of P(event) - exp(epsilon) Q(event)`` of any mechanism. The event is chosen on one
+half of the draws and measured on the other, so the choice costs no confidence.
 
-**Counted.** Draws from both tables; counts are bounded after Clopper & Pearson (1934), exactly. This rests on the draws
-alone. Events of a probability far below one over the number of draws cannot be seen.
+**Counted.** Draws from both tables; counts are bounded exactly (Clopper & Pearson 1934). This depends on the draws
+alone. Events with a probability far below one over the number of draws are invisible.
 
 **Weighted.** Draws from a third table, on which the event is common, weighted by the likelihood ratio of either table
 to it (importance sampling). An event here bounds the weights on it, so their mean is that of variables in [0, 1], and
-is bounded after Hoeffding (1963, theorem 1): n independent ones of mean m have an average beyond x, on either side,
-with probability at most ``exp(-n KL(x, m))``, KL the divergence of two coins. This rests on the draws and on the ratio.
+is bounded by Hoeffding (1963, theorem 1): n independent ones with mean m have an average beyond x, on either side, with
+probability at most ``exp(-n KL(x, m))``, KL the divergence of two coins. This depends on the draws and on the ratio.
 
-**Tables further apart.** Along a chain of j neighbours an (epsilon, delta) mechanism has
-``P(event) <= exp(j epsilon) Q(event) + delta (exp(j epsilon) - 1) / (exp(epsilon) - 1)``: apply the definition j
-times. So what is measured on tables j rows apart bounds epsilon and delta as well. It helps where one row moves a
-release by a fraction of its noise, and epsilon is only reached far out.
+**Tables at a distance.** Along a chain of j neighbours an (epsilon, delta) mechanism has
+``P(event) <= exp(j epsilon) Q(event) + delta (exp(j epsilon) - 1) / (exp(epsilon) - 1)``: apply the definition j times.
+So measurements on tables that differ in j rows bound epsilon and delta as well. This helps if one row moves a release
+by a fraction of its noise, and epsilon is reached only far out.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from scipy import special
 from dpdist.privacy.guarantee import PrivacyLoss
 
 Sample = npt.NDArray[np.float64]
-_CANDIDATES = 8000  # most thresholds that are looked at, evenly spread over the draws
-_SPANS = (1.5, 3.0, 6.0)  # widths of the window of log weights that an event of weighted draws allows
+_CANDIDATES = 8000  # largest number of thresholds, evenly spread over the draws
+_SPANS = (1.5, 3.0, 6.0)  # widths of the window of log weights in an event of weighted draws
 _SELECTION_FACTOR = (
     0.01  # events are chosen by wider bounds than they are measured by, because other draws may see less
 )
@@ -42,7 +42,7 @@ _MAX_EXPONENT = 700.0  # largest exponent
 
 @dataclass(frozen=True)
 class Count:
-    """How often an event came in so many independent draws."""
+    """Number of independent draws in which an event occurred."""
 
     hits: int
     draws: int
@@ -59,7 +59,7 @@ class Count:
 
 
 def clopper_pearson(hits: Sample, draws: int, error: float) -> tuple[Sample, Sample]:
-    """Return lower and upper bounds for many counts at once, each wrong with probability at most ``error``."""
+    """Return lower and upper bounds for an array of counts, each wrong with probability at most ``error``."""
     with np.errstate(invalid="ignore"):  # 0 hits, or all
         low = np.where(hits <= 0, 0.0, special.betaincinv(hits, draws - hits + 1, error))
         high = np.where(hits >= draws, 1.0, special.betainccinv(hits + 1, draws - hits, error))
@@ -77,7 +77,7 @@ class Weighted:
 
     @classmethod
     def of(cls, log_weights: Sample, event: npt.NDArray[np.bool_], log_unit: float) -> Weighted:
-        """Measure an event on which no log weight exceeds ``log_unit``."""
+        """Measure an event with no log weight above ``log_unit``."""
         inside = log_weights[event] - log_unit
         if inside.max(initial=0.0) > 1e-9:
             raise AssertionError("the event bounds the weights")
@@ -86,7 +86,7 @@ class Weighted:
         return cls(inside.size, weights.size, float(weights.mean()), log_unit)
 
     def interval(self, error: float) -> tuple[float, float]:
-        """Return bounds after Hoeffding; each fails with probability at most ``error``."""
+        """Return Hoeffding bounds; each fails with probability at most ``error``."""
         unit, limit = math.exp(self.log_unit), -math.log(error) / self.draws
         return _divergence_root(self.mean, 0.0, limit) * unit, _divergence_root(self.mean, 1.0, limit) * unit
 
@@ -97,7 +97,7 @@ class Weighted:
 
 
 def _divergence_root(mean: float, end: float, limit: float) -> float:
-    """Return the point between a mean and an end of [0, 1] at which the divergence of the mean to it is ``limit``."""
+    """Return the point between a mean and an end of [0, 1] where the divergence of the mean is ``limit``."""
 
     def divergence(x: float) -> float:
         if not 0 < x < 1:
@@ -114,7 +114,7 @@ def _divergence_root(mean: float, end: float, limit: float) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one event shows: its probabilities on two tables, as measured."""
+    """Evidence from one event: its measured probabilities on two tables."""
 
     more: Count | Weighted
     less: Count | Weighted
@@ -123,10 +123,10 @@ class Finding:
     ratio: float = -math.inf
 
     def delta(self, epsilon: float) -> tuple[float, float, float]:
-        """Return a lower bound, the estimate and an upper bound of what this event shows of delta at epsilon.
+        """Return a lower bound, the estimate and an upper bound for delta at epsilon from this event.
 
-        For neighbours that is ``P(event) - exp(epsilon) Q(event)``, else what follows from tables further apart. The
-        lower bound is one on the delta of the mechanism at epsilon. The upper bound is about this event only.
+        For neighbours that is ``P(event) - exp(epsilon) Q(event)``, or else the bound from tables at a distance. The
+        lower bound holds for the delta of the mechanism, the upper bound for this event only.
         """
         (low, high), (less_low, less_high) = self.more.interval(self.error / 2), self.less.interval(self.error / 2)
         factor = math.exp(min(self.distance * epsilon, _MAX_EXPONENT))
@@ -136,7 +136,7 @@ class Finding:
         return bound / chain, estimate / chain, (high - factor * less_low) / chain
 
     def epsilon(self, delta: float) -> float:
-        """Return a lower bound on the epsilon of the mechanism at delta; 0 where nothing is shown."""
+        """Return a lower bound on the epsilon of the mechanism at delta; 0 without evidence."""
         if self.delta(0.0)[0] <= delta:
             return 0.0
         low, high = 0.0, 1.0
@@ -151,7 +151,7 @@ class Finding:
 def examine(
     first: Sample, second: Sample, error: float, *, epsilon: float | None = None, delta: float = 0.0, distance: int = 1
 ) -> Finding:
-    """Find the threshold that tells two samples apart best, and count it on draws that had no say in it."""
+    """Find the threshold that best distinguishes two samples, and count it on independent draws."""
     halves = [(sample[: sample.size // 2], sample[sample.size // 2 :]) for sample in (first, second)]
     (chosen_first, rest_first), (chosen_second, rest_second) = halves
     best = (-math.inf, math.inf, 1, False)
@@ -174,7 +174,7 @@ def _best_threshold(
         points = points[np.linspace(0, points.size - 1, _CANDIDATES).astype(int)]
     hits, wrong = (sample.size - np.searchsorted(np.sort(sample), points).astype(float) for sample in (more, less))
     if epsilon is not None:
-        # One count more on the other side penalises events that look impossible there only because few were drawn.
+        # one more count on the other side penalises events that look impossible there in too few draws
         score = hits / more.size - math.exp(min(distance * epsilon, _MAX_EXPONENT)) * (wrong + 1) / less.size
     else:
         low, high = clopper_pearson(hits, more.size, error / 2)[0], clopper_pearson(wrong, less.size, error / 2)[1]
@@ -184,15 +184,15 @@ def _best_threshold(
 
 
 def log_excess(low: Sample, delta: float, high: Sample) -> Sample:
-    """Return ``log((low - delta) / high)``, what an event between neighbours shows of epsilon."""
+    """Return ``log((low - delta) / high)``, the epsilon that an event between neighbours shows."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(low > delta, np.log((low - delta) / high), -math.inf)
 
 
 def examine_weighted(first: Sample, second: Sample, error: float, delta: float) -> Finding:
-    """Find the event that shows the largest epsilon on one half of weighted draws, and measure it on the other half.
+    """Find the event with the largest epsilon on one half of weighted draws, and measure it on the other half.
 
-    Events are ``L >= t``, L the log-likelihood ratio of the two tables, where the weight lies in a window.
+    Events are ``L >= t``, L the log-likelihood ratio of the two tables, with the log weight in a window.
     """
     half = first.size // 2
     event = weighted_event(first[:half], second[:half], error, delta, half)
@@ -202,10 +202,9 @@ def examine_weighted(first: Sample, second: Sample, error: float, delta: float) 
 
 @dataclass(frozen=True)
 class WeightedEvent:
-    """Releases whose log-likelihood ratio is at least ``threshold`` and whose log weight is in a window below ``top``.
+    """Releases with log-likelihood ratio at least ``threshold`` and log weight in a window below ``top``.
 
-    ``swapped`` says that the second table is the one on which it is more likely; ``promise`` what epsilon it seems to
-    show.
+    ``swapped`` means that the event is more likely on the second table; ``shown_epsilon`` is its apparent epsilon.
     """
 
     shown_epsilon: float
@@ -215,7 +214,7 @@ class WeightedEvent:
     span: float
 
     def measured(self, more: Sample, less: Sample, error: float, draws: int = 0) -> Finding:
-        """Measure it by log weights, as if these were so many draws."""
+        """Measure the event by log weights, as if there were this number of draws."""
         event = (_difference(more, less) >= self.threshold) & (more <= self.top) & (more >= self.top - self.span)
         unit = self.top - min(self.threshold, _MAX_EXPONENT)
         first, second = Weighted.of(more, event, self.top), Weighted.of(less, event, unit)
@@ -227,9 +226,9 @@ class WeightedEvent:
 def weighted_event(
     first: Sample, second: Sample, error: float, delta: float, draws: int, *, candidates: int = 25, fewest: int = 8
 ) -> WeightedEvent:
-    """Return the event that seems to show the largest epsilon at delta in so many other draws like these.
+    """Return the event that appears to show the largest epsilon at delta in ``draws`` other draws like these.
 
-    At least ``fewest`` of these draws are in it; so many thresholds are tried as there are ``candidates``.
+    At least ``fewest`` of these draws are in it; ``candidates`` is the number of thresholds per direction.
     """
     error *= _SELECTION_FACTOR
     best = WeightedEvent(-math.inf, False, math.inf, 0.0, 0.0)  # no draw is in it
@@ -264,19 +263,20 @@ def _shown(finding: Finding, delta: float) -> float:
 
 
 def rejects(finding: Finding, loss: PrivacyLoss) -> bool:
-    """Say whether a finding contradicts (epsilon, delta); wrong with at most the finding's probability of error."""
+    """Whether a finding contradicts (epsilon, delta); wrong with at most the finding's probability of error."""
     return finding.delta(loss.epsilon)[0] > loss.delta
 
 
 def implied_delta(loss: PrivacyLoss, epsilon: float) -> float:
     """Return the largest delta that (epsilon0, delta0) allows at another epsilon.
 
-    ``delta0`` from epsilon0 on; below, ``delta0 + (1 - delta0) (e^epsilon0 - e^epsilon) / (1 + e^epsilon0)``: the
-    profile of randomised response, which dominates every (epsilon0, delta0) mechanism (Kairouz, Oh & Viswanath 2017).
+    It is ``delta0`` from epsilon0 on, and below that ``delta0 + (1 - delta0) (e^epsilon0 - e^epsilon) / (1 +
+    e^epsilon0)``: the profile of randomised response, which dominates every (epsilon0, delta0) mechanism (Kairouz, Oh &
+    Viswanath 2017).
     """
     if epsilon >= loss.epsilon:
         return loss.delta
-    # divided by e^epsilon0: large epsilons do not overflow
+    # divided by e^epsilon0, so that large epsilons do not overflow
     share = -math.expm1(epsilon - loss.epsilon) / (1 + math.exp(-loss.epsilon))
     return loss.delta + (1 - loss.delta) * share
 

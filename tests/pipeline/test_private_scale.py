@@ -244,7 +244,7 @@ def test_a_target_is_weighed_so_that_noise_hides_less_of_it(rows: Path, tmp_path
 
 
 def test_what_cannot_be_chosen_is_refused_before_anything_is_spent(rows: Path, tmp_path: Path) -> None:
-    lost = r"fewer than \d+ rows are lost in the noise; the table has 20000.*epsilon=[\d.]+ or"
+    lost = r"requires at least \d+ rows; the table has 20000.*epsilon=[\d.]+ or"
     for epsilon, said in (("0.001", lost), ("9.1", "budget of")):
         with pytest.raises(RefusedError, match=said):
             release_rows(rows, tmp_path / "r.zarr", replace(GAUSSIAN, loss=PrivacyLoss.parse(epsilon, "1e-6")))

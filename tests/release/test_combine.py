@@ -104,9 +104,9 @@ def test_the_id_does_not_depend_on_order_or_grouping() -> None:
 
 def test_the_same_rows_are_not_added_up_twice() -> None:
     for other in (part(1), part(0, 5), part(0, 2), Coverage("d")):
-        with pytest.raises(RefusedError, match="of the same rows"):
+        with pytest.raises(RefusedError, match="contain the same rows"):
             combined([release(1), release(2, other)])
-    with pytest.raises(RefusedError, match="of the same rows"):
+    with pytest.raises(RefusedError, match="contain the same rows"):
         combined([release(1, Coverage("d")), release(2, Coverage("d"))])
     with pytest.raises(RefusedError, match="named twice"):
         combined([release(1), release(1, part(7))])
