@@ -14,7 +14,7 @@ quantile, nothing bounds it from above, and such a histogram is refused. If ``2 
 the grid, a clip norm is always found, because the estimate at the last edge is below ``(1 - q) n`` by at least R. If
 also ``2 R <= q n``, the answer is called useful.
 
-The module also describes columns of which a private choice of the scale learnt too little
+The module also describes the columns about which a private choice of the scale learnt too little
 (:mod:`dpdist.mechanisms.columns`).
 """
 

@@ -177,9 +177,9 @@ class Toeplitz:
         """Return the largest factor by which mu of all releases grows for a person with rows in ``periods`` periods.
 
         With c_i the contribution of a row of period i to each release, ``<c_i, c_j>`` is the sum of
-        ``F(r) F(r + |i - j|)`` over the releases that are left after both: it falls in max(i, j) and in |i - j|. Sorted,
-        the a-th of any periods is at least a, and two of them are no closer than consecutive ones. So the first k
-        periods have the largest ``|sum of c_i|``; and for matrices D_i in the place of numbers, ``<D_i, D_j> <= |D|²``.
+        ``F(r) F(r + |i - j|)`` over the releases left after both: it falls in max(i, j) and in |i - j|. Sorted, the
+        a-th of any periods is at least a, and two of them are no closer than consecutive ones. So the first k periods
+        have the largest ``|sum of c_i|``; and for matrices D_i in the place of numbers, ``<D_i, D_j> <= |D|²``.
         """
         releases = len(self.weights) if self.horizon is not None else len(self.weights) + periods - 1
         width = len(self.weights)

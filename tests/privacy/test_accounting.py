@@ -227,7 +227,7 @@ def test_the_least_budget_pays_for_releases_and_a_smaller_one_does_not() -> None
         least = least_epsilon_micro(releases, delta)
         assert fits(releases, PrivacyLoss(least, delta))
         assert least == 1 or not fits(releases, PrivacyLoss(least - 1, delta))
-    with pytest.raises(UsageError, match=r"No budget of so small a delta|at any epsilon"):
+    with pytest.raises(UsageError, match=r"No budget with such a small delta|at any epsilon"):
         least_epsilon_micro([point("1", "1e-5")], 0)
 
 

@@ -57,11 +57,11 @@ def test_what_is_not_private_as_claimed_or_makes_no_sense_is_refused_and_costs_n
     for words, options in (
         ("private as claimed", "two-sided-wishart --for-reproduction"),
         ("no ledger", "sn --for-reproduction --ledger rows.ledger"),
-        ("no chosen id", "sn --for-reproduction --id week"),
+        ("cannot have a chosen id", "sn --for-reproduction --id week"),
         ("no option 'colour'", "two-sided-wishart --option colour=red"),
         ("components", "bingham"),
         ("components", "bingham --option components=5"),
-        ("once each", "bingham --option components=1 --option components=2"),
+        ("given once", "bingham --option components=1 --option components=2"),
         ("NAME=VALUE", "bingham --option components"),
         ("mean", "bingham --option components=1 --centre private"),
         ("--trusted worker", f"power {TWO} --option route=products --trusted worker"),
