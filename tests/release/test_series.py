@@ -64,15 +64,15 @@ def calibrated(plan: Toeplitz, size: int, neighbours: Neighbours, bits: int = 8)
 
 
 def test_the_weights_are_the_coefficients_rounded_to_integers() -> None:
-    found, f = square_root(LONGEST).weights, Fraction(64)
-    for k, weight in enumerate(found[:400]):
+    weights, f = square_root(LONGEST).weights, Fraction(64)
+    for k, weight in enumerate(weights[:400]):
         f = f * (2 * k - 1) / (2 * k) if k else f
         assert weight == math.floor(f + Fraction(1, 2))
-    assert len(found) == LONGEST
-    assert min(found) == found[-1] == 1
-    assert all(a >= b for a, b in pairwise(found))
+    assert len(weights) == LONGEST
+    assert min(weights) == weights[-1] == 1
+    assert all(a >= b for a, b in pairwise(weights))
     assert [len(plan.earlier(365)) for plan in (square_root(365), banded(64))] == [18, 16]  # totals that a night opens
-    assert banded(5).weights == found[:5]
+    assert banded(5).weights == weights[:5]
     with pytest.raises(UsageError, match="at most 4096 periods"):
         square_root(LONGEST + 1)
 
@@ -131,8 +131,8 @@ def test_no_integer_row_costs_more_than_it_is_charged_and_the_worst_costs_that(
         assert worst[s] >= charged * 0.999
         if 0 < s < nights - 1 and plan.horizon is not None:
             assert worst[s] > _charged(less, name)
-    whole = float(1 / Fraction(accounting.gaussian_sigma(WHOLE)) ** 2)
-    assert 0.999 * whole < _charged(accounts, names[0]) <= whole
+    mu_squared = float(1 / Fraction(accounting.gaussian_sigma(WHOLE)) ** 2)
+    assert 0.999 * mu_squared < _charged(accounts, names[0]) <= mu_squared
 
 
 def _charged(accounts: PeriodFilters, name: str) -> float:
@@ -170,11 +170,11 @@ def test_the_factor_of_a_person_is_the_worst_there_is(plan: Toeplitz) -> None:
 def nights_of(plan: Toeplitz, moments: npt.NDArray[np.int64], **changes: Any) -> dict[Night, Release]:
     """Return the releases of nights whose noise happens to be zero."""
     guarantee = calibrated(plan, 2, Neighbours.REPLACE_ONE).guarantee
-    found = {}
+    releases = {}
     for count in range(1, len(moments) + 1):
         night = plan.night(count)
         lattice = np.einsum("s,sij->ij", np.array(night.weights), moments[night.start : night.stop])
-        found[night] = Release(
+        releases[night] = Release(
             release_id=f"r-{count}",
             mechanism="gaussian",
             names=("a", "b"),
@@ -189,7 +189,7 @@ def nights_of(plan: Toeplitz, moments: npt.NDArray[np.int64], **changes: Any) ->
             weights=night.weights,
             **changes,
         )
-    return found
+    return releases
 
 
 def totals_of(plan: Toeplitz, nights: dict[Night, Release]) -> dict[int, Release]:
@@ -275,34 +275,34 @@ def test_a_total_of_other_nights_than_its_own_is_refused() -> None:
     for wrong in (replace(last, weights=(9, 9, 9)), replace(last, weights=()), replace(last, extents=())):
         with pytest.raises(DataError, match="r-3 does not contain the periods"):
             next_total(plan, wrong, totals.__getitem__)
-    known = totals[2]
+    second = totals[2]
     for total in (
         totals[1],
         nights[plan.night(2)],
-        replace(known, window=2),
-        replace(known, releases=known.releases[1:]),
-        replace(known, extents=(Coverage("e", 0, 2, "day 0", "day 1"),)),
-        replace(known, guarantee=totals[1].guarantee),
-        replace(known, noise=replace(known.noise, variance_off_diagonal=1.0)),
+        replace(second, window=2),
+        replace(second, releases=second.releases[1:]),
+        replace(second, extents=(Coverage("e", 0, 2, "day 0", "day 1"),)),
+        replace(second, guarantee=totals[1].guarantee),
+        replace(second, noise=replace(second.noise, variance_off_diagonal=1.0)),
     ):
         with pytest.raises((DataError, UsageError), match=r"is not the total of 2 periods|differ in their window"):
             next_total(plan, last, {**totals, 2: total}.__getitem__)
     with pytest.raises(RefusedError, match="not private as claimed"):
-        next_total(plan, last, {**totals, 2: replace(known, guarantee=None)}.__getitem__)
+        next_total(plan, last, {**totals, 2: replace(second, guarantee=None)}.__getitem__)
     with pytest.raises(DataError, match="exceeds 64-bit integers"):
-        next_total(plan, last, {**totals, 2: replace(known, answer=known.lattice + (2**63 - 9))}.__getitem__)
+        next_total(plan, last, {**totals, 2: replace(second, answer=second.lattice + (2**63 - 9))}.__getitem__)
 
 
 def test_a_night_is_stored_as_integers_alone_and_is_no_second_moment(tmp_path: Path) -> None:
     release = nights_of(banded(2), np.array([[[4, 1], [1, 5]]] * 3))[Night(1, 3, (32, 64))]
     publish(archive_of(release), tmp_path / "night.zarr")
     assert {p.name for p in (tmp_path / "night.zarr").iterdir() if p.is_dir()} == {"lattice"}
-    found = open_release(tmp_path / "night.zarr")
-    assert (found.weights, found.rows) == ((32, 64), 23)
-    np.testing.assert_array_equal(found.lattice, release.lattice)
-    for asked in (lambda: found.second_moment, lambda: components(found, 1), lambda: combined([found])):
+    opened = open_release(tmp_path / "night.zarr")
+    assert (opened.weights, opened.rows) == ((32, 64), 23)
+    np.testing.assert_array_equal(opened.lattice, release.lattice)
+    for refused in (lambda: opened.second_moment, lambda: components(opened, 1), lambda: combined([opened])):
         with pytest.raises(UsageError, match=r"one release of a series.*Use the total"):
-            asked()
+            refused()
     assert "2 periods, each added 32 to 64 times: no second moment" in inspect_path(tmp_path / "night.zarr").describe()
     attributes = tmp_path / "night.zarr" / "zarr.json"
     sound = json.loads(attributes.read_text())

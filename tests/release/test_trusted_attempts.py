@@ -83,8 +83,8 @@ def test_when_the_winner_dies_the_loser_begins_again_with_a_new_draw(
     draws: list[bytes] = []
     drawn = trusted._drawn
 
-    def counted(*arguments: Any, **known: Any) -> list[bytes]:
-        draws.append(b"".join(drawn(*arguments, **known)))
+    def counted(*arguments: Any, **keywords: Any) -> list[bytes]:
+        draws.append(b"".join(drawn(*arguments, **keywords)))
         return [draws[-1]]
 
     monkeypatch.setattr(trusted, "_drawn", counted)
