@@ -39,14 +39,7 @@ _FLOOR = 1e-50
 
 @lru_cache(maxsize=4096)
 def gaussian_delta(epsilon: Fraction, mu_squared: Fraction) -> float:
-    """Return the smallest delta of a mu-GDP mechanism at epsilon, rounded up (Balle & Wang 2018, theorem 8).
-
-    It is ``Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)``, with mu the sensitivity over the standard
-    deviation of the noise.
-
-    >>> round(gaussian_delta(Fraction(1), Fraction(1)), 6)
-    0.126937
-    """
+    """Return the smallest delta of a mu-GDP mechanism at epsilon, rounded up (Balle & Wang 2018, theorem 8)."""
     digits = _DIGITS
     if mu_squared == 0:
         return 0.0
@@ -58,14 +51,7 @@ def gaussian_delta(epsilon: Fraction, mu_squared: Fraction) -> float:
 
 @lru_cache(maxsize=256)
 def gaussian_sigma(loss: PrivacyLoss) -> float:
-    """Return the standard deviation that makes a Gaussian release of sensitivity 1 (epsilon, delta)-private.
-
-    It is the root of :func:`gaussian_delta` in sigma: the upper end of the last bracket of a bisection, so the
-    guarantee holds for the returned number itself.
-
-    >>> round(gaussian_sigma(PrivacyLoss.parse("1", "1e-6")), 6)
-    4.224679
-    """
+    """Return the standard deviation that makes a Gaussian release of sensitivity 1 private, rounded up by bisection."""
     if loss.delta_atto == 0:
         raise UsageError("Gaussian noise requires a positive delta; for delta = 0 use two-sided-wishart.")
 
@@ -88,11 +74,7 @@ def gaussian_sigma(loss: PrivacyLoss) -> float:
 
 
 def share(loss: PrivacyLoss, count: int | Fraction, *, gaussian: bool) -> PrivacyLoss:
-    """Return the loss of each of ``count`` equal releases that together keep a loss.
-
-    Gaussian releases keep its delta: the share has the largest epsilon whose mu², times ``count``, keeps the whole
-    loss. So ``count`` may be a fraction of at least 1, for a release that costs some rows less than others. Other
-    releases divide epsilon and delta evenly.
+    """Return the loss of each of ``count`` equal releases that together keep a loss; ``count`` may be a fraction.
 
     >>> whole = PrivacyLoss.parse("1", "1e-6")
     >>> share(whole, 9, gaussian=True).epsilon, share(PrivacyLoss.parse("1"), 9, gaussian=False).epsilon
@@ -186,15 +168,8 @@ def widest(budget: PrivacyLoss, epsilon_micro: int, delta_atto: int) -> CapSet:
 def caps_for(budget: PrivacyLoss, first: Guarantee | None = None) -> tuple[CapSet, ...]:
     """Return the cap sets of a budget, which are fixed before the first answer and never change.
 
-    The first set is always (epsilon, 0, 0): pure releases up to epsilon. A budget with a delta has a second one. It is
-    (0, M, 0), unless another one was declared (:class:`dpdist.privacy.guarantee.MixedBudget`), or the first release is
-    an (e, d) point without mu, such as `wishart`: then it is (e, M, d). M is the largest that the budget allows; if
-    that is 0, E is epsilon.
-
-    >>> [float(caps.mu_squared) for caps in caps_for(PrivacyLoss.parse("1"))]
-    [0.0]
-    >>> [round(float(caps.mu_squared), 6) for caps in caps_for(PrivacyLoss.parse("1", "1e-6"))]
-    [0.0, 0.056029]
+    The first set is (epsilon, 0, 0): pure releases. With a delta there is a second one with the largest M: (0, M, 0),
+    unless other parts were reserved, or the first release is an (e, d) point without mu: then it is (e, M, d).
     """
     pure = CapSet(budget.epsilon_micro)
     if budget.delta_atto == 0:
@@ -311,11 +286,10 @@ def _less(rest: Price, price: Price) -> Price:
 
 @dataclass
 class Filter:
-    """The account of one row: charges against caps that were fixed before the first answer.
+    """The account of one row: charges against caps that were fixed before the first answer. Not thread-safe.
 
     A release is charged in every open cap set that holds it, at the first of its :func:`prices` that fits; a set that
-    does not hold it is closed. The charge follows from earlier charges and never changes, so it does not depend on
-    later answers. Not thread-safe: the owner has a lock.
+    does not hold it is closed. A charge follows from earlier ones and never changes.
     """
 
     budget: PrivacyLoss
@@ -391,10 +365,7 @@ def _share(rest: CapSet, caps: CapSet) -> float:
 
 
 def _largest(within: Callable[[int], bool], high: int, guess: int) -> int:
-    """Return the largest integer up to ``high`` for which a monotone condition holds; 0 if there is none.
-
-    A good guess saves evaluations; any guess is valid.
-    """
+    """Return the largest integer up to ``high`` for which a monotone condition holds, 0 if none; any guess is valid."""
     low, above, step = 0, high + 1, 1
     middle = min(max(guess, 1), high)
     while above - low > 1:
@@ -430,12 +401,7 @@ def _root(above: Callable[[float], bool], high: float) -> float:
 
 
 def largest_gaussian(mu_squared: Fraction, loss: PrivacyLoss) -> PrivacyLoss | None:
-    """Return the largest loss of a Gaussian release within mu², at the delta of a loss; None if there is none.
-
-    >>> whole = PrivacyLoss.parse("1", "1e-6")
-    >>> str(largest_gaussian(Fraction(1, 180), whole))
-    'epsilon 0.28988, delta 1e-06'
-    """
+    """Return the largest loss of a Gaussian release within mu², at the delta of a loss; None if there is none."""
     micro = _gaussian_micro(mu_squared, loss)
     return PrivacyLoss(micro, loss.delta_atto) if micro else None
 
@@ -517,10 +483,7 @@ def composed(guarantees: Iterable[Guarantee]) -> CapSet:
 
 
 def composed_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int:
-    """Return the smallest joint epsilon, in millionths, of releases at a delta, if all were fixed before any answer.
-
-    It does not hold for an analyst who chooses a request from earlier answers: use a :class:`Filter` for those.
-    """
+    """Return the smallest joint epsilon, in millionths, at a delta, of requests that were fixed beforehand."""
     return _least_of_caps(composed(guarantees), Fraction(delta_atto, ATTO))
 
 

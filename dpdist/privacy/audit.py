@@ -123,11 +123,7 @@ class Finding:
     ratio: float = -math.inf
 
     def delta(self, epsilon: float) -> tuple[float, float, float]:
-        """Return a lower bound, the estimate and an upper bound for delta at epsilon from this event.
-
-        For neighbours that is ``P(event) - exp(epsilon) Q(event)``, or else the bound from tables at a distance. The
-        lower bound holds for the delta of the mechanism, the upper bound for this event only.
-        """
+        """Return a lower bound for delta of the mechanism at epsilon, and estimate and upper bound for this event."""
         (low, high), (less_low, less_high) = self.more.interval(self.error / 2), self.less.interval(self.error / 2)
         factor = math.exp(min(self.distance * epsilon, _MAX_EXPONENT))
         chain = math.fsum(math.exp(min(i * epsilon, _MAX_EXPONENT)) for i in range(self.distance))
@@ -190,10 +186,7 @@ def log_excess(low: Sample, delta: float, high: Sample) -> Sample:
 
 
 def examine_weighted(first: Sample, second: Sample, error: float, delta: float) -> Finding:
-    """Find the event with the largest epsilon on one half of weighted draws, and measure it on the other half.
-
-    Events are ``L >= t``, L the log-likelihood ratio of the two tables, with the log weight in a window.
-    """
+    """Find the event with the largest epsilon on half of the weighted draws, and measure it on the other half."""
     half = first.size // 2
     event = weighted_event(first[:half], second[:half], error, delta, half)
     more, less = (second, first) if event.swapped else (first, second)
@@ -202,13 +195,10 @@ def examine_weighted(first: Sample, second: Sample, error: float, delta: float) 
 
 @dataclass(frozen=True)
 class WeightedEvent:
-    """Releases with log-likelihood ratio at least ``threshold`` and log weight in a window below ``top``.
-
-    ``swapped`` means that the event is more likely on the second table; ``shown_epsilon`` is its apparent epsilon.
-    """
+    """Releases with log-likelihood ratio at least ``threshold`` and log weight in a window below ``top``."""
 
     shown_epsilon: float
-    swapped: bool
+    swapped: bool  # whether it is more likely on the second table
     threshold: float
     top: float
     span: float
@@ -226,10 +216,7 @@ class WeightedEvent:
 def weighted_event(
     first: Sample, second: Sample, error: float, delta: float, draws: int, *, candidates: int = 25, fewest: int = 8
 ) -> WeightedEvent:
-    """Return the event that appears to show the largest epsilon at delta in ``draws`` other draws like these.
-
-    At least ``fewest`` of these draws are in it; ``candidates`` is the number of thresholds per direction.
-    """
+    """Return the event, with ``fewest`` draws or more, that appears to show the largest epsilon at delta."""
     error *= _SELECTION_FACTOR
     best = WeightedEvent(-math.inf, False, math.inf, 0.0, 0.0)  # no draw is in it
     for swapped, (more, less) in enumerate([(first, second), (second, first)]):
@@ -268,15 +255,11 @@ def rejects(finding: Finding, loss: PrivacyLoss) -> bool:
 
 
 def implied_delta(loss: PrivacyLoss, epsilon: float) -> float:
-    """Return the largest delta that (epsilon0, delta0) allows at another epsilon.
-
-    It is ``delta0`` from epsilon0 on, and below that ``delta0 + (1 - delta0) (e^epsilon0 - e^epsilon) / (1 +
-    e^epsilon0)``: the profile of randomised response, which dominates every (epsilon0, delta0) mechanism (Kairouz, Oh &
-    Viswanath 2017).
-    """
+    """Return the largest delta that (epsilon0, delta0) allows at another epsilon."""
     if epsilon >= loss.epsilon:
         return loss.delta
-    # divided by e^epsilon0, so that large epsilons do not overflow
+    # below epsilon0, randomised response dominates (Kairouz, Oh & Viswanath 2017):
+    # delta0 + (1 - delta0) (e^epsilon0 - e^epsilon) / (1 + e^epsilon0), divided by e^epsilon0 against overflow
     share = -math.expm1(epsilon - loss.epsilon) / (1 + math.exp(-loss.epsilon))
     return loss.delta + (1 - loss.delta) * share
 

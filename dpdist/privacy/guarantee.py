@@ -343,11 +343,6 @@ class Guarantee:
     bounded_ranges: tuple[Fraction, ...] = ()
 
     def __repr__(self) -> str:
-        """Return a one-line summary.
-
-        >>> Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss.parse("1", "1e-6"), None, Arithmetic.IDEAL_REAL, "a proof")
-        Guarantee(epsilon=1, delta=1e-06, replace-one)
-        """
         return f"Guarantee(epsilon={self.loss.epsilon:.12g}, delta={self.loss.delta:.12g}, {self.neighbours})"
 
     def to_json(self) -> GuaranteeJson:

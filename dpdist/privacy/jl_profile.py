@@ -84,11 +84,7 @@ def _log(values: Floats) -> Floats:
 
 
 def row_in(epsilon: float, sketch: int, gain: float) -> float:
-    """Return delta of the distribution without the row against the distribution with it, rounded up.
-
-    >>> round(row_in(0.5, 10, 0.5), 6)
-    0.163527
-    """
+    """Return delta of the distribution without the row against the distribution with it, rounded up."""
     t = ((sketch / 2) * math.log1p(gain) - epsilon) * 2 * (1 + gain) / gain
     if t <= 0:
         return _FLOOR
@@ -97,11 +93,7 @@ def row_in(epsilon: float, sketch: int, gain: float) -> float:
 
 
 def row_out(epsilon: float, sketch: int, gain: float) -> float:
-    """Return delta of the distribution with the row against the distribution without it, rounded up.
-
-    >>> round(row_out(0.5, 10, 0.5), 6)
-    0.222892
-    """
+    """Return delta of the distribution with the row against the distribution without it, rounded up."""
     t = ((sketch / 2) * math.log1p(gain) + epsilon) * 2 * (1 + gain) / gain
     first, second = _tail(sketch, np.array([t / (1 + gain), t]))
     return float(_difference(first, epsilon + _log(second))) + _FLOOR

@@ -80,12 +80,7 @@ class Charge:
 
 @dataclass
 class PeriodFilters:
-    """The accounts of the rows of a table: one for each period, and one for rows of future periods.
-
-    For rows without periods, the last one is that of every row. All have the same caps, which were fixed before the
-    first answer. A release that does not read a period reveals nothing about it, so the caps of a period need only
-    precede the first answer that reads it.
-    """
+    """The accounts of the rows of a table, with the same caps: one per period, and one for rows of future periods."""
 
     budget: PrivacyLoss
     caps: tuple[CapSet, ...]

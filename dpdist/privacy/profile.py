@@ -139,11 +139,7 @@ def _joint(phi: _Function, exp: _Function, mu: _Number, pure: _Number, epsilon: 
 
 @lru_cache(maxsize=4096)
 def profile(pure: Fraction, mu_squared: Fraction, epsilon: Fraction) -> Fraction:
-    """Return H(epsilon) of the caps E = ``pure`` and M = ``mu_squared``, rounded up; never negative.
-
-    >>> round(float(profile(Fraction(0), Fraction(1), Fraction(1))), 6)
-    0.126937
-    """
+    """Return H(epsilon) of the caps E = ``pure`` and M = ``mu_squared``, rounded up; never negative."""
     if epsilon < pure:
         raise AssertionError("the pure cap exceeds the budget's epsilon")
     if mu_squared == 0:
@@ -174,11 +170,7 @@ def _kept(value: _Number, *, up: bool) -> Fraction:
 
 @lru_cache(maxsize=256)
 def largest_mu_squared(pure: Fraction, delta: Fraction, epsilon: Fraction) -> Fraction:
-    """Return the largest M for which ``H(epsilon) <= delta``, rounded down; 0 if there is none.
-
-    >>> round(float(largest_mu_squared(Fraction(0), Fraction(1, 10**6), Fraction(1))) ** -0.5, 6)
-    4.224679
-    """
+    """Return the largest M for which ``H(epsilon) <= delta``, rounded down; 0 if there is none."""
     if delta <= 0:
         return Fraction(0)
     digits = _DIGITS
@@ -205,11 +197,7 @@ def largest_mu_squared(pure: Fraction, delta: Fraction, epsilon: Fraction) -> Fr
 
 @lru_cache(maxsize=4096)
 def mu_of_pure(epsilon: Fraction) -> Fraction:
-    """Return ``mu(epsilon)²``, rounded up: the charge of a pure epsilon to M (see the module).
-
-    >>> [round(float(mu_of_pure(Fraction(e))) ** 0.5, 5) for e in ("0.1", "1")]
-    [0.12531, 1.23204]
-    """
+    """Return ``mu(epsilon)²``, rounded up: the charge of a pure epsilon to M (see the module)."""
     if epsilon == 0:
         return Fraction(0)
     digits, iv = _DIGITS, _INTERVALS

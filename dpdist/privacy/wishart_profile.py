@@ -63,11 +63,9 @@ _NARROWEST = 2.0**-12  # cells of an edge are not split further
 
 
 def _slack(kappa: float, theta: float) -> float:
-    """Return the relative error allowed for each incomplete gamma value and its factor.
-
-    The condition number of the argument is at most kappa in the lower tail (``x f(x) <= kappa F(x)``) and about x in
-    the upper; the exponents are a few times ``kappa + 1/theta`` at most.
-    """
+    """Return the relative error allowed for each incomplete gamma value and its factor."""
+    # the condition number of the argument is at most kappa in the lower tail (``x f(x) <= kappa F(x)``), about x in the
+    # upper; the exponents are a few times ``kappa + 1/theta`` at most
     return 1e-12 + 8 * 2.0**-52 * (kappa + 1 / theta)
 
 
@@ -100,11 +98,7 @@ def _excess(epsilon: _Floats, shift: _Floats, kappa: float, theta: float) -> _Fl
 
 
 def leaving_delta(epsilon: float, kappa: float, theta: float) -> float:
-    """Return delta of the row's presence against its absence, seen in its absence, rounded up.
-
-    >>> round(leaving_delta(1.0, 1.0, 1.0), 6)
-    0.632121
-    """
+    """Return delta of the row's presence against its absence, seen in its absence, rounded up."""
     value = _excess(np.array([epsilon + 1 / theta]), np.ones(1), kappa, theta)
     return float(value[0]) + FLOOR
 
@@ -199,10 +193,7 @@ def replace_one_delta(epsilon: float, kappa: float, theta: float, enough: float 
 
 
 def least_theta(epsilon: float, delta: float, kappa: float, neighbours: Neighbours) -> float:
-    """Return a theta that keeps delta, from above; the smallest one under add-remove.
-
-    Delta falls as theta grows (rows of smaller norm), so a larger theta keeps it too.
-    """
+    """Return a theta that keeps delta, as larger ones do, from above; the smallest one under add-remove."""
     if neighbours is Neighbours.ADD_REMOVE:
         return _upper_root(lambda theta: add_remove_delta(epsilon, kappa, theta) <= delta, 1.0, 2.0, 1e-12)
     start = least_theta(epsilon, delta, kappa, Neighbours.ADD_REMOVE)  # one of the replacements is a row for none

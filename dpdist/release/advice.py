@@ -145,10 +145,7 @@ def at_epsilon(request: RequestT, micro: int) -> RequestT:
 
 
 def enough_epsilon(request: RequestT, excess: Callable[[RequestT], float]) -> int | None:
-    """Return a sufficient epsilon, in millionths, at least that of the request; None if 10 is too small.
-
-    ``excess`` is above 1 while epsilon is too small, and falls like 1 / epsilon or a little slower.
-    """
+    """Return a sufficient epsilon, in millionths, with ``excess`` at most 1; None if 10 is too small."""
     while (factor := excess(request)) > 1:
         if request.loss.epsilon_micro >= _MAX_MICRO:
             return None

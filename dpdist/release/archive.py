@@ -31,10 +31,7 @@ Bands = Iterable[tuple[Band, Triangle]]
 
 
 def archived(heading: Heading, answer: npt.NDArray[np.float64] | Bands) -> Iterator[bytes]:
-    """Yield the archive of a release in parts.
-
-    Under replace-one n is public, so the corner of an augmented matrix is set to the exact ``n constant²``.
-    """
+    """Yield the archive of a release in parts; a public n is set exactly in the corner of an augmented matrix."""
     store = MemoryStore()
     group = zarr.create_group(store=store, zarr_format=3, attributes={"dpdist": heading.attributes()})
     if isinstance(answer, np.ndarray):

@@ -101,10 +101,7 @@ class Heading:
 
     @property
     def blindly_scaled(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Columns whose variance a private choice of the scale did not see, and columns beyond its grid.
-
-        The latter are recognised by their scale, also in a sum of releases, or if the scale was passed as a public one.
-        """
+        """Columns whose variance a private choice of the scale did not see, and columns beyond its grid."""
         beyond = tuple(name for name, scale in zip(self.names, self.bound.scale or (), strict=False) if scale == BEYOND)
         bins = () if self.stage is None else self.stage.chosen.get("bins", ())
         counts = dict(zip(self.names, () if isinstance(bins, float) else bins, strict=False))
@@ -298,10 +295,7 @@ class Release(Heading):
 
     @property
     def rounding_diagonal(self) -> float:
-        """Contribution of rounding to each diagonal entry, ``n/4`` steps², in squared units of the bounded rows.
-
-        It is subtracted from the second moment; 0 if n is neither public nor released, or rows were truncated.
-        """
+        """Contribution of rounding to diagonal entries, ``n/4`` steps², in squared units of the rows; 0 if unknown."""
         if self.bound.rule != DITHERED or self.row_count is None:
             return 0.0
         return self.row_count / 4 * self.bound.unit**2

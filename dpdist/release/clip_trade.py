@@ -64,10 +64,7 @@ class ForComponents:
 
 
 def noise_share(purpose: ForComponents, neighbours: Neighbours, columns: int, max_rows: int) -> float:
-    """Return s: the standard deviation of the noise off the diagonal, over the square of the clip norm.
-
-    The noise is that of ``gaussian``, or of ``two-sided-wishart`` for a release without delta.
-    """
+    """Return s, the standard deviation of off-diagonal noise over the squared clip norm, of the recommended mechanism."""
     if not 1 <= purpose.number < columns:
         raise UsageError(
             f"The table has {columns} columns: {parameter('components')} is from 1 to {columns - 1}.",
@@ -86,10 +83,7 @@ def _occupied(histogram: NormHistogram) -> tuple[int, int]:
 
 
 def traces(histogram: NormHistogram, clips: Floats) -> Floats:
-    """Return S at some clip norms, from the bins that are surely occupied; at inf, S of the unclipped rows.
-
-    A norm counts as the geometric mean of the ends of its bin; beyond the grid as the last edge.
-    """
+    """Return S at some clip norms; a norm counts as the geometric mean of its bin, or as the last edge."""
     first, last = _occupied(histogram)
     edges, counts = np.array(histogram.edges), np.array(histogram.counts, dtype=np.float64)
     norms = np.concatenate([edges[:1] / math.sqrt(2), np.sqrt(edges[:-1] * edges[1:]), edges[-1:]])
@@ -135,10 +129,7 @@ def trades(norms: Sequence[float], columns: int, rows: int, share: float, edge: 
 
 
 def quantile_for(purpose: ForComponents, histogram: NormHistogram, columns: int, max_rows: int = 1) -> Fraction:
-    """Return the quantile, in hundredths, with the smallest expected loss for the components. Free.
-
-    The histogram surely answers it; 0.95 if it answers none, or its noise hides all norms.
-    """
+    """Return the quantile, in hundredths, with the smallest expected loss for the components; 0.95 without a signal."""
     share = noise_share(purpose, histogram.guarantee.neighbours, columns, max_rows)
     *trace, total = traces(histogram, np.array([*histogram.edges, np.inf]))
     quantiles: dict[int, Fraction] = {}
@@ -157,11 +148,7 @@ def quantile_for(purpose: ForComponents, histogram: NormHistogram, columns: int,
 def clip_for(
     purpose: ForComponents, histogram: NormHistogram, columns: int, max_rows: int = 1
 ) -> tuple[float, Fraction]:
-    """Return the clip norm with the smallest expected loss for the components, and its approximate quantile. Free.
-
-    Norms between the edges are compared as well. If the noise of the histogram hides all norms, or no clip norm is
-    suitable, the result is that of :meth:`NormHistogram.clip_norm`.
-    """
+    """Return the clip norm with the smallest expected loss for the components, and its approximate quantile."""
     first, last = _occupied(histogram)
     edges = np.array(histogram.edges)
     low, high = edges[max(0, first - 1)], edges[min(last, len(edges)) - 1]

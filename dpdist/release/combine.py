@@ -77,10 +77,7 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
 
 
 def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
-    """Return the best estimate of the moment of a node, from its release and those of all nodes below it.
-
-    The weighted sum of integers is rounded to the nearest integer, by at most half a lattice unit an entry.
-    """
+    """Return the best estimate of the moment of a node, from its release and those of all nodes below it."""
     root = released(node)
     if node.level == 0:
         return root
@@ -126,10 +123,7 @@ def _weighted_sum(terms: Iterable[tuple[int, Release]], divisor: int) -> npt.NDA
 
 
 def next_total(plan: Toeplitz, latest: Release, total: Callable[[int], Release]) -> Release:
-    """Return the total of all periods so far, from the latest release and earlier totals.
-
-    Integers are added exactly, and the sum is rounded to the nearest integer (see :mod:`dpdist.release.series`).
-    """
+    """Return the total of all periods so far, from the latest release and earlier totals."""
     count = (latest.extents[0].stop if latest.extents else None) or 0
     _require_latest(plan, latest, count)
     earlier: dict[int, Release] = {}
@@ -200,10 +194,7 @@ def _require_latest(plan: Toeplitz, latest: Release, count: int) -> None:
 
 
 def _require_total(plan: Toeplitz, latest: Release, total: Release, count: int) -> None:
-    """Refuse a release that is not the total of ``count`` periods, with guarantee and noise like those of the latest.
-
-    So neither needs to be checked again in the releases that make up a later total.
-    """
+    """Refuse a release that is not the total of ``count`` periods with guarantee and noise like those of the latest."""
     _require_alike(latest, total, weighted=True)
     extents = [(e.dataset, e.start, e.stop) for e in total.extents]
     squares = [None if release.guarantee is None else release.guarantee.mu_squared for release in (latest, total)]
@@ -265,10 +256,7 @@ def _rows_at_most(releases: Sequence[Release]) -> int | None:
 
 
 def _are_disjoint(releases: Sequence[Release], *, disjoint: bool) -> bool:
-    """Whether the rows that neighbours differ in, one row or all rows of a unit, are in one of the releases only.
-
-    Disjoint extents ensure this for the rows of one table; a release without extents could contain any rows.
-    """
+    """Whether the rows that neighbours differ in, one row or all rows of a unit, are in one of the releases only."""
     tables = [{extent.dataset for extent in release.extents} for release in releases]
     unit = releases[0].unit
     if unit is None or unit.max_periods is not None:  # then periods are accounted for (:mod:`dpdist.privacy.persons`)
@@ -316,11 +304,7 @@ def _require_alike(first: Release, other: Release, *, weighted: bool = False) ->
 
 
 def parallel(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return the guarantee for releases of disjoint rows: the weakest one.
-
-    Each release satisfies (the largest epsilon, the largest delta) and, if all are Gaussian, the largest mu; neighbours
-    differ in one row, so only one release changes.
-    """
+    """Return the guarantee for releases of disjoint rows: only one of them changes, so the weakest one holds."""
     ranges = {guarantee.bounded_ranges for guarantee in guarantees}
     squares = [g.mu_squared for g in guarantees if g.mu_squared is not None]
     loss = PrivacyLoss(max(g.loss.epsilon_micro for g in guarantees), max(g.loss.delta_atto for g in guarantees))
@@ -329,11 +313,7 @@ def parallel(guarantees: Sequence[Guarantee]) -> Guarantee:
 
 
 def sequential(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return the guarantee if a row may be in all of the releases: their composition, at the sum of their deltas.
-
-    It holds if all requests were fixed before the first answer. For adaptive requests the composition of the budgets of
-    their ledgers holds.
-    """
+    """Return the composition, for rows that may be in all releases, if all requests were fixed beforehand."""
     if len(guarantees) == 1:
         return guarantees[0]
     delta = sum(g.loss.delta_atto for g in guarantees)
@@ -345,13 +325,10 @@ def sequential(guarantees: Sequence[Guarantee]) -> Guarantee:
 
 
 def nested(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return the guarantee if a row is in one release of each level of a tree: the composition of the levels.
-
-    Gaussian levels compose at the largest of their deltas, because they share the loss of the whole tree
-    (:func:`dpdist.privacy.accounting.share`).
-    """
+    """Return the composition of the levels, for rows that are in one release per level."""
     if any(guarantee.mu_squared is None for guarantee in guarantees):
         return sequential(guarantees)
+    # Gaussian levels share the loss of the whole tree, and so its delta (:func:`dpdist.privacy.accounting.share`)
     return _composed(guarantees, max(g.loss.delta_atto for g in guarantees))
 
 

@@ -162,11 +162,7 @@ class NormHistogram:
         return quantile_of(self.counts, self.noise, quantile, rows=self.rows)
 
     def clip_norm(self, *, interpolated: bool = False) -> tuple[float, Fraction]:
-        """Return the default clip norm, and the quantile that it estimates. Free.
-
-        It is the 0.95-quantile of the norms, or the largest smaller one, in hundredths, that is surely on the grid. If
-        not even the median is, it is the estimate of the median, or the last norm of the grid.
-        """
+        """Return the 0.95-quantile of the norms, or the largest smaller one on the grid, and which quantile it is."""
         for hundredths in range(95, 49, -1):
             quantile = Fraction(hundredths, 100)
             estimate = self.quantile(quantile)
@@ -220,11 +216,7 @@ class NormHistogram:
 
 
 def resolved(transaction: NormsTransaction) -> NormsTransaction:
-    """Give a request without a delta that of the ledger's budget, and so Gaussian noise; reads the ledger only.
-
-    If the ledger contains the histogram already, with that delta or, from earlier versions, with none, the first one
-    that was reserved is used: a released histogram is never drawn again with other noise.
-    """
+    """Give a request without a delta that of the budget, unless a histogram without one was reserved."""
     request, ledger = transaction.request, transaction.account()
     losses = [replace(request.loss, delta_atto=delta) for delta in (0, ledger.budget.delta_atto)]
     candidates = [

@@ -33,11 +33,7 @@ LARGEST_FILE = 64 << 20
 def request_from(
     options: RequestOptions, folder: Path | None = None, *, vectors: Mapping[str, tuple[float, ...]] | None = None
 ) -> ReleaseRequest:
-    """Make a request from options as typed; file names are relative to the folder.
-
-    The default mechanism is `gaussian` with a delta and `two-sided-wishart` without. ``vectors`` are a public centre
-    and scale that were read before; without them, ``centre`` and ``scale`` may name files.
-    """
+    """Make a request from options as typed; file names are relative to the folder, ``vectors`` were read before."""
     folder = folder or Path()
     loss = PrivacyLoss.parse(options.epsilon, options.delta or "0")
     if options.delta is not None and not loss.delta_atto:
@@ -188,11 +184,7 @@ def _option_value(kind: Kind, text: str, folder: Path) -> object:
 
 
 def _directions_of(path: Path) -> list[list[float]]:
-    """Return the eigenvectors of a released moment as rows, the largest eigenvalue first.
-
-    They are as public as the release. Signs are fixed and entries rounded to 2^-30, so that the command requests the
-    same release on a machine with other last bits.
-    """
+    """Return the eigenvectors of a released moment as rows, the largest eigenvalue first, rounded for a stable id."""
     release = open_release(path)
     release.require_moment()
     if not release.private_as_claimed or not release.in_memory:
@@ -234,11 +226,7 @@ def _of_release(path: Path, word: str) -> dict[str, tuple[float, ...] | None]:
 def read_public_centre(
     path: AnyPath, word: Literal["centre", "scale"] = "centre"
 ) -> dict[str, tuple[float, ...] | None]:
-    """Read a public centre, and optionally a public scale, one number per column.
-
-    A ``.npy`` file contains the vector ``word``; a ``.npz`` or ``.json`` file contains ``centre``, ``scale`` or both. A
-    release.zarr provides those of its rows, such as a private choice, which are as public as the release.
-    """
+    """Read a public centre, a public scale or both from a .npy, .npz or .json file, or from a release.zarr."""
     path = local(path)
     if (path / "zarr.json").is_file():
         return _of_release(path, word)

@@ -286,10 +286,7 @@ class ReleaseRequest:
         return self.options.get("route") == "products"
 
     def on_grid(self, columns: int, rows: int | None = None, max_rows: int = 1) -> ReleaseRequest:
-        """Return the request with its grid bits and shares: as given, or derived from public numbers.
-
-        ``rows`` is n if it is public; None: ``rows_at_most``. Raises the same errors as :meth:`calibrated`.
-        """
+        """Return the request with its grid bits and shares; ``rows`` is n if it is public, None: ``rows_at_most``."""
         if self.clip_norm == "auto" and self.scale != "private":
             return replace(self, clip_norm=auto_clip(columns, self.choice_rule)).on_grid(columns, rows, max_rows)
         if self.chooses:
@@ -347,15 +344,12 @@ class ReleaseRequest:
         return _proved(self.with_placeholders.calibrated(columns, max_rows)).mu_squared is not None
 
     def of_table(self, table: Table) -> ReleaseRequest:
-        """Return the request with its grid bits for a table; UsageError for unknown targets.
-
-        Releases of periods are added, so their grid bits follow from the same public number. The multiplicity of rows
-        is left out: a total has the noise and the rounding of rows that are added once.
-        """
+        """Return the request with its grid bits for a table; UsageError for unknown targets."""
         if missing := [name for name in self.targets if name not in table.names]:
             raise UsageError(
                 f"There is no column {', '.join(missing)}; there are {listed(table.names)}.", parameter="targets"
             )
+        # releases of periods are added, so their grid bits follow from the same public number, not from n
         public = self.neighbours is Neighbours.REPLACE_ONE and not table.periodic
         return self.on_grid(table.columns, table.rows if public else None, table.max_rows)
 
@@ -371,11 +365,7 @@ class ReleaseRequest:
         return replace(self, rule=TRUNCATED, grid_bits=OLD_BITS if self.grid_bits is None else self.grid_bits)
 
     def bound(self, columns: int) -> RowBound:
-        """Return how rows are bounded; private centring appends the constant ``2^(b-1)``.
-
-        The constant C/2 is within 3 % of the best choice for means of norm at least C/4. Default grid bits are those
-        for ``rows_at_most`` rows. UsageError while a private choice is open.
-        """
+        """Return how rows are bounded; private centring appends C/2. UsageError while a private choice is open."""
         if self.clip_norm == "private" or self.scale == "private":
             raise UsageError(f"The {self.chooses[0]} is unknown before the release chooses it. Pass a public one.")
         bits = self.grid_bits
@@ -387,6 +377,7 @@ class ReleaseRequest:
             grid_bits=bits,
             centre=self.centre,
             scale=self.scale,
+            # C/2 is within 3 % of the best choice for means of norm at least C/4
             constant=2 ** (bits - 1) if self.centring is Centring.PRIVATE else 0,
             rule=self.rule,
         )
@@ -403,14 +394,10 @@ class ReleaseRequest:
         )  # fmt: skip
 
     def parts(self, columns: int, max_rows: int = 1) -> Parts | None:
-        """Return the parts of a release with private choices; None without.
-
-        With a mu, a stage takes its share of mu² and has Gaussian noise; otherwise, its share of epsilon and discrete
-        Laplace noise. Two stages are divided from the release, and then from each other, by the theorem of
-        :mod:`dpdist.privacy.staged`. UsageError if the loss is too small to be divided.
-        """
+        """Return the parts of a release with private choices; None without."""
         if not self.chooses:
             return None
+        # two stages are divided from the release, and then from each other (:mod:`dpdist.privacy.staged`)
         gaussian = self._gaussian(columns, max_rows)
         shares = self._shares(columns, None, max_rows)
         share = sum(shares.values(), Fraction(0))
@@ -439,12 +426,10 @@ class ReleaseRequest:
         return Parts(stages, choice, moment, guarantee)
 
     def calibrated(self, columns: int, max_rows: int = 1) -> Calibrated:
-        """Return the mechanism calibrated for a number of columns.
+        """Return the mechanism for a number of columns; neighbours differ in at most ``max_rows`` rows of the sum.
 
-        ``max_rows`` is the largest number of rows of the sum in which neighbours differ: those of one privacy unit,
-        with multiplicity. UsageError for unsuitable options, noise that exceeds the lattice, or ``for_reproduction``
-        with a mechanism that is private as claimed; RefusedError if the guarantee is weaker than the claim, or unknown
-        for several rows of one unit.
+        UsageError for unsuitable options; RefusedError if the guarantee is weaker than the claim and not for
+        reproduction.
         """
         bound = self.bound(columns)
         query = LatticeQuery(bound.width, bound.norm_bound, self.neighbours, max_rows)
@@ -475,10 +460,7 @@ class ReleaseRequest:
         )
 
     def guarantee(self, table: Table) -> Guarantee | None:
-        """Return the guarantee of a release of a table; None if there is none.
-
-        RefusedError for a privacy unit with rows in several periods if the mechanism has no mu.
-        """
+        """Return the guarantee of a release of a table, if any; RefusedError if its unit requires a mu."""
         guarantee = self.of_table(table).proved(table.columns, table.changed_rows)
         if guarantee is not None and guarantee.mu_squared is None and table.unit and table.unit.max_periods is not None:
             raise RefusedError(
@@ -561,10 +543,7 @@ def _proved(calibrated: Calibrated) -> Guarantee:
 
 
 def auto_clip(columns: int, rule: int = CHOICE_RULE) -> float:
-    """Return the default clip norm of scaled columns: public, to four digits.
-
-    For skewed columns with correlations of .4 it clips some 6 % of the rows (the first rule some 10 %).
-    """
+    """Return the default clip norm of scaled columns, to four digits; it clips some 6 % of skewed, correlated rows."""
     return float(f"{AUTO_CLIP[rule] * math.sqrt(columns):.4g}")
 
 

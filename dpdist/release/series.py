@@ -159,12 +159,8 @@ class Toeplitz:
         return {count - lag: step for lag, step in enumerate(steps, 1) if step and lag < count}
 
     def inverse(self, count: int, window: int | None = None) -> list[float]:
-        """Return c(0), ..., c(count - 1): the weights of the releases in a total, the latest first.
-
-        For the sum of the last ``window`` periods, a total less an earlier one, they are ``c(k) - c(k - window)``. The
-        coefficients a of 1 / F obey ``a(k) F(0) = - sum of F(j) a(k - j)``, and c are their partial sums. They are
-        computed as integers over 2^128, with an error below 2^-100, and rounded to float64.
-        """
+        """Return c(0), ..., c(count - 1), the weights of the releases in a total, or in a window, the latest first."""
+        # integers over 2^128, with an error below 2^-100; a window is a total less an earlier one
         totals = _inverse(self.weights, 1 << max(0, count - 1).bit_length())[:count]
         earlier = [0] * count if window is None else ([0] * window + totals)[:count]
         return [(total - less) / (1 << _PLACES) for total, less in zip(totals, earlier, strict=True)]
@@ -204,7 +200,8 @@ def banded(band: int) -> Toeplitz:
 
 @lru_cache(maxsize=8)
 def _inverse(weights: tuple[int, ...], count: int) -> list[int]:
-    """Return c(0), ..., c(count - 1) over 2^128."""
+    """Return c(0), ..., c(count - 1) over 2^128: partial sums of the coefficients a of 1 / F."""
+    # a(k) F(0) = - sum of F(j) a(k - j)
     coefficients = [(1 << _PLACES) // weights[0]]
     for k in range(1, count):
         near = min(k, len(weights) - 1)

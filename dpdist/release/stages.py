@@ -47,10 +47,7 @@ def columns_of(transaction: MomentTransaction) -> ColumnsStage:
 
 
 def _norms(transaction: MomentTransaction) -> NormsTransaction:
-    """Return the stage that chooses the clip norm, the second one if a scale is chosen first.
-
-    With private centring, rows are clipped about zero, before their mean is known, and so are their norms.
-    """
+    """Return the stage that chooses the clip norm, from norms about zero: the mean is not known yet."""
     request, table = transaction.request, transaction.table
     parts = parts_of(request, table.columns, table.max_rows)
     part, bounded = Part.STAGE, parts.moment
@@ -71,10 +68,7 @@ def _norms_request(parts: Parts, bounded: ReleaseRequest, width: int) -> NormsRe
 
 
 def resolved(transaction: MomentTransaction) -> MomentTransaction:
-    """Read the committed stages, and return the release that follows from them, under the same id.
-
-    This is post-processing of the committed bytes and the charged parameters, so every repetition returns the same.
-    """
+    """Read the committed stages, and return the release that follows from them; every repetition returns the same."""
     request, table = transaction.request, transaction.table
     norm_limit = norm_by_schema(table, request)
     following, staged = _following(
@@ -96,10 +90,7 @@ def _following(
     read_norms: Callable[[ReleaseRequest], NormHistogram],
     norm_limit: float | None = None,
 ) -> tuple[ReleaseRequest, Staged]:
-    """Return the release that follows from its stages, and their description; no row is longer than ``norm_limit``.
-
-    ``read_norms`` gets the request with the centre and scale of the first stage.
-    """
+    """Return the release that follows from its stages, and their description; no row is longer than ``norm_limit``."""
     width = len(names)
     parts = parts_of(request, width, max_rows)
     following, chosen, by, answer = parts.moment, Chosen(), [], {}
@@ -183,10 +174,7 @@ def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, ma
 def draw_unrecorded(
     request: ReleaseRequest, names: Sequence[str], rows: int, counts: Callable[[Counting], Counts]
 ) -> tuple[ReleaseRequest, Staged]:
-    """Draw the stages of a release once, over rows without a ledger: a second call costs again.
-
-    The caller has charged all draws, and passes the result to :func:`dpdist.release.trusted.draw_unrecorded`.
-    """
+    """Draw the stages of a release once, over rows without a ledger; the caller has charged all draws."""
     width = len(names)
     parts = parts_of(request, width, 1)
 

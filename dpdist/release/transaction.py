@@ -152,10 +152,7 @@ class ReleaseTransaction(Generic[RequestT_co]):
 
     @contextmanager
     def committed(self) -> Iterator[IO[bytes]]:
-        """Provide the committed bytes, verified, and record their publication at the end of the block; idempotent.
-
-        A stage counts as published when it is committed.
-        """
+        """Provide the committed bytes, verified, and then record the publication of a release; idempotent."""
         ledger = Ledger(self.ledger)
         with ledger.opened(self.release_id, self.part) as content:
             yield content

@@ -106,12 +106,7 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
 def charged_request(
     request: ReleaseRequest, table: Table, ledger: Ledger | None, target: Store | None = None
 ) -> ReleaseRequest:
-    """Return the request, or its version by an older rule if that was charged.
-
-    Versions up to 0.1.0 truncated rows to the grid, and chose clip norm and scale by other rules. A release that was
-    charged or published then must not be drawn again by the current rule, which would be a second, charged draw of the
-    same rows.
-    """
+    """Return the request, or its version by an older rule if that was charged: it must not be drawn by today's rule."""
     attributes = {} if target is None else attributes_of(target) or {}
     for older in request.older():
         release_id, parameters = older.release_id(table), json.loads(canonical(older.parameters(table)))
@@ -176,10 +171,7 @@ def finalise(
 def conclude(transaction: MomentTransaction, moment: BandedMoment, progress: Steps | None = None) -> None:
     """Draw the noise and commit; idempotent, and only once even if others run it too.
 
-    A reproduction is written immediately, to a folder that only its owner can enter, and only for rows that never had a
-    budget. The speed of a slow draw may depend on the data: show progress on the trusted node's own terminal only. An
-    attempt that was fenced out discards its draw and waits for the winner; if the winner died, it starts again with a
-    new draw.
+    The speed of a slow draw may depend on the data: show progress on the trusted node's own terminal only.
     """
     if transaction.request.for_reproduction:
         admit(transaction.table)
@@ -250,11 +242,7 @@ def draw_unrecorded(
     datasets: tuple[str, ...],
     staged: Staged | None = None,
 ) -> Release:
-    """Draw the noise once over rows without a ledger, and keep the release in memory; a second call costs again.
-
-    There is no id to recognise a second call by. The caller has charged the draw to the register of this process
-    (:mod:`dpdist.ledger.in_memory`), and calls this once.
-    """
+    """Draw the noise once over rows without a ledger, and keep the release in memory; the caller has paid."""
     calibrated = request.calibrated(len(names))
     if request.for_reproduction:
         raise RefusedError("Rows in memory cannot be released for reproduction: ingest them, and use the command line.")
@@ -304,11 +292,7 @@ def publish(transaction: MomentTransaction) -> None:
 
 
 def require_undeclared(table: Table) -> None:
-    """Refuse rows for which a budget was ever declared.
-
-    The rows' own metadata record this, even if the ledger was moved, is in a database, or was never created. For rows
-    that were copied before, the record of their data set does. Rows in periods always have a budget.
-    """
+    """Refuse rows for which a budget was ever declared, by their metadata and the record of their data set."""
     copied = state_folder.seen(table.dataset_id).ledger_id is not None
     if not copied and table.budget is None and table.ledger_id is None and not table.periodic:
         return
