@@ -64,7 +64,7 @@ class ForComponents:
 
 
 def noise_share(purpose: ForComponents, neighbours: Neighbours, columns: int, max_rows: int) -> float:
-    """Return s, the standard deviation of off-diagonal noise over the squared clip norm, of the recommended mechanism."""
+    """Return s, the standard deviation of off-diagonal noise over the squared clip norm (recommended mechanism)."""
     if not 1 <= purpose.number < columns:
         raise UsageError(
             f"The table has {columns} columns: {parameter('components')} is from 1 to {columns - 1}.",
