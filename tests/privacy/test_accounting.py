@@ -268,6 +268,6 @@ def test_a_part_larger_than_the_budget_or_negative_is_a_usage_error(parts: tuple
 
 @pytest.mark.parametrize("given", [(1, 1e-6), (1.0, 0), (True, 0), ("1", 0)])
 def test_a_loss_of_other_numbers_than_whole_units_is_refused(given: Any) -> None:
-    """A ledger could write them, and could read them never again."""
+    """A ledger could write them, but not read them again."""
     with pytest.raises(UsageError, match=r"PrivacyLoss\.parse\(1, 1e-6\)"):
         PrivacyLoss(*given)

@@ -1,4 +1,4 @@
-"""Audits: bounds that hold, attacks that see what there is to see, and claims that are rejected exactly when false."""
+"""Audits: valid bounds, effective attacks, and claims that are rejected exactly if they are false."""
 
 from __future__ import annotations
 

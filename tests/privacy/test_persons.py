@@ -1,4 +1,4 @@
-"""A person over time: the accounts of periods bound what he loses, whatever pattern of periods he was in."""
+"""Persons over time: the accounts of periods bound a person's loss, for any pattern of periods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Weights = npt.NDArray[np.int64]
 
 
 def weights_of(plan: Tree | Toeplitz, nights: int = NIGHTS) -> Weights:
-    """Return how often each release adds the rows of each period, (releases, periods)."""
+    """Return the multiplicity of each period in each release, (releases, periods)."""
     weights = []
     for count in range(1, nights + 1):
         for node in plan.released(count):
@@ -31,7 +31,7 @@ def weights_of(plan: Tree | Toeplitz, nights: int = NIGHTS) -> Weights:
 
 
 def exceeded(weights: Weights, weighted: npt.NDArray[np.bool_], most: int, less: int = 0) -> float:
-    """Return the most that a person in ``most`` periods loses over the mean of the accounts, of all patterns."""
+    """Return the largest loss of a person in ``most`` periods over the mean of the accounts, among all patterns."""
     reads = np.where(weighted, most, (weights > 0).sum(axis=1))
     counted = np.array([rows_charged(most, int(read)) - less for read in reads])
     accounts = (counted[:, None] ** 2 * weights**2).sum(axis=0)

@@ -1,4 +1,4 @@
-"""What the numbers of a release mean: units, the augmented row and column, and which number of rows is told."""
+"""The numbers of a release: units, the augmented row and column, and the published number of rows."""
 
 from __future__ import annotations
 

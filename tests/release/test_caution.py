@@ -1,4 +1,4 @@
-"""Guarantees that promise little: a delta of 1/n is refused where n is public, the rest is said in words."""
+"""Weak guarantees: a delta of 1/n is refused if n is public, and there are warnings about the others."""
 
 from __future__ import annotations
 
@@ -122,17 +122,17 @@ def test_with_periods_n_is_that_of_all_periods_so_far(tmp_path: Path, monkeypatc
     )
     job = tmp_path / "job.toml"
     job.write_text(text)
-    for night in range(3):  # 100, 200 and 300 rows so far: 1/250 is reached in the third night
-        np.save(source / f"d{night}.npy", np.random.default_rng(night).normal(size=(100, 2)))
+    for day in range(3):  # 100, 200 and 300 rows so far: 1/250 is reached on the third day
+        np.save(source / f"d{day}.npy", np.random.default_rng(day).normal(size=(100, 2)))
         result = call("run", job)
-        assert (result.exit_code == 0) == (night < 2), result.output
+        assert (result.exit_code == 0) == (day < 2), result.output
     assert isinstance(result.exception, RefusedError)
     assert "300" in str(result.exception)
     assert not (tmp_path / "published" / "d2.zarr").exists()
     assert len(Ledger(tmp_path / "visits.ledger").records) == 2
     job.write_text(f"{text}accept_large_delta = true\n")
     assert call("run", job, "--dry-run").exit_code == 0
-    assert call("run", job).exit_code == 0  # the night is made up for
+    assert call("run", job).exit_code == 0  # the period is released now
     job.write_text(text)
     assert call("run", job).exit_code == 0  # and what is released stays released
     assert (tmp_path / "published" / "total" / "d2.zarr").exists()

@@ -1,4 +1,4 @@
-"""Sums of releases: what is added up, of which rows, and what is promised of all of them together."""
+"""Sums of releases: conditions, rows, and the joint guarantee."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_periods_of_one_table_add_up_and_promise_what_the_weakest_promises() -> 
 
 
 def test_what_n_is_at_most_is_said_of_each_table_once() -> None:
-    """So the error of rounding of a sum is stated where n is private, and that its diagonal is still in."""
+    """So the rounding error of a sum is stated if n is private, and that it includes its diagonal."""
     private: dict[str, Any] = {
         "rows": None, "neighbours": Neighbours.ADD_REMOVE, "bound": replace(BOUND, rule=DITHERED),
         "guarantee": replace(guarantee(), neighbours=Neighbours.ADD_REMOVE),
@@ -134,7 +134,7 @@ def test_a_release_of_unknown_rows_is_not_taken_to_be_of_the_same_table() -> Non
 
 
 def test_of_units_their_owners_must_say_that_no_unit_is_in_two_tables() -> None:
-    """A unit with rows in each table changes each release: neither tables, nor periods, nor rows tell it apart."""
+    """A unit with rows in each table changes each release: tables, periods or rows do not isolate it."""
     unit = Unit("person", 3)
 
     def joint(*parts: Release, disjoint: bool = False) -> Fraction:
@@ -207,7 +207,7 @@ def test_what_cannot_be_added_up_is_refused() -> None:
 
 
 def tree(**changes: Release) -> dict[Node, Release]:
-    """Return releases of four periods, of their halves, and of all: each has its place, from 1, times 100."""
+    """Return releases of four periods, of their halves, and of all: each is its number, from 1, times 100."""
     share = guarantee("0.5")
     nodes = list(Node(4, 8).tree())
     releases = {
@@ -236,7 +236,7 @@ def test_the_best_estimate_of_a_node_weighs_each_level_by_its_periods() -> None:
 
 
 def test_a_best_estimate_tells_as_much_as_one_release_of_each_level() -> None:
-    """The levels compose: three of mu² make three times mu², at the delta that all of them have."""
+    """The levels compose: three of mu² make three times mu², at their common delta."""
     total = estimated(Node(4, 8), tree().__getitem__)
     assert total.guarantee is not None
     assert total.guarantee.mu_squared == 3 * (guarantee("0.5").mu_squared or 0)

@@ -65,7 +65,7 @@ def _entries(fixed: IndependentEntries) -> npt.NDArray[np.float64]:
 
 
 def _sound(entries: npt.NDArray[np.float64]) -> bool:
-    """Test the law of the entries, and that none was drawn twice; right ones fail with a probability below 2e-6."""
+    """Test the distribution of the entries, and that none was drawn twice; fails with probability 2e-6 if correct."""
     distinct = np.unique(entries).size == entries.size  # 45000 of them, of a scale beyond 2^47: equal ones below 1e-6
     return distinct and float(stats.kstest(entries, stats.norm.cdf).pvalue) > FALSE_ALARM
 

@@ -1,4 +1,4 @@
-"""A release for reproduction is no way around the ledger: rows have a budget, or are reproduced from, never both."""
+"""A release for reproduction does not bypass the ledger: rows have either a budget or reproductions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What older versions stored stays as it was: the same command publishes the same bytes, whatever changed since."""
+"""Data of older versions: the same command publishes the same bytes."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def test_what_an_older_version_reserved_and_never_drew_is_drawn_now_and_charged_
 
 ASKED = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4")
 NOWHERE = ("--scheduler", "tcp://127.0.0.1:1")
-"""Nobody answers there: nothing is read, and nothing is drawn."""
+"""No scheduler answers there: nothing is read or drawn."""
 
 
 @pytest.fixture
 def truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder from the time when rows were truncated to 16 bits, unless other bits were asked for.
+    """Return a folder from the time when rows were truncated to 16 bits, unless other bits were requested.
 
     It holds 60 rows of 3 columns, their ledger with a budget of epsilon 3, two releases by `gaussian`, one of them
     under a chosen id; ``job.toml``, which has released two of three periods; and the witness of both ledgers.
@@ -134,10 +134,8 @@ def test_a_job_of_before_goes_on_rounding_as_its_first_period_was_rounded(trunca
     assert len(Ledger(truncated / "periods.ledger").records) == 3
 
 
-def test_a_stored_series_of_weighted_nights_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
-) -> None:
-    """Written by dpdist at the commit that brought weights: a square root for 3 nights, of which there were two."""
+def test_a_stored_weighted_series_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+    """Written by dpdist at the commit that added weights: a square root for 3 periods, after two of them."""
     unpack(STORED / "weighted-1.tar.gz", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))

@@ -336,7 +336,7 @@ def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_befo
 
 
 def restored_after_a_release(transaction: MomentTransaction) -> Path:
-    """Replace the ledger by an older copy; return the release that it forgot, published elsewhere."""
+    """Replace the ledger by an older copy; return the release that it has lost, published elsewhere."""
     copy = books(transaction).with_name("backup")
     shutil.copytree(books(transaction), copy)
     published(transaction)

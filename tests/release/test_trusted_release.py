@@ -1,4 +1,4 @@
-"""A published release is what was committed, says what it is and holds nothing exact."""
+"""A published release is the committed one, describes itself, and contains nothing exact."""
 
 from __future__ import annotations
 
