@@ -231,7 +231,7 @@ def weighted_event(
                 for span in _SPANS:
                     event = WeightedEvent(0.0, bool(swapped), float(threshold), float(top), span)
                     finding = event.measured(more, less, error, draws)
-                    shown = _shown(finding, delta) if finding.more.hits >= fewest else -math.inf
+                    shown = _shown_epsilon(finding, delta) if finding.more.hits >= fewest else -math.inf
                     if shown > best.shown_epsilon:
                         best = replace(event, shown_epsilon=shown)
     return best
@@ -242,7 +242,7 @@ def _difference(more: Sample, less: Sample) -> Sample:
         return np.nan_to_num(more - less, nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
-def _shown(finding: Finding, delta: float) -> float:
+def _shown_epsilon(finding: Finding, delta: float) -> float:
     low, high = finding.more.interval(finding.error / 2)[0], finding.less.interval(finding.error / 2)[1]
     if low <= delta or low < finding.more.estimate / 2:
         return -math.inf

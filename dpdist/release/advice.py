@@ -92,7 +92,7 @@ class Worth:
     confidence: float = CONFIDENCE
 
     @property
-    def tells(self) -> bool | None:
+    def is_bounded(self) -> bool | None:
         """Whether the clip norm is bounded from above; None if n is unknown."""
         return None if self.rows is None else self.error <= (1 - self.quantile) * self.rows
 
@@ -202,7 +202,7 @@ def forecast(request: NormsRequest, table: Table, requested: Fraction | None, le
             f"{math.ceil(2 * accuracy.error / min(quantile, 1 - quantile))} rows or more."
             f"{free_norm(table, request)}"
         )
-    if not accuracy.tells:
+    if not accuracy.is_bounded:
         raise RefusedError(
             f"At {request.loss} the noise {accuracy.moved}, and only {float((1 - quantile) * table.rows):.0f} of "
             f"{table.rows} rows are above the {float(quantile):g}-quantile: the answer would be useless. Nothing was "

@@ -225,7 +225,7 @@ class ReleaseRequest:
         info.require_delta_use(self.loss)
         info.filled(self.options)  # refuses unknown options
         if not 1 <= self.rows_at_most < 2**63:
-            raise UsageError(f"{parameter('rows_at_most')} is a number of rows, at least 1.")
+            raise UsageError(f"{parameter('rows_at_most')} must be a number of rows, at least 1.")
         labels = {f"id ({parameter('id')})": self.name, "period": self.period}
         if wrong := [label for label, text in labels.items() if has_control(text or "")]:
             raise UsageError(f"The {wrong[0]} contains a control character. It is published; remove the character.")

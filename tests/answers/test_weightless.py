@@ -62,7 +62,7 @@ def test_it_is_in_no_correlation_matrix_even_where_chance_lifts_it_above_the_noi
 
 def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_is_not_of_it() -> None:
     rows = rows_of()
-    with pytest.warns(BelowNoiseWarning, match="weigh nothing: c1"):
+    with pytest.warns(BelowNoiseWarning, match="got no weight: c1"):
         found = PrivateRidge(**PRIVATE).fit(rows[:, :3], rows[:, 3])
     assert (found.n_features_in_, found.coef_[1]) == (3, 0)
     assert found.coef_population_intervals_ is not None
@@ -71,7 +71,7 @@ def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_is_not_of_it() -> N
         assert np.isfinite(ends[[0, 2]]).all()
     assert found.coef_intervals_[0, 0] > 0 > found.coef_intervals_[2, 1]
     assert found.predict(rows[:5, :3]).shape == (5,)
-    with pytest.warns(BelowNoiseWarning, match="weigh nothing: c1"):
+    with pytest.warns(BelowNoiseWarning, match="got no weight: c1"):
         named = PrivateRidge.from_release(found.release_, "y")
     assert named.feature_names_in_.tolist() == ["c0", "c2"]
     assert named.coef_ == pytest.approx(found.coef_[[0, 2]])
@@ -87,7 +87,7 @@ def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_is_not_of_it() -> N
 
 def test_a_fitted_covariance_names_it_and_says_nothing_of_it() -> None:
     rows = rows_of(2800)
-    with pytest.warns(BelowNoiseWarning, match="weigh nothing: c1"):
+    with pytest.warns(BelowNoiseWarning, match="got no weight: c1"):
         found = PrivateCovariance(**PRIVATE).fit(rows)
     known = [0, 2, 3]
     for matrix in (
