@@ -226,7 +226,7 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
     else:
         needed = f"more than {LARGEST_EPSILON}" if enough is None else f"{enough / MICRO:g}"
         has = "" if left_micro is None else f", and the budget has {left_micro / MICRO:.4g} left"
-        message = f"The table is too small for this grid and quantile: they need epsilon {needed}{has}."
+        message = f"The table is too small for this grid and quantile: the answer needs epsilon {needed}{has}."
     if len(request.grid.edges) > len(_SHORT_GRID.edges):
         short = useful_epsilon(replace(request, grid=_SHORT_GRID), table, quantile)
     if short is not None and short <= limit:

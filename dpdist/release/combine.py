@@ -298,8 +298,8 @@ def _require_alike(first: Release, other: Release, *, weighted: bool = False) ->
     ):
         if not same:
             raise UsageError(
-                f"{first.release_id} and {other.release_id} differ in their {aspect}, so they cannot be added. Release "
-                "both with the same parameters."
+                f"{first.release_id} and {other.release_id} differ in their {aspect}, so they cannot be added. Combine "
+                "releases with the same parameters."
             )
 
 

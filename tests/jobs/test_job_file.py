@@ -359,8 +359,8 @@ def test_files_hold_a_public_centre_or_scale_or_both(tmp_path: Path) -> None:
     assert request(tmp_path, "private", "by.npy").scale == request(tmp_path, "private", "both.npz").scale == (2.0, 4.0)
     assert request(tmp_path, "centre.npz", "by.npy").centre == request(tmp_path, "both.npz").centre == (1.0, 5.0)
     for centre, scale, said in (
-        ("both.npz", "by.npy", "take one"),
-        ("both.npz", "private", "take one"),
+        ("both.npz", "by.npy", "leave one out"),
+        ("both.npz", "private", "leave one out"),
         ("none", "both.npz", "contains a centre as well"),
     ):
         with pytest.raises(UsageError, match=said):

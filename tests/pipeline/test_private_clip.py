@@ -264,7 +264,7 @@ def test_a_release_gives_its_centre_and_scale_to_rows_that_cannot_choose_any(row
         asked("plain.zarr")
     with pytest.raises(DataError, match="has no usable scale"):
         asked("none", "plain.zarr")
-    with pytest.raises(UsageError, match="name it as centre, which takes both"):
+    with pytest.raises(UsageError, match="pass it as centre, which uses both"):
         asked("none", "pilot.zarr")
 
 
