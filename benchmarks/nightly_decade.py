@@ -161,7 +161,7 @@ class Series:
         plan, number = self.plan, count
         changes: dict[str, Any] = {}
         if isinstance(plan, Toeplitz):
-            guarantee = combine._of_nights(self.first, plan.shares_of(count))  # noqa: SLF001 - as it would be made
+            guarantee = combine._joint_guarantee(self.first, plan.shares_of(count))  # noqa: SLF001 - as it would be made
             noise = combine._noise_of(plan, self.first, count)  # noqa: SLF001
             changes = {"guarantee": guarantee, "claim": guarantee.loss, "noise": noise}
         else:

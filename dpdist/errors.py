@@ -88,7 +88,7 @@ class RefusedError(DpdistError):
     >>> request = dpdist.ReleaseRequest("sn", dpdist.PrivacyLoss.parse(1), clip_norm=1)
     >>> dpdist.forecast_release(request, columns=4, rows=1000)  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
-    dpdist.errors.RefusedError: sn was published as epsilon 1, delta 0; what is proved is ...
+    dpdist.errors.RefusedError: sn was published as epsilon 1, delta 0; the proved loss is ...
     """
 
     exit_code = 3
@@ -106,7 +106,7 @@ class DataError(DpdistError):
     >>> import dpdist
     >>> dpdist.PrivacyLoss.parse(-1)
     Traceback (most recent call last):
-    dpdist.errors.DataError: Epsilon must be a number that is not negative, and of reasonable size, not -1.
+    dpdist.errors.DataError: Epsilon must be a non-negative number of reasonable size, not -1.
     """
 
     exit_code = 4

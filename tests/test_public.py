@@ -163,7 +163,7 @@ def test_a_table_without_columns_is_refused() -> None:
 
 def test_a_loss_is_read_exactly_however_it_is_written() -> None:
     assert dpdist.PrivacyLoss.parse(0.1, 1e-6) == dpdist.PrivacyLoss.parse("0.1", "0.000001")
-    with pytest.raises(dpdist.DataError, match="not a whole number"):
+    with pytest.raises(dpdist.DataError, match="must be a whole number"):
         dpdist.PrivacyLoss.parse(0.1 + 0.2)
 
 

@@ -246,7 +246,7 @@ def pilot_bound(sample: npt.NDArray[np.float64], scene: Scene, loss: PrivacyLoss
     if scene.drawn is not None:
         return audit.weighted_event(
             sample[0], sample[1], error, loss.delta, draws // 2, candidates=8, fewest=12
-        ).promise
+        ).shown_epsilon
     best = 0.0
     for numbers in (sample[0], -sample[1]):
         order = np.sort(numbers)[::-1]

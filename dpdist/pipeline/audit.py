@@ -192,7 +192,7 @@ def _examined(
     part = error / 2 if ratio_known else error
     scene = attack.choose(calibrated, task.query, task.loss, task.draws, part, weighted=False)
     sample = drawn(scene)
-    counted = audit.examine(sample[0], sample[1], part, delta=task.loss.delta, apart=scene.apart)
+    counted = audit.examine(sample[0], sample[1], part, delta=task.loss.delta, distance=scene.apart)
     weighted = None
     if ratio_known:
         weighted_sample = drawn(attack.choose(calibrated, task.query, task.loss, task.draws, part, weighted=True))

@@ -1,13 +1,13 @@
-"""Calibration, and the account of a budget: a filter that holds against an analyst who adapts.
+"""Calibration of Gaussian noise, and accounting of a budget by a privacy filter for adaptive analysts.
 
-:func:`gaussian_sigma` says how much noise one Gaussian release needs. A :class:`Filter` keeps the account of several:
-caps are fixed before the first answer (:func:`caps_for`), and a release is charged if the sums stay below one cap set.
-:mod:`dpdist.privacy.profile` has the theorem, which covers every analyst who chooses a request from earlier answers.
-What is proved is that everything charged keeps the budget; that less was spent so far is proved of no adaptive analyst
-and is claimed nowhere. What requests cost that were fixed beforehand is :func:`composed_epsilon_micro`.
+:func:`gaussian_sigma` calibrates one Gaussian release. A :class:`Filter` is the account of several: its caps are fixed
+before the first answer (:func:`caps_for`), and a release is charged if the sums stay within one cap set. The theorem in
+:mod:`dpdist.privacy.profile` covers every analyst who chooses requests from earlier answers. It proves that all charges
+together keep the budget. No smaller loss is proved or claimed for adaptive requests in the meantime.
+:func:`composed_epsilon_micro` computes the loss of requests that were fixed beforehand.
 
-The Gaussian profile is computed with 60 decimal digits, so its two nearly equal terms cancel harmlessly down to
-delta = 1e-18. Charges and caps are integers and fractions, and are compared exactly.
+The Gaussian profile is computed with 60 decimal digits, so the cancellation of its two nearly equal terms is harmless
+down to delta = 1e-18. Charges and caps are integers and fractions, and are compared exactly.
 
 References
 ----------
@@ -34,21 +34,12 @@ _DIGITS = MPContext()  # a private context: mpmath's global precision belongs to
 _DIGITS.dps = 60
 _UP = 1 + 2.0**-48  # pushes a correctly rounded float to the safe side
 _FLOOR = 1e-50
-"""Added to every delta of a mechanism that is not pure: the 60 digits are off by less, and it never rounds to 0."""
+"""Added to every delta of a mechanism that is not pure: above the error of 60 digits, and avoids rounding to 0."""
 
 
 @lru_cache(maxsize=4096)
 def gaussian_delta(epsilon: Fraction, mu_squared: Fraction) -> float:
-    """Return the smallest delta of a mu-GDP mechanism at epsilon, rounded up.
-
-    ``Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)`` (Balle & Wang 2018, theorem 8), where mu is
-    the sensitivity divided by the standard deviation of the noise.
-
-    Examples
-    --------
-    >>> round(gaussian_delta(Fraction(1), Fraction(1)), 6)
-    0.126937
-    """
+    """Return the smallest delta of a mu-GDP mechanism at epsilon, rounded up (Balle & Wang 2018, theorem 8)."""
     digits = _DIGITS
     if mu_squared == 0:
         return 0.0
@@ -60,18 +51,9 @@ def gaussian_delta(epsilon: Fraction, mu_squared: Fraction) -> float:
 
 @lru_cache(maxsize=256)
 def gaussian_sigma(loss: PrivacyLoss) -> float:
-    """Return the standard deviation that makes a Gaussian release of sensitivity 1 (epsilon, delta)-private.
-
-    The root of :func:`gaussian_delta` in sigma by bisection; what is returned is the upper end of the last
-    bracket, so the guarantee holds for the returned number itself.
-
-    Examples
-    --------
-    >>> round(gaussian_sigma(PrivacyLoss.parse("1", "1e-6")), 6)
-    4.224679
-    """
+    """Return the standard deviation that makes a Gaussian release of sensitivity 1 private, rounded up by bisection."""
     if loss.delta_atto == 0:
-        raise UsageError("Gaussian noise needs a positive delta; for delta = 0 take two-sided-wishart.")
+        raise UsageError("Gaussian noise requires a positive delta; for delta = 0 use two-sided-wishart.")
 
     def private(sigma: float) -> bool:
         mu_squared = 1 / Fraction(sigma) ** 2
@@ -92,14 +74,8 @@ def gaussian_sigma(loss: PrivacyLoss) -> float:
 
 
 def share(loss: PrivacyLoss, count: int | Fraction, *, gaussian: bool) -> PrivacyLoss:
-    """Return the loss that each of ``count`` equal releases may have, so that together they keep to a loss.
+    """Return the loss of each of ``count`` equal releases that together keep a loss; ``count`` may be a fraction.
 
-    Gaussian ones keep its delta, at which an epsilon stands for one mu: the largest epsilon is taken whose mu², times
-    ``count``, still keeps the whole loss. So ``count`` may be a fraction of at least 1, for a release that costs some
-    rows less than others. Others divide epsilon, and delta, evenly.
-
-    Examples
-    --------
     >>> whole = PrivacyLoss.parse("1", "1e-6")
     >>> share(whole, 9, gaussian=True).epsilon, share(PrivacyLoss.parse("1"), 9, gaussian=False).epsilon
     (0.308058, 0.111111)
@@ -110,7 +86,7 @@ def share(loss: PrivacyLoss, count: int | Fraction, *, gaussian: bool) -> Privac
     delta = loss.delta_atto if gaussian else loss.delta_atto // count
     if low < 1 or (loss.delta_atto and not delta):
         raise UsageError(
-            f"{loss} cannot be divided into {float(count):.4g} shares: ask for more of it, or for fewer levels."
+            f"{loss} cannot be divided into {float(count):.4g} shares: use a larger loss, or fewer levels."
         )
     if not gaussian:
         return PrivacyLoss(low, delta)
@@ -122,7 +98,7 @@ def share(loss: PrivacyLoss, count: int | Fraction, *, gaussian: bool) -> Privac
     share = PrivacyLoss(low, delta)
     together = count / Fraction(gaussian_sigma(share)) ** 2
     if gaussian_delta(Fraction(loss.epsilon_micro, MICRO), together) > loss.delta:
-        raise UsageError(f"{loss} cannot be divided into {float(count):.4g} Gaussian shares: ask for more of it.")
+        raise UsageError(f"{loss} cannot be divided into {float(count):.4g} Gaussian shares: use a larger loss.")
     return share
 
 
@@ -136,7 +112,7 @@ class CapSetJson(TypedDict):
 
 @dataclass(frozen=True)
 class CapSet:
-    """Limits on what is charged: E for pure epsilons, M for squares of Gaussian mu, D for probabilities of failure."""
+    """Limits of charges: E for pure epsilons, M for squares of Gaussian mu, D for probabilities of failure."""
 
     epsilon_micro: int = 0
     mu_squared: Fraction = Fraction(0)
@@ -157,7 +133,7 @@ class CapSet:
         )
 
     def holds(self, price: CapSet) -> bool:
-        """Say whether a price is at most this, in each of the three."""
+        """Whether a price is at most this, in each of the three."""
         return (
             self.epsilon_micro >= price.epsilon_micro
             and self.delta_atto >= price.delta_atto
@@ -165,7 +141,7 @@ class CapSet:
         )
 
     def delta(self, epsilon: Fraction) -> Fraction:
-        """Return ``D + H(epsilon)``, rounded up: the delta of every interaction that keeps to these caps."""
+        """Return ``D + H(epsilon)``, rounded up: the delta of every interaction within these caps."""
         return Fraction(self.delta_atto, ATTO) + profile(Fraction(self.epsilon_micro, MICRO), self.mu_squared, epsilon)
 
     def to_json(self) -> CapSetJson:
@@ -183,7 +159,7 @@ class CapSet:
 
 
 def widest(budget: PrivacyLoss, epsilon_micro: int, delta_atto: int) -> CapSet:
-    """Return (E, M, D) with the largest M that keeps the budget; where that is 0, E can as well be all of epsilon."""
+    """Return (E, M, D) with the largest M that keeps the budget; if that is 0, E is all of epsilon."""
     rest = Fraction(budget.delta_atto - delta_atto, ATTO)
     mu_squared = largest_mu_squared(Fraction(epsilon_micro, MICRO), rest, Fraction(budget.epsilon_micro, MICRO))
     return CapSet(epsilon_micro if mu_squared else budget.epsilon_micro, mu_squared, delta_atto)
@@ -192,17 +168,8 @@ def widest(budget: PrivacyLoss, epsilon_micro: int, delta_atto: int) -> CapSet:
 def caps_for(budget: PrivacyLoss, first: Guarantee | None = None) -> tuple[CapSet, ...]:
     """Return the cap sets of a budget, which are fixed before the first answer and never change.
 
-    The first set is always (epsilon, 0, 0): pure releases up to epsilon. Where the budget has a delta there is a second
-    one. It is (0, M, 0) unless somebody declared another (:class:`dpdist.privacy.guarantee.MixedBudget`), or the first
-    release is an (e, d) point without mu, such as `wishart`: then it is (e, M, d). M is the largest that the budget
-    allows; where it allows none, E is epsilon.
-
-    Examples
-    --------
-    >>> [float(caps.mu_squared) for caps in caps_for(PrivacyLoss.parse("1"))]
-    [0.0]
-    >>> [round(float(caps.mu_squared), 6) for caps in caps_for(PrivacyLoss.parse("1", "1e-6"))]
-    [0.0, 0.056029]
+    The first set is (epsilon, 0, 0): pure releases. With a delta there is a second one with the largest M: (0, M, 0),
+    unless other parts were reserved, or the first release is an (e, d) point without mu: then it is (e, M, d).
     """
     pure = CapSet(budget.epsilon_micro)
     if budget.delta_atto == 0:
@@ -216,16 +183,16 @@ def caps_for(budget: PrivacyLoss, first: Guarantee | None = None) -> tuple[CapSe
 
 
 def certified(caps: Iterable[CapSet], budget: PrivacyLoss) -> bool:
-    """Say whether caps keep the budget: the deltas of all sets, at its epsilon, are at most its delta together."""
+    """Whether caps keep the budget: the deltas of all sets, at its epsilon, add up to at most its delta."""
     sets = list(caps)
-    if any(one.epsilon_micro > budget.epsilon_micro for one in sets):
+    if any(cap_set.epsilon_micro > budget.epsilon_micro for cap_set in sets):
         return False
     epsilon = Fraction(budget.epsilon_micro, MICRO)
-    return sum((one.delta(epsilon) for one in sets), Fraction(0)) <= Fraction(budget.delta_atto, ATTO)
+    return sum((cap_set.delta(epsilon) for cap_set in sets), Fraction(0)) <= Fraction(budget.delta_atto, ATTO)
 
 
 def prices(guarantee: Guarantee) -> Iterator[CapSet]:
-    """Yield what a release may be charged as: each is proved, and the one that comes first is taken where it fits."""
+    """Yield the valid charges of a release; the first one that fits is used."""
     loss = guarantee.loss
     if guarantee.mu_squared is not None:
         yield CapSet(mu_squared=guarantee.mu_squared)
@@ -237,9 +204,9 @@ def prices(guarantee: Guarantee) -> Iterator[CapSet]:
 
 
 def has_choice(guarantee: Guarantee, caps: Iterable[CapSet]) -> bool:
-    """Say whether caps leave more than one way to charge a release, so that its price tells of what came before it."""
+    """Whether caps allow several charges for a release, so that its price reveals earlier charges."""
     options = list(prices(guarantee))
-    return any(sum(each.holds(price) for price in options) > 1 for each in caps)
+    return any(sum(cap_set.holds(price) for price in options) > 1 for cap_set in caps)
 
 
 class LeftJson(TypedDict):
@@ -253,22 +220,22 @@ class LeftJson(TypedDict):
 
 @dataclass(frozen=True)
 class Left:
-    """What a budget still buys."""
+    """The releases that a budget can still pay for."""
 
     gaussian_micro: int  # epsilon, in millionths, of the largest Gaussian release at the delta of the budget; 0: none
     pure_micro: int  # epsilon, in millionths, of the largest pure release; 0: none
     delta_atto: int  # of the budget
-    share: float  # of the caps that is charged, from 0 to 1
+    share: float  # charged share of the caps, from 0 to 1
 
     def __str__(self) -> str:
-        if _TOLD < self.share < 1:
+        if _EXHAUSTED < self.share < 1:
             return "next to nothing"
-        words = []
+        parts = []
         if self.gaussian_micro:
-            words.append(f"one gaussian release of epsilon {_short(self.gaussian_micro)} at delta {self.delta:g}")
+            parts.append(f"one gaussian release of epsilon {_short(self.gaussian_micro)} at delta {self.delta:g}")
         if self.pure_micro:
-            words.append(f"one pure release of epsilon {_short(self.pure_micro)}")
-        return " or ".join(words) or "nothing"
+            parts.append(f"one pure release of epsilon {_short(self.pure_micro)}")
+        return " or ".join(parts) or "nothing"
 
     @property
     def delta(self) -> float:
@@ -276,7 +243,7 @@ class Left:
         return self.delta_atto / ATTO
 
     def least(self, other: Left) -> Left:
-        """Return what both of two budgets can pay."""
+        """Return the releases that both of two budgets can pay for."""
         return Left(
             min(self.gaussian_micro, other.gaussian_micro),
             min(self.pure_micro, other.pure_micro),
@@ -301,16 +268,16 @@ class Left:
         )
 
 
-_TOLD = 0.9999  # beyond this share of the caps, what is left is the rounding of what was charged
+_EXHAUSTED = 0.9999  # beyond this share of the caps, the rest is the rounding of the charges
 
 
 def _short(micro: int) -> str:
-    """Write millionths with four digits, rounded down, so that what is said to be left can be asked for."""
+    """Format millionths with four digits, rounded down, so that a release of the printed epsilon fits."""
     unit = 10 ** max(0, len(str(micro)) - 4)
     return f"{micro // unit * unit / MICRO:.6f}".rstrip("0").rstrip(".")
 
 
-Price = tuple[CapSet | None, ...]  # what is charged to each set, or left of it; None: it is closed
+Price = tuple[CapSet | None, ...]  # charge to each cap set, or the rest of it; None: it is closed
 
 
 def _less(rest: Price, price: Price) -> Price:
@@ -319,37 +286,36 @@ def _less(rest: Price, price: Price) -> Price:
 
 @dataclass
 class Filter:
-    """The account of one row: what is charged, against caps that were fixed before the first answer.
+    """The account of one row: charges against caps that were fixed before the first answer. Not thread-safe.
 
     A release is charged in every open cap set that holds it, at the first of its :func:`prices` that fits; a set that
-    does not hold it is closed. How it is charged follows from what was charged before it and never changes, so no
-    charge depends on a later answer. Not safe for several threads: whoever owns it has a lock.
+    does not hold it is closed. A charge follows from earlier ones and never changes.
     """
 
     budget: PrivacyLoss
     caps: tuple[CapSet, ...]
     charged: dict[str, Price] = field(init=False, default_factory=dict)  # by the key of each release
-    rest: Price = field(init=False)  # what is left of each cap set
+    rest: Price = field(init=False)  # of each cap set
 
     def __post_init__(self) -> None:
         self.rest = self.caps
 
     @classmethod
     def resumed(cls, budget: PrivacyLoss, caps: tuple[CapSet, ...], charged: dict[str, Price], rest: Price) -> Filter:
-        """Return the account that had these charges, and this left."""
+        """Return the account with these charges and this rest."""
         account = cls(budget, caps)
         account.charged, account.rest = charged, rest
         return account
 
     def copy(self) -> Filter:
-        """Return a filter of its own with the same charges."""
+        """Return an independent filter with the same charges."""
         return Filter.resumed(self.budget, self.caps, dict(self.charged), self.rest)
 
     def __len__(self) -> int:
         return len(self.charged)
 
     def priced(self, guarantee: Guarantee) -> Price:
-        """Return what a release would be charged as; None for every set where it cannot be."""
+        """Return the charge of a release to each cap set; None for a set that cannot hold it."""
         options = list(prices(guarantee))
         return tuple(
             None if rest is None else next((price for price in options if rest.holds(price)), None)
@@ -357,11 +323,11 @@ class Filter:
         )
 
     def holds(self, guarantee: Guarantee) -> bool:
-        """Say whether a release can be charged."""
+        """Whether a release can be charged."""
         return any(price is not None for price in self.priced(guarantee))
 
     def book(self, key: str, guarantee: Guarantee) -> bool:
-        """Charge a release under a key; False, and nothing is charged, if no open set holds it."""
+        """Charge a release under a key; return False, and charge nothing, if no open set holds it."""
         charge = self.priced(guarantee)
         if all(price is None for price in charge):
             return False
@@ -369,19 +335,19 @@ class Filter:
         return True
 
     def charge(self, key: str, price: Price) -> None:
-        """Charge what was :meth:`priced` for this account as it stands."""
+        """Apply a charge that :meth:`priced` returned for the present account."""
         self.charged[key] = price
         self.rest = _less(self.rest, price)
 
     def refund(self, key: str) -> None:
-        """Take back what was charged under a key, if anything was; only of a release that nobody has seen."""
+        """Refund the charge of a key, if any; only for a release that was not published."""
         if self.charged.pop(key, None) is not None:
             self.rest = self.caps
             for price in self.charged.values():
                 self.rest = _less(self.rest, price)
 
     def left(self) -> Left:
-        """Return what can still be charged."""
+        """Return the releases that can still be charged."""
         gaussian = pure = 0
         share = 1.0
         for rest, caps in zip(self.rest, self.caps, strict=True):
@@ -395,14 +361,11 @@ class Filter:
 
 def _share(rest: CapSet, caps: CapSet) -> float:
     parts = zip(astuple(rest), astuple(caps), strict=True)
-    return max((1 - float(Fraction(left) / of) for left, of in parts if of), default=0.0)
+    return max((1 - float(Fraction(amount) / of) for amount, of in parts if of), default=0.0)
 
 
 def _largest(within: Callable[[int], bool], high: int, guess: int) -> int:
-    """Return the largest whole number up to ``high`` that is within, where all smaller ones are; 0 where none is.
-
-    Looks at few numbers where the guess, which may be any, is good.
-    """
+    """Return the largest integer up to ``high`` for which a monotone condition holds, 0 if none; any guess is valid."""
     low, above, step = 0, high + 1, 1
     middle = min(max(guess, 1), high)
     while above - low > 1:
@@ -429,7 +392,7 @@ def _rough_pure(mu: float) -> float:
 
 
 def _root(above: Callable[[float], bool], high: float) -> float:
-    """Return about where in ``[0, high]`` a condition ceases to hold, in floats: a guess for :func:`_largest`."""
+    """Return approximately where in ``[0, high]`` a condition ceases to hold: a guess for :func:`_largest`."""
     low = 0.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -438,21 +401,14 @@ def _root(above: Callable[[float], bool], high: float) -> float:
 
 
 def largest_gaussian(mu_squared: Fraction, loss: PrivacyLoss) -> PrivacyLoss | None:
-    """Return the largest loss of a Gaussian release of at most this mu², at the delta of a loss; None where none is.
-
-    Examples
-    --------
-    >>> whole = PrivacyLoss.parse("1", "1e-6")
-    >>> str(largest_gaussian(Fraction(1, 180), whole))
-    'epsilon 0.28988, delta 1e-06'
-    """
+    """Return the largest loss of a Gaussian release within mu², at the delta of a loss; None if there is none."""
     micro = _gaussian_micro(mu_squared, loss)
     return PrivacyLoss(micro, loss.delta_atto) if micro else None
 
 
 @lru_cache(maxsize=1024)
 def _gaussian_micro(mu_squared: Fraction, budget: PrivacyLoss) -> int:
-    """Return the largest epsilon, in millionths, of a Gaussian release at the budget's delta whose mu² is left."""
+    """Return the largest epsilon, in millionths, of a Gaussian release within mu² at the budget's delta."""
     if not mu_squared or not budget.delta_atto:
         return 0
     mu = math.sqrt(mu_squared)
@@ -469,7 +425,7 @@ def _gaussian_micro(mu_squared: Fraction, budget: PrivacyLoss) -> int:
 
 @lru_cache(maxsize=1024)
 def _pure_micro(mu_squared: Fraction) -> int:
-    """Return the largest pure epsilon, in millionths, whose mu² is left."""
+    """Return the largest pure epsilon, in millionths, within mu²."""
     if not mu_squared:
         return 0
     high = int(mu_squared**0.5 * MICRO * 2) + int(mu_squared * MICRO) + 1  # mu(e) >= min(e / 2, sqrt e)
@@ -478,7 +434,7 @@ def _pure_micro(mu_squared: Fraction) -> int:
 
 
 def filter_for(budget: PrivacyLoss, guarantees: Iterable[Guarantee]) -> Filter:
-    """Return the account of releases in the order in which they were asked for; those beyond the budget are missing."""
+    """Return the account of releases in the order of the requests; those beyond the budget are left out."""
     every = list(guarantees)
     account = Filter(budget, caps_for(budget, every[0] if every else None))
     for number, guarantee in enumerate(every):
@@ -487,55 +443,52 @@ def filter_for(budget: PrivacyLoss, guarantees: Iterable[Guarantee]) -> Filter:
 
 
 def fits(guarantees: Iterable[Guarantee], budget: PrivacyLoss) -> bool:
-    """Say whether releases, in the order in which they were asked for, could all be charged to a budget."""
+    """Whether releases, in the order of the requests, can all be charged to a budget."""
     every = list(guarantees)
     return len(filter_for(budget, every)) == len(every)
 
 
 def least_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int:
-    """Return epsilon, in millionths, of the least budget with this delta that releases could all be charged to."""
-    every, most = list(guarantees), 10**6 * MICRO
+    """Return epsilon, in millionths, of the smallest budget with this delta that holds all releases."""
+    every, limit = list(guarantees), 10**6 * MICRO
 
     def suffices(micro: int) -> bool:
         return fits(every, PrivacyLoss(micro, delta_atto))
 
-    low, high, step = 0, min(most, _likely_epsilon_micro(every, delta_atto)), 1
+    low, high, step = 0, min(limit, _likely_epsilon_micro(every, delta_atto)), 1
     while not suffices(high):
-        if high == most:
-            raise UsageError("No budget of so small a delta could pay for these releases.")
-        low, high, step = high, min(most, high + step), 4 * step
-    step = 1  # downwards from where the answer nearly always is
+        if high == limit:
+            raise UsageError("No budget with such a small delta can pay for these releases. Use a larger delta.")
+        low, high, step = high, min(limit, high + step), 4 * step
+    step = 1  # downwards from the usual answer
     while high - low > 1:
         middle = high - min(step, (high - low + 1) // 2)
-        low, high, step = (low, middle, 4 * step) if suffices(middle) else (middle, high, most)
+        low, high, step = (low, middle, 4 * step) if suffices(middle) else (middle, high, limit)
     return high
 
 
 def _likely_epsilon_micro(guarantees: list[Guarantee], delta_atto: int) -> int:
-    """Return what epsilon releases need together where all are charged to mu, or where all are pure and add up."""
+    """Return epsilon of releases together if all are charged to mu, or all are pure and add up."""
     epsilons = max(1, sum(guarantee.loss.epsilon_micro for guarantee in guarantees))
     if not delta_atto:
         return epsilons
-    squares = (min(p.mu_squared for p in prices(one) if not p.epsilon_micro) for one in guarantees)
+    squares = (min(p.mu_squared for p in prices(item) if not p.epsilon_micro) for item in guarantees)
     by_mu = max(1, _least_of_caps(CapSet(mu_squared=sum(squares, Fraction(0))), Fraction(delta_atto, ATTO)))
     return by_mu if any(guarantee.loss.delta_atto for guarantee in guarantees) else min(by_mu, epsilons)
 
 
 def composed(guarantees: Iterable[Guarantee]) -> CapSet:
-    """Return what releases amount to that were all fixed before the first answer."""
+    """Return the composition of releases that were all fixed before the first answer."""
     return sum((next(prices(guarantee)) for guarantee in guarantees), CapSet())
 
 
 def composed_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int:
-    """Return the least epsilon, in millionths, of releases together at a delta, if all were fixed before any answer.
-
-    It is no bound for an analyst who chose a later one from an earlier answer: that is what a :class:`Filter` is for.
-    """
+    """Return the smallest joint epsilon, in millionths, at a delta, of requests that were fixed beforehand."""
     return _least_of_caps(composed(guarantees), Fraction(delta_atto, ATTO))
 
 
 def _least_of_caps(total: CapSet, delta: Fraction) -> int:
-    """Return the least epsilon, in millionths, at which caps keep to a delta."""
+    """Return the smallest epsilon, in millionths, at which caps keep a delta."""
 
     def keeps(micro: int) -> bool:
         return total.delta(Fraction(micro, MICRO)) <= delta
@@ -550,11 +503,11 @@ def _least_of_caps(total: CapSet, delta: Fraction) -> int:
     below, above = low, max(2 * low, MICRO)
     while not nearly(above):
         if above > 2**60:
-            raise UsageError("These releases do not keep to so small a delta at any epsilon.")
+            raise UsageError("These releases exceed such a small delta at any epsilon. Use a larger delta.")
         above *= 2
     while above - below > 1:
         middle = (below + above) // 2
         below, above = (below, middle) if nearly(middle) else (middle, above)
-    while not keeps(above):  # the search was in digits; the intervals decide
+    while not keeps(above):  # the search used approximate digits; intervals decide
         above += 1
     return above

@@ -1,22 +1,22 @@
-"""What draws prove about a privacy claim: lower bounds on epsilon and delta with a stated confidence.
+"""Statistical audit of a privacy claim: lower bounds on epsilon and delta from draws, with a stated confidence.
 
-An attacker looks at one number computed from the release and says which of two tables it came from. From how often he
-is right and wrong, over many draws, follow bounds on the privacy profile
-``delta(epsilon) = max over events of P(event) - exp(epsilon) Q(event)`` that hold whatever the mechanism is. The event
-is chosen on one half of the draws and measured on the other, so the choice costs no confidence.
+An attacker computes one number from the release and guesses which of two tables it came from. The rates of correct and
+wrong guesses over many draws bound the privacy profile
+``delta(epsilon) = max over events of P(event) - exp(epsilon) Q(event)`` of any mechanism. The event is chosen on one
+half of the draws and measured on the other, so the choice costs no confidence.
 
-**Counted.** Draws from both tables; counts are bounded after Clopper & Pearson (1934), exactly. This rests on the draws
-alone. Events of a probability far below one over the number of draws cannot be seen.
+**Counted.** Draws from both tables; counts are bounded exactly (Clopper & Pearson 1934). This depends on the draws
+alone. Events with a probability far below one over the number of draws are invisible.
 
 **Weighted.** Draws from a third table, on which the event is common, weighted by the likelihood ratio of either table
 to it (importance sampling). An event here bounds the weights on it, so their mean is that of variables in [0, 1], and
-is bounded after Hoeffding (1963, theorem 1): n independent ones of mean m have an average beyond x, on either side,
-with probability at most ``exp(-n KL(x, m))``, KL the divergence of two coins. This rests on the draws and on the ratio.
+is bounded by Hoeffding (1963, theorem 1): n independent ones with mean m have an average beyond x, on either side, with
+probability at most ``exp(-n KL(x, m))``, KL the divergence of two coins. This depends on the draws and on the ratio.
 
-**Tables further apart.** Along a chain of j neighbours an (epsilon, delta) mechanism has
-``P(event) <= exp(j epsilon) Q(event) + delta (exp(j epsilon) - 1) / (exp(epsilon) - 1)``: apply the definition j
-times. So what is measured on tables j rows apart bounds epsilon and delta as well. It helps where one row moves a
-release by a fraction of its noise, and epsilon is only reached far out.
+**Tables at a distance.** Along a chain of j neighbours an (epsilon, delta) mechanism has
+``P(event) <= exp(j epsilon) Q(event) + delta (exp(j epsilon) - 1) / (exp(epsilon) - 1)``: apply the definition j times.
+So measurements on tables that differ in j rows bound epsilon and delta as well. This helps if one row moves a release
+by a fraction of its noise, and epsilon is reached only far out.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from scipy import special
 from dpdist.privacy.guarantee import PrivacyLoss
 
 Sample = npt.NDArray[np.float64]
-_CANDIDATES = 8000  # most thresholds that are looked at, evenly spread over the draws
-_SPANS = (1.5, 3.0, 6.0)  # widths of the window of log weights that an event of weighted draws allows
-_CAUTION = 0.01  # events are chosen by wider bounds than they are measured by, because other draws may see less
-_NO_MORE = 700.0  # largest exponent
+_CANDIDATES = 8000  # largest number of thresholds, evenly spread over the draws
+_SPANS = (1.5, 3.0, 6.0)  # widths of the window of log weights in an event of weighted draws
+_SELECTION_FACTOR = (
+    0.01  # events are chosen by wider bounds than they are measured by, because other draws may see less
+)
+_MAX_EXPONENT = 700.0  # largest exponent
 
 
 @dataclass(frozen=True)
 class Count:
-    """How often an event came in so many independent draws."""
+    """Number of independent draws in which an event occurred."""
 
     hits: int
     draws: int
@@ -57,7 +59,7 @@ class Count:
 
 
 def clopper_pearson(hits: Sample, draws: int, error: float) -> tuple[Sample, Sample]:
-    """Return lower and upper bounds for many counts at once, each wrong with probability at most ``error``."""
+    """Return lower and upper bounds for an array of counts, each wrong with probability at most ``error``."""
     with np.errstate(invalid="ignore"):  # 0 hits, or all
         low = np.where(hits <= 0, 0.0, special.betaincinv(hits, draws - hits + 1, error))
         high = np.where(hits >= draws, 1.0, special.betainccinv(hits + 1, draws - hits, error))
@@ -75,7 +77,7 @@ class Weighted:
 
     @classmethod
     def of(cls, log_weights: Sample, event: npt.NDArray[np.bool_], log_unit: float) -> Weighted:
-        """Measure an event on which no log weight exceeds ``log_unit``."""
+        """Measure an event with no log weight above ``log_unit``."""
         inside = log_weights[event] - log_unit
         if inside.max(initial=0.0) > 1e-9:
             raise AssertionError("the event bounds the weights")
@@ -84,9 +86,9 @@ class Weighted:
         return cls(inside.size, weights.size, float(weights.mean()), log_unit)
 
     def interval(self, error: float) -> tuple[float, float]:
-        """Return bounds after Hoeffding; each fails with probability at most ``error``."""
+        """Return Hoeffding bounds; each fails with probability at most ``error``."""
         unit, limit = math.exp(self.log_unit), -math.log(error) / self.draws
-        return _where(self.mean, 0.0, limit) * unit, _where(self.mean, 1.0, limit) * unit
+        return _divergence_root(self.mean, 0.0, limit) * unit, _divergence_root(self.mean, 1.0, limit) * unit
 
     @property
     def estimate(self) -> float:
@@ -94,8 +96,8 @@ class Weighted:
         return self.mean * math.exp(self.log_unit)
 
 
-def _where(mean: float, end: float, limit: float) -> float:
-    """Return the point between a mean and an end of [0, 1] at which the divergence of the mean to it is ``limit``."""
+def _divergence_root(mean: float, end: float, limit: float) -> float:
+    """Return the point between a mean and an end of [0, 1] where the divergence of the mean is ``limit``."""
 
     def divergence(x: float) -> float:
         if not 0 < x < 1:
@@ -112,33 +114,29 @@ def _where(mean: float, end: float, limit: float) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one event shows: its probabilities on two tables, as measured."""
+    """Evidence from one event: its measured probabilities on two tables."""
 
     more: Count | Weighted
     less: Count | Weighted
     error: float
-    apart: int = 1
+    distance: int = 1
     ratio: float = -math.inf
 
     def delta(self, epsilon: float) -> tuple[float, float, float]:
-        """Return a lower bound, the estimate and an upper bound of what this event shows of delta at epsilon.
-
-        For neighbours that is ``P(event) - exp(epsilon) Q(event)``, else what follows from tables further apart. The
-        lower bound is one on the delta of the mechanism at epsilon. The upper bound is about this event only.
-        """
+        """Return a lower bound for delta of the mechanism at epsilon, and estimate and upper bound for this event."""
         (low, high), (less_low, less_high) = self.more.interval(self.error / 2), self.less.interval(self.error / 2)
-        factor = math.exp(min(self.apart * epsilon, _NO_MORE))
-        chain = math.fsum(math.exp(min(i * epsilon, _NO_MORE)) for i in range(self.apart))
+        factor = math.exp(min(self.distance * epsilon, _MAX_EXPONENT))
+        chain = math.fsum(math.exp(min(i * epsilon, _MAX_EXPONENT)) for i in range(self.distance))
         estimate = self.more.estimate - factor * self.less.estimate
-        bound = max(0.0, low - factor * less_high, -low * math.expm1(min(epsilon - self.ratio, _NO_MORE)))
+        bound = max(0.0, low - factor * less_high, -low * math.expm1(min(epsilon - self.ratio, _MAX_EXPONENT)))
         return bound / chain, estimate / chain, (high - factor * less_low) / chain
 
     def epsilon(self, delta: float) -> float:
-        """Return a lower bound on the epsilon of the mechanism at delta; 0 where nothing is shown."""
+        """Return a lower bound on the epsilon of the mechanism at delta; 0 without evidence."""
         if self.delta(0.0)[0] <= delta:
             return 0.0
         low, high = 0.0, 1.0
-        while self.delta(high)[0] > delta and high < _NO_MORE:
+        while self.delta(high)[0] > delta and high < _MAX_EXPONENT:
             low, high = high, 2 * high
         for _ in range(50):
             middle = (low + high) / 2
@@ -147,24 +145,24 @@ class Finding:
 
 
 def examine(
-    first: Sample, second: Sample, error: float, *, epsilon: float | None = None, delta: float = 0.0, apart: int = 1
+    first: Sample, second: Sample, error: float, *, epsilon: float | None = None, delta: float = 0.0, distance: int = 1
 ) -> Finding:
-    """Find the threshold that tells two samples apart best, and count it on draws that had no say in it."""
+    """Find the threshold that best distinguishes two samples, and count it on independent draws."""
     halves = [(sample[: sample.size // 2], sample[sample.size // 2 :]) for sample in (first, second)]
     (chosen_first, rest_first), (chosen_second, rest_second) = halves
     best = (-math.inf, math.inf, 1, False)
     for swapped, (more, less) in enumerate([(chosen_first, chosen_second), (chosen_second, chosen_first)]):
         for sign in (1, -1):
-            score, threshold = _best_threshold(sign * more, sign * less, error, epsilon, delta, apart)
+            score, threshold = _best_threshold(sign * more, sign * less, error, epsilon, delta, distance)
             best = max(best, (score, threshold, sign, bool(swapped)))
     _, threshold, sign, swapped_over = best
     more, less = (rest_second, rest_first) if swapped_over else (rest_first, rest_second)
     hits = [int((sign * sample >= threshold).sum()) for sample in (more, less)]
-    return Finding(Count(hits[0], more.size), Count(hits[1], less.size), error, apart)
+    return Finding(Count(hits[0], more.size), Count(hits[1], less.size), error, distance)
 
 
 def _best_threshold(
-    more: Sample, less: Sample, error: float, epsilon: float | None, delta: float, apart: int
+    more: Sample, less: Sample, error: float, epsilon: float | None, delta: float, distance: int
 ) -> tuple[float, float]:
     """Return the best score over thresholds t of the event ``x >= t`` among the draws, and that t."""
     points = np.unique(np.concatenate([more, less]))
@@ -172,26 +170,23 @@ def _best_threshold(
         points = points[np.linspace(0, points.size - 1, _CANDIDATES).astype(int)]
     hits, wrong = (sample.size - np.searchsorted(np.sort(sample), points).astype(float) for sample in (more, less))
     if epsilon is not None:
-        # One count more on the other side penalises events that look impossible there only because few were drawn.
-        score = hits / more.size - math.exp(min(apart * epsilon, _NO_MORE)) * (wrong + 1) / less.size
+        # one more count on the other side penalises events that look impossible there in too few draws
+        score = hits / more.size - math.exp(min(distance * epsilon, _MAX_EXPONENT)) * (wrong + 1) / less.size
     else:
         low, high = clopper_pearson(hits, more.size, error / 2)[0], clopper_pearson(wrong, less.size, error / 2)[1]
         score = log_excess(low, delta, high)
-    where = int(np.argmax(score))
-    return float(score[where]), float(points[where])
+    index = int(np.argmax(score))
+    return float(score[index]), float(points[index])
 
 
 def log_excess(low: Sample, delta: float, high: Sample) -> Sample:
-    """Return ``log((low - delta) / high)``, what an event between neighbours shows of epsilon."""
+    """Return ``log((low - delta) / high)``, the epsilon that an event between neighbours shows."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(low > delta, np.log((low - delta) / high), -math.inf)
 
 
 def examine_weighted(first: Sample, second: Sample, error: float, delta: float) -> Finding:
-    """Find the event that shows the largest epsilon on one half of weighted draws, and measure it on the other half.
-
-    Events are ``L >= t``, L the log-likelihood ratio of the two tables, where the weight lies in a window.
-    """
+    """Find the event with the largest epsilon on half of the weighted draws, and measure it on the other half."""
     half = first.size // 2
     event = weighted_event(first[:half], second[:half], error, delta, half)
     more, less = (second, first) if event.swapped else (first, second)
@@ -200,22 +195,18 @@ def examine_weighted(first: Sample, second: Sample, error: float, delta: float) 
 
 @dataclass(frozen=True)
 class WeightedEvent:
-    """Releases whose log-likelihood ratio is at least ``threshold`` and whose log weight is in a window below ``top``.
+    """Releases with log-likelihood ratio at least ``threshold`` and log weight in a window below ``top``."""
 
-    ``swapped`` says that the second table is the one on which it is more likely; ``promise`` what epsilon it seems to
-    show.
-    """
-
-    promise: float
-    swapped: bool
+    shown_epsilon: float
+    swapped: bool  # whether it is more likely on the second table
     threshold: float
     top: float
     span: float
 
     def measured(self, more: Sample, less: Sample, error: float, draws: int = 0) -> Finding:
-        """Measure it by log weights, as if these were so many draws."""
+        """Measure the event by log weights, as if there were this number of draws."""
         event = (_difference(more, less) >= self.threshold) & (more <= self.top) & (more >= self.top - self.span)
-        unit = self.top - min(self.threshold, _NO_MORE)
+        unit = self.top - min(self.threshold, _MAX_EXPONENT)
         first, second = Weighted.of(more, event, self.top), Weighted.of(less, event, unit)
         if draws:
             first, second = replace(first, draws=draws), replace(second, draws=draws)
@@ -225,11 +216,8 @@ class WeightedEvent:
 def weighted_event(
     first: Sample, second: Sample, error: float, delta: float, draws: int, *, candidates: int = 25, fewest: int = 8
 ) -> WeightedEvent:
-    """Return the event that seems to show the largest epsilon at delta in so many other draws like these.
-
-    At least ``fewest`` of these draws are in it; so many thresholds are tried as there are ``candidates``.
-    """
-    error *= _CAUTION
+    """Return the event, with ``fewest`` draws or more, that appears to show the largest epsilon at delta."""
+    error *= _SELECTION_FACTOR
     best = WeightedEvent(-math.inf, False, math.inf, 0.0, 0.0)  # no draw is in it
     for swapped, (more, less) in enumerate([(first, second), (second, first)]):
         ratio = _difference(more, less)
@@ -242,10 +230,10 @@ def weighted_event(
             ):
                 for span in _SPANS:
                     event = WeightedEvent(0.0, bool(swapped), float(threshold), float(top), span)
-                    found = event.measured(more, less, error, draws)
-                    shown = _shown(found, delta) if found.more.hits >= fewest else -math.inf
-                    if shown > best.promise:
-                        best = replace(event, promise=shown)
+                    finding = event.measured(more, less, error, draws)
+                    shown = _shown_epsilon(finding, delta) if finding.more.hits >= fewest else -math.inf
+                    if shown > best.shown_epsilon:
+                        best = replace(event, shown_epsilon=shown)
     return best
 
 
@@ -254,7 +242,7 @@ def _difference(more: Sample, less: Sample) -> Sample:
         return np.nan_to_num(more - less, nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
-def _shown(finding: Finding, delta: float) -> float:
+def _shown_epsilon(finding: Finding, delta: float) -> float:
     low, high = finding.more.interval(finding.error / 2)[0], finding.less.interval(finding.error / 2)[1]
     if low <= delta or low < finding.more.estimate / 2:
         return -math.inf
@@ -262,19 +250,16 @@ def _shown(finding: Finding, delta: float) -> float:
 
 
 def rejects(finding: Finding, loss: PrivacyLoss) -> bool:
-    """Say whether a finding contradicts (epsilon, delta); wrong with at most the finding's probability of error."""
+    """Whether a finding contradicts (epsilon, delta); wrong with at most the finding's probability of error."""
     return finding.delta(loss.epsilon)[0] > loss.delta
 
 
 def implied_delta(loss: PrivacyLoss, epsilon: float) -> float:
-    """Return the largest delta that (epsilon0, delta0) allows at another epsilon.
-
-    ``delta0`` from epsilon0 on; below, ``delta0 + (1 - delta0) (e^epsilon0 - e^epsilon) / (1 + e^epsilon0)``: the
-    profile of randomised response, which dominates every (epsilon0, delta0) mechanism (Kairouz, Oh & Viswanath 2017).
-    """
+    """Return the largest delta that (epsilon0, delta0) allows at another epsilon."""
     if epsilon >= loss.epsilon:
         return loss.delta
-    # divided by e^epsilon0: large epsilons do not overflow
+    # below epsilon0, randomised response dominates (Kairouz, Oh & Viswanath 2017):
+    # delta0 + (1 - delta0) (e^epsilon0 - e^epsilon) / (1 + e^epsilon0), divided by e^epsilon0 against overflow
     share = -math.expm1(epsilon - loss.epsilon) / (1 + math.exp(-loss.epsilon))
     return loss.delta + (1 - loss.delta) * share
 
@@ -288,7 +273,7 @@ def to_json(finding: Finding, loss: PrivacyLoss) -> dict[str, Any]:
         "delta_upper_of_this_event": high,
         "epsilon_lower": finding.epsilon(loss.delta),
         "confidence": 1 - finding.error,
-        "rows_apart": finding.apart,
+        "rows_apart": finding.distance,
         "counts": [[measured.hits, measured.draws] for measured in (finding.more, finding.less)],
         "rejected": rejects(finding, loss),
     }

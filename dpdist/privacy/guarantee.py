@@ -1,8 +1,8 @@
-"""What is promised: a guarantee is data, not prose.
+"""Guarantees as data.
 
-Epsilon and delta are integers, so that a budget is a sum of integers and never a sum of rounded floats: epsilon
-counts millionths (micro-epsilon), delta counts units of 1e-18. The squared GDP parameter of a Gaussian release
-is an exact fraction of integers for the same reason.
+Epsilon and delta are integers, so that a budget is a sum of integers and never a sum of rounded floats: epsilon counts
+millionths (micro-epsilon), delta counts units of 1e-18. The squared GDP parameter of a Gaussian release is an exact
+fraction of integers for the same reason.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MICRO = 10**6  # units of epsilon in one
 ATTO = 10**18  # units of delta in one
 
 
-Number = str | int | float | Decimal  # how a loss may be written: a float by its shortest decimal text
+Number = str | int | float | Decimal  # a loss as typed; a float counts by its shortest decimal text
 
 
 class Neighbours(enum.StrEnum):
-    """Which two tables a guarantee does not let anybody tell apart.
+    """Pairs of tables that a guarantee makes hard to distinguish.
 
     Attributes
     ----------
@@ -36,8 +36,7 @@ class Neighbours(enum.StrEnum):
 
     See Also
     --------
-    ReleaseRequest, NormsRequest : Take it.
-    Guarantee : Names it.
+    ReleaseRequest, NormsRequest, Guarantee : Have this parameter.
 
     References
     ----------
@@ -55,39 +54,39 @@ class Neighbours(enum.StrEnum):
     ADD_REMOVE = "add-remove"  # one row more or fewer; n is private
 
 
-def neighbours_of(given: str) -> Neighbours:
-    """Return the relation that a word stands for."""
+def neighbours_of(name: str) -> Neighbours:
+    """Return the relation of this name."""
     try:
-        return Neighbours(given)
+        return Neighbours(name)
     except ValueError:
-        raise UsageError(f"{parameter('neighbours')} must be one of {', '.join(Neighbours)}, not {given!r}.") from None
+        raise UsageError(f"{parameter('neighbours')} must be one of {', '.join(Neighbours)}, not {name!r}.") from None
 
 
 class Arithmetic(enum.StrEnum):
-    """Which arithmetic the proof is about."""
+    """The arithmetic of the proof."""
 
     INTEGER_EXACT = "integer-exact"  # the proof holds for the machine's own integers, low-order bits included
     IDEAL_REAL = "ideal-real"  # the proof is about real numbers; the machine approximates them
 
     @classmethod
     def of_all(cls, parts: Iterable[Guarantee]) -> Arithmetic:
-        """Return what holds of several releases together: the proof is about integers if each one's is."""
+        """Return the arithmetic of several releases together: integers if each proof is about integers."""
         exact = all(part.arithmetic is cls.INTEGER_EXACT for part in parts)
         return cls.INTEGER_EXACT if exact else cls.IDEAL_REAL
 
 
 def _counted(number: Number, unit: int, name: str, counted_in: str) -> int:
-    text = str(number)  # of a float the digits with which it was written
+    text = str(number)  # the shortest digits of a float
     try:
         value = Decimal(text)
     except InvalidOperation:
         raise UsageError(f"{name} must be a number, not {text!r}.") from None
     if not (value.is_finite() and 0 <= value <= 10**12):
-        raise DataError(f"{name} must be a number that is not negative, and of reasonable size, not {text}.")
-    # a Fraction keeps every digit; the exponent is looked at first, because 1e-999999999 has too many of them
+        raise DataError(f"{name} must be a non-negative number of reasonable size, not {text}.")
+    # a Fraction keeps every digit; the exponent is checked first, because 1e-999999999 has too many
     counted = Fraction(value) * unit if value.adjusted() > -40 else Fraction(1, 2)
     if value and counted.denominator != 1:
-        raise DataError(f"{name} is counted in {counted_in}, and {text} is not a whole number of them.")
+        raise DataError(f"{name} must be a whole number of {counted_in}, not {text}. Round it.")
     return int(counted)
 
 
@@ -105,15 +104,15 @@ class PrivacyLoss:
     Raises
     ------
     UsageError
-        If either is no int.
+        If either is not an int.
     DataError
         If either is out of range.
 
     See Also
     --------
-    PrivacyLoss.parse : Make one from numbers.
-    PrivacyLoss.declared : Make a budget of which parts are set apart.
-    Budget : A budget that fits in memory share.
+    PrivacyLoss.parse : Makes a loss from numbers.
+    PrivacyLoss.declared : Makes a budget with reserved parts.
+    Budget : A budget for fits in memory.
 
     References
     ----------
@@ -134,63 +133,63 @@ class PrivacyLoss:
     def __post_init__(self) -> None:
         if any(type(value) is not int for value in vars(self).values()):
             raise UsageError(
-                "PrivacyLoss takes whole millionths of epsilon and units of 1e-18 of delta. Of other numbers make one "
-                "with PrivacyLoss.parse(1, 1e-6)."
+                "PrivacyLoss takes whole millionths of epsilon and units of 1e-18 of delta. For other numbers, use "
+                "PrivacyLoss.parse, such as PrivacyLoss.parse(1, 1e-6)."
             )
         if self.epsilon_micro < 1:
             raise DataError("Epsilon must be positive: at least one millionth.")
         if self.epsilon_micro > 10**6 * MICRO:
-            raise DataError("Epsilon must be at most a million: beyond that there is no privacy to speak of.")
+            raise DataError("Epsilon must be at most a million: a larger one means no privacy.")
         if not 0 <= self.delta_atto < ATTO:
             raise DataError("Delta must be at least 0 (pure differential privacy) and below 1.")
 
     @classmethod
     def parse(cls, epsilon: Number, delta: Number = 0) -> PrivacyLoss:
-        """Read numbers exactly; a value finer than the units is refused, not rounded.
+        """Make a loss from numbers, exactly; a value finer than the units is refused, not rounded.
 
         Parameters
         ----------
         epsilon : str, int, float or Decimal
-            A number of whole millionths. A float is read as it is printed: 0.1 is one tenth.
+            A multiple of one millionth. A float counts as it is printed: 0.1 is one tenth.
         delta : str, int, float or Decimal, default 0
-            Likewise, of whole units of 1e-18, below 1. 0: pure differential privacy.
+            A multiple of 1e-18, below 1. 0: pure differential privacy.
 
         Returns
         -------
         PrivacyLoss
-            In exact units.
+            The loss in exact units.
 
         Raises
         ------
         UsageError
-            If one is no number.
+            If a value is not a number.
         DataError
-            If one is out of range, or finer than the units.
+            If a value is out of range, or finer than the units.
         """
         return cls(_counted(epsilon, MICRO, "Epsilon", "millionths"), _counted(delta, ATTO, "Delta", "units of 1e-18"))
 
     @classmethod
     def declared(cls, epsilon: Number, delta: Number = 0, pure: Number = 0, reserve: Number = 0) -> PrivacyLoss:
-        """Read a budget of which parts may be set apart for releases that are not Gaussian.
+        """Make a budget with parts reserved for releases that are not Gaussian.
 
         Parameters
         ----------
         epsilon, delta : str, int, float or Decimal
-            The whole budget, as of :meth:`parse`.
+            The whole budget, as in :meth:`parse`.
         pure : str, int, float or Decimal, default 0
-            The part of epsilon for releases without Gaussian noise, beside Gaussian ones.
+            The part of epsilon for pure releases without Gaussian noise.
         reserve : str, int, float or Decimal, default 0
             The part of delta for releases of positive delta without Gaussian noise.
 
         Returns
         -------
         PrivacyLoss
-            In exact units.
+            The budget in exact units.
 
         Raises
         ------
         UsageError
-            If one is no number, or a part is larger than the whole.
+            If a value is not a number, or a part is larger than the whole.
         DataError
             If epsilon or delta is out of range, or finer than the units.
         """
@@ -212,7 +211,7 @@ class PrivacyLoss:
         return self.delta_atto / ATTO
 
     def within(self, other: PrivacyLoss) -> bool:
-        """Say whether this loss is at most the other in both parts."""
+        """Whether this loss is at most the other in epsilon and delta."""
         return self.epsilon_micro <= other.epsilon_micro and self.delta_atto <= other.delta_atto
 
     def to_json(self) -> dict[str, int]:
@@ -221,12 +220,12 @@ class PrivacyLoss:
 
     @classmethod
     def from_json(cls, value: dict[str, int]) -> PrivacyLoss:
-        """Read what :meth:`to_json` wrote, of a :class:`MixedBudget` too."""
+        """Read what :meth:`to_json` wrote, also for a :class:`MixedBudget`."""
         loss = PrivacyLoss(value["epsilon_micro"], value["delta_atto"])
         return loss.mixed(value.get("pure_micro", 0), value.get("reserve_atto", 0))
 
     def mixed(self, pure_micro: int, reserve_atto: int) -> PrivacyLoss:
-        """Return this budget with parts declared for other than Gaussian releases; itself where both are 0."""
+        """Return the budget with parts reserved for other than Gaussian releases; itself if both are 0."""
         if not pure_micro and not reserve_atto:
             return self
         return MixedBudget(self.epsilon_micro, self.delta_atto, pure_micro, reserve_atto)
@@ -237,7 +236,7 @@ class PrivacyLoss:
 
 @dataclass(frozen=True)
 class MixedBudget(PrivacyLoss):
-    """A budget of which parts are declared for other than Gaussian releases, before the first release."""
+    """A budget with parts that were reserved for other than Gaussian releases before the first release."""
 
     pure_micro: int = 0
     reserve_atto: int = 0
@@ -246,17 +245,17 @@ class MixedBudget(PrivacyLoss):
         super().__post_init__()
         if self.delta_atto == 0:
             raise UsageError(
-                "A budget without a delta is for pure releases alone: declare no part of it "
-                f"({parameter('budget_pure')}, {parameter('budget_delta_reserve')}), or a budget with "
+                "A budget without a delta is for pure releases only: leave out "
+                f"{parameter('budget_pure')} and {parameter('budget_delta_reserve')}, or add "
                 f"{parameter('budget_delta')}."
             )
-        for part, whole, of, name in (
+        for part, limit, of, name in (
             (self.pure_micro, self.epsilon_micro, f"epsilon of the budget, {self.epsilon:g}", "budget_pure"),
             (self.reserve_atto, self.delta_atto, f"delta of the budget, {self.delta:g}", "budget_delta_reserve"),
         ):
-            if not 0 <= part <= whole:
+            if not 0 <= part <= limit:
                 raise UsageError(
-                    f"What is declared for other than Gaussian releases is from 0 to the {of}.", parameter=name
+                    f"The part for other than Gaussian releases must be from 0 to the {of}.", parameter=name
                 )
 
     def to_json(self) -> dict[str, int]:
@@ -265,8 +264,8 @@ class MixedBudget(PrivacyLoss):
 
     def __str__(self) -> str:
         return (
-            f"{super().__str__()}, of which epsilon {self.pure_micro / MICRO:g} and delta {self.reserve_atto / ATTO:g} "
-            "are for other than Gaussian releases"
+            f"{super().__str__()}, with epsilon {self.pure_micro / MICRO:g} and delta {self.reserve_atto / ATTO:g} "
+            "reserved for other than Gaussian releases"
         )
 
 
@@ -279,7 +278,7 @@ def ratio_of(value: Fraction) -> Ratio:
 
 
 def fraction_of(ratio: Ratio) -> Fraction:
-    """Read a fraction from JSON; ValueError or ZeroDivisionError where it is none."""
+    """Read a fraction from JSON; ValueError or ZeroDivisionError if it is invalid."""
     numerator, denominator = ratio
     return Fraction(int(numerator), int(denominator))
 
@@ -298,7 +297,7 @@ class GuaranteeJson(TypedDict):
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is proved of one release.
+    """The proved guarantee of one release.
 
     Parameters
     ----------
@@ -307,20 +306,20 @@ class Guarantee:
     loss : PrivacyLoss
         (epsilon, delta) of the release on its own.
     mu_squared : Fraction or None
-        Square of the parameter mu of Gaussian differential privacy, exact; None where the release is not Gaussian. It
+        Square of the parameter mu of Gaussian differential privacy, exact; None if the release is not Gaussian. It
         composes by addition.
     arithmetic : Arithmetic
         Whether the proof is about the machine's integers (``integer-exact``) or real numbers (``ideal-real``).
     proof : str
-        The module that the proof stands in.
+        The module that contains the proof.
     bounded_ranges : tuple of Fraction, default ()
-        Lengths of the intervals over which the privacy losses of its steps range, one a step, exact, where each step is
-        an exponential mechanism, given those before. Empty otherwise.
+        Exact lengths of the privacy loss ranges of its steps, if each step is an exponential mechanism given the
+        earlier ones. Empty otherwise.
 
     See Also
     --------
-    Release : Carries one.
-    PrivatePCA : Holds one, as ``guarantee_``.
+    Release : Has a guarantee.
+    PrivatePCA : Has one as ``guarantee_``.
 
     References
     ----------
@@ -344,13 +343,6 @@ class Guarantee:
     bounded_ranges: tuple[Fraction, ...] = ()
 
     def __repr__(self) -> str:
-        """Return it in a line.
-
-        Examples
-        --------
-        >>> Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss.parse("1", "1e-6"), None, Arithmetic.IDEAL_REAL, "a proof")
-        Guarantee(epsilon=1, delta=1e-06, replace-one)
-        """
         return f"Guarantee(epsilon={self.loss.epsilon:.12g}, delta={self.loss.delta:.12g}, {self.neighbours})"
 
     def to_json(self) -> GuaranteeJson:
@@ -375,6 +367,6 @@ class Guarantee:
             mu_squared=None if squared is None else fraction_of(squared),
             arithmetic=Arithmetic(value["arithmetic"]),
             proof=value["proof"],
-            # before lists there was one word, which was too good for several draws: such a loss counts as any other
+            # older versions stored one word, which was too strong for several draws, so it is ignored
             bounded_ranges=tuple(fraction_of(length) for length in value.get("bounded_ranges", ())),
         )

@@ -1,48 +1,47 @@
-"""Parallel composition: what several releases amount to when each is of some periods of a table only.
+"""Parallel composition: the joint guarantee of releases of some periods of a table each.
 
 The rows of a table with periods come in disjoint parts, each written once, closed, and registered in the ledger by a
-digest of its content. A release is charged to the periods it reads; one without periods to all, those to come
-included.
+digest of its content. A release is charged to the periods it reads; one without periods to all, including future ones.
 
-**Theorem.** Let a mechanism consist of releases i = 1, 2, ..., each chosen by what the earlier ones published, and
-let release i read the periods P_i only. Let neighbouring tables differ in the rows of one period p. Then together
-they are as private as the composition of those releases with p in P_i (McSherry 2009, theorem 4, adaptively).
+**Theorem.** Let a mechanism consist of releases i = 1, 2, ..., each chosen from the earlier answers, and let release i
+read the periods P_i only. Let neighbouring tables differ in the rows of one period p. Then together they are as private
+as the composition of the releases with p in P_i (McSherry 2009, theorem 4, adaptively).
 
-*Proof.* Fix neighbours that differ in period p. Given what was published before, a release with p not in P_i reads
-the same rows from both tables and so has the same law for both: the likelihood ratio of all outputs is the product of
+*Proof.* Fix neighbours that differ in period p. Given the earlier answers, a release with p not in P_i reads the same
+rows from both tables and so has the same distribution for both: the likelihood ratio of all outputs is the product of
 the ratios of the releases with p in P_i. The theorem of :mod:`dpdist.privacy.profile` bounds exactly that product, for
-an analyst who adapts. ∎ So each period has an account of its own, and none may exceed the caps.
+an adaptive analyst. ∎ So each period has its own account, and none may exceed the caps.
 
-**Which neighbours.** The theorem needs neighbours that differ within one period:
+**Neighbours.** The theorem needs neighbours that differ within one period:
 
-* add-remove: one row more or fewer, in whichever period it stands. Nothing else is needed.
-* replace-one: one row exchanged for another *of the same period*. The number of rows of each period is public, so
-  when somebody's row was recorded is not hidden: moved to another period, it changes two public numbers. No guarantee
-  of any size covers that, and none is claimed.
+* add-remove: one row more or fewer, in any period. Nothing else is needed.
+* replace-one: one row exchanged for another *of the same period*. The number of rows of each period is public, so the
+  period of a person's row is not hidden: moved to another period, it changes two public numbers. No guarantee covers
+  that, and none is claimed.
 
 Under add-remove, a row that moves from p to q is one removed and one added: two steps of the relation. Releases of p
 and of q compose to sqrt 2 times the GDP mu, or twice a pure epsilon; a release of both changes by ``w w^T - v v^T``,
 whose squared Frobenius norm is at most the sum of the two squares, so sqrt 2 mu holds for any set of periods.
 
-A budget is per row. Somebody with a row in each of k periods is protected, as a person, k times less: k times the
-epsilon, and up to k times the GDP mu. Release i, which reads m_i of the k periods, changes by the rows of all of them,
-so it has m_i times its mu_i, and all have ``sqrt(sum (m_i mu_i)^2)``. Where no release reads two of these periods every
-m_i is 1, and that is at most sqrt k times the mu of a row; where one reads all of them it is k times. Nothing is worse,
-because a norm of a sum over k rows is at most the sum of k norms. :func:`dpdist.release.series.person_factor` has
-the numbers of a tree of periods. With a privacy unit the accounts are of persons: :mod:`dpdist.privacy.persons`.
+A budget is per row. A person with a row in each of k periods is protected k times less: k times the epsilon, and up to
+k times the GDP mu. Release i, which reads m_i of the k periods, changes by the rows of all of them, so it has m_i times
+its mu_i, and all have ``sqrt(sum (m_i mu_i)^2)``. If no release reads two of these periods, every m_i is 1, and that is
+at most sqrt k times the mu of a row; if one reads all of them, it is k times. Nothing is worse, because a norm of a sum
+over k rows is at most the sum of k norms. :func:`dpdist.release.series.person_factor` has the numbers for a tree of
+periods. With a privacy unit the accounts are of persons: :mod:`dpdist.privacy.persons`.
 
-**Weights.** A release may add each row of period p as often as a weight w_p >= 1 says. Let w be the largest weight, and
-let the release be Gaussian, calibrated for neighbours that differ in w rows at once
+**Weights.** A release may add the rows of period p with a multiplicity w_p >= 1. Let w be the largest weight, and let
+the release be Gaussian, calibrated for neighbours that differ in w rows at once
 (:mod:`dpdist.mechanisms.sensitivity`). Neighbours that differ in period p change the sum by w_p D, where a row changes
-it by D: an integer matrix, as the rows are integers. Of Gaussian noise mu is proportional to the largest norm of the
-change, so it is ``mu w_p / w`` for them, mu what is guaranteed at all, and period p is charged ``mu² (w_p / w)²``,
+it by D: an integer matrix, as the rows are integers. For Gaussian noise mu is proportional to the largest norm of the
+change, so it is ``mu w_p / w`` for them, with mu the overall guarantee, and period p is charged ``mu² (w_p / w)²``
 exactly. The proof above holds with these ratios: for each pair of neighbours they are fixed with the request, before
 the answer. :mod:`dpdist.release.series` has the weights of a series of periods.
 
-**What is taken for granted.** The theorem is of tables whose periods are all accepted. A file that repeats another byte
-for byte, or rows that repeat those of another period, are refused, because they would be charged and counted twice; so
-whoever may put files among the sources and sees which periods are published can test whether rows are equal to a guess
-of all of them. The right to put files there is for those who may see the rows.
+**Assumption.** All periods of the tables are accepted. A file that repeats another byte for byte, or rows that repeat
+those of another period, are refused, because they would be charged and counted twice; so a person who can add files to
+the sources and see which periods are published can test whether rows equal a guess of all of them. The permission to
+add files is for those with access to the rows.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 
 @dataclass(frozen=True)
 class Charge:
-    """What one release guarantees, and the periods it reads."""
+    """Guarantee of one release, with the periods that it reads and their weights."""
 
     guarantee: Guarantee
     periods: tuple[str, ...] = ()
@@ -67,35 +66,30 @@ class Charge:
         if not self.weights:
             return
         if len(self.weights) != len(self.periods) or min(self.weights) < 1 or self.guarantee.mu_squared is None:
-            raise ValueError("weights are of periods, one of at least 1 for each, and of Gaussian releases")
+            raise ValueError("weights require a Gaussian release, and are at least 1, one for each period")
 
     def borne(self) -> Iterator[tuple[str, Guarantee]]:
-        """Yield each period that is read, and what the release guarantees its rows."""
-        square, most = self.guarantee.mu_squared, max(self.weights, default=1)
-        by_weight = {most: self.guarantee}
-        for period, weight in zip(self.periods, self.weights or (most,) * len(self.periods), strict=True):
+        """Yield each period that is read, and the guarantee for its rows."""
+        square, largest = self.guarantee.mu_squared, max(self.weights, default=1)
+        by_weight = {largest: self.guarantee}
+        for period, weight in zip(self.periods, self.weights or (largest,) * len(self.periods), strict=True):
             if weight not in by_weight and square is not None:
-                by_weight[weight] = replace(self.guarantee, mu_squared=square * Fraction(weight, most) ** 2)
+                by_weight[weight] = replace(self.guarantee, mu_squared=square * Fraction(weight, largest) ** 2)
             yield period, by_weight[weight]
 
 
 @dataclass
 class PeriodFilters:
-    """The accounts of the rows of a table: one for each period, and one for rows of periods to come.
-
-    Where rows come in no periods, the last is that of every row. All have the same caps, which were fixed before the
-    first answer; a release that does not read a period tells nothing of it, so the caps of a period need only precede
-    the first answer that reads it.
-    """
+    """The accounts of the rows of a table, with the same caps: one per period, and one for rows of future periods."""
 
     budget: PrivacyLoss
     caps: tuple[CapSet, ...]
     periods: InitVar[Iterable[str]] = ()
     to_come: Filter = field(init=False)
     closed: dict[str, Filter] = field(init=False)
-    _own: set[str | None] = field(init=False, default_factory=set, compare=False, repr=False)
-    """The accounts that nobody else holds, by period, None for that to come. Others are copied before they change: a
-    night looks at thousands of periods and charges a few."""
+    _unshared: set[str | None] = field(init=False, default_factory=set, compare=False, repr=False)
+    """Periods, None for the future ones, whose accounts are not shared. Shared ones are copied before they change,
+    because a release reads thousands of accounts and charges a few."""
 
     def __post_init__(self, periods: Iterable[str]) -> None:
         self.to_come = Filter(self.budget, self.caps)
@@ -109,23 +103,23 @@ class PeriodFilters:
         return other
 
     def copy(self) -> PeriodFilters:
-        """Return accounts of their own with the same charges."""
-        self._own.clear()
+        """Return independent accounts with the same charges."""
+        self._unshared.clear()
         return PeriodFilters.resumed(self.to_come, dict(self.closed))
 
     def close(self, period: str) -> None:
-        """Open the account of a period: its rows bear what was charged to rows of periods to come."""
-        self._own -= {None, period}
+        """Open the account of a period: its rows bear the charges to rows of future periods so far."""
+        self._unshared -= {None, period}
         self.closed[period] = self.to_come
 
     def _account(self, period: str | None) -> Filter:
         return self.to_come if period is None else self.closed[period]
 
-    def _owned(self, period: str | None) -> Filter:
-        """Return an account that may be changed, as nobody else holds it."""
-        if period not in self._own:
+    def _writable(self, period: str | None) -> Filter:
+        """Return an account that may be changed, because it is not shared."""
+        if period not in self._unshared:
             account = self._account(period).copy()
-            self._own.add(period)
+            self._unshared.add(period)
             if period is None:
                 self.to_come = account
             else:
@@ -133,36 +127,36 @@ class PeriodFilters:
         return self._account(period)
 
     def _bearing(self, charge: Charge) -> list[tuple[str | None, Guarantee]]:
-        """Return whose accounts a release is charged to, each with what it guarantees these rows."""
+        """Return the accounts that a release is charged to, each with the guarantee for these rows."""
         if not charge.periods:
             return [(period, charge.guarantee) for period in (None, *self.closed)]
         return list(charge.borne())
 
     def holds(self, charge: Charge) -> bool:
-        """Say whether every row that a release reads can bear it."""
+        """Whether every row that a release reads can bear the charge."""
         return all(self._account(period).holds(guarantee) for period, guarantee in self._bearing(charge))
 
     def book(self, key: str, charge: Charge) -> bool:
-        """Charge a release to every row that it reads; False, and nothing is charged, if one cannot bear it."""
+        """Charge a release to every row that it reads; return False, and charge nothing, if one cannot bear it."""
         bearing = [(period, self._account(period).priced(guarantee)) for period, guarantee in self._bearing(charge)]
         if any(all(part is None for part in price) for _, price in bearing):
             return False
         for period, price in bearing:
-            self._owned(period).charge(key, price)
+            self._writable(period).charge(key, price)
         return True
 
     def refund(self, key: str) -> None:
-        """Take back a charge; only of a release that nobody has seen."""
+        """Refund a charge; only for a release that was not published."""
         for period in (None, *self.closed):
             if key in self._account(period).charged:
-                self._owned(period).refund(key)
+                self._writable(period).refund(key)
 
     def left(self, periods: Iterable[str] = ()) -> Left:
-        """Return what can still be charged to a release that reads some periods; none named: the whole table."""
-        # most periods of a year bear the same, and share one object: fractions take long to hash
+        """Return the releases of some periods that can still be charged; without periods, of the whole table."""
+        # most periods of a year have the same charges, and share one object: hashing fractions is slow
         accounts = [self.closed[period] for period in periods] or [self.to_come, *self.closed.values()]
-        apart = {id(account.rest): account for account in accounts}
-        alike = {account.rest: account for account in apart.values()}
+        distinct = {id(account.rest): account for account in accounts}
+        alike = {account.rest: account for account in distinct.values()}
         least: list[Price] = []
         for rest in alike:
             if not any(_within(other, rest) for other in least):
@@ -174,9 +168,9 @@ class PeriodFilters:
 
 
 def _within(rest: Price, other: Price) -> bool:
-    """Say whether an account has no more left than another in any set, so that the other has no say in the least."""
+    """Whether an account has no more left than another in any set, so that the other does not affect the minimum."""
     return all(mine is None or (its is not None and its.holds(mine)) for mine, its in zip(rest, other, strict=True))
 
 
 PERIOD_PATTERN = r"(?=.{1,64}$)[0-9A-Za-z]+([._-][0-9A-Za-z]+)*"
-"""What a period is called: letters and digits with single dots, hyphens or underscores between, such as 2026-01-05."""
+"""Names of periods: letters and digits with single dots, hyphens or underscores between, such as 2026-01-05."""

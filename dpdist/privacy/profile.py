@@ -1,8 +1,8 @@
-"""What an adaptive analyst gets at most: the exact privacy profile of the caps of a budget, in outward rounding.
+"""The exact privacy profile of the caps of a budget, for adaptive analysts, with outward rounding.
 
-**Theorem.** Fix a cap set (E, M, D) before the first answer is seen: E for pure epsilons, M for squared Gaussian
-parameters mu², D for probabilities of failure. Let every later request be chosen from all earlier answers, and let the
-sums of what is charged never exceed the caps. Then for every epsilon, and both ways between neighbours, ::
+**Theorem.** Fix a cap set (E, M, D) before the first answer: E for pure epsilons, M for squared Gaussian parameters
+mu², D for probabilities of failure. Let every later request be chosen from all earlier answers, and let the sums of the
+charges never exceed the caps. Then for every epsilon, and both ways between neighbours, ::
 
     delta(epsilon) <= D + H(epsilon),    H(epsilon) = p d_M(epsilon - E) + (1 - p) d_M(epsilon + E),
     p = e^E / (1 + e^E),                 d_M(x) = Phi(mu/2 - x/mu) - e^x Phi(-mu/2 - x/mu),   mu = sqrt(M),
@@ -14,31 +14,31 @@ nothing is lost.
 where R_e and G_m are independent likelihood ratios, under Q, of randomised response with e and of a Gaussian with
 mu² = m. V is convex and increasing in l.
 
-1. A pure step with e' <= e has a ratio R' in [e^-e', e^e'] of mean 1. The law on the two ends is the largest of these
-   in convex order, so ``E_Q V(e - e', m, l R') <= E_Q V(e - e', m, l R_e') <= V(e, m, l)``: randomised response with e
-   dominates that with e' followed by that with e - e'.
-2. A Gaussian step with mu² = m' <= m has a ratio below G_m' in convex order (equal at the worst neighbour), and
-   ``G_m' G_(m-m')`` has the law of G_m.
-3. V grows in e and m. By induction from the last step, whatever the choices, ``E_Q[(L - e^epsilon)_+] <= V(E, M, 1)``,
+1. A pure step with e' <= e has a ratio R' in [e^-e', e^e'] of mean 1. The distribution on the two ends is the largest
+   of these in convex order, so ``E_Q V(e - e', m, l R') <= E_Q V(e - e', m, l R_e') <= V(e, m, l)``: randomised
+   response with e dominates that with e' followed by that with e - e'.
+2. A Gaussian step with mu² = m' <= m has a ratio below G_m' in convex order (equal for the worst neighbour), and
+   ``G_m' G_(m-m')`` has the distribution of G_m.
+3. V grows in e and m. By induction from the last step, for any choices, ``E_Q[(L - e^epsilon)_+] <= V(E, M, 1)``,
    which is H(epsilon).
 4. For an (e', delta') step write ``P' = delta' A + (1 - delta') P''``, ``Q' = delta' B + (1 - delta') Q''`` with P''
    and Q'' e'-close (Kairouz, Oh & Viswanath 2015). With ``W = l D + V`` one step gives
    ``l delta' + (1 - delta') (l (D - delta') + V) <= l D + V``.
 
-P against Q and Q against P are the same argument. For transcripts without end take the supremum over prefixes. ∎
+P against Q and Q against P are the same argument. For infinite transcripts take the supremum over prefixes. ∎
 
-**Several cap sets at once.** If the charges of an interaction always fit at least one of the sets i = 1..K, all fixed
-before the first answer, ``delta(epsilon) <= sum_i (D_i + H_i(epsilon))``. *Proof.* Split the complete transcripts by
-the first set that holds all their charges. On part i they are transcripts of the strategy that halts before it leaves
-set i, and ``(L - e^epsilon)_+`` is not negative, so that part is at most ``D_i + H_i``. ∎ The set (epsilon, 0, 0) has
-H = 0: "pure only, up to epsilon" is open beside any other set and costs nothing.
+**Several cap sets.** If the charges of an interaction always fit at least one of the sets i = 1..K, all fixed before
+the first answer, ``delta(epsilon) <= sum_i (D_i + H_i(epsilon))``. *Proof.* Split the complete transcripts by the first
+set that holds all their charges. On part i they are transcripts of the strategy that halts before it leaves set i, and
+``(L - e^epsilon)_+`` is not negative, so that part is at most ``D_i + H_i``. ∎ The set (epsilon, 0, 0) has H = 0: it
+allows pure releases up to epsilon next to any other set, at no cost.
 
-**A pure or a bounded-range step charged to M.** The proof uses nothing but domination in convex order, so each step may
-be charged as whatever dominates it, chosen when it is charged.
+**A pure or a bounded-range step charged to M.** The proof only uses domination in convex order, so each step may be
+charged as any step that dominates it, chosen at the time of the charge.
 
 * A pure epsilon costs ``mu(epsilon)²``, :func:`mu_of_pure`: ``mu(epsilon) = -2 Phi^-1(1 / (1 + e^epsilon))``. The
   trade-off curve of G_mu is convex and passes through the ends and the corner of that of randomised response, so it
-  lies below it.
+  is below it.
 * A step of bounded range r (the exponential mechanism; Dong, Durfee & Rogers 2020) has two-point ratios e^-t and
   e^(r-t) at worst, t in [0, r], and costs ``mu(r/2)²``. *Proof that t = r/2 is the worst.* The upper atom has masses
   ``p = (1 - e^-t)/(1 - e^-r)`` under P and ``q = (e^t - 1)/(e^r - 1)`` under Q, and mu(t) is ``Phi^-1(p) -
@@ -50,8 +50,8 @@ be charged as whatever dominates it, chosen when it is charged.
   rises to 1: one change of sign. So g' falls from above 0 to below and then rises to 0; g rises, then falls to 0: g
   >= 0. ∎
 
-**Rounding.** M is rounded down, mu(epsilon)² up, H up. The search for them is in 60 digits; what is found is certified
-by interval arithmetic with :func:`_tail`, whose brackets are proved, and compared as exact fractions.
+**Rounding.** M is rounded down, mu(epsilon)² up, H up. The search uses 60 digits; its result is certified by interval
+arithmetic with :func:`_tail`, whose brackets are proved, and compared as exact fractions.
 
 References
 ----------
@@ -75,13 +75,13 @@ _DIGITS = MPContext()  # a private context: mpmath's global precision belongs to
 _DIGITS.dps = 60
 _INTERVALS = MPIntervalContext()
 _INTERVALS.prec = 320
-_MANTISSA = 112  # bits that are kept of M and of mu²: far finer than the 48 to which Gaussian noise is calibrated
-_SERIES = 6  # up to here the normal tail is taken from the series of Phi, and beyond it from the continued fraction
+_MANTISSA = 112  # bits of M and of mu²: far finer than the 48 to which Gaussian noise is calibrated
+_SERIES = 6  # largest x for the series of Phi; the continued fraction is used beyond
 _TERMS = 200
 
 
 def _exact(value: _Number) -> Fraction:
-    """Return a binary floating-point number of mpmath as the fraction that it is."""
+    """Return a binary floating-point number of mpmath as an exact fraction."""
     sign, mantissa, exponent, _ = value._mpf_
     return Fraction(-int(mantissa) if sign else int(mantissa)) * Fraction(2) ** int(exponent)
 
@@ -99,7 +99,7 @@ def _tail(x: _Number) -> _Number:
 
     Up to 6, ``Phi(x) - 1/2 = phi(x) (x + x³/3 + x^5/(3 5) + ...)``, whose terms are positive; once their ratio is below
     1/2, the rest is at most the last one. Beyond, ``1 - Phi(x) = phi(x) / (x + 1/(x + 2/(x + 3/...)))``, whose tails
-    ``t_n = x + (n+1)/t_(n+1)`` lie in ``[x, x + (n+1)/x]`` (Laplace; Abramowitz & Stegun 26.2.14).
+    ``t_n = x + (n+1)/t_(n+1)`` are in ``[x, x + (n+1)/x]`` (Laplace; Abramowitz & Stegun 26.2.14).
     """
     iv = _INTERVALS
     density = iv.exp(-(x * x) / 2) / iv.sqrt(2 * iv.pi)
@@ -108,7 +108,7 @@ def _tail(x: _Number) -> _Number:
         for n in range(1, _TERMS):
             term = term * (x * x) / (2 * n + 1)
             total += term
-        # 2 n + 3 > 2 x² by then, so the ratio of the terms left out is below 1/2
+        # here 2 n + 3 > 2 x², so the ratio of the remaining terms is below 1/2
         return iv.mpf(1) / 2 - density * (total + term * iv.mpf([0, 1]))
     low = iv.mpf([x.a, x.a])
     tail = iv.mpf([x.a, (x + (_TERMS + 1) / low).b])
@@ -139,15 +139,9 @@ def _joint(phi: _Function, exp: _Function, mu: _Number, pure: _Number, epsilon: 
 
 @lru_cache(maxsize=4096)
 def profile(pure: Fraction, mu_squared: Fraction, epsilon: Fraction) -> Fraction:
-    """Return H(epsilon) of the caps E = ``pure`` and M = ``mu_squared``, rounded up; never negative.
-
-    Examples
-    --------
-    >>> round(float(profile(Fraction(0), Fraction(1), Fraction(1))), 6)
-    0.126937
-    """
+    """Return H(epsilon) of the caps E = ``pure`` and M = ``mu_squared``, rounded up; never negative."""
     if epsilon < pure:
-        raise AssertionError("the caps of pure releases are within the budget's epsilon")
+        raise AssertionError("the pure cap exceeds the budget's epsilon")
     if mu_squared == 0:
         return Fraction(0)
     iv = _INTERVALS
@@ -156,7 +150,7 @@ def profile(pure: Fraction, mu_squared: Fraction, epsilon: Fraction) -> Fraction
 
 
 def near_profile(pure: Fraction, mu_squared: Fraction, epsilon: Fraction) -> Fraction:
-    """Return H(epsilon) to 50 digits or so, in a fiftieth of the time: to search with, not to decide by."""
+    """Return H(epsilon) to about 50 digits, 50 times faster: for searches, not for decisions."""
     if mu_squared == 0:
         return Fraction(0)
     digits = _DIGITS
@@ -165,7 +159,7 @@ def near_profile(pure: Fraction, mu_squared: Fraction, epsilon: Fraction) -> Fra
 
 
 def _kept(value: _Number, *, up: bool) -> Fraction:
-    """Return a positive number to :data:`_MANTISSA` bits, rounded one way."""
+    """Return a positive number to :data:`_MANTISSA` bits, rounded in one direction."""
     exact = _exact(value)
     shift = _MANTISSA - (exact.numerator.bit_length() - exact.denominator.bit_length())
     scaled = exact * Fraction(2) ** shift
@@ -176,13 +170,7 @@ def _kept(value: _Number, *, up: bool) -> Fraction:
 
 @lru_cache(maxsize=256)
 def largest_mu_squared(pure: Fraction, delta: Fraction, epsilon: Fraction) -> Fraction:
-    """Return the largest M for which ``H(epsilon) <= delta``, rounded down; 0 where none is.
-
-    Examples
-    --------
-    >>> round(float(largest_mu_squared(Fraction(0), Fraction(1, 10**6), Fraction(1))) ** -0.5, 6)
-    4.224679
-    """
+    """Return the largest M for which ``H(epsilon) <= delta``, rounded down; 0 if there is none."""
     if delta <= 0:
         return Fraction(0)
     digits = _DIGITS
@@ -209,13 +197,7 @@ def largest_mu_squared(pure: Fraction, delta: Fraction, epsilon: Fraction) -> Fr
 
 @lru_cache(maxsize=4096)
 def mu_of_pure(epsilon: Fraction) -> Fraction:
-    """Return ``mu(epsilon)²``, rounded up: what a pure epsilon costs of M (see the module).
-
-    Examples
-    --------
-    >>> [round(float(mu_of_pure(Fraction(e))) ** 0.5, 5) for e in ("0.1", "1")]
-    [0.12531, 1.23204]
-    """
+    """Return ``mu(epsilon)²``, rounded up: the charge of a pure epsilon to M (see the module)."""
     if epsilon == 0:
         return Fraction(0)
     digits, iv = _DIGITS, _INTERVALS

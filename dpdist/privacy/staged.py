@@ -1,12 +1,12 @@
-"""A stage and the release that follows from it, under one id: what both together are, and how a loss is divided.
+"""Joint guarantee of a stage and the release that follows from it, under one id, and the division of a loss.
 
-**Mechanism.** First a stage S of the rows is drawn, such as a histogram, and published: its answer is a. Then a release
-R_a of the same rows is drawn. Which function of the rows it is, such as the moment of rows that are shifted, scaled and
-clipped to a norm, may follow from a; what it costs may not. The parameters of both are fixed before the first is drawn.
+**Mechanism.** First a stage S of the rows, such as a histogram, is drawn and published: its answer is a. Then a release
+R_a of the same rows is drawn. Its function of the rows, such as the moment of rows that are shifted, scaled and clipped
+to a norm, may depend on a; its price may not. The parameters of both are fixed before the first draw.
 
-**Theorem (adaptive composition).** Let neighbours be as for both. (a) If S is mu_1-GDP, and R_a is mu_2-GDP for every
-a, then (S, R_S) is mu-GDP with ``mu² = mu_1² + mu_2²``, and nothing is lost. (b) If S is (epsilon_1, delta_1)-private,
-and R_a is (epsilon_2, delta_2)-private for every a, then (S, R_S) is
+**Theorem (adaptive composition).** Let neighbours be the same for both. (a) If S is mu_1-GDP, and R_a is mu_2-GDP for
+every a, then (S, R_S) is mu-GDP with ``mu² = mu_1² + mu_2²``, and nothing is lost. (b) If S is
+(epsilon_1, delta_1)-private, and R_a is (epsilon_2, delta_2)-private for every a, then (S, R_S) is
 (epsilon_1 + epsilon_2, delta_1 + delta_2)-private.
 
 *Proof.* Both are steps of the interaction of :mod:`dpdist.privacy.profile`. The second is chosen from the first answer,
@@ -14,22 +14,22 @@ by the analyst there, by a fixed rule here. Its caps are (0, mu_1² + mu_2², 0)
 Gaussian release with that mu (Dong, Roth & Su 2022, corollary 3.3), and
 (epsilon_1 + epsilon_2, 0, delta_1 + delta_2) in (b). ∎
 
-The bound of mu_2 holds for every a because a mechanism is calibrated in grid steps. Once a is fixed, so are centre,
-scale and clip norm, and each row is mapped by itself. The clip norm says how long a step is, and the integers of a row
-have the same largest norm whatever centre, scale and clip norm are (:mod:`dpdist.rows.bounding`).
+The bound mu_2 holds for every a because a mechanism is calibrated in grid steps. Given a, centre, scale and clip norm
+are fixed, and each row is mapped separately. The clip norm determines the length of a step, and the integers of a row
+have the same largest norm for any centre, scale and clip norm (:mod:`dpdist.rows.bounding`).
 
-**Two stages**, such as histograms of columns and then of the norms of rows that were scaled by what these told, are
-(S_1, S_2 of S_1's answer): by the theorem one stage S of mu² ``mu_1² + mu_2²``, or of both epsilons, which is published
-as soon as each of its parts is. The release follows from S. So the theorem is applied to S_1 and S_2, and then to S and
-the release; what is charged is the sum of all three.
+**Two stages**, such as histograms of columns and then of the norms of rows that were scaled by the first answer, are
+(S_1, S_2 of S_1's answer): by the theorem one stage S with mu² ``mu_1² + mu_2²``, or the sum of both epsilons, which is
+published in parts. The release follows from S. So the theorem is applied to S_1 and S_2, and then to S and the release;
+the charge is the sum of all three.
 
-**Of pure parts** the likelihood ratio of each lies within ``e^-epsilon_i .. e^epsilon_i``: a range of 2 epsilon_i. So
-beside Gaussian releases both together cost ``mu(epsilon_1)² + mu(epsilon_2)²`` and not the larger
+**For pure parts** the likelihood ratio of each is within ``e^-epsilon_i .. e^epsilon_i``: a range of 2 epsilon_i. So
+next to Gaussian releases both together cost ``mu(epsilon_1)² + mu(epsilon_2)²`` and not the larger
 ``mu(epsilon_1 + epsilon_2)²``: the guarantee lists these ranges.
 
-**Drawn once.** The theorem is of one draw of S and one of R_S. A second draw of either would be a third step, which
-nobody paid for. So the ledger commits each stage before anybody reads it, even this process, gives out the committed
-bytes for ever, and lets nobody draw what follows before that. Which bytes count is argued in ``ledger/ledger.py``.
+**Drawn once.** The theorem is about one draw of S and one of R_S. A second draw of either would be a third, unpaid
+step. So the ledger commits each stage before it is read, even by this process, returns the committed bytes permanently,
+and allows no later draw before that. ``ledger/ledger.py`` proves which bytes count.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
 def divided(
     loss: PrivacyLoss, share: Fraction, stage: Callable[[PrivacyLoss], Guarantee], *, gaussian: bool
 ) -> tuple[PrivacyLoss, PrivacyLoss]:
-    """Return the losses of a stage and of the release after it, which together keep to a loss."""
+    """Return the losses of a stage and of the release after it, which together keep a loss."""
     if gaussian:
-        whole = 1 / Fraction(gaussian_sigma(loss)) ** 2
-        first = largest_gaussian(share * whole, loss)
+        mu_squared = 1 / Fraction(gaussian_sigma(loss)) ** 2
+        first = largest_gaussian(share * mu_squared, loss)
         spent = None if first is None else stage(first).mu_squared
-        rest = None if spent is None else largest_gaussian(whole - spent, loss)
+        rest = None if spent is None else largest_gaussian(mu_squared - spent, loss)
         if first is None or rest is None:
             raise _too_small(loss)
         return first, rest
@@ -61,26 +61,26 @@ def divided(
 
 
 def _too_small(loss: PrivacyLoss) -> UsageError:
-    return UsageError(f"{loss} cannot be divided between a stage and the release after it: ask for more of it.")
+    return UsageError(f"{loss} cannot be divided between a stage and the release after it: use a larger loss.")
 
 
 def together(stage: Guarantee, release: Guarantee, loss: PrivacyLoss) -> Guarantee:
-    """Return what a stage and the release that follows from it are together (theorem: see the module)."""
+    """Return the joint guarantee of a stage and the release that follows from it (theorem: see the module)."""
     parts = (stage, release)
     squares = [part.mu_squared for part in parts if part.mu_squared is not None]
     square: Fraction | None = None
     ranges: tuple[Fraction, ...] = ()
     if len(squares) == len(parts):
         square = sum(squares, Fraction(0))
-        kept = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), square) <= loss.delta
+        holds = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), square) <= loss.delta
     else:
-        kept = PrivacyLoss(
+        holds = PrivacyLoss(
             sum(part.loss.epsilon_micro for part in parts), sum(part.loss.delta_atto for part in parts)
         ).within(loss)
         if not loss.delta_atto:
             ranges = _ranges(stage) + _ranges(release)
-    if not kept or stage.neighbours is not release.neighbours:
-        raise AssertionError("a loss that was divided is kept by both parts together")
+    if not holds or stage.neighbours is not release.neighbours:
+        raise AssertionError("the parts of a loss exceed it")
     return Guarantee(
         neighbours=release.neighbours,
         loss=loss,
@@ -92,5 +92,5 @@ def together(stage: Guarantee, release: Guarantee, loss: PrivacyLoss) -> Guarant
 
 
 def _ranges(guarantee: Guarantee) -> tuple[Fraction, ...]:
-    """Return the ranges of the privacy loss of a pure part: its own, or all from -epsilon to epsilon."""
+    """Return the ranges of the privacy loss of a pure part: its own, or from -epsilon to epsilon."""
     return guarantee.bounded_ranges or (Fraction(2 * guarantee.loss.epsilon_micro, MICRO),)

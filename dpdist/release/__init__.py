@@ -1,1 +1,1 @@
-"""The once-only release: what is asked for, the trusted node's transaction, and the published artefact."""
+"""Releases: requests, the transaction that draws each once, and the published format."""

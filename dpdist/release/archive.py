@@ -1,8 +1,8 @@
-"""How a release is written: drawn, archived, committed and published piece by piece, one band in memory at a time.
+"""Archives of releases: drawn, committed and published with one band in memory at a time.
 
-A release is committed as one plain tar file and published by unpacking it. So every publication of an id is identical
-to the byte, whichever library versions are installed by then. Each band of the noisy moment is stored in the square
-tiles it covers and, across the diagonal, their mirror images.
+A release is committed as one plain tar file and published by unpacking it, so all publications of an id are identical
+to the byte, whatever the installed library versions. Each band of the noisy moment is stored as square tiles and their
+mirror images.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ Bands = Iterable[tuple[Band, Triangle]]
 
 
 def archived(heading: Heading, answer: npt.NDArray[np.float64] | Bands) -> Iterator[bytes]:
-    """Yield the archive of a release, piece by piece.
-
-    Under replace-one n is public: the corner of an augmented matrix, ``n constant²``, is put back exactly.
-    """
+    """Yield the archive of a release in parts; a public n is set exactly in the corner of an augmented matrix."""
     store = MemoryStore()
     group = zarr.create_group(store=store, zarr_format=3, attributes={"dpdist": heading.attributes()})
     if isinstance(answer, np.ndarray):
@@ -48,7 +45,7 @@ def archived(heading: Heading, answer: npt.NDArray[np.float64] | Bands) -> Itera
 def _matrices(heading: Heading, bands: Bands, store: MemoryStore, group: zarr.Group) -> Iterator[bytes]:
     bound = heading.bound
     lattice = _tiled(group, "lattice", bound.width, np.int64)
-    plain = not heading.weights  # otherwise the integers are no second moment, and are stored alone
+    plain = not heading.weights  # with weights the integers are not a second moment, and are stored alone
     moment = _tiled(group, "second_moment", bound.columns, np.float64) if plain else None
     row_sum = np.empty(bound.columns)
     if bound.constant and plain:
@@ -70,7 +67,7 @@ def _matrices(heading: Heading, bands: Bands, store: MemoryStore, group: zarr.Gr
                 sums = tile[: max(0, bound.columns - rows.start), -1]
                 row_sum[rows.start : rows.start + sums.size] = sums * heading.row_sum_step
             yield from _files(store)
-        del values  # no band is held when the next one comes
+        del values  # free the band before the next one
     if drawn != bound.width:
         raise AssertionError("a band is missing")
     if bound.constant and plain:
@@ -84,17 +81,17 @@ def _tiled(group: zarr.Group, name: str, size: int, dtype: npt.DTypeLike) -> Arr
 
 
 def _put(array: Array, rows: range, columns: range, tile: npt.NDArray[np.generic]) -> None:
-    """Write a tile and its mirror image, as far as the array goes."""
+    """Write a tile and its mirror image, up to the size of the array."""
     tile = tile[: max(0, array.shape[0] - rows.start), : max(0, array.shape[1] - columns.start)]
     if tile.size:
-        here = slice(rows.start, rows.start + tile.shape[0]), slice(columns.start, columns.start + tile.shape[1])
-        array[here] = tile
+        block = slice(rows.start, rows.start + tile.shape[0]), slice(columns.start, columns.start + tile.shape[1])
+        array[block] = tile
         if rows.start != columns.start:
-            array[here[::-1]] = tile.T
+            array[block[::-1]] = tile.T
 
 
 def _files(store: MemoryStore) -> Iterator[bytes]:
-    """Take the files out of a store, each as a member of a tar file."""
+    """Remove the files from a store, and yield each as a member of a tar file."""
     files = store._store_dict  # noqa: SLF001 - the mapping it was given to fill
     for key in sorted(files):
         content = files.pop(key).to_bytes()
@@ -106,15 +103,15 @@ def _files(store: MemoryStore) -> Iterator[bytes]:
 
 
 def publish(archive: IO[bytes], target: AnyStore, *, private: bool = False) -> None:
-    """Unpack an archive to target: all of it appears at once, flushed; the same bytes already there are left alone."""
-    store, put = store_at(target), list[str]()
+    """Unpack an archive to target atomically, and flush it; identical bytes at target stay as they are."""
+    store, names = store_at(target), list[str]()
 
     def unpack() -> None:
         digest = partial(_digest, archive)
-        with store.staged("release", private=private, identity=digest, keys=lambda: put) as aside:
+        with store.staged("release", private=private, identity=digest, keys=lambda: names) as staging:
             for name, content in _members(archive):
-                aside.put(name, content)
-                put.append(name)
+                staging.put(name, content)
+                names.append(name)
 
     make_once(partial(holds, store, archive), unpack)
 
@@ -125,21 +122,24 @@ def _digest(archive: IO[bytes]) -> str:
 
 
 def holds(target: AnyStore, archive: IO[bytes]) -> bool:
-    """Say whether what stands at target is what an archive publishes, to the byte."""
+    """Whether target equals, to the byte, what the archive publishes."""
     store = store_at(target)
-    left = dict(store.list())
+    remaining = dict(store.list())
     for name, content in _members(archive):
-        if left.pop(name, None) != len(content) or store.get(name) != content:
+        if remaining.pop(name, None) != len(content) or store.get(name) != content:
             return False
-    return not left
+    return not remaining
 
 
 def _members(archive: IO[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of every file of an archive, from its start."""
+    """Yield name and content of each file of an archive."""
     archive.seek(0)
     with tarfile.open(fileobj=archive, mode="r:") as tar:
         for member in tar:
             file = tar.extractfile(member)
             if file is None:
-                raise DataError(f"The archive of the release holds {member.name}, which is no file.")
+                raise DataError(
+                    f"The archive of the release contains {member.name}, which is not a file. Restore the ledger "
+                    "from a copy."
+                )
             yield member.name, file.read()

@@ -1,18 +1,17 @@
-"""release.zarr: written once, read and verified by anyone. Everything in it is public.
+"""The format release.zarr: public, written once, and verified when it is read.
 
-Arrays ``second_moment`` (d x d float64, the unnormalised sum in the units of the bounded rows) and ``lattice`` (the
-released integers; with private centring they carry one more row and column). With private centring also ``row_sum``
-(d,). A mechanism that releases a subspace has one array instead, ``components`` (k x d float64, orthonormal rows).
-Attributes ``dpdist``: what was claimed and guaranteed, how rows were bounded, the law and scale of the noise, and the
-head of the ledger's hash chain before it was drawn, by which a ledger that forgot it is found out. The number of rows
-stands there only under replace-one; else the public number that it is at most, if rows were rounded without bias.
-``extents`` tell of which rows of which table it is, by public names: periods, and a digest of a random identity. A sum
-of releases is written the same way, and lists them. There is no seed, no hash of the data, no count of clipped rows, no
-time.
+Arrays: ``second_moment`` (d x d float64, the unnormalised sum in the units of the bounded rows) and ``lattice`` (the
+released integers; private centring adds a row and a column). With private centring also ``row_sum`` (d,). A mechanism
+that releases a subspace stores one array instead, ``components`` (k x d float64, orthonormal rows). The attributes
+``dpdist`` contain claim and guarantee, how rows were bounded, distribution and scale of the noise, and the head of the
+ledger's hash chain before the draw, which detects a ledger that has lost the release. The number of rows is stored only
+under replace-one; otherwise a public upper bound, if rows were rounded without bias. ``extents`` identify the rows by
+public names: periods, and a digest of a random identity. A sum of releases has the same format, and lists its parts.
+There is no seed, no hash of the data, no count of clipped rows and no time.
 
-Rounding without bias adds n/4 squared steps to each entry of the diagonal (:mod:`dpdist.rows.dither`). They are in both
-stored matrices. :attr:`Release.second_moment` subtracts them, where n is public or released. A release with ``weights``
-has ``lattice`` alone: it is no second moment, and a total is made of several (:mod:`dpdist.release.series`).
+Rounding without bias adds n/4 squared steps to each diagonal entry (:mod:`dpdist.rows.dither`). Both stored matrices
+include them; :attr:`Release.second_moment` subtracts them if n is public or released. A release with ``weights`` has
+only ``lattice``: it is not a second moment, but part of a series (:mod:`dpdist.release.series`).
 
 Matrices are stored in square tiles (:mod:`dpdist.release.archive`), and a large one is read tile by tile.
 """
@@ -49,21 +48,21 @@ _AS_STORED = (
     "release_id", "mechanism", "neighbours", "rows_at_most", "ledger_head", "extents", "releases", "condition", "stage",
     "weights", "window",
 )  # fmt: skip
-"""Fields that are in memory what they are in the attributes."""
+"""Fields with the same type in memory and in the attributes."""
 
 _IN_MEMORY = 256 << 20
-"""A released matrix of more bytes stays on the disk until parts of it are asked for."""
+"""Larger matrices, in bytes, stay on the disk until they are read in parts."""
 
 Matrix = npt.NDArray[np.float64]
 
 
 _ALWAYS = {"claim", "guarantee", "n", "ledger_head", "unit"}
-"""Attributes that are stored where they are null, too."""
+"""Attributes that are stored even if they are null."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heading:
-    """What is publicly known about a release, but for its numbers; :class:`Release` says what each is."""
+    """Public metadata of a release; :class:`Release` describes each field."""
 
     release_id: str
     mechanism: str
@@ -87,7 +86,7 @@ class Heading:
 
     @property
     def private_as_claimed(self) -> bool:
-        """Whether what is proved is at least what is claimed."""
+        """Whether the proved guarantee is at least as strong as the claim."""
         return self.guarantee is not None and self.claim is not None and self.guarantee.loss.within(self.claim)
 
     @property
@@ -97,16 +96,12 @@ class Heading:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What should be known of a guarantee that promises little, a sentence or two each; none of most."""
+        """Warnings about a weak guarantee, in a sentence or two each; usually empty."""
         return () if self.guarantee is None else cautions(self.guarantee.loss, self.neighbours, self.rows)
 
     @property
     def blindly_scaled(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Columns of which a private choice of the scale saw no variance, and those that it saw beyond its grid.
-
-        The latter are known by their scale. So a sum of releases has them too, and a release by such a scale as a
-        public one.
-        """
+        """Columns whose variance a private choice of the scale did not see, and columns beyond its grid."""
         beyond = tuple(name for name, scale in zip(self.names, self.bound.scale or (), strict=False) if scale == BEYOND)
         bins = () if self.stage is None else self.stage.chosen.get("bins", ())
         counts = dict(zip(self.names, () if isinstance(bins, float) else bins, strict=False))
@@ -114,25 +109,25 @@ class Heading:
 
     @property
     def corner(self) -> int | None:
-        """What the last entry of an augmented matrix is known to be, ``n constant²``; None where it is noisy."""
-        known = self.bound.constant and self.rows is not None and not self.weights
-        return (self.rows or 0) * self.bound.constant**2 if known else None
+        """The exact last entry of an augmented matrix, ``n constant²``; None if it is noisy."""
+        is_public = self.bound.constant and self.rows is not None and not self.weights
+        return (self.rows or 0) * self.bound.constant**2 if is_public else None
 
     @property
     def row_sum_step(self) -> float:
-        """Units of the bounded rows in a lattice unit of the sum of the rows."""
+        """A lattice unit of the sum of the rows, in units of the bounded rows."""
         return self.bound.unit / self.bound.constant
 
     def guarantee_words(self) -> str:
-        """Return the guarantee, if there is one, as part of a sentence."""
-        said = f"{self.guarantee.loss if self.guarantee else 'nothing proved'} under {self.neighbours}"
+        """Return the guarantee, if any, as part of a sentence."""
+        text = f"{self.guarantee.loss if self.guarantee else 'nothing proved'} under {self.neighbours}"
         if self.unit is not None:
-            said += f" of the rows of one {self.unit.column}, {self.unit.most}"
-        return said if self.condition is None else f"{said}, if {self.condition}"
+            text += f" of the rows of one {self.unit.column}, {self.unit.most}"
+        return text if self.condition is None else f"{text}, if {self.condition}"
 
     def attributes(self) -> dict[str, object]:
         """Return the JSON attributes of release.zarr."""
-        known = {
+        values = {
             "format": FORMAT,
             "release_id": self.release_id,
             "mechanism": self.mechanism,
@@ -156,7 +151,7 @@ class Heading:
             "window": self.window,
             "library": f"dpdist {__version__}",
         }
-        return {name: as_json(value) for name, value in known.items() if value is not None or name in _ALWAYS}
+        return {name: as_json(value) for name, value in values.items() if value is not None or name in _ALWAYS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,18 +163,18 @@ class Release(Heading):
     Attributes
     ----------
     second_moment : ndarray
-        ``sum x x^T`` plus noise, (d, d) float64, symmetric, in squared units of the bounded rows; without what rounding
-        adds to its diagonal, ``rounding_diagonal``. Made when asked for.
+        ``sum x x^T`` plus noise, (d, d) float64, symmetric, in squared units of the bounded rows, less
+        ``rounding_diagonal``. Computed on access.
     row_sum : ndarray or None
         ``sum x`` plus noise, (d,) float64, in units of the bounded rows; None without private centring.
     row_count : float or None
-        Number of rows where n is public, its private estimate where the mean was released, else None.
+        Number of rows if n is public, its private estimate if the mean was released, else None.
     subspace : ndarray or None
-        The released components, (k, d) float64, orthonormal rows; None where a second moment was released.
+        The released components, (k, d) float64, orthonormal rows; None if a second moment was released.
     status : str
         ``"private"``, or ``"not private as claimed"``.
     cautions : tuple of str
-        What should be known of a guarantee that promises little; empty for most.
+        Warnings about a weak guarantee; usually empty.
     release_id, mechanism : str
         Its id, and the name of its mechanism.
     names : tuple of str
@@ -187,47 +182,46 @@ class Release(Heading):
     neighbours : Neighbours
         The neighbouring relation.
     claim : PrivacyLoss or None
-        The (epsilon, delta) its authors claim; None for a mechanism that is not private at all.
+        The (epsilon, delta) that the mechanism's authors claim; None for a mechanism that is not private.
     guarantee : Guarantee or None
-        What is proved. It falls short of the claim only in a release made for reproduction.
+        The proved guarantee. Only a release for reproduction has a weaker one than claimed.
     bound : RowBound
         How rows were bounded.
     noise : Noise
-        What is known of the noise, in lattice units: one is ``bound.unit**2``.
+        Distribution of the noise, in lattice units of ``bound.unit**2``.
     rows : int or None
         n under replace-one, None under add-remove.
     rows_at_most : int or None
-        Where n is private, a public number that it is at most; None where there is none.
+        A public upper bound on n, if n is private and a bound is known.
     ledger_head : str or None
-        Where the journal of its ledger ended before the noise was drawn: 64 hexadecimal digits. None in a release made
-        for reproduction or in memory, and in a sum of releases.
+        Head of the ledger's journal before the noise was drawn, 64 hexadecimal digits. None for a release for
+        reproduction or in memory, and for a sum of releases.
     extents : tuple of Coverage
-        Of which rows it is; disjoint.
+        The rows of the release, as disjoint extents.
     releases : tuple of str
-        Ids of the releases it is the sum of; none in a release that was drawn itself.
+        Ids of the summed releases; empty for a single release.
     unit : Unit or None
-        Whose rows change together between neighbours, and how many at most; None: one row.
+        Privacy unit whose rows change together between neighbours, and their maximum number; None: one row.
     condition : str or None
-        What a person stated of the ledger's past, on which the guarantee rests; None: it rests on nothing.
+        A person's statement about the ledger's past on which the guarantee depends; None: it is unconditional.
     schema : Schema or None
-        By what the rows were made of the columns of their source; None: these were numbers.
+        Schema that turned the columns of the source into numbers; None: they were numbers.
     stage : Stage or None
-        What was drawn before it under the same id, and what it took from that (``mechanism``, ``guarantee``, ``chosen``
-        and ``answer``); None: nothing was. The guarantee of the release is of both together.
+        Stages that were drawn first under the same id (``mechanism``, ``guarantee``, ``chosen`` and ``answer``); None
+        without stages. The guarantee of the release includes them.
     weights : tuple of int
-        How often it adds the rows of each period of its extent; none: every row once. With weights it is no second
-        moment, and what asks for one is refused.
+        Multiplicity of the rows of each period of its extent; empty: every row counts once. A release with weights is
+        not a second moment.
     window : int or None
-        Of how many periods it is, the last ones of its extent, while its guarantee is of all that were read; None: of
-        all.
+        Number of last periods of its extent that it sums up, while its guarantee covers all periods; None: all.
     answer : ndarray or Array
-        The released integers, (w, w) int64, w = d or d + 1; or the released subspace, (k, d) float64. What is large is
-        an array on the disk, of which parts can be read.
+        The released integers, (w, w) int64, w = d or d + 1; or the released subspace, (k, d) float64. A large array
+        stays on the disk and is read in parts.
 
     See Also
     --------
-    open_release : Reads it.
-    PrivatePCA.from_release, PrivateCovariance.from_release : What follows from it, at no cost.
+    open_release : Reads a release.
+    PrivatePCA.from_release, PrivateCovariance.from_release : Compute answers from it, at no cost.
 
     Examples
     --------
@@ -265,17 +259,20 @@ class Release(Heading):
 
     @property
     def in_memory(self) -> bool:
-        """Whether the numbers are held in memory, and not on the disk."""
+        """Whether the numbers are in memory rather than on the disk."""
         return isinstance(self.answer, np.ndarray)
 
     @property
     def subspace(self) -> Matrix | None:
-        """The released components, (k, d) float64, orthonormal rows; None where a second moment was released."""
+        """The released components, (k, d) float64, orthonormal rows; None if a second moment was released."""
         return None if np.issubdtype(self.answer.dtype, np.integer) else np.asarray(self.answer[:], dtype=np.float64)
 
     def _require_matrix(self) -> None:
         if not np.issubdtype(self.answer.dtype, np.integer):
-            raise UsageError(f"{self.mechanism} released components, and no second moment.")
+            raise UsageError(
+                f"{self.mechanism} released components, not a second moment. Release with a mechanism that adds noise "
+                f"to the moment: {step('mechanisms')} lists them."
+            )
 
     @property
     def lattice(self) -> npt.NDArray[np.int64]:
@@ -284,12 +281,12 @@ class Release(Heading):
         return np.asarray(self.answer[:], dtype=np.int64)
 
     def require_moment(self) -> None:
-        """Refuse a release that is no second moment: of a subspace, or of rows that are added unequally often."""
+        """Refuse a release that is not a second moment: components, or a weighted sum of periods."""
         self._require_matrix()
         if self.weights:
             raise UsageError(
-                f"{self.release_id} is one night of a series, in which each period has a weight: it is no second "
-                "moment of rows. Take the total of the series, which stands in the folder total beside it."
+                f"{self.release_id} is one release of a series, a weighted sum of periods, and not a second moment. "
+                "Use the total of the series instead, in the folder total next to it."
             )
 
     def _integers(self, rows: slice, columns: slice) -> npt.NDArray[np.int64]:
@@ -298,17 +295,14 @@ class Release(Heading):
 
     @property
     def rounding_diagonal(self) -> float:
-        """What rounding adds to each entry of the diagonal, ``n/4`` steps², in squared units of the bounded rows.
-
-        It is subtracted from the second moment; 0 where n is neither public nor released, or rows were truncated.
-        """
+        """Contribution of rounding to diagonal entries, ``n/4`` steps², in squared units of the rows; 0 if unknown."""
         if self.bound.rule != DITHERED or self.row_count is None:
             return 0.0
         return self.row_count / 4 * self.bound.unit**2
 
     @property
     def second_moment(self) -> Matrix:
-        """``sum x x^T`` plus noise, (d, d) float64, in squared units of the bounded rows; all of it, in memory."""
+        """``sum x x^T`` plus noise, (d, d) float64, in squared units of the bounded rows, in memory."""
         return self.moment_rows(0, self.bound.columns)
 
     def moment_rows(self, start: int, stop: int) -> Matrix:
@@ -316,18 +310,18 @@ class Release(Heading):
         d = self.bound.columns
         rows: Matrix = self._integers(slice(start, min(stop, d)), slice(d)).astype(np.float64)
         rows *= self.bound.unit**2
-        places = np.arange(len(rows))
-        rows[places, start + places] -= self.rounding_diagonal
+        indices = np.arange(len(rows))
+        rows[indices, start + indices] -= self.rounding_diagonal
         return rows
 
     @property
     def moment_diagonal(self) -> Matrix:
-        """The diagonal of the second moment, (d,) float64, of which no more than square tiles are read."""
-        d, found = self.bound.columns, []
+        """The diagonal of the second moment, (d,) float64; reads square tiles along the diagonal only."""
+        d, parts = self.bound.columns, []
         for start in range(0, d, TILE):
-            place = slice(start, min(start + TILE, d))
-            found.append(np.diagonal(self._integers(place, place)))
-        diagonal: Matrix = np.concatenate(found).astype(np.float64)
+            tile = slice(start, min(start + TILE, d))
+            parts.append(np.diagonal(self._integers(tile, tile)))
+        diagonal: Matrix = np.concatenate(parts).astype(np.float64)
         diagonal *= self.bound.unit**2
         return diagonal - self.rounding_diagonal
 
@@ -341,7 +335,7 @@ class Release(Heading):
 
     @property
     def row_count(self) -> float | None:
-        """Number of rows where n is public, its private estimate where the mean was released, else None."""
+        """Number of rows if n is public, its private estimate if the mean was released, else None."""
         if self.rows is not None:
             return float(self.rows)
         if not self.bound.constant:
@@ -352,7 +346,7 @@ class Release(Heading):
 
 
 def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
-    """Say whether the arrays of a release have the right shapes and agree with one another; it reads all of them."""
+    """Whether the arrays of a release have the right shapes and agree with each other; reads all of them."""
     answer, d, width = release.answer, release.bound.columns, release.bound.width
     if len(release.names) != d or not (release.stage is None or _follows(release.stage, release.bound)):
         return False
@@ -360,40 +354,40 @@ def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
         k = frame.shape[0]
         return frame.shape == (k, d) and 1 <= k <= d and bool(np.allclose(frame @ frame.T, np.eye(k)))
     moment = arrays.get("second_moment")
-    if moment is None:  # of periods that are added by weights
+    if moment is None:  # a weighted sum of periods
         periods = [extent.stop - extent.start for extent in release.extents if extent.start is not None and extent.stop]
-        whole = periods == [len(release.weights)]
+        consistent = periods == [len(release.weights)]
     else:
-        whole = moment.shape == (d, d) and moment.dtype == np.float64
-        if whole and (total := release.row_sum) is not None:
-            whole = np.array_equal(np.asarray(arrays["row_sum"][:]), total)
-    if answer.shape != (width, width) or not whole:
+        consistent = moment.shape == (d, d) and moment.dtype == np.float64
+        if consistent and (total := release.row_sum) is not None:
+            consistent = np.array_equal(np.asarray(arrays["row_sum"][:]), total)
+    if answer.shape != (width, width) or not consistent:
         return False
-    places = ((slice(r.start, r.stop), slice(c.start, c.stop)) for r, c in Band.whole(width).tiles())
-    return all(_tile_is_sound(answer, moment, place, release.bound.unit) for place in places)
+    tiles = ((slice(r.start, r.stop), slice(c.start, c.stop)) for r, c in Band.whole(width).tiles())
+    return all(_tile_is_sound(answer, moment, tile, release.bound.unit) for tile in tiles)
 
 
 def _tile_is_sound(
-    answer: Array | npt.NDArray[np.generic], moment: Array | None, place: tuple[slice, slice], unit: float
+    answer: Array | npt.NDArray[np.generic], moment: Array | None, index: tuple[slice, slice], unit: float
 ) -> bool:
-    """Say whether a tile of the integers is the mirror image of its opposite, and the second moment follows them."""
-    across = place[::-1]
-    tile = np.asarray(answer[place])
-    if not np.array_equal(tile, np.asarray(answer[across]).T):
+    """Whether a tile of the integers mirrors the opposite one, and the second moment follows from them."""
+    mirrored = index[::-1]
+    tile = np.asarray(answer[index])
+    if not np.array_equal(tile, np.asarray(answer[mirrored]).T):
         return False
     if moment is None:
         return True
-    expected = tile[: moment.shape[0] - place[0].start, : moment.shape[1] - place[1].start] * unit**2
-    return np.array_equal(np.asarray(moment[place]), expected) and np.array_equal(
-        np.asarray(moment[across]), expected.T
+    expected = tile[: moment.shape[0] - index[0].start, : moment.shape[1] - index[1].start] * unit**2
+    return np.array_equal(np.asarray(moment[index]), expected) and np.array_equal(
+        np.asarray(moment[mirrored]), expected.T
     )
 
 
 def _follows(stage: Stage, bound: RowBound) -> bool:
-    """Say whether rows were bounded by what was chosen, and there is something chosen for each column."""
-    taken = {"clip_norm": bound.clip_norm, "centre": bound.centre, "scale": bound.scale}
+    """Whether rows were bounded as chosen, with a value for each column."""
+    applied = {"clip_norm": bound.clip_norm, "centre": bound.centre, "scale": bound.scale}
     return all(
-        value == taken.get(name, value)
+        value == applied.get(name, value)
         and (len(value) == bound.columns if isinstance(value, tuple) else name in {"clip_norm", "quantile"})
         for name, value in stage.chosen.items()
     )
@@ -406,24 +400,24 @@ def open_release(path: AnyStore) -> Release:
     Parameters
     ----------
     path : str or path-like
-        Its folder, or its address (``s3://``, ``gs://``, ``az://``).
+        A folder, or an address (``s3://``, ``gs://``, ``az://``).
 
     Returns
     -------
     Release
-        The release. A matrix of more than 256 MiB stays on the disk until parts of it are asked for.
+        The release. A matrix of more than 256 MiB stays on the disk and is read in parts.
 
     Raises
     ------
     UsageError
-        If it is an address of no store that is known here, or one with a password.
+        If the address has an unknown scheme, or contains a password.
     DataError
-        If there is none, or its parts are damaged or contradict one another.
+        If there is no release, or it is damaged or inconsistent.
 
     See Also
     --------
-    release_rows : Makes it.
-    inspect_path : Says in plain values what stands at a path.
+    release_rows : Makes a release.
+    inspect_path : Describes the file at a path in plain values.
 
     Examples
     --------
@@ -445,36 +439,36 @@ def open_release(path: AnyStore) -> Release:
         f"There is no release at {store}. Make one with: {step('release', 'ROWS', store, epsilon='E', clip='C')}",
     )
     try:
-        said = convert(info, Attributes)
-        bound = RowBound.from_json(said.bound)
-        moment = mechanism_named(said.mechanism).info.output is Output.SECOND_MOMENT
+        attributes = convert(info, Attributes)
+        bound = RowBound.from_json(attributes.bound)
+        moment = mechanism_named(attributes.mechanism).info.output is Output.SECOND_MOMENT
         names = {"lattice"} if moment else {"components"}
-        if moment and not said.weights:
+        if moment and not attributes.weights:
             names |= {"second_moment", "row_sum"} if bound.constant else {"second_moment"}
         arrays = complete_arrays(store, names)
         stored = arrays["lattice" if moment else "components"]
         if stored.dtype != (np.int64 if moment else np.float64):
-            raise TypeError  # noqa: TRY301 - one message for whatever is wrong
+            raise TypeError  # noqa: TRY301 - one message for all faults
         release = Release(
-            names=said.columns,
-            claim=None if said.claim is None else PrivacyLoss.from_json(said.claim),
-            guarantee=None if said.guarantee is None else Guarantee.from_json(said.guarantee),
+            names=attributes.columns,
+            claim=None if attributes.claim is None else PrivacyLoss.from_json(attributes.claim),
+            guarantee=None if attributes.guarantee is None else Guarantee.from_json(attributes.guarantee),
             bound=bound,
-            noise=Noise.from_json(said.noise),
-            rows=said.n,
+            noise=Noise.from_json(attributes.noise),
+            rows=attributes.n,
             answer=stored if stored.nbytes > _IN_MEMORY else np.asarray(stored[...]),
-            unit=None if said.unit is None else said.unit.unit,
-            schema=None if said.schema is None else Schema.from_json(said.schema),
-            **{name: getattr(said, name) for name in _AS_STORED},
+            unit=None if attributes.unit is None else attributes.unit.unit,
+            schema=None if attributes.schema is None else Schema.from_json(attributes.schema),
+            **{name: getattr(attributes, name) for name in _AS_STORED},
         )
-        sound = _is_sound(release, arrays) and said.status == release.status
-    except ResumableError:  # its store did not answer
+        sound = _is_sound(release, arrays) and attributes.status == release.status
+    except ResumableError:  # the store did not answer
         raise
-    except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
+    except Exception:  # noqa: BLE001 - every library fails differently on a damaged folder
         sound = False
     if not sound:
         raise DataError(
-            f"{store} is not a release.zarr, or it was damaged. Publish it again: the same {step('release')} command "
-            "yields the same bytes at no cost."
+            f"{store} is not a release.zarr, or it is damaged. Move it away and publish it again: the same "
+            f"{step('release')} command yields the same bytes at no cost."
         )
     return release

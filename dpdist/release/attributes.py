@@ -1,7 +1,7 @@
-"""What release.zarr says of itself, as types: a release may come from anybody, and nothing of it is guessed.
+"""Types of the attributes of release.zarr, which may come from anyone, and are validated.
 
-These are the attributes that :meth:`dpdist.release.artefact.Heading.attributes` writes, and those of older versions.
-They say of which rows a release is: a table, or consecutive periods of one. Public, and enough to tell rows apart.
+:meth:`dpdist.release.artefact.Heading.attributes` writes them; attributes of older versions are read as well. They
+include the rows of a release: a table, or consecutive periods of one, identified by public names.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from dpdist.storage.arrays import Text
 
 
 class _Guarantee(GuaranteeJson):
-    proof: Text  # and no half of a character
+    proof: Text  # without lone surrogates
 
 
 class Stage(Struct, frozen=True):
-    """The stages of a release: what was drawn first, and what the release took from it. Public."""
+    """The stages of a release: what was drawn first, and the values that the release took from it. Public."""
 
     mechanism: Text
-    guarantee: GuaranteeJson  # of the stages alone; that of the release is of all together
+    guarantee: GuaranteeJson  # of the stages alone; the guarantee of the release includes them
     chosen: dict[Text, float | tuple[float, ...]]  # by name, such as clip_norm: a number, or one for each column
     answer: dict[str, Any]
 
 
 class Attributes(Struct, frozen=True):
-    """Attributes of one release; those that have a default are stored where there are any."""
+    """Attributes of one release; those with a default are stored only if they differ from it."""
 
     release_id: Text
     mechanism: Text
@@ -46,7 +46,7 @@ class Attributes(Struct, frozen=True):
     claim: dict[str, int] | None
     guarantee: _Guarantee | None
     bound: BoundJson
-    noise: dict[str, Any]  # laws have parameters of their own; Noise checks them
+    noise: dict[str, Any]  # each distribution has its own parameters; Noise checks them
     n: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
     ledger_head: Text | None
     extents: tuple[Coverage, ...]
@@ -61,22 +61,22 @@ class Attributes(Struct, frozen=True):
 
 
 def schema(version: str) -> dict[str, Any]:
-    """Return the JSON schema of the attributes of a release of a version."""
+    """Return the JSON schema of the attributes of a release."""
     return schema_of(Attributes, "Attributes of a dpdist release.zarr", version)
 
 
 class Coverage(Struct, frozen=True, forbid_unknown_fields=True):
     """All rows of a table, or those of some consecutive periods."""
 
-    dataset: str  # digest of the table's random identity: the same in all its releases, and nothing else is learnt
-    start: int | None = None  # position of the first period, from 0; None, as all that follows: the whole table
-    stop: int | None = None  # of the one behind the last
+    dataset: str  # digest of the table's random identity, which all its releases share
+    start: int | None = None  # index of the first period, from 0; None, like the fields below: the whole table
+    stop: int | None = None  # index after the last period
     first: str | None = None  # name of the first period
     last: str | None = None
 
     @classmethod
     def of(cls, table: Table) -> Coverage:
-        """Return what a release that reads a table is of."""
+        """Return the extent of a release of a table."""
         dataset = hashlib.sha256(f"dpdist dataset\n{table.dataset_id}".encode()).hexdigest()[:32]
         if not isinstance(table, Span):
             return cls(dataset)
@@ -88,25 +88,25 @@ class Coverage(Struct, frozen=True, forbid_unknown_fields=True):
         return asdict(self)
 
     def __str__(self) -> str:
-        """Return the periods, or a word for all of them."""
+        """Return the periods, or "a whole table"."""
         if self.first is None:
             return "a whole table"
         return f"period {self.first}" if self.first == self.last else f"periods {self.first} to {self.last}"
 
 
 def merged(extents: Iterable[Coverage]) -> tuple[Coverage, ...]:
-    """Return disjoint extents with neighbours joined, in order."""
-    out: list[Coverage] = []
+    """Return disjoint extents in order, with adjacent ones joined."""
+    joined: list[Coverage] = []
     for extent in sorted(extents, key=lambda e: (e.dataset, e.start or 0, e.stop or 0)):
-        last = out[-1] if out and out[-1].dataset == extent.dataset else None
+        last = joined[-1] if joined and joined[-1].dataset == extent.dataset else None
         if last is not None:
             if last.stop is None or extent.start is None or extent.stop is None or extent.start < last.stop:
                 raise RefusedError(
-                    f"Two of the releases are of the same rows ({last} and {extent} of one table): added up, these "
-                    "would count twice. Leave one of the two out."
+                    f"Two of the releases contain the same rows ({last} and {extent} of one table), which would count "
+                    "twice in the sum. Leave one of the two out."
                 )
             if extent.start == last.stop:
-                out[-1] = replace(last, stop=extent.stop, last=extent.last)
+                joined[-1] = replace(last, stop=extent.stop, last=extent.last)
                 continue
-        out.append(extent)
-    return tuple(out)
+        joined.append(extent)
+    return tuple(joined)

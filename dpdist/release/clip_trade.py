@@ -1,30 +1,31 @@
-"""The clip norm for components: what noise costs against what shortening costs, from a histogram already released.
+"""A clip norm for components: noise against clipping error, estimated from a released histogram of the norms.
 
-Noise is proportional to the square of the clip norm C, so a small C has little noise. But it shortens rows, and the
-components of shortened rows are not those of the rows as they are. Captured variance loses by both.
+Noise is proportional to the square of the clip norm C, so a small C has little noise. But it clips rows, and the
+components of clipped rows differ from those of the original ones. Both reduce the captured variance.
 
-**Noise.** Entries of the released moment have independent noise of standard deviation ``s C^2`` off the diagonal, s
-known of the mechanism. Let ``S(C) = sum min(r, C)^2`` over the norms r: the trace of the shortened rows' moment, and
-so the sum of its eigenvalues. To first order component k turns by a squared angle of ``(d - K) s^2 C^4 / lambda_k^2``
-out of the K leading ones (Wedin 1972; Stewart & Sun 1990, section V.2), and the captured variance loses
-``(d - K) s^2 C^4 / lambda_k``. The eigenvalues are not known before the release. With a spectrum that falls like
-``1/k``, ``lambda_k = S / (k H_d)``, ``H_m = 1 + 1/2 + ... + 1/m``, the loss, as a share of what is captured, is
+**Noise.** Off-diagonal entries of the released moment have independent noise of standard deviation ``s C^2``, with s
+determined by the mechanism. Let ``S(C) = sum min(r, C)^2`` over the norms r: the trace of the moment of the clipped
+rows, and so the sum of its eigenvalues. To first order component k rotates by a squared angle of
+``(d - K) s^2 C^4 / lambda_k^2`` out of the K leading ones (Wedin 1972; Stewart & Sun 1990, section V.2), and the
+captured variance loses ``(d - K) s^2 C^4 / lambda_k``. The eigenvalues are unknown before the release. With a spectrum
+that falls like ``1/k``, ``lambda_k = S / (k H_d)``, ``H_m = 1 + 1/2 + ... + 1/m``, the loss, as a share of the captured
+variance, is
 
-    N(C) = (d - K) (s C^2 H_d / S(C))^2  K (K + 1) / (2 H_K),    of which N / (1 + N) is counted: no more can be lost.
+    N(C) = (d - K) (s C^2 H_d / S(C))^2  K (K + 1) / (2 H_K),    of which N / (1 + N) is counted: the loss is at most 1.
 
-**Why not noise alone.** ``S(C) / C^2 = sum min(r / C, 1)^2`` can only fall as C grows. So N can only grow, and the
-noise alone asks for the smallest norm of the grid, whatever the rows.
+**Why noise alone does not suffice.** ``S(C) / C^2 = sum min(r / C, 1)^2`` cannot grow with C, so N cannot fall, and the
+noise alone would always select the smallest norm of the grid.
 
-**Shortening** takes the share ``b(C) = 1 - S(C) / S(infinity)`` from the trace. What that turns depends on how the
-directions of long rows differ from those of short ones, which no histogram of norms tells. It is counted as
+**Clipping** removes the share ``b(C) = 1 - S(C) / S(infinity)`` of the trace. How much that rotates depends on how the
+directions of long rows differ from those of short ones, which no histogram of norms shows. It is counted as
 ``b^2 / 20``. The constant and the spectrum are a rule of thumb, chosen once on public tables
-(``benchmarks/clip_quantiles.py`` and its results): on them the choice loses .006 of captured variance against the best
-quantile, on average, .09 at worst, where the fixed 0.95-quantile loses .026 and .36. In 5 of 90 cases it does worse
-than that by more than .005, by .022 at most. What a rule of thumb says is no promise: it never touches the guarantee,
-because all of this is post-processing of one released histogram.
+(``benchmarks/clip_quantiles.py`` and its results): there, the choice loses .006 of captured variance against the best
+quantile on average, and .09 at worst; the fixed 0.95-quantile loses .026 and .36. In 5 of 90 cases it is worse than
+that quantile by more than .005, and by at most .022. The rule of thumb does not affect the guarantee, because all of
+this is post-processing of one released histogram.
 
-The error of the whole matrix in the Frobenius norm is another matter: what is shortened counts there in full, and a
-high quantile, such as 0.95, is right.
+The Frobenius error of the whole matrix is different: there, clipping counts in full, and a high quantile, such as
+0.95, is right.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from dpdist.release.request import ReleaseRequest
 
 _SHORTENING = 0.05
 _FINER = 8
-"""Clip norms that are compared within each bin."""
+"""Candidate clip norms per bin."""
 LEADING = (1, 5, 20)
-"""For how many components a trade is shown."""
+"""Numbers of components for which a trade is shown."""
 _QUANTILES = [Fraction(hundredths, 100) for hundredths in range(99, 1, -1)]
 
 Floats = npt.NDArray[np.float64]
@@ -56,17 +57,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ForComponents:
-    """What a clip norm is for: so many components of a release that costs so much."""
+    """Purpose of a clip norm: a number of components, from a release of a given loss."""
 
     number: int
     loss: PrivacyLoss
 
 
 def noise_share(purpose: ForComponents, neighbours: Neighbours, columns: int, max_rows: int) -> float:
-    """Return s: the standard deviation of the noise off the diagonal, over the square of the clip norm.
-
-    It is that of ``gaussian``, or of ``two-sided-wishart`` where the release has no delta.
-    """
+    """Return s, the standard deviation of off-diagonal noise over the squared clip norm (recommended mechanism)."""
     if not 1 <= purpose.number < columns:
         raise UsageError(
             f"The table has {columns} columns: {parameter('components')} is from 1 to {columns - 1}.",
@@ -79,99 +77,89 @@ def noise_share(purpose: ForComponents, neighbours: Neighbours, columns: int, ma
 
 
 def _occupied(histogram: NormHistogram) -> tuple[int, int]:
-    """Return the bins that are surely occupied, half open: noise in others would be weighed by a squared norm."""
+    """Return the range of bins that are surely occupied, half open; noise in the others is not weighted by norms."""
     counts = np.array(histogram.counts)
     return occupied(counts, histogram.noise, counts.size * (counts.size + 1) // 2) or (0, 0)
 
 
 def traces(histogram: NormHistogram, clips: Floats) -> Floats:
-    """Return S at each of some clip norms, from the bins that are surely occupied; at inf, of rows as they are.
-
-    A norm counts as the geometric mean of the ends of its bin; beyond the grid as its end, as nobody knows more.
-    """
+    """Return S at some clip norms; a norm counts as the geometric mean of its bin, or as the last edge."""
     first, last = _occupied(histogram)
     edges, counts = np.array(histogram.edges), np.array(histogram.counts, dtype=np.float64)
     norms = np.concatenate([edges[:1] / math.sqrt(2), np.sqrt(edges[:-1] * edges[1:]), edges[-1:]])
-    found: Floats = np.minimum.outer(clips, norms[first:last]) ** 2 @ counts[first:last]
-    return found
+    trace: Floats = np.minimum.outer(clips, norms[first:last]) ** 2 @ counts[first:last]
+    return trace
 
 
-def losses(number: int, columns: int, share: float, clips: Floats, trace: Floats, whole: float) -> Floats:
-    """Return what captured variance loses, about, at each clip norm: by noise and by shortening, from 0 on."""
+def losses(number: int, columns: int, share: float, clips: Floats, trace: Floats, total: float) -> Floats:
+    """Return the approximate loss of captured variance at each clip norm, from noise and clipping."""
     harmonic = (1 / np.arange(1, columns + 1)).cumsum()
     noise = (columns - number) * (share * clips**2 * harmonic[-1] / trace) ** 2
     noise *= number * (number + 1) / 2 / harmonic[number - 1]
-    lost: Floats = noise / (1 + noise) + _SHORTENING * (1 - trace / whole) ** 2
+    lost: Floats = noise / (1 + noise) + _SHORTENING * (1 - trace / total) ** 2
     return lost
 
 
 @dataclass(frozen=True)
 class Trade:
-    """What a clip norm costs rows of guessed norms, by noise and by shortening."""
+    """Estimated cost of a clip norm, by noise and by clipping, for rows with guessed norms."""
 
     clip_norm: float
-    longer: float  # the share of the rows that it shortens
-    lost: float  # the share of the sum of their squared norms that this takes away
-    noise: float  # its edge over the mean squared norm of the shortened rows
-    losses: dict[int, float]  # about what K leading components lose of their captured variance, by K
+    longer: float  # share of the rows that it clips
+    lost: float  # share of the sum of squared norms that clipping removes
+    noise: float  # edge of the noise over the mean squared norm of the clipped rows
+    losses: dict[int, float]  # approximate loss of captured variance of K leading components, by K
 
 
 def trades(norms: Sequence[float], columns: int, rows: int, share: float, edge: float) -> tuple[Trade, ...]:
-    """Return what each of the guessed norms would cost as a clip norm, smallest first."""
+    """Return the trade for each of the guessed norms as a clip norm, smallest first."""
     guess, clips = np.array(norms, dtype=np.float64), np.unique(norms)
-    trace, whole = rows * (np.minimum.outer(clips, guess) ** 2).mean(axis=1), rows * (guess**2).mean()
-    each = {k: losses(k, columns, share, clips, trace, whole) for k in LEADING if k < columns}
+    trace, total = rows * (np.minimum.outer(clips, guess) ** 2).mean(axis=1), rows * (guess**2).mean()
+    by_number = {k: losses(k, columns, share, clips, trace, total) for k in LEADING if k < columns}
     return tuple(
         Trade(
             clip_norm=float(clip),
             longer=float((guess > clip).mean()),
-            lost=float(1 - trace[i] / whole),
+            lost=float(1 - trace[i] / total),
             noise=float(edge * clip**2 / trace[i]),
-            losses={k: float(loss[i]) for k, loss in each.items()},
+            losses={k: float(loss[i]) for k, loss in by_number.items()},
         )
         for i, clip in enumerate(clips)
     )
 
 
 def quantile_for(purpose: ForComponents, histogram: NormHistogram, columns: int, max_rows: int = 1) -> Fraction:
-    """Return the quantile, in hundredths, at whose edge the components are expected to lose least. Free.
-
-    It is one that the histogram surely answers; 0.95 where it answers none, or its noise hides all norms.
-    """
+    """Return the quantile, in hundredths, with the smallest expected loss for the components; 0.95 without a signal."""
     share = noise_share(purpose, histogram.guarantee.neighbours, columns, max_rows)
-    *trace, whole = traces(histogram, np.array([*histogram.edges, np.inf]))
-    found: dict[int, Fraction] = {}
+    *trace, total = traces(histogram, np.array([*histogram.edges, np.inf]))
+    quantiles: dict[int, Fraction] = {}
     for quantile in _QUANTILES:
-        place = histogram.quantile(quantile)
-        if place.edge is not None and place.up_to_edge is not None and trace[place.edge] > 0:
-            found.setdefault(place.edge, quantile)
-    if not found:
+        estimate = histogram.quantile(quantile)
+        if estimate.edge is not None and estimate.up_to_edge is not None and trace[estimate.edge] > 0:
+            quantiles.setdefault(estimate.edge, quantile)
+    if not quantiles:
         return Fraction(95, 100)
-    places = list(found)
-    clips = np.array(histogram.edges)[places]
-    expected = losses(purpose.number, columns, share, clips, np.array(trace)[places], whole)
-    return found[places[int(expected.argmin())]]
+    indices = list(quantiles)
+    clips = np.array(histogram.edges)[indices]
+    expected = losses(purpose.number, columns, share, clips, np.array(trace)[indices], total)
+    return quantiles[indices[int(expected.argmin())]]
 
 
 def clip_for(
     purpose: ForComponents, histogram: NormHistogram, columns: int, max_rows: int = 1
 ) -> tuple[float, Fraction]:
-    """Return the clip norm that is expected to cost the components least, and the quantile that it is about. Free.
-
-    Norms between the edges are compared as well. Where the noise of the histogram hides all norms, or no clip norm
-    is expected to do, it is :meth:`NormHistogram.clip_norm`.
-    """
+    """Return the clip norm with the smallest expected loss for the components, and its approximate quantile."""
     first, last = _occupied(histogram)
     edges = np.array(histogram.edges)
     low, high = edges[max(0, first - 1)], edges[min(last, len(edges)) - 1]
     if not low < high:
         return histogram.clip_norm(interpolated=True)
     clips = np.geomspace(low, high, _FINER * (last - first) + 1)[1:]
-    *trace, whole = traces(histogram, np.append(clips, np.inf))
-    kept = np.array(trace) > 0
-    if whole <= 0 or not kept.any():
+    *trace, total = traces(histogram, np.append(clips, np.inf))
+    positive = np.array(trace) > 0
+    if total <= 0 or not positive.any():
         return histogram.clip_norm(interpolated=True)
     share = noise_share(purpose, histogram.guarantee.neighbours, columns, max_rows)
-    expected = losses(purpose.number, columns, share, clips[kept], np.array(trace)[kept], whole)
-    clip = float(f"{clips[kept][int(expected.argmin())]:.4g}")
+    expected = losses(purpose.number, columns, share, clips[positive], np.array(trace)[positive], total)
+    clip = float(f"{clips[positive][int(expected.argmin())]:.4g}")
     return clip, histogram.share_up_to(clip)

@@ -1,17 +1,17 @@
-"""Sums of releases of disjoint rows: free post-processing, with the guarantee of all of them together.
+"""Sums of releases of disjoint rows: free post-processing, with their joint guarantee.
 
-Releases of different periods of one table are disjoint by construction: the ledger closed each period once. Then the
-joint guarantee is the weakest of theirs (:mod:`dpdist.privacy.parallel`), under the relation that changes one row, and
-under replace-one one row *within its period*.
+Releases of different periods of one table are disjoint by construction, because the ledger closed each period once.
+Their joint guarantee is the weakest one (:mod:`dpdist.privacy.parallel`), under the relation that changes one row, and
+under replace-one for one row *within its period*.
 
-Of different tables only the owners know whether the same record is in two of them. Unless they say that none is, the
-guarantees are composed as if every row were in each table. Where releases protect a privacy unit
-(:mod:`dpdist.rows.units`), the unit with all its rows must be in one table only: neither that no *row* is in two tables
-nor the periods of one table ensure this.
+For different tables, only their owners know whether a record is in several. Unless they state that none is, the
+guarantees are composed as if every row were in each table. If releases protect a privacy unit
+(:mod:`dpdist.rows.units`), the unit with all its rows must be in one table only; disjoint *rows* or the periods of one
+table do not ensure this.
 
-Of nodes of a tree of periods, the same rows are in one release of each level; their best estimate
-(:mod:`dpdist.release.series`) is as private as the composition of the levels. The total of nights that add periods by
-weights is as private as all nights together.
+Among the nodes of a tree of periods, each row is in one release per level, so the best estimate
+(:mod:`dpdist.release.series`) is as private as the composition of the levels. The total of a weighted series is as
+private as all its releases together.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ _LIMIT = 2**62
 def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
     """Return the sum of second moments of disjoint rows."""
     if not releases:
-        raise UsageError("There is nothing to combine: name at least one release.")
+        raise UsageError("There is nothing to combine: pass at least one release.")
     first = releases[0]
     for release in releases:
         _require_alike(first, release)
     ids = tuple(sorted(i for r in releases for i in r.releases or (r.release_id,)))
     if len(set(ids)) < len(ids):
-        raise RefusedError("A release is named twice: added up, its rows would count twice. Name it once.")
+        raise RefusedError("A release is named twice: its rows would count twice in the sum. Name it once.")
     extents = merged(extent for release in releases for extent in release.extents)
     guarantees = [r.guarantee for r in releases if r.guarantee is not None]
-    joint = parallel(guarantees) if _apart(releases, disjoint=disjoint) else sequential(guarantees)
+    joint = parallel(guarantees) if _are_disjoint(releases, disjoint=disjoint) else sequential(guarantees)
     if sum(float(np.abs(r.lattice).max()) for r in releases) >= _LIMIT:
         raise _too_large()
     total = first.lattice.copy()
     for release in releases[1:]:
         total += release.lattice
     rows = [release.rows for release in releases if release.rows is not None]
-    made = _made_of(first, ids, joint, {r.condition for r in releases})
+    derived = _derived(first, ids, joint, {r.condition for r in releases})
     return replace(
-        made,
+        derived,
         noise=reduce(add, (release.noise for release in releases)),
         rows=sum(rows) if len(rows) == len(releases) else None,
         rows_at_most=_rows_at_most(releases),
@@ -77,10 +77,7 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
 
 
 def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
-    """Return the best estimate of the moment of a node, from its release and those of all nodes below it.
-
-    The weighted sum of integers is rounded to the nearest, by at most half a lattice unit an entry.
-    """
+    """Return the best estimate of the moment of a node, from its release and those of all nodes below it."""
     root = released(node)
     if node.level == 0:
         return root
@@ -91,27 +88,27 @@ def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
     noises: list[Noise] = []
 
     def terms() -> Iterator[tuple[int, Release]]:
-        for each in node.tree():
-            release, weight = released(each), 1 << each.level
+        for subnode in node.tree():
+            release, weight = released(subnode), 1 << subnode.level
             _require_alike(root, release)
-            _require_periods(root, node, release, each)
+            _require_periods(root, node, release, subnode)
             noises.append(release.noise.weighted(weight / divisor))
             ids.append(release.release_id)
             conditions.add(release.condition)
             if release.guarantee is not None:
-                guarantees.setdefault(each.level, []).append(release.guarantee)
+                guarantees.setdefault(subnode.level, []).append(release.guarantee)
             yield weight, release
 
     answer = _weighted_sum(terms(), divisor)
     joint = nested([parallel(of_level) for of_level in guarantees.values()])
-    made = _made_of(root, tuple(sorted(ids)), joint, conditions)
-    return replace(made, noise=reduce(add, noises), answer=answer)
+    derived = _derived(root, tuple(sorted(ids)), joint, conditions)
+    return replace(derived, noise=reduce(add, noises), answer=answer)
 
 
 def _weighted_sum(terms: Iterable[tuple[int, Release]], divisor: int) -> npt.NDArray[np.int64]:
-    """Return the sum of releases times whole weights over a divisor, rounded to the nearest."""
-    whole: Any = 0
-    rest: Any = 0
+    """Return the sum of releases times integer weights over a divisor, rounded to the nearest integer."""
+    quotients: Any = 0
+    remainders: Any = 0
     size = 0.0
     for weight, release in terms:
         lattice = release.lattice
@@ -119,113 +116,109 @@ def _weighted_sum(terms: Iterable[tuple[int, Release]], divisor: int) -> npt.NDA
         if size >= _LIMIT:
             raise _too_large()
         quotient, remainder = np.divmod(lattice, divisor)
-        whole += weight * quotient
-        rest += weight * remainder  # small: the sum of all remainders is below the square of the divisor
-    found: npt.NDArray[np.int64] = whole + (2 * rest + divisor) // (2 * divisor)
-    return found
+        quotients += weight * quotient
+        remainders += weight * remainder  # small: the sum of all remainders is below the square of the divisor
+    rounded: npt.NDArray[np.int64] = quotients + (2 * remainders + divisor) // (2 * divisor)
+    return rounded
 
 
-def next_total(plan: Toeplitz, night: Release, total: Callable[[int], Release]) -> Release:
-    """Return the total of all periods up to a night, from its release and earlier totals.
-
-    Integers are added exactly, and the sum is rounded to the nearest; the module of the series says what that becomes.
-    """
-    count = (night.extents[0].stop if night.extents else None) or 0
-    _require_night(plan, night, count)
+def next_total(plan: Toeplitz, latest: Release, total: Callable[[int], Release]) -> Release:
+    """Return the total of all periods so far, from the latest release and earlier totals."""
+    count = (latest.extents[0].stop if latest.extents else None) or 0
+    _require_latest(plan, latest, count)
     earlier: dict[int, Release] = {}
 
     def terms() -> Iterator[tuple[int, Release]]:
-        yield 1, night
+        yield 1, latest
         for number, weight in plan.earlier(count).items():
-            known = total(number)
-            _require_total(plan, night, known, number)
-            if number in {count - 1, night.extents[0].start}:
-                earlier[number] = known
-            yield weight, known
+            earlier_total = total(number)
+            _require_total(plan, latest, earlier_total, number)
+            if number in {count - 1, latest.extents[0].start}:
+                earlier[number] = earlier_total
+            yield weight, earlier_total
 
     answer = _weighted_sum(terms(), plan.weights[0])
-    last, rows = earlier.get(count - 1, night), night.rows
-    if (before := earlier.get(night.extents[0].start or 0)) is not None:
+    last, rows = earlier.get(count - 1, latest), latest.rows
+    if (before := earlier.get(latest.extents[0].start or 0)) is not None:
         rows = None if rows is None or before.rows is None else rows + before.rows
-    ids = {night.release_id, *last.releases}
-    joint = _of_nights(night, plan.shares_of(count))
+    ids = {latest.release_id, *last.releases}
+    joint = _joint_guarantee(latest, plan.shares_of(count))
     return replace(
-        _made_of(night, tuple(sorted(ids)), joint, {night.condition, last.condition}),
-        noise=_noise_of(plan, night, count),
+        _derived(latest, tuple(sorted(ids)), joint, {latest.condition, last.condition}),
+        noise=_noise_of(plan, latest, count),
         rows=rows,
         answer=answer,
-        extents=(msgspec.structs.replace(night.extents[0], start=0, first=last.extents[0].first),),
+        extents=(msgspec.structs.replace(latest.extents[0], start=0, first=last.extents[0].first),),
         weights=(),
     )
 
 
-def last_periods(plan: Toeplitz, window: int, night: Release, total: Release, earlier: Release | None) -> Release:
-    """Return the sum of the last periods, a total less an earlier one; it tells what all nights tell."""
-    count = night.extents[0].stop or 0
-    _require_total(plan, night, total, count)
+def last_periods(plan: Toeplitz, window: int, latest: Release, total: Release, earlier: Release | None) -> Release:
+    """Return the sum of the last periods: a total less an earlier one. It reveals as much as all releases."""
+    count = latest.extents[0].stop or 0
+    _require_total(plan, latest, total, count)
     if earlier is None:
         return total
-    _require_total(plan, night, earlier, count - window)
-    known = None if total.rows is None or earlier.rows is None else total.rows - earlier.rows
-    assert total.guarantee is not None  # noqa: S101 - of what is private as claimed
-    made = _made_of(total, total.releases, total.guarantee, {total.condition}, f" last {window}")
-    noise = _noise_of(plan, night, count, window)
-    return replace(made, noise=noise, rows=known, answer=total.lattice - earlier.lattice, window=window)
+    _require_total(plan, latest, earlier, count - window)
+    rows = None if total.rows is None or earlier.rows is None else total.rows - earlier.rows
+    assert total.guarantee is not None  # noqa: S101 - the total is private as claimed
+    derived = _derived(total, total.releases, total.guarantee, {total.condition}, f" last {window}")
+    noise = _noise_of(plan, latest, count, window)
+    return replace(derived, noise=noise, rows=rows, answer=total.lattice - earlier.lattice, window=window)
 
 
-def _noise_of(plan: Toeplitz, night: Release, count: int, window: int | None = None) -> Noise:
-    """Return the noise of a total or a window, all of whose nights have the noise of the last one."""
-    return reduce(add, (night.noise.weighted(abs(weight)) for weight in plan.inverse(count, window)))
+def _noise_of(plan: Toeplitz, latest: Release, count: int, window: int | None = None) -> Noise:
+    """Return the noise of a total or a window; all releases of the series have the same noise."""
+    return reduce(add, (latest.noise.weighted(abs(weight)) for weight in plan.inverse(count, window)))
 
 
-def _of_nights(night: Release, shares: Fraction) -> Guarantee:
-    """Return what holds of nights together, by what each guarantees and the most mu² that a row bears of all."""
-    one = night.guarantee
-    if one is None or one.mu_squared is None:
-        raise DataError("A night of a series is no Gaussian release. Restore it from a copy.")
-    together = replace(one, mu_squared=one.mu_squared * shares)
-    loss = PrivacyLoss(composed_epsilon_micro([together], one.loss.delta_atto), one.loss.delta_atto)
-    return _joint([one], loss, together.mu_squared)
+def _joint_guarantee(latest: Release, shares: Fraction) -> Guarantee:
+    """Return the guarantee of all releases of a series, from one of them and the factor of mu² for a row."""
+    guarantee = latest.guarantee
+    if guarantee is None or guarantee.mu_squared is None:
+        raise DataError(f"{latest.release_id}, a release of a series, is not Gaussian. Restore it from a copy.")
+    together = replace(guarantee, mu_squared=guarantee.mu_squared * shares)
+    loss = PrivacyLoss(composed_epsilon_micro([together], guarantee.loss.delta_atto), guarantee.loss.delta_atto)
+    return _joint([guarantee], loss, together.mu_squared)
 
 
-def _require_night(plan: Toeplitz, night: Release, count: int) -> None:
-    """Refuse a release of other periods or weights than a night of the series has."""
+def _require_latest(plan: Toeplitz, latest: Release, count: int) -> None:
+    """Refuse a release of other periods or weights than the series expects."""
     expected = plan.night(count) if count else None
-    found = [(e.start, e.stop) for e in night.extents]
-    if expected is None or found != [(expected.start, expected.stop)] or night.weights != expected.weights:
-        raise DataError(f"{night.release_id} is not the night of the series that its name says. Restore it.")
-    _require_alike(night, night, weighted=True)
+    extents = [(e.start, e.stop) for e in latest.extents]
+    if expected is None or extents != [(expected.start, expected.stop)] or latest.weights != expected.weights:
+        raise DataError(
+            f"{latest.release_id} does not contain the periods that its name states. Restore it from a copy."
+        )
+    _require_alike(latest, latest, weighted=True)
 
 
-def _require_total(plan: Toeplitz, night: Release, total: Release, count: int) -> None:
-    """Refuse what is not the total of so many periods, by nights that guarantee what this one does and have its noise.
-
-    Then neither guarantee nor noise of a later total need be looked up in every night.
-    """
-    _require_alike(night, total, weighted=True)
-    found = [(e.dataset, e.start, e.stop) for e in total.extents]
-    squares = [None if each.guarantee is None else each.guarantee.mu_squared for each in (night, total)]
-    variance = sum(weight**2 for weight in plan.inverse(count)) * (night.noise.variance_off_diagonal or 0)
+def _require_total(plan: Toeplitz, latest: Release, total: Release, count: int) -> None:
+    """Refuse a release that is not the total of ``count`` periods with guarantee and noise like those of the latest."""
+    _require_alike(latest, total, weighted=True)
+    extents = [(e.dataset, e.start, e.stop) for e in total.extents]
+    squares = [None if release.guarantee is None else release.guarantee.mu_squared for release in (latest, total)]
+    variance = sum(weight**2 for weight in plan.inverse(count)) * (latest.noise.variance_off_diagonal or 0)
     if (
-        found != [(night.extents[0].dataset, 0, count)]
+        extents != [(latest.extents[0].dataset, 0, count)]
         or (total.weights, total.window, len(total.releases)) != ((), None, count)
         or squares[0] is None
         or squares[1] != squares[0] * plan.shares_of(count)
         or not math.isclose(variance, total.noise.variance_off_diagonal or 0, rel_tol=1e-9)
     ):
         raise DataError(
-            f"{total.release_id} is not the total of {count} periods of this series. Restore it from a copy, or remove "
-            "it: the next run makes it anew from the nights."
+            f"{total.release_id} is not the total of {count} periods of this series. Restore it from a copy, or delete "
+            "it: the next run computes it from the releases of the series."
         )
 
 
-def _made_of(
-    first: Release, ids: tuple[str, ...], joint: Guarantee, conditions: Iterable[str | None], what: str = ""
+def _derived(
+    first: Release, ids: tuple[str, ...], joint: Guarantee, conditions: Iterable[str | None], suffix: str = ""
 ) -> Release:
-    """Return a release as the first of several, but of all of them and drawn by none; ``what`` of them, if not all."""
+    """Return the first of several releases with the identity and guarantee of all; ``suffix`` if not of all rows."""
     return replace(
         first,
-        release_id=f"c-{hashlib.sha256((' '.join(ids) + what).encode()).hexdigest()[:32]}",
+        release_id=f"c-{hashlib.sha256((' '.join(ids) + suffix).encode()).hexdigest()[:32]}",
         claim=joint.loss,
         guarantee=joint,
         ledger_head=None,
@@ -235,54 +228,50 @@ def _made_of(
     )
 
 
-def _require_periods(root: Release, node: Node, release: Release, each: Node) -> None:
-    """Refuse a release of other periods than a node of the tree has."""
+def _require_periods(root: Release, node: Node, release: Release, subnode: Node) -> None:
+    """Refuse a release of other periods than those of a node of the tree."""
     start, of_root = root.extents[0].start, root.extents[0].dataset
-    found = [(e.dataset, e.start, e.stop) for e in release.extents]
-    if start is None or found != [(of_root, start + each.start - node.start, start + each.stop - node.start)]:
-        raise DataError(f"{release.release_id} is not of the periods that its name says. Restore it from a copy.")
+    extents = [(e.dataset, e.start, e.stop) for e in release.extents]
+    if start is None or extents != [(of_root, start + subnode.start - node.start, start + subnode.stop - node.start)]:
+        raise DataError(
+            f"{release.release_id} does not contain the periods that its name states. Restore it from a copy."
+        )
 
 
 def _too_large() -> DataError:
     return DataError(
-        "The sum of these releases leaves 64-bit integers. Release with fewer grid bits.", parameter="grid_bits"
+        "The sum of these releases exceeds 64-bit integers. Release with fewer grid bits.", parameter="grid_bits"
     )
 
 
 def _rows_at_most(releases: Sequence[Release]) -> int | None:
-    """Return what n of the sum is at most, by what was said of each table; None where nothing was said of one."""
-    said: dict[object, int] = {}
+    """Return an upper bound on n of the sum, from those of the tables; None if one has none."""
+    by_table: dict[object, int] = {}
     for release in releases:
         if release.rows_at_most is None:
             return None
         table = frozenset(extent.dataset for extent in release.extents) or release.release_id
-        said[table] = max(said.get(table, 0), release.rows_at_most)
-    return min(sum(said.values()), 2**63 - 1)
+        by_table[table] = max(by_table.get(table, 0), release.rows_at_most)
+    return min(sum(by_table.values()), 2**63 - 1)
 
 
-def _apart(releases: Sequence[Release], *, disjoint: bool) -> bool:
-    """Say whether what neighbours differ in, a row or all rows of a unit, is read by one of the releases only.
-
-    Extents that do not overlap tell it of the rows of one table; a release without them could be of any rows.
-    """
+def _are_disjoint(releases: Sequence[Release], *, disjoint: bool) -> bool:
+    """Whether the rows that neighbours differ in, one row or all rows of a unit, are in one of the releases only."""
     tables = [{extent.dataset for extent in release.extents} for release in releases]
     unit = releases[0].unit
-    if unit is None or unit.max_periods is not None:  # whose account is each period's (:mod:`dpdist.privacy.persons`)
+    if unit is None or unit.max_periods is not None:  # then periods are accounted for (:mod:`dpdist.privacy.persons`)
         one_table = all(tables) and len(set().union(*tables)) == 1
         return one_table or disjoint
-    # a unit may have rows in every period of a table, which its owner's word about other tables does not exclude
+    # a unit may have rows in every period of a table, even if its owner states that other tables are disjoint
     return disjoint and all(tables) and len(set().union(*tables)) == sum(map(len, tables))
 
 
 def write_sum(total: Release, target: AnyStore) -> bool:
-    """Publish a sum of releases; the same sum already there is left alone. It is held in memory meanwhile.
-
-    Return whether it was written now. An older version may have written it, in other words.
-    """
+    """Publish a sum of releases; return whether it was written now. An identical sum is left alone."""
     target = store_at(target)
     if (attributes_of(target) or {}).get("release_id") == total.release_id:
-        found = open_release(target)
-        if np.array_equal(found.lattice, total.lattice) and found.guarantee == total.guarantee:
+        stored = open_release(target)
+        if np.array_equal(stored.lattice, total.lattice) and stored.guarantee == total.guarantee:
             return False
     band = Band.whole(total.bound.width)
     publish(io.BytesIO(b"".join(archived(total, [(band, packed(total.lattice))]))), target)
@@ -291,12 +280,14 @@ def write_sum(total: Release, target: AnyStore) -> bool:
 
 def _require_alike(first: Release, other: Release, *, weighted: bool = False) -> None:
     if other.subspace is not None:
-        raise UsageError(f"{other.release_id} released components; only second moments can be added up.")
+        raise UsageError(f"{other.release_id} contains components; only second moments can be added. Leave it out.")
     if not weighted:
         other.require_moment()
     if not other.private_as_claimed:
-        raise RefusedError(f"{other.release_id} is not private as claimed: it was made for reproduction only.")
-    for what, same in (
+        raise RefusedError(
+            f"{other.release_id} is not private as claimed: it was made for reproduction only. Leave it out."
+        )
+    for aspect, same in (
         ("columns", first.names == other.names),
         ("bound (clip norm, grid bits, centre or scale)", first.bound == other.bound),
         ("neighbouring relation", first.neighbours is other.neighbours),
@@ -307,16 +298,13 @@ def _require_alike(first: Release, other: Release, *, weighted: bool = False) ->
     ):
         if not same:
             raise UsageError(
-                f"{first.release_id} and {other.release_id} differ in their {what}: they cannot be added up."
+                f"{first.release_id} and {other.release_id} differ in their {aspect}, so they cannot be added. Combine "
+                "releases with the same parameters."
             )
 
 
 def parallel(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return what holds for every row when each is in one release only: the weakest of the guarantees.
-
-    Each is at least as private as (the largest epsilon, the largest delta), and, if all are Gaussian, as the largest
-    mu; of neighbours, which differ in one row, only one release changes.
-    """
+    """Return the guarantee for releases of disjoint rows: only one of them changes, so the weakest one holds."""
     ranges = {guarantee.bounded_ranges for guarantee in guarantees}
     squares = [g.mu_squared for g in guarantees if g.mu_squared is not None]
     loss = PrivacyLoss(max(g.loss.epsilon_micro for g in guarantees), max(g.loss.delta_atto for g in guarantees))
@@ -325,27 +313,22 @@ def parallel(guarantees: Sequence[Guarantee]) -> Guarantee:
 
 
 def sequential(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return what holds when a row may be in all of the releases: their composition, at the sum of their deltas.
-
-    It holds if the requests were fixed before the first answer. Where a later one may follow from an earlier answer,
-    what holds is the composition of the budgets of their ledgers.
-    """
+    """Return the composition, for rows that may be in all releases, if all requests were fixed beforehand."""
     if len(guarantees) == 1:
         return guarantees[0]
     delta = sum(g.loss.delta_atto for g in guarantees)
     if delta >= ATTO:
-        raise RefusedError("The deltas of these releases add up to 1: together they promise nothing.")
+        raise RefusedError(
+            "The deltas of these releases add up to 1, so their sum has no guarantee. Combine fewer releases."
+        )
     return _composed(guarantees, delta)
 
 
 def nested(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return what holds when a row is in one release of each level of a tree: the composition of the levels.
-
-    Gaussian levels compose at the largest of their deltas, as they share the loss of the whole tree
-    (:func:`dpdist.privacy.accounting.share`).
-    """
+    """Return the composition of the levels, for rows that are in one release per level."""
     if any(guarantee.mu_squared is None for guarantee in guarantees):
         return sequential(guarantees)
+    # Gaussian levels share the loss of the whole tree, and so its delta (:func:`dpdist.privacy.accounting.share`)
     return _composed(guarantees, max(g.loss.delta_atto for g in guarantees))
 
 

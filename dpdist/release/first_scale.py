@@ -1,24 +1,22 @@
 """The scale of a series of periods: chosen once, by private histograms of the columns of the first period.
 
-Releases of a series are added up, so all of them take one centre and scale, also for periods to come. The histograms
-(:mod:`dpdist.release.histograms`) are a release of their own, with an id of its own. It is charged to the first
-period alone, before the releases of the series. These take what is left of the loss.
+Releases of a series are added, so all of them need the same centre and scale, also for future periods. The histograms
+(:mod:`dpdist.release.histograms`) are a separate release with its own id, charged to the first period alone, before the
+releases of the series. The series takes the rest of the loss.
 
-**Theorem.** Let the loss of the series be divided as :func:`dpdist.privacy.staged.divided` does: the histograms S cost
-``mu_1²``, or epsilon_1, and the releases of the series together cost no row more than ``mu_2²``, or epsilon_2, whatever
-centre and scale are. Then S and the series keep the loss for every row. A row of a later period loses by the series
-alone.
+**Theorem.** Divide the loss of the series as in :func:`dpdist.privacy.staged.divided`: the histograms S cost ``mu_1²``,
+or epsilon_1, and all releases of the series together cost no row more than ``mu_2²``, or epsilon_2, for any centre and
+scale. Then S and the series keep the loss for every row. A row of a later period is affected by the series alone.
 
-*Proof.* S reads the first period only, and is charged to it (:mod:`dpdist.privacy.parallel`). What follows is chosen
-from its answer, by a fixed rule: adaptive composition (:mod:`dpdist.privacy.staged`). ∎ With a privacy unit the
-histograms are calibrated for as many rows as any release of one period (:mod:`dpdist.privacy.persons`). Its theorem
-asks of an answer that the norm of its change is at most the sum of the changes of the rows, which holds of counts, and
-that the noise is Gaussian.
+*Proof.* S reads the first period only, and is charged to it (:mod:`dpdist.privacy.parallel`). Centre and scale follow
+from its answer by a fixed rule: adaptive composition (:mod:`dpdist.privacy.staged`). ∎ With a privacy unit the
+histograms are calibrated for as many rows as a release of one period (:mod:`dpdist.privacy.persons`). That theorem
+requires that the norm of the change of an answer is at most the sum of the changes of the rows, which holds for counts,
+and that the noise is Gaussian.
 
-The histograms take a tenth where no share is named: what a run would cost is told before the first period is there.
+The histograms take a tenth if no share is given, because the cost of a run is stated before the first period exists.
 
-What a release of the series guarantees it guarantees given centre and scale, as it would of public ones. The ledger
-has both.
+The guarantee of a release of the series holds given centre and scale, as for public ones. The ledger has both.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from dpdist.rows.table import Table
 
 
 def shared(series: ReleaseRequest) -> ReleaseRequest:
-    """Return a series with the share that its first choice takes: what is said of all its rows says nothing of it."""
+    """Return the series with an explicit share for its first choice, independent of n."""
     return replace(series, scale_share=series.scale_share or UNKNOWN)
 
 
@@ -42,23 +40,23 @@ def shared(series: ReleaseRequest) -> ReleaseRequest:
 class FirstScaleRequest:
     """Histograms of the columns of the first period of a series."""
 
-    series: ReleaseRequest  # of the whole series: its loss is that of the histograms and all releases together
+    series: ReleaseRequest  # its loss covers the histograms and all releases of the series
 
     @property
     def accept_large_delta(self) -> bool:
-        """Whether a delta of 1/n or more is meant."""
+        """Whether a delta of 1/n or more is intended."""
         return self.series.accept_large_delta
 
     def parts(self, table: Table) -> Parts:
-        """Return what the histograms cost, and the request that the releases of the series share the rest of."""
+        """Return the loss of the histograms, and the request for the releases of the series."""
         return parts_of(shared(self.series), table.columns, table.max_rows)
 
     def guarantee(self, table: Table) -> Guarantee:
-        """Return what is proved of the histograms."""
+        """Return the guarantee of the histograms."""
         return self.parts(table).choice
 
     def parameters(self, table: Table) -> dict[str, object]:
-        """Return everything the histograms depend on besides the rows, as JSON values."""
+        """Return the parameters of the histograms besides the rows, as JSON values."""
         (period,) = table.seals
         return {
             **common_parameters(table, NAME, self.guarantee(table).loss, self.series.neighbours),
@@ -73,24 +71,24 @@ class FirstScaleRequest:
 
 
 class FirstScale(ColumnsTransaction[FirstScaleRequest]):
-    """The release of these histograms: it stands in the ledger, and nowhere else."""
+    """The release of these histograms, which is stored in the ledger only."""
 
     @property
     def choosing(self) -> ReleaseRequest:
-        """That of the series."""
+        """The request of the series."""
         return shared(self.request.series)
 
     def require_seen(self) -> None:
-        """Refuse histograms in which not even a bin with half of all rows would count; it reads no row."""
+        """Refuse tables so small that not even a bin with half of all rows would count; reads no row."""
         stages.require_seen(self.choosing, self.counting(), self.table.rows, self.table.max_rows)
 
     def blindly_scaled(self) -> tuple[list[str], list[str]]:
-        """Return the columns of which no variance was seen, and those that weigh nothing, as a release tells them."""
-        found = list(zip(self.table.names, self.read().standardised, strict=True))
-        weightless = [name for name, column in found if column.scale == BEYOND]
-        return [name for name, column in found if not column.seen and name not in weightless], weightless
+        """Return the columns scaled without a measured variance, and the columns without weight."""
+        columns = list(zip(self.table.names, self.read().standardised, strict=True))
+        weightless = [name for name, column in columns if column.scale == BEYOND]
+        return [name for name, column in columns if not column.seen and name not in weightless], weightless
 
     def following(self) -> ReleaseRequest:
-        """Return what the releases of the series share: their loss, and the centre and scale that were committed."""
+        """Return the request for all releases of the series, with the committed centre and scale."""
         series, parts = self.request.series, self.request.parts(self.table)
         return stages.standardising(series, parts, self.read(), self.table.names)[0]

@@ -1,11 +1,11 @@
-"""Private histograms, charged, drawn and committed once, by the same transaction as a release of a moment.
+"""Private histograms, charged, drawn and committed once, in the same transaction as a release of a moment.
 
-What is committed is noisy, as JSON; it stands in the ledger, and whoever asks again is given it at no cost. The exact
-counts are a local variable of :func:`finalise`. What is counted, and what is told, is decided by subclasses: the norms
-of rows (:mod:`dpdist.release.norm_histogram`), or the numbers of every column. A transaction is a release of its own,
-such as the scale of a series (:mod:`dpdist.release.first_scale`), or the stage of a release: drawn under its id, and
-committed before it is drawn. Of columns the bins that count (:mod:`dpdist.mechanisms.columns`) are committed: all that
-follows is a function of them.
+The noisy counts are committed as JSON in the ledger only, and are available again at no cost. The exact counts are a
+local variable of :func:`finalise`. Subclasses decide what is counted and committed: the norms of rows
+(:mod:`dpdist.release.norm_histogram`), or the numbers of each column. A transaction is a separate release, such as the
+scale of a series (:mod:`dpdist.release.first_scale`), or the stage of a release: drawn under its id, and committed
+first. For columns, only the bins that count (:mod:`dpdist.mechanisms.columns`) are committed, because everything else
+follows from them.
 """
 
 from __future__ import annotations
@@ -33,53 +33,53 @@ from dpdist.release.transaction import ReleaseTransaction, RequestT_co
 
 @dataclass(frozen=True)
 class HistogramTransaction(ReleaseTransaction[RequestT_co], ABC):
-    """The release of a histogram, or the stage of the release ``of``: it stands in the ledger, and nowhere else."""
+    """The release of a histogram, or the stage of the release ``of``; stored in the ledger only."""
 
     part: Part = Part.RELEASE
     of: str | None = None
 
     @property
     def release_id(self) -> str:
-        """Its own id, or that of the release whose stage it is."""
+        """The id of the histogram, or of the release whose stage it is."""
         return self.request.release_id(self.table) if self.of is None else self.of
 
     @abstractmethod
     def counting(self) -> Counting:
-        """Return what is counted."""
+        """Return the definition of the counts."""
 
     @abstractmethod
     def calibrated(self) -> CalibratedHistogram:
         """Return the noise."""
 
     @abstractmethod
-    def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
-        """Return what is committed of the noisy counts, as JSON values."""
+    def content(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
+        """Return the committed document, with the noisy counts, as JSON values."""
 
     def published(self) -> dict[str, Any]:
-        """Read the committed values back, checked, and record that they were given out; idempotent."""
+        """Read the committed values, verified, and record their publication; idempotent."""
         with self.committed() as content:
-            found: dict[str, Any] = json.loads(content.read())
-        return found
+            values: dict[str, Any] = json.loads(content.read())
+        return values
 
 
 def finalise(transaction: HistogramTransaction[Any], total: Partial[np.int64] | None = None) -> None:
-    """Check the total, draw the noise and commit; idempotent, and once whoever else runs it."""
+    """Check the total, draw the noise and commit; idempotent, and only once even if others run it too."""
     exact: Counts = complete(transaction.table, total).values
 
-    def fresh(ledger_head: str) -> Iterator[bytes]:  # one noisy histogram; nothing of the exact one is in it
+    def fresh(ledger_head: str) -> Iterator[bytes]:  # one noisy histogram, without the exact counts
         noisy = drawn(transaction.calibrated(), exact)
-        yield canonical(transaction.told(noisy, ledger_head) | {"library": f"dpdist {__version__}"}).encode()
+        yield canonical(transaction.content(noisy, ledger_head) | {"library": f"dpdist {__version__}"}).encode()
 
     transaction.commit(fresh)
 
 
 def drawn(calibrated: CalibratedHistogram, exact: Counts) -> Counts:
-    """Return the counts with fresh noise: each call is a draw, and is charged before."""
+    """Return the counts with fresh noise: each call is a draw, and must have been charged."""
     return calibrated.answer(exact, SYSTEM)
 
 
 FORMATS = {FIRST_RULE: "dpdist-columns/1", CHOICE_RULE: "dpdist-columns/2"}
-"""By the rule."""
+"""Formats by choice rule."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,20 @@ class ColumnHistograms:
     grids: tuple[Grid, ...]
     counting: tuple[tuple[tuple[int, int], ...], ...]  # the bins of each column that count, with their noisy counts
     noise: CountNoise
-    rule: int = CHOICE_RULE  # by which they count
+    rule: int = CHOICE_RULE  # decides which bins count
 
     @classmethod
-    def of_noisy(cls, found: ColumnCounting, noisy: Counts, noise: CountNoise, rule: int) -> ColumnHistograms:
-        """Take the bins that count, by a rule, from the noisy counts of all bins."""
-        least, intervals = threshold(noise, found.bins), intervals_of(found.grids)
+    def of_noisy(cls, counting: ColumnCounting, noisy: Counts, noise: CountNoise, rule: int) -> ColumnHistograms:
+        """Select the bins that count, by a rule, from the noisy counts of all bins."""
+        least, intervals = threshold(noise, counting.bins), intervals_of(counting.grids)
 
         def counts(grid: Grid, counts: Counts) -> list[tuple[int, int]]:
             if rule == FIRST_RULE:
-                return [(place, count) for place, count in enumerate(counts.tolist()) if count > least]
+                return [(index, count) for index, count in enumerate(counts.tolist()) if count > least]
             return counting_bins(grid, counts, noise, intervals)
 
-        each = map(counts, found.grids, found.of_columns(noisy))
-        return cls(found.grids, tuple(map(tuple, each)), noise, rule)
+        bins = map(counts, counting.grids, counting.of_columns(noisy))
+        return cls(counting.grids, tuple(map(tuple, bins)), noise, rule)
 
     @property
     def standardised(self) -> list[Standardised]:
@@ -111,15 +111,18 @@ class ColumnHistograms:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ColumnHistograms:
-        """Read what was committed in this version or an earlier one."""
+        """Read a committed document of this version or an earlier one."""
         rule = next((rule for rule, name in FORMATS.items() if name == value["format"]), None)
         if rule is None:
-            known = " and ".join(map(repr, FORMATS.values()))
-            raise DataError(f"The histograms have format {value['format']!r}; this version reads {known}.")
+            formats = " and ".join(map(repr, FORMATS.values()))
+            raise DataError(
+                f"The histograms have format {value['format']!r}; this version reads {formats}. Use a newer version of "
+                "dpdist."
+            )
         if value["grid"] != GRID:
-            raise DataError("The histograms are over another grid than that of this version.")
+            raise DataError("The histograms use another grid than this version. Use the version that made them.")
         grids = tuple(Grid() if ends is None else Grid((ends[0], ends[1])) for ends in value["ranges"])
-        counting = tuple(tuple((place, count) for place, count in column) for column in value["counts"])
+        counting = tuple(tuple((index, count) for index, count in column) for column in value["counts"])
         return cls(grids, counting, noise_from_json(value["noise"]), rule)
 
     def to_json(self) -> dict[str, object]:
@@ -140,32 +143,32 @@ class ColumnsTransaction(HistogramTransaction[RequestT_co], ABC):
     @property
     @abstractmethod
     def choosing(self) -> ReleaseRequest:
-        """The request that chooses a scale by them."""
+        """The request that chooses a scale by these histograms."""
 
     def counting(self) -> ColumnCounting:
-        """Return what is counted."""
+        """Return the definition of the counts."""
         return ColumnCounting(grids_of(self.table))
 
     def calibrated(self) -> CalibratedHistogram:
         """Return the noise."""
         return parts_of(self.choosing, self.table.columns, self.table.max_rows).stages["scale"]
 
-    def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
-        """Return what is committed of the noisy counts."""
+    def content(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
+        """Return the committed document, with the noisy counts."""
         rule = self.choosing.choice_rule
-        found = ColumnHistograms.of_noisy(self.counting(), noisy, self.calibrated().noise, rule)
+        histograms = ColumnHistograms.of_noisy(self.counting(), noisy, self.calibrated().noise, rule)
         named = {"format": FORMATS[rule], "release_id": self.release_id}
-        return {**named, **found.to_json(), "ledger_head": ledger_head}
+        return {**named, **histograms.to_json(), "ledger_head": ledger_head}
 
     def read(self) -> ColumnHistograms:
-        """Return what was committed, from these bytes alone."""
+        """Return the committed histograms."""
         return ColumnHistograms.from_json(self.published())
 
 
 class ColumnsStage(ColumnsTransaction[ReleaseRequest]):
-    """The histograms as the stage of a release, whose request it has."""
+    """The histograms as the stage of a release."""
 
     @property
     def choosing(self) -> ReleaseRequest:
-        """That of the release."""
+        """The request of the release."""
         return self.request

@@ -1,8 +1,8 @@
-"""A private histogram of the rows' norms, by which a clip norm is chosen: requested, charged, drawn and committed once.
+"""A private histogram of the rows' norms, for the choice of a clip norm: requested, charged, drawn and committed once.
 
-It is drawn as :mod:`dpdist.release.histograms` says. A quantile of it is post-processing, and free: the id follows from
-the data set's identity and public parameters, as that of a release does, and not from the quantile. Who names no delta
-takes that of the budget (:func:`settled`).
+It is drawn as described in :mod:`dpdist.release.histograms`. A quantile of it is free post-processing: the id follows
+from the data set's identity and public parameters, as that of a release, and not from the quantile. A request without
+a delta gets that of the budget (:func:`resolved`).
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
 
 FORMATS = {DiscreteLaplace.law: "dpdist-norms/1", RoundedNormal.law: "dpdist-norms/2"}
-"""By the law of the noise: what reads the first alone would take any scale for one of discrete Laplace noise."""
+"""By the distribution of the noise: a reader of the first format alone would assume discrete Laplace noise."""
 
 
 @dataclass(frozen=True)
 class NormsRequest:
-    """What to spend on the choice of a clip norm: a private histogram of the norms of the rows.
+    """Request for a private histogram of the norms of the rows, which chooses a clip norm.
 
     Parameters
     ----------
     loss : PrivacyLoss
-        What it may cost, a small part of the budget: Gaussian noise with a delta, discrete Laplace noise without one.
+        Its price, a small part of the budget: Gaussian noise with a delta, discrete Laplace noise without.
     grid : NormGrid, default NormGrid()
         The public norms to choose from.
     neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
         The neighbouring relation.
     centre : tuple of float, default None
-        Public shift, one number for each of the d columns, as of the release whose clip norm is chosen. None: no shift.
+        Public shift, one number for each of the d columns, as in the release. None: no shift.
     scale : tuple of float, default None
-        Public divisor, likewise.
+        Public divisor, one positive number for each of the d columns. None: no divisor.
     accept_large_delta : bool, default False
-        Whether a delta of 1/n or more is meant, where n is public.
+        Whether a delta of 1/n or more is intended, if n is public.
 
     Raises
     ------
     UsageError
-        If there is no such neighbouring relation.
+        If the neighbouring relation is unknown.
 
     See Also
     --------
-    choose_clip_norm : Takes it.
-    ReleaseRequest : What the clip norm is for.
+    choose_clip_norm : Takes such a request.
+    ReleaseRequest : The release that uses the clip norm.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class NormsRequest:
         object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
 
     def bound(self, columns: int) -> RowBound:
-        """Return the public shift and scale of rows of so many columns; UsageError if they have another number."""
+        """Return shift and scale for rows with this number of columns; UsageError if they do not match."""
         return RowBound(columns, self.grid.edges[-1], 2, self.centre, self.scale)
 
     def calibrated(self, table: Table) -> CalibratedHistogram:
@@ -92,11 +92,11 @@ class NormsRequest:
         return calibrated(self.loss, self.neighbours, table.max_rows)
 
     def guarantee(self, table: Table) -> Guarantee:
-        """Return what is proved of the histogram of a table."""
+        """Return the guarantee of the histogram of a table."""
         return self.calibrated(table).guarantee
 
     def parameters(self, table: Table) -> dict[str, object]:
-        """Return everything the histogram depends on besides the rows, as JSON values."""
+        """Return the parameters of the histogram besides the rows, as JSON values."""
         vectors = {"centre": self.centre, "scale": self.scale}
         return {
             **common_parameters(table, NAME, self.loss, self.neighbours),
@@ -110,24 +110,24 @@ class NormsRequest:
 
 
 class NormsTransaction(HistogramTransaction[NormsRequest]):
-    """The release of a histogram of norms, or the stage of a release: of scaled rows where a scale is chosen first."""
+    """The release of a histogram of norms, or the stage of a release; of scaled rows if a scale is chosen first."""
 
     def counting(self) -> NormCounting:
-        """Return what is counted."""
+        """Return the definition of the counts."""
         return NormCounting(self.request.bound(self.table.columns), self.request.grid.edges)
 
     def calibrated(self) -> CalibratedHistogram:
         """Return the noise."""
         return self.request.calibrated(self.table)
 
-    def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
-        """Return what is committed of the noisy counts: all of them."""
+    def content(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
+        """Return the committed document, with all noisy counts."""
         rows = self.table.rows if self.request.neighbours is Neighbours.REPLACE_ONE else None
         edges, calibrated = self.request.grid.edges, self.calibrated()
         return NormHistogram.of_noisy(noisy, calibrated, edges, rows, self.release_id, ledger_head).to_json()
 
     def read(self) -> NormHistogram:
-        """Read the committed histogram back, checked, and record that it was given out; idempotent."""
+        """Read the committed histogram, verified, and record its publication; idempotent."""
         return NormHistogram.from_json(self.published())
 
 
@@ -137,56 +137,52 @@ class NormHistogram:
 
     release_id: str
     guarantee: Guarantee
-    edges: tuple[float, ...]  # the grid, rising
-    counts: tuple[int, ...]  # noisy: of the norms up to each edge, and beyond the last
+    edges: tuple[float, ...]  # the grid, increasing
+    counts: tuple[int, ...]  # noisy counts of the norms up to each edge, and beyond the last
     noise: CountNoise  # of each count
     rows: int | None  # n under replace-one, None under add-remove
-    ledger_head: str  # where the ledger's journal ended before the draw: a ledger that forgot it is found out
+    ledger_head: str  # head of the ledger's journal before the draw; detects a ledger that has lost the histogram
 
     @classmethod
     def of_noisy(
         cls, noisy: Counts, calibrated: CalibratedHistogram, edges: tuple[float, ...], rows: int | None,
         release_id: str = "", ledger_head: str = "",
     ) -> NormHistogram:  # fmt: skip
-        """Return what was drawn by a calibrated noise; ``rows`` is n where it is public."""
+        """Return a histogram from noisy counts; ``rows`` is n if it is public."""
         counts = tuple(noisy.tolist())
         return cls(release_id, calibrated.guarantee, edges, counts, calibrated.noise, rows, ledger_head)
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """As of a :class:`dpdist.release.artefact.Release`."""
+        """Warnings about a weak guarantee, as in :class:`dpdist.release.artefact.Release`."""
         return cautions(self.guarantee.loss, self.guarantee.neighbours, self.rows)
 
     def quantile(self, quantile: Fraction) -> QuantileFound:
-        """Say where a quantile of the norms lies. Free."""
+        """Estimate a quantile of the norms. Free."""
         return quantile_of(self.counts, self.noise, quantile, rows=self.rows)
 
     def clip_norm(self, *, interpolated: bool = False) -> tuple[float, Fraction]:
-        """Return a clip norm, always, and the quantile that it stands for: what a release takes that asks nobody.
-
-        It is the 0.95-quantile of the norms, or the largest smaller one, in hundredths, that surely lies on the grid.
-        Where not even the median does, it is what is estimated of the median, or the last norm of the grid. Free.
-        """
+        """Return the 0.95-quantile of the norms, or the largest smaller one on the grid, and which quantile it is."""
         for hundredths in range(95, 49, -1):
             quantile = Fraction(hundredths, 100)
-            found = self.quantile(quantile)
-            if found.edge is not None and found.up_to_edge is not None:
+            estimate = self.quantile(quantile)
+            if estimate.edge is not None and estimate.up_to_edge is not None:
                 break
-        if found.edge is None:
+        if estimate.edge is None:
             return self.edges[-1], quantile
-        clip = self.edges[found.edge]
-        if interpolated and found.edge:
-            below = self.edges[found.edge - 1]
-            clip = float(f"{below * (clip / below) ** found.within:.4g}")
+        clip = self.edges[estimate.edge]
+        if interpolated and estimate.edge:
+            below = self.edges[estimate.edge - 1]
+            clip = float(f"{below * (clip / below) ** estimate.within:.4g}")
         return clip, quantile
 
     def share_up_to(self, norm: float) -> Fraction:
         """Return the estimated share of the rows up to a norm, in hundredths, from .01 to .99."""
-        place = bisect_left(self.edges, norm)
-        below: float = sum(self.counts[:place])
-        if 0 < place < len(self.edges):
-            low, high = self.edges[place - 1 : place + 1]
-            below += self.counts[place] * math.log(norm / low) / math.log(high / low)
+        index = bisect_left(self.edges, norm)
+        below: float = sum(self.counts[:index])
+        if 0 < index < len(self.edges):
+            low, high = self.edges[index - 1 : index + 1]
+            below += self.counts[index] * math.log(norm / low) / math.log(high / low)
         total = max(1, sum(self.counts) if self.rows is None else self.rows)
         return Fraction(min(99, max(1, round(100 * below / total))), 100)
 
@@ -206,10 +202,13 @@ class NormHistogram:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NormHistogram:
-        """Read what :meth:`to_json` wrote, in this version or an earlier one."""
+        """Read a document that :meth:`to_json` wrote, in this version or an earlier one."""
         if value["format"] not in FORMATS.values():
-            known = ", ".join(map(repr, FORMATS.values()))
-            raise DataError(f"The histogram has format {value['format']!r}; this version reads {known}.")
+            formats = ", ".join(map(repr, FORMATS.values()))
+            raise DataError(
+                f"The histogram has format {value['format']!r}; this version reads {formats}. Use a newer version of "
+                "dpdist."
+            )
         return cls(
             value["release_id"], Guarantee.from_json(value["guarantee"]), tuple(value["edges"]), tuple(value["counts"]),
             noise_from_json(value["noise"]), value["n"], value["ledger_head"],
@@ -217,16 +216,12 @@ class NormHistogram:
 
 
 def resolved(transaction: NormsTransaction) -> NormsTransaction:
-    """Give a request without a delta the one of the ledger's budget, and with it Gaussian noise; reads the ledger only.
-
-    Where the ledger holds the histogram already, with that delta or, as of earlier versions, with none, the first that
-    was reserved is the one: what was released for a request is given again, and never drawn anew under another law.
-    """
+    """Give a request without a delta that of the budget, unless a histogram without one was reserved."""
     request, ledger = transaction.request, transaction.account()
     losses = [replace(request.loss, delta_atto=delta) for delta in (0, ledger.budget.delta_atto)]
-    either = [
+    candidates = [
         NormsTransaction(replace(request, loss=loss), transaction.table, transaction.ledger) for loss in losses
     ]  # fmt: skip
-    known = {each.release_id: each for each in either}
-    stands = (record.release_id for record in ledger.records if record.state is not State.ABORTED)
-    return next((known[name] for name in stands if name in known), either[1])
+    by_id = {candidate.release_id: candidate for candidate in candidates}
+    charged = (record.release_id for record in ledger.records if record.state is not State.ABORTED)
+    return next((by_id[name] for name in charged if name in by_id), candidates[1])

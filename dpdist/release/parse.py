@@ -1,4 +1,4 @@
-"""From text, as people type it, to a request."""
+"""Parsing of options, as typed, into requests."""
 
 from __future__ import annotations
 
@@ -27,106 +27,102 @@ from dpdist.release.norm_histogram import NormsRequest
 from dpdist.release.request import Centring, ReleaseRequest, exact_fraction, share_from
 
 LARGEST_FILE = 64 << 20
-"""Bytes of a job file, or of a file of public numbers, at most."""
+"""Size limit in bytes of a job file, or a file of public numbers."""
 
 
 def request_from(
-    asked: RequestOptions, folder: Path | None = None, *, vectors: Mapping[str, tuple[float, ...]] | None = None
+    options: RequestOptions, folder: Path | None = None, *, vectors: Mapping[str, tuple[float, ...]] | None = None
 ) -> ReleaseRequest:
-    """Make a request of options as they are typed; names of files are relative to the folder.
-
-    Without a mechanism, `gaussian` is taken when a delta is given and `two-sided-wishart` when none is. A public centre
-    and scale that were read before are ``vectors``; else each word may be the name of a file of them.
-    """
+    """Make a request from options as typed; file names are relative to the folder, ``vectors`` were read before."""
     folder = folder or Path()
-    loss = PrivacyLoss.parse(asked.epsilon, asked.delta or "0")
-    if asked.delta is not None and not loss.delta_atto:
-        raise DataError("Delta must lie between 0 and 1, both excluded; for pure privacy leave it out.")
-    shift = public_numbers(asked.centre, asked.scale, folder, vectors)
-    chosen = asked.mechanism or recommended(loss.delta_atto)
+    loss = PrivacyLoss.parse(options.epsilon, options.delta or "0")
+    if options.delta is not None and not loss.delta_atto:
+        raise DataError("Delta must be between 0 and 1, both excluded; for pure privacy leave it out.")
+    shift = public_numbers(options.centre, options.scale, folder, vectors)
+    chosen = options.mechanism or recommended(loss.delta_atto)
     request = ReleaseRequest(
         mechanism=chosen,
         loss=loss,
-        clip_norm=clip_from(asked.clip),
-        neighbours=neighbours_of(asked.neighbours),
-        centring=Centring.PRIVATE if asked.centre == Centring.PRIVATE else Centring.NONE,
-        grid_bits=asked.grid_bits,
-        period=asked.period,
-        name=asked.id,
-        options=_typed_options(mechanism_named(chosen).info, asked.options, folder),
-        for_reproduction=asked.for_reproduction,
-        accept_large_delta=asked.accept_large_delta,
-        rows_at_most=asked.rows_at_most,
+        clip_norm=clip_from(options.clip),
+        neighbours=neighbours_of(options.neighbours),
+        centring=Centring.PRIVATE if options.centre == Centring.PRIVATE else Centring.NONE,
+        grid_bits=options.grid_bits,
+        period=options.period,
+        name=options.id,
+        options=_typed_options(mechanism_named(chosen).info, options.options, folder),
+        for_reproduction=options.for_reproduction,
+        accept_large_delta=options.accept_large_delta,
+        rows_at_most=options.rows_at_most,
         centre=shift.get("centre"),
-        scale="private" if asked.scale == "private" else shift.get("scale"),
-        scale_share=None if asked.scale_share is None else share_from(asked.scale_share),
-        components=asked.components,
-        targets=asked.targets,
+        scale="private" if options.scale == "private" else shift.get("scale"),
+        scale_share=None if options.scale_share is None else share_from(options.scale_share),
+        components=options.components,
+        targets=options.targets,
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
-    request.truncating().with_placeholders.bound(columns)  # range of clip norm and grid bits
+    request.truncating().with_placeholders.bound(columns)  # checks the range of clip norm and grid bits
     return request
 
 
 def public_numbers(
     centre: str, scale: str, folder: Path, vectors: Mapping[str, tuple[float, ...]] | None = None
 ) -> dict[str, tuple[float, ...] | None]:
-    """Read the files of public numbers that are named for a centre and for a scale, if any, beside those known."""
+    """Read the files of public numbers for centre and scale, if any, and add them to ``vectors``."""
     shift = {**({} if centre in set(Centring) else read_public_centre(folder / centre)), **(vectors or {})}
     if scale == "none":
         return shift
     if shift.get("scale") is not None:
         raise UsageError(
-            f"{parameter('centre')} holds a public scale, and {parameter('scale')} asks for another one: take one."
+            f"{parameter('centre')} contains a public scale, and {parameter('scale')} specifies another: leave one out."
         )
     if scale == "private":
         return shift
-    found = read_public_centre(folder / scale, word="scale")
-    if found["centre"] is not None and centre == Centring.NONE:
+    numbers = read_public_centre(folder / scale, word="scale")
+    if numbers["centre"] is not None and centre == Centring.NONE:
         raise UsageError(
-            f"{scale} holds a centre as well as a scale: name it as {parameter('centre')}, which takes both, or write "
-            "the scale to a file of its own."
+            f"{scale} contains a centre as well as a scale: pass it as {parameter('centre')}, which uses both, or "
+            "write the scale to a separate file."
         )
-    return {**shift, "scale": found["scale"]}
+    return {**shift, "scale": numbers["scale"]}
 
 
 def clip_from(text: str) -> float | Word:
-    """Read a clip norm, or how it is to be chosen."""
+    """Parse a clip norm, or the word for how to choose it."""
     if text in get_args(Word):
         return cast("Word", text)
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{parameter('clip')} takes a number, private or auto, not {text!r}.") from None
+        raise UsageError(f"{parameter('clip')} must be a number, private or auto, not {text!r}.") from None
 
 
-def norms_request_from(asked: ReleaseOptions, grid: str) -> NormsRequest:
-    """Make a request for a histogram of norms of options as they are typed; without delta it has none."""
-    if asked.centre == Centring.PRIVATE:
+def norms_request_from(options: ReleaseOptions, grid: str) -> NormsRequest:
+    """Make a request for a histogram of norms from options as typed."""
+    if options.centre == Centring.PRIVATE:
         raise UsageError(
             f"With {parameter('centre', 'private')} rows are clipped about zero, before their mean is known: choose "
             f"the clip norm with {parameter('centre', 'none')}."
         )
-    if asked.scale == "private":
+    if options.scale == "private":
         raise UsageError(
-            f"{parameter('scale', 'private')} comes before the clip norm, which is in scaled units: release with "
-            f"{parameter('clip', 'auto')}, or name a public scale."
+            f"{parameter('scale', 'private')} is chosen by the release, and the clip norm is in scaled units: release "
+            f"with {parameter('clip', 'auto')}, or pass a public scale."
         )
-    shift = public_numbers(asked.centre, asked.scale, Path())
+    shift = public_numbers(options.centre, options.scale, Path())
     return NormsRequest(
-        PrivacyLoss.parse(asked.epsilon, asked.delta or "0"),
+        PrivacyLoss.parse(options.epsilon, options.delta or "0"),
         NormGrid.parse(grid),
-        neighbours_of(asked.neighbours),
-        accept_large_delta=asked.accept_large_delta,
+        neighbours_of(options.neighbours),
+        accept_large_delta=options.accept_large_delta,
         **shift,
     )
 
 
 def quantile_from(text: str) -> Fraction:
-    """Read a quantile exactly."""
-    found = exact_fraction(text)
-    require_quantile(found)
-    return found
+    """Parse a quantile exactly."""
+    quantile = exact_fraction(text)
+    require_quantile(quantile)
+    return quantile
 
 
 def options_from(texts: Sequence[str]) -> dict[str, str]:
@@ -135,29 +131,29 @@ def options_from(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals) or name in options:
-            raise UsageError(f"Options are given once each, as NAME=VALUE, not {text!r}.", parameter="options")
+            raise UsageError(f"Each option must be given once, as NAME=VALUE, not {text!r}.", parameter="options")
         options[name] = value
     return options
 
 
 def columns_from(text: str) -> list[str]:
-    """Read names that are separated by commas; one that holds a comma stands in double quotes."""
+    """Parse names separated by commas; double quotes enclose a name with a comma."""
     try:
         return [name.strip() for name in next(csv.reader([text], skipinitialspace=True, strict=True), [""])]
     except csv.Error:
-        raise UsageError(f"A double quote is not closed in {parameter('columns')}.") from None
+        raise UsageError(f"{parameter('columns')} has an unclosed double quote. Close it.") from None
 
 
 def numbers_from(text: str, option: str) -> tuple[float, ...]:
-    """Read numbers that are separated by commas."""
+    """Parse numbers separated by commas."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"{option} takes numbers separated by commas, such as 4,2,0.5.") from None
+        raise UsageError(f"{option} must be numbers separated by commas, such as 4,2,0.5.") from None
 
 
 def _typed_options(info: MechanismInfo, options: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """Turn text into what the options take; a list of numbers or a matrix may stand in a public file."""
+    """Convert text to the types of the options; a list of numbers or a matrix may be a public file."""
     kinds = {option.name: option.kind for option in info.options}
     typed = dict(options)
     for name, value in options.items():
@@ -173,7 +169,7 @@ def _option_value(kind: Kind, text: str, folder: Path) -> object:
         try:
             return _arrays(folder / text)["centre"].astype(np.float64).tolist()
         except (OSError, ValueError, TypeError, EOFError, SyntaxError, MemoryError):
-            raise DataError(f"{text} is not a .npy file of numbers.", parameter="options") from None
+            raise DataError(f"{text} is not a .npy file of numbers. Pass one.", parameter="options") from None
     try:
         match kind:
             case Kind.INTEGER:
@@ -183,32 +179,28 @@ def _option_value(kind: Kind, text: str, folder: Path) -> object:
             case Kind.NUMBERS:
                 return [float(part) for part in text.split(",")]
     except ValueError:
-        return text  # the option says what it takes instead
+        return text  # the option reports the expected type
     return text
 
 
 def _directions_of(path: Path) -> list[list[float]]:
-    """Return the eigenvectors of a released moment as rows, the largest eigenvalue first.
-
-    They are as public as the release, whose budget paid for them. Signs are fixed and entries rounded to 2^-30, so that
-    the same command asks for the same release again on a machine whose last bits differ.
-    """
-    found = open_release(path)
-    found.require_moment()
-    if not found.private_as_claimed or not found.in_memory:
+    """Return the eigenvectors of a released moment as rows, the largest eigenvalue first, rounded for a stable id."""
+    release = open_release(path)
+    release.require_moment()
+    if not release.private_as_claimed or not release.in_memory:
         raise DataError(
-            f"The release {path} gives no directions: it is not private as claimed, or too large for memory. Take one "
-            "that was charged to a budget, of a smaller table.",
+            f"The release {path} cannot provide directions: it is not private as claimed, or too large for memory. Use "
+            "one that was charged to a budget, of a smaller table.",
             parameter="options.directions",
         )
-    vectors = np.linalg.eigh(found.lattice.astype(np.float64))[1].T[::-1]
+    vectors = np.linalg.eigh(release.lattice.astype(np.float64))[1].T[::-1]
     signs = np.sign(vectors[np.arange(len(vectors)), np.abs(vectors).argmax(axis=1)])
     rounded: list[list[float]] = (np.rint(vectors * signs[:, None] * 2**30) / 2**30).tolist()
     return rounded
 
 
 def _arrays(path: Path, word: str = "centre") -> dict[str, Any]:
-    """Return the arrays of a .npz file of public numbers, or that of a .npy file by a name of its own."""
+    """Return the arrays of a .npz file, or that of a .npy file under the name ``word``."""
     content = read_plain(path, LARGEST_FILE)
     if path.suffix == ".npz":
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -219,14 +211,13 @@ def _arrays(path: Path, word: str = "centre") -> dict[str, Any]:
 
 
 def _of_release(path: Path, word: str) -> dict[str, tuple[float, ...] | None]:
-    """Return the centre and scale of a release."""
-    found = open_release(path)
-    vectors = {"centre": found.bound.centre, "scale": found.bound.scale}
-    if not found.private_as_claimed or not any(vectors.values()) or (word == "scale" and vectors["scale"] is None):
+    """Return centre and scale of a release."""
+    release = open_release(path)
+    vectors = {"centre": release.bound.centre, "scale": release.bound.scale}
+    if not release.private_as_claimed or not any(vectors.values()) or (word == "scale" and vectors["scale"] is None):
         raise DataError(
-            f"The release {path} has no {'centre or scale' if word == 'centre' else 'scale'} of its rows that could be "
-            f"taken: it was made without, or is not private as claimed. One with {parameter('scale', 'private')} has "
-            "both.",
+            f"The release {path} has no usable {'centre or scale' if word == 'centre' else 'scale'}: it was made "
+            f"without one, or is not private as claimed. Use a release with {parameter('scale', 'private')}.",
             parameter=word,
         )
     return vectors
@@ -235,12 +226,7 @@ def _of_release(path: Path, word: str) -> dict[str, tuple[float, ...] | None]:
 def read_public_centre(
     path: AnyPath, word: Literal["centre", "scale"] = "centre"
 ) -> dict[str, tuple[float, ...] | None]:
-    """Read a public centre, and optionally a public scale, one number per column.
-
-    A ``.npy`` file holds what it is read for; a ``.npz`` or ``.json`` file holds ``centre`` and ``scale``, or one of
-    them. A release.zarr gives those by which its rows were shifted and scaled, such as a private choice: they are as
-    public as it is.
-    """
+    """Read a public centre, a public scale or both from a .npy, .npz or .json file, or from a release.zarr."""
     path = local(path)
     if (path / "zarr.json").is_file():
         return _of_release(path, word)
@@ -255,14 +241,14 @@ def read_public_centre(
         for key, value in content.items():
             vector = np.asarray(value)
             if key not in {"centre", "scale"} or vector.ndim != 1 or vector.dtype.kind not in "iuf":
-                raise ValueError  # noqa: TRY301 - one message for whatever is wrong
+                raise ValueError  # noqa: TRY301 - one message for all faults
             vectors[key] = tuple(float(v) for v in vector)
-    except Exception:  # noqa: BLE001 - a damaged file fails in as many ways as there are formats
+    except Exception:  # noqa: BLE001 - every format fails differently on a damaged file
         vectors = {}
     if not vectors or (word == "scale" and word not in vectors):
         holds = "`centre` and `scale`" if word == "centre" else "`scale`"
         raise DataError(
-            f"{path} holds no public {word}: pass `none`, `private`, a .npy file with one number per column, a .npz "
+            f"{path} contains no public {word}: pass `none`, `private`, a .npy file with one number per column, a .npz "
             f"or .json file with {holds}, or a release.zarr of such rows.",
             parameter=word,
         )

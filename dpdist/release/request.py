@@ -1,17 +1,17 @@
-"""What is asked for: one private second moment of one table, completely described by public parameters.
+"""Requests: one private second moment of one table, completely described by public parameters.
 
-The release id is a hash of the data set's identity, these parameters and the period. It never depends on a job id,
-a restart count, the clock or the data, so a job that is repeated for whatever reason asks for the same release. The
-number of rows is left out as well: under add-remove it is private, and a hash can be inverted by trial.
+The release id is a hash of the data set's identity, these parameters and the period. It does not depend on a job id, a
+restart count, the clock or the data, so a repeated job requests the same release. The number of rows is left out as
+well: under add-remove it is private, and a hash can be inverted by trial.
 
-**The share of the loss that a private histogram takes**, where nobody names one. Noise on a count has a standard
-deviation of ``Delta / (mu sqrt(share))``, or ``sqrt(2) Delta / (epsilon share)`` where the loss has no mu, with the
-sensitivity ``Delta`` of the histogram. The share is the least whole percent at which that is at most .005 n for the
-histograms of the columns, whose sums then give a scale within some 20 %, and .004 n for that of the norms. It is at
-least .01 and at most .25: the release has ``1 / (1 - share)`` times the variance. More does not pay: at epsilon .1 and
-K = 10 a tenth of mu² on the norms of 48,842 x 123 numbers captured .958, .02 captured .963. n is public, or
-``rows_at_most`` where somebody names it. Where nothing is known of n the share is a tenth. All of it is public and
-fixed before anything is drawn, so the theorem of :mod:`dpdist.privacy.staged` holds at any share.
+**The default share of a private histogram in the loss.** Noise on a count has a standard deviation of
+``Delta / (mu sqrt(share))``, or ``sqrt(2) Delta / (epsilon share)`` if the loss has no mu, with the sensitivity
+``Delta`` of the histogram. The share is the smallest whole percent at which that is at most .005 n for the histograms
+of the columns, whose sums then give a scale within some 20 %, and .004 n for that of the norms. It is at least .01 and
+at most .25: the release has ``1 / (1 - share)`` times the variance. More does not pay: at epsilon .1 and K = 10, a
+tenth of mu² for the norms of 48,842 x 123 numbers captured .958, and .02 captured .963. n is public, or given as
+``rows_at_most``; if it is unknown, the share is a tenth. All of this is public and fixed before the first draw, so the
+theorem of :mod:`dpdist.privacy.staged` holds for any share.
 """
 
 from __future__ import annotations
@@ -45,58 +45,52 @@ from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
 from dpdist.rows.rounding import LEAST_BITS, OLD_BITS, SIMPLE_BITS, is_little
 from dpdist.rows.table import Table
 
-_MOST_BITS = 24
-CLIP_GRID = NormGrid()
-"""The norms that it chooses from."""
-FIRST_RULE, CHOICE_RULE = 1, 2
-"""How clip norm and scale are chosen: by versions up to 0.1.0, and now."""
-AUTO_CLIP = {FIRST_RULE: 1.5, CHOICE_RULE: 1.75}
-"""By the rule, times the square root of the number of columns: the clip norm of scaled columns, if nobody names one."""
-UNKNOWN = Fraction(1, 10)
-"""The share of a histogram where nothing is known of n; and by the first rule."""
+_MAX_BITS = 24
+CLIP_GRID = NormGrid()  # candidates for a private clip norm
+FIRST_RULE, CHOICE_RULE = 1, 2  # how clip norm and scale are chosen: by versions up to 0.1.0, and now
+AUTO_CLIP = {FIRST_RULE: 1.5, CHOICE_RULE: 1.75}  # default clip norm of scaled columns over sqrt(d), by rule
+UNKNOWN = Fraction(1, 10)  # share of a histogram if n is unknown, and by the first rule
 _LARGEST_SHARE = Fraction(1, 4)
-_COLUMNS, _NORMS = 0.005, 0.004
-"""What the noise of a count may be of n."""
-Choice = Literal["scale", "clip norm"]
-"""What a release may choose first, each in a draw of its own."""
+_COLUMNS, _NORMS = 0.005, 0.004  # allowed noise of a count over n
+Choice = Literal["scale", "clip norm"]  # chosen first, each in a separate draw
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A release that chooses its clip norm, or centre and scale, or all of them, in its parts."""
+    """The parts of a release that chooses its clip norm, or centre and scale, or all of them."""
 
-    stages: Mapping[Choice, CalibratedHistogram]  # by what each chooses, at its loss
+    stages: Mapping[Choice, CalibratedHistogram]  # each with its part of the loss
     choice: Guarantee  # of all stages together
-    moment: ReleaseRequest  # the release that follows: `ReleaseRequest.with_placeholders`, at its part of the loss
-    guarantee: Guarantee  # of all together
+    moment: ReleaseRequest  # `ReleaseRequest.with_placeholders`, with its part of the loss
+    guarantee: Guarantee  # of stages and moment together
 
     @property
     def share_words(self) -> str:
-        """The part of the loss that the stages take, as part of a sentence."""
+        """The share of the loss that the stages take, as part of a sentence."""
         choice, both = self.choice, self.guarantee
         if choice.mu_squared is not None and both.mu_squared is not None:
             return f"mu² {float(choice.mu_squared):.3g} of {float(both.mu_squared):.3g}"
         return f"epsilon {choice.loss.epsilon:g} of {both.loss.epsilon:g}"
 
     def to_json(self) -> dict[str, object]:
-        """Return what is proved of the stages together, and of all, as JSON values."""
+        """Return the guarantees of the stages, and of the release with them, as JSON values."""
         return {"stage": self.choice.to_json(), "both": self.guarantee.to_json()}
 
 
 class Centring(enum.StrEnum):
-    """Whether a release tells the mean as well.
+    """Whether the mean is released as well.
 
     Attributes
     ----------
     NONE : str
         ``"none"``: the second moment about zero, or about a public centre.
     PRIVATE : str
-        ``"private"``: each row x gets one more entry, half the clip norm, and one release gives the second moment and
-        the sum of the rows.
+        ``"private"``: each row x gets one more entry, half the clip norm, and one release contains the second moment
+        and the sum of the rows.
 
     See Also
     --------
-    ReleaseRequest : Takes it.
+    ReleaseRequest : Has this parameter.
 
     Examples
     --------
@@ -114,62 +108,62 @@ class Centring(enum.StrEnum):
 
 @dataclass(frozen=True)
 class ReleaseRequest:
-    """What to release: one private second moment, completely described by public parameters.
+    """Request for one private second moment, completely described by public parameters.
 
     Parameters
     ----------
     mechanism : str
-        Name of a mechanism, one of those that :func:`dpdist.list_mechanisms` lists. ``gaussian`` is recommended where a
-        delta is allowed, ``two-sided-wishart`` where none is.
+        Name of a mechanism, as listed by :func:`dpdist.list_mechanisms`. ``gaussian`` is recommended with a delta,
+        ``two-sided-wishart`` without.
     loss : PrivacyLoss
-        The (epsilon, delta) it may cost.
+        Price of the release, (epsilon, delta).
     clip_norm : float, "private" or "auto"
-        Public clip norm C > 0, in units of the shifted and scaled rows: longer rows are shortened to it. Never computed
-        from the rows, unless by :func:`dpdist.choose_clip_norm`. ``"private"``: the release chooses it first, from a
-        private histogram of the norms: the one that suits ``components``, else the 0.95-quantile, or the largest
-        smaller one that the noise lets through. ``"auto"``: 1.75 times the square root of d, which suits columns that
-        were divided by a scale; with a private one, of the number of columns of which that choice saw a variance.
+        Public clip norm C > 0, in units of the shifted and scaled rows: longer rows are scaled down to it. Must not be
+        computed from the rows, except by :func:`dpdist.choose_clip_norm`. ``"private"``: the release first chooses the
+        best one for ``components``, or else the 0.95-quantile or the largest smaller one that the noise allows, from a
+        private histogram of the norms. ``"auto"``: 1.75 times the square root of d, for columns that are divided by a
+        scale; with a private scale, d is the number of columns whose variance that choice saw.
     neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
         The neighbouring relation.
     centring : Centring or str, default Centring.NONE
-        Whether the mean is released too, for the one price.
+        Whether the mean is released too, at no extra cost.
     centre : tuple of float, default None
         Public shift, one number for each of the d columns. None: no shift.
     scale : tuple of float or "private", default None
         Public divisor, one positive number for each of the d columns. None: no divisor. ``"private"``: the release
         chooses it first, from private histograms of all columns, and a centre too, unless one is given.
     grid_bits : int, default None
-        b, from 2 to 24: the clip norm is ``2**b`` grid steps. None: as few, from 10 on, as make the stated error of
-        rounding less than 5 % of the noise in spectral norm (:mod:`dpdist.rows.rounding`), or as many as 64-bit
-        integers hold; 12 for a mechanism that does not add noise of a known deviation.
+        b, from 2 to 24: the clip norm is ``2**b`` grid steps. None: the smallest number from 10 on that keeps the
+        stated rounding error below 5 % of the noise in spectral norm (:mod:`dpdist.rows.rounding`), or the largest that
+        64-bit integers allow; 12 for a mechanism without additive noise of known deviation.
     period : str, default ""
-        Names one of several releases with the same parameters; empty for the only one.
+        Distinguishes several releases with the same parameters.
     name : str, default None
         The release id: 1 to 64 letters, digits, hyphens or underscores. None: it follows from the parameters.
     options : mapping of str, default {}
-        Public parameters of the mechanism, by name; those left out take their defaults.
+        Public parameters of the mechanism, by name; others take their defaults.
     for_reproduction : bool, default False
-        Whether a mechanism whose claim is not proved is meant. Its release is charged to no ledger, says that it is
-        not private as claimed, and is made only of rows that never had a budget.
+        Whether to allow a mechanism whose claim is not proved. The release is charged to no ledger, is marked as not
+        private as claimed, and requires rows that never had a budget.
     accept_large_delta : bool, default False
-        Whether a delta of 1/n or more is meant, where n is public. It is no part of the id.
+        Whether a delta of 1/n or more is intended, if n is public. It does not affect the id.
     rows_at_most : int, default 10000000
-        A public upper bound on n, from which grid bits and the share of a private choice follow where n is private, or
-        where rows come in periods. It has no part in the guarantee.
+        A public upper bound on n, which determines grid bits and the share of a private choice if n is private or rows
+        come in periods. The guarantee does not depend on it.
     rule : int, default 2
         How rows are rounded to the grid: 2 rounds without bias (:mod:`dpdist.rows.dither`). 1 truncates them to 16
         bits, as versions up to 0.1.0 did.
     scale_share : Fraction, str or float, default None
-        With a private scale: the share of mu² (of epsilon, where the mechanism has no mu) that its histograms take.
-        None: between .01 and .25, by n, epsilon and d.
+        With a private scale: the share of mu² (of epsilon, if the mechanism has no mu) for its histograms. None: from
+        .01 to .25, depending on n, epsilon and d.
     clip_share : Fraction, str or float, default None
-        Likewise with a private clip norm.
+        With a private clip norm: the share for its histogram, in the same way.
     components : int, default None
-        With a private clip norm: the number K of leading components that it is chosen for
+        With a private clip norm: the number K of leading components that it is optimised for
         (:mod:`dpdist.release.clip_trade`). None: the 0.95-quantile.
     targets : tuple of str, default ()
-        With a private scale: columns that a regression will explain. Their scale is made smaller, so that a standard
-        deviation is about a quarter of the clip norm, and noise hides less of them. In components they weigh more.
+        With a private scale: target columns of a regression. Their scale is reduced so that a standard deviation is
+        about a quarter of the clip norm, and noise hides less of them. They weigh more in components.
     choice_rule : int, default 2
         How private choices follow from their histograms: 2 by sums over intervals of bins; 1 by single bins, at a tenth
         of the loss each, as versions up to 0.1.0 did.
@@ -177,13 +171,13 @@ class ReleaseRequest:
     Raises
     ------
     UsageError
-        If mechanism, delta, neighbours, centring and options do not go together, or there is no such mechanism.
+        If parameters contradict each other, or the mechanism is unknown.
 
     See Also
     --------
-    release_rows : Takes it.
-    forecast_release : Says what it will show.
-    choose_clip_norm : Chooses its clip norm.
+    release_rows : Takes such a request.
+    forecast_release : Forecasts the accuracy.
+    choose_clip_norm : Chooses a clip norm.
 
     Examples
     --------
@@ -215,131 +209,119 @@ class ReleaseRequest:
     choice_rule: int = CHOICE_RULE
 
     def __post_init__(self) -> None:
-        # what a caller may write as a word or a whole number is compared, and hashed into the id, as what it stands for
+        # normalised first, because values are compared and hashed into the id
         object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
         if self.centring not in tuple(Centring):
             raise UsageError(f"centring must be one of {', '.join(Centring)}, not {self.centring!r}.")
         object.__setattr__(self, "centring", Centring(self.centring))
         object.__setattr__(self, "targets", tuple(sorted(set(self.targets))))
         for share in ("scale_share", "clip_share"):
-            given = getattr(self, share)
-            object.__setattr__(self, share, None if given is None else share_from(given, share))
+            value = getattr(self, share)
+            object.__setattr__(self, share, None if value is None else share_from(value, share))
         if self.clip_norm not in get_args(Word):
             object.__setattr__(self, "clip_norm", float(self.clip_norm))
         self._require_choices()
         info = self.mechanism_info
         info.require_delta_use(self.loss)
-        info.filled(self.options)  # refuses what it does not know
+        info.filled(self.options)  # refuses unknown options
         if not 1 <= self.rows_at_most < 2**63:
-            raise UsageError(f"{parameter('rows_at_most')} is a number of rows, at least 1.")
-        told = {f"id ({parameter('id')})": self.name, "period": self.period}
-        if wrong := [what for what, text in told.items() if has_control(text or "")]:
-            raise UsageError(f"The {wrong[0]} holds a control character: it is published, and shown on terminals.")
+            raise UsageError(f"{parameter('rows_at_most')} must be a number of rows, at least 1.")
+        labels = {f"id ({parameter('id')})": self.name, "period": self.period}
+        if wrong := [label for label, text in labels.items() if has_control(text or "")]:
+            raise UsageError(f"The {wrong[0]} contains a control character. It is published; remove the character.")
         if self.for_reproduction and self.name is not None:
             raise UsageError(
-                "A release for reproduction takes no chosen id, because no ledger keeps ids apart: leave "
-                f"{parameter('id')} out."
+                f"A release for reproduction cannot have a chosen id, because no ledger keeps ids unique: "
+                f"leave {parameter('id')} out."
             )
         if self.centring is Centring.PRIVATE and not info.additive:
             raise UsageError(
                 f"{self.mechanism} cannot release the mean as well ({parameter('centre', 'private')}): only mechanisms "
-                "that add noise to the moment can. Pass a public centre, or take gaussian or two-sided-wishart."
+                "that add noise to the moment can. Pass a public centre, or use gaussian or two-sided-wishart."
             )
 
     def _require_choices(self) -> None:
+        scale_share, clip_share = self.scale_share or _LARGEST_SHARE, self.clip_share or _LARGEST_SHARE
+        add_scale, no_scale = f"add {parameter('scale', 'private')}", "scale" not in self.chooses
         if self.chooses and self.for_reproduction:
-            raise UsageError(f"A release for reproduction has no guarantee to choose a {self.chooses[0]} by: name one.")
-        taken = (self.scale_share or _LARGEST_SHARE, self.clip_share or _LARGEST_SHARE)
-        if len(self.chooses) > 1 and sum(taken) >= 1:
+            raise UsageError(f"A release for reproduction cannot choose a {self.chooses[0]} privately: pass one.")
+        if len(self.chooses) > 1 and scale_share + clip_share >= 1:
             raise UsageError(
-                f"The histogram of the norms takes a share of up to {float(taken[1]):g} as well: "
-                f"{parameter('scale_share')} is less than {float(1 - taken[1]):g} then."
+                f"The histogram of the norms takes a share of up to {float(clip_share):g} as well: "
+                f"{parameter('scale_share')} must be less than {float(1 - clip_share):g}."
             )
         if self.clip_norm == "auto" and self.scale is None:
             raise UsageError(
-                f"{parameter('clip', 'auto')} is for columns that are divided by a scale: add "
-                f"{parameter('scale', 'private')} or a public scale, or name a clip norm."
+                f"{parameter('clip', 'auto')} requires a scale: {add_scale} or a public scale, or pass a clip norm."
             )
-        if self.scale_share is not None and self.scale != "private":
+        if self.scale_share is not None and no_scale:
+            raise UsageError(f"{parameter('scale_share')} requires a private scale: {add_scale}.")
+        if self.targets and no_scale:
             raise UsageError(
-                f"{parameter('scale_share')} is the part of a private choice: add {parameter('scale', 'private')}."
+                f"{parameter('targets')} requires a private scale: {add_scale}; or divide these columns by a public "
+                "scale of about 4 / C of their deviation."
             )
-        if self.targets and self.scale != "private":
+        if "clip norm" not in self.chooses and (self.components is not None or self.clip_share is not None):
             raise UsageError(
-                f"{parameter('targets')} is for a private scale: add {parameter('scale', 'private')}; or divide them "
-                "by a public scale of about 4 / C of their deviation."
-            )
-        if self.clip_norm != "private" and (self.components is not None or self.clip_share is not None):
-            raise UsageError(
-                f"{parameter('components')} and {parameter('clip_share')} are for a private choice of the clip norm: "
+                f"{parameter('components')} and {parameter('clip_share')} require a private clip norm: "
                 f"add {parameter('clip', 'private')}."
             )
         if self.components is not None and self.components < 1:
-            raise UsageError("At least one component is asked for.", parameter="components")
+            raise UsageError("The number of components must be at least 1.", parameter="components")
 
     @property
     def chooses(self) -> tuple[Choice, ...]:
-        """What it chooses first, each in a draw of its own, in the order of these draws; none: nothing.
-
-        The scale comes first: norms are those of scaled rows.
-        """
-        found: dict[Choice, object] = {"scale": self.scale, "clip norm": self.clip_norm}
-        return tuple(choice for choice, given in found.items() if isinstance(given, str) and given == "private")
+        """The private choices in the order of their draws: the scale first, as norms are of scaled rows."""
+        settings: dict[Choice, object] = {"scale": self.scale, "clip norm": self.clip_norm}
+        return tuple(name for name, value in settings.items() if isinstance(value, str) and value == "private")
 
     @property
     def mechanism_info(self) -> MechanismInfo:
-        """What is said of the mechanism in public."""
+        """Public description of the mechanism."""
         return mechanism_named(self.mechanism).info
 
     @property
     def by_products(self) -> bool:
-        """Whether the mechanism was told to work from products with the moment, which is then never formed."""
+        """Whether the mechanism works from products with the moment, which is then never formed."""
         return self.options.get("route") == "products"
 
     def on_grid(self, columns: int, rows: int | None = None, max_rows: int = 1) -> ReleaseRequest:
-        """Return the request with grid bits and shares: those asked for, else those that follow from public numbers.
-
-        ``rows`` is n, where it is public; None takes ``rows_at_most``. It raises what :meth:`calibrated` does.
-        """
+        """Return the request with its grid bits and shares; ``rows`` is n if it is public, None: ``rows_at_most``."""
         if self.clip_norm == "auto" and self.scale != "private":
             return replace(self, clip_norm=auto_clip(columns, self.choice_rule)).on_grid(columns, rows, max_rows)
         if self.chooses:
-            shares, bits = (
-                self._shares(columns, rows, max_rows),
-                self.with_placeholders.on_grid(columns, rows, max_rows).grid_bits,
-            )
-            return replace(
-                self, grid_bits=bits, scale_share=shares.get("scale"), clip_share=shares.get("clip norm")
-            )  # fmt: skip
+            shares = self._shares(columns, rows, max_rows)
+            bits = self.with_placeholders.on_grid(columns, rows, max_rows).grid_bits
+            return replace(self, grid_bits=bits, scale_share=shares.get("scale"), clip_share=shares.get("clip norm"))
         if self.grid_bits is not None:
             return self
         if self.rule == TRUNCATED:
             return replace(self, grid_bits=OLD_BITS)
-        most, deviation = self.rows_at_most if rows is None else rows, None
+        row_limit, deviation = self.rows_at_most if rows is None else rows, None
         if self.mechanism_info.additive:
             trial = replace(self, grid_bits=LEAST_BITS)
             variance = trial.calibrated(columns, max_rows).noise.variance_off_diagonal
             deviation = variance and math.sqrt(variance) / 4**LEAST_BITS
-        found = LEAST_BITS
-        for bits in range(LEAST_BITS, _MOST_BITS + 1):
-            if not self._fits(bits, columns, most, max_rows):
+        grid_bits = LEAST_BITS
+        for bits in range(LEAST_BITS, _MAX_BITS + 1):
+            if not self._fits(bits, columns, row_limit, max_rows):
                 break
-            found = bits
-            if is_little(most, columns, bits, deviation) if deviation else bits == SIMPLE_BITS:
+            grid_bits = bits
+            if is_little(row_limit, columns, bits, deviation) if deviation else bits == SIMPLE_BITS:
                 break
-        return replace(self, grid_bits=found)
+        return replace(self, grid_bits=grid_bits)
 
     def _fits(self, bits: int, columns: int, rows: int, max_rows: int) -> bool:
-        """Say whether 64-bit integers hold the sum of so many rows on a grid of so many bits, and the noise."""
-        asked = replace(self, grid_bits=bits)
+        """Whether 64-bit integers hold the sum of this many rows with this many grid bits, and the noise."""
+        trial = replace(self, grid_bits=bits)
         try:
-            asked.calibrated(columns, max_rows)
-            return rows <= asked.bound(columns).total_rows
+            trial.calibrated(columns, max_rows)
+            return rows <= trial.bound(columns).total_rows
         except UsageError:
             return False
 
     def _shares(self, columns: int, rows: int | None, max_rows: int) -> dict[Choice, Fraction]:
-        """Return the share of the loss that each choice takes: the one named, else by the rule of the module."""
+        """Return the share of the loss for each choice: as given, or by the rule of the module."""
         if rows is None and self.rows_at_most != ROWS_AT_MOST:
             rows = self.rows_at_most
         named: dict[Choice, Fraction | None] = {"scale": self.scale_share, "clip norm": self.clip_share}
@@ -362,37 +344,30 @@ class ReleaseRequest:
         return _proved(self.with_placeholders.calibrated(columns, max_rows)).mu_squared is not None
 
     def of_table(self, table: Table) -> ReleaseRequest:
-        """Return the request with the number of grid bits that it has for a table; refuse targets it does not have.
-
-        Releases of periods are added up: so the bits of each follow from the same public number, and not from its own.
-        How often rows are added is left out: a total has the noise and the rounding of rows that are added once.
-        """
+        """Return the request with its grid bits for a table; UsageError for unknown targets."""
         if missing := [name for name in self.targets if name not in table.names]:
             raise UsageError(
                 f"There is no column {', '.join(missing)}; there are {listed(table.names)}.", parameter="targets"
             )
+        # releases of periods are added, so their grid bits follow from the same public number, not from n
         public = self.neighbours is Neighbours.REPLACE_ONE and not table.periodic
         return self.on_grid(table.columns, table.rows if public else None, table.max_rows)
 
     def older(self) -> tuple[ReleaseRequest, ...]:
-        """Return what the same words asked for by older rules, the newest first."""
+        """Return the requests that older versions made of the same parameters, the newest first."""
         if not self.chooses and self.clip_norm != "auto":
             return (self.truncating(),)
         first = replace(self, choice_rule=FIRST_RULE, clip_share=None, components=None, targets=())
         return first, first.truncating()
 
     def truncating(self) -> ReleaseRequest:
-        """Return what the same words asked for while rows were truncated to the grid."""
+        """Return the request of the versions that truncated rows to the grid."""
         return replace(self, rule=TRUNCATED, grid_bits=OLD_BITS if self.grid_bits is None else self.grid_bits)
 
     def bound(self, columns: int) -> RowBound:
-        """Return how rows of so many columns are bounded; private centring appends the constant ``2^(b-1)``.
-
-        The constant C/2 is within 3 % of the best choice for means of norm at least C/4. Grid bits that were not asked
-        for are those for ``rows_at_most`` rows. No row can be bounded before what is chosen is known: UsageError.
-        """
+        """Return how rows are bounded; private centring appends C/2. UsageError while a private choice is open."""
         if self.clip_norm == "private" or self.scale == "private":
-            raise UsageError(f"The {self.chooses[0]} is not chosen yet: the release itself does that, privately.")
+            raise UsageError(f"The {self.chooses[0]} is unknown before the release chooses it. Pass a public one.")
         bits = self.grid_bits
         if bits is None or self.clip_norm == "auto":
             return self.on_grid(columns).bound(columns)
@@ -402,16 +377,14 @@ class ReleaseRequest:
             grid_bits=bits,
             centre=self.centre,
             scale=self.scale,
+            # C/2 is within 3 % of the best choice for means of norm at least C/4
             constant=2 ** (bits - 1) if self.centring is Centring.PRIVATE else 0,
             rule=self.rule,
         )
 
     @property
     def with_placeholders(self) -> ReleaseRequest:
-        """It, with a clip norm of 1 and no scale where these are not chosen yet.
-
-        No width and no noise in grid steps depends on them.
-        """
+        """The request with a clip norm of 1 and no scale for open choices: no width or noise in steps changes."""
         if not self.chooses:
             return self
         clip = 1.0 if self.clip_norm in get_args(Word) else self.clip_norm
@@ -421,15 +394,10 @@ class ReleaseRequest:
         )  # fmt: skip
 
     def parts(self, columns: int, max_rows: int = 1) -> Parts | None:
-        """Return the parts of a release that chooses something first, of a table of so many columns; None of others.
-
-        Where the mechanism has a mu, a stage takes its share of mu² and has Gaussian noise. Where it has none, it takes
-        that share of epsilon and has discrete Laplace noise. Two stages are divided from the release, and then from
-        each other: the theorem of :mod:`dpdist.privacy.staged`, applied twice. A loss that is too small to be divided
-        is a UsageError.
-        """
+        """Return the parts of a release with private choices; None without."""
         if not self.chooses:
             return None
+        # two stages are divided from the release, and then from each other (:mod:`dpdist.privacy.staged`)
         gaussian = self._gaussian(columns, max_rows)
         shares = self._shares(columns, None, max_rows)
         share = sum(shares.values(), Fraction(0))
@@ -440,86 +408,74 @@ class ReleaseRequest:
             return quantile.calibrated(loss, self.neighbours, max_rows)
 
         def stages_at(loss: PrivacyLoss) -> tuple[dict[Choice, CalibratedHistogram], Guarantee]:
-            """Return the stages that share a loss, and what is proved of them together."""
+            """Return the stages that share a loss, and their joint guarantee."""
             first, *others = self.chooses
             if not others:
                 stage = histogram(first, loss)
                 return {first: stage}, stage.guarantee
-            one, two = divided(
+            first_loss, second_loss = divided(
                 loss, shares[first] / share, lambda part: histogram(first, part).guarantee, gaussian=gaussian
             )
-            stages = {first: histogram(first, one), others[0]: histogram(others[0], two)}
+            stages = {first: histogram(first, first_loss), others[0]: histogram(others[0], second_loss)}
             return stages, together(stages[first].guarantee, stages[others[0]].guarantee, loss)
 
-        chosen, rest = divided(self.loss, share, lambda loss: stages_at(loss)[1], gaussian=gaussian)
-        stages, choice = stages_at(chosen)
-        moment = replace(self.with_placeholders, loss=rest)
-        whole = together(choice, _proved(moment.calibrated(columns, max_rows)), self.loss)
-        return Parts(stages, choice, moment, whole)
+        stage_loss, moment_loss = divided(self.loss, share, lambda loss: stages_at(loss)[1], gaussian=gaussian)
+        stages, choice = stages_at(stage_loss)
+        moment = replace(self.with_placeholders, loss=moment_loss)
+        guarantee = together(choice, _proved(moment.calibrated(columns, max_rows)), self.loss)
+        return Parts(stages, choice, moment, guarantee)
 
     def calibrated(self, columns: int, max_rows: int = 1) -> Calibrated:
-        """Return the mechanism calibrated for a table of so many columns.
+        """Return the mechanism for a number of columns; neighbours differ in at most ``max_rows`` rows of the sum.
 
-        ``max_rows`` is how many rows of the sum neighbours differ in at most: those of one privacy unit, as often as
-        each is added.
-
-        Raises
-        ------
-        UsageError
-            If the options make no sense for so many columns, the noise would leave the lattice, or a mechanism that
-            is private as claimed is asked for as if it were not.
-        RefusedError
-            If what is proved falls short of what is claimed and that is not what was asked for, or nothing is proved
-            for several rows of one unit.
+        UsageError for unsuitable options; RefusedError if the guarantee is weaker than the claim and not for
+        reproduction.
         """
         bound = self.bound(columns)
         query = LatticeQuery(bound.width, bound.norm_bound, self.neighbours, max_rows)
-        found = calibrated(self.mechanism, query, self.loss, self.options)
-        private = is_private_as_claimed(found)
+        result = calibrated(self.mechanism, query, self.loss, self.options)
+        private = is_private_as_claimed(result)
         if private and self.for_reproduction:
             raise UsageError(
                 f"{self.mechanism} is private as claimed at {self.loss}: leave {parameter('for_reproduction')} out, so "
-                "that it is charged to the ledger."
+                "that the ledger is charged."
             )
         if not private and not self.for_reproduction:
-            raise RefusedError(self._unproved(found))
-        return found
+            raise RefusedError(self._unproved(result))
+        return result
 
-    def _unproved(self, found: Calibrated) -> str:
-        said = f"{self.mechanism} was published as {found.claim}"
-        if found.claim is None:
-            said = f"{self.mechanism} is not private and was never claimed to be"
-        elif found.guarantee is None:
-            said += "; nothing is proved of it as it is computed"
+    def _unproved(self, result: Calibrated) -> str:
+        text = f"{self.mechanism} was published as {result.claim}"
+        if result.claim is None:
+            text = f"{self.mechanism} is not private and was never claimed to be"
+        elif result.guarantee is None:
+            text += "; there is no proof for the computed version"
         else:
-            true = found.guarantee.loss
-            said += f"; what is proved is epsilon {true.epsilon:g}, delta {true.delta:.4g}"
+            proved = result.guarantee.loss
+            text += f"; the proved loss is epsilon {proved.epsilon:g}, delta {proved.delta:.4g}"
         return (
-            f"{said}. Take {parameter('mechanism', self.mechanism_info.replacement)} instead, or pass "
-            f"{parameter('for_reproduction')}, of rows that were ingested without a budget: the release is then "
+            f"{text}. Use {parameter('mechanism', self.mechanism_info.replacement)} instead, or pass "
+            f"{parameter('for_reproduction')} with rows that were ingested without a budget: the release is then "
             "charged to no ledger and marked as not private as claimed."
         )
 
     def guarantee(self, table: Table) -> Guarantee | None:
-        """Return what is proved of a release of a table; None where nothing is.
-
-        A privacy unit with rows in several periods is refused where the mechanism has no mu to count them by.
-        """
-        found = self.of_table(table).proved(table.columns, table.changed_rows)
-        if found is not None and found.mu_squared is None and table.unit and table.unit.max_periods is not None:
+        """Return the guarantee of a release of a table, if any; RefusedError if its unit requires a mu."""
+        guarantee = self.of_table(table).proved(table.columns, table.changed_rows)
+        if guarantee is not None and guarantee.mu_squared is None and table.unit and table.unit.max_periods is not None:
             raise RefusedError(
-                f"{self.mechanism} cannot be charged for a privacy unit with rows in several periods: take "
+                f"{self.mechanism} cannot be charged for a privacy unit with rows in several periods: use "
                 f"{parameter('mechanism', 'gaussian')}."
             )
-        return found
+        return guarantee
 
     def proved(self, columns: int, max_rows: int = 1) -> Guarantee | None:
-        """Return what is proved of a release of so many columns, of all its parts together; None where nothing is."""
+        """Return the joint guarantee of all parts of a release; None if there is none."""
         parts = self.parts(columns, max_rows)
         return self.calibrated(columns, max_rows).guarantee if parts is None else parts.guarantee
 
     def parameters(self, table: Table) -> dict[str, object]:
-        """Return everything the release depends on besides the rows, as JSON values."""
+        """Return the parameters of the release besides the rows, as JSON values."""
         return {
             **common_parameters(table, self.mechanism, self.loss, self.neighbours),
             "centring": self.centring.value,
@@ -531,33 +487,31 @@ class ReleaseRequest:
         }
 
     def _bound_json(self, columns: int, max_rows: int) -> dict[str, object]:
-        said: dict[str, object] = dict(self.with_placeholders.bound(columns).to_json())
+        values: dict[str, object] = dict(self.with_placeholders.bound(columns).to_json())
         if not self.chooses:
-            return said
+            return values
         shares = {choice: str(share) for choice, share in self._shares(columns, None, max_rows).items()}
-        # what was stored before there was another rule has none, and keeps its ids
+        # requests by the first rule store none, and keep their ids
         rule: dict[str, object] = {} if self.choice_rule == FIRST_RULE else {"rule": self.choice_rule}
         if "scale" in shares:
             grid, targets = column_histograms.GRID, {"targets": list(self.targets)} if self.targets else {}
             scale = {"mechanism": column_histograms.NAME, "grid": grid, "share": shares["scale"], **rule, **targets}
-            said |= {"clip_norm": self.clip_norm, "scale": scale}
+            values |= {"clip_norm": self.clip_norm, "scale": scale}
         if "clip norm" in shares:
             components = {} if self.components is None else {"components": self.components}
-            said["clip_norm"] = {
+            values["clip_norm"] = {
                 "mechanism": quantile.NAME, "grid": CLIP_GRID.to_json(), "share": shares["clip norm"], **rule,
                 **components,
             }  # fmt: skip
-        return said
+        return values
 
     def release_id(self, table: Table) -> str:
         """Return the chosen id, or the one that follows from the parameters."""
         return id_of("r", self.parameters(table)) if self.name is None else self.name
 
 
-def common_parameters(
-    table: Table, mechanism: str, loss: PrivacyLoss, neighbours: Neighbours
-) -> dict[str, object]:  # fmt: skip
-    """Return what every release depends on besides the rows, as JSON values."""
+def common_parameters(table: Table, mechanism: str, loss: PrivacyLoss, neighbours: Neighbours) -> dict[str, object]:
+    """Return the parameters that all kinds of releases have, as JSON values."""
     return {
         "dataset_id": table.dataset_id,
         "columns": list(table.names),
@@ -575,42 +529,39 @@ def id_of(kind: str, parameters: Mapping[str, object]) -> str:
 
 
 def parts_of(request: ReleaseRequest, columns: int, max_rows: int) -> Parts:
-    """Return the parts of a request that is known to choose something."""
+    """Return the parts of a request that has private choices."""
     parts = request.parts(columns, max_rows)
     if parts is None:
-        raise AssertionError("it has no stage")
+        raise AssertionError("a request without stages")
     return parts
 
 
 def _proved(calibrated: Calibrated) -> Guarantee:
     if calibrated.guarantee is None:
-        raise AssertionError("what is charged is proved")
+        raise AssertionError("a charged release without a guarantee")
     return calibrated.guarantee
 
 
 def auto_clip(columns: int, rule: int = CHOICE_RULE) -> float:
-    """Return the clip norm that is taken of so many columns in their own units: public, to four digits.
-
-    Of skewed columns with correlations of .4 it shortens some 6 % of the rows (the first rule some 10 %).
-    """
+    """Return the default clip norm of scaled columns, to four digits; it clips some 6 % of skewed, correlated rows."""
     return float(f"{AUTO_CLIP[rule] * math.sqrt(columns):.4g}")
 
 
-def exact_fraction(given: object) -> Fraction:
-    """Return a number exactly, of a float with the digits with which it is written; 0 for what is no number."""
+def exact_fraction(number: object) -> Fraction:
+    """Return a number exactly, a float by its shortest decimal text; 0 if it is not a number."""
     try:
-        value = Decimal(str(given))
+        value = Decimal(str(number))
     except ArithmeticError:
         return Fraction(0)
-    # the exponent is looked at first, because 1e-999999999 has too many digits
+    # checks the exponent first, because 1e-999999999 has too many digits
     return Fraction(value) if value.is_finite() and abs(value.adjusted()) < 10 else Fraction(0)
 
 
-def share_from(given: object, name: str = "scale_share") -> Fraction:
+def share_from(value: object, name: str = "scale_share") -> Fraction:
     """Return a share exactly."""
-    share = given if isinstance(given, Fraction) else exact_fraction(given)
+    share = value if isinstance(value, Fraction) else exact_fraction(value)
     if not 0 < share < 1 or share.denominator > MICRO:
         raise UsageError(
-            f"{parameter(name)} lies between 0 and 1, both excluded, in steps of a millionth, such as 0.1."
+            f"{parameter(name)} must be between 0 and 1, both excluded, in steps of a millionth, such as 0.1."
         )
     return share

@@ -1,95 +1,94 @@
-"""Continual release by a Toeplitz matrix of integers: every night a weighted sum of the periods so far, and new noise.
+"""Continual release of totals: by weighted sums of periods (a Toeplitz matrix), or by a tree of periods.
 
-Number the periods 0, 1, 2, ... as they close, and let A_s be the integer second moment of period s. Night t releases
+**Toeplitz matrix.** Number the periods 0, 1, 2, ... in the order in which they close, and let A_s be the integer second
+moment of period s. When period t closes, the series releases
 
     Y_t = sum over s <= t of F(t - s) A_s + Z_t,
 
 with integers ``F(0) >= F(1) >= ... >= F(W - 1) >= 1`` and F = 0 from W on. Z_t is the noise of one draw of a Gaussian
-release (:mod:`dpdist.mechanisms.gaussian`), all of one scale. The total of periods 0 ... t follows from what is public,
+release (:mod:`dpdist.mechanisms.gaussian`), with the same scale for all t. The total of periods 0 ... t is
+post-processing,
 
     sum over r <= t of c(t - r) Y_r = sum over s <= t of A_s + sum over r <= t of c(t - r) Z_r,
 
 where c are the coefficients of the power series ``1 / ((1 - x) (F(0) + F(1) x + ...))``. So it is an unbiased
 estimate, and an entry of its noise has ``sum over k <= t of c(k)²`` times the variance of that of one Z. With F(k) the
-coefficients f(k) of ``(1 - x)^(-1/2)`` c would be f as well, and the matrix of the nights a square root of that of all
-totals (Fichtenberger, Henzinger & Upadhyay 2023). Here ``F(k) = floor(2^6 f(k) + 1/2)``, which costs less than a
+coefficients f(k) of ``(1 - x)^(-1/2)``, c would be f as well, and the matrix of the releases a square root of that of
+all totals (Fichtenberger, Henzinger & Upadhyay 2023). Here ``F(k) = floor(2^6 f(k) + 1/2)``, which costs less than a
 thousandth of the standard deviation.
 
-A total is computed from one night and earlier totals: with F(W) = 0 the same equation is
+A total is computed from the latest release and earlier totals: with F(W) = 0 the same equation is
 
     F(0) T_t = Y_t + sum over 1 <= i <= W of (F(i - 1) - F(i)) T_(t - i),    T_s = 0 for s < 0.
 
 No weight is negative, they add up to F(0), and most are 0, because few of the integers F differ from the next: 16 of 64
-are not, and 19 of 365. So a night opens that many totals, however many nights there were. T_t is rounded to the nearest
-integer. Later totals carry that on as they do noise: the rounding of an entry of T_t is at most ``F(0) / 2`` times the
-sum of c(k), k <= t, which is 11 lattice units after 365 nights, and 21 with W = 64.
+do, and 19 of 365. So each period opens that many totals, whatever the number of periods. T_t is rounded to the nearest
+integer. Later totals carry this error on like noise: the rounding of an entry of T_t is at most ``F(0) / 2`` times the
+sum of c(k), k <= t, which is 11 lattice units after 365 periods, and 21 with W = 64.
 
-The sum of the last w periods, a *window*, is a total less an earlier one: night t - k weighs ``c(k) - c(k - w)``. It
-tells what all nights tell, also of rows of earlier periods, and says so by its extent.
+The sum of the last w periods, a *window*, is a total less an earlier one: release t - k has the weight
+``c(k) - c(k - w)``. It reveals as much as all releases, also about rows of earlier periods, and its extent says so.
 
-**Privacy.** A row of period s is added F(t - s) times on night t. Night t is a release of its own, of rows with weights
+**Privacy.** Release t adds a row of period s F(t - s) times. It is a separate release of rows with weights
 (:mod:`dpdist.privacy.parallel`): Gaussian noise on a sum that an exchanged row of period s changes by F(t - s) times
-what it changes A_s by. If mu is what it guarantees the rows of the newest period, whose weight F(0) is the largest, it
-costs period s ``mu² F(t - s)² / F(0)²``, and is charged just that. All nights together cost a period at most
-``mu² sum of F² / F(0)²``, which is the loss that was asked for: :attr:`Toeplitz.shares` is that factor of mu².
+its change of A_s. If mu is its guarantee for the rows of the newest period, whose weight F(0) is the largest, it costs
+period s ``mu² F(t - s)² / F(0)²``, and is charged exactly that. All releases together cost a period at most
+``mu² sum of F² / F(0)²``, the requested loss: :attr:`Toeplitz.shares` is that factor of mu².
 
-No record of the series is kept: each night is charged for what it adds, before it reads a row, and the theorem of
-:mod:`dpdist.privacy.profile` holds in whatever order, also where later requests, or rows of later periods, are chosen
-from earlier answers: given the past, the two sums of a night differ by ``F(t - s) D``, because periods other than s
-have the same rows in both. (That the whole stream is one Gaussian mechanism as its matrix is lower triangular is
-theorem 2.1 of Denisov et al. 2022.) Other weights, or a night that is drawn twice under two ids, cost and are charged
-more.
+There is no record of the series: each release is charged before it reads a row, and the theorem of
+:mod:`dpdist.privacy.profile` holds in any order, also if later requests, or rows of later periods, are chosen from
+earlier answers: given the past, the two sums of a release differ by ``F(t - s) D``, because periods other than s have
+the same rows in both. (By theorem 2.1 of Denisov et al. 2022, the whole stream is one Gaussian mechanism, as its matrix
+is lower triangular.) Other weights, or a second draw under another id, cost more and are charged more.
 
-**Rounding.** Every night rounds rows anew, by a secret key of its attempt (:mod:`dpdist.rows.dither`), so the A_s of
-two nights are not the same integers. The guarantee of a night holds for each key. In the total the rounding of period s
-comes ``c(t - r) F(r - s)`` times from night r. These numbers add up to 1 and none is negative, so rounding stays
+**Rounding.** Every release rounds rows again, by a secret key of its attempt (:mod:`dpdist.rows.dither`), so the A_s of
+two releases are different integers. The guarantee of a release holds for each key. In the total, the rounding of period
+s from release r has the weight ``c(t - r) F(r - s)``. These weights add up to 1 and none is negative, so rounding stays
 unbiased, and its variance is at most that of one rounding.
 
-**How many nights.** ``sum of F²`` must be finite, and known before the first night. A *square root* has W = T, for T
-nights and none more: ``sum of f²`` grows like log T / pi. *Banded*, with W fixed, there is no last night; the noise
-then grows like the square root of t, slowly. In units of one release with all of the loss, 365 nights have a root mean
-square of 2.8, and of 3.1 with W = 64 (:meth:`Toeplitz.variance_factor`).
+**Number of periods.** ``sum of F²`` must be finite, and known before the first release. A *square root* has W = T, for
+at most T periods: ``sum of f²`` grows like log T / pi. *Banded*, with W fixed, has no last period; the noise then grows
+slowly, like the square root of t. In units of one release with all of the loss, 365 periods have a root mean square of
+2.8, and of 3.1 with W = 64 (:meth:`Toeplitz.variance_factor`).
 
-**Somebody with a row in each of k periods** changes Y_t by as many times ``F(t - s)`` as there are periods. F is not
-negative and does not increase, so k consecutive periods are the worst (:meth:`Toeplitz.person_factor`).
+**A person with a row in each of k periods** changes Y_t by one ``F(t - s)`` per period. F is non-negative and
+non-increasing, so k consecutive periods are the worst case (:meth:`Toeplitz.person_factor`).
 
-Night t reads the rows of all periods from t - W + 1 on: neither an un-noised sum nor old noise may ever be in a file.
+Release t reads the rows of all periods from t - W + 1 on, because no file may contain an exact sum or old noise.
 
-Continual release: which runs of periods to release, so that every total so far has little noise.
-
-Number the periods 0, 1, 2, ... as they close. A *node* of level l covers 2^l of them, from a multiple of 2^l on, and is
-released when its last period closes, by a draw of its own. With L levels, l = 0 ... L-1, released nodes form binary
-trees whose leaves are the periods (Dwork, Naor, Pitassi & Rothblum 2010; Chan, Shi & Song 2011).
+**Tree.** A *node* of level l covers 2^l periods, from a multiple of 2^l on, and is released in a separate draw when its
+last period closes. With L levels, l = 0 ... L-1, released nodes form binary trees whose leaves are the periods (Dwork,
+Naor, Pitassi & Rothblum 2010; Chan, Shi & Song 2011).
 
 **Every row is in at most L nodes**, one per level, because the nodes of one level are disjoint. So if each node's
-release is one of L equal shares of a loss, L of which compose to it, then all that is ever published keeps that loss
-for every row (:mod:`dpdist.privacy.parallel`; the ledger charges each node to its periods and adds up exactly). Shares
-of a Gaussian loss have ``mu_node = mu / sqrt L`` (corollary 3.3 of Dong, Roth & Su 2022), those of a pure one
+release is one of L equal shares of a loss, L of which compose to it, then everything that is ever published keeps that
+loss for every row (:mod:`dpdist.privacy.parallel`; the ledger charges each node to its periods and adds up exactly).
+Shares of a Gaussian loss have ``mu_node = mu / sqrt L`` (corollary 3.3 of Dong, Roth & Su 2022), those of a pure one
 ``epsilon / L``: :func:`dpdist.privacy.accounting.share`.
 
-**Every total is made of few trees**: of t periods, ``t >> (L-1)`` nodes of the highest level, and one for each bit of
-what remains. Each comes with all nodes below it, which are noisy sums of the same rows, and the best estimate takes all
-of them in (Honaker 2015): of a node of level h,
+**Every total consists of few trees**: for t periods, ``t >> (L-1)`` nodes of the highest level, and one for each bit of
+the rest. The nodes below a node are noisy sums of the same rows, and the best estimate uses all of them (Honaker 2015):
+for a node of level h,
 
     S_h = sum over l <= h of 2^l (sum of its nodes of level l) / (2^(h+1) - 1).
 
-It is unbiased, because ``sum of 2^l = 2^(h+1) - 1``. It is the least squares estimate: of a node's own draw, variance
-1, and of the independent estimate by its two halves, variance ``2 v_(h-1)``, the best weights are ``2 v_(h-1)`` and 1
+It is unbiased, because ``sum of 2^l = 2^(h+1) - 1``. It is the least squares estimate: for a node's own draw, variance
+1, and the independent estimate from its two halves, variance ``2 v_(h-1)``, the best weights are ``2 v_(h-1)`` and 1
 over their sum, so that ``v_h = 2 v_(h-1) / (1 + 2 v_(h-1)) = 2^h / (2^(h+1) - 1)``. Halves of halves then have the
 weights above, by induction: ``(1 - v_h) 2^l / (2^h - 1) = 2^l / (2^(h+1) - 1)``. ∎ So v_h falls from 1 to one half.
-What such an estimate tells, all its nodes tell: those of h + 1 levels, one of which each row is in.
+Such an estimate reveals as much as all its nodes: those of h + 1 levels, with each row in one node per level.
 
-With variance ``v`` of the noise of a release that has all of the loss, a Gaussian node has ``L v``, and a total of t
+If ``v`` is the variance of the noise of a release with all of the loss, a Gaussian node has ``L v``, and a total of t
 periods ``L v`` times the sum of the v_h of its trees, at most ``L v (1 + L / 2)`` for t < 2^L; the sum of t releases of
-single periods, each with all of the loss, has ``t v``. That is the case L = 1. With ``L = floor(log2 T) + 1`` the noise
-is logarithmic up to T periods; after more it grows again, by ``L v / 2`` every 2^(L-1) periods, and the guarantee stays
-the same for ever.
+single periods, each with all of the loss, has ``t v``, which is the case L = 1. With ``L = floor(log2 T) + 1`` the
+noise is logarithmic up to T periods; after that it grows by ``L v / 2`` every 2^(L-1) periods, and the guarantee stays
+the same indefinitely.
 
-**Somebody with a row in each of k periods** changes the release of a node by as many rows as there are in it, m, and so
-by m times the mu of a node: together by ``mu sqrt(sum of m^2 / L)`` over all nodes. That is ``sqrt k`` only for L = 1,
-where every m is 1. Otherwise it comes close to k, which it never exceeds: :func:`person_factor`.
+**A person with a row in each of k periods** changes the release of a node by the number of these rows in it, m, and so
+by m times the mu of a node: together by ``mu sqrt(sum of m^2 / L)`` over all nodes. For L = 1 every m is 1, and this is
+``sqrt k``. Otherwise it is close to k, and at most k: :func:`person_factor`.
 
-Rows are read again, once for each of their nodes: L times in all, on nights that end a node.
+Rows are read once for each of their nodes: L times in all, when a node ends.
 """
 
 from __future__ import annotations
@@ -111,150 +110,144 @@ _BITS = 6
 _PLACES = 128
 """Binary places of the coefficients of the inverse."""
 LONGEST = 4096
-"""Weights at most: of more, the last ones would be rounded to 0."""
+"""Largest number of weights: beyond it, the last ones would be rounded to 0."""
 BAND = 64
-"""Weights of a banded one where nobody says another number."""
+"""Default number of weights of a banded series."""
 
 
 @dataclass(frozen=True)
 class Night:
-    """The periods that a night adds up: positions, from 0, half open, and how often the rows of each are added."""
+    """A weighted sum of periods: positions, from 0, half open, and the multiplicity of each period's rows."""
 
     start: int
     stop: int
     weights: tuple[int, ...]
 
     def label(self, periods: Sequence[str]) -> str:
-        """Return its name: that of its last period."""
+        """Return the name of the last period."""
         return periods[self.stop - 1]
 
 
 @dataclass(frozen=True)
 class Toeplitz:
-    """Which periods each night adds up, how often, and what the total of them is made of."""
+    """The weighted sums to release, and the weights of the totals."""
 
     weights: tuple[int, ...]
     horizon: int | None
 
     @property
     def shares(self) -> Fraction:
-        """The mu² of all nights together over that of one, for a row that is in all of them: ``sum F² / F(0)²``."""
+        """The factor ``sum F² / F(0)²``: mu² of all releases over that of one, for a row that is in all of them."""
         return self.shares_of(len(self.weights))
 
     def shares_of(self, count: int) -> Fraction:
-        """Return the same of the first ``count`` nights, for a row of the first period, which is in most of them."""
+        """Return this factor for the first ``count`` releases and a row of the first period, the worst case."""
         return Fraction(sum(weight**2 for weight in self.weights[:count]), self.weights[0] ** 2)
 
     def released(self, count: int) -> list[Night]:
-        """Return what is released when period number ``count``, counted from 1, is closed."""
+        """Return the sums to release when period number ``count``, counted from 1, closes."""
         return [self.night(count)]
 
     def night(self, count: int) -> Night:
-        """Return the night that ends with period number ``count``, counted from 1."""
+        """Return the sum that ends with period number ``count``, counted from 1."""
         start = max(0, count - len(self.weights))
         return Night(start, count, self.weights[: count - start][::-1])
 
     def earlier(self, count: int) -> dict[int, int]:
-        """Return the totals that the total of ``count`` periods follows from: their periods, and what each weighs."""
+        """Return the earlier totals in the total of ``count`` periods, as numbers of periods, with their weights."""
         steps = (a - b for a, b in pairwise((*self.weights, 0)))
         return {count - lag: step for lag, step in enumerate(steps, 1) if step and lag < count}
 
     def inverse(self, count: int, window: int | None = None) -> list[float]:
-        """Return c(0), ..., c(count - 1): what the nights weigh in a total, the last one first.
-
-        In the sum of the last ``window`` periods, a total less an earlier one, it is ``c(k) - c(k - window)``.
-
-        The coefficients a of 1 / F obey ``a(k) F(0) = - sum of F(j) a(k - j)``, and c are their partial sums. They are
-        computed as integers over 2^128, which leaves less than 2^-100, and rounded to float64.
-        """
+        """Return c(0), ..., c(count - 1), the weights of the releases in a total, or in a window, the latest first."""
+        # integers over 2^128, with an error below 2^-100; a window is a total less an earlier one
         totals = _inverse(self.weights, 1 << max(0, count - 1).bit_length())[:count]
         earlier = [0] * count if window is None else ([0] * window + totals)[:count]
         return [(total - less) / (1 << _PLACES) for total, less in zip(totals, earlier, strict=True)]
 
     def variance_factor(self, count: int) -> float:
-        """Return the variance of a total of ``count`` periods over that of one Gaussian release of all the loss."""
+        """Return the variance of a total over that of one Gaussian release with all of the loss."""
         return math.fsum(c**2 for c in self.inverse(count)) * sum(weight**2 for weight in self.weights)
 
     def person_factor(self, periods: int) -> float:
-        """Return by how much the GDP mu of all nights grows, at most, for somebody with a row in so many periods.
+        """Return the largest factor by which mu of all releases grows for a person with rows in ``periods`` periods.
 
-        Notes
-        -----
-        With c_i what a row of period i adds to each night, ``<c_i, c_j>`` is the sum of ``F(r) F(r + |i - j|)`` over
-        the nights that are left after both: it falls in max(i, j) and in |i - j|. Sorted, the a-th of any periods is at
-        least a, and two of them are no closer than consecutive ones. So the first k periods have the largest
-        ``|sum of c_i|``; and matrices D_i in the place of numbers have ``<D_i, D_j> <= |D|²`` at most.
+        With c_i the contribution of a row of period i to each release, ``<c_i, c_j>`` is the sum of
+        ``F(r) F(r + |i - j|)`` over the releases left after both: it falls in max(i, j) and in |i - j|. Sorted, the
+        a-th of any periods is at least a, and two of them are no closer than consecutive ones. So the first k periods
+        have the largest ``|sum of c_i|``; and for matrices D_i in the place of numbers, ``<D_i, D_j> <= |D|²``.
         """
-        nights = len(self.weights) if self.horizon is not None else len(self.weights) + periods - 1
-        most = len(self.weights)
-        added = (sum(self.weights[max(0, t - periods + 1) : min(t + 1, most)]) for t in range(nights))
-        return math.sqrt(sum(each**2 for each in added) / sum(weight**2 for weight in self.weights))
+        releases = len(self.weights) if self.horizon is not None else len(self.weights) + periods - 1
+        width = len(self.weights)
+        added = (sum(self.weights[max(0, t - periods + 1) : min(t + 1, width)]) for t in range(releases))
+        return math.sqrt(sum(total**2 for total in added) / sum(weight**2 for weight in self.weights))
 
 
 def square_root(horizon: int) -> Toeplitz:
-    """Return the square root for so many nights."""
+    """Return the square root for a given number of periods."""
     if horizon > LONGEST:
         raise UsageError(
-            f"{parameter('factorisation', 'square-root')} is for {LONGEST} periods at most: take "
-            f"{parameter('factorisation', 'banded')}, which has no last one."
+            f"{parameter('factorisation', 'square-root')} allows at most {LONGEST} periods: use "
+            f"{parameter('factorisation', 'banded')}, which has no limit."
         )
     return Toeplitz(_rounded(horizon), horizon)
 
 
 def banded(band: int) -> Toeplitz:
-    """Return the square root, cut to so many periods a night; it has no last night."""
+    """Return the square root cut to a number of periods per release; it has no last period."""
     return Toeplitz(_rounded(band), None)
 
 
 @lru_cache(maxsize=8)
 def _inverse(weights: tuple[int, ...], count: int) -> list[int]:
-    """Return c(0), ..., c(count - 1) over 2^128."""
-    found = [(1 << _PLACES) // weights[0]]
+    """Return c(0), ..., c(count - 1) over 2^128: partial sums of the coefficients a of 1 / F."""
+    # a(k) F(0) = - sum of F(j) a(k - j)
+    coefficients = [(1 << _PLACES) // weights[0]]
     for k in range(1, count):
         near = min(k, len(weights) - 1)
-        added = sum(map(mul, weights[1 : near + 1], reversed(found[k - near :])))
-        found.append(-added // weights[0])
-    return list(accumulate(found))
+        added = sum(map(mul, weights[1 : near + 1], reversed(coefficients[k - near :])))
+        coefficients.append(-added // weights[0])
+    return list(accumulate(coefficients))
 
 
 def _rounded(count: int) -> tuple[int, ...]:
     """Return ``floor(2^6 f(k) + 1/2)`` of the coefficients ``f(k) = f(k - 1) (2 k - 1) / (2 k)``, exactly."""
-    found, numerator = [], 1  # f(k) is numerator / 4^k, numerator the binomial coefficient of 2 k over k
+    coefficients, numerator = [], 1  # f(k) is numerator / 4^k, numerator the binomial coefficient of 2 k over k
     for k in range(count):
-        found.append(((numerator << (_BITS + 1)) + (1 << 2 * k)) >> (2 * k + 1))
+        coefficients.append(((numerator << (_BITS + 1)) + (1 << 2 * k)) >> (2 * k + 1))
         numerator = numerator * 2 * (2 * k + 1) // (k + 1)
-    return tuple(found)
+    return tuple(coefficients)
 
 
 @dataclass(frozen=True)
 class Node:
-    """2^level consecutive periods, from a multiple of that on: positions, from 0, half open."""
+    """A node of the tree: 2^level consecutive periods from a multiple of 2^level on, as positions from 0, half open."""
 
     start: int
     stop: int
 
     @property
     def level(self) -> int:
-        """How often its periods can be halved."""
+        """The number of times that the node can be halved."""
         return (self.stop - self.start).bit_length() - 1
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """None: its rows are added once."""
+        """Empty: rows are added once."""
         return ()
 
     def label(self, periods: Sequence[str]) -> str:
-        """Return its name: the period, or the first and the last one."""
+        """Return the name of the period, or the names of the first and the last one."""
         first, last = periods[self.start], periods[self.stop - 1]
         return first if self.stop - self.start == 1 else f"{first}--{last}"
 
     @property
     def weight(self) -> Fraction:
-        """What its own draw weighs in its best estimate, which is also the variance of that over the draw's, v_h."""
+        """Weight of the node's own draw in its best estimate, and the variance of the estimate over the draw's, v_h."""
         return Fraction(1 << self.level, (2 << self.level) - 1)
 
     def tree(self) -> Iterator[Node]:
-        """Yield it and the nodes below it, level by level; there are ``2^(level+1) - 1``."""
+        """Yield the node and those below it, level by level; there are ``2^(level+1) - 1``."""
         for level in reversed(range(self.level + 1)):
             size = 1 << level
             yield from (Node(start, start + size) for start in range(self.start, self.stop, size))
@@ -262,24 +255,24 @@ class Node:
 
 @dataclass(frozen=True)
 class Tree:
-    """Which nodes are released, and when."""
+    """The nodes to release, by the number of levels."""
 
     levels: int
     horizon: ClassVar[None] = None
-    """There is no last period: after the planned ones the noise only grows faster."""
+    """There is no last period: after the planned ones the noise grows faster."""
 
     @property
     def shares(self) -> Fraction:
-        """Releases that each row is in at most."""
+        """Largest number of releases that contain a row."""
         return Fraction(self.levels)
 
     def released(self, count: int) -> list[Node]:
-        """Return the nodes that are released when period number ``count``, counted from 1, is closed."""
+        """Return the nodes to release when period number ``count``, counted from 1, closes."""
         return ended(count, self.levels)
 
 
 def levels_for(horizon: int) -> int:
-    """Return the number of levels L for so many periods: ``floor(log2 T) + 1``."""
+    """Return the number of levels L for a number of periods: ``floor(log2 T) + 1``."""
     return horizon.bit_length()
 
 
@@ -302,23 +295,20 @@ def total_of(count: int, levels: int) -> list[Node]:
 
 
 def variance_factor(count: int, levels: int) -> Fraction:
-    """Return the variance of a total of ``count`` periods over that of one Gaussian release of all the loss."""
+    """Return the variance of a total over that of one Gaussian release with all of the loss."""
     return levels * sum((node.weight for node in total_of(count, levels)), Fraction(0))
 
 
 def person_factor(periods: int, levels: int) -> float:
-    """Return by how much the GDP mu of all releases grows, at most, for somebody with a row in so many periods.
+    """Return the largest factor by which the mu of all releases grows for a person with rows in ``periods`` periods.
 
-    Of a pure epsilon that factor is the number of periods, whatever the levels.
-
-    Notes
-    -----
-    On level l, with ``k = q 2^l + r``, the numbers m of the periods in each node add up to k and are at most 2^l. A sum
-    of squares is convex, so it is largest where as many as possible are full: ``q 4^l + r^2``. The first k periods
-    reach that on every level at once. It is at most ``k^2``, so the factor is at most k.
+    For a pure epsilon the factor is the number of periods. On level l, with ``k = q 2^l + r``, the numbers m of the
+    periods in each node add up to k and are at most 2^l. A sum of squares is convex, so it is largest if as many as
+    possible are full: ``q 4^l + r^2``. The first k periods reach that on every level at once. It is at most ``k^2``, so
+    the factor is at most k.
     """
     squares = 0
     for level in range(levels):
-        full, rest = divmod(periods, 1 << level)
-        squares += full * 4**level + rest**2
+        full, remainder = divmod(periods, 1 << level)
+        squares += full * 4**level + remainder**2
     return math.sqrt(squares / levels)

@@ -1,11 +1,11 @@
-"""What a release draws first, and what follows from it: centre and scale of its columns, its clip norm, or all of them.
+"""Stages of a release, which choose centre and scale of its columns, its clip norm, or all of them.
 
-The stages and the release stand under one id and are charged together (:mod:`dpdist.privacy.staged`). What a stage
-takes from the one before it, and the release from both, is a function of the bytes that were committed, and of public
-facts. So whoever resumes it takes the same.
+Stages and release have one id and are charged together (:mod:`dpdist.privacy.staged`). What a stage uses from the
+previous one, and the release from both, is a function of committed bytes and public facts, so a resumed release uses
+the same values.
 
-Where both are chosen the scale comes first. Centre and scale of each column follow from the committed histograms of the
-columns; then norms are counted of the rows that are shifted and scaled by these, as the release bounds them.
+The scale is chosen first. Centre and scale of each column follow from the committed histograms of the columns; the
+norms are those of the rows shifted and scaled by them, as the release bounds them.
 """
 
 from __future__ import annotations
@@ -31,38 +31,35 @@ from dpdist.release.request import CLIP_GRID, FIRST_RULE, Choice, Parts, Release
 from dpdist.release.trusted import MomentTransaction, Staged
 
 _OF_CLIP_NORM = 0.25
-"""What a deviation of a target is made of the clip norm."""
+"""Standard deviation of a scaled target over the clip norm."""
 Chosen = dict[str, float | tuple[float, ...]]
 
 
 def stage_of(transaction: MomentTransaction, choice: Choice) -> ColumnsStage | NormsTransaction:
-    """Return the stage of a release that makes one of its choices; those before it are committed."""
+    """Return the stage of a release that makes one of its choices; earlier stages are committed."""
     return columns_of(transaction) if choice == "scale" else _norms(transaction)
 
 
 def columns_of(transaction: MomentTransaction) -> ColumnsStage:
     """Return the stage that chooses centre and scale."""
-    asked, table = transaction.request, transaction.table
-    return ColumnsStage(asked, table, transaction.ledger, Part.STAGE, transaction.release_id)
+    request, table = transaction.request, transaction.table
+    return ColumnsStage(request, table, transaction.ledger, Part.STAGE, transaction.release_id)
 
 
 def _norms(transaction: MomentTransaction) -> NormsTransaction:
-    """Return the stage that chooses the clip norm, the second one where a scale is chosen first.
-
-    With private centring the rows are clipped about zero, before their mean is known; so are their norms.
-    """
-    asked, table = transaction.request, transaction.table
-    parts = parts_of(asked, table.columns, table.max_rows)
+    """Return the stage that chooses the clip norm, from norms about zero: the mean is not known yet."""
+    request, table = transaction.request, transaction.table
+    parts = parts_of(request, table.columns, table.max_rows)
     part, bounded = Part.STAGE, parts.moment
-    if "scale" in asked.chooses:
+    if "scale" in request.chooses:
         part = Part.SECOND
-        bounded = standardising(asked, parts, columns_of(transaction).read(), table.names)[0]
-    request = _norms_request(parts, bounded, table.columns)
-    return NormsTransaction(request, table, transaction.ledger, part, transaction.release_id)
+        bounded = standardising(request, parts, columns_of(transaction).read(), table.names)[0]
+    norms_request = _norms_request(parts, bounded, table.columns)
+    return NormsTransaction(norms_request, table, transaction.ledger, part, transaction.release_id)
 
 
 def _norms_request(parts: Parts, bounded: ReleaseRequest, width: int) -> NormsRequest:
-    """Return what the stage of the norms is, of rows that are shifted and scaled as those of the release."""
+    """Return the request of the stage of the norms, for rows shifted and scaled as in the release."""
     bound = bounded.bound(width)
     return NormsRequest(
         parts.stages["clip norm"].guarantee.loss, CLIP_GRID, bounded.neighbours, bound.centre, bound.scale,
@@ -71,110 +68,103 @@ def _norms_request(parts: Parts, bounded: ReleaseRequest, width: int) -> NormsRe
 
 
 def resolved(transaction: MomentTransaction) -> MomentTransaction:
-    """Read the stages that were committed, and return the release that follows from them, under the same id.
-
-    Its parameters are those that were charged, and what the committed stages tell. Whoever repeats this gets the same:
-    it is post-processing of these bytes.
-    """
-    asked, table = transaction.request, transaction.table
-    known = norm_by_schema(table, asked)
-    request, staged = _following(
-        asked,
+    """Read the committed stages, and return the release that follows from them; every repetition returns the same."""
+    request, table = transaction.request, transaction.table
+    norm_limit = norm_by_schema(table, request)
+    following, staged = _following(
+        request,
         table.names,
         table.max_rows,
         lambda: columns_of(transaction).read(),
         lambda _: _norms(transaction).read(),
-        None if known is None else float(known),
+        None if norm_limit is None else float(norm_limit),
     )
-    return replace(transaction, request=replace(request, name=transaction.release_id), staged=staged)
+    return replace(transaction, request=replace(following, name=transaction.release_id), staged=staged)
 
 
 def _following(
-    asked: ReleaseRequest,
+    request: ReleaseRequest,
     names: Sequence[str],
     max_rows: int,
     read_columns: Callable[[], ColumnHistograms],
     read_norms: Callable[[ReleaseRequest], NormHistogram],
-    known: float | None = None,
+    norm_limit: float | None = None,
 ) -> tuple[ReleaseRequest, Staged]:
-    """Return the release that follows from its stages, and what it tells of them; no row is longer than ``known``.
-
-    The norms are those of rows that are shifted and scaled as the first stage says, which ``read_norms`` is told.
-    """
+    """Return the release that follows from its stages, and their description; no row is longer than ``norm_limit``."""
     width = len(names)
-    parts = parts_of(asked, width, max_rows)
-    request, chosen, by, answer = parts.moment, Chosen(), [], {}
-    if "scale" in asked.chooses:
+    parts = parts_of(request, width, max_rows)
+    following, chosen, by, answer = parts.moment, Chosen(), [], {}
+    if "scale" in request.chooses:
         histograms = read_columns()
-        request, chosen = standardising(asked, parts, histograms, names)
+        following, chosen = standardising(request, parts, histograms, names)
         by, answer = [columns.NAME], histograms.to_json()
-    if "clip norm" in asked.chooses:
-        norms = read_norms(request)
-        if asked.components is None or asked.components >= width:
-            clip_norm, share = norms.clip_norm(interpolated=asked.choice_rule != FIRST_RULE)
+    if "clip norm" in request.chooses:
+        norms = read_norms(following)
+        if request.components is None or request.components >= width:
+            clip_norm, share = norms.clip_norm(interpolated=request.choice_rule != FIRST_RULE)
         else:
-            purpose = ForComponents(asked.components, parts.moment.loss)
+            purpose = ForComponents(request.components, parts.moment.loss)
             clip_norm, share = clip_for(purpose, norms, width, max_rows)
         chosen |= {"clip_norm": clip_norm, "quantile": float(share)}
-        if known is not None and known <= clip_norm:  # public, and a larger norm would only add noise
+        if norm_limit is not None and norm_limit <= clip_norm:  # public, and a larger norm would only add noise
             del chosen["quantile"]
-            chosen["clip_norm"] = clip_norm = known
-        request = replace(request, clip_norm=clip_norm)
-        told = {"edges": list(norms.edges), "counts": list(norms.counts), "noise": norms.noise.to_json()}
-        answer = {**answer, "norms": told} if by else told
+            chosen["clip_norm"] = clip_norm = norm_limit
+        following = replace(following, clip_norm=clip_norm)
+        norms_json = {"edges": list(norms.edges), "counts": list(norms.counts), "noise": norms.noise.to_json()}
+        answer = {**answer, "norms": norms_json} if by else norms_json
         by.append(quantile.NAME)
     stage = Stage(", ".join(by), parts.choice.to_json(), chosen, answer)
-    return request, Staged(stage, parts.guarantee)
+    return following, Staged(stage, parts.guarantee)
 
 
 def standardising(
-    asked: ReleaseRequest, parts: Parts, found: ColumnHistograms, names: Sequence[str]
+    request: ReleaseRequest, parts: Parts, histograms: ColumnHistograms, names: Sequence[str]
 ) -> tuple[ReleaseRequest, Chosen]:
-    """Return the release with the centre and scale that follow from its columns, and what it takes from them."""
-    each = found.standardised
-    chosen: Chosen = {} if asked.centre is not None else {"centre": tuple(column.centre for column in each)}
-    chosen |= {"scale": tuple(column.scale for column in each), "bins": tuple(float(column.bins) for column in each)}
+    """Return the release with centre and scale from the histograms of its columns, and the chosen values."""
+    scalings = histograms.standardised
+    chosen: Chosen = {} if request.centre is not None else {"centre": tuple(column.centre for column in scalings)}
+    chosen |= {
+        "scale": tuple(column.scale for column in scalings),
+        "bins": tuple(float(column.bins) for column in scalings),
+    }
     clip = 1.0 if isinstance(parts.moment.clip_norm, str) else parts.moment.clip_norm
-    # the columns that were not seen are scaled to be short: a larger norm would only add noise
-    auto = auto_clip(max(1, sum(column.seen for column in each)), asked.choice_rule)
-    if asked.clip_norm == "auto":
+    # columns whose variance was not seen are scaled to be short: a larger norm would only add noise
+    auto = auto_clip(max(1, sum(column.seen for column in scalings)), request.choice_rule)
+    if request.clip_norm == "auto":
         clip = chosen["clip_norm"] = auto
-    if asked.targets:
-        weight = max(1.0, _OF_CLIP_NORM * (auto if asked.clip_norm == "private" else clip))
+    if request.targets:
+        weight = max(1.0, _OF_CLIP_NORM * (auto if request.clip_norm == "private" else clip))
         chosen["scale"] = tuple(
-            float(f"{column.scale / weight:.6g}") if name in asked.targets and column.seen else column.scale
-            for name, column in zip(names, each, strict=True)
+            float(f"{column.scale / weight:.6g}") if name in request.targets and column.seen else column.scale
+            for name, column in zip(names, scalings, strict=True)
         )
     vectors: dict[str, Any] = {name: chosen[name] for name in ("centre", "scale") if name in chosen}
     return replace(parts.moment, clip_norm=clip, **vectors), chosen
 
 
 def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int = 1) -> None:
-    """Refuse histograms of columns in which not even a bin with half of all rows would count; it reads no row.
-
-    Of n rows, which are looked at where n is public only.
-    """
+    """Refuse tables so small that not even a bin with half of all rows would count; reads no row, needs public n."""
     if request.neighbours is not Neighbours.REPLACE_ONE:
         return
     loss, least = _least_rows(request, counting, rows, max_rows)
     if rows >= least:
         return
 
-    def excess(asked: ReleaseRequest) -> float:
-        return min(2.0, _least_rows(asked, counting, rows, max_rows)[1] / max(rows, 1))
+    def excess(trial: ReleaseRequest) -> float:
+        return min(2.0, _least_rows(trial, counting, rows, max_rows)[1] / max(rows, 1))
 
     enough = enough_epsilon(request, excess)
     cure = f"The table is too small: epsilon {LARGEST_EPSILON} is not enough. Scale"
     if enough is not None:
-        cure = f"Ask for {parameter('epsilon', f'{enough / MICRO:g}')} or more, or scale"
+        cure = f"Use {parameter('epsilon', f'{enough / MICRO:g}')} or more, or scale"
     raise RefusedError(
-        f"A scale would be chosen at {loss}, a part of the loss, where tables of fewer than {least} rows are lost in "
-        f"the noise; the table has {rows}. Nothing was read or spent. {cure} the columns by what is publicly known."
+        f"The scale would be chosen with {loss}, a part of the loss, which requires at least {least} rows; the table "
+        f"has {rows}. Nothing was read or spent. {cure} the columns by public knowledge."
     )
 
 
 def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int) -> tuple[PrivacyLoss, int]:
-    """Return the loss of the stage that chooses a scale, and how many rows it takes."""
+    """Return the loss of the stage that chooses a scale, and the number of rows that it requires."""
     width = counting.columns
     stage = parts_of(request.on_grid(width, rows, max_rows), width, max_rows).stages["scale"]
     first = request.choice_rule == FIRST_RULE
@@ -184,11 +174,7 @@ def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, ma
 def draw_unrecorded(
     request: ReleaseRequest, names: Sequence[str], rows: int, counts: Callable[[Counting], Counts]
 ) -> tuple[ReleaseRequest, Staged]:
-    """Draw the stages of a release, once, over rows that no ledger knows: called twice, it costs twice.
-
-    Whoever calls this has charged all draws before, and passes on what it returns
-    (:func:`dpdist.release.trusted.draw_unrecorded`).
-    """
+    """Draw the stages of a release once, over rows without a ledger; the caller has charged all draws."""
     width = len(names)
     parts = parts_of(request, width, 1)
 

@@ -1,22 +1,22 @@
-"""The trusted node: the one place where noise meets the exact total.
+"""The trusted node, the only place that adds noise to the exact total.
 
 Every function here may run any number of times; the ledger decides which draw counts
-(:mod:`dpdist.release.transaction`). The un-noised total is a local variable of :func:`finalise`: it is never a file, a
-log line or part of an exception. Partial sums are in the memory of the workers until then, and on no disk
-(:mod:`dpdist.runtime.sums`); whoever can connect to the cluster can ask for them. What leaves is only what was read
-back from the ledger after the commit. Core dumps are forbidden before a cluster is connected to, and again in every
-task, because sums are in this process's memory before this module is called.
+(:mod:`dpdist.release.transaction`). The exact total is a local variable of :func:`finalise`: it is never in a file, a
+log line or an exception. Until then, partial sums are in the memory of the workers, and on no disk
+(:mod:`dpdist.runtime.sums`); anyone who can connect to the cluster can read them. The only output is read back from the
+ledger after the commit. Core dumps are disabled before a connection to a cluster, and again in every task, because sums
+are in this process's memory before this module is called.
 
-What a release chooses first has stages of its own (:mod:`dpdist.release.stages`), and what follows from them is read
-from the committed bytes alone.
+The private choices of a release are separate stages (:mod:`dpdist.release.stages`), and the release uses only their
+committed bytes.
 
-Rows for reproduction, or rows with a budget: a table is one of the two for ever, and its metadata remember which.
+A table has either a budget or releases for reproduction, permanently, and its metadata record which.
 
-A release for reproduction may be the exact second moment, and no ledger charges it. Whoever then sees a charged release
-of the same rows subtracts the two, and has its noise: nothing that the ledger promises is left. So the first of the
-two excludes the other, whichever it was, and wherever the ledger is kept by now, also where copies of the rows were
-made before (:mod:`dpdist.ledger.state_folder`). Both look and write while they hold the folder of the rows and what was
-seen of their data set, so that of two at once one is refused.
+A release for reproduction may be the exact second moment, and no ledger charges it. Subtracting it from a charged
+release of the same rows yields its noise, and the ledger's guarantee is void. So the first of the two excludes the
+other, in either order, wherever the ledger has been moved, and also for earlier copies of the rows
+(:mod:`dpdist.ledger.state_folder`). Both are checked and recorded under the locks of the rows' folder and of the data
+set's record, so one of two concurrent attempts is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dpdist.ledger.state import Part, State
 from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix, released
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
-from dpdist.naming import step
+from dpdist.naming import parameter, step
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Guarantee, Neighbours
 from dpdist.release import archive, transaction
@@ -59,7 +59,7 @@ from dpdist.triangle import Band, Triangle, unpacked
 
 @dataclass(frozen=True)
 class Staged:
-    """What a release tells of the stages that were drawn before it, and what is proved of all together."""
+    """The stages of a release as it describes them, and the joint guarantee."""
 
     stage: Stage
     guarantee: Guarantee
@@ -67,34 +67,36 @@ class Staged:
 
 @dataclass(frozen=True)
 class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
-    """The release of a second moment, and where it is published; its number of grid bits is fixed."""
+    """The release of a second moment, with a fixed number of grid bits, and its target."""
 
     target: Store
-    staged: Staged | None = None  # where stages were drawn before it
+    staged: Staged | None = None  # if stages were drawn first
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "request", self.request.of_table(self.table))
 
     @property
     def draws(self) -> Draws:
-        """One more for each thing that is to be chosen first."""
-        every: tuple[Draws, ...] = (1, 2, 3)
-        return every[len(self.request.chooses)]
+        """One draw, and one more for each private choice."""
+        draws: tuple[Draws, ...] = (1, 2, 3)
+        return draws[len(self.request.chooses)]
 
     def has(self, part: Part) -> bool:
-        """Say whether a part is committed."""
+        """Whether a part is committed."""
         record = Ledger(self.ledger).record(self.release_id)
         return record is not None and record.has(part)
 
     def with_placeholders(self) -> MomentTransaction:
-        """Return it with a clip norm of 1 or no scale where that is not chosen yet: no width or cost depends on it."""
+        """Return the transaction with placeholders for open choices; no width or cost depends on them."""
         return replace(self, request=self.request.with_placeholders)
 
     def reserve(self) -> State:
-        """Charge the release, as any, once its place is known to be free or its own."""
+        """Charge the release, once its target is known to be free or to contain it."""
         stands = stands_at(self.target, self.release_id)
         if self.request.for_reproduction:
-            raise UsageError("A release for reproduction has no guarantee that a ledger could charge.")
+            raise UsageError(
+                f"A release for reproduction cannot be charged to a ledger: leave {parameter('for_reproduction')} out."
+            )
         ledger = self.account()
         if stands:
             require_remembered(ledger, self.target)
@@ -104,57 +106,52 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
 def charged_request(
     request: ReleaseRequest, table: Table, ledger: Ledger | None, target: Store | None = None
 ) -> ReleaseRequest:
-    """Return what a request stands for: what the same words asked for under an older rule, where that was charged.
-
-    Rows were truncated to the grid, and clip norm and scale chosen otherwise, by versions up to 0.1.0. A release that
-    was charged or published then is the same for ever: to draw it again by today's rule would be a second draw of the
-    same rows, charged again.
-    """
-    there = {} if target is None else attributes_of(target) or {}
+    """Return the request, or its version by an older rule if that was charged: it must not be drawn by today's rule."""
+    attributes = {} if target is None else attributes_of(target) or {}
     for older in request.older():
         release_id, parameters = older.release_id(table), json.loads(canonical(older.parameters(table)))
         record = None if ledger is None else ledger.record(release_id)
         if record is not None:
-            # what was refunded is charged anew; but a chosen id stands for what it was chosen for
+            # a refunded release is charged anew, but a chosen id keeps its parameters
             alive = record.state is not State.ABORTED or request.name is not None
-            known = record.parameters == parameters and alive
+            matches = record.parameters == parameters and alive
         else:
-            bound = there.get("bound")
-            if request.chooses and isinstance(bound, dict):  # these were chosen since
+            bound = attributes.get("bound")
+            if request.chooses and isinstance(bound, dict):  # these were chosen by the release
                 bound = bound | {name: parameters["bound"][name] for name in ("clip_norm", "scale", "centre")}
-            known = (there.get("release_id"), bound) == (release_id, parameters["bound"])
-        if known:
+            matches = (attributes.get("release_id"), bound) == (release_id, parameters["bound"])
+        if matches:
             return older.of_table(table)
     return request.of_table(table)
 
 
-def as_charged(request: ReleaseRequest, table: Table, place: LedgerAddress, target: Store) -> MomentTransaction:
-    """Return the release that a request stands for, as :func:`charged_request` says."""
-    ledger = Ledger(place) if Ledger.stands_at(place) else None
-    return MomentTransaction(charged_request(request, table, ledger, target), table, place, target)
+def as_charged(request: ReleaseRequest, table: Table, address: LedgerAddress, target: Store) -> MomentTransaction:
+    """Return the transaction for a request, resolved by :func:`charged_request`."""
+    ledger = Ledger(address) if Ledger.stands_at(address) else None
+    return MomentTransaction(charged_request(request, table, ledger, target), table, address, target)
 
 
 def require_remembered(ledger: Ledger, target: AnyStore) -> None:
-    """Refuse a ledger that has forgotten a release: it would pay for a second draw of the same noise-free sum."""
-    found = open_release(target)
-    if found.ledger_head is None or not ledger.remembers(found.release_id, found.ledger_head):
+    """Refuse a ledger without the record of a published release: it would pay for a second draw of the same sum."""
+    release = open_release(target)
+    if release.ledger_head is None or not ledger.remembers(release.release_id, release.ledger_head):
         raise RefusedError(
-            f"{target} holds the release {found.release_id}, and the ledger does not know of it. The ledger was cut "
-            "short or restored from an older copy, or the release was charged to another ledger. A second draw would "
-            "undo the noise of both. Restore a copy of the ledger that is at least as new as the release. If a witness "
-            f"saw the release, {step('ledger adopt')} charges it to this ledger."
+            f"{target} contains the release {release.release_id}, which the ledger has no record of. The ledger was "
+            "truncated or restored from an older copy, or the release was charged to another ledger. A second draw "
+            "would undo the noise of both. Restore a copy of the ledger that is at least as new as the release. If a "
+            f"witness saw the release, {step('ledger adopt')} charges it to this ledger."
         )
 
 
 def stands_at(target: Store, release_id: str | None) -> bool:
-    """Say whether a release stands at a place; None: no release does that is meant."""
-    held = attributes_of(target) or {}
-    if release_id is not None and held.get("release_id") == release_id and held.get("format") == FORMAT:
+    """Whether target contains the release; refuses another release. With None, any release is another one."""
+    attributes = attributes_of(target) or {}
+    if release_id is not None and attributes.get("release_id") == release_id and attributes.get("format") == FORMAT:
         return True
-    if held.get("format") == FORMAT:
+    if attributes.get("format") == FORMAT:
         raise DataError(
-            f"{target} holds another release, of other rows or other parameters: {step('inspect', target)} shows them. "
-            "Choose another place for this one, or move that one away."
+            f"{target} contains another release, of other rows or parameters: {step('inspect', target)} shows them. "
+            "Choose another path for this release, or move the other one away."
         )
     target.require_new("release")
     return False
@@ -172,15 +169,9 @@ def finalise(
 
 
 def conclude(transaction: MomentTransaction, moment: BandedMoment, progress: Steps | None = None) -> None:
-    """Draw the noise and commit: idempotent, and once whoever else runs it.
+    """Draw the noise and commit; idempotent, and only once even if others run it too.
 
-    A reproduction is written right away, to a folder that nobody but its owner can enter, and only of rows that never
-    had a budget.
-
-    How fast a slow draw proceeds may depend on the data: progress is for the trusted node's own terminal.
-
-    An attempt that was fenced out discards its draw and waits for the winner; only when the winner died does it
-    begin again, with a new draw.
+    The speed of a slow draw may depend on the data: show progress on the trusted node's own terminal only.
     """
     if transaction.request.for_reproduction:
         admit(transaction.table)
@@ -201,7 +192,7 @@ def _drawn(
     ledger_head: str | None = None,
     condition: str | None = None,
 ) -> Iterator[bytes]:
-    """Yield the archive of one fresh noisy release, drawn on the way; nothing of the exact moment is in it."""
+    """Yield the archive of one fresh noisy release, without the exact moment."""
     request, table = transaction.request, transaction.table
     calibrated = request.calibrated(table.columns, table.changed_rows)
     heading = _heading(
@@ -223,9 +214,9 @@ def _drawn(
 
 def _heading(
     request: ReleaseRequest, calibrated: Calibrated, staged: Staged | None, names: tuple[str, ...], rows: int,
-    **known: Any,
+    **attributes: Any,
 ) -> Heading:  # fmt: skip
-    """Return the public header of a release: what was asked for, what is proved, and n only where it is public."""
+    """Return the public header of a release: request, guarantee, and n if it is public."""
     public = request.neighbours is Neighbours.REPLACE_ONE
     return Heading(
         mechanism=request.mechanism,
@@ -238,7 +229,7 @@ def _heading(
         rows=rows if public else None,
         rows_at_most=None if public or request.rule == TRUNCATED else request.rows_at_most,
         stage=None if staged is None else staged.stage,
-        **known,
+        **attributes,
     )
 
 
@@ -251,32 +242,28 @@ def draw_unrecorded(
     datasets: tuple[str, ...],
     staged: Staged | None = None,
 ) -> Release:
-    """Draw the noise once over rows that no ledger knows, and keep the release in memory: called twice, it costs twice.
-
-    There is no id by which a second call could be told from the first. Whoever calls this has charged
-    the draw before, to the register of this process (:mod:`dpdist.ledger.in_memory`), and calls it once.
-    """
+    """Draw the noise once over rows without a ledger, and keep the release in memory; the caller has paid."""
     calibrated = request.calibrated(len(names))
     if request.for_reproduction:
-        raise RefusedError("Rows in memory are not released for reproduction: ingest them, and use the command line.")
+        raise RefusedError("Rows in memory cannot be released for reproduction: ingest them, and use the command line.")
     extents = tuple(Coverage(dataset) for dataset in datasets)
     heading = _heading(
         request, calibrated, staged, names, rows, release_id=f"m-{random_token()}", extents=extents
     )  # fmt: skip
-    known = {field.name: getattr(heading, field.name) for field in fields(heading)}
+    attributes = {field.name: getattr(heading, field.name) for field in fields(heading)}
     answer = _noisy(calibrated, heading.bound.width, moment, None)
     if isinstance(answer, np.ndarray):
-        return Release(answer=answer, **known)
+        return Release(answer=answer, **attributes)
     ((_, values),) = answer
     if heading.corner is not None:
-        values[-1] = heading.corner  # n is public: as in the archive of a release
-    return Release(answer=unpacked(values, heading.bound.width), **known)
+        values[-1] = heading.corner  # n is public, as in the archive of a release
+    return Release(answer=unpacked(values, heading.bound.width), **attributes)
 
 
 def _noisy(
     calibrated: Calibrated, width: int, moment: BandedMoment, progress: Steps | None
 ) -> Matrix | Iterator[tuple[Band, Triangle]]:
-    """Return a noisy subspace, or the noisy bands of the moment, each drawn when it is asked for."""
+    """Return a noisy subspace, or an iterator of the noisy bands of the moment, each drawn on demand."""
     if isinstance(calibrated, IndependentEntries):
         return _noisy_bands(calibrated, moment)
     answer = released(calibrated, moment, SYSTEM, progress)
@@ -286,7 +273,7 @@ def _noisy(
 
 
 def _noisy_bands(calibrated: IndependentEntries, moment: BandedMoment) -> Iterator[tuple[Band, Triangle]]:
-    """Yield band after band with its noise, and hold none when the next one comes."""
+    """Yield band after band with its noise, and keep none."""
     for band, exact in moment.bands():
         noisy = transaction.noisy(calibrated, band, exact, SYSTEM)
         del exact
@@ -305,41 +292,36 @@ def publish(transaction: MomentTransaction) -> None:
 
 
 def require_undeclared(table: Table) -> None:
-    """Refuse rows for which a budget was ever declared.
-
-    The rows' own metadata tell: a ledger that was moved away, that lies in a database, or that was not created yet
-    counts too. Of rows that were copied before they had one, what was seen of their data set tells. Rows that come in
-    periods always have a budget.
-    """
+    """Refuse rows for which a budget was ever declared, by their metadata and the record of their data set."""
     copied = state_folder.seen(table.dataset_id).ledger_id is not None
     if not copied and table.budget is None and table.ledger_id is None and not table.periodic:
         return
     raise RefusedError(
         f"A budget is declared for {table}{', or for a copy of it' if copied else ''}, and a release for "
-        "reproduction is charged to no ledger: it would undo what the budget promises. No row was read, and nothing "
-        f"was written. To reproduce, ingest the source again without a budget: {step('ingest', 'SOURCE', 'ROWS')}."
+        "reproduction, which no ledger is charged for, would void its guarantee. No row was read, and nothing was "
+        f"written. To reproduce, ingest the source again without a budget: {step('ingest', 'SOURCE', 'ROWS')}."
     )
 
 
 def admit(table: Table) -> None:
-    """Let rows be released for reproduction: refuse those that have a budget, and mark the others; idempotent."""
+    """Allow a release for reproduction: refuse rows with a budget, and mark the others; idempotent."""
     require_undeclared(table)
     with table.store.locked(), state_folder.held(table.dataset_id) as data:
-        found = open_rows(table.store)
-        require_undeclared(found)
-        if found.dataset_id != table.dataset_id:
-            raise DataError(f"{table} was replaced by other rows meanwhile. Run the same command again.")
+        current = open_rows(table.store)
+        require_undeclared(current)
+        if current.dataset_id != table.dataset_id:
+            raise DataError(f"{table} was replaced by other rows meanwhile. Run the command again.")
         if not state_folder.seen(table.dataset_id).reproduced:
             data.write(state_folder.Seen(reproduced=True))
-        if not found.reproduced:
-            mark_reproduced(found)
+        if not current.reproduced:
+            mark_reproduced(current)
 
 
 def reproduced(rows: Store) -> RefusedError:
-    """Return what is said where rows, or a copy of them, were released for reproduction and shall have a budget."""
+    """Return the error for declaring a budget for rows that were released for reproduction."""
     return RefusedError(
-        f"A release for reproduction was made of {rows}, or of a copy of it, perhaps without any noise. Whoever has "
-        "that release can remove the noise from any other release of these rows, so no budget can promise anything. "
-        "Nothing was written. If nobody has it, delete it and these rows, and ingest the source again with a budget: "
+        f"A release for reproduction was made of {rows}, or of a copy, perhaps without any noise. With it, the noise "
+        "of any other release of these rows can be removed, so no budget has a guarantee. Nothing was written. If the "
+        "release was not passed on, delete it and these rows, and ingest the source again with a budget: "
         f"{step('ingest', 'SOURCE', 'ROWS', budget_epsilon='E')}."
     )

@@ -142,8 +142,8 @@ def draw_profile(result: Audit, path: AnyPath) -> None:
     loss = result.task.loss
     grid = np.linspace(0, 2 * loss.epsilon, _GRID)
     first, second = result.sample
-    error, apart = result.counted.error, result.counted.apart
-    measured = [audit.examine(first, second, error, epsilon=e, apart=apart).delta(e) for e in grid]
+    error, apart = result.counted.error, result.counted.distance
+    measured = [audit.examine(first, second, error, epsilon=e, distance=apart).delta(e) for e in grid]
     low, middle, _ = np.array(measured).T
     with picture(path) as axes:
         if result.claim is not None:

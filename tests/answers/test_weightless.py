@@ -62,7 +62,7 @@ def test_it_is_in_no_correlation_matrix_even_where_chance_lifts_it_above_the_noi
 
 def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_is_not_of_it() -> None:
     rows = rows_of()
-    with pytest.warns(BelowNoiseWarning, match="weigh nothing: c1"):
+    with pytest.warns(BelowNoiseWarning, match="got no weight: c1"):
         found = PrivateRidge(**PRIVATE).fit(rows[:, :3], rows[:, 3])
     assert (found.n_features_in_, found.coef_[1]) == (3, 0)
     assert found.coef_population_intervals_ is not None
@@ -71,7 +71,7 @@ def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_is_not_of_it() -> N
         assert np.isfinite(ends[[0, 2]]).all()
     assert found.coef_intervals_[0, 0] > 0 > found.coef_intervals_[2, 1]
     assert found.predict(rows[:5, :3]).shape == (5,)
-    with pytest.warns(BelowNoiseWarning, match="weigh nothing: c1"):
+    with pytest.warns(BelowNoiseWarning, match="got no weight: c1"):
         named = PrivateRidge.from_release(found.release_, "y")
     assert named.feature_names_in_.tolist() == ["c0", "c2"]
     assert named.coef_ == pytest.approx(found.coef_[[0, 2]])
@@ -87,7 +87,7 @@ def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_is_not_of_it() -> N
 
 def test_a_fitted_covariance_names_it_and_says_nothing_of_it() -> None:
     rows = rows_of(2800)
-    with pytest.warns(BelowNoiseWarning, match="weigh nothing: c1"):
+    with pytest.warns(BelowNoiseWarning, match="got no weight: c1"):
         found = PrivateCovariance(**PRIVATE).fit(rows)
     known = [0, 2, 3]
     for matrix in (
@@ -117,8 +117,8 @@ def test_the_commands_leave_it_out_and_name_it(tmp_path: Path, monkeypatch: pyte
     assert call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "16", "--budget-delta", "1e-5").code == 0
     asked = ("--epsilon", "8", "--delta", "1e-6", "--clip", "auto", "--scale", "private", "--centre", "private")
     assert call("release", "rows.zarr", "release.zarr", *asked).code == 0
-    said = "No variance was seen, over the noise, of 1 column, so a public rule scaled it: rare. 1 column had numbers "
-    said += "beyond 2^20, and weigh nothing: stamp. Nothing is known of them."
+    said = "The noise hides the variance of 1 column, so a public rule scaled it: rare. 1 column had numbers "
+    said += "beyond 2^20, and got no weight: stamp. The release contains no information about them."
     commands = [["regress", "release.zarr", "--target", "income"], ["covariance", "release.zarr", "found.csv"]]
     commands += [["pca", "release.zarr", "model.zarr", "--components", "2", "--correlation"]]
     for command in commands:

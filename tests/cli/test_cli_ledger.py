@@ -166,7 +166,7 @@ def test_a_budget_with_parts_is_declared_and_shown(without_ledger: Path, call: C
     budget = PrivacyLoss.declared("2", "1e-6", "0.5", "1e-7")
     assert open_rows(Path("rows.zarr")).budget == Ledger(Path("rows.ledger")).budget == budget
     words = " ".join(call("ledger", "show", "rows.ledger").out.split())
-    assert "of which epsilon 0.5 and delta 1e-07 are for other than Gaussian releases" in words
+    assert "with epsilon 0.5 and delta 1e-07 reserved for other than Gaussian releases" in words
     assert "charged 0 releases left: one gaussian release of epsilon 1.5" in words
     assert call("ledger", "show", "rows.ledger", "--json").json["budget"]["pure_micro"] == 500_000
 

@@ -97,7 +97,7 @@ def test_a_second_release_that_cannot_be_is_refused_with_what_differs_or_is_left
     before, head = tree(here / "release.zarr"), Ledger(here / "rows.ledger").head
     less = ("--epsilon", "0.1", "--delta", "1e-6", "--clip", "300", "--scheduler", scheduler)
     left = "1 release is charged already.*is epsilon 2, delta 1e-05; left: one gaussian release of epsilon 1."
-    other = rf"holds another release, of other rows or other parameters.*dpdist inspect {here / 'release.zarr'} shows"
+    other = rf"contains another release, of other rows or parameters.*dpdist inspect {here / 'release.zarr'} shows"
     for code, words, name, options in (
         # Gaussian releases compose exactly, so only one that takes the whole budget is certainly too much
         (3, f"costs epsilon 2.*{left}", "s.zarr", (*less, "--epsilon", "2", "--delta", "1e-5")),

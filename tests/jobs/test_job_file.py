@@ -359,11 +359,11 @@ def test_files_hold_a_public_centre_or_scale_or_both(tmp_path: Path) -> None:
     assert request(tmp_path, "private", "by.npy").scale == request(tmp_path, "private", "both.npz").scale == (2.0, 4.0)
     assert request(tmp_path, "centre.npz", "by.npy").centre == request(tmp_path, "both.npz").centre == (1.0, 5.0)
     for centre, scale, said in (
-        ("both.npz", "by.npy", "take one"),
-        ("both.npz", "private", "take one"),
-        ("none", "both.npz", "holds a centre as well"),
+        ("both.npz", "by.npy", "leave one out"),
+        ("both.npz", "private", "leave one out"),
+        ("none", "both.npz", "contains a centre as well"),
     ):
         with pytest.raises(UsageError, match=said):
             request(tmp_path, centre, scale)
-    with pytest.raises(DataError, match=r"holds no public scale.*\(scale\)"):
+    with pytest.raises(DataError, match=r"contains no public scale.*\(scale\)"):
         request(tmp_path, "none", "centre.npz")

@@ -176,13 +176,13 @@ def test_a_first_period_of_too_few_rows_chooses_nothing(
 ) -> None:
     arrive(nights, "d1", count=60)
     nights.job.write_text(SCALED.replace("clip =", "rows_at_most = 1000000\nclip ="))  # of all periods together
-    with pytest.raises(RefusedError, match=r"lost in the noise; the table has 60.*Nothing was read or spent"):
+    with pytest.raises(RefusedError, match=r"requires at least \d+ rows; the table has 60.*Nothing was read or spent"):
         nights.run()
     assert (nights.ledger.records, drawn) == ([], [])
     nights.job.write_text(SCALED.replace("clip =", 'neighbours = "add-remove"\nclip ='))
     nights.run()  # n is private, so nothing may depend on it
     assert len(drawn) == 1
-    assert "No variance was seen, over the noise, of 3 columns" in capsys.readouterr().out
+    assert "The noise hides the variance of 3 columns" in capsys.readouterr().out
 
 
 def test_what_a_run_would_spend_tells_the_choice(nights: Place) -> None:

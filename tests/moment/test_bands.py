@@ -334,7 +334,7 @@ def test_a_worker_needs_what_its_layout_says(tmp_path: Path, compress: bool) -> 
 def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = table_at(tmp_path / "rows.zarr", budget=None)
     monkeypatch.setattr(triangle, "TILE", 100)
-    monkeypatch.setattr(drawing, "PIECE", 1 << 15)  # as small beside a band as it is in large ones
+    monkeypatch.setattr(drawing, "BLOCK_ENTRIES", 1 << 15)  # as small beside a band as it is in large ones
     width = 1000
     wide = replace(table, columns=width, names=tuple(f"c{i}" for i in range(width)))
     bands = [Band(0, 200, width), Band(200, 500, width), Band(500, width, width)]  # about as many entries each

@@ -140,30 +140,30 @@ def test_the_trusted_worker_settles_the_delta(table: RowsTable) -> None:
 @pytest.mark.parametrize("delta", ["0", "1e-6"])
 def test_an_answer_worth_nothing_is_refused_with_an_epsilon_that_is_useful(table: RowsTable, delta: str) -> None:
     request, most = replace(PURE, loss=PrivacyLoss.parse("0.01", delta)), Fraction("0.9999")
-    with pytest.raises(RefusedError, match=r"would be worth nothing\. Nothing was read or spent\.") as told:
+    with pytest.raises(RefusedError, match=r"would be useless\. Nothing was read or spent\.") as told:
         forecast(request, table, Fraction("0.9"))
     enough = str(told.value).partition("epsilon=")[2].partition(" ")[0]
     found = worth_of(replace(request, loss=PrivacyLoss.parse(enough, delta)), table, Fraction("0.9"))
     assert found.useful
     assert found.ends() in str(told.value)
     known = replace(table, schema=Schema([Column(name, "number", range=(0, 9)) for name in "abcd"], scale="range"))
-    free = r"clip_norm=2 shortens no row, by the schema, and costs nothing to choose"
+    free = r"By the schema, clip_norm=2 clips no row in the release, and choosing it costs nothing"
     for asked, rows, said in (
-        (request, table, r"too small .* more than 10\. Or take a smaller quantile"), (request, known, free),
+        (request, table, r"too small .* more than 10\. Or use a smaller quantile"), (request, known, free),
         (replace(request, centre=(1.0,) * 4), known, rf"^(?!.*{free})"),
     ):  # fmt: skip
         with pytest.raises(RefusedError, match=said):
             forecast(asked, rows, most)
     ample = replace(request, loss=PrivacyLoss.parse("9", delta))
-    assert "clip_norm=2 shortens no row" in forecast(ample, known, HALF)
+    assert "clip_norm=2 clips no row" in forecast(ample, known, HALF)
     assert "clip_norm" not in forecast(ample, table, HALF)
 
 
 def test_an_answer_that_would_be_worth_nothing_is_refused_before_anything_is_spent(table: RowsTable) -> None:
     request, quantile = replace(PURE, loss=PrivacyLoss.parse("0.01")), Fraction("0.9")
-    with pytest.raises(RefusedError, match=r"would be worth nothing\. Nothing was read or spent\. Take epsilon="):
+    with pytest.raises(RefusedError, match=r"would be useless\. Nothing was read or spent\. With epsilon="):
         clip_norm.choose_clip_norm(table.path, request, quantile)
-    with pytest.raises(RefusedError, match=r"too small .* epsilon more than 10, and the budget has 9 left for it"):
+    with pytest.raises(RefusedError, match=r"too small .* epsilon more than 10, and the budget has 9 left"):
         clip_norm.choose_clip_norm(table.path, request, Fraction("0.99"))
     assert ledger_of(table).records == []
     # where n is private, nothing may be told of it
@@ -191,7 +191,7 @@ def test_what_the_answer_is_worth_is_said_before_with_the_same_number_as_after(t
     assert enough == rough.enough_micro
     assert not rough.worth.useful
     assert "which is rough" in said[1]
-    assert f"Take epsilon={enough / 1e6:g} or more" in said[1]
+    assert f"With epsilon={enough / 1e6:g} or more" in said[1]
     if rough.clip is not None:
         assert f"which is rough. It would be useful with epsilon {enough / 1e6:g}" in rough.describe()
 
@@ -202,7 +202,7 @@ def test_it_is_the_noise_that_will_be_drawn_which_is_asked_whether_it_hides_the_
     errors = [worth_of(replace(request, loss=PrivacyLoss.parse("0.2", d)), table, HALF).error for d in ("0", "1e-6")]
     assert errors[0] + 2 < errors[1] < 300
     quantile = 1 - Fraction(round(errors[0]) + 1, 600)
-    with pytest.raises(RefusedError, match="would be worth nothing"):
+    with pytest.raises(RefusedError, match="would be useless"):
         clip_norm.choose_clip_norm(table.path, request, quantile, budget_delta=True)
     assert ledger_of(table).records == []
     assert clip_norm.choose_clip_norm(table.path, request, quantile).fresh

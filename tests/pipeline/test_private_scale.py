@@ -133,7 +133,7 @@ def test_an_altered_scale_is_noticed(rows: Path, tmp_path: Path) -> None:
         said = head["attributes"]["dpdist"][part]
         said.get("chosen", said)[name] = values
         place.write_text(json.dumps(head))
-        with pytest.raises(DataError, match="was damaged"):
+        with pytest.raises(DataError, match="it is damaged"):
             open_release(place.parent)
 
 
@@ -163,8 +163,8 @@ def test_ranges_of_the_schema_are_the_grids_and_columns_of_which_little_is_seen_
     made = release_rows(rows, tmp_path / "release.zarr", GAUSSIAN)
     found = made.release
     assert found.blindly_scaled == (("rare", "flag=missing"), ("stamp",))
-    assert "seen, over the noise, of 2 columns, so public rules scaled them: rare, flag=missing." in made.describe()
-    assert "1 column had numbers beyond 2^20, and weigh nothing: stamp." in made.describe()
+    assert "hides the variance of 2 columns, so public rules scaled them: rare, flag=missing." in made.describe()
+    assert "1 column had numbers beyond 2^20, and got no weight: stamp." in made.describe()
     scale = np.array(found.bound.scale)
     assert scale[1] == BEYOND
     assert (scale[2], scale[5]) == (1, 1)
@@ -239,25 +239,25 @@ def test_a_target_is_weighed_so_that_noise_hides_less_of_it(rows: Path, tmp_path
     assert found[0] / found[2] == pytest.approx([1, 3, 1], rel=0.3)
     with pytest.raises(UsageError, match=r"no column c9; there are c0, c1, c2"):
         release_rows(rows, tmp_path / "none.zarr", replace(asked, targets=("c9",)))
-    with pytest.raises(UsageError, match=r"add scale='private'; or divide them by a public scale"):
+    with pytest.raises(UsageError, match=r"add scale='private'; or divide these columns by a public scale"):
         replace(asked, scale=None, clip_norm=12)
 
 
 def test_what_cannot_be_chosen_is_refused_before_anything_is_spent(rows: Path, tmp_path: Path) -> None:
-    lost = r"fewer than \d+ rows are lost in the noise; the table has 20000.*epsilon=[\d.]+ or"
+    lost = r"requires at least \d+ rows; the table has 20000.*epsilon=[\d.]+ or"
     for epsilon, said in (("0.001", lost), ("9.1", "budget of")):
         with pytest.raises(RefusedError, match=said):
             release_rows(rows, tmp_path / "r.zarr", replace(GAUSSIAN, loss=PrivacyLoss.parse(epsilon, "1e-6")))
-    with pytest.raises(UsageError, match=r"takes a share of up to 0.25 as well: scale_share is less than 0.75 then"):
+    with pytest.raises(UsageError, match=r"takes a share of up to 0.25 as well: scale_share must be less than 0.75"):
         replace(GAUSSIAN, clip_norm="private", scale_share=Fraction(9, 10))
-    with pytest.raises(UsageError, match="is for columns that are divided by a scale"):
+    with pytest.raises(UsageError, match="requires a scale: add"):
         replace(GAUSSIAN, scale=None)
     with pytest.raises(UsageError, match="reproduction"):
         ReleaseRequest("sn", PrivacyLoss.parse("1"), "auto", scale="private", for_reproduction=True)
     for share in ("0", 1, "nan", "1e-999999999", "half", Fraction(1, 10**7)):
-        with pytest.raises(UsageError, match="lies between 0 and 1"):
+        with pytest.raises(UsageError, match="must be between 0 and 1"):
             replace(GAUSSIAN, scale_share=share)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="is the part of a private choice"):
+    with pytest.raises(UsageError, match="requires a private scale: add"):
         replace(GAUSSIAN, scale=(1.0, 1.0, 1.0), scale_share=Fraction(1, 5))
     assert ledger_of_rows(rows).records == []
 

@@ -105,16 +105,16 @@ def test_epsilons_and_deltas_add_up_to_those_of_the_budget_and_no_further() -> N
 def test_equal_gaussian_shares_fit_the_budget_that_they_share_and_one_more_does_not(
     epsilon: str, delta: str, count: int
 ) -> None:
-    whole = PrivacyLoss.parse(epsilon, delta)
-    each = gaussian_of(share(whole, count, gaussian=True))
-    assert fits([each] * count, whole)
-    assert not fits([each] * (count + 1), whole)
+    budget = PrivacyLoss.parse(epsilon, delta)
+    guarantee = gaussian_of(share(budget, count, gaussian=True))
+    assert fits([guarantee] * count, budget)
+    assert not fits([guarantee] * (count + 1), budget)
 
 
 def test_many_small_pure_releases_may_be_charged_as_gaussian_ones() -> None:
     budget = PrivacyLoss.parse("4", "1e-6")
-    each = (2 * stats.norm.ppf(math.exp(0.05) / (1 + math.exp(0.05)))) ** 2
-    count = int(gaussian_sigma(budget) ** -2 / each)
+    mu_squared = (2 * stats.norm.ppf(math.exp(0.05) / (1 + math.exp(0.05)))) ** 2
+    count = int(gaussian_sigma(budget) ** -2 / mu_squared)
     assert count * 0.05 > 8  # twice what adding epsilons up would allow
     assert fits([pure("0.05")] * count, budget)
     assert not fits([pure("0.05")] * (count + 1), budget)
@@ -227,7 +227,7 @@ def test_the_least_budget_pays_for_releases_and_a_smaller_one_does_not() -> None
         least = least_epsilon_micro(releases, delta)
         assert fits(releases, PrivacyLoss(least, delta))
         assert least == 1 or not fits(releases, PrivacyLoss(least - 1, delta))
-    with pytest.raises(UsageError, match=r"No budget of so small a delta|at any epsilon"):
+    with pytest.raises(UsageError, match=r"No budget with such a small delta|at any epsilon"):
         least_epsilon_micro([point("1", "1e-5")], 0)
 
 
@@ -242,10 +242,10 @@ def test_no_analyst_gets_more_than_the_budget_from_a_random_menu(epsilon: str, d
 
 def test_an_analyst_exceeded_the_rule_before_caps_and_does_not_exceed_the_filter() -> None:
     budget = PrivacyLoss.parse("3", "1e-6")
-    found = played(budget, staircase(budget, halves(3)), 5, 3001)
-    assert found["before_low"] > 2
-    assert found["after_low"] <= 1
-    assert found["after_high"] <= 1.2
+    delta = played(budget, staircase(budget, halves(3)), 5, 3001)
+    assert delta["before_low"] > 2
+    assert delta["after_low"] <= 1
+    assert delta["after_high"] <= 1.2
 
 
 @pytest.mark.parametrize(
@@ -268,6 +268,6 @@ def test_a_part_larger_than_the_budget_or_negative_is_a_usage_error(parts: tuple
 
 @pytest.mark.parametrize("given", [(1, 1e-6), (1.0, 0), (True, 0), ("1", 0)])
 def test_a_loss_of_other_numbers_than_whole_units_is_refused(given: Any) -> None:
-    """A ledger could write them, and could read them never again."""
+    """A ledger could write them, but not read them again."""
     with pytest.raises(UsageError, match=r"PrivacyLoss\.parse\(1, 1e-6\)"):
         PrivacyLoss(*given)

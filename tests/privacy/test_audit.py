@@ -1,4 +1,4 @@
-"""Audits: bounds that hold, attacks that see what there is to see, and claims that are rejected exactly when false."""
+"""Audits: valid bounds, effective attacks, and claims that are rejected exactly if they are false."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def test_what_a_claim_implies_elsewhere_is_that_of_randomised_response() -> None
 
 def test_tables_further_apart_bound_the_same_epsilon() -> None:
     # randomised response between neighbours: epsilon 1, so 3 rows apart a ratio of e³, and no more
-    certain = Finding(Count(10**9, 10**9), Count(round(10**9 * math.exp(-3)), 10**9), 1e-9, apart=3)
+    certain = Finding(Count(10**9, 10**9), Count(round(10**9 * math.exp(-3)), 10**9), 1e-9, distance=3)
     assert 0.999 < certain.epsilon(0.0) < 1
     # and delta adds up to delta (1 + e + e²)
-    shown = Finding(Count(10**9, 10**9), Count(0, 10**9), 1e-9, apart=3).delta(1.0)[0]
+    shown = Finding(Count(10**9, 10**9), Count(0, 10**9), 1e-9, distance=3).delta(1.0)[0]
     assert shown == pytest.approx(1 / (1 + math.e + math.e**2), rel=1e-5)
 
 
@@ -88,8 +88,8 @@ def test_weighted_means_are_bounded_as_by_hoeffding() -> None:
     assert Weighted(50, 50, 1 - 2**-53, 0.0).interval(0.01)[1] == pytest.approx(1)
     # no hit, and nothing but hits: the bounds of Clopper and Pearson
     for value in (0.0, 1.0):
-        found = Weighted.of(np.zeros(50), np.full(50, value > 0), 0.0).interval(0.01)
-        assert found == pytest.approx(Count(int(50 * value), 50).interval(0.01), abs=1e-9)
+        interval = Weighted.of(np.zeros(50), np.full(50, value > 0), 0.0).interval(0.01)
+        assert interval == pytest.approx(Count(int(50 * value), 50).interval(0.01), abs=1e-9)
     with pytest.raises(AssertionError, match="bounds the weights"):
         Weighted.of(weights, np.isfinite(weights), -1.0)
 
@@ -143,10 +143,10 @@ def test_a_copy_with_less_noise_is_rejected_and_the_mechanism_is_not(name: str) 
     for _ in range(ATTEMPTS):
         scene = attack.choose(copy, query, loss, draws, 0.001, weighted=True)
         first, second = attack.attack(copy, scene, draws)
-        seen = rejects(examine_weighted(first, second, 0.001, loss.delta), loss)
-        if seen:
+        rejected = rejects(examine_weighted(first, second, 0.001, loss.delta), loss)
+        if rejected:
             break
-    assert seen
+    assert rejected
     first, second = attack.attack(honest, scene, draws // 2)
     assert np.unique([first, second]).size > 1
     if honest.guarantee is not None:
@@ -166,10 +166,10 @@ def test_no_proof_is_contradicted(name: str, neighbours: Neighbours) -> None:
         scene = tried[len(tried) // 2]
         first, second = attack.attack(honest, scene, 100)
         if weighted:
-            found = examine_weighted(first, second, FALSE_ALARM, loss.delta)
+            finding = examine_weighted(first, second, FALSE_ALARM, loss.delta)
         else:
-            found = examine(first, second, FALSE_ALARM, delta=loss.delta, apart=scene.apart)
-        assert not rejects(found, honest.guarantee.loss)
+            finding = examine(first, second, FALSE_ALARM, delta=loss.delta, distance=scene.apart)
+        assert not rejects(finding, honest.guarantee.loss)
 
 
 def test_counts_alone_reject_a_copy_with_a_third_of_the_noise() -> None:
@@ -178,7 +178,7 @@ def test_counts_alone_reject_a_copy_with_a_third_of_the_noise() -> None:
     for mechanism, expected in ((honest, False), (weakened.weakened(honest, 3), True)):
         scene = attack.choose(mechanism, query, ONE, 1500, FALSE_ALARM, weighted=False)
         first, second = attack.attack(mechanism, scene, 1500)
-        assert rejects(examine(first, second, FALSE_ALARM, apart=scene.apart), ONE) is expected
+        assert rejects(examine(first, second, FALSE_ALARM, distance=scene.apart), ONE) is expected
 
 
 def said(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -194,10 +194,10 @@ def test_the_erratum_is_measured_on_a_cluster_and_drawn(
     picture = tmp_path / "sn.png"
     attacked = ("sn", "--epsilon", 1, "--draws", 4000, "--neighbours", "add-remove")
     assert said(monkeypatch, *attacked, "--workers", 2, "--plot", picture, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["draws"], found["claim_rejected"], found["proof_rejected"]) == (4000, True, False)
+    output = json.loads(capsys.readouterr().out)
+    assert (output["draws"], output["claim_rejected"], output["proof_rejected"]) == (4000, True, False)
     # an attacker who sees such a release knows that the row was there, in 63 % of all releases
-    counted = found["counted"]
+    counted = output["counted"]
     assert counted["delta_lower"] < 1 - math.exp(-1) < counted["delta_upper_of_this_event"]
     assert counted["delta_estimate"] == pytest.approx(1 - math.exp(-1), abs=0.06)
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""A person over time: the accounts of periods bound what he loses, whatever pattern of periods he was in."""
+"""Persons over time: the accounts of periods bound a person's loss, for any pattern of periods."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Weights = npt.NDArray[np.int64]
 
 
 def weights_of(plan: Tree | Toeplitz, nights: int = NIGHTS) -> Weights:
-    """Return how often each release adds the rows of each period, (releases, periods)."""
-    found = []
+    """Return the multiplicity of each period in each release, (releases, periods)."""
+    weights = []
     for count in range(1, nights + 1):
         for node in plan.released(count):
             row = np.zeros(nights, dtype=np.int64)
             row[node.start : node.stop] = node.weights or 1
-            found.append(row)
-    return np.array(found)
+            weights.append(row)
+    return np.array(weights)
 
 
 def exceeded(weights: Weights, weighted: npt.NDArray[np.bool_], most: int, less: int = 0) -> float:
-    """Return the most that a person in ``most`` periods loses over the mean of the accounts, of all patterns."""
+    """Return the largest loss of a person in ``most`` periods over the mean of the accounts, among all patterns."""
     reads = np.where(weighted, most, (weights > 0).sum(axis=1))
     counted = np.array([rows_charged(most, int(read)) - less for read in reads])
     accounts = (counted[:, None] ** 2 * weights**2).sum(axis=0)
@@ -55,8 +55,8 @@ def test_no_pattern_loses_more_than_the_mean_account_of_its_periods() -> None:
         for each in toeplitz:
             assert exceeded(each, np.ones(len(each), dtype=bool), most) <= 1
         for _ in range(6):  # some are missing, some are made twice, by several jobs
-            some = rng.integers(len(everything), size=rng.integers(1, 25))
-            assert exceeded(everything[some], weighted[some], most) <= 1
+            chosen = rng.integers(len(everything), size=rng.integers(1, 25))
+            assert exceeded(everything[chosen], weighted[chosen], most) <= 1
     # and what a person counts for cannot be one less: of equal weights of many periods it is attained
     flat = np.ones((1, NIGHTS), dtype=np.int64)
     for most in (2, 3, 4):
@@ -76,13 +76,13 @@ def test_a_tree_of_a_year_loses_little(most: int, factor: float) -> None:
 def test_what_is_counted_is_the_least_whole_number() -> None:
     for most in range(1, 40):
         for read in (1, 2, most, 2 * most):
-            found, square = rows_charged(most, read), most * min(most, read)
-            assert (found - 1) ** 2 < square <= found**2
+            count, square = rows_charged(most, read), most * min(most, read)
+            assert (count - 1) ** 2 < square <= count**2
 
 
 @pytest.mark.parametrize("form", ["tree", "square root"])
 def test_an_attack_by_all_that_is_published_contradicts_the_claim_only_of_rows_alone(form: str) -> None:
-    found = audited(PLANS[form], Unit("person", 1, max_periods=MOST), 3000, 1e-8)
-    assert found.factor < 1
-    assert not found.rejected
+    audit = audited(PLANS[form], Unit("person", 1, max_periods=MOST), 3000, 1e-8)
+    assert audit.factor < 1
+    assert not audit.rejected
     assert audited(PLANS[form], None, 3000, 1e-8).rejected

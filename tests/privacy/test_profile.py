@@ -50,10 +50,10 @@ def test_what_remains_beside_a_declared_pure_part_is_what_was_computed_by_anothe
 def test_the_largest_square_keeps_the_delta_and_a_larger_one_does_not(pure: str, delta: str, epsilon: str) -> None:
     if Fraction(pure) > Fraction(epsilon):
         return
-    found = largest_mu_squared(Fraction(pure), Fraction(delta), Fraction(epsilon))
+    largest = largest_mu_squared(Fraction(pure), Fraction(delta), Fraction(epsilon))
     assert largest_mu_squared(Fraction(pure), Fraction(0), Fraction(epsilon)) == 0
-    assert profile(Fraction(pure), found, Fraction(epsilon)) <= Fraction(delta)
-    larger = found * (1 + Fraction(1, 2**80))
+    assert profile(Fraction(pure), largest, Fraction(epsilon)) <= Fraction(delta)
+    larger = largest * (1 + Fraction(1, 2**80))
     assert profile(Fraction(pure), larger, Fraction(epsilon)) > Fraction(delta)
 
 
@@ -66,19 +66,20 @@ def test_the_profile_is_rounded_up(pure: str, square: str, epsilon: str) -> None
         ends = [mp.mpf(epsilon) - mp.mpf(pure), mp.mpf(epsilon) + mp.mpf(pure)]
         near, far = (mp.ncdf(mu / 2 - x / mu) - mp.exp(x) * mp.ncdf(-mu / 2 - x / mu) for x in ends)
         truth = p * near + (1 - p) * far
-        found = profile(Fraction(pure), Fraction(square), Fraction(epsilon))
-        assert truth < mp.mpf(found.numerator) / found.denominator < truth * (1 + mp.mpf(10) ** -40)
+        value = profile(Fraction(pure), Fraction(square), Fraction(epsilon))
+        assert truth < mp.mpf(value.numerator) / value.denominator < truth * (1 + mp.mpf(10) ** -40)
     # what is searched with is what is decided by
-    assert abs(near_profile(Fraction(pure), Fraction(square), Fraction(epsilon)) - found) <= found / 10**40
+    assert abs(near_profile(Fraction(pure), Fraction(square), Fraction(epsilon)) - value) <= value / 10**40
 
 
 @pytest.mark.parametrize("epsilon", ["0.000001", "0.1", "1", "3", "20"])
 def test_a_pure_step_is_dominated_by_the_gaussian_it_is_charged_as(epsilon: str) -> None:
-    found, e = mu_of_pure(Fraction(epsilon)), float(epsilon)
+    mu_squared, e = mu_of_pure(Fraction(epsilon)), float(epsilon)
     with mp.workdps(150):  # and its price is rounded up
-        odds, half = 1 / (1 + mp.exp(mp.mpf(epsilon))), mp.sqrt(mp.mpf(found.numerator) / found.denominator) / 2
+        odds = 1 / (1 + mp.exp(mp.mpf(epsilon)))
+        half = mp.sqrt(mp.mpf(mu_squared.numerator) / mu_squared.denominator) / 2
         assert mp.ncdf(-half) <= odds < mp.ncdf(-half * (1 - mp.mpf(2) ** -90))
-    mu = math.sqrt(found)
+    mu = math.sqrt(mu_squared)
     for alpha in np.linspace(0.001, 0.999, 101):
         response = max(0, 1 - math.exp(e) * alpha, math.exp(-e) * (1 - alpha))
         assert stats.norm.cdf(stats.norm.ppf(1 - alpha) - mu) <= response + 1e-12

@@ -70,11 +70,11 @@ def exact_leaving(epsilon: float, kappa: float, theta: float) -> mpmath.mpf:
     [(1.0, 1280.0, 0.13), (0.01, 400.0, 8.0), (1e-4, 300.0, 40.0), (1.0, 213.0, 2.0), (1.0, 5000.0, 0.08)],
 )
 def test_delta_is_above_the_exact_one_by_the_stated_rounding_only(epsilon: float, kappa: float, theta: float) -> None:
-    exact, found = exact_leaving(epsilon, kappa, theta), leaving_delta(epsilon, kappa, theta)
+    exact, delta = exact_leaving(epsilon, kappa, theta), leaving_delta(epsilon, kappa, theta)
     threshold = 1 / -math.expm1(-(epsilon + 1 / theta) / (kappa - 1)) / theta
     larger = float(special.gammainc(kappa, threshold))
-    assert exact <= found
-    assert found <= exact + 2 * (1e-12 + 2e-15 * (kappa + 1 / theta)) * larger + 2e-50
+    assert exact <= delta
+    assert delta <= exact + 2 * (1e-12 + 2e-15 * (kappa + 1 / theta)) * larger + 2e-50
 
 
 @pytest.mark.parametrize(("epsilon", "kappa", "theta", "mu", "delta"), REPLACE_TABLE)

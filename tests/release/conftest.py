@@ -1,4 +1,4 @@
-"""A table, and a release of it that is not begun."""
+"""Fixtures: a table, and a release of it that has not started."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, values: npt.NDArray[np.uint8
 
 @pytest.fixture
 def transaction(table: RowsTable, tmp_path: Path, state: Path) -> MomentTransaction:  # noqa: ARG001 - copies of one table
-    """Return a release, not begun, of a table whose new ledger pays for four of epsilon 1."""
+    """Return a release that has not started, with a new ledger that pays for four of epsilon 1."""
     ledger, rows = tmp_path / "books.ledger", tmp_path / "rows.zarr"
     shutil.copytree(table.path, rows)
     budget.create_ledger(ledger, rows, PrivacyLoss.parse("4", "1e-2"))

@@ -1,4 +1,4 @@
-"""What the numbers of a release mean: units, the augmented row and column, and which number of rows is told."""
+"""The numbers of a release: units, the augmented row and column, and the published number of rows."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def released(
 
 def files_of(release: Release) -> dict[str, bytes]:
     with tarfile.open(fileobj=archive_of(release)) as tar:
-        found = {member.name: tar.extractfile(member) for member in tar.getmembers()}
-    return {name: file.read() for name, file in found.items() if file is not None}
+        files = {member.name: tar.extractfile(member) for member in tar.getmembers()}
+    return {name: file.read() for name, file in files.items() if file is not None}
 
 
 def test_the_second_moment_and_the_sum_of_the_rows_are_in_the_units_of_the_rows() -> None:
@@ -110,12 +110,12 @@ def test_the_attributes_are_those_of_the_design_and_no_others() -> None:
 def test_a_published_release_reads_back_as_it_was(tmp_path: Path, bound: RowBound, neighbours: Neighbours) -> None:
     release = released(bound, neighbours, noise=12345)
     publish(archive_of(release), tmp_path / "release.zarr")
-    found = open_release(tmp_path / "release.zarr")
-    assert found.lattice.tobytes() == release.lattice.tobytes()
-    assert found.second_moment.tobytes() == release.second_moment.tobytes()
-    assert found.attributes() == release.attributes()
-    assert (found.bound, found.guarantee, found.rows) == (bound, release.guarantee, release.rows)
-    assert found.names == ("age", "height")
+    opened = open_release(tmp_path / "release.zarr")
+    assert opened.lattice.tobytes() == release.lattice.tobytes()
+    assert opened.second_moment.tobytes() == release.second_moment.tobytes()
+    assert opened.attributes() == release.attributes()
+    assert (opened.bound, opened.guarantee, opened.rows) == (bound, release.guarantee, release.rows)
+    assert opened.names == ("age", "height")
 
 
 CHUNKS = ("lattice/c/0/0", "second_moment/c/0/0", "row_sum/c/0")
@@ -176,11 +176,11 @@ WRONG: dict[str, dict[str, Any]] = {
 def test_a_release_from_anybody_is_what_it_should_be_or_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     publish(archive_of(released(PLAIN)), tmp_path / "release.zarr")
     file = tmp_path / "release.zarr" / "zarr.json"
-    whole = json.loads(file.read_text())
-    file.write_text(json.dumps(whole))
+    metadata = json.loads(file.read_text())
+    file.write_text(json.dumps(metadata))
     assert open_release(tmp_path / "release.zarr").names == ("age", "height")
-    whole["attributes"]["dpdist"] |= change
-    file.write_text(json.dumps(whole))
+    metadata["attributes"]["dpdist"] |= change
+    file.write_text(json.dumps(metadata))
     with pytest.raises(DataError, match="has format" if "format" in change else "damaged"):
         open_release(tmp_path / "release.zarr")
 
@@ -188,6 +188,6 @@ def test_a_release_from_anybody_is_what_it_should_be_or_refused(tmp_path: Path, 
 def test_a_folder_that_is_no_release_does_not_open(tmp_path: Path) -> None:
     (tmp_path / "rows.zarr").mkdir()
     (tmp_path / "rows.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
-    for place in (tmp_path / "rows.zarr", tmp_path / "nowhere", tmp_path):
+    for path in (tmp_path / "rows.zarr", tmp_path / "nowhere", tmp_path):
         with pytest.raises(DataError):
-            open_release(place)
+            open_release(path)

@@ -1,4 +1,4 @@
-"""Guarantees that promise little: a delta of 1/n is refused where n is public, the rest is said in words."""
+"""Weak guarantees: a delta of 1/n is refused if n is public, and there are warnings about the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REPLACE, ADD = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(each) for each in arguments])
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -52,22 +52,22 @@ def charged(rows: Path) -> int:
 
 
 def test_a_delta_of_one_over_n_is_refused_and_nothing_is_spent(rows: Path) -> None:
-    found = release(rows)  # exactly 1/500
-    assert isinstance(found.exception, RefusedError)  # exit code 3
-    assert "--accept-large-delta" in str(found.exception)
-    assert "500" in str(found.exception)
+    result = release(rows)  # exactly 1/500
+    assert isinstance(result.exception, RefusedError)  # exit code 3
+    assert "--accept-large-delta" in str(result.exception)
+    assert "500" in str(result.exception)
     assert (charged(rows), rows.with_name("release.zarr").exists()) == (0, False)
     assert release(rows, delta="0.001999999999999999").exit_code == 0  # one unit of delta less
 
 
 def test_under_add_remove_nothing_depends_on_n(rows: Path) -> None:
-    found = release(rows, "--neighbours", "add-remove")
-    assert found.exit_code == 0
-    assert "CAUTION" in found.output
-    said = found.output.replace("of 500 rows or more", "")  # 1 / 0.002, whatever n is
+    result = release(rows, "--neighbours", "add-remove")
+    assert result.exit_code == 0
+    assert "CAUTION" in result.output
+    output = result.output.replace("of 500 rows or more", "")  # 1 / 0.002, whatever n is
     for chance in (str(rows.parent), open_release(rows.with_name("release.zarr")).release_id):  # a number, a hash
-        said = said.replace(chance, "")
-    assert str(ROWS) not in said
+        output = output.replace(chance, "")
+    assert str(ROWS) not in output
     for count in (1, ROWS, 10**9):
         checks.require_small_delta(PrivacyLoss.parse("1", "0.5"), ADD, count, accepted=False)
         for delta in ("0.5", "1e-4", "1e-5"):
@@ -76,7 +76,7 @@ def test_under_add_remove_nothing_depends_on_n(rows: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "neighbours", "rows", "said"),
+    ("loss", "neighbours", "rows", "count"),
     [
         (("10", "0"), REPLACE, 5, 0),
         (("10.000001", "0"), REPLACE, 5, 1),
@@ -92,18 +92,18 @@ def test_under_add_remove_nothing_depends_on_n(rows: Path) -> None:
     ],
 )
 def test_what_is_said_and_what_is_not(
-    loss: tuple[str, str], neighbours: Neighbours, rows: int | None, said: int
+    loss: tuple[str, str], neighbours: Neighbours, rows: int | None, count: int
 ) -> None:
-    found = checks.cautions(PrivacyLoss.parse(*loss), neighbours, rows)
-    assert len(found) == said
+    messages = checks.cautions(PrivacyLoss.parse(*loss), neighbours, rows)
+    assert len(messages) == count
     if loss[0] == "12":
-        assert f"{math.exp(12):.3g} times" in found[0]  # the odds are those of the guarantee
+        assert f"{math.exp(12):.3g} times" in messages[0]  # the odds are those of the guarantee
 
 
 def test_bound_refuses_it_too(rows: Path) -> None:
     command = ("bound", rows, "--epsilon", "1", "--grid", "1:8:1", "--quantile", "0.5")
-    found = call(*command)  # it takes the delta of the budget, 0.5
-    assert isinstance(found.exception, RefusedError)
+    result = call(*command)  # it takes the delta of the budget, 0.5
+    assert isinstance(result.exception, RefusedError)
     assert charged(rows) == 0
     accepted = call(*command, ACCEPT, "--json")
     assert accepted.exit_code == 0, accepted.exception
@@ -122,35 +122,35 @@ def test_with_periods_n_is_that_of_all_periods_so_far(tmp_path: Path, monkeypatc
     )
     job = tmp_path / "job.toml"
     job.write_text(text)
-    for night in range(3):  # 100, 200 and 300 rows so far: 1/250 is reached in the third night
-        np.save(source / f"d{night}.npy", np.random.default_rng(night).normal(size=(100, 2)))
-        found = call("run", job)
-        assert (found.exit_code == 0) == (night < 2), found.output
-    assert isinstance(found.exception, RefusedError)
-    assert "300" in str(found.exception)
+    for day in range(3):  # 100, 200 and 300 rows so far: 1/250 is reached on the third day
+        np.save(source / f"d{day}.npy", np.random.default_rng(day).normal(size=(100, 2)))
+        result = call("run", job)
+        assert (result.exit_code == 0) == (day < 2), result.output
+    assert isinstance(result.exception, RefusedError)
+    assert "300" in str(result.exception)
     assert not (tmp_path / "published" / "d2.zarr").exists()
     assert len(Ledger(tmp_path / "visits.ledger").records) == 2
     job.write_text(f"{text}accept_large_delta = true\n")
     assert call("run", job, "--dry-run").exit_code == 0
-    assert call("run", job).exit_code == 0  # the night is made up for
+    assert call("run", job).exit_code == 0  # the period is released now
     job.write_text(text)
     assert call("run", job).exit_code == 0  # and what is released stays released
     assert (tmp_path / "published" / "total" / "d2.zarr").exists()
 
 
 def test_the_estimators_take_it_as_a_parameter(rows: Path) -> None:
-    asked: dict[str, Any] = {"n_components": 1, "epsilon": 9, "delta": 0.002, "clip": 3}
-    for given in (np.random.default_rng(7).normal(size=(ROWS, 3)), str(rows)):
+    parameters: dict[str, Any] = {"n_components": 1, "epsilon": 9, "delta": 0.002, "clip": 3}
+    for data in (np.random.default_rng(7).normal(size=(ROWS, 3)), str(rows)):
         with pytest.raises(RefusedError, match="or pass accept_large_delta"):
-            PrivatePCA(**asked).fit(given)
-        fitted = PrivatePCA(**asked, accept_large_delta=True).fit(given)
+            PrivatePCA(**parameters).fit(data)
+        fitted = PrivatePCA(**parameters, accept_large_delta=True).fit(data)
         assert PrivatePCA.from_release(fitted.release_, 1).accept_large_delta
 
 
 def test_an_epsilon_above_ten_is_said_in_python(rows: Path) -> None:
-    for given in (np.random.default_rng(9).normal(size=(ROWS, 3)), str(rows)):
+    for data in (np.random.default_rng(9).normal(size=(ROWS, 3)), str(rows)):
         with pytest.warns(WeakGuaranteeWarning, match="Epsilon 12 is above 10"):
-            fitted = PrivateCovariance(epsilon=12, delta=1e-6, clip=3, centre="none").fit(given)
+            fitted = PrivateCovariance(epsilon=12, delta=1e-6, clip=3, centre="none").fit(data)
     with pytest.warns(WeakGuaranteeWarning, match="Epsilon 12"):
         PrivateCovariance.from_release(fitted.release_)
     request = ReleaseRequest("gaussian", PrivacyLoss.parse("11", "1e-6"), 3.0)
@@ -169,10 +169,10 @@ def test_a_warning_that_is_made_an_error_costs_nothing(rows: Path) -> None:
 def test_an_epsilon_above_ten_is_said_by_commands_and_by_the_report(rows: Path, epsilon: str, badge: str) -> None:
     path, page = rows.with_name("r.zarr"), rows.with_name("page.html")
     command = ("release", rows, path, "--epsilon", epsilon, "--delta", "1e-6", "--clip", "3")
-    said, told, shown = call(*command), call(*command, "--json"), call("inspect", path)
+    said, as_json, shown = call(*command), call(*command, "--json"), call("inspect", path)
     model = call("pca", path, rows.with_name("m.zarr"), "--components", "1")
     write(open_release(path), page)
-    texts = [said.output, shown.output, model.output, page.read_text(), *json.loads(told.stdout)["cautions"]]
+    texts = [said.output, shown.output, model.output, page.read_text(), *json.loads(as_json.stdout)["cautions"]]
     assert {f"Epsilon {epsilon} is above 10" in text for text in texts} == {epsilon == "12"}
     assert f"<span class='status {badge}</span>" in page.read_text()
     assert "cautions" not in json.loads((path / "zarr.json").read_text())["attributes"]["dpdist"]  # a format

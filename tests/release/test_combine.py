@@ -1,4 +1,4 @@
-"""Sums of releases: what is added up, of which rows, and what is promised of all of them together."""
+"""Sums of releases: conditions, rows, and the joint guarantee."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def release(number: int, extent: Coverage | None = None, **changes: Any) -> Rele
     promised = changes.pop("guarantee", guarantee())
     assert isinstance(promised, Guarantee)
     lattice = np.array([[number, 2], [2, 3]], dtype=np.int64)
-    made = Release(
+    release_ = Release(
         release_id=f"r-{number}",
         mechanism="gaussian",
         names=("a", "b"),
@@ -58,7 +58,7 @@ def release(number: int, extent: Coverage | None = None, **changes: Any) -> Rele
         answer=lattice,
         extents=(extent or part(number),),
     )
-    return replace(made, **changes)
+    return replace(release_, **changes)
 
 
 def test_periods_of_one_table_add_up_and_promise_what_the_weakest_promises() -> None:
@@ -77,7 +77,7 @@ def test_periods_of_one_table_add_up_and_promise_what_the_weakest_promises() -> 
 
 
 def test_what_n_is_at_most_is_said_of_each_table_once() -> None:
-    """So the error of rounding of a sum is stated where n is private, and that its diagonal is still in."""
+    """So the rounding error of a sum is stated if n is private, and that it includes its diagonal."""
     private: dict[str, Any] = {
         "rows": None, "neighbours": Neighbours.ADD_REMOVE, "bound": replace(BOUND, rule=DITHERED),
         "guarantee": replace(guarantee(), neighbours=Neighbours.ADD_REMOVE),
@@ -96,17 +96,17 @@ def test_what_n_is_at_most_is_said_of_each_table_once() -> None:
 
 def test_the_id_does_not_depend_on_order_or_grouping() -> None:
     one, two, three = release(1), release(2), release(3)
-    whole = combined([three, one, two])
+    total = combined([three, one, two])
     again = combined([combined([one, two]), three])
-    assert archive_of(whole).getvalue() == archive_of(again).getvalue()
-    assert whole.release_id != combined([one, two]).release_id
+    assert archive_of(total).getvalue() == archive_of(again).getvalue()
+    assert total.release_id != combined([one, two]).release_id
 
 
 def test_the_same_rows_are_not_added_up_twice() -> None:
     for other in (part(1), part(0, 5), part(0, 2), Coverage("d")):
-        with pytest.raises(RefusedError, match="of the same rows"):
+        with pytest.raises(RefusedError, match="contain the same rows"):
             combined([release(1), release(2, other)])
-    with pytest.raises(RefusedError, match="of the same rows"):
+    with pytest.raises(RefusedError, match="contain the same rows"):
         combined([release(1, Coverage("d")), release(2, Coverage("d"))])
     with pytest.raises(RefusedError, match="named twice"):
         combined([release(1), release(1, part(7))])
@@ -114,11 +114,11 @@ def test_the_same_rows_are_not_added_up_twice() -> None:
 
 def test_tables_compose_as_if_a_row_were_in_each_unless_their_owners_say_otherwise() -> None:
     sites = [release(1, part(0, dataset="d")), release(2, part(0, dataset="e"))]
-    said = combined(sites, disjoint=True).guarantee
+    disjoint = combined(sites, disjoint=True).guarantee
     unsaid = combined(sites).guarantee
-    assert said is not None
+    assert disjoint is not None
     assert unsaid is not None
-    assert said.loss == PrivacyLoss.parse("1", "1e-6")
+    assert disjoint.loss == PrivacyLoss.parse("1", "1e-6")
     assert unsaid.mu_squared == 2 * MU_SQUARED
     assert unsaid.loss.delta_atto == 2 * guarantee().loss.delta_atto
     epsilon = Fraction(unsaid.loss.epsilon_micro, 10**6)
@@ -128,20 +128,20 @@ def test_tables_compose_as_if_a_row_were_in_each_unless_their_owners_say_otherwi
 
 def test_a_release_of_unknown_rows_is_not_taken_to_be_of_the_same_table() -> None:
     for parts in ([release(1), release(2, extents=())], [release(3, extents=()), release(1)]):
-        found = combined(parts).guarantee
-        assert found is not None
-        assert found.mu_squared == 2 * MU_SQUARED
+        joint = combined(parts).guarantee
+        assert joint is not None
+        assert joint.mu_squared == 2 * MU_SQUARED
 
 
 def test_of_units_their_owners_must_say_that_no_unit_is_in_two_tables() -> None:
-    """A unit with rows in each table changes each release: neither tables, nor periods, nor rows tell it apart."""
+    """A unit with rows in each table changes each release: tables, periods or rows do not isolate it."""
     unit = Unit("person", 3)
 
     def joint(*parts: Release, disjoint: bool = False) -> Fraction:
-        found = combined(parts, disjoint=disjoint).guarantee
-        assert found is not None
-        assert found.mu_squared is not None
-        return found.mu_squared / MU_SQUARED
+        guarantee = combined(parts, disjoint=disjoint).guarantee
+        assert guarantee is not None
+        assert guarantee.mu_squared is not None
+        return guarantee.mu_squared / MU_SQUARED
 
     d, e = (release(i, Coverage(name), unit=unit) for i, name in enumerate("de", 1))
     assert joint(d, e) == 2
@@ -159,16 +159,16 @@ def test_the_command_writes_a_release_that_opens_and_says_what_was_taken_on_trus
         write_sum(release(number, Coverage(dataset), unit=unit), tmp_path / f"{number}.zarr")
     command = ["combine", str(tmp_path / "sum.zarr"), str(tmp_path / "1.zarr"), str(tmp_path / "2.zarr"), "--json"]
     for _ in range(2):  # again: the same bytes are there
-        said = CliRunner().invoke(cli, command, catch_exceptions=False)
-        assert said.exit_code == 0
-    assert "provided" not in said.stderr
+        result = CliRunner().invoke(cli, command, catch_exceptions=False)
+        assert result.exit_code == 0
+    assert "provided" not in result.stderr
     opened = open_release(tmp_path / "sum.zarr")
-    assert json.loads(said.stdout)["release_id"] == opened.release_id
+    assert json.loads(result.stdout)["release_id"] == opened.release_id
     assert (opened.releases, opened.rows) == (("r-1", "r-2"), 30)
     np.testing.assert_array_equal(opened.lattice, [[3, 4], [4, 6]])
     command = ["combine", str(tmp_path / "disjoint.zarr"), *command[2:4], "--disjoint"]
-    said = CliRunner().invoke(cli, command, catch_exceptions=False)
-    assert f"provided that, as you say, no {word} is in two of the tables" in said.stderr
+    result = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert f"provided that, as you say, no {word} is in two of the tables" in result.stderr
 
 
 def test_guarantees_join_and_claim_only_what_all_have() -> None:
@@ -197,32 +197,32 @@ def test_what_cannot_be_added_up_is_refused() -> None:
         ({"unit": Unit("person", 3)}, UsageError, "privacy unit"),
         ({"answer": np.array([[1.0, 0.0]])}, UsageError, "components"),
         ({"claim": PrivacyLoss.parse("0.5")}, RefusedError, "not private as claimed"),
-        ({"answer": np.full((2, 2), 2**62, dtype=np.int64)}, DataError, "leaves 64-bit integers"),
+        ({"answer": np.full((2, 2), 2**62, dtype=np.int64)}, DataError, "exceeds 64-bit integers"),
     ]
-    for changes, error, what in refused:
-        with pytest.raises(error, match=what):
+    for changes, error, message in refused:
+        with pytest.raises(error, match=message):
             combined([release(1), release(2, **changes)])
     with pytest.raises(UsageError, match="nothing to combine"):
         combined([])
 
 
 def tree(**changes: Release) -> dict[Node, Release]:
-    """Return releases of four periods, of their halves, and of all: each has its place, from 1, times 100."""
+    """Return releases of four periods, of their halves, and of all: each is its number, from 1, times 100."""
     share = guarantee("0.5")
     nodes = list(Node(4, 8).tree())
-    made = {
+    releases = {
         node: release(
             100 * number, part(node.start, node.stop), guarantee=share, rows=10 * (node.stop - node.start),
             noise=Noise("drawn", EdgeKind.NORMAL, variance_diagonal=2.0, variance_off_diagonal=1.0),
         )
         for number, node in enumerate(nodes, 1)
     }  # fmt: skip
-    return {node: changes.get(f"n{node.start}_{node.stop}", each) for node, each in made.items()}
+    return {node: changes.get(f"n{node.start}_{node.stop}", default) for node, default in releases.items()}
 
 
 def test_the_best_estimate_of_a_node_weighs_each_level_by_its_periods() -> None:
-    made = tree()
-    total = estimated(Node(4, 8), made.__getitem__)
+    releases = tree()
+    total = estimated(Node(4, 8), releases.__getitem__)
     exact = Fraction(4 * 100 + 2 * (200 + 300) + 400 + 500 + 600 + 700, 7)
     assert total.lattice[0, 0] == round(exact)
     np.testing.assert_array_equal(total.lattice, total.lattice.T)
@@ -231,21 +231,21 @@ def test_the_best_estimate_of_a_node_weighs_each_level_by_its_periods() -> None:
     assert total.noise["variance_diagonal"] == pytest.approx(8 / 7)
     assert total.noise.edge is EdgeKind.NORMAL
     assert (total.rows, total.extents) == (40, (part(4, 8),))
-    assert total.releases == tuple(sorted(each.release_id for each in made.values()))
-    assert estimated(Node(6, 7), made.__getitem__) is made[Node(6, 7)]
+    assert total.releases == tuple(sorted(item.release_id for item in releases.values()))
+    assert estimated(Node(6, 7), releases.__getitem__) is releases[Node(6, 7)]
 
 
 def test_a_best_estimate_tells_as_much_as_one_release_of_each_level() -> None:
-    """The levels compose: three of mu² make three times mu², at the delta that all of them have."""
+    """The levels compose: three of mu² make three times mu², at their common delta."""
     total = estimated(Node(4, 8), tree().__getitem__)
     assert total.guarantee is not None
     assert total.guarantee.mu_squared == 3 * (guarantee("0.5").mu_squared or 0)
     assert total.guarantee.loss.delta_atto == guarantee("0.5").loss.delta_atto
     assert total.guarantee.loss.epsilon_micro > 500_000
-    pure = {node: replace(each, guarantee=guarantee("0.5", "0", gaussian=False)) for node, each in tree().items()}
-    found = estimated(Node(4, 8), pure.__getitem__).guarantee
-    assert found is not None
-    assert found.loss == PrivacyLoss.parse("1.5")
+    pure = {node: replace(item, guarantee=guarantee("0.5", "0", gaussian=False)) for node, item in tree().items()}
+    joint = estimated(Node(4, 8), pure.__getitem__).guarantee
+    assert joint is not None
+    assert joint.loss == PrivacyLoss.parse("1.5")
 
 
 def test_noise_of_two_sides_keeps_its_law_when_it_is_weighed() -> None:
@@ -257,18 +257,18 @@ def test_noise_of_two_sides_keeps_its_law_when_it_is_weighed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "said"),
+    ("changes", "error", "message"),
     [
-        ({"n6_7": release(3, part(5))}, DataError, "is not of the periods that its name says"),
-        ({"n6_7": release(3, part(6, dataset="e"))}, DataError, "is not of the periods that its name says"),
+        ({"n6_7": release(3, part(5))}, DataError, "does not contain the periods that its name states"),
+        ({"n6_7": release(3, part(6, dataset="e"))}, DataError, "does not contain the periods that its name states"),
         ({"n6_7": release(3, part(6), bound=RowBound(2, clip_norm=9.0, grid_bits=4))}, UsageError, "differ in their"),
         ({"n6_7": release(3, part(6), claim=PrivacyLoss.parse("0.1"))}, RefusedError, "not private as claimed"),
         ({f"n{i}_{i + 1}": release(i, part(i), answer=np.full((2, 2), 2**63 - 1)) for i in range(4, 8)}, DataError,
-         "leaves 64-bit integers"),
+         "exceeds 64-bit integers"),
     ],
 )  # fmt: skip
-def test_what_makes_no_tree_is_refused(changes: dict[str, Release], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_what_makes_no_tree_is_refused(changes: dict[str, Release], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         estimated(Node(4, 8), tree(**changes).__getitem__)
     large = tree(n6_7=release(3, part(6), answer=np.full((2, 2), 2**62 - 1)))  # what it weighs counts
     assert estimated(Node(4, 8), large.__getitem__).lattice[0, 0] > 2**59

@@ -1,4 +1,4 @@
-"""Noise drawn in pieces, by several threads: the law and the draws of one, and each entry once."""
+"""Noise drawn in blocks by several threads: its distribution and draws are those of one, with each entry once."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ SIZE = 300
 
 
 def gaussian() -> CalibratedGaussian:
-    found = calibrated("gaussian", SIZE, 4**23)
-    assert isinstance(found, CalibratedGaussian)
-    return found
+    mechanism = calibrated("gaussian", SIZE, 4**23)
+    assert isinstance(mechanism, CalibratedGaussian)
+    return mechanism
 
 
-@given(size=st.integers(1, 60), rows=st.data(), piece=st.integers(1, 200))
-def test_pieces_are_the_rows_of_the_band_in_order(size: int, rows: Any, piece: int) -> None:
+@given(size=st.integers(1, 60), rows=st.data(), entries=st.integers(1, 200))
+def test_blocks_are_the_rows_of_the_band_in_order(size: int, rows: Any, entries: int) -> None:
     start = rows.draw(st.integers(0, size - 1))
     band = Band(start, rows.draw(st.integers(start + 1, size)), size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "PIECE", piece)
-        found = list(drawing.pieces(band))
-    assert [row for each in found for row in range(each.start, each.stop)] == list(range(band.start, band.stop))
-    assert all(each.entries <= piece or each.height == 1 for each in found)
-    assert {each.size for each in found} == {size}
+        patch.setattr(drawing, "BLOCK_ENTRIES", entries)
+        blocks = list(drawing.blocks(band))
+    assert [row for block in blocks for row in range(block.start, block.stop)] == list(range(band.start, band.stop))
+    assert all(block.entries <= entries or block.height == 1 for block in blocks)
+    assert {block.size for block in blocks} == {size}
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_same_draws_are_the_same_noise_however_many_threads_draw_them(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "PIECE", 5000)
+    monkeypatch.setattr(drawing, "BLOCK_ENTRIES", 5000)
     monkeypatch.setattr(drawing, "available_cores", lambda: threads)
     band = Band(17, SIZE - 5, SIZE)
     exact_sums = np.random.default_rng(0).integers(-(2**61), 2**61, band.entries)
     before = exact_sums.copy()
     replayed = Replayed(gaussian(), 1000)
-    expected = exact_sums + np.concatenate([replayed.draw_band(each, SYSTEM) for each in drawing.pieces(band)])
+    expected = exact_sums + np.concatenate([replayed.draw_band(block, SYSTEM) for block in drawing.blocks(band)])
     assert np.array_equal(drawing.noisy(replayed, band, exact_sums, SYSTEM), expected)
     assert np.array_equal(exact_sums, before)
 
@@ -65,13 +65,13 @@ def _entries(fixed: IndependentEntries) -> npt.NDArray[np.float64]:
 
 
 def _sound(entries: npt.NDArray[np.float64]) -> bool:
-    """Test the law of the entries, and that none was drawn twice; right ones fail with a probability below 2e-6."""
+    """Test the distribution of the entries, and that none was drawn twice; fails with probability 2e-6 if correct."""
     distinct = np.unique(entries).size == entries.size  # 45000 of them, of a scale beyond 2^47: equal ones below 1e-6
     return distinct and float(stats.kstest(entries, stats.norm.cdf).pvalue) > FALSE_ALARM
 
 
 def test_the_noise_of_several_threads_has_its_law_and_its_twins_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "PIECE", 5000)
+    monkeypatch.setattr(drawing, "BLOCK_ENTRIES", 5000)
     monkeypatch.setattr(drawing, "available_cores", lambda: 3)
     assert gaussian().sigma_off_diagonal > 2**47
     entries = _entries(gaussian())

@@ -20,10 +20,10 @@ def test_the_stated_error_is_below_5_percent_and_one_bit_less_would_not_do(
     mechanism: str, columns: int, rows: int
 ) -> None:
     request = replace(GAUSSIAN, mechanism=mechanism, loss=GAUSSIAN.loss if mechanism == "gaussian" else PURE)
-    found = forecast_release(request, columns, rows)
-    assert found.rounding_share is not None
-    assert found.rounding_share <= 0.05
-    bits = found.request.grid_bits
+    forecast = forecast_release(request, columns, rows)
+    assert forecast.rounding_share is not None
+    assert forecast.rounding_share <= 0.05
+    bits = forecast.request.grid_bits
     assert bits is not None
     if bits > 10:
         coarser = forecast_release(replace(request, grid_bits=bits - 1), columns, rows)
@@ -34,9 +34,9 @@ def test_the_stated_error_is_below_5_percent_and_one_bit_less_would_not_do(
 def test_bits_that_are_asked_for_or_that_integers_do_not_hold_are_not_chosen() -> None:
     assert replace(GAUSSIAN, grid_bits=9).on_grid(54, 10**7).grid_bits == 9
     assert replace(GAUSSIAN, mechanism="bingham", loss=PURE, options={"components": 2}).on_grid(54).grid_bits == 12
-    many = GAUSSIAN.on_grid(54, 10**10)
-    assert many.bound(54).total_rows >= 10**10  # and one bit more would not be held
-    assert replace(many, grid_bits=(many.grid_bits or 0) + 1).bound(54).total_rows < 10**10
+    large = GAUSSIAN.on_grid(54, 10**10)
+    assert large.bound(54).total_rows >= 10**10  # and one bit more would not be held
+    assert replace(large, grid_bits=(large.grid_bits or 0) + 1).bound(54).total_rows < 10**10
     assert GAUSSIAN.truncating().grid_bits == 16
 
 

@@ -50,40 +50,40 @@ def exact() -> npt.NDArray[np.float64]:
 
 def test_what_is_not_private_as_claimed_or_makes_no_sense_is_refused_and_costs_nothing(here: Path, call: Call) -> None:
     head = Ledger(here / "rows.ledger").head
-    said = asked(call, "sn")
-    assert said.code == 3
+    result = asked(call, "sn")
+    assert result.code == 3
     for words in ("published as epsilon 1, delta 0", "delta 0.6321", "two-sided-wishart"):  # 1 - exp(-1)
-        assert words in said.err
+        assert words in result.err
     for words, options in (
         ("private as claimed", "two-sided-wishart --for-reproduction"),
         ("no ledger", "sn --for-reproduction --ledger rows.ledger"),
-        ("no chosen id", "sn --for-reproduction --id week"),
+        ("cannot have a chosen id", "sn --for-reproduction --id week"),
         ("no option 'colour'", "two-sided-wishart --option colour=red"),
         ("components", "bingham"),
         ("components", "bingham --option components=5"),
-        ("once each", "bingham --option components=1 --option components=2"),
+        ("given once", "bingham --option components=1 --option components=2"),
         ("NAME=VALUE", "bingham --option components"),
         ("mean", "bingham --option components=1 --centre private"),
         ("--trusted worker", f"power {TWO} --option route=products --trusted worker"),
     ):
-        said = asked(call, *options.split())
-        assert (said.code, words in said.err) == (2, True), said.err
+        result = asked(call, *options.split())
+        assert (result.code, words in result.err) == (2, True), result.err
     assert Ledger(here / "rows.ledger").head == head
     assert not (here / "release.zarr").exists()
 
 
 def test_a_reproduction_says_that_it_is_one(here: Path, call: Call) -> None:
-    said = asked(call, "sn", "--for-reproduction", "--json", rows="plain.zarr", to="sn.zarr")
-    assert said.code == 0, said.err
-    assert said.json["status"] == "not private as claimed"
+    result = asked(call, "sn", "--for-reproduction", "--json", rows="plain.zarr", to="sn.zarr")
+    assert result.code == 0, result.err
+    assert result.json["status"] == "not private as claimed"
     attributes = json.loads((here / "sn.zarr" / "zarr.json").read_text())["attributes"]["dpdist"]
     assert attributes["status"] == "not private as claimed"
     assert attributes["claim"] == {"epsilon_micro": 10**6, "delta_atto": 0}
     assert attributes["guarantee"]["delta_atto"] > 0.63e18
     assert not open_release(here / "sn.zarr").private_as_claimed
-    said = asked(call, "sn", "--for-reproduction", rows="plain.zarr", to="sn.zarr")  # again: it is there
-    assert said.code == 0
-    assert "NOT PRIVATE AS CLAIMED" in said.err
+    result = asked(call, "sn", "--for-reproduction", rows="plain.zarr", to="sn.zarr")  # again: it is there
+    assert result.code == 0
+    assert "NOT PRIVATE AS CLAIMED" in result.err
     assert asked(call, "none", "--for-reproduction", rows="plain.zarr", to="none.zarr").code == 0
     release = open_release(here / "none.zarr")
     assert release.guarantee is None
@@ -103,53 +103,53 @@ def test_a_subspace_goes_through_the_whole_pipeline(
         for kind in (gram._Floats, gram._Integers):
             monkeypatch.setattr(kind, "add", formed)
     options = ("--option", "components=2", "--option", "iterations=8", "--option", f"route={route}", "--json")
-    said = asked(call, "power", *options, epsilon=10000)
-    assert said.code == 0, said.err
-    assert said.json["status"] == "private"
-    found = open_release(here / "release.zarr").subspace
-    assert found is not None
-    assert found.shape == (2, 4)
+    result = asked(call, "power", *options, epsilon=10000)
+    assert result.code == 0, result.err
+    assert result.json["status"] == "private"
+    subspace = open_release(here / "release.zarr").subspace
+    assert subspace is not None
+    assert subspace.shape == (2, 4)
     _, vectors = np.linalg.eigh(exact())
-    assert np.linalg.norm(found @ vectors[:, -2:]) ** 2 > 2 - 1e-3
+    assert np.linalg.norm(subspace @ vectors[:, -2:]) ** 2 > 2 - 1e-3
     assert len(Ledger(here / "rows.ledger").records) == 1
-    said = call("pca", "release.zarr", "model.zarr", "--components", "2", "--json")
-    assert (said.code, said.json["eigenvalues"]) == (0, None)
+    result = call("pca", "release.zarr", "model.zarr", "--components", "2", "--json")
+    assert (result.code, result.json["eigenvalues"]) == (0, None)
     assert call("project", "rows.zarr", "model.zarr", "scores.zarr").code == 0
     assert call("pca", "release.zarr", "more.zarr", "--components", "3").code == 2
 
 
 def test_noise_with_a_mean_does_not_bias_the_number_of_rows(here: Path, call: Call) -> None:
     more = ("--delta", "1e-6", "--neighbours", "add-remove", "--centre", "private")
-    said = asked(call, "wishart", *more, epsilon=1000)
-    assert said.code == 0, said.err
-    found = open_release(here / "release.zarr")
-    assert found.row_count == pytest.approx(len(ROWS), abs=5)  # the mean of the noise alone is more than that
-    assert found.noise["mean_diagonal"] / found.bound.constant**2 > 5
+    result = asked(call, "wishart", *more, epsilon=1000)
+    assert result.code == 0, result.err
+    release = open_release(here / "release.zarr")
+    assert release.row_count == pytest.approx(len(ROWS), abs=5)  # the mean of the noise alone is more than that
+    assert release.noise["mean_diagonal"] / release.bound.constant**2 > 5
 
 
 def test_directions_of_noise_come_from_a_release_that_was_paid_for(here: Path, call: Call) -> None:
     def directed(to: str, first: str, *more: str) -> Said:
         options = ("rows=400", "allocation=binary", f"directions={first}")
-        return asked(call, "mvg", "--delta", "1e-6", *(f"--option={each}" for each in options), *more, to=to)
+        return asked(call, "mvg", "--delta", "1e-6", *(f"--option={option}" for option in options), *more, to=to)
 
     assert asked(call, "gaussian", "--delta", "1e-6", to="first.zarr").code == 0
     assert directed("second.zarr", "first.zarr").code == 0
     assert len(Ledger(here / "rows.ledger").records) == 2  # both are charged
     options = {"rows": "400", "directions": "first.zarr"}
     request = RequestOptions(epsilon=Amount(1), delta=Amount("1e-6"), clip=Clip(20), mechanism="mvg", options=options)
-    found = np.array(request_from(request, here).options["directions"])
+    directions = np.array(request_from(request, here).options["directions"])
     vectors = np.linalg.eigh(open_release(here / "first.zarr").second_moment)[1].T[::-1]
-    assert np.abs(found @ vectors.T) == pytest.approx(np.eye(4), abs=1e-6)
-    said = directed("second.zarr", "first.zarr", "--json")
-    assert (said.code, said.json["fresh"]) == (0, False)
+    assert np.abs(directions @ vectors.T) == pytest.approx(np.eye(4), abs=1e-6)
+    result = directed("second.zarr", "first.zarr", "--json")
+    assert (result.code, result.json["fresh"]) == (0, False)
     assert len(Ledger(here / "rows.ledger").records) == 2
 
     assert asked(call, "power", "--delta", "1e-6", *TWO.split(), to="subspace.zarr").code == 0
     assert asked(call, "none", "--for-reproduction", rows="plain.zarr", to="none.zarr").code == 0
     head = Ledger(here / "rows.ledger").head
-    for other, reason in (("subspace", "released components, and no second moment"), ("none", "not private as claimed"),
+    for other, reason in (("subspace", "released components, not a second moment"), ("none", "not private as claimed"),
                           ("rows", "There is no release at rows.zarr")):  # fmt: skip
-        said = directed("third.zarr", f"{other}.zarr")
-        assert said.code in {2, 4}
-        assert reason in said.err
+        result = directed("third.zarr", f"{other}.zarr")
+        assert result.code in {2, 4}
+        assert reason in result.err
     assert Ledger(here / "rows.ledger").head == head

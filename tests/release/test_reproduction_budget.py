@@ -1,4 +1,4 @@
-"""A release for reproduction is no way around the ledger: rows have a budget, or are reproduced from, never both."""
+"""A release for reproduction does not bypass the ledger: rows have either a budget or reproductions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REPRODUCE = ("--epsilon", "1", "--clip", "20", "--mechanism", "none", "--for-rep
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(each) for each in arguments])
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -98,9 +98,9 @@ def test_rows_for_which_a_budget_was_ever_declared_are_not_reproduced_from(
     rows, target = source.with_name("rows.zarr"), source.with_name("exact.zarr")
     declared(source, rows)
     before = (rows / "zarr.json").read_bytes()
-    found = call("release", rows, target, *REPRODUCE)
-    assert isinstance(found.exception, RefusedError)  # exit code 3
-    assert "A budget is declared" in str(found.exception)
+    result = call("release", rows, target, *REPRODUCE)
+    assert isinstance(result.exception, RefusedError)  # exit code 3
+    assert "A budget is declared" in str(result.exception)
     assert not target.exists()
     assert (rows / "zarr.json").read_bytes() == before
     transaction = trusted.MomentTransaction(EXACT, open_rows(rows), budget.default_ledger(rows), store_at(target))
@@ -152,9 +152,9 @@ def test_rows_that_were_reproduced_from_get_no_budget_any_more(plain: Path, monk
     assert call("release", plain, plain.with_name("exact.zarr"), *REPRODUCE).exit_code == 0
     shutil.rmtree(plain.with_name("exact.zarr"))  # it may have been copied
     ledger = budget.default_ledger(plain)
-    found = call("ledger", "create", ledger, "--rows", plain, "--budget-epsilon", "1")
-    assert isinstance(found.exception, RefusedError)
-    assert "release for reproduction" in str(found.exception)
+    result = call("ledger", "create", ledger, "--rows", plain, "--budget-epsilon", "1")
+    assert isinstance(result.exception, RefusedError)
+    assert "release for reproduction" in str(result.exception)
     assert call("release", plain, plain.with_name("again.zarr"), *REPRODUCE).exit_code == 0  # as often as one likes
     assert "reproduced" in call("inspect", plain).output
     monkeypatch.setenv("DPDIST_STATE_HOME", str(plain.with_name("another machine")))  # where the rows alone tell
@@ -200,15 +200,15 @@ def test_of_a_reproduction_and_a_budget_at_once_one_is_refused(tmp_path: Path) -
 
 def test_no_other_door_leads_to_a_reproduction(source: Path) -> None:
     rows = budget.ingest_rows(source, source.with_name("rows.zarr"), budget=BUDGET).path
-    for given in (str(rows), np.load(source)):
+    for data in (str(rows), np.load(source)):
         with pytest.raises((RefusedError, UsageError)):
-            PrivateCovariance(epsilon=1, clip=20, mechanism="none").fit(given)
+            PrivateCovariance(epsilon=1, clip=20, mechanism="none").fit(data)
     job = source.with_name("job.toml")
     for line in ("", "for_reproduction = true\n"):
         job.write_text(f'[rows]\npath = "rows.zarr"\n[release]\npath = "x.zarr"\nepsilon = 1\nclip = 20.0\n{line}'
                        'mechanism = "none"\n')  # fmt: skip
-        found = call("run", job)
-        assert isinstance(found.exception, UsageError if line else RefusedError)
+        result = call("run", job)
+        assert isinstance(result.exception, UsageError if line else RefusedError)
     assert not Ledger(budget.default_ledger(rows)).records
     assert sorted(path.name for path in source.parent.glob("*.zarr")) == ["rows.zarr"]
 

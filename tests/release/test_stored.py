@@ -1,4 +1,4 @@
-"""What older versions stored stays as it was: the same command publishes the same bytes, whatever changed since."""
+"""Data of older versions: the same command publishes the same bytes."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_a_release_of_an_older_version_is_published_again_and_not_drawn_with_the
 ) -> None:
     # nobody answers at this address: nothing is read, and nothing is drawn
     nowhere = ("--scheduler", "tcp://127.0.0.1:1")
-    said = call("release", "rows.zarr", "release.zarr", *LAPLACE, "--epsilon", "1", *nowhere)
-    assert said.code == 0
-    assert "nothing spent" in said.err
+    result = call("release", "rows.zarr", "release.zarr", *LAPLACE, "--epsilon", "1", *nowhere)
+    assert result.code == 0
+    assert "nothing spent" in result.err
     assert tree(older / "release.zarr") == tree(older / "published.zarr")
-    found = open_release(older / "release.zarr")
-    assert found.noise["scale"] == 3 * 4**16  # as it was drawn, not what the same request would draw today
+    release = open_release(older / "release.zarr")
+    assert release.noise["scale"] == 3 * 4**16  # as it was drawn, not what the same request would draw today
 
 
 def test_what_an_older_version_reserved_and_never_drew_is_drawn_now_and_charged_once(
@@ -61,25 +61,25 @@ def test_what_an_older_version_reserved_and_never_drew_is_drawn_now_and_charged_
     before = Ledger(older / "rows.ledger")
     assert [record.state for record in before.records] == [State.PUBLISHED, State.RESERVED]
     charges = before.charges
-    said = call("release", "rows.zarr", "half.zarr", *LAPLACE, "--epsilon", "0.5")
-    assert said.code == 0
+    result = call("release", "rows.zarr", "half.zarr", *LAPLACE, "--epsilon", "0.5")
+    assert result.code == 0
     now = Ledger(older / "rows.ledger")
     assert [record.state for record in now.records] == [State.PUBLISHED, State.PUBLISHED]
     assert now.charges == charges
-    found = open_release(older / "half.zarr")
-    assert found.guarantee is not None
-    assert found.guarantee.to_json() == now.records[1].guarantee.to_json()
-    assert found.noise["scale"] < 6 * 4**16
+    release = open_release(older / "half.zarr")
+    assert release.guarantee is not None
+    assert release.guarantee.to_json() == now.records[1].guarantee.to_json()
+    assert release.noise["scale"] < 6 * 4**16
 
 
 ASKED = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4")
 NOWHERE = ("--scheduler", "tcp://127.0.0.1:1")
-"""Nobody answers there: nothing is read, and nothing is drawn."""
+"""No scheduler answers there: nothing is read or drawn."""
 
 
 @pytest.fixture
 def truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder from the time when rows were truncated to 16 bits, unless other bits were asked for.
+    """Return a folder from the time when rows were truncated to 16 bits, unless other bits were requested.
 
     It holds 60 rows of 3 columns, their ledger with a budget of epsilon 3, two releases by `gaussian`, one of them
     under a chosen id; ``job.toml``, which has released two of three periods; and the witness of both ledgers.
@@ -96,56 +96,54 @@ def test_a_command_of_before_rows_were_rounded_without_bias_publishes_what_it_pu
     before = Ledger(truncated / "rows.ledger").charges
     half = ("--epsilon", "0.5", *ASKED[2:], "--id", "chosen")
     bits = (*ASKED, "--grid-bits", "16")
-    for place, asked in (("release.zarr", ASKED), ("chosen.zarr", half), ("release.zarr", bits)):
-        said = call("release", "rows.zarr", "again.zarr", *asked, *NOWHERE)
-        assert (said.code, "nothing spent" in said.err) == (0, True), said.err
-        assert tree(truncated / "again.zarr") == tree(truncated / place)
-        assert call("release", "rows.zarr", place, *asked, *NOWHERE).code == 0
+    for name, options in (("release.zarr", ASKED), ("chosen.zarr", half), ("release.zarr", bits)):
+        result = call("release", "rows.zarr", "again.zarr", *options, *NOWHERE)
+        assert (result.code, "nothing spent" in result.err) == (0, True), result.err
+        assert tree(truncated / "again.zarr") == tree(truncated / name)
+        assert call("release", "rows.zarr", name, *options, *NOWHERE).code == 0
         shutil.rmtree(truncated / "again.zarr")
     assert Ledger(truncated / "rows.ledger").charges == before
-    found = open_release(truncated / "release.zarr")
-    assert (found.bound.rule, found.bound.grid_bits, found.rounding_diagonal) == (1, 16, 0.0)
+    release = open_release(truncated / "release.zarr")
+    assert (release.bound.rule, release.bound.grid_bits, release.rounding_diagonal) == (1, 16, 0.0)
 
 
 def test_an_estimator_of_before_finds_its_release_again(truncated: Path) -> None:
     before = Ledger(truncated / "rows.ledger").charges
-    found = PrivatePCA(2, epsilon=1, delta="1e-6", clip=4).fit(truncated / "rows.zarr").release_
-    assert np.array_equal(found.lattice, open_release(truncated / "release.zarr").lattice)
-    assert (truncated / f"rows.{found.release_id}.zarr").exists()
+    release = PrivatePCA(2, epsilon=1, delta="1e-6", clip=4).fit(truncated / "rows.zarr").release_
+    assert np.array_equal(release.lattice, open_release(truncated / "release.zarr").lattice)
+    assert (truncated / f"rows.{release.release_id}.zarr").exists()
     assert Ledger(truncated / "rows.ledger").charges == before
     shutil.rmtree(truncated / "rows.ledger")
     with pytest.raises(DpdistError, match=r"rows\.ledger"):  # and asks for no other one where its ledger is lost
         PrivatePCA(2, epsilon=1, delta="1e-6", clip=4).fit(truncated / "rows.zarr")
-    asked = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 4.0)
+    request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 4.0)
     model = PrivatePCA(2, epsilon=1, delta="1e-6", clip=4)
-    place = fit.release_place(model, store_at(truncated / "rows.zarr"), asked)
-    assert place == store_at(truncated / f"rows.{found.release_id}.zarr")
+    path = fit.release_place(model, store_at(truncated / "rows.zarr"), request)
+    assert path == store_at(truncated / f"rows.{release.release_id}.zarr")
 
 
 def test_a_job_of_before_goes_on_rounding_as_its_first_period_was_rounded(truncated: Path, call: Call) -> None:
     shown = tree(truncated / "published")
     (truncated / "2026-01-03.npy").rename(truncated / "nights" / "2026-01-03.npy")
     assert call("run", "job.toml", "--dry-run").code == 0
-    said = call("run", "job.toml")
-    assert said.code == 0, said.err
+    result = call("run", "job.toml")
+    assert result.code == 0, result.err
     assert shown.items() <= tree(truncated / "published").items()
     total = open_release(truncated / "published" / "total" / "2026-01-03.zarr")
     assert (len(total.releases), total.rows, total.bound.rule) == (3, 120, 1)
     assert len(Ledger(truncated / "periods.ledger").records) == 3
 
 
-def test_a_stored_series_of_weighted_nights_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
-) -> None:
-    """Written by dpdist at the commit that brought weights: a square root for 3 nights, of which there were two."""
+def test_a_stored_weighted_series_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+    """Written by dpdist at the commit that added weights: a square root for 3 periods, after two of them."""
     unpack(STORED / "weighted-1.tar.gz", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
     shown, charged = tree(tmp_path / "published"), Ledger("visits.ledger").charges
     assert [charge.weights for charge in charged] == [(64,), (32, 64)]
     assert open_release("published/d2.zarr").weights == (32, 64)
-    said = call("run", "job.toml")
-    assert said.code == 0, said.err
+    result = call("run", "job.toml")
+    assert result.code == 0, result.err
     assert tree(tmp_path / "published") == shown
     np.save("incoming/d3.npy", np.eye(3))
     assert call("run", "job.toml").code == 0
@@ -156,18 +154,18 @@ def test_a_stored_series_of_weighted_nights_goes_on(
 
 
 def test_a_reservation_of_before_keeps_its_rule_and_one_that_was_refunded_does_not(truncated: Path) -> None:
-    table, place = open_rows(truncated / "rows.zarr"), truncated / "rows.ledger"
+    table, address = open_rows(truncated / "rows.zarr"), truncated / "rows.ledger"
     asked = ReleaseRequest("gaussian", PrivacyLoss.parse("0.25", "1e-6"), 4.0)
     named = replace(asked, name="kept", loss=PrivacyLoss.parse("0.2", "1e-6"))
     for request in (asked, named):
-        old = trusted.MomentTransaction(request.truncating(), table, place, store_at(truncated / "other.zarr"))
+        old = trusted.MomentTransaction(request.truncating(), table, address, store_at(truncated / "other.zarr"))
         assert old.reserve() is State.RESERVED
-        assert trusted.charged_request(request, table, Ledger(place)) == old.request
+        assert trusted.charged_request(request, table, Ledger(address)) == old.request
         old.abort()
-    assert trusted.charged_request(asked, table, Ledger(place)).bound(3).rule == 2
-    assert trusted.charged_request(named, table, Ledger(place)).bound(3).rule == 1  # a chosen id stands for what it was
+    assert trusted.charged_request(asked, table, Ledger(address)).bound(3).rule == 2
+    assert trusted.charged_request(named, table, Ledger(address)).bound(3).rule == 1  # a chosen id keeps its rule
     elsewhere = replace(asked, name="chosen")  # and for nothing else: the ledger refuses it
-    assert trusted.charged_request(elsewhere, table, Ledger(place)).bound(3).rule == 2
+    assert trusted.charged_request(elsewhere, table, Ledger(address)).bound(3).rule == 2
 
 
 @pytest.mark.parametrize(("clip", "name"), [(4.0, "chosen"), ("private", None)])
@@ -175,20 +173,20 @@ def test_a_release_of_before_is_known_at_its_place_where_its_ledger_is_lost(
     tmp_path: Path, call: Call, clip: float | Literal["private"], name: str | None
 ) -> None:
     np.save(tmp_path / "rows.npy", np.random.default_rng(1).normal(size=(3000, 3)))
-    rows, ledger, place = (tmp_path / f"rows.{kind}" for kind in ("zarr", "ledger", "release.zarr"))
-    said = call("ingest", tmp_path / "rows.npy", rows, "--budget-epsilon", "9", "--budget-delta", "1e-4")
-    assert said.code == 0, said.err
-    asked, table = ReleaseRequest("gaussian", PrivacyLoss.parse("8", "1e-5"), clip, name=name), open_rows(rows)
-    older = asked.older()[-1]
-    release_rows(rows, place, older)
+    rows, ledger, target = (tmp_path / f"rows.{kind}" for kind in ("zarr", "ledger", "release.zarr"))
+    result = call("ingest", tmp_path / "rows.npy", rows, "--budget-epsilon", "9", "--budget-delta", "1e-4")
+    assert result.code == 0, result.err
+    request, table = ReleaseRequest("gaussian", PrivacyLoss.parse("8", "1e-5"), clip, name=name), open_rows(rows)
+    older = request.older()[-1]
+    release_rows(rows, target, older)
     shutil.rmtree(ledger)
-    shutil.copytree(place, tmp_path / "kept.zarr")
-    assert trusted.charged_request(asked, table, None, store_at(place)) == older.of_table(table)
-    assert trusted.charged_request(asked, table, None).rule == 2
+    shutil.copytree(target, tmp_path / "kept.zarr")
+    assert trusted.charged_request(request, table, None, store_at(target)) == older.of_table(table)
+    assert trusted.charged_request(request, table, None).rule == 2
     chosen = () if name is None else ("--id", name)
-    said = call("release", rows, place, "--epsilon", "8", "--delta", "1e-5", "--clip", clip, *chosen)
-    assert said.code != 0
-    assert str(ledger) in said.err  # it is the ledger that is missed
-    assert tree(place) == tree(tmp_path / "kept.zarr")
-    other = replace(asked, centring=Centring.PRIVATE)
-    assert trusted.charged_request(other, table, None, store_at(place)).rule == 2
+    result = call("release", rows, target, "--epsilon", "8", "--delta", "1e-5", "--clip", clip, *chosen)
+    assert result.code != 0
+    assert str(ledger) in result.err  # it is the ledger that is missed
+    assert tree(target) == tree(tmp_path / "kept.zarr")
+    other = replace(request, centring=Centring.PRIVATE)
+    assert trusted.charged_request(other, table, None, store_at(target)).rule == 2

@@ -83,7 +83,7 @@ def test_a_release_is_the_exact_moment_plus_one_draw_and_its_corner_is_exact_whe
     transaction = asking(transaction, mechanism=mechanism, loss=loss, centring=centring, neighbours=neighbours)
     recording = Recording()
     monkeypatch.setattr(trusted, "SYSTEM", recording)
-    found = release(transaction)
+    released = release(transaction)
     calibrated = transaction.request.calibrated(len(NAMES))
     assert isinstance(calibrated, Additive)
     replaying = Replaying(recording.drawn)
@@ -93,15 +93,15 @@ def test_a_release_is_the_exact_moment_plus_one_draw_and_its_corner_is_exact_whe
     public = neighbours is Neighbours.REPLACE_ONE
     if centring is Centring.PRIVATE and public:
         noise[-1, -1] = 0
-    np.testing.assert_array_equal(found.lattice - noise, exact(transaction, values))
-    assert (found.rows, found.attributes()["n"]) == ((ROWS, ROWS) if public else (None, None))
-    assert found.guarantee == calibrated.guarantee
+    np.testing.assert_array_equal(released.lattice - noise, exact(transaction, values))
+    assert (released.rows, released.attributes()["n"]) == ((ROWS, ROWS) if public else (None, None))
+    assert released.guarantee == calibrated.guarantee
 
 
 def test_a_subspace_is_released_as_it_is(transaction: MomentTransaction) -> None:
-    found = in_memory(asking(transaction, mechanism="bingham", options={"components": 2}))
-    assert [extent.dataset for extent in found.extents] == list(DATASETS)
-    answer = np.asarray(found.answer)
+    released = in_memory(asking(transaction, mechanism="bingham", options={"components": 2}))
+    assert [extent.dataset for extent in released.extents] == list(DATASETS)
+    answer = np.asarray(released.answer)
     assert answer.shape == (2, len(NAMES))
     np.testing.assert_allclose(answer @ answer.T, np.eye(2), atol=1e-9)
 
@@ -129,11 +129,11 @@ def test_two_releases_carry_different_noise(transaction: MomentTransaction) -> N
 
 
 def test_the_id_follows_from_the_request_alone(transaction: MomentTransaction) -> None:
-    asked = asking(transaction, name=None, period="may")
-    assert asked.release_id == replace(asked, target=store_at("elsewhere"), ledger=Path("other")).release_id
-    assert asked.release_id != asking(asked, period="june").release_id
-    longer = replace(rows_of(asked), rows=ROWS + 1)
-    assert asked.release_id == replace(asked, table=longer).release_id  # a hash of n would reveal n
+    changed = asking(transaction, name=None, period="may")
+    assert changed.release_id == replace(changed, target=store_at("elsewhere"), ledger=Path("other")).release_id
+    assert changed.release_id != asking(changed, period="june").release_id
+    longer = replace(rows_of(changed), rows=ROWS + 1)
+    assert changed.release_id == replace(changed, table=longer).release_id  # a hash of n would reveal n
 
 
 Partials = list[Partial[np.int64]]
@@ -175,11 +175,11 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_charged(
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "folder").mkdir()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    places = ["missing/release.zarr", "file/release.zarr", "file", "folder", "dangling", "books.ledger"]
+    paths = ["missing/release.zarr", "file/release.zarr", "file", "folder", "dangling", "books.ledger"]
     before = sorted(tmp_path.iterdir())
-    for place in places:
+    for path in paths:
         with pytest.raises(DataError):
-            replace(transaction, target=store_at(tmp_path / place)).reserve()
+            replace(transaction, target=store_at(tmp_path / path)).reserve()
     assert ledger_of(transaction).records == []
     assert sorted(tmp_path.iterdir()) == before
 
@@ -204,10 +204,10 @@ def test_without_a_ledger_nothing_is_released(transaction: MomentTransaction, tm
 def test_no_other_ledger_pays_not_even_one_of_the_same_data_set(transaction: MomentTransaction, tmp_path: Path) -> None:
     # a second ledger would pay for a second draw of the same release, and the average of two undoes the noise
     for dataset_id in ("f" * 32, transaction.table.dataset_id):
-        place = tmp_path / f"{dataset_id}.ledger"
-        other = Ledger.create(place, dataset_id=dataset_id, budget=PrivacyLoss.parse("9"))
+        address = tmp_path / f"{dataset_id}.ledger"
+        other = Ledger.create(address, dataset_id=dataset_id, budget=PrivacyLoss.parse("9"))
         with pytest.raises(RefusedError, match="not the ledger of"):
-            replace(transaction, ledger=place).reserve()
+            replace(transaction, ledger=address).reserve()
         assert other.records == []
 
 
@@ -231,11 +231,11 @@ def test_a_release_for_reproduction_is_charged_to_no_ledger_and_not_drawn_of_row
     monkeypatch.setattr(trusted, "SYSTEM", recording)
     for mechanism, delta in (("none", "0"), ("analyze-gauss", "1e-6")):
         loss = PrivacyLoss.parse("1", delta)
-        asked = asking(transaction, mechanism=mechanism, loss=loss, name=None, for_reproduction=True)
-        with pytest.raises(UsageError, match="no guarantee that a ledger could charge"):
-            asked.reserve()
+        changed = asking(transaction, mechanism=mechanism, loss=loss, name=None, for_reproduction=True)
+        with pytest.raises(UsageError, match="cannot be charged to a ledger"):
+            changed.reserve()
         with pytest.raises(RefusedError, match="ingest them"):
-            in_memory(asked)
+            in_memory(changed)
     assert ledger_of(transaction).records == []
     assert recording.drawn == []
 
@@ -250,15 +250,15 @@ def test_a_release_for_reproduction_is_written_where_only_its_owner_can_enter(ta
 
 
 def test_a_delta_that_is_not_below_one_in_n_is_accepted_for_one_charge(transaction: MomentTransaction) -> None:
-    asked = asking(transaction, mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-3"))
+    changed = asking(transaction, mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-3"))
     with pytest.raises(RefusedError, match="delta"):
-        asked.reserve()
+        changed.reserve()
     assert ledger_of(transaction).records == []
-    assert asking(asked, accept_large_delta=True).reserve() is State.RESERVED
-    assert asked.reserve() is State.RESERVED  # what is charged already is resumed
-    asked.abort()
+    assert asking(changed, accept_large_delta=True).reserve() is State.RESERVED
+    assert changed.reserve() is State.RESERVED  # what is charged already is resumed
+    changed.abort()
     with pytest.raises(RefusedError, match="delta"):
-        asked.reserve()
+        changed.reserve()
 
 
 def released(transaction: MomentTransaction, **changes: Any) -> Outcome:
@@ -336,7 +336,7 @@ def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_befo
 
 
 def restored_after_a_release(transaction: MomentTransaction) -> Path:
-    """Replace the ledger by an older copy; return the release that it forgot, published elsewhere."""
+    """Replace the ledger by an older copy; return the release that it has lost, published elsewhere."""
     copy = books(transaction).with_name("backup")
     shutil.copytree(books(transaction), copy)
     published(transaction)
@@ -377,7 +377,7 @@ def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted
     assert restored.records == []
     assert restored.adopt() == ["census"]
     assert transaction.reserve() is State.ADOPTED
-    for step in (trusted.publish, lambda asked: trusted.finalise(asked, total_of(asked))):
+    for step in (trusted.publish, lambda item: trusted.finalise(item, total_of(item))):
         with pytest.raises(RefusedError, match="another copy"):
             step(transaction)
     assert not target_of(transaction).exists()

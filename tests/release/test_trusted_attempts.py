@@ -24,7 +24,7 @@ PATIENCE = 300.0
 
 
 class Overtaking:
-    """Lets another attempt begin just before a commit, so that the commit is fenced out."""
+    """Starts another attempt just before a commit, so that the commit is fenced out."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, times: int) -> None:
         self.fences: list[int] = []
@@ -83,8 +83,8 @@ def test_when_the_winner_dies_the_loser_begins_again_with_a_new_draw(
     draws: list[bytes] = []
     drawn = trusted._drawn
 
-    def counted(*arguments: Any, **known: Any) -> list[bytes]:
-        draws.append(b"".join(drawn(*arguments, **known)))
+    def counted(*arguments: Any, **keywords: Any) -> list[bytes]:
+        draws.append(b"".join(drawn(*arguments, **keywords)))
         return [draws[-1]]
 
     monkeypatch.setattr(trusted, "_drawn", counted)
@@ -110,7 +110,7 @@ def test_who_is_overtaken_by_one_dying_attempt_after_the_other_gives_up_for_now(
 
 
 class Clock:
-    """A clock that moves only in a sleep, by half a second at least, and lets something happen at given times."""
+    """A clock that moves only in a sleep, by at least half a second, and calls functions at given times."""
 
     def __init__(self, events: dict[float, Callable[[], object]]) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""A published release is what was committed, says what it is and holds nothing exact."""
+"""A published release is the committed one, describes itself, and contains nothing exact."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def test_a_publication_that_loses_the_race_to_the_same_bytes_is_content(
     looked = []
 
     def overtaken(target: Path, files: IO[bytes]) -> bool:
-        held = holds(target, files)
-        looked.append(held)
+        identical = holds(target, files)
+        looked.append(identical)
         if len(looked) == 1:
             archive.publish(io.BytesIO(content), target)  # another process, between looking and writing
-        return held
+        return identical
 
     monkeypatch.setattr(archive, "holds", overtaken)
     trusted.publish(transaction)
@@ -163,9 +163,9 @@ def test_under_add_remove_neither_the_number_of_rows_nor_an_exact_entry_is_anywh
     entries = [int(entry) for entry in moment[np.triu_indices(len(moment))]]
     unit = release.bound.unit
     folder = target_of(transaction).parent
-    kept = [path for path in folder.rglob("*") if path.is_file() and "rows.zarr" not in path.parts]
-    assert len(kept) > 5  # release, ledger, committed bytes and what was seen of the ledger
-    for path in kept:
+    files = [path for path in folder.rglob("*") if path.is_file() and "rows.zarr" not in path.parts]
+    assert len(files) > 5  # release, ledger, committed bytes and what was seen of the ledger
+    for path in files:
         content = path.read_bytes()
         for count in counts:  # as a number in text, which digits of a hash are not
             assert not re.search(rb"(?<![0-9a-f])%d(?![0-9a-f])" % count, content), path

@@ -161,7 +161,7 @@ def test_a_centre_that_unpacks_to_gigabytes_is_refused(here: Path, call: Call) -
         archive.writestr("centre.npy", bytes(100 << 20))
     said = call("release", "rows.zarr", "new", *LOSS, "--scheduler", "tcp://127.0.0.1:9", "--centre", "centre.npz")
     assert said.code == 4
-    assert "holds no public centre" in said.message
+    assert "contains no public centre" in said.message
 
 
 def test_a_ledger_that_computes_what_is_read_and_a_device_in_place_of_a_committed_file_are_refused(
