@@ -1,7 +1,4 @@
-"""Cores of this process, threads that use them, and the shape of a reduction.
-
-The shape is pure arithmetic, so that a forecast counts what workers do.
-"""
+"""Available cores, a thread pool, and the shape of a tree reduction, which forecasts also use."""
 
 from __future__ import annotations
 
@@ -17,17 +14,17 @@ from typing import Any, TypeVar
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 ParallelMap = Callable[[Callable[[Task], Result], Iterable[Task]], Iterator[Result]]
-"""Yields what a function returns for each task, in their order."""
+"""Yields the result of a function for each task, in order."""
 _AHEAD = 2
-"""Results for each thread that may wait to be taken."""
+"""Results per thread that may wait to be consumed."""
 _CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
-"""Where the kernel says how much processor time the group of this process has: a quota, and its period."""
+"""CPU quota and period of the control group of this process."""
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use: of its affinity, and of its control group."""
+    """Return how many cores the affinity and the control group of this process allow."""
     cores = len(os.sched_getaffinity(0))
-    with suppress(OSError, ValueError):  # there is none, or it is "max"
+    with suppress(OSError, ValueError):  # missing, or "max"
         quota, period = map(int, Path(_CPU_LIMIT).read_text(encoding="ascii").split())
         cores = min(cores, round(quota / period))
     return max(1, cores)
@@ -35,9 +32,9 @@ def available_cores() -> int:
 
 @contextmanager
 def threaded(threads: int) -> Iterator[ParallelMap[Any, Any]]:
-    """Give what computes tasks in so many threads, each with one of BLAS; in this one if it is one.
+    """Yield a map that runs tasks in ``threads`` threads, each with one BLAS thread, or in this thread if it is one.
 
-    A task begins when few results wait to be taken. An error or an interruption waits only for tasks that were begun.
+    A task starts when few results are waiting. An error or an interruption waits only for tasks that have started.
     """
     from threadpoolctl import threadpool_limits  # noqa: PLC0415 - most commands need none
 
@@ -47,10 +44,10 @@ def threaded(threads: int) -> Iterator[ParallelMap[Any, Any]]:
             return
         pool = ThreadPoolExecutor(threads)
 
-        def each(function: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result]:
+        def parallel_map(function: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result]:
             waiting: deque[Future[Result]] = deque()
             for task in tasks:
-                # errors name parameters as this thread does
+                # errors name parameters as in this thread
                 waiting.append(pool.submit(copy_context().run, function, task))
                 if len(waiting) > _AHEAD * threads:
                     yield waiting.popleft().result()
@@ -58,24 +55,24 @@ def threaded(threads: int) -> Iterator[ParallelMap[Any, Any]]:
                 yield waiting.popleft().result()
 
         try:
-            yield each
+            yield parallel_map
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 _SMALL = 16 << 20
-"""Bytes of a sum up to which many are added at once: their memory is nothing beside that of a worker."""
+"""Bytes of a sum up to which many are added at once: their memory is negligible for a worker."""
 _MOST_FETCHED = 1 << 30
-"""Bytes of sums that come to the trusted node, about: more are added on the workers first."""
+"""Approximate bytes of sums fetched by the trusted node: more are first added on the workers."""
 
 
 def fan_in(nbytes: int) -> int:
-    """Return how many sums of so many bytes are added at once."""
+    """Return how many sums of this size are added at once."""
     return 8 if nbytes <= _SMALL else 2
 
 
 def levels(count: int, nbytes: int = 0, most: int | None = None) -> list[list[range]]:
-    """Return, level by level, which sums of the level before each addition adds; neighbours.
+    """Return, level by level, the range of sums of the previous level that each addition adds.
 
     Examples
     --------
@@ -86,9 +83,9 @@ def levels(count: int, nbytes: int = 0, most: int | None = None) -> list[list[ra
     >>> levels(1)
     []
     """
-    found: list[list[range]] = []
+    additions: list[list[range]] = []
     width = fan_in(nbytes)
-    while count > 1 and (not found or count * nbytes > _MOST_FETCHED if most is None else count > most):
-        found.append([range(i, min(i + width, count)) for i in range(0, count, width)])
-        count = len(found[-1])
-    return found
+    while count > 1 and (not additions or count * nbytes > _MOST_FETCHED if most is None else count > most):
+        additions.append([range(i, min(i + width, count)) for i in range(0, count, width)])
+        count = len(additions[-1])
+    return additions

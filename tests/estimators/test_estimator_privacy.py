@@ -113,7 +113,7 @@ def test_the_joint_cost_is_told_and_can_be_accepted(register: Register) -> None:
 def test_a_joint_cost_beyond_reason_is_refused_in_words() -> None:
     asked = pca(epsilon=6 * 10**5)
     asked.fit(table())
-    with pytest.raises(RefusedError, match=r"more than a million; it is.*from_release"):
+    with pytest.raises(RefusedError, match=r"above one million, but it is.*from_release"):
         asked.fit(table())
     with pytest.raises(RefusedError, match=r"costs epsilon 1, delta 1e-06, and the budget is epsilon 0\.5"):
         pca(budget_epsilon="0.5").fit(table(1))

@@ -356,7 +356,7 @@ def test_a_store_with_a_link_or_a_pipe_in_it_is_refused(tmp_path: Path, what: st
     else:
         chunk.unlink()
         chunk.symlink_to(other / "c" / "1" / "0") if what == "a chunk" else os.mkfifo(chunk)
-    refused(path, "t.zarr/", "is a link or no file")
+    refused(path, "t.zarr/", "is not a plain file")
 
 
 def test_metadata_of_any_length_is_not_read(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def entries_of(folder: Path, what: str) -> str:
 def test_a_link_in_a_folder_is_refused_and_so_is_a_file_twice(tmp_path: Path, what: str) -> None:
     """A link shows what whoever made it could not read; rows that are read twice count twice."""
     name = entries_of(tmp_path, what)
-    needles = ("a.npy", "same file") if what == "a hard link" else ("is a link or no file",)
+    needles = ("a.npy", "same file") if what == "a hard link" else ("is not a plain file",)
     refused(tmp_path / "t", name, *needles)
     with pytest.raises(DataError, match=needles[-1]):
         register_rows(tmp_path / "t", tmp_path / "there.zarr")

@@ -259,7 +259,7 @@ def test_a_web_server_does_not_send_on_to_another_in_plain(
 
     for method in serve:
         monkeypatch.setattr(serving, f"do_{method}", sent_on)
-    with pytest.raises(UsageError, match=r"moved\.csv names is reached over http://") if refused else nullcontext():
+    with pytest.raises(UsageError, match=r"moved\.csv gives is unencrypted") if refused else nullcontext():
         ingest(Remote(f"{url}/moved.csv"), tmp_path / "rows.zarr")
     assert (tmp_path / "rows.zarr").exists() is not refused
 
@@ -342,7 +342,7 @@ def test_a_store_that_is_reached_in_plain_over_a_network_is_no_source(
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     else:
         monkeypatch.setenv(name, "http://192.0.2.1:9")
-    with pytest.raises(UsageError, match=r"reached over http://, unencrypted"):
+    with pytest.raises(UsageError, match=r"gives is unencrypted"):
         ingest(Remote("s3://private/t.npy"), tmp_path / "rows.zarr")
 
 
@@ -353,7 +353,7 @@ def test_an_emulator_of_google_storage_on_a_network_is_no_source(
         base = "http://192.0.2.1:9/storage/v1/"  # of gcsfs, where STORAGE_EMULATOR_HOST says so
 
     monkeypatch.setattr(fsspec, "filesystem", lambda *_, **__: Storage())
-    with pytest.raises(UsageError, match=r"reached over http://, unencrypted"):
+    with pytest.raises(UsageError, match=r"gives is unencrypted"):
         ingest(Remote("gs://private/t.npy"), tmp_path / "rows.zarr")
 
 

@@ -412,7 +412,7 @@ def die_after(count: int) -> Before:
 def test_a_second_run_does_not_do_again_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
 ) -> None:
-    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    monkeypatch.setitem(stores.SCHEMES, "memory", MemoryStore)
     small(monkeypatch)
     target: Any = tmp_path / "rows.zarr" if place == "folder" else store_at(f"memory://{tmp_path.name}/rows.zarr")
     source = made(tmp_path, name)
@@ -587,7 +587,7 @@ def test_of_two_at_once_the_second_waits_and_takes_the_table_of_the_first(
 def test_a_worker_that_comes_late_does_not_touch_a_table_that_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    monkeypatch.setitem(stores.SCHEMES, "memory", MemoryStore)
     small(monkeypatch)
     late: list[Any] = []
     write_unit: Any = Write.__call__
@@ -613,7 +613,7 @@ def test_what_a_worker_puts_where_nobody_builds_any_more_it_removes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker of somebody else's cluster ends its unit when the command is gone, and a store has no folder to lose."""
-    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    monkeypatch.setitem(stores.SCHEMES, "memory", MemoryStore)
     small(monkeypatch)
     kept: list[Any] = []
     write_unit: Any = Write.__call__

@@ -165,7 +165,7 @@ def test_whatever_the_draws_depend_on_is_in_the_id_and_the_id_stands_for_one(row
     named = replace(GAUSSIAN, scale_share=Fraction("0.02"))  # the share that n, epsilon and d ask for
     assert named.release_id(found) == GAUSSIAN.release_id(found)
     release_rows(rows, tmp_path / "release.zarr", replace(GAUSSIAN, name="census"))
-    with pytest.raises(RefusedError, match="stands for other parameters"):
+    with pytest.raises(RefusedError, match="is already used with other parameters"):
         release_rows(rows, tmp_path / "other.zarr", replace(GAUSSIAN, name="census", scale_share=Fraction(1, 5)))
 
 
