@@ -33,7 +33,7 @@ _ID_SHOWN = 10
 
 
 def table(title: str, facts: Mapping[str, object]) -> str:
-    """Return an HTML table of named facts, without those that are None.
+    """Return an HTML table of named facts, without None values.
 
     Examples
     --------
@@ -44,5 +44,5 @@ def table(title: str, facts: Mapping[str, object]) -> str:
 
 
 def short(identity: str) -> str:
-    """Return an identity, shortened to its first characters."""
+    """Return the first characters of an identity."""
     return identity if len(identity) <= _ID_SHOWN + 3 else f"{identity[:_ID_SHOWN]}..."

@@ -57,7 +57,7 @@ class Address:
                 "underscores or dots. One database may hold several ledgers."
             )
         if len(options) + 1 != len(pairs) or not set(options) <= set(_OPTIONS):
-            raise UsageError(f"Apart from ledger=NAME, an address takes only {', '.join(_OPTIONS)}, each once. {_CURE}")
+            raise UsageError(f"Besides ledger=NAME, an address takes only {', '.join(_OPTIONS)}, each once. {_CURE}")
         parts = {"user": match["user"], "host": match["host"].strip("[]"), "port": match["port"]}
         server = {key: unquote(value) for key, value in parts.items() if value}
         connection = {**server, "dbname": unquote(match["database"]), **options}

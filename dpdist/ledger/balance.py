@@ -42,12 +42,12 @@ class Balance:
     def promise(self) -> str:
         """The proved guarantee of all charges together, as a sentence without its full stop."""
         if self.exceeded:
-            return "all of it together exceeds the budget"
+            return "all charges together exceed the budget"
         if self.exhausted:
             return "the charges here keep the budget; releases of other copies are unknown"
         if self.closed:
             return "none if a release was chosen from earlier answers: no caps were fixed before the first"
-        sentence = "all of it together keeps the budget"
+        sentence = "all charges together keep the budget"
         if self.condition is not None:
             return f"{sentence} if {self.condition}"
         return f"{sentence}, even if each release is chosen from earlier answers"

@@ -4,7 +4,7 @@ A checkpoint is a cache next to the witness, in the state folder of the user who
 its last entry. It is never read from the location of the ledger, where others could forge it.
 
 **Use.** A checkpoint is used only if the journal has an entry with its number and digest. The digest covers all earlier
-entries, so the checkpoint was computed from the same beginning, in whichever copy or backup; later entries are read and
+entries, so the checkpoint was computed from the same beginning, in any copy or backup; later entries are read and
 checked as usual. A checkpoint that is newer than the journal, belongs to another copy, is damaged, or was written by
 another version is ignored, and the journal is read from its first entry. If an entry before the checkpoint is altered
 without its digests, that has no effect, because it is not read again.

@@ -7,7 +7,7 @@ chunking, and among other rows, as in the folds of a cross-validation. Changed v
 against accidents in a notebook, not against intent.
 
 If fingerprints do not match, a warning still appears: each release after the first with the same numbers of rows and
-columns and the same kind of numbers reports the joint cost of all of them. The register does not cover other processes,
+columns and the same kind of numbers reports their joint cost. The register does not cover other processes,
 including forks and child processes. Each process draws a new secret key for the fingerprints and shares it only with
 its own workers. Fingerprints appear in no release, message, log or pickle.
 
@@ -243,7 +243,7 @@ class Register:
 
 
 _OTHER_ACCOUNT = (
-    "These rows, or some of them, were released before in this process without charging this budget. Nothing was "
+    "Some or all of these rows were released before in this process without charging this budget. Nothing was "
     "drawn. The earlier release cannot be charged afterwards, because a budget is fixed before the first answer. "
     "Charge this fit to the budget of the earlier fits, if there is one. Using an existing release is free "
     "(from_release(fitted.release_))."
@@ -254,7 +254,7 @@ def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: P
     for other in before:
         if other.neighbours is not guarantee.neighbours:
             raise RefusedError(
-                f"These rows, or some of them, were released before in this process under {other.neighbours}; a loss "
+                f"Some or all of these rows were released before in this process under {other.neighbours}; a loss "
                 f"under {guarantee.neighbours} cannot be added to that. Nothing was drawn. Set "
                 f"neighbours={other.neighbours.value!r}."
             )
@@ -272,7 +272,7 @@ def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: P
             f"budget_epsilon={cost.epsilon_micro / MICRO!r}, budget_delta={cost.delta_atto / ATTO!r}."
         )
     raise RefusedError(
-        f"These rows, or some of them, were released {_times(len(before))} before in this process. With this release "
+        f"Some or all of these rows were released {_times(len(before))} before in this process. With this release "
         f"they would need a budget of {_loss_text(cost)}, but it is {_loss_text(budget)}. Nothing was drawn. Using an "
         "existing release is free (from_release(fitted.release_)). If you plan several fits, charge all of them to one "
         f"budget, from the first on: budget=dpdist.Budget(epsilon, delta).{cure}"
@@ -323,7 +323,7 @@ _NO_PROCESS = -1
 
 
 class Budget:
-    """A privacy budget that several fits share, whatever their rows are.
+    """A privacy budget shared by several fits.
 
     Pass one object as the parameter ``budget`` of every :class:`dpdist.PrivatePCA` and
     :class:`dpdist.PrivateCovariance` that is fitted to rows of the same people. All answers together are then
@@ -338,7 +338,7 @@ class Budget:
         A multiple of 1e-18, below 1. 0: pure releases only.
     pure : str, int, float or Decimal, default 0
         The part of epsilon reserved for pure releases, in addition to Gaussian ones. 0: as much as the first fit
-        needs. Refused if delta is 0, because then all of it is pure.
+        needs. Refused if delta is 0, because then the budget is pure.
     delta_reserve : str, int, float or Decimal, default 0
         The part of delta reserved for releases with positive delta but without Gaussian noise, such as ``wishart``.
 
@@ -404,7 +404,7 @@ class Budget:
 
     @property
     def left(self) -> Left:
-        """The rest: the largest Gaussian and the largest pure release, one of which it can still pay for.
+        """The rest: the largest Gaussian and the largest pure release, either of which it can still pay for.
 
         Raises
         ------

@@ -255,7 +255,7 @@ class Ledger(Witnessed):
                     raise RefusedError(
                         f"The rows of the period {name} are equal to those of {other}, so a release would charge and "
                         "count each row twice. Remove the duplicate period. If they belong to other people with the "
-                        "same values, put all of them into one period."
+                        "same values, put all rows into one period."
                     )
             self._append(view, transaction, Closed(name, digest))
 

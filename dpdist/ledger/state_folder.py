@@ -98,7 +98,7 @@ class StateFile(Generic[Content]):
         try:
             make_private(self.path.parent)
             handle = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_WRONLY, 0o600)
-            os.fchmod(handle, 0o600)  # whatever the umask
+            os.fchmod(handle, 0o600)  # independent of the umask
         except OSError as error:
             raise self._unusable(error) from None
         try:

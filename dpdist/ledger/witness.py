@@ -1,4 +1,4 @@
-"""The witness: a record of a ledger's releases outside the ledger, so that no copy of it can draw a second time.
+"""The witness: a record of a ledger's releases outside the ledger, so that no copy can draw a second time.
 
 A copy or a restored backup of a ledger is consistent by itself, so no rule inside it can detect that another copy was
 used. So each ledger identity has one private file in the state folder of the user. It records all committed releases:
@@ -13,7 +13,7 @@ the witness is replaced.
 If a release has several parts, at most one draw of each part is given out, and it follows from the given-out draws of
 the earlier parts.
 
-*Proof.* The witness only grows: it is replaced under its lock, by the records of a ledger that contains all of it. A
+*Proof.* The witness only grows: it is replaced under its lock, by the records of a ledger that contains the old one. A
 ledger has one digest for each part of each id, its own or an adopted one, so the witness never has two digests for a
 part that was given out under it. Everything given out is in the witness, by (2). A later part is drawn by a ledger that
 is not behind, so the stages before it are those in the witness. ∎

@@ -22,7 +22,7 @@ from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 
 T = TypeVar("T")
 _VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
-"""Schemes, and the prefix of the environment variables from which obstore takes endpoint and credentials."""
+"""Schemes, and the prefix of the environment variables with endpoint and credentials for obstore."""
 _ENDPOINTS = (
     "AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "GOOGLE_BASE_URL",
     "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL",

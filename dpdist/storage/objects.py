@@ -381,7 +381,7 @@ class ObjectStore:
             self._try_remove(path)
 
     def clock(self) -> datetime:
-        """Return the time of the store, by which the age of objects is measured."""
+        """Return the time of the store, which measures the age of objects."""
         with self._probe() as path:
             if (error := self._try_put(path, b"1", mode="create")) is not None:
                 raise self._write_error(error, "a probe")

@@ -53,7 +53,7 @@ AnyStore: TypeAlias = "AnyPath | Store"
 Reader: TypeAlias = "FileIO | Stream"
 """A sequential reader of an object: ``readinto`` returns fewer bytes only at the end."""
 ABANDONED_SECONDS = 86400.0
-"""Age in seconds from which a staging path counts as abandoned."""
+"""Least age in seconds of an abandoned staging path."""
 MOST_AT_ONCE = 512 << 20
 """Largest object in bytes that is read at once: metadata, seals, or a chunk of a release."""
 

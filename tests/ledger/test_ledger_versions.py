@@ -134,7 +134,7 @@ def test_a_past_without_caps_is_closed(stored: Stored, name: str) -> None:
 def test_a_mixed_past_goes_on_if_a_person_states_that_no_request_followed_from_an_answer(stored: Stored) -> None:
     ledger = stored("mixed")
     balance = ledger.attest()
-    assert balance.promise.startswith("all of it together keeps the budget if the 2 requests")
+    assert balance.promise.startswith("all charges together keep the budget if the 2 requests")
     assert ledger.caps == (CapSet(100_000, ledger.caps[0].mu_squared, 0),)
     assert certified(ledger.caps, BUDGET)
     spent = [record.guarantee.mu_squared or Fraction(0) for record in ledger.records]
@@ -154,7 +154,7 @@ def test_a_past_without_caps_has_a_guarantee_only_after_the_statement(
     def shown(name: str) -> str:
         return " ".join(call("ledger", "show", tmp_path / name).out.split())
 
-    guarantee = "guarantee all of it together keeps the budget, even if"
+    guarantee = "guarantee all charges together keep the budget, even if"
     for name in ("mixed", "gaussian"):
         stored(name)
     assert guarantee in shown("gaussian")

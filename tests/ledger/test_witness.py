@@ -235,7 +235,7 @@ def test_draws_of_two_machines_beyond_the_budget_or_of_two_relations_are_reporte
     assert (brought.adopt(), ledger.adopt()) == (["a"], ["b"])
     for copy in (ledger, brought):
         balance = copy.balance()
-        assert balance.promise == "all of it together exceeds the budget"
+        assert balance.promise == "all charges together exceed the budget"
         assert str(balance) == "charged 2 releases; left: nothing, because the charges exceed the budget"
         with pytest.raises(DataError, match="without a common witness"):
             reserve(copy, "c")
