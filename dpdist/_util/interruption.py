@@ -40,7 +40,7 @@ _RENAME_SECONDS = 5.0
 
 
 class _State:
-    answered: tuple[signal.Signals, ...] = ()  # the signals with a handler
+    handled: tuple[signal.Signals, ...] = ()  # the signals with a handler
     working = False  # there may be something to undo
     done = False  # the command has ended: signals are ignored
     received: signal.Signals | None = None  # the first signal handled
@@ -58,21 +58,21 @@ def install() -> None:
 
     A signal that the parent process ignores (``nohup``, a background job of a shell) stays ignored.
     """
-    _state.answered = tuple(number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
-    for number in _state.answered:
-        signal.signal(number, _answer)
+    _state.handled = tuple(number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
+    for number in _state.handled:
+        signal.signal(number, _handle)
     sys.unraisablehook = _unraisable
     threading.excepthook = _unhandled
-    ear, mouth = os.pipe()
-    os.set_blocking(mouth, False)
-    signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     main = threading.get_ident()
-    threading.Thread(target=_watch, args=(ear, main), name="signals", daemon=True).start()
+    threading.Thread(target=_watch, args=(read_end, main), name="signals", daemon=True).start()
 
 
 def installed() -> bool:
     """Return whether this module handles signals, so that no other code may."""
-    return bool(_state.answered)
+    return bool(_state.handled)
 
 
 def begin() -> None:
@@ -83,7 +83,7 @@ def begin() -> None:
 def end() -> None:
     """Mark the command as done: signals are ignored, also while the interpreter exits."""
     _state.done = True
-    for number in _state.answered:
+    for number in _state.handled:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -123,7 +123,7 @@ def publishing(path: Path) -> Iterator[None]:
         _staging.discard(path)
 
 
-def _answer(number: int, _: FrameType | None) -> None:
+def _handle(number: int, _: FrameType | None) -> None:
     if _state.done or (_state.received is not None and not _state.swallowed):
         return
     _state.swallowed = False
@@ -151,10 +151,10 @@ def _unhandled(event: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(event)
 
 
-def _watch(ear: int, main: int) -> None:
+def _watch(read_end: int, main: int) -> None:
     number = 0
-    while number not in _state.answered:
-        number = os.read(ear, 1)[0]
+    while number not in _state.handled:
+        number = os.read(read_end, 1)[0]
     import time  # noqa: PLC0415 - only needed after a signal
 
     deadline = time.monotonic() + GRACE_SECONDS

@@ -71,7 +71,7 @@ def fan_in(nbytes: int) -> int:
     return 8 if nbytes <= _SMALL else 2
 
 
-def levels(count: int, nbytes: int = 0, most: int | None = None) -> list[list[range]]:
+def levels(count: int, nbytes: int = 0, limit: int | None = None) -> list[list[range]]:
     """Return, level by level, the range of sums of the previous level that each addition adds.
 
     Examples
@@ -85,7 +85,7 @@ def levels(count: int, nbytes: int = 0, most: int | None = None) -> list[list[ra
     """
     additions: list[list[range]] = []
     width = fan_in(nbytes)
-    while count > 1 and (not additions or count * nbytes > _MOST_FETCHED if most is None else count > most):
+    while count > 1 and (not additions or count * nbytes > _MOST_FETCHED if limit is None else count > limit):
         additions.append([range(i, min(i + width, count)) for i in range(0, count, width)])
         count = len(additions[-1])
     return additions

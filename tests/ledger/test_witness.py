@@ -225,7 +225,7 @@ def test_draws_of_two_machines_beyond_the_budget_or_of_two_relations_are_reporte
     # losses under different relations cannot be added
     budget = PrivacyLoss.parse("1" if neighbours is Neighbours.REPLACE_ONE else "3")
     ledger = Ledger.create(place, dataset_id=DATASET, budget=budget)
-    assert "keeps the budget, even if" in ledger.balance().promise
+    assert "keep the budget, even if" in ledger.balance().promise
     twin = copy_of(place)
     request = {**ASKED, "guarantee": pure(1, neighbours)}
     ledger.reserve("a", **request)
