@@ -36,7 +36,7 @@ from dpdist.jobs.series import open_series
 from dpdist.jobs.totals import opened
 from dpdist.ledger import checkpoint
 from dpdist.ledger.journal import Begun, Closed, Committed, CommitWitnessed, Event, Published, Reserved
-from dpdist.ledger.witness import FolderWitness, Testimony
+from dpdist.ledger.witness import FolderWitness, WitnessRecord
 from dpdist.release import combine
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.series import Toeplitz, Tree, total_of
@@ -104,8 +104,8 @@ class Series:
         with ledger._locked() as (view, transaction):  # noqa: SLF001 - the history is written, and not lived through
             last = Closed(name_of(end - 1), seals[-1])
             ledger._append(view, transaction, *self.entries(begin, end - 1, seals), last)  # noqa: SLF001
-        with FolderWitness().held(ledger.ledger_id) as held, ledger._locked() as (view, _):  # noqa: SLF001
-            held.write(Testimony.of(view))
+        with FolderWitness().locked(ledger.ledger_id) as held, ledger._locked() as (view, _):  # noqa: SLF001
+            held.write(WitnessRecord.of(view))
             checkpoint.write(view)
         published, periods = self.folder / "published", [name_of(number) for number in range(end)]
         for count in range(begin + 1, end):

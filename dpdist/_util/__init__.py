@@ -1,1 +1,1 @@
-"""Small things that every room uses."""
+"""Helpers that all packages use."""

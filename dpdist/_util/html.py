@@ -1,4 +1,4 @@
-"""HTML from the templates of this package: every value is escaped, and what people name is never a template."""
+"""HTML from the templates of this package; every value is escaped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _environment(package: str) -> Environment:
 
 
 def render(package: str, name: str, **values: object) -> str:
-    """Return a page of a template in the folder ``templates`` of a package of dpdist."""
+    """Render a template from the folder ``templates`` of a package of dpdist."""
     return _environment(package).get_template(name).render(values)
 
 
@@ -33,7 +33,7 @@ _ID_SHOWN = 10
 
 
 def table(title: str, facts: Mapping[str, object]) -> str:
-    """Return an HTML table of facts by their names; what is None is left out.
+    """Return an HTML table of named facts, without None values.
 
     Examples
     --------
@@ -44,5 +44,5 @@ def table(title: str, facts: Mapping[str, object]) -> str:
 
 
 def short(identity: str) -> str:
-    """Return the beginning of an identity, as it stands in a line."""
+    """Return the first characters of an identity."""
     return identity if len(identity) <= _ID_SHOWN + 3 else f"{identity[:_ID_SHOWN]}..."

@@ -1,21 +1,20 @@
-"""SIGINT, SIGTERM and SIGHUP: one sentence, exit code 5, nothing half-written, at whatever moment they come.
+"""SIGINT, SIGTERM and SIGHUP: at any time, one sentence, exit code 5 and no partial output.
 
-A terminal sends the first at Ctrl-C and the last when it is closed; Slurm, systemd and Kubernetes send SIGTERM, and
-SIGKILL half a minute later. What they all mean is the same: end soon.
+A terminal sends SIGINT on Ctrl-C and SIGHUP when it closes. Slurm, systemd and Kubernetes send SIGTERM, and SIGKILL
+half a minute later. All of them ask the process to end soon.
 
-Before a command is at work there is nothing to undo, and the process ends in the handler. At work, the handler raises
-KeyboardInterrupt in the main thread, once: ledger transactions roll back, what is built aside is removed, and the local
-cluster is closed on the way out. More signals change nothing. When the command is done they are ignored: it is done.
+Before a command starts its work, there is nothing to undo, and the handler ends the process. After that, the handler
+raises KeyboardInterrupt in the main thread, once: ledger transactions roll back, staging paths are removed, and the
+local cluster is closed. Further signals change nothing. Once the command is done, signals are ignored.
 
-Python runs a handler between two of its own instructions only. While native code is at work (a factorisation, a
-database that waits for a lock) the handler would run late; an exception that a destructor swallowed would be lost. So a
-separate thread is told of the signal by the kernel and counts ten seconds. Then it removes what is built aside, kills
-the workers that were started and ends the process. That is no worse than SIGKILL, which every command survives: the
-ledger says what is charged, whatever dies.
+Python runs a handler only between two of its own instructions. While native code runs (a factorisation, a database
+waiting for a lock), the handler would run late, and an exception that a destructor swallowed would be lost. So the
+kernel also notifies a separate thread, which waits ten seconds, then removes staging paths, kills the workers and ends
+the process. That is no worse than SIGKILL, which every command survives because the ledger records the charges.
 
-What is built aside is known here by path, because an exception may also strike between two lines that clean up.
+Staging paths are registered here, because an exception may also occur between two lines that clean up.
 
-Only the standard library is imported, and little of it: the handler stands before the first heavy import.
+The handler is installed before the first heavy import, so this module imports little of the standard library.
 """
 
 from __future__ import annotations
@@ -33,74 +32,70 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GRACE_SECONDS = 10.0
-"""How long a command may take to end by itself; Slurm and Kubernetes kill after 30 seconds, systemd after 90."""
+"""Time a command has to end by itself; Slurm and Kubernetes kill after 30 seconds, systemd after 90."""
 EXIT_CODE = 5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _RENAME_SECONDS = 5.0
 
 
 class _State:
-    """What this process knows of signals."""
-
-    answered: tuple[signal.Signals, ...] = ()  # the signals that are answered here
-    at_work = False  # there may be something to undo
-    done = False  # the command has ended: signals change nothing any more
-    received: signal.Signals | None = None  # the first signal that was answered
-    swallowed = False  # its exception was raised where none can pass, so that it has to be raised again
-    leaving = False  # the last words are being said
+    handled: tuple[signal.Signals, ...] = ()  # the signals with a handler
+    working = False  # there may be something to undo
+    done = False  # the command has ended: signals are ignored
+    received: signal.Signals | None = None  # the first signal handled
+    swallowed = False  # a destructor swallowed its exception, which must be raised again
+    leaving = False  # the last message is being written
 
 
 _state = _State()
-_aside: set[Path] = set()
-_sealing = threading.Lock()
+_staging: set[Path] = set()
+_publishing = threading.Lock()
 
 
 def install() -> None:
-    """Answer signals from now on, in the main thread of a process that runs one command.
+    """Install the handlers, in the main thread of a process that runs one command.
 
-    A signal that whoever started this process wants ignored (``nohup``, a shell's background job) stays ignored.
+    A signal that the parent process ignores (``nohup``, a background job of a shell) stays ignored.
     """
-    _state.answered = tuple(number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
-    for number in _state.answered:
-        signal.signal(number, _answer)
+    _state.handled = tuple(number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
+    for number in _state.handled:
+        signal.signal(number, _handle)
     sys.unraisablehook = _unraisable
     threading.excepthook = _unhandled
-    ear, mouth = os.pipe()
-    os.set_blocking(mouth, False)
-    signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     main = threading.get_ident()
-    threading.Thread(target=_watch, args=(ear, main), name="signals", daemon=True).start()
+    threading.Thread(target=_watch, args=(read_end, main), name="signals", daemon=True).start()
 
 
 def installed() -> bool:
-    """Say whether signals are answered here: whoever else would take one must not."""
-    return bool(_state.answered)
+    """Return whether this module handles signals, so that no other code may."""
+    return bool(_state.handled)
 
 
 def begin() -> None:
-    """Say that from now on there may be something to undo: signals raise KeyboardInterrupt."""
-    _state.at_work = True
+    """Mark the start of work that may have to be undone: signals raise KeyboardInterrupt."""
+    _state.working = True
 
 
 def end() -> None:
-    """Say that the command is done: signals change nothing any more, while the interpreter ends neither."""
+    """Mark the command as done: signals are ignored, also while the interpreter exits."""
     _state.done = True
-    for number in _state.answered:
+    for number in _state.handled:
         signal.signal(number, signal.SIG_IGN)
 
 
 def interrupted() -> bool:
-    """Say whether a signal was answered; whatever failed since, failed because of it."""
+    """Return whether a signal was handled; any later failure is a consequence of it."""
     return _state.received is not None
 
 
 def leave() -> NoReturn:
-    """End the process: kill the workers, remove what is still built aside, and say what happened.
-
-    Nothing else of an interpreter's end takes place: it would wait for a cluster that was half started, and say so.
-    """
-    with _sealing:
+    """End the process: kill the workers, remove staging paths and print the message."""
+    # a normal exit of the interpreter would wait for a cluster that is only partly started
+    with _publishing:
         _kill_workers()
         _tidy_up()
     for stream in (sys.stdout, sys.stderr):
@@ -110,68 +105,67 @@ def leave() -> NoReturn:
 
 
 @contextmanager
-def aside(path: Path) -> Iterator[None]:
-    """Know that something is built at a path, to be removed with all that is in it; its owner does so at the end."""
-    _aside.add(path)
+def staging(path: Path) -> Iterator[None]:
+    """Register a path as staging, removed with its contents if the process is interrupted."""
+    _staging.add(path)
     try:
         yield
     finally:
-        if not interrupted():  # its owner may just have been kept from it
-            _aside.discard(path)
+        if not interrupted():  # the caller may not have removed it
+            _staging.discard(path)
 
 
 @contextmanager
-def sealed(path: Path) -> Iterator[None]:
-    """Move what was built at a path to its place: from here on it is nobody's litter."""
-    with _sealing:
+def publishing(path: Path) -> Iterator[None]:
+    """Unregister a staging path after the block has moved it to its final path."""
+    with _publishing:
         yield
-        _aside.discard(path)
+        _staging.discard(path)
 
 
-def _answer(number: int, _: FrameType | None) -> None:
+def _handle(number: int, _: FrameType | None) -> None:
     if _state.done or (_state.received is not None and not _state.swallowed):
         return
     _state.swallowed = False
     _state.received = _state.received or signal.Signals(number)
-    if not _state.at_work:
+    if not _state.working:
         _leave()
     if "logging" in sys.modules:
         import logging  # noqa: PLC0415 - imported already, if anything is logged
 
-        logging.disable()  # what a library reports from now on failed because of the signal
+        logging.disable()  # later reports of libraries are consequences of the signal
     raise KeyboardInterrupt
 
 
-def _unraisable(found: sys.UnraisableHookArgs) -> None:
-    """Notice that the signal's exception was swallowed; whatever else failed since is not said either."""
+def _unraisable(event: sys.UnraisableHookArgs) -> None:
+    """Note that the exception of the signal was swallowed; report nothing else after a signal."""
     if _state.received is None:
-        sys.__unraisablehook__(found)
-    elif issubclass(found.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(event)
+    elif issubclass(event.exc_type, KeyboardInterrupt):
         _state.swallowed = True
 
 
-def _unhandled(found: threading.ExceptHookArgs) -> None:
-    """Say what a thread died of, unless it died because of a signal: its workers or its loop were gone."""
+def _unhandled(event: threading.ExceptHookArgs) -> None:
+    """Report the error of a thread, unless a signal came first and took its workers or its loop away."""
     if _state.received is None:
-        threading.__excepthook__(found)
+        threading.__excepthook__(event)
 
 
-def _watch(ear: int, main: int) -> None:
-    """Wait for a signal, and then see that the process ends."""
+def _watch(read_end: int, main: int) -> None:
     number = 0
-    while number not in _state.answered:
-        number = os.read(ear, 1)[0]
-    import time  # noqa: PLC0415 - needed by those only that are interrupted
+    while number not in _state.handled:
+        number = os.read(read_end, 1)[0]
+    import time  # noqa: PLC0415 - only needed after a signal
 
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
         if _state.swallowed:
             signal.pthread_kill(main, number)
     if _state.done:
         return
     _state.received = _state.received or signal.Signals(number)
-    if _sealing.acquire(timeout=_RENAME_SECONDS):  # and never given back: nothing is moved to its place any more
+    if _publishing.acquire(timeout=_RENAME_SECONDS):  # and never released: nothing is published after this
         _kill_workers()
         _tidy_up()
     _leave()
@@ -187,9 +181,9 @@ def _kill_workers() -> None:
 
 
 def _tidy_up() -> None:
-    import shutil  # noqa: PLC0415 - needed by those only that are interrupted
+    import shutil  # noqa: PLC0415 - only needed after a signal
 
-    for path in list(_aside):
+    for path in list(_staging):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -198,13 +192,12 @@ def _tidy_up() -> None:
 
 
 def sentence() -> str:
-    """Return what an interrupted command says."""
+    """Return the message of an interrupted command."""
     by = "" if _state.received is None else f" by {_state.received.name}"
     return f"Interrupted{by}: the same command resumes, and charges nothing twice."
 
 
 def _leave() -> NoReturn:
-    """End the process here and now."""
     if not _state.leaving:
         _state.leaving = True
         with suppress(OSError):

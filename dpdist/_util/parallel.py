@@ -1,7 +1,4 @@
-"""Cores of this process, threads that use them, and the shape of a reduction.
-
-The shape is pure arithmetic, so that a forecast counts what workers do.
-"""
+"""Available cores, a thread pool, and the shape of a tree reduction, which forecasts also use."""
 
 from __future__ import annotations
 
@@ -17,17 +14,17 @@ from typing import Any, TypeVar
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 ParallelMap = Callable[[Callable[[Task], Result], Iterable[Task]], Iterator[Result]]
-"""Yields what a function returns for each task, in their order."""
+"""Yields the result of a function for each task, in order."""
 _AHEAD = 2
-"""Results for each thread that may wait to be taken."""
+"""Results per thread that may wait to be consumed."""
 _CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
-"""Where the kernel says how much processor time the group of this process has: a quota, and its period."""
+"""CPU quota and period of the control group of this process."""
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use: of its affinity, and of its control group."""
+    """Return how many cores the affinity and the control group of this process allow."""
     cores = len(os.sched_getaffinity(0))
-    with suppress(OSError, ValueError):  # there is none, or it is "max"
+    with suppress(OSError, ValueError):  # missing, or "max"
         quota, period = map(int, Path(_CPU_LIMIT).read_text(encoding="ascii").split())
         cores = min(cores, round(quota / period))
     return max(1, cores)
@@ -35,11 +32,11 @@ def available_cores() -> int:
 
 @contextmanager
 def threaded(threads: int) -> Iterator[ParallelMap[Any, Any]]:
-    """Give what computes tasks in so many threads, each with one of BLAS; in this one if it is one.
+    """Yield a map that runs tasks in ``threads`` threads, each with one BLAS thread, or in this thread if it is one.
 
-    A task begins when few results wait to be taken. An error or an interruption waits only for tasks that were begun.
+    A task starts when few results are waiting. An error or an interruption waits only for tasks that have started.
     """
-    from threadpoolctl import threadpool_limits  # noqa: PLC0415 - most commands need none
+    from threadpoolctl import threadpool_limits  # noqa: PLC0415 - limit commands need none
 
     with threadpool_limits(limits=1, user_api="blas"):
         if threads == 1:
@@ -47,10 +44,10 @@ def threaded(threads: int) -> Iterator[ParallelMap[Any, Any]]:
             return
         pool = ThreadPoolExecutor(threads)
 
-        def each(function: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result]:
+        def parallel_map(function: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result]:
             waiting: deque[Future[Result]] = deque()
             for task in tasks:
-                # errors name parameters as this thread does
+                # errors name parameters as in this thread
                 waiting.append(pool.submit(copy_context().run, function, task))
                 if len(waiting) > _AHEAD * threads:
                     yield waiting.popleft().result()
@@ -58,23 +55,23 @@ def threaded(threads: int) -> Iterator[ParallelMap[Any, Any]]:
                 yield waiting.popleft().result()
 
         try:
-            yield each
+            yield parallel_map
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 _SMALL = 16 << 20
-"""Bytes of a sum up to which many are added at once: their memory is nothing beside that of a worker."""
+"""Bytes of a sum up to which many are added at once: their memory is negligible for a worker."""
 _MOST_FETCHED = 1 << 30
-"""Bytes of sums that come to the trusted node, about: more are added on the workers first."""
+"""Approximate bytes of sums fetched by the trusted node: more are first added on the workers."""
 
 
 def fan_in(nbytes: int) -> int:
-    """Return how many sums of so many bytes are added at once."""
+    """Return how many sums of this size are added at once."""
     return 8 if nbytes <= _SMALL else 2
 
 
-def level_counts(count: int, nbytes: int = 0, most: int | None = None) -> list[int]:
+def level_counts(count: int, nbytes: int = 0, limit: int | None = None) -> list[int]:
     """Return how many sums there are before the first addition, and after each level of additions.
 
     Examples
@@ -86,14 +83,14 @@ def level_counts(count: int, nbytes: int = 0, most: int | None = None) -> list[i
     """
     counts = [count]
     width = fan_in(nbytes)
-    while count > 1 and (len(counts) == 1 or count * nbytes > _MOST_FETCHED if most is None else count > most):
+    while count > 1 and (len(counts) == 1 or count * nbytes > _MOST_FETCHED if limit is None else count > limit):
         count = -(-count // width)
         counts.append(count)
     return counts
 
 
-def levels(count: int, nbytes: int = 0, most: int | None = None) -> list[list[range]]:
-    """Return, level by level, which sums of the level before each addition adds; neighbours.
+def levels(count: int, nbytes: int = 0, limit: int | None = None) -> list[list[range]]:
+    """Return, level by level, the range of sums of the previous level that each addition adds.
 
     Examples
     --------
@@ -105,5 +102,5 @@ def levels(count: int, nbytes: int = 0, most: int | None = None) -> list[list[ra
     []
     """
     width = fan_in(nbytes)
-    inputs = level_counts(count, nbytes, most)[:-1]
+    inputs = level_counts(count, nbytes, limit)[:-1]
     return [[range(i, min(i + width, total)) for i in range(0, total, width)] for total in inputs]

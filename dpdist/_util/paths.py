@@ -1,4 +1,4 @@
-"""Paths as callers name them: text, or anything that stands for a path."""
+"""Paths, and files from untrusted folders."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import IO
 from dpdist.errors import DataError, UsageError
 
 AnyPath = str | os.PathLike[str]
-_PIECE = 1 << 16
+_CHUNK = 1 << 16
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_address(text: str) -> bool:
-    """Say whether text is the address of something in a store, such as ``s3://bucket/folder``, and no path."""
+    """Return whether text is an address such as ``s3://bucket/folder`` rather than a path."""
     return _ADDRESS.match(text) is not None
 
 
@@ -28,17 +28,15 @@ def local(path: AnyPath) -> Path:
     text = os.fspath(path)
     if is_address(text):
         raise UsageError(
-            f"{text} is an address of a kind that is not read and written in place, or this is a file or folder of "
-            "this machine: copy it here, and name the copy."
+            f"{text} is an address, and a file or folder on this machine is needed here. Copy it to this machine and "
+            "pass the path of the copy."
         )
     return Path(text)
 
 
 def require_plain(root: Path, inner: AnyPath) -> None:
-    """Refuse what is no plain file or folder within a folder that may come from anybody.
-
-    A link leads to what whoever made it could not read himself, and a pipe or device gives bytes without end.
-    """
+    """Refuse anything but plain files and folders in an untrusted folder."""
+    # a link could expose files that its author cannot read, and a pipe or device could yield bytes without end
     path = root
     for name in Path(inner).parts:
         path = path / name
@@ -51,26 +49,26 @@ def require_plain(root: Path, inner: AnyPath) -> None:
 
 
 def not_plain(path: AnyPath) -> DataError:
-    """Return what is said of a link, pipe or device within a folder that may come from anybody."""
+    """Return the error for a link, pipe or device in an untrusted folder."""
     return DataError(
-        f"{path} is a link or no file, and only plain files are read within a folder of this kind. Copy "
-        "the folder with what its links lead to (cp -rL)."
+        f"{path} is not a plain file: it is a link, pipe or device, and dpdist does not read those. Copy the folder "
+        "with cp -rL, which replaces links by the files they point to."
     )
 
 
-def read_plain(path: Path, most: int) -> bytes:
-    """Return the bytes of a file that may come from anybody: it is no pipe or device, and not longer than so many."""
+def read_plain(path: Path, limit: int) -> bytes:
+    """Return the bytes of an untrusted file; OSError if it is longer than ``limit`` or not a plain file."""
     with _opened_plain(path) as (file, size):
-        content = file.read(min(size, most) + 1)  # as much memory as there is to read, and not as may be
-        while len(content) <= most and (more := file.read(_PIECE)):  # it has grown since
-            content += more
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"it is of more than {most >> 20} MiB")
+        content = file.read(min(size, limit) + 1)  # reserves memory for the file, not for the limit
+        while len(content) <= limit and (chunk := file.read(_CHUNK)):  # it has grown since
+            content += chunk
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {limit >> 20} MiB")
     return content
 
 
 def read_plain_range(path: Path, start: int, length: int) -> bytes:
-    """Return so many bytes of a file that may come from anybody, from a place in it."""
+    """Return ``length`` bytes of an untrusted file from the offset ``start``."""
     with _opened_plain(path) as (file, size):
         if start + length > size:
             raise OSError(errno.EINVAL, "it is shorter")
@@ -83,9 +81,8 @@ def read_plain_range(path: Path, start: int, length: int) -> bytes:
 
 @contextmanager
 def _opened_plain(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """Open a file that may come from anybody, and say how long it is."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - of a handle
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "it is no file")
-        yield file, about.st_size
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - a handle
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file")
+        yield file, status.st_size

@@ -1,4 +1,4 @@
-"""How far long work has come, reported to whoever asks: a bar of the command line, or a function of a notebook.
+"""Progress of long steps, for the progress bar of the command line or a function in a notebook.
 
 Examples
 --------
@@ -14,28 +14,28 @@ from collections.abc import Callable
 from functools import partial
 
 Progress = Callable[[str, int, int], None]
-"""Told what is under way, how many parts of it are done, and how many there are; at its end these are equal."""
+"""Receives the name of the step, the parts done, and the total; at the end both are equal."""
 Steps = Callable[[int, int], None]
-"""The same of one piece of work: parts done, and parts expected in all."""
+"""The same for one step: parts done and total."""
 
 
 def steps(progress: Progress | None, label: str) -> Steps | None:
-    """Return what one piece of work reports to; None if nobody asks."""
+    """Return the callback for one step, or None if there is none."""
     return None if progress is None else partial(progress, label)
 
 
 class Count:
-    """Counts the parts of one piece of work."""
+    """Counts the parts of one step."""
 
     def __init__(self, progress: Progress | None, label: str, total: int) -> None:
         self._steps, self._done, self._total = steps(progress, label), 0, total
-        self._tell()
+        self._report()
 
     def one(self) -> None:
         """Count one part."""
         self._done += 1
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._steps is not None:
             self._steps(self._done, self._total)

@@ -161,7 +161,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     dask.array<dpdist-project, shape=(1797, 5), dtype=float64, chunksize=(600, 5), chunktype=numpy.ndarray>
     >>> pca.fit(X)  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
-    dpdist.errors.RefusedError: These rows, or some of them, were released once before in this process. ...
+    dpdist.errors.RefusedError: Some or all of these rows were released once before in this process. ...
     >>> PrivatePCA.from_release(pca.release_, n_components=3).components_.shape  # free
     (3, 64)
 

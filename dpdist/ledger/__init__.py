@@ -1,1 +1,1 @@
-"""The ledger: what was charged to a budget, durably and once."""
+"""The ledger: a durable privacy budget, its storages, its witness, and budgets in memory."""

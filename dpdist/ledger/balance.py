@@ -1,8 +1,7 @@
-"""How a budget stands: what the journal amounts to, what is left of it, and what may still be charged.
+"""The balance of a budget, and the rules of charging.
 
-The functions ``require_*`` and their like hold the rules about prices, periods, the neighbouring relation, caps and
-budget. Each looks at what the journal amounts to, and refuses what may not be; none writes. ``place`` says in messages
-where the ledger is.
+The functions ``require_*``, :func:`matching_periods` and :func:`caps_to_fix` check prices, periods, the neighbouring
+relation, caps and budget against a view of the journal; none writes. ``location`` names the ledger in messages.
 """
 
 from __future__ import annotations
@@ -28,53 +27,53 @@ from dpdist.privacy.parallel import Charge, PeriodFilters
 
 @dataclass(frozen=True)
 class Balance:
-    """How a budget stands. What everything charged keeps, together, is the budget; nothing less is proved."""
+    """The balance of a budget. The proved guarantee of all charges together is the budget, nothing smaller."""
 
     budget: PrivacyLoss
     charged: int  # releases
-    left: Left  # for a release of the whole table or, where rows come in periods, of one to come
-    left_closed: Left | None = None  # for a release of all closed periods; None where rows come in no periods
-    closed: bool = False  # nothing can be charged any more: version 1 and a past without caps, or exhausted
+    left: Left  # for a release of the whole table, or of a future period where rows come in periods
+    left_closed: Left | None = None  # for a release of all closed periods; None without periods
+    closed: bool = False  # nothing can be charged: exhausted, or a version 1 ledger without caps
     exhausted: bool = False  # the whole budget was charged because the witness was lost (dpdist.ledger.witness)
-    condition: str | None = None  # what a person stated of its past, on which the guarantee rests; None: nothing
-    exceeded: bool = False  # two machines released at once without a common witness, or somebody tampered
+    condition: str | None = None  # the statement about past requests on which the guarantee rests
+    exceeded: bool = False  # by tampering, or by two machines without a common witness
 
     @property
     def promise(self) -> str:
-        """What is proved of everything that is charged, together; a sentence without its full stop."""
+        """The proved guarantee of all charges together, as a sentence without its full stop."""
         if self.exceeded:
-            return "all of it together exceeds the budget"
+            return "all charges together exceed the budget"
         if self.exhausted:
-            return "what is charged here keeps the budget; what other copies released besides, nobody can tell"
+            return "the charges here keep the budget; releases of other copies are unknown"
         if self.closed:
-            return "none that holds if a release was chosen from earlier answers: no caps were fixed before the first"
-        words = "all of it together keeps the budget"
+            return "none if a release was chosen from earlier answers: no caps were fixed before the first"
+        sentence = "all charges together keep the budget"
         if self.condition is not None:
-            return f"{words} if {self.condition}"
-        return f"{words}, even if each release is chosen from earlier answers"
+            return f"{sentence} if {self.condition}"
+        return f"{sentence}, even if each release is chosen from earlier answers"
 
     @property
     def so_far(self) -> str:
-        """What is charged, in words."""
+        """The number of charged releases, as text."""
         return f"charged {counted(self.charged, 'release')}"
 
     @property
     def rest(self) -> str:
-        """What is left, in words."""
+        """The remaining budget, as text."""
         if self.exceeded:
-            return "left: nothing, because what is charged exceeds the budget"
+            return "left: nothing, because the charges exceed the budget"
         if self.exhausted:
             return f"left: nothing, because the whole budget was charged by {step('ledger adopt')}"
         if self.closed:
             return (
-                "left: nothing. This ledger was begun by an older version, and its releases fit no caps that were "
-                "fixed before the first answer. If all requests were fixed before it, say so with "
+                "left: nothing. An older version created this ledger, and its releases fit no caps that were fixed "
+                "before the first answer. If all requests were fixed before the first answer, state that with "
                 f"{step('ledger attest')}"
             )
-        words = f"left: {self.left}"
+        text = f"left: {self.left}"
         if self.left_closed is not None:
-            words += f" of a period to come, {self.left_closed} of all closed periods together"
-        return words if self.condition is None else f"{words}; the guarantee holds if {self.condition}"
+            text += f" for a future period, {self.left_closed} for all closed periods together"
+        return text if self.condition is None else f"{text}; the guarantee holds if {self.condition}"
 
     def __str__(self) -> str:
         return f"{self.so_far}; {self.rest}"
@@ -85,81 +84,82 @@ class Balance:
 
 
 def refusal(
-    place: str, budget: PrivacyLoss, accounts: PeriodFilters | None, charged: Sequence[Charge], charge: Charge
+    location: str, budget: PrivacyLoss, accounts: PeriodFilters | None, charged: Sequence[Charge], charge: Charge
 ) -> str:
-    """Return the words with which a release is refused."""
+    """Return the message that refuses a release."""
     if accounts is None:
         return (
-            f"{place} was begun by an older version, and its releases fit no caps that were fixed before the first "
-            "answer: nothing is proved of one more. Nothing was read or spent. If all requests so far were fixed "
-            f"before the first answer was seen, say so with {step('ledger attest', place, fixed_beforehand='')}; or "
-            "repeat an earlier release by its parameters: that is free."
+            f"An older version created {location}, and its releases fit no caps that were fixed before the first "
+            "answer, so no guarantee would cover another release. Nothing was read or spent. If all requests so far "
+            "were fixed before the first answer, state that with "
+            f"{step('ledger attest', location, fixed_beforehand='')}. Repeating an earlier release with the same "
+            "parameters is free."
         )
     before = left = ""
     if charged:
         verb = "is" if len(charged) == 1 else "are"
         before = f"{counted(len(charged), 'release')} {verb} charged already, "
         left = f"; left: {accounts.left(charge.periods)}"
-    head = f"This release costs {charge.guarantee.loss}; {before}the budget of {place} is {budget}{left}."
+    head = f"This release costs {charge.guarantee.loss}; {before}the budget of {location} is {budget}{left}."
     return f"{head} Nothing was read or spent. {_cure(budget, charged, charge.guarantee)}"
 
 
 def _cure(budget: PrivacyLoss, charged: Sequence[Charge], guarantee: Guarantee) -> str:
     if guarantee.loss.delta_atto and not budget.delta_atto:
         return (
-            f"The delta of this budget is 0, so only purely private releases fit it: leave out {parameter('delta')}, "
-            f"or take {parameter('mechanism', 'two-sided-wishart')}. A delta is declared with the budget, once, before "
-            f"the first release: {parameter('budget_delta', 'D')}."
+            f"The delta of this budget is 0, so it only pays for pure releases: omit {parameter('delta')}, or use "
+            f"{parameter('mechanism', 'two-sided-wishart')}. A delta can only be declared with the budget, before the "
+            f"first release: {parameter('budget_delta', 'D')}."
         )
     if charged and all(_kind(other.guarantee) != _kind(guarantee) for other in charged):
         return (
-            "Gaussian releases, pure ones, and those with a delta of their own share a budget only if parts of it were "
-            f"set apart before the first release ({parameter('budget_pure')}, {parameter('budget_delta_reserve')}): "
-            "limits that are chosen after an answer was seen protect nobody. Ask for a smaller loss, or for a "
-            "mechanism of the kind charged already."
+            "Gaussian releases, pure releases and others with a positive delta share a budget only if parts of it were "
+            f"reserved before the first release ({parameter('budget_pure')}, {parameter('budget_delta_reserve')}): "
+            "limits chosen after an answer give no guarantee. Ask for a smaller loss, or use a mechanism of a kind "
+            "that is already charged."
         )
-    return "Ask for a smaller loss, or repeat an earlier release by its parameters: that is free."
+    return "Ask for a smaller loss, or repeat an earlier release with the same parameters, which is free."
 
 
 def _kind(guarantee: Guarantee) -> tuple[bool, bool]:
-    """Return what tells Gaussian, pure and other releases apart: each kind has its own part of a budget."""
+    """Return the kind of a release, Gaussian, pure or other; each has its own part of a budget."""
     gaussian = guarantee.mu_squared is not None
     return gaussian, not gaussian and bool(guarantee.loss.delta_atto)
 
 
-def require_charged(known: Record, guarantee: Guarantee, place: str) -> None:
-    """Refuse to draw what was reserved at a lower price, as another version may have done."""
-    if known.state in {State.RESERVED, State.STAGED} and not any(
-        price.holds(next(prices(guarantee))) for price in prices(known.guarantee)
+def require_charged(record: Record, guarantee: Guarantee, location: str) -> None:
+    """Refuse to draw a release that another version reserved at a lower price."""
+    if record.state in {State.RESERVED, State.STAGED} and not any(
+        price.holds(next(prices(guarantee))) for price in prices(record.guarantee)
     ):
         raise RefusedError(
-            f"The release {known.release_id} was reserved in {place} by another version of dpdist, at "
-            f"{known.guarantee.loss}, and would now cost more. Nothing more was drawn. Finish it with that version, or "
-            f"choose another {parameter('id')}."
+            f"Another version of dpdist reserved the release {record.release_id} in {location} at "
+            f"{record.guarantee.loss}; this version would charge more. Nothing more was drawn. Finish it with that "
+            f"version, or choose another {parameter('id')}."
         )
 
 
-def closed_as_read(view: View, periods: Mapping[str, str], place: str) -> tuple[str, ...]:
-    """Return the names of periods, in order, after checking that each is closed with this very content."""
+def matching_periods(view: View, periods: Mapping[str, str], location: str) -> tuple[str, ...]:
+    """Return the names of periods in order, after checking that each is closed with this content."""
     closed = view.periods or {}
     for name, digest in periods.items():
         if closed.get(name) != digest:
             raise RefusedError(
-                f"The period {name} is not closed with these rows in {place}. They were altered since, or the ledger "
-                "is an older copy. Nothing was spent. Restore what was altered."
+                f"The period {name} is not closed with these rows in {location}: the rows were changed, or the ledger "
+                "is an older copy. Nothing was spent. Restore the original rows, or the current ledger."
             )
     return tuple(sorted(periods))
 
 
 def charge_of(guarantee: Guarantee, periods: tuple[str, ...], weights: Mapping[str, int]) -> Charge:
-    """Return what a release of some periods is charged, where it adds the rows of each as often as a weight says."""
+    """Return the charge of a release of some periods, whose rows it may add with weights."""
     if weights and weights.keys() != set(periods):
-        raise AssertionError("weights are those of the periods that are read")
+        raise AssertionError("weights must name the periods that are read")
     return Charge(guarantee, periods, tuple(weights[period] for period in periods) if weights else ())
 
 
-def require_apart(view: View, periods: tuple[str, ...], place: str) -> None:
-    """Refuse a period whose rows are those of another, which two copies of a ledger may have closed, each one."""
+def require_distinct_rows(view: View, periods: tuple[str, ...], location: str) -> None:
+    """Refuse a period with the rows of another one, which a copy of the ledger may have closed."""
     closed = view.periods or {}
     times = Counter(closed.values()) if periods else Counter()
     for name in periods:
@@ -167,91 +167,88 @@ def require_apart(view: View, periods: tuple[str, ...], place: str) -> None:
             continue
         others = [other for other, digest in closed.items() if other != name and digest == closed[name]]
         raise RefusedError(
-            f"The rows of the period {name} are those of {listed(others)}, which another copy of the ledger "
-            f"{place} closed. A further release would charge and count each row twice. Nothing was drawn. What was "
-            "released of these rows can be published again; nothing more can be released."
+            f"The rows of the period {name} are also those of {listed(others)}, which another copy of the ledger "
+            f"{location} closed. Another release would charge and count each row twice. Nothing was drawn. Existing "
+            "releases of these rows can be published again; new ones are not possible."
         )
 
 
-def caps_to_fix(view: View, charge: Charge, place: str) -> list[Event]:
-    """Return what has to be written before a charge that fits: the caps, if they are not fixed yet."""
+def caps_to_fix(view: View, charge: Charge, location: str) -> list[Event]:
+    """Check that a charge fits; return the events to write before it: the caps, unless they are fixed."""
     first, guarantee = view.first_charged, charge.guarantee
     if view.exhausted:
         raise RefusedError(
-            f"The whole budget of {place} was charged by {step('ledger adopt')}: its witness was lost, or releases of "
-            "another copy could have been charged in two ways. What was committed can be published again; nothing more "
-            "can be released."
+            f"{step('ledger adopt')} charged the whole budget of {location}, because its witness was lost, or releases "
+            "of another copy could have been charged in two ways. Committed releases can be published again; new ones "
+            "are not possible."
         )
-    require_kept(view, place)
+    require_within_budget(view, location)
     if first is not None and first.neighbours is not guarantee.neighbours:
         relation = first.neighbours
         raise RefusedError(
-            f"The budget of {place} is kept under {relation}, the relation of its first release; a loss under "
-            f"{guarantee.neighbours} cannot be added to it. Ask for {parameter('neighbours', relation)}."
+            f"The budget of {location} is for the neighbouring relation {relation}, that of its first release; a loss "
+            f"under {guarantee.neighbours} cannot be added to it. Ask for {parameter('neighbours', relation)}."
         )
     accounts = view.accounts_for(guarantee)
     if accounts is None or not accounts.holds(charge):
-        raise RefusedError(refusal(place, view.declared, accounts, view.charged, charge))
+        raise RefusedError(refusal(location, view.declared, accounts, view.charged, charge))
     if view.accounts is not None:
         return []
     return [Capped(tuple(caps.to_json() for caps in accounts.caps))]
 
 
-def restated(view: View, draws: int) -> tuple[Created, ...]:
-    """Return what has to be written before the first release of so many draws: older versions refuse its format."""
-    wanted = view.format_for(draws)
-    if draws == 1 or view.format >= wanted:  # they differ in their last digit only
+def format_upgrade(view: View, draws: int) -> tuple[Created, ...]:
+    """Return the event to write before the first release in several draws, whose format older versions refuse."""
+    required = view.format_for(draws)
+    if draws == 1 or view.format >= required:  # the formats differ only in the last digit
         return ()
-    return (replace(view.created, format=wanted),)
+    return (replace(view.created, format=required),)
 
 
-def require_kept(view: View, place: str) -> None:
-    """Refuse a journal whose caps do not keep the budget, or whose charges do not keep to its caps."""
+def require_within_budget(view: View, location: str) -> None:
+    """Refuse a journal whose caps exceed the budget, or whose charges exceed the caps."""
     capped = view.accounts is None or certified(view.accounts.caps, view.declared)
     if view.exceeded is not None or not capped:
         raise DataError(
-            f"The releases charged to {place} exceed its budget. The ledger was altered, or copies of it were used "
+            f"The releases charged to {location} exceed its budget: the ledger was altered, or copies of it were used "
             "without a common witness. Nothing more can be charged to it."
         )
 
 
-def _kept_of(transaction: Transaction) -> bytes | None:
-    """Return the checkpoint that is kept of the ledger whose journal this is."""
+def _stored_checkpoint(transaction: Transaction) -> bytes | None:
     first = transaction.first()
     return None if first is None else checkpoint.read(str(first.get("ledger_id")))
 
 
 class FoldedLedger:
-    """How a ledger stands at the end of its journal, whenever it is asked."""
+    """A ledger folded up to the end of its journal on each access."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._view = View()
-        self._kept = 0
+        self._checkpointed = 0
 
     @contextmanager
     def _locked(self) -> Iterator[tuple[View, Transaction]]:
-        """Hold the journal and give the view folded up to its end."""
         with self._storage.transaction() as transaction:
             yield self._folded(transaction), transaction
 
     def _folded(self, transaction: Transaction) -> View:
-        """Return the view folded up to the end of the journal."""
         if not self._view.after:
             self._view = self._checkpoint(transaction) or View()
-            self._kept = self._view.after
+            self._checkpointed = self._view.after
         view = self._view
         entries, _, head = transaction.read(view.after, view.head)
         try:
             self._fold(view, transaction, entries, head)
         except BaseException:
-            self._view = View()  # it holds some of the entries: the next time none of them may be passed over
+            self._view = View()  # it is incomplete: the next access reads all entries again
             raise
         return view
 
     @staticmethod
     def _fold(view: View, transaction: Transaction, entries: Sequence[Entry], head: str) -> None:
-        """Take in the next entries, the last of which has a digest."""
+        """Fold the next entries; ``head`` is the digest of the last."""
         for entry in entries:
             try:
                 view.fold(entry)
@@ -262,31 +259,31 @@ class FoldedLedger:
 
     @staticmethod
     def _checkpoint(transaction: Transaction) -> View | None:
-        """Return the view that was kept of this very beginning of the journal; None: it is read from the start."""
-        view = checkpoint.resumed(_kept_of(transaction) or b"")
-        return view if view is not None and transaction.passed(view.after, view.head) else None
+        """Return the view of a checkpoint of this journal, or None to read it from the start."""
+        view = checkpoint.resumed(_stored_checkpoint(transaction) or b"")
+        return view if view is not None and transaction.has_entry(view.after, view.head) else None
 
-    def _keep(self, view: View) -> None:
-        """Keep a checkpoint when one is due; the witness is held, and what cannot be kept is not."""
-        if checkpoint.due(view.after, self._kept):
+    def _checkpoint_if_due(self, view: View) -> None:
+        """Write a checkpoint if one is due, under the lock of the witness; failures are ignored."""
+        if checkpoint.due(view.after, self._checkpointed):
             checkpoint.write(view)
-            self._kept = view.after
+            self._checkpointed = view.after
 
-    def _prove(self) -> None:
-        """Fold the journal from its first entry, and prove the checkpoint if it is of this journal."""
+    def _verify_journal(self) -> None:
+        """Fold the journal from its first entry, and compare the checkpoint if it belongs to this journal."""
         with self._storage.transaction() as transaction:
-            content = _kept_of(transaction) or b""
-            kept, view = checkpoint.resumed(content), View()
+            content = _stored_checkpoint(transaction) or b""
+            stored, view = checkpoint.resumed(content), View()
             entries, _, head = transaction.read(0, ORIGIN)
-            if kept is not None and transaction.passed(kept.after, kept.head):
-                self._fold(view, transaction, entries[: kept.after], kept.head)
+            if stored is not None and transaction.has_entry(stored.after, stored.head):
+                self._fold(view, transaction, entries[: stored.after], stored.head)
                 if checkpoint.encoded(view) != content:
                     raise DataError(
-                        f"The checkpoint {checkpoint.path_of(view.ledger_id)} does not say what the journal of "
-                        f"{self._storage} says, whose chain is sound: it was altered. Remove it, and verify again. "
-                        "What was charged since is in the journal, and counts."
+                        f"The checkpoint {checkpoint.path_of(view.ledger_id)} was altered: it differs from the journal "
+                        f"of {self._storage}, whose chain is intact. Remove it, then verify again. Later charges are "
+                        "in the journal, and count."
                     )
-            self._kept = view.after
+            self._checkpointed = view.after
             self._fold(view, transaction, entries[view.after :], head)
             self._view = view
 
@@ -296,12 +293,12 @@ class FoldedLedger:
 
     @property
     def ledger_id(self) -> str:
-        """32 random hexadecimal digits drawn when it was created; its rows name it as the one that is charged."""
+        """Identity of the ledger, 32 random hexadecimal digits; its rows refer to it."""
         return self._view.ledger_id or self._snapshot().ledger_id
 
     @property
     def dataset_id(self) -> str:
-        """Identity of the data set whose budget this is."""
+        """Identity of the data set of this budget."""
         return self._snapshot().dataset_id
 
     @property
@@ -311,7 +308,7 @@ class FoldedLedger:
 
     @property
     def records(self) -> list[Record]:
-        """Every release ever reserved, in the order of reservation."""
+        """All releases in the order of reservation."""
         return list(self._snapshot().records.values())
 
     def record(self, release_id: str) -> Record | None:
@@ -320,7 +317,7 @@ class FoldedLedger:
 
     @property
     def periods(self) -> dict[str, str]:
-        """The closed periods in order, each with its digest; none also where rows do not come in periods."""
+        """The closed periods in order, with their digests; empty if rows do not come in periods."""
         return dict(self._snapshot().periods or {})
 
     @property
@@ -330,7 +327,7 @@ class FoldedLedger:
 
     @property
     def charges(self) -> list[Charge]:
-        """What was charged and not refunded, and to which periods."""
+        """All charges that were not refunded, with their periods."""
         return self._snapshot().charged
 
     @property
@@ -340,28 +337,22 @@ class FoldedLedger:
 
     @property
     def caps(self) -> tuple[CapSet, ...]:
-        """The cap sets that are fixed; none before the first charge."""
+        """The fixed cap sets; none before the first charge."""
         accounts = self._snapshot().accounts
         return () if accounts is None else accounts.caps
 
     @property
     def condition(self) -> str | None:
-        """What a person stated of a ledger of version 1, on which every guarantee rests since; None: nothing."""
+        """The statement about past requests on which the guarantees of a version 1 ledger rest, or None."""
         return self._snapshot().condition
 
     def accounts(self, first: Guarantee | None = None) -> PeriodFilters | None:
-        """Return accounts to try charges on, which change nothing here; None where nothing can be charged any more.
-
-        Parameters
-        ----------
-        first
-            The next release: if it is the first, the caps may follow from it.
-        """
+        """Return accounts for trial charges, or None; ``first``, if it is the first release, may determine the caps."""
         accounts = self._snapshot().accounts_for(first)
         return None if accounts is None else accounts.copy()
 
     def balance(self) -> Balance:
-        """Return how the budget stands."""
+        """Return the balance of the budget."""
         view = self._snapshot()
         budget = view.declared
         count, accounts = len(view.charged), view.accounts_for()
@@ -375,13 +366,13 @@ class FoldedLedger:
 
     @staticmethod
     def _append(view: View, transaction: Transaction, *events: Event) -> None:
-        """Append events behind the end of the view; it folds them when it is read again."""
+        """Append events after the end of the view, which folds them at the next access."""
         after, head = view.after, view.head
         for event in events:
             after, head = transaction.append(entry_of(event), after, head)
 
-    def _known(self, view: View, release_id: str) -> Record:
+    def _existing(self, view: View, release_id: str) -> Record:
         record = view.records.get(release_id)
         if record is None:
-            raise UsageError(f"The ledger {self._storage} knows no release {release_id}.")
+            raise UsageError(f"The ledger {self._storage} has no release {release_id}.")
         return record

@@ -1,19 +1,19 @@
-"""A checkpoint: what a journal amounted to up to one entry, kept so that opening need not read all before it.
+"""Checkpoints: the folded view of a journal up to one entry, so that opening a ledger need not read all entries.
 
-It is a cache beside the witness, in the state folder of the user who runs dpdist, and bound to the digest of that
-entry. It is never read from the ledger's place, so whoever may write there can forge none.
+A checkpoint is a cache next to the witness, in the state folder of the user who runs dpdist, and bound to the digest of
+its last entry. It is never read from the location of the ledger, where others could forge it.
 
-**When it is used.** Only if the journal has an entry of that number and digest; what follows is then read and checked
-as ever. The digest covers every entry before it. So a checkpoint that fits was made of this very beginning, whichever
-copy or backup is read; one that is older than the journal is gone on from; one that is newer, of another copy, damaged,
-or written by another version is passed over, and the journal is read from its first entry. An entry before the
-checkpoint that was altered without its digests has no effect, as what it says is not read again.
+**Use.** A checkpoint is used only if the journal has an entry with its number and digest. The digest covers all earlier
+entries, so the checkpoint was computed from the same beginning, in any copy or backup; later entries are read and
+checked as usual. A checkpoint that is newer than the journal, belongs to another copy, is damaged, or was written by
+another version is ignored, and the journal is read from its first entry. If an entry before the checkpoint is altered
+without its digests, that has no effect, because it is not read again.
 
-**Who may trust it.** It is believed only if this user owns the file and nobody else may write to it. Whoever has this
-user's rights could give a witness that says nothing, and could forge a checkpoint. ``ledger verify`` believes none: it
-folds the journal from its first entry, and what the checkpoint says must be what the journal says, to the byte.
+**Trust.** A checkpoint is trusted only if this user owns the file and no one else can write it. An attacker with the
+rights of this user can forge one, but could also supply an empty witness. ``ledger verify`` trusts no checkpoint: it
+folds the journal from its first entry, and requires the checkpoint to agree byte for byte.
 
-It is not flushed: if it is lost or torn in a power cut, its SHA-256 tells, and only time is lost.
+Checkpoints are not flushed. One that a power cut loses or damages fails its SHA-256, which costs only time.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from dpdist.privacy.guarantee import Guarantee, GuaranteeJson, PrivacyLoss
 from dpdist.privacy.parallel import PeriodFilters
 
 SPACING = 256
-"""A checkpoint is written after so many entries, or a 32nd of the journal: so writing it costs each entry the same."""
+"""A checkpoint is written after this many entries or 1/32 of the journal, so that the cost per entry is constant."""
 _FORMAT = f"dpdist-checkpoint/3 of dpdist {__version__}"
-"""Another version may fold entries differently, so it believes no checkpoint of this one.
+"""Versions ignore the checkpoints of others, which may fold entries differently.
 
-Whoever changes what an entry amounts to, without a new version of the package, raises the number.
+Increase the number when folding changes without a new version of the package.
 """
-_APART = {"records", "accounts", "budget"}
-_PLAIN = tuple(each.name for each in fields(View) if each.init and each.name not in _APART)
+_SEPARATE = {"records", "accounts", "budget"}
+_PLAIN = tuple(field.name for field in fields(View) if field.init and field.name not in _SEPARATE)
 
 
 _NUMBERED = {"parameters": int, "guarantee": int}
@@ -58,11 +58,11 @@ _Release: Any = msgspec.defstruct(
     [(name, _NUMBERED.get(name, kind)) for name, kind in get_type_hints(Record).items()],
     frozen=True, array_like=True,
 )  # fmt: skip
-"""A :class:`Record`, of which parameters and guarantee are numbers of a table: most are alike."""
+"""A :class:`Record` with parameters and guarantee as indices into tables, because most are equal."""
 
 
 class _Account(Struct, frozen=True, array_like=True):
-    """What each release is charged as, and what is left: numbers of prices in a table, as most are alike."""
+    """Charges and remainder, as indices into a table of prices, because most are equal."""
 
     charged: dict[str, int]
     rest: int
@@ -90,34 +90,34 @@ class _Checkpoint(Struct, frozen=True):
 
 
 class _Table:
-    """Numbers for values, equal ones for equal values."""
+    """Assigns indices to values; equal values get the same index."""
 
     def __init__(self) -> None:
         self._by_value: dict[Hashable, int] = {}
-        self._by_identity: dict[int, tuple[Hashable, int]] = {}  # it keeps each value, so that no other has its place
+        self._by_identity: dict[int, tuple[Hashable, int]] = {}  # keeps values alive, so that ids are unique
 
     def number(self, value: Hashable) -> int:
-        """Return the number of a value; of the same object at no cost, since most fractions take long to hash."""
-        found = self._by_identity.get(id(value))
-        if found is None:
-            found = value, self._by_value.setdefault(value, len(self._by_value))
-            self._by_identity[id(value)] = found
-        return found[1]
+        """Return the index of a value; by identity first, because fractions are slow to hash."""
+        entry = self._by_identity.get(id(value))
+        if entry is None:
+            entry = value, self._by_value.setdefault(value, len(self._by_value))
+            self._by_identity[id(value)] = entry
+        return entry[1]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._by_value)
 
 
 def encoded(view: View) -> bytes:
-    """Return a view as a checkpoint; equal views have equal bytes."""
+    """Encode a view as a checkpoint; equal views have equal bytes."""
     texts, guarantees, priced = _Table(), _Table(), _Table()
     names = _Release.__struct_fields__
     records = tuple(
         _Release(**{
-            **{name: getattr(each, name) for name in names},
-            "parameters": texts.number(canonical(each.parameters)), "guarantee": guarantees.number(each.guarantee),
+            **{name: getattr(record, name) for name in names},
+            "parameters": texts.number(canonical(record.parameters)), "guarantee": guarantees.number(record.guarantee),
         })
-        for each in view.records.values()
+        for record in view.records.values()
     )  # fmt: skip
 
     def account(of: Filter) -> _Account:
@@ -125,17 +125,17 @@ def encoded(view: View) -> bytes:
 
     accounts = None
     if view.accounts is not None:
-        caps = tuple(each.to_json() for each in view.accounts.caps)
-        closed = {period: account(each) for period, each in view.accounts.closed.items()}
+        caps = tuple(cap_set.to_json() for cap_set in view.accounts.caps)
+        closed = {period: account(filter_) for period, filter_ in view.accounts.closed.items()}
         accounts = _Accounts(caps, account(view.accounts.to_come), closed)
     checkpoint = _Checkpoint(
         _FORMAT,
         {name: getattr(view, name) for name in _PLAIN},
         view.budget.to_json() if view.budget else {},
         tuple(texts),
-        tuple(each.to_json() for each in guarantees),
+        tuple(guarantee.to_json() for guarantee in guarantees),
         records,
-        tuple(tuple(None if one is None else one.to_json() for one in price) for price in priced),
+        tuple(tuple(None if cap_set is None else cap_set.to_json() for cap_set in price) for price in priced),
         accounts,
     )
     body = msgspec.json.encode(checkpoint)
@@ -143,11 +143,8 @@ def encoded(view: View) -> bytes:
 
 
 def resumed(content: bytes) -> View | None:
-    """Return the view of a checkpoint, or None where it is damaged, or another version wrote it.
-
-    Bytes that were decoded last are not again: a night opens its ledger a dozen times, and decoding takes five times as
-    long as a copy.
-    """
+    """Return the view of a checkpoint, or None if it is damaged or written by another version."""
+    # cached: a job opens its ledger a dozen times, and copying is five times faster than decoding
     view = _decoded(content)
     return None if view is None else view.copy()
 
@@ -166,28 +163,28 @@ def _decoded(content: bytes) -> View | None:
 
 
 def _view(checkpoint: _Checkpoint) -> View:
-    guarantees = [Guarantee.from_json(each) for each in checkpoint.guarantees]
+    guarantees = [Guarantee.from_json(value) for value in checkpoint.guarantees]
     prices: list[Price] = [
-        tuple(None if one is None else CapSet.from_json(one) for one in price) for price in checkpoint.prices
+        tuple(None if value is None else CapSet.from_json(value) for value in price) for price in checkpoint.prices
     ]
     parameters = [json.loads(text) for text in checkpoint.parameters]
     records = [
         Record(**{
-            **msgspec.structs.asdict(each),
-            "parameters": parameters[each.parameters], "guarantee": guarantees[each.guarantee],
+            **msgspec.structs.asdict(record),
+            "parameters": parameters[record.parameters], "guarantee": guarantees[record.guarantee],
         })
-        for each in checkpoint.records
+        for record in checkpoint.records
     ]  # fmt: skip
     budget = PrivacyLoss.from_json(checkpoint.budget)
     accounts = None
     if checkpoint.accounts is not None:
-        caps = tuple(CapSet.from_json(each) for each in checkpoint.accounts.caps)
+        caps = tuple(CapSet.from_json(value) for value in checkpoint.accounts.caps)
 
         def account(of: _Account) -> Filter:
             charged = {key: prices[number] for key, number in of.charged.items()}
             return Filter.resumed(budget, caps, charged, prices[of.rest])
 
-        closed = {period: account(each) for period, each in checkpoint.accounts.closed.items()}
+        closed = {period: account(filter_) for period, filter_ in checkpoint.accounts.closed.items()}
         accounts = PeriodFilters.resumed(account(checkpoint.accounts.to_come), closed)
     return View(
         budget=budget,
@@ -197,52 +194,49 @@ def _view(checkpoint: _Checkpoint) -> View:
     )
 
 
-def due(after: int, kept: int) -> bool:
-    """Say whether one is to be written after an entry, where the last one was written after another."""
-    return after - kept >= max(SPACING, after // 32)
+def due(after: int, last: int) -> bool:
+    """Return whether to write a checkpoint after entry ``after``, if the last one was written after ``last``."""
+    return after - last >= max(SPACING, after // 32)
 
 
 def path_of(ledger_id: str) -> Path | None:
-    """Return where the checkpoint of a ledger is kept; None where it can have none."""
+    """Return the path of the checkpoint of a ledger, or None if it cannot have one."""
     if not re.fullmatch(r"[0-9a-f]{32}", ledger_id):
         return None
     try:
         return state_home() / "checkpoints" / f"{ledger_id}.json"
-    except DpdistError:  # there is no state folder: that is told where it is needed
+    except DpdistError:  # no state folder: reported where one is required
         return None
 
 
 def read(ledger_id: str) -> bytes | None:
-    """Return what is kept of a ledger, or None; nothing is created.
-
-    A file that another user owns or may write is passed over: in a state folder that others may write to, it is forged.
-    """
+    """Return the checkpoint of a ledger, or None; a file that others own or can write is ignored."""
     path = path_of(ledger_id)
     if path is None:
         return None
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())  # of what is read, whatever stands at the path by then
-            return file.read() if found.st_uid == os.geteuid() and not found.st_mode & 0o022 else None
+            status = os.fstat(file.fileno())  # of the open file, not of the path
+            return file.read() if status.st_uid == os.geteuid() and not status.st_mode & 0o022 else None
     except OSError:
         return None
 
 
 def write(view: View) -> bool:
-    """Replace what is kept of a ledger by this view, while its witness is locked; False where that cannot be done."""
+    """Replace the checkpoint of a ledger, under the lock of its witness; return False on failure."""
     path = path_of(view.ledger_id)
     if path is None:
         return False
-    aside = path.with_suffix(".partial")
+    staging = path.with_suffix(".partial")
     try:
         content = encoded(view)
         make_private(path.parent)
-        aside.unlink(missing_ok=True)
-        with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - a handle
+        staging.unlink(missing_ok=True)
+        with open(os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - a handle
             file.write(content)
-        aside.replace(path)
+        staging.replace(path)
     except (OSError, ValueError, OverflowError, RecursionError):
         with suppress(OSError):
-            aside.unlink(missing_ok=True)
+            staging.unlink(missing_ok=True)
         return False
     return True

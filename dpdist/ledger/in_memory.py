@@ -1,51 +1,51 @@
-"""What this process has released of rows in memory: a register that lasts as long as the process, and no longer.
+"""The releases of rows in memory: a register that lasts as long as the process.
 
-Rows that were ingested have an identity and a durable ledger. An array has neither: fit twice, and the average of two
-releases undoes the privacy of both. So this process remembers of every table it released the fingerprints of its rows,
-and refuses what those rows cannot afford. Rows are known again in a copy, in another order, type or chunking, and among
-other rows: in a cross-validation every fold shares rows with the others. Changed values are not known again. This
-protects against accidents in a notebook, and not against intent.
+Ingested rows have an identity and a durable ledger. An array has neither: without a register, two fits of one array
+could be averaged, which undoes the privacy of both. So the process keeps fingerprints of the rows of each released
+table, and refuses releases that those rows cannot afford. Rows are recognised in a copy, in another order, type or
+chunking, and among other rows, as in the folds of a cross-validation. Changed values are not recognised. This protects
+against accidents in a notebook, not against intent.
 
-What no fingerprint shows is warned of: every release but the first of as many rows and columns of one kind of numbers
-comes with what all of them cost together. Other processes the register does not see, those forked or started from this
-one included. The secret key of the fingerprints is drawn afresh in every process and never leaves it but to its own
-workers. They are in no release, message, log or pickle.
+If fingerprints do not match, a warning still appears: each release after the first with the same numbers of rows and
+columns and the same kind of numbers reports their joint cost. The register does not cover other processes,
+including forks and child processes. Each process draws a new secret key for the fingerprints and shares it only with
+its own workers. Fingerprints appear in no release, message, log or pickle.
 
-A :class:`dpdist.Budget` counts fits whatever their rows are. If every fit on the same people is charged to one, all
-fits together have the guarantee of :mod:`dpdist.privacy.accounting`, even if each is chosen from the answers of the
-earlier ones. It lasts as long as the process too. The ledger of a rows.zarr is durable.
+A :class:`dpdist.Budget` counts fits of any rows. If all fits on the same people are charged to one, all fits together
+have the guarantee of :mod:`dpdist.privacy.accounting`, even if each is chosen from earlier answers. It also lasts as
+long as the process. The ledger of a rows.zarr is durable.
 
-**Fingerprints.** A row's key is BLAKE2b of its float64 values in their order, under a secret key of the process. Two
-tables in which no row is there twice share rows if one key is common. So do two tables of as many rows with the same
-keys, each as often.
+**Fingerprints.** The key of a row is BLAKE2b of its float64 values in order, under a secret key of the process. Two
+tables without duplicate rows share rows if they have a common key. Two tables with the same keys, at the same
+frequencies, also share rows.
 
-In tables of categories, or of answers yes and no, rows of different people have the same key. There one common key is
-no proof: what counts is whether more keys are common than chance explains.
+In tables of categories or yes/no answers, rows of different people can have the same key. A common key then proves
+nothing; the test is whether more keys are common than chance explains.
 
-Suppose that two tables share no row, and that chance alone split the rows between them, as into training and test rows.
-Look at the keys that both tables together hold 2 to 8 times (c), and count how many are in both. If every row goes to
-the first table with probability q, a key is in both with probability ``1 - q^c - (1 - q)^c``, independently of the
-others. So the count has the tail of Hoeffding (1963, theorem 1). In fact the number of rows in the first table is fixed
-and not random. That multiplies the bound by at most ``sqrt(8 n1 n2 / (n1 + n2))``, the inverse of the least probability
-of that number (Cover & Thomas 2006, lemma 17.5.1). Tables are said to share rows where the bound is below
-:data:`FALSE_ALARMS`.
+Suppose that two tables share no row, and that rows were split between them at random, such as into training and test
+rows. Consider the keys that occur c = 2 to 8 times in both tables together, and count those that occur in both. If each
+row goes to the first table with probability q, a key is in both with probability ``1 - q^c - (1 - q)^c``, independently
+of the others. So the count satisfies the tail bound of Hoeffding (1963, theorem 1). Since the number of rows in the
+first table is fixed, not random, the bound is multiplied by at most ``sqrt(8 n1 n2 / (n1 + n2))``, the inverse of the
+least probability of that number (Cover & Thomas 2006, lemma 17.5.1). Two tables count as sharing rows if the bound is
+below :data:`FALSE_ALARMS`.
 
-Only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If tables of different rows share a part f of
-those of the first one, no key is seen to be common with probability at most ``(1 - f)^KEPT``.
+Only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If a fraction f of the distinct rows of the
+first table is shared, no common key is found with probability at most ``(1 - f)^KEPT``.
 
-What is seen and what is not (``tests/ledger/test_in_memory.py``):
+Recognised and unrecognised tables (``tests/ledger/test_in_memory.py``):
 
-======================================================  ========
-the second table                                        is known
-======================================================  ========
-the same values: copy, order, type, chunks; one of them yes
-these among others, or a part of them                   yes
-any other values: float32 of float64, units, scalers    **no**
-columns in another order, added or left out             **no**
-one of them, where some rows are twice in a table       **no**
-columns of yes/no, with a row more or less              **no**
-a half of a table of few different rows, as of yes/no   **no**
-======================================================  ========
+======================================================  ==========
+second table                                            recognised
+======================================================  ==========
+same values in another copy, order, type or chunking    yes
+one row of the first; its rows, or some, among others   yes
+other values: float32 of float64, units, scalers        **no**
+columns reordered, added or removed                     **no**
+one row of the first, if a table has duplicate rows     **no**
+yes/no columns, with one row more or less               **no**
+half of a table with few distinct rows, such as yes/no  **no**
+======================================================  ==========
 """
 
 from __future__ import annotations
@@ -73,140 +73,136 @@ from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, Neighbours, Number,
 Values = npt.NDArray[np.float64]
 Keys = npt.NDArray[np.uint64]
 KEPT = 2**16
-"""Keys kept of one table, half a MiB."""
+"""Keys kept per table, half a MiB."""
 FALSE_ALARMS = 1e-4
-"""Probability that two tables that share no row are said to, if they are a random split of one table."""
-_MOST = 8
-"""Keys that two tables hold more often are no evidence."""
+"""Probability that a random split of one table counts as two tables that share rows."""
+_MAX_COUNT = 8
+"""More frequent keys are no evidence."""
 
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """The smallest distinct keys of the rows of a table, or of a part of it. Private."""
+    """The smallest distinct keys of the rows of a table or a part of it. Private."""
 
     keys: Keys  # sorted and distinct
     counts: npt.NDArray[np.uint32]  # how many rows have each key
-    items: int  # rows, those whose keys are not kept included
+    items: int  # all rows, including those whose keys are not kept
 
     @classmethod
     def of(cls, rows: Values, key: bytes) -> Fingerprints:
         """Return the fingerprints of rows."""
-        return cls.of_keys(_exact(rows, key))
+        return cls.of_keys(_row_keys(rows, key))
 
     @classmethod
     def of_keys(cls, keys: Keys) -> Fingerprints:
         """Return the fingerprints of rows with these keys."""
-        found, counts = np.unique(keys, return_counts=True)
-        return cls(found[:KEPT], counts[:KEPT].astype(np.uint32), len(keys))
+        distinct, counts = np.unique(keys, return_counts=True)
+        return cls(distinct[:KEPT], counts[:KEPT].astype(np.uint32), len(keys))
 
     @classmethod
     def union(cls, parts: Sequence[Fingerprints]) -> Fingerprints:
-        """Return those of the rows of all parts. A key that it keeps was kept by each that had it."""
-        keys, place = np.unique(np.concatenate([each.keys for each in parts]), return_inverse=True)
-        counts = np.bincount(place, np.concatenate([each.counts for each in parts]), len(keys))
-        return cls(keys[:KEPT], counts[:KEPT].astype(np.uint32), sum(each.items for each in parts))
+        """Return the fingerprints of the rows of all parts, which kept all keys that the union keeps."""
+        keys, index = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
+        counts = np.bincount(index, np.concatenate([part.counts for part in parts]), len(keys))
+        return cls(keys[:KEPT], counts[:KEPT].astype(np.uint32), sum(part.items for part in parts))
 
-    def to(self, limit: int) -> Fingerprints:
-        """Return the part of it with keys up to a limit."""
+    def up_to(self, limit: int) -> Fingerprints:
+        """Return the fingerprints with keys up to a limit."""
         stop = int(np.searchsorted(self.keys, np.uint64(limit), side="right"))
         return Fingerprints(self.keys[:stop], self.counts[:stop], self.items)
 
     @property
-    def few(self) -> npt.NDArray[np.intp]:
-        """The counts, up to one more than is looked at."""
-        return np.minimum(self.counts, _MOST + 1).astype(np.intp)
+    def capped_counts(self) -> npt.NDArray[np.intp]:
+        """The counts, capped at one above the largest that is evaluated."""
+        return np.minimum(self.counts, _MAX_COUNT + 1).astype(np.intp)
 
     @property
     def distinct(self) -> bool:
-        """Whether no key is there twice."""
+        """Whether no key occurs twice."""
         return bool((self.counts == 1).all())
 
     @property
     def limit(self) -> int:
-        """The largest key up to which nothing is left out."""
+        """The largest key up to which all keys are kept."""
         return int(self.keys[-1]) if len(self.keys) == KEPT else 2**64 - 1
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take."""
+        """Memory in bytes."""
         return self.keys.nbytes + self.counts.nbytes
 
     def same_rows(self, other: Fingerprints) -> bool:
-        """Say whether two passes seem to have read the same rows, in any order: as many, with the same keys."""
+        """Return whether two passes read the same number of rows with the same keys, in any order."""
         same = np.array_equal(self.keys, other.keys) and np.array_equal(self.counts, other.counts)
         return same and self.items == other.items
 
     def share_rows(self, other: Fingerprints) -> bool:
-        """Say whether two tables are seen to share rows."""
+        """Return whether two tables appear to share rows."""
         if self.distinct and other.distinct:
             return bool(np.intersect1d(self.keys, other.keys, assume_unique=True).size)
         return self.same_rows(other) or log_chance(self, other) < math.log(FALSE_ALARMS)
 
 
 def log_chance(first: Fingerprints, second: Fingerprints) -> float:
-    """Return the logarithm of a bound on the probability that so many keys are common by chance.
-
-    See the head of the module; 0 where no more are common than chance explains.
-    """
+    """Return the logarithm of the bound on the probability of this many common keys by chance (module docstring)."""
     limit = min(first.limit, second.limit)
-    one, two = first.to(limit), second.to(limit)
-    _, here, there = np.intersect1d(one.keys, two.keys, assume_unique=True, return_indices=True)
-    size = 2 * _MOST + 3
-    both = np.bincount(one.few[here] + two.few[there], minlength=size)
-    apart = np.zeros(size)
-    for each, shared in ((one, here), (two, there)):
-        apart += np.bincount(each.few, minlength=size) - np.bincount(each.few[shared], minlength=size)
-    looked = slice(2, _MOST + 1)
-    common, trials = int(both[looked].sum()), int((both + apart)[looked].sum())
+    left, right = first.up_to(limit), second.up_to(limit)
+    _, left_index, right_index = np.intersect1d(left.keys, right.keys, assume_unique=True, return_indices=True)
+    size = 2 * _MAX_COUNT + 3
+    both = np.bincount(left.capped_counts[left_index] + right.capped_counts[right_index], minlength=size)
+    single = np.zeros(size)
+    for table, shared in ((left, left_index), (right, right_index)):
+        counts = table.capped_counts
+        single += np.bincount(counts, minlength=size) - np.bincount(counts[shared], minlength=size)
+    looked = slice(2, _MAX_COUNT + 1)
+    common, trials = int(both[looked].sum()), int((both + single)[looked].sum())
     if not common:
         return 0.0
-    part = one.items / (one.items + two.items)
+    part = left.items / (left.items + right.items)
     times = np.arange(size)
-    expected = float(((both + apart) * (1 - part**times - (1 - part) ** times))[looked].sum()) / trials
-    seen = common / trials
-    if seen <= expected:
+    expected = float(((both + single) * (1 - part**times - (1 - part) ** times))[looked].sum()) / trials
+    observed = common / trials
+    if observed <= expected:
         return 0.0
-    divergence = seen * math.log(seen / expected)
-    divergence += (1 - seen) * math.log((1 - seen) / (1 - expected)) if seen < 1 else 0.0
-    given_sizes = math.log(8 * part * two.items) / 2
+    divergence = observed * math.log(observed / expected)
+    divergence += (1 - observed) * math.log((1 - observed) / (1 - expected)) if observed < 1 else 0.0
+    given_sizes = math.log(8 * part * right.items) / 2
     return min(0.0, given_sizes - trials * divergence)
 
 
-def _exact(rows: Values, key: bytes) -> Keys:
+def _row_keys(rows: Values, key: bytes) -> Keys:
     canonical = np.add(rows, 0.0, order="C")  # -0.0 becomes 0.0
     canonical[np.isnan(canonical)] = np.nan
     keyed = hashlib.blake2b(key=key, digest_size=8)
-    found = np.empty(len(rows), dtype=np.uint64)
+    keys = np.empty(len(rows), dtype=np.uint64)
     for i, row in enumerate(canonical):
-        each = keyed.copy()
-        each.update(row.data)
-        found[i] = int.from_bytes(each.digest(), "little")
-    return found
+        digest = keyed.copy()
+        digest.update(row.data)
+        keys[i] = int.from_bytes(digest.digest(), "little")
+    return keys
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What two tables have in common that may be of the same people."""
+    """Properties that two tables of the same people share."""
 
-    kind: str  # of the numbers, as NumPy writes it: "f", "i", "u" or "b"
+    kind: str  # NumPy kind of the numbers: "f", "i", "u" or "b"
     rows: int  # may be private
     columns: int
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """One release."""
-
     guarantee: Guarantee
-    fingerprints: Fingerprints | None  # None of a rows.zarr
+    fingerprints: Fingerprints | None  # None for a rows.zarr
     shape: Shape
     dataset: str  # identity of the table
-    account: Budget | None  # what it was charged to
+    account: Budget | None  # the budget that it was charged to
 
 
 @dataclass
 class Register:
-    """The releases of one process. Safe to use from several threads."""
+    """The releases of one process. Thread-safe."""
 
     key: bytes = field(default_factory=lambda: bytes.fromhex(random_token()), repr=False)  # private
     _fits: list[_Fit] = field(default_factory=list, repr=False)
@@ -220,16 +216,16 @@ class Register:
         budget: PrivacyLoss | None,
         account: Budget | None = None,
     ) -> tuple[str, ...]:
-        """Charge a release before its noise is drawn; it stays charged whatever happens to the draw."""
+        """Charge a release before its noise is drawn; the charge stays even if the draw fails."""
         with self._lock:
             shared = [fit for fit in self._fits if fit.fingerprints and fit.fingerprints.share_rows(fingerprints)]
             if budget is not None:
                 _require_affordable([fit.guarantee for fit in shared], guarantee, budget)
             elif any(fit.account is not account for fit in shared):
-                raise RefusedError(_ELSEWHERE)
+                raise RefusedError(_OTHER_ACCOUNT)
             alike = [fit for fit in self._fits if fit.shape == shape]
             if any(account is None or fit.account is not account for fit in alike):
-                # turned into an error it ends the fit here, and nothing is charged
+                # if it is turned into an error, the fit ends here without a charge
                 _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
             if account is not None:
                 account.charge(guarantee)
@@ -238,10 +234,7 @@ class Register:
         return datasets
 
     def note(self, shape: Shape, guarantee: Guarantee, dataset: str) -> None:
-        """Note a release of rows that a ledger knows, so that a fit of as many rows like them is warned of.
-
-        Their values were read by workers, and leave no fingerprints here.
-        """
+        """Note a release of rows with a ledger, for warnings; workers read their values, so it has no fingerprints."""
         with self._lock:
             alike = [fit for fit in self._fits if fit.shape == shape and fit.fingerprints is not None]
             if alike:
@@ -249,11 +242,11 @@ class Register:
             self._fits.append(_Fit(guarantee, None, shape, dataset, None))
 
 
-_ELSEWHERE = (
-    "These rows, or some of them, were released before in this process, and that was not charged to this budget. "
-    "Nothing was drawn. It cannot be charged now: what a budget pays for is fixed before the first answer. Charge this "
-    "fit to the budget that the earlier ones were charged to, if there is one. To use what is released already costs "
-    "nothing (from_release(fitted.release_))."
+_OTHER_ACCOUNT = (
+    "Some or all of these rows were released before in this process without charging this budget. Nothing was "
+    "drawn. The earlier release cannot be charged afterwards, because a budget is fixed before the first answer. "
+    "Charge this fit to the budget of the earlier fits, if there is one. Using an existing release is free "
+    "(from_release(fitted.release_))."
 )
 
 
@@ -261,8 +254,8 @@ def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: P
     for other in before:
         if other.neighbours is not guarantee.neighbours:
             raise RefusedError(
-                f"These rows, or some of them, were released before in this process under {other.neighbours}; a loss "
-                f"under {guarantee.neighbours} cannot be added to that. Nothing was drawn. Ask for "
+                f"Some or all of these rows were released before in this process under {other.neighbours}; a loss "
+                f"under {guarantee.neighbours} cannot be added to that. Nothing was drawn. Set "
                 f"neighbours={other.neighbours.value!r}."
             )
     together = [*before, guarantee]
@@ -274,40 +267,39 @@ def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: P
     cure = ""
     if cost is not None:
         cure = (
-            " A larger budget_epsilon does not limit an answer that was seen before: the releases keep their joint "
-            "cost only if no request followed from an answer. If none did, say it with "
+            " A larger budget_epsilon does not bound earlier answers: the joint cost holds only if no request depended "
+            "on an answer. If none did, state that with "
             f"budget_epsilon={cost.epsilon_micro / MICRO!r}, budget_delta={cost.delta_atto / ATTO!r}."
         )
     raise RefusedError(
-        f"These rows, or some of them, were released {_times(len(before))} before in this process. With this release "
-        f"they would need a budget of {_written(cost)}; it is {_written(budget)}. Nothing was drawn. To use what is "
-        "released already costs nothing (from_release(fitted.release_)). If you plan several fits, charge all of them "
-        f"to one budget, from the first on: budget=dpdist.Budget(epsilon, delta).{cure}"
+        f"Some or all of these rows were released {_times(len(before))} before in this process. With this release "
+        f"they would need a budget of {_loss_text(cost)}, but it is {_loss_text(budget)}. Nothing was drawn. Using an "
+        "existing release is free (from_release(fitted.release_)). If you plan several fits, charge all of them to one "
+        f"budget, from the first on: budget=dpdist.Budget(epsilon, delta).{cure}"
     )
 
 
 def _cost(
     least: Callable[[list[Guarantee], int], int], together: list[Guarantee], delta_atto: int
 ) -> PrivacyLoss | None:
-    """Return what releases cost together, at a larger delta than the given one if need be; None: beyond reason."""
-    for delta in (delta_atto, sum(each.loss.delta_atto for each in together)):
+    """Return the joint cost of releases, at a larger delta if needed; None if it is too large to compute."""
+    for delta in (delta_atto, sum(guarantee.loss.delta_atto for guarantee in together)):
         with suppress(UsageError, DataError):
             return PrivacyLoss(least(together, delta), delta)
     return None
 
 
 def _warn_of_joint_cost(together: list[Guarantee]) -> None:
-    """Warn of what the releases of one shape of table cost together if they are of the same people."""
-    if len({each.neighbours for each in together}) > 1:
-        cost = "more than either says, and losses of different neighbours cannot be added"
+    if len({guarantee.neighbours for guarantee in together}) > 1:
+        cost = "more than each one states, because losses under different neighbours cannot be added"
     else:
-        largest = max(each.loss.delta_atto for each in together)
-        cost = _written(_cost(accounting.composed_epsilon_micro, together, largest))
+        largest = max(guarantee.loss.delta_atto for guarantee in together)
+        cost = _loss_text(_cost(accounting.composed_epsilon_micro, together, largest))
     warnings.warn(
         f"Rows of the same number and kind were released {_times(len(together) - 1)} before in this process. If they "
-        f"are of the same people, all these releases together cost {cost}, provided that none was asked for because of "
-        "an earlier one's answer. Rows are known again by their values only: charge all fits on the same people to "
-        "one dpdist.Budget (budget), or to the ledger of one rows.zarr.",
+        f"are about the same people, these releases together cost {cost}, provided that no request depended on an "
+        "earlier answer. Rows are recognised by their values only, so charge all fits on the same people to one "
+        "dpdist.Budget (budget), or to the ledger of one rows.zarr.",
         UserWarning,
         stacklevel=2,
     )
@@ -317,9 +309,9 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _written(loss: PrivacyLoss | None) -> str:
+def _loss_text(loss: PrivacyLoss | None) -> str:
     if loss is None:
-        return "epsilon of more than a million"
+        return "epsilon above one million"
     return f"epsilon {loss.epsilon_micro / MICRO!r}, delta {loss.delta_atto / ATTO!r}"
 
 
@@ -331,48 +323,46 @@ _NO_PROCESS = -1
 
 
 class Budget:
-    """A privacy budget that several fits share, whatever their rows are.
+    """A privacy budget shared by several fits.
 
     Pass one object as the parameter ``budget`` of every :class:`dpdist.PrivatePCA` and
-    :class:`dpdist.PrivateCovariance` that is fitted to rows of the same people. All answers together then keep
-    (epsilon, delta), although each request may be chosen from earlier answers. What the fits may cost is fixed when the
-    first of them is charged, before its noise is drawn. A fit beyond it is refused, and nothing is drawn.
+    :class:`dpdist.PrivateCovariance` that is fitted to rows of the same people. All answers together are then
+    (epsilon, delta)-private, even if requests are chosen from earlier answers. Limits are fixed when the first fit is
+    charged, before its noise is drawn. A fit beyond them is refused before anything is drawn.
 
     Parameters
     ----------
     epsilon : str, int, float or Decimal
-        A number of whole millionths. A float is read as it is printed: 0.1 is one tenth.
+        A multiple of 1e-6. A float is read as printed: 0.1 is one tenth.
     delta : str, int, float or Decimal, default 0
-        Likewise, below 1, of whole units of 1e-18. 0: pure releases only.
+        A multiple of 1e-18, below 1. 0: pure releases only.
     pure : str, int, float or Decimal, default 0
-        The part of epsilon that is set apart for releases without Gaussian noise, beside Gaussian ones. 0: as the first
-        fit needs it. Refused where delta is 0, since then all of it is pure.
+        The part of epsilon reserved for pure releases, in addition to Gaussian ones. 0: as much as the first fit
+        needs. Refused if delta is 0, because then the budget is pure.
     delta_reserve : str, int, float or Decimal, default 0
-        Likewise the part of delta that is set apart for releases of positive delta without Gaussian noise, such as
-        ``wishart``.
+        The part of delta reserved for releases with positive delta but without Gaussian noise, such as ``wishart``.
 
     Raises
     ------
     UsageError
-        If a number cannot be read, or a part is larger than the whole.
+        If a number cannot be parsed, or a part exceeds the total.
     DataError
         If a number is out of range.
 
     Notes
     -----
-    Safe to use from several threads. A copy would be a second budget, so there is none: ``copy.copy``,
-    ``copy.deepcopy`` and :func:`sklearn.base.clone` return the same object, and all fits of a cross-validation are
-    charged to it. That does not make the cross-validation private: it chooses by scores, which are exact. A pickled
-    one, as another process gets it (``n_jobs`` of scikit-learn), and one in a forked process pay for nothing: every fit
-    there is refused. Use ``n_jobs=None`` or threads, with ``joblib.parallel_config("threading")``.
+    Thread-safe. A copy would be a second budget, so ``copy.copy``, ``copy.deepcopy`` and :func:`sklearn.base.clone`
+    return the same object, and all fits of a cross-validation are charged to it. That does not make the
+    cross-validation private, because it selects by exact scores. A budget in another process, pickled (``n_jobs`` of
+    scikit-learn) or forked, refuses all fits. Use ``n_jobs=None``, or threads with
+    ``joblib.parallel_config("threading")``.
 
-    A charge stays whatever happens to the fit after it. The loss of all fits has to be about the same neighbours, those
-    of the first one.
+    A charge stays even if the fit fails later. All fits must have the same neighbouring relation as the first one.
 
     See Also
     --------
-    PrivatePCA, PrivateCovariance : Take it.
-    Ledger : A durable budget, of a rows.zarr.
+    PrivatePCA, PrivateCovariance : Estimators that charge it.
+    Ledger : A durable budget for a rows.zarr.
 
     References
     ----------
@@ -397,8 +387,8 @@ class Budget:
     def __init__(self, epsilon: Number, delta: Number = 0, *, pure: Number = 0, delta_reserve: Number = 0) -> None:
         if "_process" in vars(self):
             raise RefusedError(
-                "A budget is declared once: made anew it would forget what was charged to it. Make another Budget for "
-                "other people; for the same ones it adds to this one."
+                "A budget is declared once; declaring it again would erase its charges. Create another Budget for "
+                "other people. A second Budget for the same people adds to this one."
             )
         with naming(BUDGET):
             self._loss = PrivacyLoss.declared(str(epsilon), str(delta), str(pure), str(delta_reserve))
@@ -409,45 +399,45 @@ class Budget:
 
     @property
     def loss(self) -> PrivacyLoss:
-        """Epsilon and delta of everything that is charged to it."""
+        """Epsilon and delta for all charges together."""
         return self._loss
 
     @property
     def left(self) -> Left:
-        """What it still pays for: the largest Gaussian and the largest pure release, of which it pays one.
+        """The rest: the largest Gaussian and the largest pure release, either of which it can still pay for.
 
         Raises
         ------
         RefusedError
-            If it is a copy in another process.
+            If this is a copy in another process.
         """
         self._require_original()
         with self._lock:
             return self._left()
 
     def charge(self, guarantee: Guarantee) -> None:
-        """Charge a release before its noise is drawn; there is no way back. The estimators call it.
+        """Charge a release before its noise is drawn, irrevocably. The estimators call this.
 
         Raises
         ------
         RefusedError
-            If it is not left, the release is private in another sense than the first one, or this is a copy. Nothing
-            is charged.
+            If the rest of the budget is too small, the neighbouring relation differs from that of the first release,
+            or this is a copy. Nothing is charged.
         """
         self._require_original()
         with self._lock:
             if self._neighbours not in {None, guarantee.neighbours}:
                 raise RefusedError(
-                    f"This budget pays for releases under {self._neighbours}; a loss under {guarantee.neighbours} "
-                    f"cannot be added to that. Nothing was drawn. Ask for neighbours={str(self._neighbours)!r}, or "
-                    "charge it to a budget of its own, which adds to this one."
+                    f"This budget is for releases under {self._neighbours}; a loss under {guarantee.neighbours} cannot "
+                    f"be added to that. Nothing was drawn. Set neighbours={str(self._neighbours)!r}, or charge another "
+                    "budget, which adds to this one."
                 )
             account = self._account or Filter(self._loss, caps_for(self._loss, guarantee))
             if not account.book(str(len(account)), guarantee):
                 raise RefusedError(
-                    f"This release costs {guarantee.loss}, and of the budget of {self._loss} there is left: "
-                    f"{self._left()}. Nothing was drawn or charged. Ask for a smaller loss. What is released already "
-                    "can be used at no cost (from_release(fitted.release_))."
+                    f"This release costs {guarantee.loss}; the budget is {self._loss}; left: {self._left()}. "
+                    "Nothing was drawn or charged. Ask for a smaller loss. Using an existing release is free "
+                    "(from_release(fitted.release_))."
                 )
             self._account, self._neighbours = account, guarantee.neighbours
 
@@ -455,11 +445,11 @@ class Budget:
         return (self._account or Filter(self._loss, caps_for(self._loss))).left()
 
     def _require_original(self) -> None:
-        # before the lock is taken: in a forked process nobody might ever release it
+        # before locking: in a fork, the lock might never be released
         if self._process != os.getpid():
             raise RefusedError(
-                "This is a copy of a budget in another process, and pays for nothing: two copies would be two budgets. "
-                "Nothing was drawn. Fit in the process that made it: n_jobs=None, or threads "
+                "This is a copy of a budget in another process, which cannot be charged: two copies would be two "
+                "budgets. Nothing was drawn. Fit in the process of the original: n_jobs=None, or threads "
                 '(joblib.parallel_config("threading")).'
             )
 
@@ -474,14 +464,14 @@ class Budget:
 
     def __repr__(self) -> str:
         if self._process != os.getpid():
-            return f"<Budget of {self._loss}; a copy, which pays for nothing>"
+            return f"<Budget of {self._loss}; a copy, which cannot be charged>"
         with self._lock:
             count, left = len(self._account or ()), self._left()
         return f"<Budget of {self._loss}; {counted(count, 'fit')} charged; left: {left}>"
 
 
 def _copy(loss: PrivacyLoss) -> Budget:
-    """Return what another process gets of a budget."""
-    made = object.__new__(Budget)
-    made.__dict__.update(_loss=loss, _process=_NO_PROCESS, _lock=threading.Lock(), _account=None, _neighbours=None)
-    return made
+    """Return the copy of a budget for another process."""
+    budget = object.__new__(Budget)
+    budget.__dict__.update(_loss=loss, _process=_NO_PROCESS, _lock=threading.Lock(), _account=None, _neighbours=None)
+    return budget

@@ -1,12 +1,12 @@
-"""The ledger's memory: an append-only, hash-chained journal, and what a place must offer that keeps one.
+"""The journal of a ledger, append-only and hash-chained, and the interface of its storages.
 
-Nothing is stored twice: budget, balance and the state of every release are folded from the journal's entries, so there
-is no table that could be edited apart from its history. Each entry's digest covers the digest before it. An entry is an
-event (below) as JSON with sorted keys; what an event did not say in an older version has a default, which is not
-written.
+Nothing is stored twice: budget, balance and the state of each release are folded from the entries of the journal, so no
+table can be edited independently of its history. The digest of each entry covers the digest before it. An entry is one
+of the events below as JSON with sorted keys. Fields that older versions did not have are omitted if they have their
+default.
 
-Two places keep a journal, and the committed releases beside it: a folder (:mod:`dpdist.ledger.sqlite`) and a
-PostgreSQL database (:mod:`dpdist.ledger.postgresql`). What a ledger means is decided in neither.
+A folder (:mod:`dpdist.ledger.sqlite`) or a PostgreSQL database (:mod:`dpdist.ledger.postgresql`) stores a journal and
+the committed releases. Neither contains ledger semantics.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dpdist.privacy.guarantee import GuaranteeJson, PrivacyLoss
 Entry = dict[str, Any]
 """An entry as JSON values."""
 Draws = Literal[1, 2, 3]
-"""How many draws a release takes: the stages, and the release that follows from them."""
+"""Number of draws of a release: its stages and the final one."""
 
 
 class Created(Struct, frozen=True, tag_field="event", tag="created"):
-    """The first: which ledger this is, of which rows, with which budget.
+    """The first entry: identities of ledger and rows, and the budget.
 
-    It is said again, with a higher format and all else equal, before the first entry that older versions would
-    misunderstand: they read the format, and refuse.
+    It is repeated with a higher format, and otherwise unchanged, before the first entry that older versions would
+    misread, so that they refuse the ledger.
     """
 
     format: str
@@ -56,24 +56,23 @@ class Created(Struct, frozen=True, tag_field="event", tag="created"):
 
 
 class Closed(Struct, frozen=True, tag_field="event", tag="closed"):
-    """A period was closed; ``digest`` is that of its content."""
+    """A period was closed; ``digest`` covers its content."""
 
     period: str
     digest: str
 
 
 class Capped(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="capped"):
-    """The caps were fixed, on a condition that a person stated of a ledger of version 1."""
+    """The caps were fixed, for a version 1 ledger under a condition that a user stated."""
 
     sets: tuple[CapSetJson, ...]
     condition: str | None = None
 
 
 class Reserved(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="reserved"):
-    """A release was charged, to some periods or to all rows; with several draws, for all of them.
+    """A release was charged, for all its draws, to some periods or to all rows.
 
-    Where it adds the rows of each period as often as a weight says, each period bears what follows from its weight. A
-    version that knows no weights charges all of them the most.
+    With weights, each period is charged according to its weight. Versions without weights charge the largest to all.
     """
 
     id: str
@@ -85,14 +84,14 @@ class Reserved(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="
 
 
 class Begun(Struct, frozen=True, tag_field="event", tag="begun"):
-    """An attempt to draw began; it has a random name where a version since 0.1 wrote it."""
+    """An attempt to draw began; versions since 0.1 give it a random name."""
 
     id: str
     attempt: str | UnsetType = UNSET
 
 
 class Staged(Struct, frozen=True, tag_field="event", tag="staged"):
-    """A draw before the last became a stage of a release: the name of its bytes, and their SHA-256."""
+    """A draw became a stage of a release: name and SHA-256 of its bytes."""
 
     id: str
     blob: str
@@ -100,7 +99,7 @@ class Staged(Struct, frozen=True, tag_field="event", tag="staged"):
 
 
 class Committed(Struct, frozen=True, tag_field="event", tag="committed"):
-    """A draw became the release: the name of its bytes, and their SHA-256."""
+    """The last draw became the release: name and SHA-256 of its bytes."""
 
     id: str
     blob: str
@@ -108,13 +107,13 @@ class Committed(Struct, frozen=True, tag_field="event", tag="committed"):
 
 
 class CommitWitnessed(Struct, frozen=True, tag_field="event", tag="witnessed"):
-    """The witness has seen the latest commitment, of a stage or of a release."""
+    """The witness has recorded the latest commitment, of a stage or of a release."""
 
     id: str
 
 
 class Published(Struct, frozen=True, tag_field="event", tag="published"):
-    """The committed bytes are out."""
+    """The committed bytes were published."""
 
     id: str
 
@@ -126,33 +125,33 @@ class Aborted(Struct, frozen=True, tag_field="event", tag="aborted"):
 
 
 class CommittedRelease(Struct, frozen=True, omit_defaults=True):
-    """What a witness keeps of a release that was committed, or of which a stage was."""
+    """The record that a witness keeps of a release with a committed draw."""
 
     id: str
     parameters: dict[str, object]
     guarantee: GuaranteeJson
     periods: tuple[str, ...]
-    digest: str | None  # SHA-256 of the committed bytes; None where only a stage was committed
-    stage: str | None = None  # that of the first stage; None of a release of one draw
-    weights: tuple[int, ...] = ()  # how often it adds the rows of each period; none: once
-    second: tuple[str, ...] | None = None  # of three draws: that of the second stage, if it is there; None: of fewer
+    digest: str | None  # SHA-256 of the committed bytes; None if only stages were committed
+    stage: str | None = None  # digest of the first stage; None for a single draw
+    weights: tuple[int, ...] = ()  # weight of each period; empty: 1
+    second: tuple[str, ...] | None = None  # with three draws: digest of the second stage, or empty
 
     @property
     def draws(self) -> Draws:
-        """How many draws it takes."""
+        """Number of draws."""
         if self.second is not None:
             return 3
         return 1 if self.stage is None else 2
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """The digests of all that was drawn for it, in order."""
+        """The digests of its committed draws, in order."""
         stages = () if self.stage is None else (self.stage, *(self.second or ()))
         return stages if self.digest is None else (*stages, self.digest)
 
 
 class Caps(Struct, frozen=True):
-    """Caps as a witness keeps them, and the condition on which they rest."""
+    """Caps and their condition, as a witness stores them."""
 
     sets: tuple[CapSetJson, ...]
     condition: str | None
@@ -160,14 +159,14 @@ class Caps(Struct, frozen=True):
     @property
     def fixed(self) -> tuple[CapSet, ...]:
         """The cap sets."""
-        return tuple(CapSet.from_json(each) for each in self.sets)
+        return tuple(CapSet.from_json(caps) for caps in self.sets)
 
 
 class Adopted(Struct, frozen=True, tag_field="event", tag="adopted"):
-    """What other copies of the ledger committed was charged here."""
+    """Releases that other copies of the ledger committed were charged here."""
 
-    head: str | None  # of the other journal; None: the witness was lost, and so the whole budget is charged
-    void: tuple[str, ...]  # ids of what was under way here, and is refunded
+    head: str | None  # of the other journal; None: the witness was lost, and the whole budget is charged
+    void: tuple[str, ...]  # ids of unfinished releases here, which are refunded
     releases: tuple[CommittedRelease, ...]
     periods: dict[str, str]
     capped: Caps | None
@@ -179,7 +178,7 @@ Event = (
 
 
 def event_of(entry: Entry) -> Event:
-    """Read an entry."""
+    """Parse an entry."""
     event: Event = msgspec.convert(entry, Event)
     return event
 
@@ -191,10 +190,10 @@ def entry_of(event: Event) -> Entry:
 
 
 ORIGIN = "0" * 64
-"""The digest that stands before the first entry."""
-_PIECE = 1 << 20
+"""The digest before the first entry."""
+_CHUNK = 1 << 20
 WAIT_SECONDS = 60
-"""How long a transaction waits for another process to end its own."""
+"""How long a transaction waits for that of another process."""
 
 
 def _digest(previous: str, entry: str) -> str:
@@ -204,11 +203,11 @@ def _digest(previous: str, entry: str) -> str:
 class Transaction(ABC):
     """An open, exclusive transaction on the journal of one ledger."""
 
-    def __init__(self, place: str) -> None:
-        self._place = place
+    def __init__(self, location: str) -> None:
+        self._location = location
 
     def read(self, after: int, head: str) -> tuple[list[Entry], int, str]:
-        """Return the entries after a known point, checked against the chain, and the new end."""
+        """Return the entries after a known end, checked against the chain, and the new end."""
         rows = self._rows(after)
         entries = []
         if not rows or (after and rows[0][::2] != (after, head)):
@@ -221,20 +220,20 @@ class Transaction(ABC):
         return entries, after, head
 
     def first(self) -> Entry | None:
-        """Return the first entry, or None where there is none that its digest covers."""
+        """Return the first entry, or None if it is missing or does not match its digest."""
         row = self._row(1)
         if row is None or row[1] != _digest(ORIGIN, row[0]):
             return None
         entry: Entry = json.loads(row[0])
         return entry
 
-    def passed(self, after: int, head: str) -> bool:
-        """Say whether the entry of this number has this digest."""
+    def has_entry(self, after: int, head: str) -> bool:
+        """Return whether the entry of this number has this digest."""
         row = self._row(after)
         return row is not None and row[1] == head
 
     def append(self, entry: Entry, after: int, head: str) -> tuple[int, str]:
-        """Append an entry behind the given end, and return the new end."""
+        """Append an entry after the given end, and return the new end."""
         text = canonical(entry)
         head = _digest(head, text)
         self._insert(after + 1, text, head)
@@ -242,60 +241,57 @@ class Transaction(ABC):
 
     @abstractmethod
     def contains(self, digest: str) -> bool:
-        """Say whether an entry has this digest."""
+        """Return whether an entry has this digest."""
 
     @abstractmethod
     def keep(self, name: str) -> bool:
-        """Make a staged draft stay when this transaction ends well; False if it was swept meanwhile."""
+        """Keep a staged draft if this transaction commits; return False if it was swept."""
 
     @abstractmethod
     def sweep(self, release_id: str, keep: Collection[str]) -> None:
-        """Delete the drafts of an id but those to keep; the journal is held, so none can be committed meanwhile."""
+        """Delete the drafts of a release except those to keep; the lock prevents commits meanwhile."""
 
     @abstractmethod
     def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
-        """Return sequence, entry and digest of every entry from a number on, in order."""
+        """Return number, entry and digest of all entries from a number on, in order."""
 
     @abstractmethod
     def _row(self, sequence: int) -> tuple[str, str] | None:
-        """Return one entry and its digest, or None where there is none of that number."""
+        """Return one entry and its digest, or None if there is none."""
 
     @abstractmethod
     def _insert(self, sequence: int, entry: str, digest: str) -> None:
         """Store one entry."""
 
     def broken(self, sequence: int) -> DataError:
-        """Return what is to be raised where an entry is not what was written."""
+        """Return the error for an altered entry."""
         return DataError(
-            f"The journal of {self._place} is broken at entry {sequence}: it was edited or restored in part. Nothing "
-            f"can be spent from it; restore the ledger from a copy whose `{step('ledger verify')}` passes."
+            f"The journal of {self._location} is broken at entry {sequence}: it was edited or restored in part, so "
+            f"nothing can be spent from it. Restore the ledger from a copy that passes `{step('ledger verify')}`."
         )
 
 
 class Storage(Protocol):
-    """A place that keeps one ledger; its text names it in messages and holds no secret.
+    """The storage of one ledger; its text names it in messages, without secrets.
 
-    A place that cannot be reached, or is full, raises ResumableError; one that was damaged, or cannot flush what it
-    writes, DataError. A place that several ledgers share refuses a second one of the same data set, with RefusedError.
+    A storage that is unreachable or full raises ResumableError; one that is damaged or cannot flush, DataError. A
+    storage of several ledgers refuses a second one of the same data set with RefusedError.
     """
 
     def exists(self) -> bool:
-        """Say whether there is a ledger."""
+        """Return whether the ledger exists."""
         ...
 
     def create(self, first: Entry) -> None:
-        """Create a ledger whose journal begins with an entry, or raise DataError if one is there already."""
+        """Create a ledger with a first entry, or raise DataError if it exists."""
         ...
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """Hold the journal exclusively; what was appended is durable when the block ends, or undone if it raises."""
+        """Lock the journal; entries are durable when the block ends, or undone if it raises."""
         ...
 
-    def stage(self, name: str, pieces: Iterable[bytes]) -> str:
-        """Bring a draft, named ``id.fence.token``, to where :meth:`Transaction.keep` can make it stay.
-
-        The pieces are written as they come, one at a time in memory; return the SHA-256 of all of them.
-        """
+    def stage(self, name: str, chunks: Iterable[bytes]) -> str:
+        """Write a draft named ``id.fence.token`` for :meth:`Transaction.keep`, chunk by chunk; return its SHA-256."""
         ...
 
     def discard(self, name: str) -> None:
@@ -303,22 +299,22 @@ class Storage(Protocol):
         ...
 
     def blob(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """Open what was kept under a name, for reading from its start; it is empty if it is missing."""
+        """Open a kept draft for reading; an empty file if it is missing."""
         ...
 
 
 def digest_of_file(file: IO[bytes]) -> str:
-    """Return the SHA-256 of what is left to read of a file, hexadecimal."""
+    """Return the hexadecimal SHA-256 of the rest of a file."""
     digest = hashlib.sha256()
-    while piece := file.read(_PIECE):
-        digest.update(piece)
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
     return digest.hexdigest()
 
 
-def written(file: BinaryIO, pieces: Iterable[bytes]) -> str:
-    """Write pieces to a file and return the SHA-256 of all of them."""
+def written(file: BinaryIO, chunks: Iterable[bytes]) -> str:
+    """Write chunks to a file, and return their SHA-256."""
     digest = hashlib.sha256()
-    for piece in pieces:
-        file.write(piece)
-        digest.update(piece)
+    for chunk in chunks:
+        file.write(chunk)
+        digest.update(chunk)
     return digest.hexdigest()

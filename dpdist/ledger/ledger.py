@@ -5,36 +5,35 @@
     (none) --reserve--> RESERVED --commit(fence)--> COMMITTED --publish--> PUBLISHED
     (none) --reserve--> RESERVED --commit(fence)--> STAGED --commit(fence)--> COMMITTED --publish--> PUBLISHED
                                             with three draws twice: STAGED --commit(fence)--> STAGED
-                        begin(): fence += 1, dead attempts' drafts deleted
+                        begin(): fence += 1, drafts of dead attempts deleted
                         abort(): refund, only while nothing was committed --> ABORTED
                         adopt(): committed to another copy of this ledger --> ADOPTED
 
-A release is charged when it is reserved, before any row is read, and stays charged whatever dies afterwards. Its
-noise becomes *the* noise in the one transaction that commits it. A draw that was not committed stays in the private
-folder of the ledger, is never published, and is deleted before the next draw. So a crash can cost budget, never
-privacy, and the same id always yields the same bytes. For ledgers that were copied or restored, a witness outside of
-them (:mod:`dpdist.ledger.witness`) ensures the same: committed bytes are given out when the witness has seen them.
+A release is charged when it is reserved, before any row is read, and stays charged if a process dies later. One
+transaction commits its noise. An uncommitted draw stays in the private folder of the ledger, is never published, and is
+deleted before the next draw. So a crash can cost budget but not privacy, and the same id always yields the same bytes.
+For copied or restored ledgers, a witness outside the ledger (:mod:`dpdist.ledger.witness`) ensures the same: committed
+bytes are given out only after the witness has recorded them.
 
-**Several draws.** A release may be drawn in parts under one id: a stage, such as a histogram, perhaps a second one that
-follows from what the first published, and then the release, which follows from both. One charge pays for all, from the
-reservation on, so nothing is left to be charged when a stage is known. Each part is drawn and committed as above, once:
-before a stage is committed it is drawn; afterwards its committed bytes are read, and only what comes after it is still
-to come. They are read when the witness has seen them, as those of a release, and nothing is drawn after a stage that it
-has not seen. From its commitment on a stage counts as published: nothing of the id is refunded any more. (By the
-theorem of :mod:`dpdist.privacy.profile` the parts that were not drawn could be refunded, since the sums count what was
-drawn. They are not: the id would have a second price, which a copy of the ledger could not know.) The parameters of all
-parts are fixed with the id, so nobody chooses anything after seeing a stage.
+**Several draws.** A release may be drawn in parts under one id: a stage, such as a histogram, possibly a second stage
+that depends on the first, and the final release, which depends on the stages. One charge pays for all parts, from the
+reservation on, so no charge remains when a stage is known. Each part is drawn and committed once, as above. Committed
+stages are read, not drawn again, and only after the witness has recorded them; the next part must also wait for that.
+Once committed, a stage counts as published, and the release can no longer be refunded. (By the theorem of
+:mod:`dpdist.privacy.profile`, parts that were not drawn could be refunded, since the sums count drawn parts. That would
+give the id a second price, unknown to copies of the ledger.) The parameters of all parts are fixed with the id, so none
+can depend on a stage.
 
 Charges stay below caps that are fixed with the first charge, in the same transaction, and never change. Then all
-releases together keep the budget, even if each is chosen from the answers before it (theorem:
-:mod:`dpdist.privacy.profile`; caps: :mod:`dpdist.privacy.accounting`).
+releases together keep the budget, even if each is chosen from earlier answers (theorem: :mod:`dpdist.privacy.profile`;
+caps: :mod:`dpdist.privacy.accounting`).
 
-The budget is kept under one neighbouring relation, that of the first release: a loss under one relation cannot be
-added to a loss under the other.
+The budget is for one neighbouring relation, that of the first release: losses under different relations cannot be
+added.
 
-The rows of a table may come in periods. A period is closed once, with a digest of its content. A release names the
-periods it reads, with the digests it found. Then each row is charged for the releases of its own period only
-(:mod:`dpdist.privacy.parallel`). Whether rows come in periods is decided when the ledger is created.
+The rows of a table may come in periods. A period is closed once, with a digest of its content. A release names its
+periods with their digests. Each row is then charged only for the releases of its own period
+(:mod:`dpdist.privacy.parallel`). Whether rows come in periods is fixed when the ledger is created.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ from dpdist.ledger.balance import (
     Balance,
     caps_to_fix,
     charge_of,
-    closed_as_read,
-    require_apart,
+    format_upgrade,
+    matching_periods,
     require_charged,
-    require_kept,
-    restated,
+    require_distinct_rows,
+    require_within_budget,
 )
 from dpdist.ledger.journal import (
     Aborted,
@@ -83,14 +82,14 @@ from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import PERIOD_PATTERN, PeriodFilters
 
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
-"""What a release id is made of; no dots, because drafts are named ``id.fence.token``."""
+"""Pattern of a release id; no dots, because drafts are named ``id.fence.token``."""
 _POLL_SECONDS = 0.05
 
 
 class Ledger(Witnessed):
-    """The durable budget of one table, and every release that was charged to it.
+    """The durable budget of one table, and all releases charged to it.
 
-    It is folded from its journal whenever it is asked. :func:`dpdist.create_ledger` makes one, and
+    Each access reads new entries of its journal. :func:`dpdist.create_ledger` creates a ledger, and
     :func:`dpdist.release_rows` charges it.
 
     Parameters
@@ -101,26 +100,26 @@ class Ledger(Witnessed):
     Attributes
     ----------
     budget : PrivacyLoss
-        What all releases together may cost.
+        The budget for all releases together.
     records : list of Record
-        The releases, in the order in which they were charged.
+        The releases, in the order of charging.
     dataset_id, ledger_id : str
-        Identities of the table and of the ledger.
+        Identities of the table and the ledger.
     periods : dict of str to str
-        The closed periods in order, each with its digest; none also where rows do not come in periods.
+        The closed periods in order, with their digests; empty if rows do not come in periods.
     head : str
         Digest of the last entry of the journal, 64 hexadecimal digits.
 
     Raises
     ------
     UsageError
-        If the address makes no sense, or what a database needs is not installed.
+        If the address is invalid, or the library for a database is not installed.
     DataError
         If there is no ledger, or its journal is damaged.
 
     See Also
     --------
-    create_ledger : Makes one.
+    create_ledger : Creates a ledger.
     Budget : A budget in memory, for estimators.
 
     References
@@ -146,8 +145,8 @@ class Ledger(Witnessed):
         super().__init__(_storage(place), _witness())
         if not self._storage.exists():
             raise DataError(
-                f"There is no ledger at {place}. If it was moved, pass {parameter('ledger')}; if it is lost, restore "
-                "it from a copy: what was spent is known nowhere else."
+                f"There is no ledger at {place}. If it was moved, pass {parameter('ledger')}. If it is lost, restore "
+                "it from a copy, because nothing else records the charges."
             )
 
     def __repr__(self) -> str:
@@ -157,25 +156,25 @@ class Ledger(Witnessed):
     def create(
         cls, place: LedgerAddressGiven, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False
     ) -> Ledger:
-        """Create a ledger with a budget where there is none.
+        """Create a ledger with a budget.
 
         Parameters
         ----------
         place
-            Where it shall be.
+            A folder, or the address of a database.
         dataset_id
             Identity of the table.
         budget
-            What all releases together may cost any row.
+            The budget for all releases together.
         periodic
             Whether the rows come in periods.
 
         Raises
         ------
         DataError
-            If something is there already, or the place cannot be written.
+            If the place exists already or cannot be written.
         RefusedError
-            If the place cannot be trusted to keep it.
+            If the place is not safe for a ledger, such as a network file system.
         """
         _storage(place).create(
             entry_of(
@@ -191,86 +190,90 @@ class Ledger(Witnessed):
 
     @classmethod
     def charged_for(cls, rows: object, ledger_id: str, place: LedgerAddress) -> Ledger:
-        """Open the one ledger that may be charged for rows, by the id that they name, or raise RefusedError."""
+        """Open the ledger that may be charged for rows, whose id the rows name, or raise RefusedError."""
         if not cls.stands_at(place):
             raise RefusedError(
-                f"The ledger of {rows} is not at {place}. If it was moved, name its place ({parameter('ledger')}, or "
-                "ledger in a job file); if it is lost, restore it from a copy: what was spent is known nowhere else."
+                f"The ledger of {rows} is not at {place}. If it was moved, pass its new location "
+                f"({parameter('ledger')}, or ledger in a job file). If it is lost, restore it from a copy, because "
+                "nothing else records the charges."
             )
         ledger = cls(place)
         if ledger.ledger_id != ledger_id:
             raise RefusedError(
-                f"{place} is not the ledger of {rows}. Name the one that was created for it ({parameter('ledger')}, or "
-                "ledger in a job file)."
+                f"{place} is not the ledger of {rows}. Pass the one that was created for these rows "
+                f"({parameter('ledger')}, or ledger in a job file)."
             )
         return ledger
 
     @staticmethod
     def stands_at(place: LedgerAddressGiven) -> bool:
-        """Say whether there is a ledger at a place."""
+        """Return whether there is a ledger at a place."""
         return _storage(place).exists()
 
     def close_period(self, name: str, digest: str) -> None:
-        """Close the next period: from now on its rows are those with this digest; idempotent.
+        """Close the next period, which fixes the digest of its rows; idempotent.
 
         Parameters
         ----------
         name
-            Sorts after every period that is closed already.
+            Name, which sorts after all closed periods.
         digest
-            A keyed digest of its content, equal for equal content; the ledger's administrator must learn nothing of
-            the rows from it.
+            Keyed digest of its content; the key hides the rows from the administrator of the ledger.
 
         Raises
         ------
         UsageError
             If the name is malformed.
         RefusedError
-            If it is closed with other content, comes late, repeats the content of another period, or the rows of this
-            ledger do not come in periods.
+            If it is closed with other content, sorts before a closed period, has the content of another one, or the
+            rows of this ledger do not come in periods.
         """
         if not re.fullmatch(PERIOD_PATTERN, name):
             raise UsageError(
-                f"{name!r} cannot name a period: take up to 64 letters and digits with single dots, hyphens or "
-                "underscores between, which sort in time, such as 2026-01-05."
+                f"{name!r} is not a valid name of a period. Use up to 64 letters and digits with single dots, hyphens "
+                "or underscores between them, such that names sort by time, such as 2026-01-05."
             )
         with self._current() as (view, transaction):
             if view.periods is None:
-                raise RefusedError(f"The rows of {self._storage} do not come in periods; a table is one or the other.")
+                raise RefusedError(
+                    f"The rows of {self._storage} do not come in periods, which is fixed when a ledger is created."
+                )
             if name in view.periods:
                 if view.periods[name] == digest:
                     return
-                raise RefusedError(f"The period {name} is closed, and its rows were other ones: they cannot change.")
+                raise RefusedError(
+                    f"The period {name} is closed with other rows, which cannot be changed. Restore those rows."
+                )
             last = next(reversed(view.periods), "")
             if name < last:
                 raise RefusedError(
-                    f"The period {name} comes late: {last} is closed already, and periods are closed in the order of "
-                    "their names. Put its rows into a period to come."
+                    f"The period {name} is too late: {last} is already closed, and periods are closed in the order of "
+                    "their names. Put its rows into a later period."
                 )
-            for other, known in view.periods.items():
-                if known == digest:
+            for other, closed in view.periods.items():
+                if closed == digest:
                     raise RefusedError(
-                        f"The rows of the period {name} are those of {other}: released again, each would be charged "
-                        "and counted twice. Remove the repetition; or, if these are other people with the very same "
-                        "numbers, put the rows of both into one period."
+                        f"The rows of the period {name} are equal to those of {other}, so a release would charge and "
+                        "count each row twice. Remove the duplicate period. If they belong to other people with the "
+                        "same values, put all rows into one period."
                     )
             self._append(view, transaction, Closed(name, digest))
 
     def attest(self) -> Balance:
-        """State in the journal that every request so far was fixed before the first answer; of version 1 only.
+        """State in a version 1 ledger that all requests so far were fixed before the first answer.
 
-        Caps cannot be chosen after answers were seen. A ledger of version 1 that mixed kinds of releases has none, and
-        is closed. If its requests did not follow from answers, neither do caps that follow from the requests alone.
+        Caps must not depend on answers. A version 1 ledger that mixed kinds of releases has no caps and is closed. If
+        its requests did not depend on answers, neither do caps that are derived from the requests alone.
 
         Raises
         ------
         RefusedError
-            If the ledger has caps, or can go on without such a statement, or exceeds its budget even so.
+            If the ledger has caps, needs no statement, or would still exceed its budget.
         """
         with self._current() as (view, transaction):
             if view.accounts_for() is not None or view.accounts is not None:
                 raise RefusedError(
-                    f"{self._storage} needs no statement: its caps were fixed before an answer was seen."
+                    f"{self._storage} needs no statement, because its caps were fixed before the first answer."
                 )
             caps = view.fixed_caps()
             count = len(view.charged)
@@ -278,8 +281,8 @@ class Ledger(Witnessed):
             trial = PeriodFilters(view.declared, (caps,), view.periods or ())
             if not all(trial.book(str(i), charge) for i, charge in enumerate(view.charged)):
                 raise RefusedError(
-                    f"The releases charged to {self._storage} do not keep its budget, even if all of them were fixed "
-                    "beforehand: nothing more can be charged to it."
+                    f"The releases charged to {self._storage} exceed its budget even if all of them were fixed "
+                    "beforehand. Nothing more can be charged to it."
                 )
             self._append(view, transaction, Capped((caps.to_json(),), condition))
         return self.balance()
@@ -295,102 +298,102 @@ class Ledger(Witnessed):
         draws: Draws = 1,
         weights: Mapping[str, int] | None = None,
     ) -> State:
-        """Charge a release, once: the same id with the same parameters is charged no second time.
+        """Charge a release, once for the same id with the same parameters.
 
         Parameters
         ----------
         release_id, dataset_id, parameters, guarantee
-            What is released, and what it promises.
+            Identities and parameters of the release, and its guarantee.
         periods
-            The periods it reads, each with the digest of the content it will read; none: it may read every row.
+            The periods it reads, with the digests of their content. None: all rows.
         draws
-            2 or 3 where one stage or two are drawn first; then the guarantee is that of all together.
+            2 or 3 for a release with one or two stages; the guarantee is for all draws together.
         weights
-            How often it adds the rows of each period, where these differ; the guarantee is for the largest.
+            Weights of the periods, if they differ; the guarantee is for the largest.
 
         Returns
         -------
         State
-            Where the release stands now.
+            The state of the release.
 
         Raises
         ------
         RefusedError
-            If the budget does not suffice, the id stands for other parameters, the ledger belongs to another data
-            set or is behind its witness, the neighbouring relation is not the ledger's, or a period is not closed with
-            this content, or repeats that of another.
+            If the budget does not suffice, the id has other parameters, the ledger belongs to another data set or is
+            behind its witness, the neighbouring relation differs from that of the ledger, or a period is not closed
+            with this content or has the content of another one.
         UsageError
             If the id is malformed.
         """
         requested: dict[str, object] = json.loads(canonical(parameters))
-        place = str(self._storage)
+        location = str(self._storage)
         if not re.fullmatch(ID_PATTERN, release_id):
-            raise UsageError("A release id is 1 to 64 letters, digits, hyphens or underscores.", parameter="id")
+            raise UsageError("A release id has 1 to 64 letters, digits, hyphens or underscores.", parameter="id")
         with self._current(release_id) as (view, transaction):
             if view.dataset_id != dataset_id:
                 raise RefusedError(
                     f"The ledger {self._storage} belongs to another data set. Pass the ledger of these rows.",
                     parameter="ledger",
                 )
-            charge = charge_of(guarantee, closed_as_read(view, periods or {}, place), weights or {})
-            known = view.records.get(release_id)
-            if known is not None:
-                stored = known.parameters
+            charge = charge_of(guarantee, matching_periods(view, periods or {}, location), weights or {})
+            record = view.records.get(release_id)
+            if record is not None:
+                stored = record.parameters
                 names = sorted(k for k in stored | requested if stored.get(k, ...) != requested.get(k, ...))
-                reads = (known.periods, known.draws, known.weights) == (charge.periods, draws, charge.weights)
+                reads = (record.periods, record.draws, record.weights) == (charge.periods, draws, charge.weights)
                 if names or not reads:
                     raise RefusedError(
-                        f"The release id {release_id} stands for other parameters in {place}: "
+                        f"The release id {release_id} is already used with other parameters in {location}: "
                         f"{', '.join(names) or 'periods'} differ. Choose another {parameter('id')}."
                     )
-                if known.state is not State.ABORTED:
-                    require_charged(known, guarantee, place)
-                    return known.state
-            require_apart(view, charge.periods, place)
-            caps = caps_to_fix(view, charge, place)
+                if record.state is not State.ABORTED:
+                    require_charged(record, guarantee, location)
+                    return record.state
+            require_distinct_rows(view, charge.periods, location)
+            caps = caps_to_fix(view, charge, location)
             reserved = Reserved(release_id, requested, guarantee.to_json(), charge.periods, draws, charge.weights)
-            self._append(view, transaction, *restated(view, draws), *caps, reserved)
+            self._append(view, transaction, *format_upgrade(view, draws), *caps, reserved)
         return State.RESERVED
 
     def begin(self, release_id: str, part: Part = Part.RELEASE) -> int | None:
-        """Start an attempt at a part: fence out every earlier one and delete their drafts.
+        """Start an attempt to draw a part: fence out earlier attempts and delete their drafts.
 
         Returns
         -------
         int or None
-            The fence to commit with, or None when this part is committed already.
+            The fence to commit with, or None if this part is already committed.
 
         Raises
         ------
         RefusedError
             If the release is not reserved (it was aborted or adopted), or the ledger is behind its witness.
         DpdistError
-            If the release follows from a stage that is not committed, or that the witness has not seen.
+            If the witness has not recorded the stage before this part.
         """
         with self._current(release_id) as (view, transaction):
-            record = self._known(view, release_id)
+            record = self._existing(view, release_id)
             if record.state is State.ADOPTED:
                 raise self._adopted(record)
             if record.has(part):
                 return None
             if record.state is State.ABORTED:
                 raise RefusedError(
-                    f"The release {release_id} was aborted and refunded while this run was at work. Run it again."
+                    f"The release {release_id} was aborted and refunded during this run. Run the same command again."
                 )
             if record.due is not part:
-                raise DpdistError(f"The release {release_id} is {record.state}: its {part} is not to be drawn now.")
+                raise DpdistError(f"The release {release_id} is {record.state}, so its {part} cannot be drawn now.")
             transaction.sweep(release_id, keep=record.blobs)
-            # the token makes this head unlike that of the same attempt in a ledger that was restored and used again
+            # the token distinguishes this head from that of the same attempt in a restored ledger
             self._append(view, transaction, Begun(release_id, random_token()))
             return record.fence + 1
 
     def commit(self, release_id: str, fence: int, content: Iterable[bytes], part: Part = Part.RELEASE) -> bool:
-        """Make this draw the release, or its stage, unless a later attempt began or another one committed.
+        """Commit this draw as the release or a stage, unless a later attempt began or another one committed.
 
-        The content is written to the place of the ledger first, piece by piece, as it is drawn: it need not fit in
-        memory. One transaction then records its name and digest, and the witness sees it. If the process dies before
-        that transaction, it leaves a draft that was never published; the next :meth:`begin` deletes it. If the process
-        dies after it, :meth:`opened` lets the witness see the content.
+        The content is first written to the storage of the ledger in chunks, as it is drawn, so it need not fit in
+        memory. One transaction then records its name and digest, and the witness records it. If the process dies before
+        that transaction, the next :meth:`begin` deletes the unpublished draft. If it dies later, :meth:`opened` updates
+        the witness.
 
         Returns
         -------
@@ -400,37 +403,37 @@ class Ledger(Witnessed):
         Raises
         ------
         ResumableError
-            If the disk is full; the reservation stays and a later run may succeed.
+            If the disk is full; the reservation stays.
         RefusedError
-            If the ledger is behind its witness: another copy has committed meanwhile.
+            If the ledger is behind its witness, because another copy has committed.
         """
         name = f"{release_id}.{fence}.{random_token()[:16]}"
         committed = False
         try:
             digest = self._storage.stage(name, content)
-            with self._witness.held(self.ledger_id) as witness:
+            with self._witness.locked(self.ledger_id) as witness:
                 with self._locked() as (view, transaction):
                     self._require_current(witness, view)
-                    record = self._known(view, release_id)
+                    record = self._existing(view, release_id)
                     live = record.due is part and record.fence == fence
                     if live and transaction.keep(name):
                         kind = Committed if part is Part.RELEASE else Staged
                         self._append(view, transaction, kind(release_id, name, digest))
                         committed = True
                 if committed:
-                    self._tell(witness, release_id)
+                    self._notify_witness(witness, release_id)
         finally:
             if not committed:
                 self._storage.discard(name)
         return committed
 
     def wait(self, release_id: str, fence: int, seconds: float, part: Part = Part.RELEASE) -> bool:
-        """Wait until the attempt that fenced this one out has committed its part or was aborted.
+        """Wait until the attempt that fenced this one out has committed or was aborted.
 
         Returns
         -------
         bool
-            False if it did not within the time, counted from the latest attempt's beginning: it died.
+            False if it did not within the time since the latest attempt began, so it died.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -438,29 +441,29 @@ class Ledger(Witnessed):
             if record is None or record.due is not part:
                 return True
             if record.fence > fence + 1:
-                fence = record.fence - 1  # yet another attempt is alive: give it the full time
+                fence = record.fence - 1  # another attempt is alive: give it the full time
                 deadline = time.monotonic() + seconds
             time.sleep(_POLL_SECONDS)
         return False
 
     @contextmanager
     def opened(self, release_id: str, part: Part = Part.RELEASE) -> Iterator[BinaryIO]:
-        """Open the committed bytes of a part for reading, checked against their digest, when the witness has seen them.
+        """Open the committed bytes of a part, checked against their digest and recorded by the witness.
 
         Raises
         ------
         DataError
             If nothing was committed, or the stored bytes are missing or were altered.
         RefusedError
-            If the ledger is behind its witness, and these bytes were never given out.
+            If the ledger is behind its witness and these bytes were never given out.
         """
-        record = self._known(self._snapshot(), release_id)
+        record = self._existing(self._snapshot(), release_id)
         draw = record.committed(part)
         waits = record.state in {State.STAGED, State.COMMITTED} and not record.witnessed
         if waits and draw is not None and draw.digest == record.latest:
-            with self._witness.held(self.ledger_id) as witness:
-                self._tell(witness, release_id)
-            record = self._known(self._snapshot(), release_id)
+            with self._witness.locked(self.ledger_id) as witness:
+                self._notify_witness(witness, release_id)
+            record = self._existing(self._snapshot(), release_id)
         with self._content(record, part) as file:
             yield file
 
@@ -476,7 +479,7 @@ class Ledger(Witnessed):
             if digest_of_file(file) != draw.digest:
                 raise DataError(
                     f"The committed bytes of {release_id} in {self._storage} are missing or altered. Restore the "
-                    "ledger from a copy; the noise cannot be drawn again."
+                    "ledger from a copy, because the noise cannot be drawn again."
                 )
             file.seek(0)
             yield file
@@ -484,21 +487,21 @@ class Ledger(Witnessed):
     def published(self, release_id: str) -> None:
         """Record that the committed bytes were published; idempotent."""
         with self._locked() as (view, transaction):
-            record = self._known(view, release_id)
+            record = self._existing(view, release_id)
             transaction.sweep(release_id, keep=record.blobs)
             if record.state is State.COMMITTED:
                 self._append(view, transaction, Published(release_id))
 
     def abort(self, release_id: str) -> bool:
-        """Refund a reservation of which nothing was committed; any attempt still alive is fenced out.
+        """Refund a reservation without committed draws, and fence out live attempts.
 
         Returns
         -------
         bool
-            Whether the release is aborted now; False once it, or its stage, was committed.
+            Whether the release is aborted; False if it or a stage was committed.
         """
         with self._locked() as (view, transaction):
-            record = self._known(view, release_id)
+            record = self._existing(view, release_id)
             if record.state is State.RESERVED:
                 transaction.sweep(release_id, keep=())
                 self._append(view, transaction, Aborted(release_id))
@@ -506,9 +509,9 @@ class Ledger(Witnessed):
             return record.state is State.ABORTED
 
     def verify(self) -> None:
-        """Check the chain of the journal from its first entry, the witness, the budget, and every committed blob.
+        """Check the chain of the journal from its first entry, the witness, the budget, and all committed bytes.
 
-        A checkpoint (:mod:`dpdist.ledger.checkpoint`) is not believed: it must say what the journal says.
+        A checkpoint (:mod:`dpdist.ledger.checkpoint`) is not trusted: it must agree with the journal.
 
         Raises
         ------
@@ -517,30 +520,26 @@ class Ledger(Witnessed):
         RefusedError
             If the ledger is behind its witness.
         """
-        self._prove()
+        self._verify_journal()
         missing = self.missing()
         if missing or self.exhausted_elsewhere:
-            what = f"{listed(missing)} committed" if missing else "the whole budget charged, as an earlier one was lost"
+            lacking = f"committed {listed(missing)}" if missing else "was charged the whole budget"
             raise RefusedError(
-                f"The ledger {self._storage} is an older copy: its witness has seen {what}. Restore a newer copy, or "
-                f"charge what is missing to this one with: {step('ledger adopt', self._storage)}"
+                f"The ledger {self._storage} is an older copy: according to its witness, another copy {lacking}. "
+                f"Restore a newer copy, or charge this one with: {step('ledger adopt', self._storage)}"
             )
         view = self._snapshot()
-        require_kept(view, str(self._storage))
+        require_within_budget(view, str(self._storage))
         for record in view.records.values():
             for part in Part:
                 if record.has(part) and record.state is not State.ADOPTED:
                     with self._content(record, part):
-                        pass  # what is altered cannot be opened
+                        pass  # opening checks the digest
 
     def remembers(self, release_id: str, head: str) -> bool:
-        """Say whether a release was committed here, and the journal once ended in this head, which it tells.
-
-        One that was adopted is remembered too; which head it tells is known to the copy that committed it.
-
-        If not, the journal was cut short or restored from an older copy since: it no longer knows of a draw that
-        somebody has seen, and would pay for a second one.
-        """
+        """Return whether this ledger contains a release and the head that the release states."""
+        # If not, the journal was truncated or restored from an older copy, and would pay for a second draw. Only the
+        # copy that committed an adopted release knows its head.
         with self._locked() as (view, transaction):
             record = view.records.get(release_id)
             if record is not None and record.state is State.ADOPTED:
@@ -549,18 +548,18 @@ class Ledger(Witnessed):
 
     def _adopted(self, record: Record) -> RefusedError:
         return RefusedError(
-            f"The release {record.release_id} was committed to another copy of the ledger {self._storage}; here it is "
-            f"only charged. A second draw would undo the noise of both. Publish it from that copy (its committed bytes "
-            f"have SHA-256 {str(record.digest)[:16]}...), or copy the published release to its place."
+            f"The release {record.release_id} was committed to another copy of the ledger {self._storage}; this copy "
+            "only charges it. A second draw would undo the noise of both. Publish it from that copy (its committed "
+            f"bytes have SHA-256 {str(record.digest)[:16]}...), or copy the published release to its target."
         )
 
 
-def _storage(place: LedgerAddressGiven) -> Storage:
-    address = address_given(place)
+def _storage(location: LedgerAddressGiven) -> Storage:
+    address = address_given(location)
     if isinstance(address, Path):
         return FolderStorage(address)
     try:
-        from dpdist.ledger.postgresql import PostgresStorage  # noqa: PLC0415 - an extra, needed for no other ledger
+        from dpdist.ledger.postgresql import PostgresStorage  # noqa: PLC0415 - an extra, needed only here
     except ImportError:
         raise UsageError(
             "A ledger in PostgreSQL needs psycopg. Install it with: pip install 'dpdist[postgres]'"

@@ -1,19 +1,19 @@
-"""A ledger in PostgreSQL: several trusted nodes, one after the other or at once, spend one budget.
+"""A ledger in PostgreSQL: several trusted nodes spend one budget, in turn or concurrently.
 
-Two tables hold all ledgers of a database: the journals' entries, and the committed releases in parts. A transaction
-first takes the advisory lock of its ledger, so transactions of one ledger follow one another. Even without the lock,
-the primary key of the entries would refuse the second of two entries behind the same end. A transaction is durable when
-it ends: ``synchronous_commit`` is turned on for it, and a server that runs with ``fsync`` off is refused.
+Two tables hold all ledgers of a database: the entries of the journals, and the committed releases in parts. A
+transaction first takes the advisory lock of its ledger, so that transactions of one ledger are serial. Even without the
+lock, the primary key of the entries would reject the second of two entries after the same end. Transactions are durable
+when they end: they turn ``synchronous_commit`` on, and a server that runs with ``fsync`` off is refused.
 
-A draw is sent to the server in the transaction that commits it, and no sooner, so no attempt leaves a draft there.
-Until then it is in a nameless file of the trusted process (in ``TMPDIR``), which is gone when the process is. What a
-rolled-back transaction wrote stays in the server's own files until it is vacuumed: whoever administers the server
-is trusted with what the owner of a ledger folder sees.
+A draw is sent to the server only in the transaction that commits it, so no attempt leaves a draft there. Until then it
+is in an unnamed file of the trusted process (in ``TMPDIR``), which disappears with the process. Data of a rolled-back
+transaction stays in the files of the server until it is vacuumed: the administrator of the server is trusted like the
+owner of a ledger folder.
 
-Unless told otherwise, libpq encrypts only if the server agrees, and whoever is between the two can make it disagree. So
-an address that leads off this machine must state an ``sslmode`` that requires encryption.
+By default, libpq encrypts only if the server agrees, and an attacker between the two can prevent that. So the address
+of a remote server must set an ``sslmode`` that requires encryption.
 
-No message repeats what a driver says of a statement; only the server's own sentence is quoted.
+Messages quote the primary message of the server, but nothing about a statement from the driver.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ from dpdist.ledger.address import Address
 from dpdist.ledger.journal import ORIGIN, WAIT_SECONDS, Entry, Transaction, written
 
 _PART = 1 << 26
-"""Bytes of a release in one row; PostgreSQL holds at most a gibibyte in a value."""
-_PASSING = ("08", "40", "53", "55", "57", "23505", "25006", "25P03")
-"""Classes of errors that another try may not meet: connection, conflict, resources, locks, a server that stops or
-only reads."""
+"""Bytes of a release in one row; PostgreSQL stores at most 1 GiB in a value."""
+_TRANSIENT = ("08", "40", "53", "55", "57", "23505", "25006", "25P03")
+"""Classes of errors that a retry may avoid: connection, conflict, resources, locks, shutdown, read-only server."""
 _LOGIN = re.compile("password authentication failed|no password supplied")
-"""What libpq says of a login that failed; it passes no code on. A server that speaks another language is merely one
-that cannot be reached."""
+"""Texts of libpq for a failed login, which has no code. In other languages the server counts as unreachable."""
 _SETTINGS = (
     "SELECT set_config('lock_timeout', %(wait)s, true),"
     " set_config('idle_in_transaction_session_timeout', %(wait)s, true),"
@@ -58,20 +56,20 @@ _ENCRYPTED = ("verify-full", "verify-ca", "require")
 
 
 def _require_encrypted(address: Address) -> None:
-    """Refuse a connection that others could read: the budget is written over it, and releases before they are out.
+    """Refuse an unencrypted connection to another machine, which carries the budget and unpublished releases.
 
-    A socket's folder and the loopback interface are on this machine. Names are not looked up, because what they mean
-    may change until the connection is made; what libpq takes from its own variables counts as if the address said it.
+    Sockets and loopback addresses are on this machine. Host names are not resolved, because that could change before
+    the connection is made. Environment variables of libpq count like options of the address.
     """
-    given = dict(address.connection)
-    hosts = ",".join([given.get("host", os.environ.get("PGHOST", "")), os.environ.get("PGHOSTADDR", "")]).split(",")
-    elsewhere = [host for host in hosts if host and not _on_this_machine(host)]
-    if (elsewhere or "PGSERVICE" in os.environ) and given.get("sslmode") not in _ENCRYPTED:
+    options = dict(address.connection)
+    hosts = ",".join([options.get("host", os.environ.get("PGHOST", "")), os.environ.get("PGHOSTADDR", "")]).split(",")
+    remote = [host for host in hosts if host and not _on_this_machine(host)]
+    if (remote or "PGSERVICE" in os.environ) and options.get("sslmode") not in _ENCRYPTED:
         raise RefusedError(
-            f"The server of the ledger {address} is not on this machine, and the address does not require encryption. "
-            "Whoever is between could read the ledger, or answer in the server's place. Add &sslmode=verify-full (with "
-            "&sslrootcert=FILE for a CA of your own). Where nobody can be between, &sslmode=require suffices: it "
-            "encrypts, and does not check who answers."
+            f"The server of the ledger {address} is not on this machine, and the address does not require encryption, "
+            "so an attacker on the network could read the ledger or impersonate the server. Add &sslmode=verify-full "
+            "(with &sslrootcert=FILE for your own CA). On a trusted network, &sslmode=require suffices: it encrypts, "
+            "but does not verify the server."
         )
 
 
@@ -94,7 +92,7 @@ def _lock_key(name: str) -> int:
 
 
 class PostgresTransaction(Transaction):
-    """An open transaction that holds the lock of its ledger."""
+    """An open transaction, under the lock of its ledger."""
 
     def __init__(self, connection: Connection, address: Address, drafts: dict[str, BinaryIO]) -> None:
         super().__init__(str(address))
@@ -103,12 +101,12 @@ class PostgresTransaction(Transaction):
         self._drafts = drafts
 
     def contains(self, digest: str) -> bool:
-        """Say whether an entry has this digest."""
+        """Return whether an entry has this digest."""
         query = "SELECT 1 FROM dpdist_journal WHERE ledger = %s AND digest = %s LIMIT 1"
         return self._connection.execute(query, (self._ledger, digest)).fetchone() is not None
 
     def keep(self, name: str) -> bool:
-        """Store the content, in parts."""
+        """Store the draft in parts."""
         with self._drafts.pop(name) as draft:
             draft.seek(0)
             for part, content in enumerate(iter(partial(draft.read, _PART), b"")):
@@ -117,7 +115,7 @@ class PostgresTransaction(Transaction):
         return True
 
     def sweep(self, release_id: str, keep: Collection[str]) -> None:
-        """Do nothing: an attempt that was not committed has left nothing."""
+        """Do nothing: uncommitted attempts leave nothing on the server."""
 
     def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
         query = (
@@ -135,7 +133,7 @@ class PostgresTransaction(Transaction):
 
 
 class PostgresStorage:
-    """One ledger of a database; every transaction has a connection of its own, so a fork shares none."""
+    """One ledger of a database; each transaction opens a connection, so that forks share none."""
 
     def __init__(self, address: Address) -> None:
         _require_encrypted(address)
@@ -147,7 +145,7 @@ class PostgresStorage:
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """Give a connection in a transaction, committed when the block ends; the server undoes what was not."""
+        """Yield a connection in a transaction, which is committed when the block ends."""
         options: dict[str, Any] = {"connect_timeout": "10", "application_name": "dpdist"}
         options |= dict(self._address.connection)
         try:
@@ -160,30 +158,30 @@ class PostgresStorage:
 
     def _translated(self, error: psycopg.Error) -> DpdistError:
         if error.sqlstate is None:
-            reason = " ".join(str(error).split())  # of a connection, never of a statement
+            reason = " ".join(str(error).split())  # about the connection, never about a statement
             if _LOGIN.search(reason):
                 return RefusedError(
-                    f"The server of the ledger {self} refused the login: role or password is wrong, or no password "
-                    "was given. Give the right one in a file (~/.pgpass, or the one PGPASSFILE names) or in the "
+                    f"The server of the ledger {self} refused the login: role or password is wrong, or the password "
+                    "is missing. Put the password in ~/.pgpass, in the file that PGPASSFILE names, or in the "
                     "variable PGPASSWORD of the trusted process."
                 )
             return ResumableError(
-                f"The ledger {self} cannot be reached ({reason}). What was reserved stays reserved. Start the server, "
-                "or mend address and password (PGPASSFILE or PGPASSWORD), then run the same command again."
+                f"The ledger {self} cannot be reached ({reason}). Reservations stay. Start the server, or correct the "
+                "address or the password (PGPASSFILE or PGPASSWORD), then run the same command again."
             )
         message = error.diag.message_primary or error.sqlstate
-        if error.sqlstate.startswith(_PASSING):
+        if error.sqlstate.startswith(_TRANSIENT):
             return ResumableError(
-                f"The ledger {self} could not be used now ({message}). What was reserved stays reserved; run the "
-                "same command again."
+                f"The ledger {self} is temporarily unavailable ({message}). Reservations stay. Run the same command "
+                "again."
             )
         return DataError(
-            f"PostgreSQL refused to use the ledger {self} ({message}). Its role needs SELECT and INSERT on "
-            f"{' and '.join(_TABLES)}, and CREATE where they are missing; if they were altered, restore them."
+            f"PostgreSQL refused a request of the ledger {self} ({message}). The role needs SELECT and INSERT on "
+            f"{' and '.join(_TABLES)}, and CREATE if they are missing. If the tables were altered, restore them."
         )
 
     def exists(self) -> bool:
-        """Say whether the database has a journal of that name."""
+        """Return whether the database has a journal of this name."""
         with self._connection() as connection:
             return self._has_journal(connection)
 
@@ -194,11 +192,11 @@ class PostgresStorage:
         return connection.execute(query, (self._address.ledger,)).fetchone() is not None
 
     def create(self, first: Entry) -> None:
-        """Write the first entry of the journal, and the tables if there are none."""
+        """Write the first entry, after creating missing tables."""
         with self._connection() as connection:
             self._lock(connection, "")
             for name, columns in _TABLES.items():
-                if not _has_table(connection, name):  # a role may lack CREATE where the tables are there
+                if not _has_table(connection, name):  # a role may lack CREATE if the tables exist
                     connection.execute(f"CREATE TABLE {name} ({columns})")
             self._lock(connection, self._address.ledger)
             if self._has_journal(connection):
@@ -207,49 +205,50 @@ class PostgresStorage:
             PostgresTransaction(connection, self._address, self._drafts).append(first, 0, ORIGIN)
 
     def _require_only(self, connection: Connection, first: Entry) -> None:
-        """Refuse a second ledger of a data set in one database: another machine may have created the first."""
+        """Refuse a second ledger of the same data set in one database."""
         for name, entry in connection.execute("SELECT ledger, entry FROM dpdist_journal WHERE sequence = 1"):
             if f'"dataset_id":"{first["dataset_id"]}"' in entry:
                 raise RefusedError(
-                    f"The database of {self} holds a ledger of these rows, or of a copy of them, under the name "
-                    f"{name}; a second one would spend their budget again. Name that one (?ledger={name})."
+                    f"The database of {self} already has a ledger of these rows, or of a copy of them, called {name}. "
+                    f"A second one would spend their budget again. Use that one (?ledger={name})."
                 )
 
     def _lock(self, connection: Connection, name: str) -> None:
         settings = connection.execute(_SETTINGS, {"wait": f"{WAIT_SECONDS}s"}).fetchone()
         if settings is None or settings[-1] != "on":
             raise RefusedError(
-                f"The server of {self} runs with fsync off: after a power cut it would have forgotten what was spent. "
-                "Turn fsync on, or use another server."
+                f"The server of {self} runs with fsync off, so a power cut could erase charges. Turn fsync on, or use "
+                "another server."
             )
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_lock_key(name),))
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Hold the journal exclusively; what was appended is durable when the block ends, or undone if it raises."""
+        """Lock the journal; entries are durable when the block ends, or undone if it raises."""
         with self._connection() as connection:
             self._lock(connection, self._address.ledger)
             yield PostgresTransaction(connection, self._address, self._drafts)
 
-    def stage(self, name: str, pieces: Iterable[bytes]) -> str:
-        """Write a nameless file; it is sent in the transaction that commits it."""
+    def stage(self, name: str, chunks: Iterable[bytes]) -> str:
+        """Write an unnamed file, which is sent in the transaction that commits it."""
         try:
-            self._drafts[name] = TemporaryFile()  # noqa: SIM115 - it is closed when it is discarded or kept
-            return written(self._drafts[name], pieces)
+            self._drafts[name] = TemporaryFile()  # noqa: SIM115 - closed by discard or keep
+            return written(self._drafts[name], chunks)
         except OSError as error:
             raise ResumableError(
-                f"The release could not be stored in {gettempdir()} ({error.strerror}) on its way to {self}. Its "
-                "reservation stays; free the disk, or name another folder in TMPDIR, and run the same command again."
+                f"The release could not be stored in {gettempdir()} ({error.strerror}) before sending it to {self}. "
+                "Its reservation stays. Free disk space, or set TMPDIR to another folder, then run the same command "
+                "again."
             ) from None
 
     def discard(self, name: str) -> None:
-        """Drop the nameless file."""
+        """Close the unnamed file."""
         if name in self._drafts:
             self._drafts.pop(name).close()
 
     @contextmanager
     def blob(self, name: str) -> Iterator[BinaryIO]:
-        """Copy what was committed under a name to a nameless file; an empty one if it is missing."""
+        """Copy a committed blob to an unnamed file; an empty one if it is missing."""
         query = "SELECT content FROM dpdist_blobs WHERE ledger = %s AND name = %s ORDER BY part"
         with TemporaryFile() as file:
             with self._connection() as connection:

@@ -1,8 +1,8 @@
-"""A ledger in a private folder: the journal in an embedded SQLite database, releases as files beside it.
+"""A ledger in a private folder: the journal in an embedded SQLite database, with the releases as files next to it.
 
-SQLite runs in WAL mode with ``synchronous=FULL`` and every change in one ``BEGIN IMMEDIATE`` transaction: a reader
-that later writes would otherwise see its snapshot overtaken. It needs a local disk of the trusted node; a network
-file system, whose locks and shared memory do not reach across machines, is refused where Linux tells of one.
+SQLite runs in WAL mode with ``synchronous=FULL``. Each change is one ``BEGIN IMMEDIATE`` transaction, because the
+snapshot of a reader that later writes could be stale. The folder must be on a local disk of the trusted node: known
+network file systems, whose locks and shared memory do not work across machines, are refused.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _NETWORK = {
 
 
 def network_file_system(path: Path) -> str | None:
-    """Return the type of the network file system a path stands, or would stand, on."""
+    """Return the type of the network file system of a path, or None if it is local."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
     resolved = path.resolve()
     above = [resolved, *resolved.parents]
-    best, found = len(above), None
+    best, kind = len(above), None
     for line in lines:
         mount, _, filesystem = line.partition(" - ")
         point = Path(_unescaped(mount.split()[4]))
-        if point in above and above.index(point) <= best:  # of two mounts on one point the later hides the earlier
-            best, found = above.index(point), filesystem.split()[0]
-    return found if found in _NETWORK else None
+        if point in above and above.index(point) <= best:  # a later mount hides an earlier one at the same point
+            best, kind = above.index(point), filesystem.split()[0]
+    return kind if kind in _NETWORK else None
 
 
 def _unescaped(text: str) -> str:
@@ -53,14 +53,14 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-_PASSING = {
+_TRANSIENT = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_CANTOPEN,
 }
-"""What a full disk or another process causes; anything else means the file itself is not what it was."""
+"""Errors caused by a full disk or another process; all others mean that the file is damaged."""
 
 
 class FolderTransaction(Transaction):
@@ -72,17 +72,17 @@ class FolderTransaction(Transaction):
         self._blobs = folder / "blobs"
 
     def contains(self, digest: str) -> bool:
-        """Say whether an entry has this digest."""
-        found = self._connection.execute("SELECT 1 FROM journal WHERE digest = ? LIMIT 1", (digest,))
-        return found.fetchone() is not None
+        """Return whether an entry has this digest."""
+        rows = self._connection.execute("SELECT 1 FROM journal WHERE digest = ? LIMIT 1", (digest,))
+        return rows.fetchone() is not None
 
     def keep(self, name: str) -> bool:
-        """Say whether the file is still there: an attempt that died before its own transaction ended may sweep it."""
+        """Return whether the file still exists: a later attempt may have swept it."""
         return (self._blobs / name).exists()
 
     def sweep(self, release_id: str, keep: Collection[str]) -> None:
-        """Delete the files of an id but those to keep."""
-        for name in os.listdir(self._blobs):  # noqa: PTH208 - a Path for each of thousands takes ten times as long
+        """Delete the files of a release except those to keep."""
+        for name in os.listdir(self._blobs):  # noqa: PTH208 - ten times faster than Path.iterdir
             if name.startswith(f"{release_id}.") and name not in keep:
                 (self._blobs / name).unlink(missing_ok=True)
 
@@ -102,7 +102,7 @@ class FolderTransaction(Transaction):
 
 
 class FolderStorage:
-    """``ledger.sqlite`` and ``blobs/``, both readable by the owner only; opened anew for every transaction."""
+    """``ledger.sqlite`` and ``blobs/``, readable by the owner only; opened for each transaction."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -112,29 +112,29 @@ class FolderStorage:
         return str(self._folder)
 
     def exists(self) -> bool:
-        """Say whether the database is there."""
+        """Return whether the database exists."""
         return self._path.is_file()
 
     def create(self, first: Entry) -> None:
-        """Create the folder; all of it appears at once."""
+        """Create the folder atomically."""
         self._require_local()
-        with staged(self._folder, "ledger", private=True) as aside:
-            (aside / "blobs").mkdir(mode=0o700)
-            made = FolderStorage(aside)
-            os.close(os.open(made._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            with closing(made._connect()) as connection:
+        with staged(self._folder, "ledger", private=True) as staging:
+            (staging / "blobs").mkdir(mode=0o700)
+            storage = FolderStorage(staging)
+            os.close(os.open(storage._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            with closing(storage._connect()) as connection:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute(
                     "CREATE TABLE journal (sequence INTEGER PRIMARY KEY, entry TEXT NOT NULL, digest TEXT NOT NULL)"
                 )
-            with made.transaction() as transaction:
+            with storage.transaction() as transaction:
                 transaction.append(first, 0, ORIGIN)
 
     def _require_local(self) -> None:
         kind = network_file_system(self._folder)
         if kind is not None:
             raise RefusedError(
-                f"{self._folder} is on a network file system ({kind}), where SQLite cannot keep two machines from "
+                f"{self._folder} is on a network file system ({kind}), where SQLite cannot prevent two machines from "
                 "spending the same budget. Put the ledger on a local disk of the trusted node "
                 f"({parameter('ledger')}), or in PostgreSQL ({parameter('ledger', 'postgresql+psycopg://...')})."
             )
@@ -145,16 +145,16 @@ class FolderStorage:
         )
         try:
             connection.execute("PRAGMA synchronous=FULL")
-        except BaseException:  # the file is no database: Python 3.13 warns of a connection that nobody closed
+        except BaseException:  # not a database: Python 3.13 warns of unclosed connections
             connection.close()
             raise
         return connection
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Hold the journal exclusively; what was appended is durable when the block ends, or undone if it raises."""
+        """Lock the journal; entries are durable when the block ends, or undone if it raises."""
         if not self.exists():
-            raise DataError(f"There is no ledger database at {self._path}. Restore it from a copy.")
+            raise DataError(f"The ledger database {self._path} is missing. Restore it from a copy.")
         self._require_local()
         try:
             with closing(self._connect()) as connection:
@@ -163,41 +163,41 @@ class FolderStorage:
                     self._require_tables_only(connection)
                     yield FolderTransaction(connection, self._folder)
                 except BaseException:
-                    if connection.in_transaction:  # a full disk has undone it already
+                    if connection.in_transaction:  # a full disk has already rolled it back
                         connection.execute("ROLLBACK")
                     raise
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _TRANSIENT:
                 raise ResumableError(
-                    f"The ledger {self._path} could not be written ({error}). What was reserved stays reserved; free "
-                    "the disk or wait for the other process, then run the same command again."
+                    f"The ledger {self._path} could not be written ({error}). Reservations stay. Free disk space, or "
+                    "wait for the other process, then run the same command again."
                 ) from None
             raise DataError(f"The ledger {self._path} is damaged ({error}). Restore it from a copy.") from None
 
     def _require_tables_only(self, connection: sqlite3.Connection) -> None:
-        """Refuse a database that computes what is read from it, for ever perhaps, or what is written to it."""
-        made = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1"
-        if connection.execute(made).fetchone() is not None:
+        """Refuse a database with views or triggers, which could change or block reads and writes."""
+        query = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1"
+        if connection.execute(query).fetchone() is not None:
             raise DataError(
-                f"The ledger {self._path} holds more than a journal: it is not ours. Restore it from a copy."
+                f"The ledger {self._path} has more than a journal, so dpdist did not write it. Restore it from a copy."
             )
 
-    def stage(self, name: str, pieces: Iterable[bytes]) -> str:
-        """Write and flush a new private file. If the process dies before it is kept, the next attempt sweeps it."""
+    def stage(self, name: str, chunks: Iterable[bytes]) -> str:
+        """Write and flush a new private file, which the next attempt sweeps unless it is kept."""
         try:
-            return self._write(self._folder / "blobs" / name, pieces)
+            return self._write(self._folder / "blobs" / name, chunks)
         except OSError as error:
             raise ResumableError(
-                f"The release could not be stored in {self._folder} ({error.strerror}). Its reservation stays; free "
-                "the disk and run the same command again."
+                f"The release could not be stored in {self._folder} ({error.strerror}). Its reservation stays. Free "
+                "disk space, then run the same command again."
             ) from None
 
     @staticmethod
-    def _write(path: Path, pieces: Iterable[bytes]) -> str:
+    def _write(path: Path, chunks: Iterable[bytes]) -> str:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(handle, "wb") as file:
-            digest = written(file, pieces)
+            digest = written(file, chunks)
             file.flush()
             os.fsync(file.fileno())
         sync(path.parent)
@@ -209,7 +209,7 @@ class FolderStorage:
 
     @contextmanager
     def blob(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file; an empty one if it is missing, or is a link, a pipe or a device."""
+        """Open a file; an empty one if it is missing or not a plain file."""
         file: BinaryIO = io.BytesIO()
         with suppress(OSError):
             handle = os.open(self._folder / "blobs" / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,25 +1,25 @@
-"""The state folder: private files of this user, outside of every ledger and table, that copies of these share.
+"""The state folder: private files of this user, outside all ledgers and tables, and shared by copies of them.
 
-Each file is one line of JSON and one with its SHA-256. It is replaced as a whole, under a lock of its own, so whoever
-reads it without the lock sees what was written last, complete. A copy on another machine, under another state folder or
-another user's cannot be seen.
+Each file has one line of JSON and one with its SHA-256. It is replaced atomically under its own lock, so readers
+without the lock see the last complete version. Copies on other machines, or under another user or state folder, cannot
+be detected.
 
-**What was seen of a data set.** Rows that were copied before they had a ledger know nothing of it, and each copy would
-get a ledger of its own, and so a second budget; or it would be reproduced from without noise. But a copy keeps the
-identity of its data set. So each identity has one file, which names the one ledger that may be charged, or says that a
-release for reproduction was made. The first of the two excludes the other for ever.
+**Data sets.** If rows are copied before they have a ledger, each copy could create a ledger of its own, and so a second
+budget, or be released for reproduction without noise. But copies keep the identity of the data set. So each identity
+has one file, which either names the one ledger that may be charged, or records a release for reproduction. The first of
+the two permanently excludes the other.
 
-It is written when the ledger is there, and before the rows name it. Should the process die before that, the ledger was
-charged nothing: the same command takes it up, or another copy's ledger comes first. Should it die after that, the same
-command finds its own ledger named and completes the rows. A ledger that none of this happened to (an older version made
-it, or another machine) is written down when it is first charged here.
+The file is written after the ledger was created and before the rows name it. If the process dies before the write, the
+ledger has no charges; the same command reuses it, unless the ledger of another copy is recorded first. If the process
+dies after the write, the same command finds the recorded ledger and completes the rows. A ledger without a record, from
+an older version or another machine, is recorded at its first charge here.
 
-**What was registered.** Registering makes no copy, so it can be done again at no cost, and each time there would be a
-new identity with a new budget. So a digest of what a registered table holds leads to the identity that it was given
-first: registered again, it is a copy, and charged to the same ledger. Nothing else decides: no name, place or time of a
-file. All columns of a source are registered, so that no choice makes other rows of the same files. Rows that were
-written in another order or way, a part of them, more than them, or ingested ones, are other rows to this. The digests
-are of private rows: whoever can read the state folder can test guesses at a whole table with them.
+**Registered rows.** Registering copies nothing, so it could be repeated at no cost, each time with a new identity and a
+new budget. So a digest of the contents of a registered table maps to the identity it was given first: registered again,
+the table is a copy, charged to the same ledger. Names, paths and times of files do not matter. All columns of a source
+are registered, so that a selection of columns cannot make different rows. Rows written in another order or format, a
+part of the rows, additional rows, and ingested rows count as different. The digests are derived from private rows:
+anyone who can read the state folder can use them to test guesses of a whole table.
 """
 
 from __future__ import annotations
@@ -43,22 +43,19 @@ from dpdist._util.text import canonical, listed, random_token
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
 from dpdist.ledger.journal import WAIT_SECONDS
 from dpdist.naming import parameter, step
-from dpdist.storage.atomic import put_in_place, sync
+from dpdist.storage.atomic import replace_durably, sync
 
 VARIABLE = "DPDIST_STATE_HOME"
 _POLL_SECONDS = 0.01
-_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
+_TRANSIENT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 
 
 def state_home() -> Path:
-    """Return the state folder of this user.
-
-    It is ``DPDIST_STATE_HOME``, else ``dpdist`` in ``XDG_STATE_HOME``, else ``~/.local/state/dpdist``.
-    """
+    """Return ``DPDIST_STATE_HOME``, or ``dpdist`` in ``XDG_STATE_HOME``, or ``~/.local/state/dpdist``."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         if not Path(chosen).is_absolute():
-            raise UsageError(f"{VARIABLE} is {chosen!r}: give an absolute path, which means the same in every folder.")
+            raise UsageError(f"{VARIABLE} is {chosen!r}, which is a relative path. Set it to an absolute path.")
         return Path(chosen)
     common = os.environ.get("XDG_STATE_HOME", "")
     if Path(common).is_absolute():
@@ -67,8 +64,8 @@ def state_home() -> Path:
         return Path.home() / ".local" / "state" / "dpdist"
     except RuntimeError:
         raise DataError(
-            "The witness of the ledger needs a folder, and this user has no home. Name a private folder that lasts in "
-            f"{VARIABLE}."
+            "The witness of the ledger needs a folder, but this user has no home directory. Set "
+            f"{VARIABLE} to a private, persistent folder."
         ) from None
 
 
@@ -81,14 +78,14 @@ class StateFile(Generic[Content]):
     def __init__(
         self,
         path: Path,
-        what: str,
+        noun: str,
         format: str,  # noqa: A002 - the key of the content
         kind: type[Content],
         lost: str,
         later: tuple[tuple[str, ...], Callable[[Content], str]] | None = None,
     ) -> None:
         self.path = path
-        self._what = what
+        self._noun = noun
         self._formats = (format, *(later[0] if later else ()))
         self._written = later[1] if later else lambda _: format
         self._kind = kind
@@ -97,11 +94,11 @@ class StateFile(Generic[Content]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold it against every other process; the folder is made if there is none."""
+        """Lock the file against other processes, after creating its folder if needed."""
         try:
             make_private(self.path.parent)
             handle = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_WRONLY, 0o600)
-            os.fchmod(handle, 0o600)  # whatever the umask
+            os.fchmod(handle, 0o600)  # independent of the umask
         except OSError as error:
             raise self._unusable(error) from None
         try:
@@ -118,8 +115,8 @@ class StateFile(Generic[Content]):
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise ResumableError(
-                        f"Another process has held the {self._what} {self.path} for {WAIT_SECONDS} seconds. Wait until "
-                        "it ends, then run the same command again."
+                        f"Another process has locked the {self._noun} {self.path} for {WAIT_SECONDS} seconds. Wait "
+                        "until it ends, then run the same command again."
                     ) from None
                 time.sleep(_POLL_SECONDS)
             except OSError as error:
@@ -128,20 +125,20 @@ class StateFile(Generic[Content]):
                 return
 
     def read(self) -> Content | None:
-        """Return what it says, or None where there is nothing."""
+        """Return the content, or None if there is no file."""
         try:
-            whole = self.path.read_bytes()
+            data = self.path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._unusable(error) from None
-        last = self._last  # of all threads: another one may replace it meanwhile
-        if last is None or last[0] != whole:
-            self._last = last = whole, self._checked(whole)
+        last = self._last  # shared by threads, so that it may be replaced meanwhile
+        if last is None or last[0] != data:
+            self._last = last = data, self._checked(data)
         return last[1]
 
-    def _checked(self, whole: bytes) -> Content:
-        body, _, digest = whole.partition(b"\n")
+    def _checked(self, data: bytes) -> Content:
+        body, _, digest = data.partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest.strip():
             raise self._damaged()
         try:
@@ -151,41 +148,41 @@ class StateFile(Generic[Content]):
         except (ValueError, RecursionError):
             raise self._damaged() from None
         if content is None:
-            known = listed(map(repr, self._formats))
-            raise DataError(f"{self.path} has format {stored!r}, and this version reads {known}.")
+            formats = listed(map(repr, self._formats))
+            raise DataError(f"{self.path} has format {stored!r}; this version reads {formats}. Use a newer version.")
         return content
 
     def _damaged(self) -> DataError:
         return DataError(
-            f"The {self._what} {self.path} is damaged, so nothing can be spent from its ledger. Restore the file "
+            f"The {self._noun} {self.path} is damaged, so nothing can be spent from its ledger. Restore the file "
             f"if you can. {self._lost}"
         )
 
     def write(self, content: Content) -> None:
-        """Replace it, while it is locked; it is durable when this returns."""
+        """Durably replace the content, under the lock."""
         body = _text({"format": self._written(content), **msgspec.structs.asdict(content)})
-        whole = body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n"
-        aside = self.path.with_suffix(".partial")  # one name: whoever writes holds the lock
+        data = body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n"
+        staging = self.path.with_suffix(".partial")  # a fixed name, because of the lock
         try:
-            aside.unlink(missing_ok=True)
-            put_in_place(self.path, aside, whole, 0o600)
+            staging.unlink(missing_ok=True)
+            replace_durably(self.path, staging, data, 0o600)
         except OSError as error:
             raise self._unusable(error) from None
-        self._last = whole, content
+        self._last = data, content
 
     def _unusable(self, error: OSError) -> DpdistError:
-        kind = ResumableError if error.errno in _PASSING else DataError
+        kind = ResumableError if error.errno in _TRANSIENT else DataError
         return kind(
-            f"The {self._what} {self.path} cannot be kept ({error.strerror}). It is what tells a copy from the ledger "
-            "that is charged, so nothing is drawn without it. Mend that, or name a private folder that lasts in "
-            f"{VARIABLE}, and run the same command again."
+            f"The {self._noun} {self.path} cannot be read or written ({error.strerror}). Nothing is drawn without it, "
+            "because it distinguishes the charged ledger from copies. Fix the cause, or set "
+            f"{VARIABLE} to a private, persistent folder, then run the same command again."
         )
 
 
 def _text(value: dict[str, object]) -> bytes:
     try:
-        return msgspec.json.encode(value, order="sorted")  # ten times as fast, and it may be long
-    except (ValueError, OverflowError):  # halves of letters, and whole numbers beyond 64 bits
+        return msgspec.json.encode(value, order="sorted")  # ten times faster than the canonical text
+    except (ValueError, OverflowError):  # lone surrogates, and integers beyond 64 bits
         return canonical(msgspec.to_builtins(value)).encode()
 
 
@@ -194,12 +191,12 @@ class _Format(Struct):
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, which only its owner can enter, whatever the umask."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(mode=0o700, exist_ok=True)
-        each.chmod(0o700)
-        sync(each.parent)
+    """Create a folder and missing parents, accessible to their owner only, independent of the umask."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+        path.chmod(0o700)
+        sync(path.parent)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
 
@@ -208,84 +205,81 @@ _DATASET = "dpdist-dataset/1"
 
 
 class Seen(Struct, frozen=True):
-    """What was seen of a data set, as it is stored."""
+    """The stored record of a data set."""
 
-    ledger_id: str | None = None  # identity of the one ledger that may be charged for it; None while there is none
-    place: str | None = None  # where that ledger was when it was seen first, for messages
-    reproduced: bool = False  # a release for reproduction was made of it
+    ledger_id: str | None = None  # identity of the one ledger that may be charged for it
+    place: str | None = None  # where that ledger was first seen, for messages
+    reproduced: bool = False  # it was released for reproduction
 
-    def require_charged_to(self, ledger_id: str, place: str) -> None:
-        """Refuse to charge another ledger than the one that was seen first."""
+    def require_charged_to(self, ledger_id: str, location: str) -> None:
+        """Refuse to charge any other ledger than the recorded one."""
         if self.reproduced:
             raise RefusedError(
-                f"The rows of the ledger {place}, or a copy of them, were released for reproduction, perhaps without "
-                "any noise. No budget of theirs can promise anything any more. Nothing was drawn."
+                f"The rows of the ledger {location}, or a copy of them, were released for reproduction, possibly "
+                "without noise, so no budget of these rows has a guarantee. Nothing was drawn. Use other rows."
             )
         if self.ledger_id not in {None, ledger_id}:
             raise RefusedError(
-                f"The rows of the ledger {place} have another ledger, {self.place}, created for them or for a copy of "
-                "them, and two ledgers would be two budgets. Nothing was drawn. Release from the rows that name that "
-                f"ledger, and if it was moved, name its place ({parameter('ledger')}). If it is lost, restore it from "
-                f"a copy, and charge what the copy misses with: {step('ledger adopt', 'LEDGER')}. What this ledger has "
-                "given out can be published again."
+                f"The rows of the ledger {location} have another ledger, {self.place}, which was created for them or "
+                "for a copy of them. Two ledgers would be two budgets. Nothing was drawn. Release from the rows that "
+                f"name that ledger; if it was moved, pass its new location ({parameter('ledger')}). If it is lost, "
+                "restore it from a copy, and charge the releases missing there with: "
+                f"{step('ledger adopt', 'LEDGER')}. Releases of this ledger can be published again."
             )
 
 
-_LOST = "If it is lost, remove it: the ledger that is charged next is then the only one."
+_LOST = "If it is lost, remove it: the ledger that is charged next becomes the only one."
 
 
 def _dataset_file(dataset_id: str) -> StateFile[Seen]:
     if not re.fullmatch(r"[0-9a-f]{32}", dataset_id):
-        raise DataError("The rows have no proper identity: their zarr.json is damaged. Restore it from a copy.")
+        raise DataError("The rows have no valid identity: their zarr.json is damaged. Restore it from a copy.")
     return StateFile(state_home() / "datasets" / f"{dataset_id}.json", "record of the data set", _DATASET, Seen, _LOST)
 
 
 def seen(dataset_id: str) -> Seen:
-    """Return what was seen of a data set, without a lock; nothing is created."""
+    """Return the record of a data set, without a lock; no file is created."""
     return _dataset_file(dataset_id).read() or Seen()
 
 
 @contextmanager
 def held(dataset_id: str) -> Iterator[StateFile[Seen]]:
-    """Hold the file that says what was seen of a data set against every other process."""
+    """Lock the record of a data set."""
     file = _dataset_file(dataset_id)
     with file.locked():
         yield file
 
 
-def charge(dataset_id: str, ledger_id: str, place: str) -> None:
-    """Let a ledger be the one that is charged for a data set; idempotent."""
-    known = seen(dataset_id)
-    known.require_charged_to(ledger_id, place)
-    if known.ledger_id is None:
+def charge(dataset_id: str, ledger_id: str, location: str) -> None:
+    """Record a ledger as the one that is charged for a data set; idempotent."""
+    record = seen(dataset_id)
+    record.require_charged_to(ledger_id, location)
+    if record.ledger_id is None:
         with held(dataset_id) as file:
-            known = seen(dataset_id)  # another process may have been faster
-            known.require_charged_to(ledger_id, place)
-            if known.ledger_id is None:
-                file.write(Seen(ledger_id, place))
+            record = seen(dataset_id)  # another process may have been faster
+            record.require_charged_to(ledger_id, location)
+            if record.ledger_id is None:
+                file.write(Seen(ledger_id, location))
 
 
 _REGISTERED = "dpdist-registered-rows/1"
 
 
 class Registration(Struct, frozen=True):
-    """What is remembered of rows that were registered, as it is stored."""
+    """The stored record of registered rows."""
 
     dataset_id: str
-    place: str  # where their table was put first, for messages
+    place: str  # first path of their table, for messages
 
 
 def identity_of(content: str, place: str) -> str:
-    """Return the identity of rows that are registered: that which they had before, or a new one.
-
-    It is remembered when this returns, before there is a table: should the process die then, the next gets the same.
-    """
+    """Return the identity of registered rows, by a digest of their content; a new one is recorded first."""
     path = state_home() / "registered" / f"{content}.json"
-    lost = "If it is lost, remove it: what it was of is then registered as new rows, with a budget of its own."
+    lost = "If it is lost, remove it: its rows are then registered as new ones, with their own budget."
     file = StateFile(path, "record of registered rows", _REGISTERED, Registration, lost)
     with file.locked():
-        known = file.read()
-        if known is None:
-            known = Registration(random_token(), place)
-            file.write(known)
-        return known.dataset_id
+        registration = file.read()
+        if registration is None:
+            registration = Registration(random_token(), place)
+            file.write(registration)
+        return registration.dataset_id

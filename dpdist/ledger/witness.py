@@ -1,31 +1,29 @@
-"""The witness: what this machine has seen of a ledger, kept outside of it, so that a copy cannot draw a second time.
+"""The witness: a record of a ledger's releases outside the ledger, so that no copy can draw a second time.
 
-A ledger that was copied, or restored from a backup, is sound by itself: no rule inside it can tell that another copy
-has gone on. So each ledger identity has one private file under the user's state directory. It holds every release that
-was committed: id, parameters, charge, periods, and the digest of the committed bytes; of a release in several draws,
-those of each, from its commitment on.
+A copy or a restored backup of a ledger is consistent by itself, so no rule inside it can detect that another copy was
+used. So each ledger identity has one private file in the state folder of the user. It records all committed releases:
+id, parameters, charge, periods, and the digests of the committed draws.
 
-**The rule.** (1) A ledger that does not know everything its witness has seen may neither charge nor draw nor commit.
-(2) Committed bytes are given out only after the witness has seen them. The order is: the journal commits, the witness
-is replaced, the journal notes ``witnessed``, the bytes are given out. The witness is locked from before the journal is
-read until after the witness is replaced.
+**Rules.** (1) A ledger that lacks a release in its witness may not charge, draw or commit. (2) Committed bytes are
+given out only after the witness has recorded them. The order is: the journal commits, the witness is replaced, the
+journal notes ``witnessed``, the bytes are given out. The witness is locked from before the journal is read until after
+the witness is replaced.
 
-**Theorem.** Of all copies of a ledger that share a witness, at most one draw of each release id is ever given out;
-where a release is drawn in parts, at most one draw of each part, and each follows from those very ones before it.
+**Theorem.** Among all copies of a ledger that share a witness, at most one draw of each release id is ever given out.
+If a release has several parts, at most one draw of each part is given out, and it follows from the given-out draws of
+the earlier parts.
 
-*Proof.* The witness only grows: it is replaced under its lock, by what a ledger knows that knows all of it. A ledger
-knows one digest for each part of each id, its own or an adopted one, so the witness never holds two for one part that
-was given out under it. What is given out is in the witness, by (2). A later part is drawn by a ledger that is not
-behind, so the stages before it are those in the witness. ∎
+*Proof.* The witness only grows: it is replaced under its lock, by the records of a ledger that contains the old one. A
+ledger has one digest for each part of each id, its own or an adopted one, so the witness never has two digests for a
+part that was given out under it. Everything given out is in the witness, by (2). A later part is drawn by a ledger that
+is not behind, so the stages before it are those in the witness. ∎
 
-**Crashes.** Before the journal commits, nothing has happened. After it, and before the witness is replaced, the draw is
-in the journal only. The same ledger finds it there and goes on. If a copy commits first, the copy's draw counts, and
-the other is behind and never given out. After the witness is replaced, the same command gives the bytes out.
+**Crashes.** Before the journal commits, nothing has happened. Between the commit and the replacement of the witness,
+the draw is only in the journal. The same ledger finds it there and continues. If a copy commits first, its draw counts;
+the other ledger is behind, and its draw is never given out. After the witness is replaced, the same command gives the
+bytes out.
 
-A copy on another machine, or under another state directory, cannot be seen. Nothing here is a key or a seed.
-
-A ledger asks its witness before each step, and tells it afterwards (:class:`Witnessed`): nothing is charged, drawn or
-committed by a ledger that is behind its witness, and nothing is given out that the witness has not seen.
+Copies on another machine, or under another state folder, cannot be detected. The witness contains no key or seed.
 """
 
 from __future__ import annotations
@@ -42,99 +40,99 @@ from msgspec import Struct
 from dpdist._util.text import counted, listed
 from dpdist.errors import DataError, NoWitnessWarning, RefusedError
 from dpdist.ledger import state_folder
-from dpdist.ledger.balance import FoldedLedger, restated
+from dpdist.ledger.balance import FoldedLedger, format_upgrade
 from dpdist.ledger.journal import Adopted, Caps, CommittedRelease, CommitWitnessed, Storage, Transaction
-from dpdist.ledger.state import State, View, draws_of
+from dpdist.ledger.state import State, View, draw_ids
 from dpdist.ledger.state_folder import VARIABLE, StateFile, state_home
 from dpdist.naming import step
 
 FORMAT = "dpdist-witness/1"
 STAGES = {2: "dpdist-witness/2", 3: "dpdist-witness/3"}
-"""Formats of one that has seen a stage, by the draws of its release: a version that would forget it refuses them."""
+"""Formats of a witness with stages, by the number of draws; versions that cannot store stages refuse them."""
 
 
-class Testimony(Struct, frozen=True, dict=True):
-    """What a witness has seen of a ledger, as it is stored."""
+class WitnessRecord(Struct, frozen=True, dict=True):
+    """The stored record of a ledger."""
 
-    head: str  # digest of the journal's last entry when it was seen
-    releases: tuple[CommittedRelease, ...]  # every one that was committed, or of which a stage was
-    periods: dict[str, str] | None  # the closed periods with their digests; None where rows do not come in periods
+    head: str  # digest of the last entry of the journal when it was written
+    releases: tuple[CommittedRelease, ...]  # all releases with a committed draw
+    periods: dict[str, str] | None  # the closed periods with their digests; None without periods
     capped: Caps | None  # the caps that were fixed before the first release
-    exhausted: bool = False  # the whole budget was charged to a copy, because an earlier witness was lost
+    exhausted: bool = False  # the whole budget was charged to a copy, because a witness was lost
 
     @classmethod
-    def of(cls, view: View) -> Testimony:
-        """Return what a ledger has to tell."""
-        releases = tuple(record.testimony for record in view.records.values() if record.latest is not None)
+    def of(cls, view: View) -> WitnessRecord:
+        """Return the record of a ledger."""
+        releases = tuple(record.witness_record for record in view.records.values() if record.latest is not None)
         periods = None if view.periods is None else dict(view.periods)
         return cls(view.head, releases, periods, view.capped, view.exhausted)
 
     @cached_property
-    def draws(self) -> frozenset[tuple[str, str]]:
-        """What tells each draw from all others."""
-        return frozenset().union(*map(_draws, self.releases))
+    def draw_ids(self) -> frozenset[tuple[str, str]]:
+        """Identities of the committed draws."""
+        return frozenset().union(*map(_draw_ids, self.releases))
 
     def unknown_to(self, view: View) -> list[CommittedRelease]:
-        """Return the releases that a ledger does not know of, in the order of commitment."""
-        known = view.draws
-        if self.draws <= known:
+        """Return the releases that a ledger lacks, in the order of commitment."""
+        ids = view.draw_ids
+        if self.draw_ids <= ids:
             return []
-        return [release for release in self.releases if not _draws(release) <= known]
+        return [release for release in self.releases if not _draw_ids(release) <= ids]
 
-    def exhausts(self, view: View) -> bool:
-        """Say whether the whole budget was charged elsewhere, and not to this ledger yet."""
+    def requires_exhaustion(self, view: View) -> bool:
+        """Return whether the whole budget must be charged to a ledger, as it was to another copy."""
         return self.exhausted and not view.exhausted
 
-    def tells(self, view: View) -> bool:
-        """Say whether every release that the ledger committed was seen, and that it is exhausted if it is."""
-        return view.draws <= self.draws and (self.exhausted or not view.exhausted)
+    def covers(self, view: View) -> bool:
+        """Return whether it records all committed draws of a ledger, and its exhaustion."""
+        return view.draw_ids <= self.draw_ids and (self.exhausted or not view.exhausted)
 
 
-def _draws(release: CommittedRelease) -> frozenset[tuple[str, str]]:
-    return draws_of(release.id, release.drawn)
+def _draw_ids(release: CommittedRelease) -> frozenset[tuple[str, str]]:
+    return draw_ids(release.id, release.drawn)
 
 
-def _format(testimony: Testimony) -> str:
-    return STAGES.get(max((release.draws for release in testimony.releases), default=1), FORMAT)
+def _format(witness_record: WitnessRecord) -> str:
+    return STAGES.get(max((release.draws for release in witness_record.releases), default=1), FORMAT)
 
 
 @lru_cache(maxsize=1)
-def _file_at(path: Path) -> StateFile[Testimony]:
-    """Return the file; what was read of it last need not be decoded again, as a night opens its ledger many times."""
-    lost = f"If it is lost, remove it and see what {step('ledger adopt')} says."
-    return StateFile(path, "witness", FORMAT, Testimony, lost, later=(tuple(STAGES.values()), _format))
+def _file_at(path: Path) -> StateFile[WitnessRecord]:
+    """Return the file; cached, because jobs open a ledger many times."""
+    lost = f"If it is lost, remove it, then run {step('ledger adopt')}."
+    return StateFile(path, "witness", FORMAT, WitnessRecord, lost, later=(tuple(STAGES.values()), _format))
 
 
 class FolderWitness:
-    """One private file for each ledger and one for each data set, under :func:`state_home`."""
+    """One private file per ledger and one per data set, under :func:`state_home`."""
 
-    def _file(self, ledger_id: str) -> StateFile[Testimony]:
+    def _file(self, ledger_id: str) -> StateFile[WitnessRecord]:
         if not re.fullmatch(r"[0-9a-f]{32}", ledger_id):
-            raise DataError("The ledger has no proper identity: it is damaged. Restore it from a copy.")
+            raise DataError("The ledger has no valid identity: it is damaged. Restore it from a copy.")
         return _file_at(state_home() / "witness" / f"{ledger_id}.json")
 
-    def place(self, ledger_id: str) -> str:
-        """Return where the witness of a ledger is kept, for messages."""
+    def path(self, ledger_id: str) -> str:
+        """Return the path of the witness of a ledger, for messages."""
         return str(self._file(ledger_id).path)
 
-    def read(self, ledger_id: str) -> Testimony | None:
-        """Return what was seen last of a ledger, without a lock; nothing is created."""
+    def read(self, ledger_id: str) -> WitnessRecord | None:
+        """Return the record of a ledger, without a lock; no file is created."""
         return self._file(ledger_id).read()
 
     @contextmanager
-    def held(self, ledger_id: str) -> Iterator[StateFile[Testimony]]:
-        """Lock the witness of a ledger against every other process."""
+    def locked(self, ledger_id: str) -> Iterator[StateFile[WitnessRecord]]:
+        """Lock the witness of a ledger."""
         file = self._file(ledger_id)
         with file.locked():
             yield file
 
     def charged(self, dataset_id: str) -> state_folder.Seen:
-        """Return what was seen of a data set, without a lock; nothing is created."""
+        """Return the record of a data set, without a lock; no file is created."""
         return state_folder.seen(dataset_id)
 
-    def charge(self, dataset_id: str, ledger_id: str, place: str) -> None:
-        """Let a ledger be the one that is charged for a data set, unless another one is."""
-        state_folder.charge(dataset_id, ledger_id, place)
+    def charge(self, dataset_id: str, ledger_id: str, location: str) -> None:
+        """Record a ledger as the one that is charged for a data set; RefusedError if there is another."""
+        state_folder.charge(dataset_id, ledger_id, location)
 
 
 class Witnessed(FoldedLedger):
@@ -146,133 +144,104 @@ class Witnessed(FoldedLedger):
 
     @contextmanager
     def _current(self, release_id: str | None = None) -> Iterator[tuple[View, Transaction]]:
-        """Hold the journal, and before it the witness, which must know nothing that the journal does not know.
-
-        The witness is not asked about a release whose bytes were given out: they can only be given out again.
-        """
+        """Lock the witness, then the journal, which must not be behind; a given-out release needs no witness."""
         record = None if release_id is None else self.record(release_id)
         if record is not None and record.given_out:
-            with self._locked() as found:
-                yield found
+            with self._locked() as locked:
+                yield locked
             return
         ledger_id = self.ledger_id
         self._witness.charge(self._view.dataset_id, ledger_id, str(self._storage))
-        with self._witness.held(ledger_id) as witness, self._locked() as (view, transaction):
+        with self._witness.locked(ledger_id) as witness, self._locked() as (view, transaction):
             self._require_current(witness, view)
-            self._keep(view)
+            self._checkpoint_if_due(view)
             yield view, transaction
 
-    def _require_current(self, witness: StateFile[Testimony], view: View) -> None:
-        """Refuse a ledger that is behind its witness; else let the witness see what is new to it."""
-        seen = witness.read()
-        self._require_knows(seen, view)
-        if seen is None and any(record.drawn for record in view.records.values()):
+    def _require_current(self, witness: StateFile[WitnessRecord], view: View) -> None:
+        """Refuse a ledger that is behind its witness; otherwise update the witness."""
+        recorded = witness.read()
+        self._require_not_behind(recorded, view)
+        if recorded is None and any(record.drawn for record in view.records.values()):
             warnings.warn(
-                f"The ledger {self._storage} never had a witness, so a copy of it that was used before now cannot be "
-                f"seen. From now on {self._witness.place(view.ledger_id)} is its witness: keep it.",
+                f"The ledger {self._storage} had no witness until now, so earlier releases of a copy cannot be "
+                f"detected. Its witness is now {self._witness.path(view.ledger_id)}: keep this file.",
                 NoWitnessWarning,
                 stacklevel=2,
             )
-        if seen is None or not seen.tells(view):
-            witness.write(Testimony.of(view))
+        if recorded is None or not recorded.covers(view):
+            witness.write(WitnessRecord.of(view))
 
-    def _require_knows(self, seen: Testimony | None, view: View) -> None:
-        """Refuse a ledger that does not know all that its witness has seen, or whose witness is lost."""
-        place = self._witness.place(view.ledger_id)
-        if seen is None:
+    def _require_not_behind(self, record: WitnessRecord | None, view: View) -> None:
+        path = self._witness.path(view.ledger_id)
+        if record is None:
             if view.witnessed:
                 raise RefusedError(
-                    f"The witness of the ledger {self._storage} is missing: there is none at {place}. Without it "
-                    "nobody can tell what another copy of the ledger has released. Bring the file back: mount the "
-                    f"volume with it, and name its folder in {VARIABLE}. If it is lost, "
-                    f"{step('ledger adopt', self._storage)} goes on without it, and charges the whole budget."
+                    f"The witness of the ledger {self._storage} is missing: there is no file {path}. Without it, "
+                    "releases of other copies cannot be detected. Nothing was drawn. Restore the file, or mount the "
+                    f"volume that has it, and set {VARIABLE} to its state folder. If it is lost, continue with "
+                    f"{step('ledger adopt', self._storage)}, which charges the whole budget."
                 )
             return
-        if seen.exhausts(view):
+        if record.requires_exhaustion(view):
             raise RefusedError(
-                f"The ledger {self._storage} is behind its witness {place}. An earlier witness was lost, and another "
-                "copy of this ledger was therefore charged the whole budget. Nothing was drawn. Charge it to this copy "
-                f"with: {step('ledger adopt', self._storage)}"
+                f"The ledger {self._storage} is behind its witness {path}: another copy was charged the whole budget, "
+                "because an earlier witness was lost. Nothing was drawn. Charge it to this copy with: "
+                f"{step('ledger adopt', self._storage)}"
             )
-        missing = seen.unknown_to(view)
+        missing = record.unknown_to(view)
         if missing:
             raise RefusedError(
-                f"The ledger {self._storage} is behind its witness {place}. It is a copy, or was restored from a "
-                f"backup, and lacks {counted(len(missing), 'release')} committed elsewhere: "
+                f"The ledger {self._storage} is behind its witness {path}: it is a copy or a restored backup, and "
+                f"lacks {counted(len(missing), 'release')} of another copy: "
                 f"{listed(release.id for release in missing)}. Nothing was drawn. Use the ledger that has them, or "
                 f"charge them to this one with: {step('ledger adopt', self._storage)}"
             )
 
     def require_current(self) -> None:
-        """Refuse where the next charge would be refused whatever it is for; nothing is written, and nothing charged.
-
-        Raises
-        ------
-        RefusedError
-            If the ledger is behind its witness, the witness is lost, or another ledger is charged for the data set.
-        DataError
-            If the witness is damaged.
-        """
-        seen, view = self._looked_at()
+        """Refuse a ledger that refuses all charges: behind its witness, without it, or not the one of its data set."""
+        record, view = self._witness_and_view()
         self._witness.charged(view.dataset_id).require_charged_to(view.ledger_id, str(self._storage))
-        self._require_knows(seen, view)
+        self._require_not_behind(record, view)
 
-    def _looked_at(self) -> tuple[Testimony | None, View]:
-        """Return what the witness has seen, and how the ledger stands, without a lock on both.
+    def _witness_and_view(self) -> tuple[WitnessRecord | None, View]:
+        """Return the record of the witness and the view without locks, in an order in which commits do no harm."""
+        record, view = self._witness.read(self.ledger_id), self._snapshot()
+        if record is None and view.witnessed:  # the first commit may have happened in between
+            record, view = self._witness.read(self.ledger_id), self._snapshot()
+        return record, view
 
-        The witness is read first: what it has seen was in the journal before, so a commit in between is no fault.
-        """
-        seen, view = self._witness.read(self.ledger_id), self._snapshot()
-        if seen is None and view.witnessed:  # the first commit may have come in between
-            seen, view = self._witness.read(self.ledger_id), self._snapshot()
-        return seen, view
-
-    def _tell(self, witness: StateFile[Testimony], release_id: str) -> None:
-        """Let the witness see what was committed, and note in the journal that it did."""
+    def _notify_witness(self, witness: StateFile[WitnessRecord], release_id: str) -> None:
+        """Record a commitment in the witness, then note that in the journal."""
         with self._locked() as (view, transaction):
             self._require_current(witness, view)
-            record = self._known(view, release_id)
+            record = self._existing(view, release_id)
             if record.state in {State.STAGED, State.COMMITTED} and not record.witnessed:
                 self._append(view, transaction, CommitWitnessed(release_id))
 
     def missing(self) -> list[str]:
-        """Return the ids of releases that the witness has seen and this ledger does not know of; none: it is current.
-
-        Raises
-        ------
-        DataError
-            If the witness is damaged.
-        """
-        seen, view = self._looked_at()
-        return [] if seen is None else [release.id for release in seen.unknown_to(view)]
+        """Return the ids of releases in the witness that this ledger lacks; empty if it is current."""
+        record, view = self._witness_and_view()
+        return [] if record is None else [release.id for release in record.unknown_to(view)]
 
     @property
     def exhausted_elsewhere(self) -> bool:
-        """Whether the whole budget was charged to another copy, because a witness was lost, and not to this one."""
-        seen, view = self._looked_at()
-        return seen is not None and seen.exhausts(view)
+        """Whether only another copy was charged the whole budget, because a witness was lost."""
+        record, view = self._witness_and_view()
+        return record is not None and record.requires_exhaustion(view)
 
     def adopt(self) -> list[str]:
-        """Charge what was committed to other copies of this ledger, so that it may be used again; idempotent.
-
-        What was under way here and never given out is refunded: another copy may have drawn it. A stage that was given
-        out stays charged, with the release that follows from it. If the witness is lost, nobody can tell what was
-        committed elsewhere, so the whole budget is charged to this copy. The new witness says so, and every other copy
-        is charged as well before it is used again.
-
-        Returns
-        -------
-        list of str
-            The ids that were adopted: they are charged, and never drawn here.
-        """
-        with self._witness.held(self.ledger_id) as witness:
+        """Charge the releases of other copies to this ledger, so that it can be used again; return their ids."""
+        # Unfinished releases here are refunded, because another copy may have drawn them; a stage that was given out
+        # stays charged, with its release. If the witness is lost, the releases of other copies are unknown, so the
+        # whole budget is charged, which the new witness requires of all other copies too.
+        with self._witness.locked(self.ledger_id) as witness:
             with self._locked() as (view, transaction):
-                seen = witness.read()
-                lost = seen is None and view.witnessed
-                heard = seen or Testimony("", (), None, None, exhausted=lost)
-                missing = heard.unknown_to(view)
-                if missing or heard.exhausts(view):
-                    witnessed = {digest for release in heard.releases for digest in release.drawn}
+                stored = witness.read()
+                lost = stored is None and view.witnessed
+                recorded = stored or WitnessRecord("", (), None, None, exhausted=lost)
+                missing = recorded.unknown_to(view)
+                if missing or recorded.requires_exhaustion(view):
+                    witnessed = {digest for release in recorded.releases for digest in release.drawn}
                     void = [
                         record.release_id
                         for record in view.records.values()
@@ -283,18 +252,18 @@ class Witnessed(FoldedLedger):
                     for release_id in void:
                         transaction.sweep(release_id, keep=view.records[release_id].voided().blobs)
                     adopted = Adopted(
-                        head=None if heard.exhausted else heard.head,  # None: of nothing certain
+                        head=None if recorded.exhausted else recorded.head,  # None: unknown releases
                         void=tuple(void),
                         releases=tuple(missing),
-                        periods=heard.periods or {},
-                        capped=heard.capped,
+                        periods=recorded.periods or {},
+                        capped=recorded.capped,
                     )
                     draws = max((release.draws for release in missing), default=1)
-                    self._append(view, transaction, *restated(view, draws), adopted)
+                    self._append(view, transaction, *format_upgrade(view, draws), adopted)
             with self._locked() as (view, _):
-                # looked at anew: should the books have been exchanged meanwhile, the witness must forget nothing
+                # checked again: if the ledger was replaced meanwhile, the witness must not lose releases
                 if lost and view.exhausted:
-                    witness.write(Testimony.of(view))
+                    witness.write(WitnessRecord.of(view))
                 else:
                     self._require_current(witness, view)
         return [release.id for release in missing]

@@ -1,1 +1,1 @@
-"""How files and arrays are written: whole, or not at all."""
+"""Atomic writing of files, folders, objects and arrays."""

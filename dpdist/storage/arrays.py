@@ -1,7 +1,7 @@
-"""How dpdist writes and reads Zarr: attributes that say what a folder is, and arrays that are complete or refused.
+"""Reading and writing Zarr: attributes that identify a folder, and arrays that are complete or refused.
 
-Zarr reads a missing chunk as zeros and does not notice a flipped bit. Every array here carries a checksum per chunk,
-writes chunks of zeros like any others, and is read only when all its chunks are there.
+Zarr reads a missing chunk as zeros and does not notice a flipped bit. Arrays of dpdist have a checksum per chunk,
+store chunks of zeros too, and are read only if all chunks are present.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from dpdist.storage.store import MOST_AT_ONCE, Store
 
 Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
 ROOT = "zarr.json"
-"""The key under which an array or group says what it is."""
+"""Key of the metadata of an array or group."""
 Text = Annotated[str, Meta(pattern=r"^[^\ud800-\udfff]*\Z")]
-"""What a folder from anybody says in words: text that can be written; JSON can hold halves of a character."""
+"""Text from an untrusted folder, without lone surrogates, which JSON can escape but no file can hold."""
 CHECKSUM_BYTES = 4
 _MOST_CHUNK = 1 << 30
-"""Bytes of a chunk at most, which is read as a whole; those that are written here are of some MiB."""
+"""Largest chunk in bytes; dpdist writes chunks of some MiB."""
 
 
 def attributes_of(store: Store) -> dict[str, Any] | None:
-    """Return what stands in a store: the ``dpdist`` attributes of its Zarr v3 root, or None when there are none."""
+    """Return the ``dpdist`` attributes of the Zarr v3 root of a store, or None if there are none."""
     try:
-        found = json.loads(store.get(ROOT))["attributes"]["dpdist"]
+        attributes = json.loads(store.get(ROOT))["attributes"]["dpdist"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
         return None
-    return found if isinstance(found, dict) else None
+    return attributes if isinstance(attributes, dict) else None
 
 
-def set_attributes(store: Store, what: str, agreed: Callable[[dict[str, object]], bool], **declared: object) -> None:
-    """Add to the ``dpdist`` attributes of what is private, in one step; hold ``store.locked()`` meanwhile."""
+def set_attributes(store: Store, noun: str, agreed: Callable[[dict[str, object]], bool], **declared: object) -> None:
+    """Atomically add to the ``dpdist`` attributes of a private store, under ``store.locked()``."""
     before = store.get(ROOT)
-    whole = json.loads(before)
-    if not agreed(whole["attributes"]["dpdist"]):
-        raise ResumableError(f"Another process changed the {what} {store} meanwhile. Run the same command again.")
-    whole["attributes"]["dpdist"].update(declared)
-    store.replace(ROOT, json.dumps(whole, indent=2).encode(), what, private=True, expected=before)
+    metadata = json.loads(before)
+    if not agreed(metadata["attributes"]["dpdist"]):
+        raise ResumableError(f"Another process changed the {noun} {store}. Run the same command again.")
+    metadata["attributes"]["dpdist"].update(declared)
+    store.replace(ROOT, json.dumps(metadata, indent=2).encode(), noun, private=True, expected=before)
 
 
 def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any]:
-    """Return the attributes of what stands in a store, if it is of one format."""
-    found = attributes_of(store)
-    if found is None:
+    """Return the attributes of a store, which must have the expected format."""
+    attributes = attributes_of(store)
+    if attributes is None:
         raise DataError(otherwise)
-    if found.get("format") != expected:
-        raise DataError(f"{store} has format {found.get('format')!r}, not {expected!r}. {otherwise}")
-    return found
+    if attributes.get("format") != expected:
+        raise DataError(f"{store} has format {attributes.get('format')!r}, not {expected!r}. {otherwise}")
+    return attributes
 
 
 def array_options(dtype: npt.DTypeLike, *, compress: bool = False) -> dict[str, Any]:
-    """Return the options of every array: little-endian bytes, a checksum, no gaps; LZ4 is the fastest to unpack."""
+    """Return the options of every array: little-endian, with checksums, all chunks stored; LZ4 decodes fastest."""
     checksum = Crc32cCodec()
     return {
         "dtype": dtype,
@@ -77,10 +77,10 @@ def array_options(dtype: npt.DTypeLike, *, compress: bool = False) -> dict[str, 
 
 
 class ChunkWriter:
-    """Writes whole plain chunks of an array made with :func:`array_options`, from one buffer.
+    """Writes uncompressed chunks of an array made with :func:`array_options`, from one buffer.
 
-    Zarr's own path copies a chunk several times and starts a thread for it. The bytes are the same: little-endian
-    values and their CRC32C. A chunk appears complete or not at all, so it may be written twice.
+    Zarr would copy a chunk several times and start a thread for it. The bytes are the same: little-endian values and
+    their CRC32C. A chunk appears complete or not at all, so it may be written twice.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
@@ -91,14 +91,14 @@ class ChunkWriter:
         """The buffer to fill."""
 
     def write(self, store: Store, key: str) -> None:
-        """Write the buffer as a chunk of what is being built in a store."""
+        """Write the buffer as a chunk of a store that is being built."""
         checksum = google_crc32c.value(self._file[:-CHECKSUM_BYTES])
         self._file[-CHECKSUM_BYTES:] = np.frombuffer(checksum.to_bytes(CHECKSUM_BYTES, "little"), dtype=np.uint8)
         store.put(key, self._file.data)
 
 
 def put_array(group: zarr.Group, name: str, values: npt.NDArray[np.generic], chunk_bytes: int = 16 << 20) -> None:
-    """Write an array into a group, in chunks of whole leading entries of at most about ``chunk_bytes``."""
+    """Write an array to a group in chunks along the first axis, of about ``chunk_bytes`` at most."""
     rows = max(1, min(values.shape[0], chunk_bytes // max(1, values[:1].nbytes)))
     chunks = (rows, *values.shape[1:])
     array = group.create_array(name=name, shape=values.shape, chunks=chunks, **array_options(values.dtype))
@@ -106,7 +106,7 @@ def put_array(group: zarr.Group, name: str, values: npt.NDArray[np.generic], chu
 
 
 def digest_of_objects(objects: Mapping[str, Buffer]) -> str:
-    """Return SHA-256 of the keys and bytes of all objects, hexadecimal."""
+    """Return the hexadecimal SHA-256 of the keys and bytes of all objects."""
     digest = hashlib.sha256()
     for key in sorted(objects):
         for part in (key.encode(), objects[key].to_bytes()):
@@ -116,31 +116,28 @@ def digest_of_objects(objects: Mapping[str, Buffer]) -> str:
 
 
 def complete_arrays(store: Store, names: set[str]) -> dict[str, Array]:
-    """Open the arrays of a group, of which no chunk is missing.
-
-    It may come from anybody: nothing is read beyond it, and no more than the arrays announce and objects hold.
-    """
+    """Open the arrays of an untrusted group; ValueError unless all chunks are present and of the declared size."""
     sizes: dict[str, int] = {}
     for key, size in store.list():
         if size is None:
             raise not_plain(store.address(key))
         sizes[key] = size
     if any(size > MOST_AT_ONCE for key, size in sizes.items() if key.endswith(ROOT)):
-        raise ValueError("it says too much of itself")
+        raise ValueError("the metadata is too large")
     arrays = dict(zarr.open_group(store.for_zarr(), mode="r", zarr_format=3).arrays())
     if set(arrays) != names:
-        raise ValueError("arrays are missing or foreign")
+        raise ValueError("arrays are missing or unexpected")
     for name, array in arrays.items():
         codecs = [type(codec) for codec in array.metadata.codecs]  # type: ignore[union-attr]
         chunk = math.prod(array.chunks) * array.dtype.itemsize
         stored = [size for key, size in sizes.items() if key.startswith(f"{name}/c/")]
         if codecs != [BytesCodec, Crc32cCodec] or array.nchunks != len(stored) or chunk > _MOST_CHUNK:
-            raise ValueError("more is announced than there is")  # before it is set aside, or unpacked
+            raise ValueError("the metadata does not match the chunks")  # before memory is allocated
         if set(stored) != {chunk + CHECKSUM_BYTES} or array.nchunks_initialized != array.nchunks:
-            raise ValueError("chunks are missing or of another size")
+            raise ValueError("chunks are missing or have the wrong size")
     return arrays
 
 
 def read_arrays(store: Store, names: set[str]) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays of a group completely."""
+    """Read the arrays of an untrusted group into memory."""
     return {name: np.asarray(array[...]) for name, array in complete_arrays(store, names).items()}

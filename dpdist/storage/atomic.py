@@ -1,4 +1,4 @@
-"""Write a folder next to its place and rename it: a reader sees all of it or nothing, whatever dies on the way."""
+"""Atomic folders and files: written to a staging path next to the target, flushed, then renamed."""
 
 from __future__ import annotations
 
@@ -21,50 +21,47 @@ _FLUSHED_AT_ONCE = 8
 _IDENTITY = ".identity"
 
 
-def require_new(target: Path, what: str) -> None:
-    """Refuse to write over something."""
+def require_new(target: Path, noun: str) -> None:
+    """Refuse a target that exists or cannot be created."""
     if os.path.lexists(target):
-        raise DataError(f"{target} exists already. Choose another place for the {what}.")
+        raise DataError(f"{target} exists already. Choose another path for the {noun}.")
     parent = target.absolute().parent
     if not parent.is_dir():
-        raise DataError(f"The folder {parent} does not exist. Create it first, then write the {what} there.")
+        raise DataError(f"The folder {parent} does not exist. Create it, then run the same command again.")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise DataError(f"The folder {parent} is not writable. Change its permissions or write the {what} elsewhere.")
+        raise DataError(f"The folder {parent} is not writable. Change its permissions, or write the {noun} elsewhere.")
 
 
 def make_public_folder(path: Path) -> None:
-    """Make a folder, and those it stands in, that others may look into and only its owner may change."""
+    """Create a folder and its parents, readable by others and writable by the owner only."""
     if not path.is_dir():
         make_public_folder(path.absolute().parent)
         path.mkdir(0o755, exist_ok=True)
 
 
-def require_space(folder: Path, size: int, what: str) -> None:
-    """Refuse to write more than there is room for: a few bytes may announce any number of rows.
-
-    How much was announced is not said, because the number of rows may be private.
-    """
+def require_space(folder: Path, size: int, noun: str) -> None:
+    """Refuse to write more than the free space, without stating the size, which may be private."""
     free = shutil.disk_usage(folder).free
     if size > free:
         raise DataError(
-            f"The {what} need more than the {free >> 20} MiB that are free at {folder}. Free some space there, or "
-            "write them elsewhere."
+            f"The {noun} need more than the {free >> 20} MiB that are free in {folder}. Free some space, or write "
+            "them elsewhere."
         )
 
 
 def require_folder(target: Path) -> None:
-    """Refuse a folder that is neither there nor can be made, with those above it."""
+    """Refuse a folder that does not exist and cannot be created."""
     nearest = target.absolute()
     while not os.path.lexists(nearest):
         nearest = nearest.parent
     if not nearest.is_dir():
-        raise DataError(f"{nearest} exists and is no folder. Choose another place for {target}.")
+        raise DataError(f"{nearest} is not a folder. Choose another path for {target}.")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise DataError(f"The folder {nearest} is not writable. Change its permissions, or choose another place.")
+        raise DataError(f"The folder {nearest} is not writable. Change its permissions, or choose another path.")
 
 
 def sync_tree(root: Path) -> None:
-    """Flush every file and folder under root, and root itself, to the disk: several at a time, as disks can."""
+    """Flush a folder and everything in it to disk, several files at a time."""
     with ThreadPoolExecutor(_FLUSHED_AT_ONCE) as pool:
         for folder, _, names in os.walk(root):
             for _ in pool.map(sync, [Path(folder), *(Path(folder) / name for name in names)]):
@@ -72,7 +69,7 @@ def sync_tree(root: Path) -> None:
 
 
 def flush(root: Path, paths: Iterable[Path]) -> None:
-    """Flush files, and the folders they stand in up to root, to the disk."""
+    """Flush files, and their parent folders up to root, to disk."""
     folders: set[Path] = set()
     for path in paths:
         sync(path)
@@ -82,7 +79,7 @@ def flush(root: Path, paths: Iterable[Path]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush one file or folder to the disk."""
+    """Flush one file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -91,81 +88,78 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def staged(target: Path, what: str, *, private: bool = False, resume: bytes | None = None) -> Iterator[Path]:
-    """Give a locked folder beside target to build in; it is renamed to target when the block ends, or else removed.
+def staged(target: Path, noun: str, *, private: bool = False, resume: bytes | None = None) -> Iterator[Path]:
+    """Yield a locked staging folder next to target; flush and rename it to target at the end, or remove it on an error.
 
-    It is flushed as a whole. With ``resume``, which says what is built in it, the builder flushes it file by file, so
-    that the end costs the same whatever its size, and all of it is private. It stays if the process dies or raises
-    ResumableError; the next builder of the same gets it, and waits for one that lives.
+    With ``resume``, which identifies the content, the caller flushes each file, so that the end takes the same time for
+    any size, and everything is private. The folder is kept if the process dies or raises ResumableError. The next
+    builder of the same content gets it, after waiting for a live one.
     """
-    require_new(target, what)
+    require_new(target, noun)
     try:
         with ExitStack() as stack:
-            aside = locked_anew(target, stack) if resume is None else _taken_up(target, what, resume, stack)
+            staging = create_locked(target, stack) if resume is None else _resumed_or_new(target, noun, resume, stack)
             try:
                 remove_abandoned(target)
-                yield aside
+                yield staging
                 if resume is None:
-                    _set_modes(aside, private=private)
-                    sync_tree(aside)
+                    _set_modes(staging, private=private)
+                    sync_tree(staging)
                 else:
-                    for litter in aside.glob(".*.partial"):  # of workers that died while they wrote
+                    for litter in staging.glob(".*.partial"):  # of workers that died while writing
                         litter.unlink(missing_ok=True)
-                    sync(aside)
-                require_new(target, what)
-                with interruption.sealed(aside):
-                    (aside / _IDENTITY).unlink(missing_ok=True)
-                    aside.rename(target)
+                    sync(staging)
+                require_new(target, noun)
+                with interruption.publishing(staging):
+                    (staging / _IDENTITY).unlink(missing_ok=True)
+                    staging.rename(target)
                 sync(target.absolute().parent)
             except BaseException as error:
                 if resume is None or not isinstance(error, ResumableError):
-                    remove(aside, target)
+                    remove(staging, target)
                 raise
     except OSError as error:
         raise DataError(
-            f"Writing the {what} {target} failed: {error.strerror}. Nothing was left behind; mend it and try again."
+            f"Writing the {noun} {target} failed: {error.strerror}. Nothing was left behind. Fix the cause, then run "
+            "the same command again."
         ) from None
 
 
-def _taken_up(target: Path, what: str, identity: bytes, stack: ExitStack) -> Path:
-    """Lock the folder in which the same was begun, or make one; what was begun of something else is removed."""
-    while (begun := _begun(target, identity)) is not None:
+def _resumed_or_new(target: Path, noun: str, identity: bytes, stack: ExitStack) -> Path:
+    """Lock the unfinished staging folder of the same content, or create one."""
+    while (unfinished := _unfinished(target, identity)) is not None:
         with suppress(FileNotFoundError):
-            handle = lock(begun, wait=True)
+            handle = lock(unfinished, wait=True)
             stack.callback(os.close, handle)
-            if os.path.samestat(os.fstat(handle), begun.lstat()):
-                stack.enter_context(interruption.aside(begun))
-                return begun
-        require_new(target, what)  # whoever held it may have finished it
-    aside = locked_anew(target, stack)
-    _write_new(aside / _IDENTITY, identity)
-    sync(aside / _IDENTITY)
-    sync(aside)
-    return aside
+            if os.path.samestat(os.fstat(handle), unfinished.lstat()):
+                stack.enter_context(interruption.staging(unfinished))
+                return unfinished
+        require_new(target, noun)  # another process may have finished it
+    staging = create_locked(target, stack)
+    _write_new(staging / _IDENTITY, identity)
+    sync(staging / _IDENTITY)
+    sync(staging)
+    return staging
 
 
-def _begun(target: Path, identity: bytes) -> Path | None:
-    """Return a folder beside target that says that the same is built in it, and that nobody else can have made."""
+def _unfinished(target: Path, identity: bytes) -> Path | None:
     for folder in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         with suppress(OSError):
-            about = folder.lstat()
-            own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o077
-            if own and read_plain(folder / _IDENTITY, len(identity)) == identity:
+            status = folder.lstat()
+            private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+            if private and read_plain(folder / _IDENTITY, len(identity)) == identity:
                 return folder
     return None
 
 
-def make_once(there: Callable[[], bool], make: Callable[[], object]) -> bool:
-    """Make what is not there; should another process make it meanwhile, that is taken.
-
-    Return whether it was made now.
-    """
-    if there():
+def make_once(exists: Callable[[], bool], make: Callable[[], object]) -> bool:
+    """Create something unless it exists, also if another process creates it first; return whether it was created."""
+    if exists():
         return False
     try:
         make()
     except DataError:
-        if not there():
+        if not exists():
             raise
         return False
     return True
@@ -173,24 +167,17 @@ def make_once(there: Callable[[], bool], make: Callable[[], object]) -> bool:
 
 @contextmanager
 def scratch(scratch_dir: Path, name: str, size: int = 0) -> Iterator[Path]:
-    """Give an empty folder that only its owner can enter, for private rows that pass through the disk; then remove it.
-
-    As in :func:`staged`, what a killed process left of that name is recognised and removed by the next one.
-    """
+    """Yield an empty private folder for temporary rows, then remove it, and folders that killed processes left."""
     remove_abandoned(scratch_dir / name)
     require_space(scratch_dir, size, "rows, which are unpacked first,")
     with ExitStack() as stack:
-        aside = locked_anew(scratch_dir / name, stack)
-        stack.callback(remove, aside, scratch_dir / name)
-        yield aside
+        staging = create_locked(scratch_dir / name, stack)
+        stack.callback(remove, staging, scratch_dir / name)
+        yield staging
 
 
 def _set_modes(root: Path, *, private: bool) -> None:
-    """Say who may read and write a folder and what is in it, whatever the umask was.
-
-    What is private belongs to its owner alone. What is public others may read, unless the umask kept it from them, and
-    nobody else may ever write.
-    """
+    """Set the permissions of a folder and its contents: owner only, or readable by others as the umask allows."""
     folders, files = (0o700, 0o600) if private else (0o755 & ~_umask(), 0o644 & ~_umask())
     for folder, _, names in os.walk(root):
         Path(folder).chmod(folders)
@@ -199,90 +186,86 @@ def _set_modes(root: Path, *, private: bool) -> None:
 
 
 def _umask() -> int:
-    """Return the umask, which the system tells only to whoever sets one."""
-    found = os.umask(0o077)
-    os.umask(found)
-    return found
+    """Return the umask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
-def locked_anew(target: Path, stack: ExitStack) -> Path:
-    """Make a folder beside target, for its owner alone, which is locked until a stack is closed."""
-    while True:  # again, should a cleaner take it in the instant between making and locking it
-        aside = _aside_of(target)
-        stack.enter_context(interruption.aside(aside))
-        aside.mkdir(0o700)
+def create_locked(target: Path, stack: ExitStack) -> Path:
+    """Create a private staging folder next to target, locked until the stack is closed."""
+    while True:  # a cleaner may remove it before it is locked
+        staging = _staging_path(target)
+        stack.enter_context(interruption.staging(staging))
+        staging.mkdir(0o700)
         with suppress(FileNotFoundError, BlockingIOError):
-            stack.callback(os.close, lock(aside))
-            if aside.exists():
-                return aside
+            stack.callback(os.close, lock(staging))
+            if staging.exists():
+                return staging
 
 
-def remove(aside: Path, target: Path) -> None:
-    """Remove a folder that was built in, if it is still there.
-
-    Workers that were not stopped yet may write into it by its name: it gets another one first.
-    """
-    gone = _aside_of(target)
+def remove(staging: Path, target: Path) -> None:
+    """Remove a staging folder if it exists; it is renamed first, because workers may still write to its path."""
+    renamed = _staging_path(target)
     with suppress(OSError):
-        aside.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        staging.rename(renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
-def _aside_of(target: Path) -> Path:
-    """Return a new path beside a target, which :func:`remove_abandoned` knows."""
+def _staging_path(target: Path) -> Path:
+    """Return a new path next to a target, in the form that :func:`remove_abandoned` recognises."""
     return target.with_name(f".{target.name}.{random_token()[:8]}.partial")
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against every other process that asks to hold it, waiting for it if need be."""
+    """Hold an exclusive lock (flock) on a folder, waiting for it; a missing folder is not locked."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
-        yield  # whoever reads the folder says what is wrong with it
+        yield  # reading the folder will report the error
         return
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:
             raise DataError(
-                f"{folder} cannot be locked: {error.strerror}. Its file system has no locks (flock), without which two "
-                "runs at once could each create a ledger for it: put it where there are."
+                f"{folder} cannot be locked: {error.strerror}. Its file system does not support flock, without which "
+                "two runs at once could each create a ledger for it. Move it to a file system that does."
             ) from None
         yield
     finally:
         os.close(handle)
 
 
-def replace_file(path: Path, content: bytes, what: str, *, private: bool = False) -> None:
-    """Replace the content of a file in one step, flushed; a private one nobody but its owner can read."""
-    aside = _aside_of(path)
+def replace_file(path: Path, content: bytes, noun: str, *, private: bool = False) -> None:
+    """Atomically replace a file, durably; only its owner can read a private one."""
+    staging = _staging_path(path)
     try:
-        with interruption.aside(aside), ExitStack() as stack:
-            stack.callback(aside.unlink, missing_ok=True)
-            put_in_place(path, aside, content, 0o600 if private else 0o644 & ~_umask())
+        with interruption.staging(staging), ExitStack() as stack:
+            stack.callback(staging.unlink, missing_ok=True)
+            replace_durably(path, staging, content, 0o600 if private else 0o644 & ~_umask())
     except OSError as error:
-        raise DataError(f"Writing the {what} {path} failed: {error.strerror}. Nothing was changed.") from None
+        raise DataError(f"Writing the {noun} {path} failed: {error.strerror}. Nothing was changed.") from None
 
 
-def put_in_place(path: Path, aside: Path, content: bytes, mode: int) -> None:
-    """Write a new file aside, flush it, and rename it to path in one step: it is durable when this returns."""
-    _write_new(aside, content)
-    aside.chmod(mode)
-    sync(aside)
-    aside.replace(path)
+def replace_durably(path: Path, staging: Path, content: bytes, mode: int) -> None:
+    """Write a staging file, flush it and rename it to path; the result is durable."""
+    _write_new(staging, content)
+    staging.chmod(mode)
+    sync(staging)
+    staging.replace(path)
     sync(path.parent)
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    """Write a file that must not be there yet, for its owner alone."""
-    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
+    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - a handle
         file.write(content)
 
 
 def lock(folder: Path, *, wait: bool = False) -> int:
-    """Lock a folder and return its handle; BlockingIOError if another process holds it, unless that is waited for."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # a pipe of that name would never open
+    """Lock a folder and return its handle; BlockingIOError if it is locked, unless ``wait``."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # opening a pipe would block
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
@@ -292,9 +275,9 @@ def lock(folder: Path, *, wait: bool = False) -> int:
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove what processes that were killed left while they made something there."""
+    """Remove the staging paths that killed processes left next to a target."""
     for litter in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-        # a live builder holds the lock; one that has just ended takes its folder away itself
+        # a live builder holds the lock, and one that has just ended removes its folder
         with suppress(OSError):
             handle = lock(litter)
             shutil.rmtree(litter, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Removing what dead processes left beside a folder, or in it; :mod:`dpdist.storage.atomic` says how it is named.
+"""Removal of staging paths that dead processes left, named as in :mod:`dpdist.storage.atomic`.
 
-Three things must hold together, because a name alone proves nothing. Nobody holds its lock: a live builder does. It is
-this user's, to the last file, and there is no link in it. And nobody else could have given it its name: neither its
-folder nor one above it can be changed by others, who could call anything of this user's a leftover.
+A name alone proves nothing, so three conditions must hold. No process holds the lock, as a live builder does. This user
+owns every file, and there are no links. No other user could have given the name: neither the folder nor a parent is
+writable by others, who could rename any file of this user to look like a leftover.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dpdist.storage.atomic import lock
 
 
 def clean(target: Path, age: float) -> list[Path]:
-    """Remove leftovers of attempts at a path that nobody touched for ``age`` seconds; return them."""
+    """Remove and return leftovers at a path that are older than ``age`` seconds."""
     target = target.absolute()
     removed = list(_removed(target.parent, re.escape(target.name), age, _remove))
     with suppress(OSError):
-        about = target.lstat()
-        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
-            removed += _removed(target, ".+", age, _remove_file)  # of a file in it that was replaced
+        status = target.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+            removed += _removed(target, ".+", age, _remove_file)  # from replacing a file in it
     return removed
 
 
@@ -44,19 +44,19 @@ def _removed(folder: Path, name: str, age: float, remove: Callable[[Path, float]
 
 def _require_own(folder: Path) -> None:
     for parent in (folder, *folder.parents):
-        about = parent.lstat()
-        others = about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX
-        if others or about.st_uid not in {0, os.geteuid()} or not stat.S_ISDIR(about.st_mode):
+        status = parent.lstat()
+        shared = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+        if shared or status.st_uid not in {0, os.geteuid()} or not stat.S_ISDIR(status.st_mode):
             raise DataError(
-                f"Others can change {parent}, and could have called anything a leftover. Remove by hand what is none "
-                "of yours, or let only you change that folder."
+                f"Other users can change {parent}, and could have given any file the name of a leftover, so nothing "
+                "was removed. Remove leftovers by hand, or make that folder writable by you alone."
             )
 
 
-def _is_litter(about: os.stat_result, age: float) -> bool:
-    """Say whether it is a folder or the only name of a file, of this user, and old enough."""
-    plain = stat.S_ISDIR(about.st_mode) or (stat.S_ISREG(about.st_mode) and about.st_nlink == 1)
-    return plain and about.st_uid == os.geteuid() and time.time() - about.st_mtime >= age
+def _is_litter(status: os.stat_result, age: float) -> bool:
+    """Return whether it is a folder or a file without other links, of this user, and old enough."""
+    plain = stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
+    return plain and status.st_uid == os.geteuid() and time.time() - status.st_mtime >= age
 
 
 def _remove(path: Path, age: float) -> bool:
@@ -72,15 +72,15 @@ def _remove_file(path: Path, age: float) -> bool:
 
 
 def _remove_folder(path: Path, age: float) -> bool:
-    """Remove a folder that nobody holds, if all in it is litter on one disk; say whether it was removed."""
+    """Remove an unlocked folder if all its contents are litter on one device; return whether it was removed."""
     try:
         handle = lock(path)  # a live builder holds it
     except OSError:
         return False
     try:
-        held = os.fstat(handle)
-        renamed = not os.path.samestat(held, path.lstat())  # into place, meanwhile
-        if renamed or not all(about.st_dev == held.st_dev and _is_litter(about, age) for about in _all_in(path)):
+        locked = os.fstat(handle)
+        renamed = not os.path.samestat(locked, path.lstat())  # published meanwhile
+        if renamed or not all(status.st_dev == locked.st_dev and _is_litter(status, age) for status in _all_in(path)):
             return False
         shutil.rmtree(path, ignore_errors=True)
         return not path.exists()
@@ -96,4 +96,4 @@ def _all_in(root: Path) -> Iterator[os.stat_result]:
 
     yield root.lstat()
     for folder, folders, names in os.walk(root, onerror=broken):
-        yield from (Path(folder, name).lstat() for name in (*folders, *names))  # a link may be among both
+        yield from (Path(folder, name).lstat() for name in (*folders, *names))  # both lists may contain links

@@ -1,14 +1,14 @@
-"""Where rows, scores, models and releases lie: folders of this machine, and object stores behind the same methods.
+"""Storage of rows, scores, models and releases: folders, and object stores with the same methods.
 
-A :data:`Store` is one thing that dpdist wrote (a rows.zarr, a folder of periods, a release.zarr): bytes under keys
-such as ``zarr.json`` and ``c/0/0``. Whatever reads or writes one asks the store, and knows no path. Sources of an
-ingest are read by :mod:`dpdist.ingest`, and ledgers are kept by :mod:`dpdist.ledger`: neither is a store. A store is
-small, can be pickled, compared and hashed, and names the same thing in every process that sees the place. Its text is
-the place as people name it. Methods that read raise OSError where there is nothing to read.
+A :data:`Store` is one item that dpdist wrote (a rows.zarr, a folder of periods, a release.zarr): bytes under keys such
+as ``zarr.json`` and ``c/0/0``. All reads and writes go through its methods, not through paths. Sources of an ingest
+(:mod:`dpdist.ingest`) and ledgers (:mod:`dpdist.ledger`) are not stores. A store is small, picklable, comparable and
+hashable, and names the same item in every process. Its text is its path or address. Methods that read raise OSError if
+there is nothing to read.
 
-**One protocol** publishes everything (:meth:`FolderStore.staged`): claim a new place that no reader sees, put objects
-there, make them durable, then let one atomic step decide what is found. The loser of a race fails as
-:meth:`FolderStore.require_new` does; what a dead builder left is invisible, and removed or taken up later.
+**One protocol** publishes everything (:meth:`FolderStore.staged`): claim a staging area that no reader sees, write
+objects, make them durable, then publish them in one atomic step. The loser of a race fails as in
+:meth:`FolderStore.require_new`. The objects of a dead builder are invisible, and removed or resumed later.
 
 ================  =====================================  =====================================================
 step              folder (:mod:`dpdist.storage.atomic`)  object store (:mod:`dpdist.storage.objects`)
@@ -16,12 +16,12 @@ step              folder (:mod:`dpdist.storage.atomic`)  object store (:mod:`dpd
 claim             a new folder, locked (flock)           a new prefix and its attempt, or a lease of an identity
 durable           fsync                                  when sent
 publish           rename                                 the pointer or the root, created if absent
-a dead builder's  no lock is held                        no pointer names it; or the lease is of the same identity
+dead builder      no lock is held                        no pointer names it; or the lease has the same identity
 ================  =====================================  =====================================================
 
-To add a place where rows live, write a module next to this one with a class that has the methods of
-:class:`FolderStore`, add it to :data:`Store` and its scheme to :data:`PLACES`, its library to ``pyproject.toml`` as an
-extra, and its name to the list of stores in ``tests/storage/test_store.py``, whose tests are the contract.
+To add a kind of store, write a module next to this one with a class that has the methods of :class:`FolderStore`. Add
+it to :data:`Store`, its scheme to :data:`SCHEMES`, its library to ``pyproject.toml`` as an extra, and its name to the
+list of stores in ``tests/storage/test_store.py``, whose tests are the contract.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
     from dpdist.storage.objects import ObjectStore, Stream
 
 Store: TypeAlias = "FolderStore | ObjectStore"
-"""One thing that dpdist wrote, or is about to write: bytes under keys."""
+"""One item that dpdist wrote, or is about to write: bytes under keys."""
 AnyStore: TypeAlias = "AnyPath | Store"
-"""A store, or where it is: the path of a folder, or an address with a scheme of :data:`PLACES`."""
+"""A store, the path of a folder, or an address with a scheme of :data:`SCHEMES`."""
 Reader: TypeAlias = "FileIO | Stream"
-"""An object that is read from its start to its end: ``readinto`` returns fewer bytes only where the object ends."""
+"""A sequential reader of an object: ``readinto`` returns fewer bytes only at the end."""
 ABANDONED_SECONDS = 86400.0
-"""For how long nobody touched what is taken for a leftover."""
+"""Least age in seconds of an abandoned staging path."""
 MOST_AT_ONCE = 512 << 20
-"""Bytes at most of what is read in one piece: what a thing says of itself, its seals, or a chunk of a release."""
+"""Largest object in bytes that is read at once: metadata, seals, or a chunk of a release."""
 
 
 @dataclass(frozen=True)
 class FolderStore:
-    """A folder, and its files; its methods say what every store does."""
+    """A folder and its files; its methods document those of every store."""
 
     path: Path
 
@@ -69,161 +69,143 @@ class FolderStore:
 
     @property
     def parent(self) -> FolderStore:
-        """What it stands in."""
+        """The store above."""
         return FolderStore(self.path.parent)
 
     def within(self, name: str) -> FolderStore:
-        """Return a thing that stands in it."""
+        """Return the store of a name below it."""
         return FolderStore(self.path / name)
 
     def absolute(self) -> FolderStore:
-        """Return it by a name that does not depend on the process."""
+        """Return it with an absolute path."""
         return FolderStore(self.path.absolute())
 
     def address(self, key: str = "") -> Path:
-        """Return what :func:`store_at` finds it by, or one of its objects."""
+        """Return the path or address of the store, or of one of its objects."""
         return self.path / key
 
     @property
     def scratch_folder(self) -> Path:
-        """A folder of this machine for temporary files: here on the same disk, where there must be room anyway."""
+        """A folder for temporary files, on the same disk if possible."""
         return self.path.absolute().parent
 
     # --- reading ---
 
     def exists(self, key: str = "") -> bool:
-        """Say whether it is there, or one of its objects."""
+        """Return whether it exists, or one of its objects."""
         return (self.path / key).exists()
 
     def size(self, key: str) -> int | None:
-        """Return the bytes of an object; None if it is none, such as a link, which leads anywhere, or a pipe."""
-        about = (self.path / key).lstat()
-        return about.st_size if stat.S_ISREG(about.st_mode) else None
+        """Return the size of an object in bytes; None if it is not a plain file, such as a link or a pipe."""
+        status = (self.path / key).lstat()
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
-    def sizes(self, prefix: str) -> Callable[[str], int | None]:  # noqa: ARG002 - they are looked at one by one
-        """Return :meth:`size` for many objects below a prefix."""
+    def sizes(self, prefix: str) -> Callable[[str], int | None]:  # noqa: ARG002 - each file is looked up
+        """Return a function like :meth:`size` for many objects below a prefix."""
         return self.size
 
-    def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
-        """Return an object of at most ``most`` bytes; OSError if it has more, or is none."""
-        return read_plain(self.path / key, most)
+    def get(self, key: str, limit: int = MOST_AT_ONCE) -> bytes:
+        """Return an object; OSError if it is larger than ``limit`` bytes, or not a plain file."""
+        return read_plain(self.path / key, limit)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes of an object; OSError if it has not so many, or is none."""
+        """Return a range of bytes of an object; OSError if it is shorter, or not a plain file."""
         return read_plain_range(self.path / key, start, length)
 
     def opened(self, key: str) -> FileIO:
-        """Open an object, to be read straight into buffers."""
+        """Open an object for reading into buffers."""
         handle = os.open(self.path / key, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
-            raise OSError(errno.EINVAL, "it is no file")
+            raise OSError(errno.EINVAL, "it is not a plain file")
         return FileIO(handle)
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int | None]]:
-        """Yield key and :meth:`size` of all that is there, in no order; links are not followed."""
+        """Yield the key and :meth:`size` of all objects, in any order; links are not followed."""
         for folder, folders, files in os.walk(self.path / prefix):
             for name in (*folders, *files):
                 path = Path(folder, name)
-                about = path.lstat()
-                if not stat.S_ISDIR(about.st_mode):
-                    size = about.st_size if stat.S_ISREG(about.st_mode) else None
+                status = path.lstat()
+                if not stat.S_ISDIR(status.st_mode):
+                    size = status.st_size if stat.S_ISREG(status.st_mode) else None
                     yield path.relative_to(self.path).as_posix(), size
 
     def for_zarr(self) -> Path:
-        """Return what Zarr opens and creates it by."""
+        """Return the store for zarr."""
         return self.path
 
     # --- writing ---
 
-    def require_new(self, what: str) -> None:
-        """Refuse to write over something, or where nothing can be written: DataError."""
-        atomic.require_new(self.path, what)
+    def require_new(self, noun: str) -> None:
+        """Raise DataError if it exists or cannot be written."""
+        atomic.require_new(self.path, noun)
 
-    def require_space(self, size: int, what: str) -> None:
-        """Refuse to write more than there is room for: DataError."""
-        atomic.require_space(self.path, size, what)
+    def require_space(self, size: int, noun: str) -> None:
+        """Raise DataError if there is less free space than ``size`` bytes."""
+        atomic.require_space(self.path, size, noun)
 
     @contextmanager
     def staged(
         self,
-        what: str,
+        noun: str,
         *,
         private: bool = False,
-        identity: Callable[[], str] | None = None,  # noqa: ARG002 - every builder has a folder of its own
+        identity: Callable[[], str] | None = None,  # noqa: ARG002 - each builder has a folder of its own
         keys: Callable[[], Iterable[str]] = tuple,  # noqa: ARG002 - as above
         resume: bytes | None = None,
     ) -> Iterator[Store]:
-        """Give a store to build in; it appears here when the block ends, once, whole and durable, or never.
+        """Yield a store to build in, which is published here when the block ends: once, complete and durable, or never.
 
-        Parameters
-        ----------
-        what
-            What is built, for messages.
-        private
-            Whether only its owner may read it; an object store leaves that to its owner.
-        identity
-            Where readers know the keys, as of a release: what its content follows from, so that all who have the same
-            identity write the same objects, at once or one after another. Else a store hides what is built by itself.
-        keys
-            With an identity: the keys of all objects.
-        resume
-            What is built, if it is private and the work of hours: the store that a builder of the same left when it
-            died or raised ResumableError is given again, with what was :meth:`flushed <flush>`; or else an empty one.
+        ``noun`` names it in messages. ``private`` restricts a folder to its owner. ``identity`` determines the content
+        of items with fixed keys, such as a release: builders with the same identity write the same objects, listed by
+        ``keys``. ``resume`` identifies private content that takes hours to build: the store that a builder of the same
+        content left when it died or raised ResumableError is reused, with all :meth:`flushed <flush>` objects.
         """
-        with atomic.staged(self.path, what, private=private, resume=resume) as aside:
-            yield FolderStore(aside)
+        with atomic.staged(self.path, noun, private=private, resume=resume) as staging:
+            yield FolderStore(staging)
 
     def put(self, key: str, content: bytes | memoryview) -> None:
-        """Write an object of what is being built: whole or not at all, again if need be; durable when it appears."""
+        """Write an object of a store that is being built, atomically; it may be repeated."""
         path = self.path / key
-        for folder in reversed(path.relative_to(self.path).parents[:-1]):  # never itself: it may have been given up
+        for folder in reversed(path.relative_to(self.path).parents[:-1]):  # never itself: it may have been removed
             (self.path / folder).mkdir(0o700, exist_ok=True)
-        aside = self.path / f".put.{random_token()[:8]}.partial"  # a name that is cleaned up
-        with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
+        staging = self.path / f".put.{random_token()[:8]}.partial"  # cleaning recognises this name
+        with open(os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - a handle
             file.write(content)
             file.flush()
-            # Linux then begins to write to the disk, and what flushes it waits less
+            # Linux then starts writing to disk, so that the flush takes less time
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        aside.replace(path)
+        staging.replace(path)
 
     def flush(self, keys: Iterable[str]) -> None:
-        """Make objects of what is being built durable now."""
+        """Make objects of a store that is being built durable."""
         atomic.flush(self.path, (self.path / key for key in keys))
 
     def drop(self, prefix: str) -> None:
-        """Remove all objects below a prefix from what is being built."""
+        """Remove all objects below a prefix of a store that is being built."""
         shutil.rmtree(self.path / prefix, ignore_errors=True)
 
     def replace(
-        self, key: str, content: bytes, what: str, *, private: bool = False, expected: bytes | None = None
+        self, key: str, content: bytes, noun: str, *, private: bool = False, expected: bytes | None = None
     ) -> None:
-        """Replace an object, or create it, in one step: durable when this returns. DataError if it cannot be.
-
-        With ``expected`` it is replaced only if that is what is there, else ResumableError: another process was faster.
-        A folder must be held meanwhile.
-        """
+        """Atomically replace or create an object; ResumableError unless ``expected`` (locked) is its content."""
         if expected is not None and self.get(key) != expected:
-            raise ResumableError(f"Another process changed the {what} {self} meanwhile. Run the same command again.")
-        atomic.replace_file(self.path / key, content, what, private=private)
+            raise ResumableError(f"Another process changed the {noun} {self}. Run the same command again.")
+        atomic.replace_file(self.path / key, content, noun, private=private)
 
     def delete(self) -> None:
-        """Remove it with all that stands in it, as far as that goes."""
+        """Remove it with its contents, as far as possible."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def clean(self, age: float = ABANDONED_SECONDS) -> tuple[str, ...]:
-        """Remove what dead builders left here, and return what it was called.
-
-        Keeps everything that is held, published, touched within ``age`` seconds, or not written by dpdist. DataError if
-        that cannot be known here.
-        """
+        """Remove and return what dead builders left more than ``age`` seconds ago; DataError if that is unsafe."""
         return tuple(map(str, cleaning.clean(self.path, age)))
 
     def locked(self) -> AbstractContextManager[object]:
-        """Hold it against other processes that ask to hold it, waiting for it if need be; DataError if none can.
+        """Hold an exclusive lock, waiting for it; DataError if the file system has no locks.
 
-        A folder is held against all of them (flock), an object store against those of this user and machine: what
-        others do meanwhile, :meth:`replace` sees. What is not there is not held: its reader says what is wrong with it.
+        A folder is locked against all processes (flock), an object store against those of this user on this machine;
+        :meth:`replace` detects changes by others. A missing folder is not locked.
         """
         return atomic.locked(self.path)
 
@@ -234,40 +216,42 @@ def _in_objects(address: str) -> Store:
     return ObjectStore(address)
 
 
-PLACES: dict[str, Callable[[str], Store]] = {
+SCHEMES: dict[str, Callable[[str], Store]] = {
     "": lambda path: FolderStore(Path(path)),
     "s3": _in_objects,
     "gs": _in_objects,
     "az": _in_objects,
 }
-"""Who makes the store of an address, by its scheme; a path has none."""
+"""Constructors of stores by the scheme of the address; a path has none."""
 
 
-def store_at(place: AnyStore) -> Store:
-    """Return the store at a place, whether or not anything stands there.
+def store_at(location: AnyStore) -> Store:
+    """Return the store at a path or address, whether or not it exists.
 
     Examples
     --------
     >>> str(store_at("rows.zarr").within("2026-01-05.zarr"))
     'rows.zarr/2026-01-05.zarr'
     """
-    if not isinstance(place, str | os.PathLike):
-        if hasattr(place, "for_zarr"):
-            return place
+    if not isinstance(location, str | os.PathLike):
+        if hasattr(location, "for_zarr"):
+            return location
         raise UsageError(
-            f"A path or an address is needed, not a value of type {type(place).__name__}. Rows that Dask, xarray, "
-            f"pandas or NumPy hold are ingested first ({step('ingest')}), or passed to an estimator."
+            f"A path or an address is needed, not a value of type {type(location).__name__}. Ingest rows of Dask, "
+            f"xarray, pandas or NumPy first ({step('ingest')}), or pass them to an estimator."
         )
-    text = os.fspath(place)
+    text = os.fspath(location)
     scheme = text.partition("://")[0].lower() if is_address(text) else ""
-    return PLACES[scheme](text) if scheme in PLACES else FolderStore(local(text))
+    return SCHEMES[scheme](text) if scheme in SCHEMES else FolderStore(local(text))
 
 
-def replace_own(place: Store, content: bytes, what: str, *, private: bool, own: Callable[[bytes], bool]) -> None:
-    """Write a file; one that is there is replaced only if dpdist wrote it, lest a slip of the hand cost a table."""
-    name, found = str(place).rpartition("/")[2], b""
+def replace_own(target: Store, content: bytes, noun: str, *, private: bool, own: Callable[[bytes], bool]) -> None:
+    """Write a file, replacing an existing one only if dpdist wrote it."""
+    name, existing = str(target).rpartition("/")[2], b""
     with suppress(OSError):
-        found = place.parent.get(name)
-    if place.exists() and not own(found):
-        raise DataError(f"{place} exists already, and is no {what} of dpdist. Choose another place for the {what}.")
-    place.parent.replace(name, content, what, private=private)
+        existing = target.parent.get(name)
+    if target.exists() and not own(existing):
+        raise DataError(
+            f"{target} exists already and is not a {noun} that dpdist wrote. Choose another path for the {noun}."
+        )
+    target.parent.replace(name, content, noun, private=private)

@@ -208,7 +208,7 @@ def test_a_file_of_somebody_else_is_not_replaced(call: Call) -> None:
         for content in (Path("table.csv").read_bytes(), b"a,b,c\n1,2,3\n"):
             Path(name).write_bytes(content)
             said = call(*command, name)
-            assert (said.code, "exists already, and is no " in said.err) == (4, True)
+            assert (said.code, "exists already and is not a " in said.err) == (4, True)
             assert Path(name).read_bytes() == content
 
 

@@ -206,5 +206,5 @@ def test_rows_in_memory_that_may_be_those_of_a_ledger_are_warned_of(tmp_path: Pa
     rows = table(4)
     PrivatePCA(2, **LOSS).fit(ingested(rows, tmp_path))
     assert len(register._fits) == 1
-    with pytest.warns(UserWarning, match=r"same number and kind were released once before.*all these releases"):
+    with pytest.warns(UserWarning, match=r"same number and kind were released once before.*these releases together"):
         PrivatePCA(2, **LOSS).fit(rows)

@@ -137,8 +137,8 @@ def test_rows_of_an_array_with_names_of_dimensions_are_along_the_one_that_is_nam
 WIDE = 2**53 + 1
 INDEXED = pd.DataFrame({"a": [1.5, 2, 3], "b": [4.5, 5, 6]}, index=[2, 5, 7])
 ASKED: dict[str, tuple[Callable[[], Any], str]] = {
-    "a filtered index in Arrow": (lambda: pa.Table.from_pandas(INDEXED), "is an index of pandas"),
-    "an index that has a name": (lambda: pa.Table.from_pandas(INDEXED.rename_axis("id")), "'id' of the table is an"),
+    "a filtered index in Arrow": (lambda: pa.Table.from_pandas(INDEXED), "is a pandas index"),
+    "an index that has a name": (lambda: pa.Table.from_pandas(INDEXED.rename_axis("id")), "'id' of the table is a"),
     "an index without metadata": (
         lambda: pl.from_pandas(INDEXED.reset_index(names="__index_level_0__")), "called like an index",
     ),

@@ -128,8 +128,8 @@ def points() -> dict[str, Point]:
         "before the rename": Point(atomic, "sync_tree", after=True),
         "after the rename": Point(archive, "publish", after=True),
         "with half of the objects": Point(ObjectStore, "put", after=True, which=_at("lattice/c/0/0")),
-        "before the root object": Point(ObjectStore, "_created", after=False, which=_at("/zarr.json")),
-        "after the root object": Point(ObjectStore, "_created", after=True, which=_at("/zarr.json")),
+        "before the root object": Point(ObjectStore, "_create", after=False, which=_at("/zarr.json")),
+        "after the root object": Point(ObjectStore, "_create", after=True, which=_at("/zarr.json")),
         "inside the record": Point(Transaction, "append", after=True, which=_appends("published")),
         "after publication": Point(trusted, "publish", after=True),
     }

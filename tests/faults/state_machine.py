@@ -38,7 +38,7 @@ from dpdist.ledger import ledger as ledgers
 from dpdist.ledger.journal import Caps, CommittedRelease, Transaction
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State, View
-from dpdist.ledger.witness import Testimony
+from dpdist.ledger.witness import WitnessRecord
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import transaction as releasing
 
@@ -240,11 +240,11 @@ class MemoryWitness:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
 
-    def place(self, ledger_id: str) -> str:
+    def path(self, ledger_id: str) -> str:
         return f"witness of {ledger_id}"
 
     @contextmanager
-    def held(self, ledger_id: str) -> Iterator[MemoryWitness]:
+    def locked(self, ledger_id: str) -> Iterator[MemoryWitness]:
         assert ledger_id == LEDGER_ID
         self.machine.held = True
         try:
@@ -253,25 +253,25 @@ class MemoryWitness:
             if not self.machine.gone:
                 self.machine.held = False
 
-    def read(self, _: str = LEDGER_ID) -> Testimony | None:
+    def read(self, _: str = LEDGER_ID) -> WitnessRecord | None:
         self.machine.looked |= self.machine.live
         return told(self.machine.scene.witness)
 
     def charge(self, dataset_id: str, ledger_id: str, place: str) -> None:
         assert (dataset_id, ledger_id, place) == (DATASET, LEDGER_ID, "books")  # copies are one ledger
 
-    def write(self, testimony: Testimony) -> None:
-        releases = sorted(testimony.releases, key=lambda release: (release.id, str(release.digest)))
-        text = canonical(to_builtins([releases, testimony.capped]))  # its head is for people, and decides nothing
+    def write(self, record: WitnessRecord) -> None:
+        releases = sorted(record.releases, key=lambda release: (release.id, str(release.digest)))
+        text = canonical(to_builtins([releases, record.capped]))  # its head is for people, and decides nothing
         self.machine.leaves(witness=text)
 
 
 @lru_cache(None)
-def told(text: str | None) -> Testimony | None:
+def told(text: str | None) -> WitnessRecord | None:
     if text is None:
         return None
     releases, capped = convert(json.loads(text), tuple[tuple[CommittedRelease, ...], Caps | None])
-    return Testimony("head", releases, None, capped)
+    return WitnessRecord("head", releases, None, capped)
 
 
 def _guarantee() -> Guarantee:
@@ -457,7 +457,7 @@ def _values(variables: dict[str, Any]) -> Hashable:
     return tuple(sorted((name, repr(value)) for name, value in variables.items() if not isinstance(value, _SHARED)))
 
 
-_EXCHANGED = ("overtaken", "missing or altered", "not committed", "knows no release", "not to be drawn now")
+_EXCHANGED = ("overtaken", "missing or altered", "not committed", "has no release", "cannot be drawn now")
 _SHARED = (Ledger, View, Transaction, Machine, MemoryStorage, MemoryWitness, FunctionType, io.BytesIO)
 _CODES = {call.__code__ for call in (*CALLS.values(), _draw_after)}
 

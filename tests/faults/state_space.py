@@ -208,7 +208,7 @@ class Space:
             record = view.records.get(release_id)
             behind = heard is not None and heard.unknown_to(view)
             charged = record is not None and record.state is not State.ABORTED
-            if not behind and not (charged and (release_id, digest) in view.draws):
+            if not behind and not (charged and (release_id, digest) in view.draw_ids):
                 raise ViolationError(f"the charge of {release_id} is lost in a ledger that is not behind its witness")
         for asked in {Command(command.release_id, draws=command.draws) for command in self.commands}:
             self._check_open(books, witness, asked)

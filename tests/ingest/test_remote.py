@@ -231,7 +231,7 @@ def test_a_web_server_does_not_send_on_to_another_in_plain(
 
     for method in serve:
         monkeypatch.setattr(serving, f"do_{method}", sent_on)
-    with pytest.raises(UsageError, match=r"moved\.csv names is reached over http://") if refused else nullcontext():
+    with pytest.raises(UsageError, match=r"moved\.csv gives is unencrypted") if refused else nullcontext():
         ingest(Remote(f"{url}/moved.csv"), tmp_path / "rows.zarr")
     assert (tmp_path / "rows.zarr").exists() is not refused
 
@@ -309,7 +309,7 @@ def test_a_store_over_plain_http_is_no_source(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(fsspec, "filesystem", lambda *_, **__: Storage())
     else:
         monkeypatch.setenv(name, "http://192.0.2.1:9")
-    with pytest.raises(UsageError, match=r"reached over http://, unencrypted"):
+    with pytest.raises(UsageError, match=r"gives is unencrypted"):
         ingest(Remote(f"{'gs' if name == 'emulator' else 's3'}://private/t.npy"), tmp_path / "rows.zarr")
 
 

@@ -62,7 +62,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Give a place that cannot rename a folder."""
-    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    monkeypatch.setitem(stores.SCHEMES, "memory", MemoryStore)
     yield store_at(f"memory://{tmp_path.name}/rows.zarr")
     OBJECTS.clear()
 

@@ -271,7 +271,7 @@ def test_a_job_that_is_run_is_refused_in_the_words_of_its_file(tmp_path: Path, m
     job = tmp_path / "job.toml"
     job.write_text(minimal(rows={"source": '"table.npy"', "budget_epsilon": "1"}, release={"delta": "1e-6"}))
     said = str(CliRunner().invoke(cli, ["run", str(job)]).exception)
-    assert 'leave out delta in [release], or take mechanism = "two-sided-wishart" in [release]' in said
+    assert 'omit delta in [release], or use mechanism = "two-sided-wishart" in [release]' in said
     assert "budget_delta = D in [rows]" in said
     assert "--" not in said
 
@@ -279,7 +279,7 @@ def test_a_job_that_is_run_is_refused_in_the_words_of_its_file(tmp_path: Path, m
 def test_a_ledger_may_be_an_address_but_carries_no_password(job: Callable[[str], Job]) -> None:
     plain = "postgresql+psycopg://me@host/db?ledger=books"
     assert job(minimal(release={"ledger": f'"{plain}"'})).ledger == Address(plain)
-    with pytest.raises(UsageError, match="carries a password") as refusal:
+    with pytest.raises(UsageError, match="contains a password") as refusal:
         job(minimal(release={"ledger": f'"{plain.replace("me@", "me:hunter2@")}"'}))
     assert "hunter2" not in str(refusal.value)
 

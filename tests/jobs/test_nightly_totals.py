@@ -220,7 +220,7 @@ def test_an_older_ledger_adopts_nights_at_what_each_period_bears(year: tuple[Pla
             periods=older.periods, weights=weights,
         )  # fmt: skip
 
-    with pytest.raises(RefusedError, match="stands for other parameters"):
+    with pytest.raises(RefusedError, match="is already used with other parameters"):
         again({"d1": 20, "d2": 32, "d3": 64})
     assert again({"d1": 24, "d2": 32, "d3": 64}) is State.ADOPTED
 

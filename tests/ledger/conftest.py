@@ -19,12 +19,12 @@ def folder(tmp_path: Path, state: Path) -> Path:  # noqa: ARG001 - all tests cha
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Play on both kinds of ledger, or on those that a module names: what a ledger means is decided in neither."""
+    """Run tests on both storages, or on those that a module names."""
     if "place" in metafunc.fixturenames and not any(
         "place" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize")
     ):
-        places = getattr(metafunc.module, "PLACES", ("folder", "postgres"))
-        metafunc.parametrize("place", places, indirect=True)
+        kinds = getattr(metafunc.module, "PLACES", ("folder", "postgres"))
+        metafunc.parametrize("place", kinds, indirect=True)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A checkpoint saves time and decides nothing: what is opened from one is what the journal says, whatever it says."""
+"""A checkpoint only saves time: a ledger opened from one equals its journal, whatever the checkpoint contains."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def kept(ledger: Ledger) -> Path:
 
 
 def folded(ledger: Ledger) -> bytes:
-    """Return what the journal says, read from its first entry."""
+    """Return the view of the journal, folded from its first entry."""
     view = View()
     with ledger._storage.transaction() as transaction:
         entries, after, head = transaction.read(0, view.head)
@@ -72,10 +72,10 @@ def opened(place: LedgerAddress) -> bytes:
 
 
 def resumed_at(place: LedgerAddress) -> int:
-    """Return the number of the entry from which the ledger is opened; 0: from the start."""
+    """Return the number of the entry at which reading resumes; 0: the start."""
     ledger = Ledger(place)
     ledger._snapshot()
-    return ledger._kept
+    return ledger._checkpointed
 
 
 def draw(name: str, draws: int) -> list[Event]:
@@ -88,7 +88,7 @@ def draw(name: str, draws: int) -> list[Event]:
 
 
 def history(chance: random.Random) -> list[Event]:
-    """Return a journal: periods, charges of every kind, aborts, ids that come again, stages, an adoption."""
+    """Return a journal with periods, charges of all kinds, aborts, repeated ids, stages, and an adoption."""
     budget: dict[str, Any] = {**BUDGET.to_json()}
     capped = tuple(caps.to_json() for caps in caps_for(BUDGET))
     head = journal.Created(format="dpdist-ledger-periods/4", ledger_id="e" * 32, dataset_id=DATASET, **budget)
@@ -119,26 +119,26 @@ def test_accounts_resumed_anywhere_are_those_of_the_whole_journal(seed: int) -> 
     chance = random.Random(seed)
     events = history(chance)
     cut = chance.randint(1, len(events))
-    whole = View()
+    complete = View()
     for event in events[:cut]:
-        whole.fold(entry_of(event))
-    content = encoded(whole)
-    later, sibling, aside = resumed(content), resumed(content), whole.copy()
+        complete.fold(entry_of(event))
+    content = encoded(complete)
+    later, sibling, copy = resumed(content), resumed(content), complete.copy()
     assert later is not None
     for event in events[cut:]:
-        whole.fold(entry_of(event))
+        complete.fold(entry_of(event))
         later.fold(entry_of(event))
-    assert encoded(later) == encoded(whole)
-    assert list(later.records.items()) == list(whole.records.items())
-    for release_id in whole.records:
-        assert later.accounts == whole.accounts  # exact fractions, and which sets are closed
-        for each in (later, whole):
-            if each.accounts is not None:
-                each.accounts.refund(release_id)
-    # what was done to one shows in no copy
+    assert encoded(later) == encoded(complete)
+    assert list(later.records.items()) == list(complete.records.items())
+    for release_id in complete.records:
+        assert later.accounts == complete.accounts  # exact fractions, and the closed sets
+        for view in (later, complete):
+            if view.accounts is not None:
+                view.accounts.refund(release_id)
+    # changes of one copy do not affect the others
     assert resumed(content) == sibling
     assert sibling is not None
-    assert encoded(sibling) == encoded(aside) == content
+    assert encoded(sibling) == encoded(copy) == content
 
 
 @pytest.mark.usefixtures("often")
@@ -146,7 +146,7 @@ def test_the_next_process_goes_on_from_the_checkpoint(folder: Path) -> None:
     ledger = Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("9"), periodic=True)
     for use in (ledger.balance, ledger.verify, ledger.missing, ledger.require_current):
         use()
-    assert not kept(ledger).parent.exists()  # whoever only asks writes none
+    assert not kept(ledger).parent.exists()  # reading writes none
     for day in "ab":
         Ledger(folder).close_period(day, f"seal {day}")
         committed(Ledger(folder), day, day.encode())
@@ -163,7 +163,7 @@ def test_the_next_process_goes_on_from_the_checkpoint(folder: Path) -> None:
 
 
 def sealed(body: bytes) -> bytes:
-    """Return a body with a digest of its own."""
+    """Return a body with a matching digest."""
     return body + b"\n" + sha256(body).hexdigest().encode() + b"\n"
 
 
@@ -202,7 +202,7 @@ def test_a_checkpoint_that_is_damaged_or_of_something_else_is_passed_over(
         assert opened(folder) == truth, name
         Ledger(folder).verify()
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", dies)  # it leaves what it has written aside
+        patch.setattr(Path, "replace", dies)  # it leaves its staging file
         with pytest.raises(DiedError):
             reserve(Ledger(folder), "r2")
     assert opened(folder) == truth
@@ -210,7 +210,7 @@ def test_a_checkpoint_that_is_damaged_or_of_something_else_is_passed_over(
     begun(Ledger(folder), "r2")
     assert resumed_at(folder) == ledger._snapshot().after - 1
     kept(ledger).unlink()
-    kept(ledger).mkdir()  # nor can one be written
+    kept(ledger).mkdir()  # nor can it be written
     with pytest.raises(RefusedError, match="costs"):
         reserve(Ledger(folder), "r3")
 
@@ -227,7 +227,7 @@ def test_a_forged_checkpoint_is_found_by_verify(folder_ledger: Ledger, folder: P
 
     kept(folder_ledger).write_bytes(changed(content, forged))
     assert resumed_at(folder) == after
-    with pytest.raises(DataError, match=r"does not say what the journal of .* says"):
+    with pytest.raises(DataError, match=r"was altered: it differs from the journal of "):
         Ledger(folder).verify()
     kept(folder_ledger).unlink()
     Ledger(folder).verify()
@@ -266,13 +266,13 @@ def test_copies_that_share_one_checkpoint_believe_only_their_own(folder_ledger: 
     reserve(folder_ledger, "a")
     twin = copy_of(folder)
     older = kept(folder_ledger).read_bytes()
-    begun(folder_ledger, "b")  # the checkpoint knows of b now, and the copy does not
+    begun(folder_ledger, "b")  # the checkpoint contains b now, and the copy does not
     assert resumed_at(twin) == 0
     assert opened(twin) == folded(Ledger(twin))
     reserve(Ledger(twin), "c", 2)
     assert {r.release_id for r in Ledger(folder).records} == {"a", "b"}
     kept(folder_ledger).write_bytes(older)  # a state folder from a backup
-    for each in (folder, twin):
-        assert 0 < resumed_at(each) < Ledger(each)._snapshot().after
-        assert opened(each) == folded(Ledger(each))
-        Ledger(each).verify()
+    for path in (folder, twin):
+        assert 0 < resumed_at(path) < Ledger(path)._snapshot().after
+        assert opened(path) == folded(Ledger(path))
+        Ledger(path).verify()

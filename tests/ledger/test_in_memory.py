@@ -1,4 +1,4 @@
-"""Fits in memory are charged to their budget, and rows are known again in every guise that an accident gives them."""
+"""Fits in memory are charged to their budget, and rows are recognised in all documented disguises."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ def test_fits_are_charged_whatever_their_rows_are_until_nothing_is_left(monkeypa
     with suppress(RefusedError):
         for seed in range(100):
             pca(budget).fit(table(seed))
-    assert draw.call_count == 3  # mu adds up as a root of squares: 4 of them would cost 2.08
+    assert draw.call_count == 3  # mu adds up as a root of squares: four fits would cost 2.08
     before = repr(budget)
     assert "3 fits charged; left: one gaussian release of epsilon 0." in before
-    with pytest.raises(RefusedError, match="costs epsilon 1, delta 1e-06, and of the budget of epsilon 2, delta 1e-06"):
+    with pytest.raises(RefusedError, match="costs epsilon 1, delta 1e-06; the budget is epsilon 2, delta 1e-06"):
         PrivateCovariance(**LOSS, budget=budget).fit(table()[:, :3])
     assert draw.call_count == 3
     assert repr(budget) == before
     less = Fraction(budget.left.gaussian_micro, 10**6)
-    pca(budget, epsilon=str(float(less))).fit(table(7))  # what is said to be left can be had
+    pca(budget, epsilon=str(float(less))).fit(table(7))  # the reported rest can be spent
     assert budget.left.gaussian_micro < 10**4
 
 
-def test_what_is_paid_for_is_fixed_before_the_first_answer() -> None:
+def test_the_limits_of_a_budget_are_fixed_before_the_first_answer() -> None:
     budget, declared = Budget(2, "1e-6"), Budget(2, "1e-6", pure=1)
-    for seed, each in enumerate((budget, declared)):
-        pca(each).fit(table(seed))
+    for seed, account in enumerate((budget, declared)):
+        pca(account).fit(table(seed))
     before = budget.left
     with pytest.raises(RefusedError):
         budget.charge(PURE)
@@ -90,16 +90,16 @@ def test_a_refused_first_fit_fixes_nothing() -> None:
 def test_rows_that_are_known_again_are_left_to_the_budget_they_were_charged_to() -> None:
     budget, other, rows = Budget(10, "1e-6"), Budget(10, "1e-6"), table()
     first, second = pca(budget).fit(rows), pca(budget).fit(rows)
-    assert first.release_.extents == second.release_.extents  # the register knows that they are of the same rows
+    assert first.release_.extents == second.release_.extents  # the register recognises the rows
     for wrong in (other, None):
-        with pytest.raises(RefusedError, match=r"not charged to this budget|released 2 times before") as refused:
+        with pytest.raises(RefusedError, match=r"without charging this budget|released 2 times before") as refused:
             pca(wrong).fit(rows)
-        # what is named now was no limit on the answers that are out
-        assert re.search(r"fixed before the first answer|only if no request followed", str(refused.value))
+        # a budget named now did not limit earlier answers
+        assert re.search(r"fixed before the first answer|only if no request depended", str(refused.value))
         assert "To accept" not in str(refused.value)
     assert repr(budget).count("2 fits") == 1
-    with pytest.raises(RefusedError, match="of the budget of epsilon 0"):
-        pca(Budget("0.5", "1e-6"), budget_epsilon=10).fit(rows)  # both have to suffice
+    with pytest.raises(RefusedError, match="the budget is epsilon 0"):
+        pca(Budget("0.5", "1e-6"), budget_epsilon=10).fit(rows)  # both must suffice
     with pytest.raises(RefusedError, match="budget_epsilon="):
         pca(other, budget_epsilon="1.2").fit(rows)
     with pytest.warns(UserWarning, match="released 2 times"):
@@ -122,18 +122,18 @@ def test_one_budget_for_rows_of_one_shape_is_not_warned_of() -> None:
 
 def test_every_copy_in_a_process_is_the_budget_itself() -> None:
     budget, other = Budget(4, "1e-6"), Budget(1, "1e-6")
-    asked = pca(budget)
-    for same in (copy.copy(budget), copy.deepcopy(budget), clone(asked).budget, copy.deepcopy(asked).budget):
+    estimator = pca(budget)
+    for same in (copy.copy(budget), copy.deepcopy(budget), clone(estimator).budget, copy.deepcopy(estimator).budget):
         assert same is budget
-    assert clone(make_pipeline(asked, DecisionTreeClassifier())).get_params()["privatepca__budget"] is budget
-    assert clone(asked).set_params(budget=other).budget is other
-    assert "left: one gaussian release of epsilon 4" in repr(asked)
+    assert clone(make_pipeline(estimator, DecisionTreeClassifier())).get_params()["privatepca__budget"] is budget
+    assert clone(estimator).set_params(budget=other).budget is other
+    assert "left: one gaussian release of epsilon 4" in repr(estimator)
 
 
 def test_all_fits_of_a_cross_validation_are_charged_to_one_budget() -> None:
     rows, labels = table(), np.arange(300) % 2
     budget, larger = Budget("2.2", "1e-6"), Budget(10, "1e-6")
-    with pytest.warns(FitFailedWarning, match=r"1 fits failed[\s\S]*and of the budget of epsilon 2.2"):
+    with pytest.warns(FitFailedWarning, match=r"1 fits failed[\s\S]*the budget is epsilon 2.2"):
         scores = cross_val_score(make_pipeline(pca(budget), DecisionTreeClassifier()), rows, labels, cv=5)
     assert np.isnan(scores).tolist() == [False] * 4 + [True]
     assert "4 fits charged" in repr(budget)
@@ -143,28 +143,28 @@ def test_all_fits_of_a_cross_validation_are_charged_to_one_budget() -> None:
     assert search.best_estimator_[0].budget is larger
 
 
-def test_a_copy_in_another_process_pays_for_nothing_and_no_budget_is_declared_anew() -> None:
+def test_a_copy_in_another_process_cannot_be_charged_and_no_budget_is_declared_twice() -> None:
     budget = Budget(4, "1e-6")
     fitted = pca(budget).fit(table())
     before = repr(budget)
     arrived = pickle.loads(pickle.dumps(fitted))  # noqa: S301 - written one line before
     assert np.array_equal(arrived.components_, fitted.components_)  # a fitted estimator can be published
-    assert repr(arrived.budget) == "<Budget of epsilon 4, delta 1e-06; a copy, which pays for nothing>"
+    assert repr(arrived.budget) == "<Budget of epsilon 4, delta 1e-06; a copy, which cannot be charged>"
     for again in (arrived, clone(arrived), pickle.loads(pickle.dumps(arrived))):  # noqa: S301
         with pytest.raises(RefusedError, match="copy of a budget in another process"):
             again.fit(table(1))
     with pytest.raises(RefusedError, match="copy"):
         _ = arrived.budget.left
-    for each in (budget, arrived.budget):
+    for declared in (budget, arrived.budget):
         with pytest.raises(RefusedError, match="declared once"):
-            Budget.__init__(each, 9, "1e-6")
+            Budget.__init__(declared, 9, "1e-6")
     assert repr(budget) == before
     assert "1 fit charged" in before
 
 
 def test_a_forked_process_has_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     budget, child = Budget(4, "1e-6"), os.getpid() + 1
-    with budget._lock:  # as another thread may hold it at that moment, for ever in the child
+    with budget._lock:  # another thread may hold it, so that the child can never get it
         monkeypatch.setattr(os, "getpid", lambda: child)
         with pytest.raises(RefusedError, match="copy"):
             budget.charge(PURE)
@@ -184,7 +184,7 @@ def test_of_fits_at_the_same_time_no_more_are_drawn_than_are_paid_for() -> None:
     assert "3 fits charged" in repr(budget)
 
 
-def test_a_charge_stays_if_the_draw_dies_and_what_fails_before_it_costs_nothing(
+def test_a_charge_stays_if_the_draw_dies_and_earlier_failures_cost_nothing(
     register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_: Any) -> Any:
@@ -205,12 +205,12 @@ def test_a_charge_stays_if_the_draw_dies_and_what_fails_before_it_costs_nothing(
     assert len(register._fits) == 1
 
 
-def test_what_is_no_budget_or_not_the_one_of_the_rows_is_refused(tmp_path: Path) -> None:
+def test_values_that_are_no_budget_and_budgets_of_other_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="declared once, in its ledger: leave budget,"):
         pca(Budget(2, "1e-6")).fit(ingested(table(), tmp_path))
-    for given in (2, "2", PrivacyLoss.parse("2", "1e-6"), Budget):
+    for value in (2, "2", PrivacyLoss.parse("2", "1e-6"), Budget):
         with pytest.raises(UsageError, match=r"dpdist\.Budget"):
-            pca(given).fit(table())
+            pca(value).fit(table())
     with pytest.raises(UsageError, match=r"\(delta_reserve\)"):
         Budget(1, "1e-6", delta_reserve="1e-5")
 
@@ -245,14 +245,14 @@ UNKNOWN: dict[str, Callable[[Table], Table]] = {
 }
 
 
-def test_rows_are_known_again_in_the_guises_that_the_documentation_names_and_no_other() -> None:
-    found = {name: known(normal(), change(normal())) for name, change in {**KNOWN, **UNKNOWN}.items()}
-    assert found == dict.fromkeys(KNOWN, True) | dict.fromkeys(UNKNOWN, False)
+def test_rows_are_recognised_in_the_documented_cases_and_no_others() -> None:
+    recognised = {name: known(normal(), change(normal())) for name, change in {**KNOWN, **UNKNOWN}.items()}
+    assert recognised == dict.fromkeys(KNOWN, True) | dict.fromkeys(UNKNOWN, False)
 
 
 @pytest.mark.parametrize("pool", [[2] * 6, [2, 2, 2, 2, 2, 1, 1], [3, 3, 2, 2, 1, 1], [5, 3, 2, 2], [9, 2, 1]])
 def test_the_bound_on_chance_holds_for_every_split_of_a_table(pool: list[int]) -> None:
-    """All splits of twelve rows, each as probable: a bound below t has probability at most t, for every t."""
+    """Over all splits of twelve rows, equally likely, a bound below t has probability at most t, for all t."""
     rows = np.repeat(np.arange(len(pool), dtype=np.uint64), pool)
     assert len(rows) == 12
     too_small = False
@@ -266,7 +266,7 @@ def test_the_bound_on_chance_holds_for_every_split_of_a_table(pool: list[int]) -
         assert (share <= ordered * (1 + 1e-12)).all()
         without = np.where(ordered < 1, ordered / math.sqrt(8 * size * (12 - size) / 12), 1)
         too_small |= bool((share > without).any())
-    # the twin: without the factor for the sizes it is no bound
+    # the twin: without the factor for the sizes, it is not a bound
     assert too_small or pool != [2] * 6
 
 
@@ -279,7 +279,7 @@ CATEGORIES: dict[str, Callable[[np.random.Generator], Table]] = {
 
 @pytest.mark.parametrize("kind", CATEGORIES)
 def test_a_random_split_of_equal_rows_is_not_taken_for_shared_rows(kind: str) -> None:
-    """At level .05 in place of 1e-4, in 100 splits: more alarms than this have probability 1e-6 at that level."""
+    """At level .05 instead of 1e-4, more alarms than this in 100 splits have probability 1e-6."""
     rng, level = RNG(4), math.log(0.05)
     alarms = twin = 0
     for _ in range(100):
@@ -294,7 +294,7 @@ def test_a_random_split_of_equal_rows_is_not_taken_for_shared_rows(kind: str) ->
 
 @pytest.mark.parametrize("columns", [3, 10, 20])
 def test_tables_of_yes_and_no_of_other_people_are_not_the_same_rows_and_the_same_table_is(columns: int) -> None:
-    """Most rows of the one are in the other, and their people in neither."""
+    """Most values of one table are in the other, but the people are different."""
     shares = RNG(7).uniform(0.1, 0.9, columns)
     for seed in range(5):
         one, two = ((RNG(seed + 100 * i).random((1000, columns)) < shares).astype(float) for i in (1, 2))
@@ -302,19 +302,19 @@ def test_tables_of_yes_and_no_of_other_people_are_not_the_same_rows_and_the_same
         assert not known(one, two), seed
         assert known(one, RNG(seed).permutation(one)), seed
     if columns == 20:
-        assert known(one, one[::2])  # and a part of it, where rows differ enough
+        assert known(one, one[::2])  # also a part of it, if rows differ enough
 
 
 def test_a_sketch_finds_a_part_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_memory, "KEPT", 64)
     rows = normal(4, n=2000, d=3)
-    whole = Fingerprints.of(rows, KEY)
-    assert len(whole.keys) == 64
+    complete = Fingerprints.of(rows, KEY)
+    assert len(complete.keys) == 64
     parts = Fingerprints.union([Fingerprints.of(part, KEY) for part in np.array_split(rows, 13)])
-    assert whole.same_rows(parts)
+    assert complete.same_rows(parts)
     part = RNG(4).permutation(rows)[:800]
-    assert whole.share_rows(Fingerprints.of(part, KEY))  # unseen with probability .6^64, 6e-15
-    assert not whole.share_rows(Fingerprints.of(normal(5, n=2000, d=3), KEY))
+    assert complete.share_rows(Fingerprints.of(part, KEY))  # missed with probability .6^64, 6e-15
+    assert not complete.share_rows(Fingerprints.of(normal(5, n=2000, d=3), KEY))
 
 
 def test_equal_values_have_equal_fingerprints_whatever_their_bits() -> None:
@@ -338,9 +338,9 @@ def test_rows_that_say_nothing_have_no_fingerprint_to_share() -> None:
         assert not fingerprints.share_rows(Fingerprints.of(rows[:0], KEY))
 
 
-def test_fingerprints_say_nothing_without_the_key() -> None:
+def test_fingerprints_reveal_nothing_without_the_key() -> None:
     one, other = Register(), Register()
-    first, second = (Fingerprints.of(normal(), each.key) for each in (one, other))
+    first, second = (Fingerprints.of(normal(), register.key) for register in (one, other))
     assert not first.share_rows(second)
     assert not np.intersect1d(first.keys, second.keys).size
     assert "key" not in repr(one)

@@ -1,4 +1,4 @@
-"""The ledger charges once, commits once and forgets nothing: one contract for a folder and a PostgreSQL database.
+"""The ledger charges once, commits once and loses nothing: one contract for a folder and a PostgreSQL database.
 
 Charges, attempts, refunds and drafts in any order are played in ``test_ledger_model.py``.
 """
@@ -46,12 +46,12 @@ from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 
 
 def test_only_the_owner_can_read_a_ledger(folder: Path) -> None:
-    before = os.umask(0)  # it lets every permission bit through
+    before = os.umask(0)  # all permission bits are allowed
     try:
-        made = committed(Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("3")), "a", b"bytes")
-        with made._locked() as (view, transaction):
+        ledger = committed(Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("3")), "a", b"bytes")
+        with ledger._locked() as (view, transaction):
             transaction.append({"event": "begun", "id": "a"}, view.after, view.head)
-            # the write-ahead log exists only while a connection is open, and holds the same secrets
+            # the write-ahead log exists only while a connection is open, and contains the same secrets
             modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
             assert folder / "ledger.sqlite-wal" in modes
             assert len(modes) >= 5
@@ -60,7 +60,7 @@ def test_only_the_owner_can_read_a_ledger(folder: Path) -> None:
         os.umask(before)
 
 
-def test_a_new_ledger_knows_its_data_set_and_budget_and_is_never_created_over(place: LedgerAddress) -> None:
+def test_a_new_ledger_has_its_data_set_and_budget_and_is_never_overwritten(place: LedgerAddress) -> None:
     budget = PrivacyLoss.parse("1.5", "1e-7")
     Ledger.create(place, dataset_id=DATASET, budget=budget)
     ledger = Ledger(place)
@@ -72,10 +72,10 @@ def test_a_new_ledger_knows_its_data_set_and_budget_and_is_never_created_over(pl
         Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("100"))
     assert (Ledger(place).budget, epsilon_spent(Ledger(place))) == (budget, 1)
     if isinstance(place, Path):
-        assert {path.name for path in place.parent.iterdir()} - {"deep"} == {place.name}  # beside the state folder
+        assert {path.name for path in place.parent.iterdir()} - {"deep"} == {place.name}  # apart from the state folder
 
 
-def test_a_ledger_that_is_missing_or_lost_while_it_is_used_is_not_invented(place: LedgerAddress) -> None:
+def test_a_missing_or_lost_ledger_is_not_created_again(place: LedgerAddress) -> None:
     with pytest.raises(DataError, match="There is no ledger"):
         Ledger(place)
     assert not Ledger.stands_at(place)
@@ -90,7 +90,7 @@ def test_a_ledger_that_is_missing_or_lost_while_it_is_used_is_not_invented(place
 
 
 def test_a_refusal_names_the_parameters_that_differ(ledger: Ledger) -> None:
-    asked: dict[str, Any] = {"epsilon": 1, "columns": ["x", "y"], "period": "april", "bound": {"clip_norm": 1.0}}
+    parameters: dict[str, Any] = {"epsilon": 1, "columns": ["x", "y"], "period": "april", "bound": {"clip_norm": 1.0}}
     changes: dict[str, dict[str, Any]] = {
         "period": {"period": "may"},
         "columns": {"columns": ["y", "x"]},
@@ -99,12 +99,12 @@ def test_a_refusal_names_the_parameters_that_differ(ledger: Ledger) -> None:
         "bound": {"bound": {"clip_norm": 2.0}},
         "since_the_next_version": {"since_the_next_version": None},
     }
-    reserve(ledger, "a", **asked)
+    reserve(ledger, "a", **parameters)
     for aborted in (False, True):
         head = ledger.head
         for named, change in changes.items():
             with pytest.raises(RefusedError, match=f": {named} differ"):
-                ledger.reserve("a", dataset_id=DATASET, parameters={**asked, **change}, guarantee=pure())
+                ledger.reserve("a", dataset_id=DATASET, parameters={**parameters, **change}, guarantee=pure())
         assert ledger.head == head
         assert aborted or ledger.abort("a")
 
@@ -118,13 +118,13 @@ def test_another_data_set_or_a_malformed_id_is_refused(ledger: Ledger) -> None:
     assert ledger.records == []
 
 
-def test_what_was_reserved_at_a_lower_price_is_not_drawn_at_a_higher_one(ledger: Ledger) -> None:
-    asked = partial(ledger.reserve, "a", dataset_id=DATASET, parameters={})
-    asked(guarantee=pure(1))
-    assert asked(guarantee=pure(1)) is State.RESERVED
-    with pytest.raises(RefusedError, match=r"reserved .* by another version of dpdist, at epsilon 1"):
-        asked(guarantee=pure(2))
-    assert asked(guarantee=replace(pure(1), bounded_ranges=(Fraction(1),))) is State.RESERVED
+def test_a_release_reserved_at_a_lower_price_is_not_drawn_at_a_higher_one(ledger: Ledger) -> None:
+    reserve = partial(ledger.reserve, "a", dataset_id=DATASET, parameters={})
+    reserve(guarantee=pure(1))
+    assert reserve(guarantee=pure(1)) is State.RESERVED
+    with pytest.raises(RefusedError, match=r"Another version of dpdist reserved .* at epsilon 1"):
+        reserve(guarantee=pure(2))
+    assert reserve(guarantee=replace(pure(1), bounded_ranges=(Fraction(1),))) is State.RESERVED
 
 
 def test_losses_under_two_relations_are_never_added(ledger: Ledger) -> None:
@@ -132,14 +132,14 @@ def test_losses_under_two_relations_are_never_added(ledger: Ledger) -> None:
     with pytest.raises(RefusedError, match="replace-one"):
         ledger.reserve("b", dataset_id=DATASET, parameters={}, guarantee=pure(1, Neighbours.ADD_REMOVE))
     assert [record.release_id for record in ledger.records] == ["a"]
-    # while nothing is charged, no relation is chosen
+    # without a charge, the relation is not fixed
     ledger.abort("a")
     assert ledger.reserve("b", dataset_id=DATASET, parameters={}, guarantee=pure(1, Neighbours.ADD_REMOVE))
     with pytest.raises(RefusedError, match="add-remove"):
         reserve(ledger, "a")
 
 
-def test_a_pure_release_fits_beside_a_gaussian_one_if_that_was_declared_beforehand(folder: Path) -> None:
+def test_a_pure_release_fits_next_to_a_gaussian_one_if_declared_beforehand(folder: Path) -> None:
     budget = PrivacyLoss.declared("2", "1e-6", "1")
     ledger = Ledger.create(folder, dataset_id=DATASET, budget=budget)
     ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
@@ -163,7 +163,7 @@ def test_caps_are_written_with_the_first_charge_and_never_again(folder: Path) ->
     assert ledger.caps == ()
     ledger.reserve("w", dataset_id=DATASET, parameters={}, guarantee=point)
     assert ledger.caps == caps_for(budget, point)
-    ledger.abort("w")  # nothing was committed: the next release is the first again
+    ledger.abort("w")  # without a commit, the next release is the first again
     assert ledger.caps == ()
     committed(ledger, "p", b"bytes")
     with pytest.raises(RefusedError):
@@ -179,8 +179,8 @@ def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
 ) -> None:
     fence, write = begun(folder_ledger, "a"), FolderStorage._write
 
-    def swept(path: Path, pieces: Iterable[bytes]) -> None:
-        write(path, pieces)
+    def swept(path: Path, chunks: Iterable[bytes]) -> None:
+        write(path, chunks)
         with monkeypatch.context() as patch:
             patch.setattr(Transaction, "append", dies)
             with pytest.raises(DiedError):
@@ -191,13 +191,13 @@ def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
         patch.setattr(FolderStorage, "_write", staticmethod(swept))
         assert not folder_ledger.commit("a", fence, [b"draw"])
     (record,) = folder_ledger.records
-    assert (record.state, record.fence) == (State.RESERVED, fence)  # so the fence alone would have let it pass
+    assert (record.state, record.fence) == (State.RESERVED, fence)  # so the fence alone would have accepted it
     assert folder_ledger.commit("a", folder_ledger.begin("a") or 0, [b"second draw"])
     folder_ledger.verify()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\r\n" * 1000 + bytes(range(256)) * 4096])
-def test_what_was_committed_is_read_back_bit_for_bit(ledger: Ledger, place: LedgerAddress, content: bytes) -> None:
+def test_committed_bytes_are_read_back_bit_for_bit(ledger: Ledger, place: LedgerAddress, content: bytes) -> None:
     committed(ledger, "a", content)
     assert ledger.begin("a") is None
     for state in (State.COMMITTED, State.PUBLISHED):
@@ -211,7 +211,7 @@ def test_three_processes_together_spend_exactly_the_budget(place: LedgerAddress)
     processes, attempts, affordable = 3, 10, 20
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss(affordable * MICRO))
     spawn = multiprocessing.get_context("spawn")
-    barrier = spawn.Barrier(processes)  # none begins before all are there
+    barrier = spawn.Barrier(processes)  # all start at the same time
     with ProcessPoolExecutor(processes, mp_context=spawn, initializer=driver.meet_at, initargs=(barrier,)) as pool:
         runs = [pool.submit(driver.reserve_many, place, f"p{process}", attempts) for process in range(processes)]
         ids = [release_id for run in runs for release_id in run.result(300.0)]

@@ -1,4 +1,4 @@
-"""What the ledger acknowledged is on the disk, and books that were altered, in either place, serve for nothing."""
+"""Acknowledged entries are on disk, and an altered ledger is refused, in both storages."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from dpdist.ledger.sqlite import FolderStorage
 from dpdist.privacy.accounting import CapSet
 
 
-def test_what_is_acknowledged_was_flushed_first(
+def test_entries_are_flushed_before_they_are_acknowledged(
     folder_ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # no test can cut the power; it can see that the disk was asked in time
+    # a test cannot cut the power, but it can check that files were flushed in time
     with closing(FolderStorage(folder)._connect()) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: every commit is flushed
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: all commits are flushed
     flushed: list[Path] = []
     fsync, append = os.fsync, Transaction.append
 
@@ -58,8 +58,8 @@ def test_a_disk_full_of_drafts_stops_the_commit_and_keeps_the_reservation(
 ) -> None:
     fence, write = begun(folder_ledger, "a"), FolderStorage._write
 
-    def full(path: Path, pieces: Iterable[bytes]) -> None:
-        write(path, [b"".join(pieces)[:3]])
+    def full(path: Path, chunks: Iterable[bytes]) -> None:
+        write(path, [b"".join(chunks)[:3]])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
@@ -78,21 +78,21 @@ def test_a_disk_full_for_the_journal_changes_nothing(
 
     def full(self: FolderStorage) -> sqlite3.Connection:
         connection = connect(self)
-        connection.execute("PRAGMA max_page_count = 1")  # SQLite answers as on a full disk
+        connection.execute("PRAGMA max_page_count = 1")  # SQLite behaves as on a full disk
         return connection
 
     with monkeypatch.context() as patch:
         patch.setattr(FolderStorage, "_connect", full)
         with pytest.raises(ResumableError, match="full"):
             reserve(folder_ledger, "b", 1, note="x" * 100_000)
-    for each in (folder_ledger, Ledger(folder)):
-        assert (each.head, each.record("b"), epsilon_spent(each)) == (head, None, 1)
+    for opened in (folder_ledger, Ledger(folder)):
+        assert (opened.head, opened.record("b"), epsilon_spent(opened)) == (head, None, 1)
     assert folder_ledger.commit("a", fence, [b"a draw"])
     folder_ledger.verify()
 
 
 def edited(sequence: int, old: str, new: str, *, redigested: bool = False) -> Alteration:
-    """Edit the text of an entry and, on request, make its own digest right again."""
+    """Edit the text of an entry and, on request, correct its digest."""
 
     def alteration(place: LedgerAddress) -> None:
         with behind(place) as execute:
@@ -137,14 +137,14 @@ ALTERATIONS: dict[str, Alteration] = {
     "half a file": lambda folder: os.truncate(Path(str(folder), "ledger.sqlite"), 4096),
 }
 IN_A_DATABASE = ("a smaller charge with a digest of its own", "no journal in the database")
-"""What is read of a database is checked by the same code as what is read of a folder."""
+"""Alterations of a database; the same code checks both storages."""
 USES: dict[str, Callable[[Ledger], object]] = {
     "verify": lambda ledger: ledger.verify(),
     "records": lambda ledger: ledger.records,
     "balance": lambda ledger: ledger.balance(),
     "reserve": lambda ledger: reserve(ledger, "c"),
     "begin": lambda ledger: ledger.begin("b"),
-    "commit": lambda ledger: ledger.commit("b", 1, [b"draw"]),  # fenced out by then, or refused
+    "commit": lambda ledger: ledger.commit("b", 1, [b"draw"]),  # fenced out or refused
     "wait": lambda ledger: ledger.wait("b", 1, 0.001),
     "read": lambda ledger: content_of(ledger, "a"),
     "published": lambda ledger: ledger.published("a"),
@@ -154,13 +154,13 @@ USES: dict[str, Callable[[Ledger], object]] = {
 
 
 def outcomes(place: LedgerAddress) -> dict[str, type[Exception] | None]:
-    found: dict[str, type[Exception] | None] = dict.fromkeys(USES)
+    errors: dict[str, type[Exception] | None] = dict.fromkeys(USES)
     for name, use in USES.items():
         try:
             use(Ledger(place))
         except DpdistError as error:
-            found[name] = type(error)
-    return found
+            errors[name] = type(error)
+    return errors
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def outcomes(place: LedgerAddress) -> dict[str, type[Exception] | None]:
     [*(("folder", name) for name in ALTERATIONS), *(("postgres", name) for name in IN_A_DATABASE)],
     indirect=["place"],
 )
-def test_altered_books_serve_for_nothing(ledger: Ledger, place: LedgerAddress, name: str) -> None:
+def test_an_altered_ledger_is_refused(ledger: Ledger, place: LedgerAddress, name: str) -> None:
     committed(ledger, "a", b"bytes")  # entries 2 to 6
     reserve(ledger, "b")
     ledger.begin("b")
@@ -176,18 +176,18 @@ def test_altered_books_serve_for_nothing(ledger: Ledger, place: LedgerAddress, n
     ALTERATIONS[name](place)
     assert outcomes(place) == dict.fromkeys(USES, DataError)
     with pytest.raises(DataError):
-        ledger.verify()  # also for who had read the books before
+        ledger.verify()  # also if the ledger was read before
     assert len(blobs(place)) == 1
 
 
-def test_books_that_are_sound_serve_for_everything(ledger: Ledger, place: LedgerAddress) -> None:
+def test_an_unaltered_ledger_is_accepted(ledger: Ledger, place: LedgerAddress) -> None:
     committed(ledger, "a", b"bytes")
     reserve(ledger, "b")
     ledger.begin("b")
     assert outcomes(place) == dict.fromkeys(USES)
 
 
-def test_a_journal_cut_short_is_noticed_by_who_knew_more(ledger: Ledger, place: LedgerAddress) -> None:
+def test_a_truncated_journal_is_detected_by_an_open_ledger(ledger: Ledger, place: LedgerAddress) -> None:
     reserve(ledger, "a")
     reserve(ledger, "b")
     assert epsilon_spent(ledger) == 2

@@ -1,4 +1,4 @@
-"""Any sequence of calls on a ledger, in a folder or in a database, agrees with a model."""
+"""Any sequence of calls on a ledger, in a folder or a database, agrees with a model."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO, PrivacyLoss
 
 IDS = st.sampled_from(["a", "a-b", "ab"])
-"""Some are prefixes of others: deleting the drafts of one must not touch another's."""
+"""Some are prefixes of others, whose drafts must not be deleted with theirs."""
 HANDLES = st.integers(0, 1)
 BUDGET = 5
 
 
 @dataclass
 class Expected:
-    """What the model knows of one release."""
+    """One release in the model."""
 
     cost: int
     state: State = State.RESERVED
@@ -44,7 +44,7 @@ class Expected:
 
 
 class LedgerAgainstModel(RuleBasedStateMachine):
-    """Any sequence of calls, through two handles that may be reopened at any time, against a dictionary."""
+    """Any sequence of calls through two handles, which may be reopened at any time, compared with a dictionary."""
 
     @contextmanager
     def new_place(self) -> Iterator[LedgerAddress]:
@@ -67,7 +67,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             self.stack.close()
 
     def charged(self) -> int:
-        return sum(known.cost for known in self.model.values() if known.state is not State.ABORTED)
+        return sum(expected.cost for expected in self.model.values() if expected.state is not State.ABORTED)
 
     @initialize()
     def reserve_some(self) -> None:
@@ -80,101 +80,103 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
     @rule(handle=HANDLES, release_id=IDS, cost=st.integers(1, 3))
     def reserve(self, handle: int, release_id: str, cost: int) -> None:
-        known = self.model.get(release_id)
+        expected = self.model.get(release_id)
         over, head = self.charged() + cost > BUDGET, self.handles[handle].head
-        if (known is not None and known.cost != cost) or ((known is None or known.state is State.ABORTED) and over):
+        if (expected is not None and expected.cost != cost) or (
+            (expected is None or expected.state is State.ABORTED) and over
+        ):
             with pytest.raises(RefusedError) as refusal:
                 reserve(self.handles[handle], release_id, cost)
             assert (refusal.value.exit_code, self.handles[handle].head) == (3, head)
             return
-        repeated = known is not None and known.state is not State.ABORTED
-        if known is None:
-            known = self.model[release_id] = Expected(cost)
-        elif known.state is State.ABORTED:
-            known.state = State.RESERVED
+        repeated = expected is not None and expected.state is not State.ABORTED
+        if expected is None:
+            expected = self.model[release_id] = Expected(cost)
+        elif expected.state is State.ABORTED:
+            expected.state = State.RESERVED
             self.model[release_id] = self.model.pop(release_id)  # the records are in the order of reservation
-        assert reserve(self.handles[handle], release_id, cost) is known.state
+        assert reserve(self.handles[handle], release_id, cost) is expected.state
         assert (self.handles[handle].head == head) is repeated  # a repetition writes nothing
 
     @rule(handle=HANDLES, release_id=IDS, dies=st.booleans())
     def begin(self, handle: int, release_id: str, dies: bool) -> None:
-        """Begin an attempt, and leave what it leaves when it is killed: a draft."""
-        ledger, known = self.handles[handle], self.model.get(release_id)
-        if known is None:
+        """Begin an attempt, and leave a draft as a killed process does."""
+        ledger, expected = self.handles[handle], self.model.get(release_id)
+        if expected is None:
             with pytest.raises(UsageError):
                 ledger.begin(release_id)
-        elif known.state is State.ABORTED:
+        elif expected.state is State.ABORTED:
             with pytest.raises(RefusedError):
                 ledger.begin(release_id)
-        elif known.state is State.RESERVED:
-            known.fence += 1
-            known.drafts.clear()
-            assert ledger.begin(release_id) == known.fence
-            if dies and isinstance(self.place, Path):  # it reaches a database only in the transaction that commits it
-                known.drafts.add(f"{release_id}.{known.fence}.dead")
-                FolderStorage._write(self.place / "blobs" / f"{release_id}.{known.fence}.dead", [b"a dead draw"])
+        elif expected.state is State.RESERVED:
+            expected.fence += 1
+            expected.drafts.clear()
+            assert ledger.begin(release_id) == expected.fence
+            if dies and isinstance(self.place, Path):  # a database gets it only in the committing transaction
+                expected.drafts.add(f"{release_id}.{expected.fence}.dead")
+                FolderStorage._write(self.place / "blobs" / f"{release_id}.{expected.fence}.dead", [b"a dead draw"])
         else:
             assert ledger.begin(release_id) is None
 
     @rule(handle=HANDLES, release_id=IDS, behind=st.sampled_from([0, 0, 0, 1, 2, -1]))
     def commit(self, handle: int, release_id: str, behind: int) -> None:
-        """Commit with the live fence, an old one or one from the future."""
-        known = self.model.get(release_id)
+        """Commit with the live fence, an older one or a future one."""
+        expected = self.model.get(release_id)
         self.draws += 1
         content = f"draw {self.draws}".encode()
-        if known is None:
+        if expected is None:
             with pytest.raises(UsageError):
                 self.handles[handle].commit(release_id, 1, [content])
             return
-        wins = known.state is State.RESERVED and behind == 0
-        assert self.handles[handle].commit(release_id, known.fence - behind, [content]) is wins
+        wins = expected.state is State.RESERVED and behind == 0
+        assert self.handles[handle].commit(release_id, expected.fence - behind, [content]) is wins
         if wins:
-            known.state, known.content = State.COMMITTED, content
+            expected.state, expected.content = State.COMMITTED, content
 
     @rule(handle=HANDLES, release_id=IDS)
     def publish(self, handle: int, release_id: str) -> None:
-        ledger, known = self.handles[handle], self.model.get(release_id)
-        if known is None or known.content is None:
+        ledger, expected = self.handles[handle], self.model.get(release_id)
+        if expected is None or expected.content is None:
             with pytest.raises(DpdistError):
                 content_of(ledger, release_id)
             return
-        assert content_of(ledger, release_id) == known.content
+        assert content_of(ledger, release_id) == expected.content
         head = ledger.head
         ledger.published(release_id)
-        assert (ledger.head == head) is (known.state is State.PUBLISHED)
-        known.state = State.PUBLISHED
-        known.drafts.clear()
+        assert (ledger.head == head) is (expected.state is State.PUBLISHED)
+        expected.state = State.PUBLISHED
+        expected.drafts.clear()
 
     @rule(handle=HANDLES, release_id=IDS)
     def abort(self, handle: int, release_id: str) -> None:
-        ledger, known = self.handles[handle], self.model.get(release_id)
-        if known is None:
+        ledger, expected = self.handles[handle], self.model.get(release_id)
+        if expected is None:
             with pytest.raises(UsageError):
                 ledger.abort(release_id)
             return
-        assert ledger.abort(release_id) is (known.content is None)
-        if known.state is State.RESERVED:
-            known.state = State.ABORTED
-            known.fence += 1
-            known.drafts.clear()
+        assert ledger.abort(release_id) is (expected.content is None)
+        if expected.state is State.RESERVED:
+            expected.state = State.ABORTED
+            expected.fence += 1
+            expected.drafts.clear()
 
     @invariant()
     def agrees(self) -> None:
         for ledger in self.handles:
             records = ledger.records
             assert [r.release_id for r in records] == list(self.model)
-            for record, known in zip(records, self.model.values(), strict=True):
-                assert (record.state, record.fence) == (known.state, known.fence)
-                assert record.parameters == {"epsilon": known.cost}
-                assert (record.blob is None) is (known.content is None)
-                digest = None if known.content is None else hashlib.sha256(known.content).hexdigest()
+            for record, expected in zip(records, self.model.values(), strict=True):
+                assert (record.state, record.fence) == (expected.state, expected.fence)
+                assert record.parameters == {"epsilon": expected.cost}
+                assert (record.blob is None) is (expected.content is None)
+                digest = None if expected.content is None else hashlib.sha256(expected.content).hexdigest()
                 assert record.digest == digest
         assert self.charged() <= BUDGET
         assert epsilon_spent(self.handles[0]) == self.charged()
 
     @invariant()
     def holds_only_committed_bytes_and_drafts_of_the_live_fence(self) -> None:
-        expected = {name for known in self.model.values() for name in known.drafts}
+        expected = {name for release in self.model.values() for name in release.drafts}
         for record in self.handles[0].records:
             if record.blob is not None:
                 expected.add(record.blob)
@@ -183,7 +185,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
 
 MODEL_SETTINGS = settings(stateful_step_count=30, phases=(Phase.generate,))
-"""A fault is shown as it was found: to shrink it takes minutes."""
+"""Failures are not shrunk, which would take minutes."""
 
 
 def test_any_sequence_of_calls_on_a_folder_agrees_with_a_model() -> None:

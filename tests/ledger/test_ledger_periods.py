@@ -1,4 +1,4 @@
-"""A row is charged for the releases of its own period: exactly that, never more than the budget, in both storages."""
+"""A row is charged exactly for the releases of its own period, never more than the budget, in both storages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def charge(ledger: Ledger, name: str, *days: str, epsilon: int = 1, guarantee: G
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_charge_is_granted_exactly_when_no_row_bears_more_than_the_budget(folder: Path, seed: int) -> None:
-    """Pure losses of one table add up, so what a row bears is a sum of integers that needs no accounting."""
+    """Pure losses add up, so the loss of a row is a sum of integers that needs no accounting."""
     chance = random.Random(seed)
     ledger = Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse(str(BUDGET)), periodic=True)
     charges: dict[str, tuple[int, tuple[str, ...]]] = {}
@@ -70,22 +70,22 @@ def test_a_charge_is_granted_exactly_when_no_row_bears_more_than_the_budget(fold
             assert ledger.abort(name)
             del charges[name]
         elif action == "charge":
-            whole = not closed or chance.random() < 0.1
-            days = () if whole else tuple(chance.sample(closed, chance.randint(1, len(closed))))
+            all_rows = not closed or chance.random() < 0.1
+            days = () if all_rows else tuple(chance.sample(closed, chance.randint(1, len(closed))))
             epsilon = chance.randint(1, 2)
             affordable = all(borne_by(day) + epsilon <= BUDGET for day in days or (*closed, to_come))
             with nullcontext() if affordable else pytest.raises(RefusedError):
                 charge(ledger, f"r{step}", *days, epsilon=epsilon)
             if affordable:
                 charges[f"r{step}"] = epsilon, days
-            outcomes[affordable, whole] += 1
+            outcomes[affordable, all_rows] += 1
         balance = Ledger(folder).balance()
         least = balance.left if balance.left_closed is None else balance.left.least(balance.left_closed)
         assert BUDGET - least.pure_micro / 1e6 == max(map(borne_by, (*closed, to_come))) <= BUDGET
     ledger.verify()
     assert outcomes[True, False] > 5
     assert outcomes[False, False] > 2
-    assert sum(epsilon for epsilon, _ in charges.values()) > BUDGET  # added up over periods it would not have fitted
+    assert sum(epsilon for epsilon, _ in charges.values()) > BUDGET  # the sum over all periods exceeds the budget
 
 
 def test_gaussian_releases_of_a_period_compose_exactly_and_those_of_others_not_at_all(folder: Path) -> None:
@@ -95,12 +95,12 @@ def test_gaussian_releases_of_a_period_compose_exactly_and_those_of_others_not_a
         ledger.close_period(day, seal(day))
         charge(ledger, day, day, guarantee=one)
     assert one.mu_squared is not None
-    whole = 1 / Fraction(accounting.gaussian_sigma(budget)) ** 2
+    limit = 1 / Fraction(accounting.gaussian_sigma(budget)) ** 2
     for times in (1, 2):
         left = ledger.balance().left_closed
         assert left is not None
         sigma = accounting.gaussian_sigma(PrivacyLoss(left.gaussian_micro, 10**12))
-        assert sigma == pytest.approx(float(whole - times * one.mu_squared) ** -0.5, rel=1e-5)
+        assert sigma == pytest.approx(float(limit - times * one.mu_squared) ** -0.5, rel=1e-5)
         if times == 1:
             charge(ledger, "twice", *DAYS[:2], guarantee=one)
     with pytest.raises(RefusedError, match=r"costs epsilon 1, .* left: one gaussian release of epsilon 0\."):
@@ -112,18 +112,18 @@ def test_a_period_is_closed_once(closed: Ledger) -> None:
     day = DAYS[1]
     closed.close_period(day, seal(day))
     assert closed.periods == {name: seal(name) for name in DAYS[:3]}
-    with pytest.raises(RefusedError, match="its rows were other ones"):
+    with pytest.raises(RefusedError, match="is closed with other rows"):
         closed.close_period(day, "other rows")
-    with pytest.raises(RefusedError, match="comes late: 2026-01-03 is closed already"):
+    with pytest.raises(RefusedError, match="is too late: 2026-01-03 is already closed"):
         closed.close_period("2026-01-02.5", "late rows")
-    with pytest.raises(RefusedError, match="are those of 2026-01-02"):
+    with pytest.raises(RefusedError, match="are equal to those of 2026-01-02"):
         closed.close_period(DAYS[3], seal(day))
     assert list(closed.periods) == DAYS[:3]
 
 
-def test_names_that_would_mislead_are_refused(closed: Ledger) -> None:
+def test_misleading_names_are_refused(closed: Ledger) -> None:
     for name in ("", ".hidden", "a--b", "a/b", "2026 01", "ä", "x" * 65, "-1", "a."):
-        with pytest.raises(UsageError, match="cannot name a period"):
+        with pytest.raises(UsageError, match="not a valid name of a period"):
             closed.close_period(name, "rows")
 
 
@@ -139,10 +139,10 @@ def test_an_id_stands_for_closed_periods_with_the_content_it_will_read_and_one_r
     for _ in range(2):
         asked(**{DAYS[0]: seals[DAYS[0]]})
     for days in (DAYS[1:2], DAYS[:2], []):
-        with pytest.raises(RefusedError, match=r"stands for other parameters .* periods differ"):
+        with pytest.raises(RefusedError, match=r"is already used with other parameters .* periods differ"):
             asked(**{day: seals[day] for day in days})
     assert [record.periods for record in closed.records] == [(DAYS[0],)]
-    with pytest.raises(RefusedError, match="kept under replace-one"):
+    with pytest.raises(RefusedError, match="neighbouring relation replace-one"):
         charge(closed, "s", DAYS[1], guarantee=pure(1, Neighbours.ADD_REMOVE))
 
 
@@ -159,7 +159,7 @@ def test_a_forged_charge_beyond_the_budget_of_one_period_or_to_none_is_found(
     place: LedgerAddress, closed: Ledger
 ) -> None:
     def forged(name: str, day: str) -> None:
-        """Append an entry with a digest of its own, as whoever can write to the journal could."""
+        """Append an entry with a valid digest, as anyone who can write to the journal could."""
         entry = {"event": "reserved", "id": name, "parameters": {}, "guarantee": pure().to_json(), "periods": [day]}
         with closed._locked() as (view, transaction):
             transaction.append(entry, view.after, view.head)
@@ -172,5 +172,5 @@ def test_a_forged_charge_beyond_the_budget_of_one_period_or_to_none_is_found(
     with pytest.raises(DataError, match="exceed its budget"):
         Ledger(place).verify()
     forged("never closed", DAYS[7])
-    with pytest.raises(DataError, match="never closed"):
+    with pytest.raises(DataError, match="period that is not closed"):
         Ledger(place).verify()

@@ -1,4 +1,4 @@
-"""Rows that were copied before they had a ledger share one budget, and none of their copies is reproduced from."""
+"""Rows that were copied before they had a ledger share one budget, and no copy can be released for reproduction."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_copy_made_before_the_ledger_gets_that_one_and_no_second_budget(here: 
     more = call("release", "twin.zarr", "b.zarr", "--epsilon", "1", "--clip", "20", "--ledger", "rows.ledger")
     assert more.code == 3
     assert "budget" in more.message
-    # the same release again is the same bytes, from whichever copy
+    # repeating the release from any copy gives the same bytes
     assert call("release", "twin.zarr", "c.zarr", *PURE, "--ledger", "rows.ledger").code == 0
 
 
@@ -92,7 +92,7 @@ def test_a_ledger_in_a_database_is_the_only_one_even_of_two_machines(
         monkeypatch.setenv("DPDIST_STATE_HOME", str(here / "another machine"))
         refused = call("ledger", "create", other, "--rows", twin, *DECLARED)
         assert refused.code == 3
-        assert "under the name books" in refused.message
+        assert "called books" in refused.message
         assert not Ledger.stands_at(other)
         assert call("ledger", "create", address, "--rows", twin, *DECLARED).code == 0
         assert call("release", twin, "b.zarr", "--epsilon", "1", "--clip", "20", "--ledger", address).code == 3
@@ -101,15 +101,15 @@ def test_a_ledger_in_a_database_is_the_only_one_even_of_two_machines(
 def test_a_folder_of_periods_that_was_copied_before_its_ledger_gets_one(here: Path) -> None:
     periods.create_periods(here / "visits", BUDGET)
     shutil.copytree("visits", "twin")
-    _, made = budget.periodic_table(here / "visits")
+    _, table = budget.periodic_table(here / "visits")
     with pytest.raises(RefusedError, match=r"visits\.ledger.*dpdist\.create_ledger"):
         budget.periodic_table(here / "twin")
     assert not Path("twin.ledger").exists()
     _, named = budget.periodic_table(here / "twin", ledger=here / "visits.ledger")
-    assert named.ledger_id == made.ledger_id
+    assert named.ledger_id == table.ledger_id
 
 
-def test_two_copies_that_ask_at_once_get_one_ledger(twins: tuple[Path, Path], here: Path) -> None:
+def test_two_copies_get_one_ledger_if_both_create_it_at_once(twins: tuple[Path, Path], here: Path) -> None:
     barrier = threading.Barrier(2)
 
     def created(rows: Path) -> bool:
@@ -143,7 +143,7 @@ def test_whatever_dies_while_a_ledger_is_created_there_is_one(
         death(patch)
         with pytest.raises(DiedError):
             created(twins[0])
-    # the same command finishes, unless a copy's ledger came first
+    # the same command completes, unless the ledger of a copy came first
     first = twins[next_one] if death is _before_it_is_seen else twins[0]
     other = twins[1] if first == twins[0] else twins[0]
     if first != twins[next_one]:
@@ -166,14 +166,14 @@ def test_rows_that_were_removed_and_ingested_again_are_a_new_table(here: Path, c
 def test_of_two_ledgers_of_one_data_set_the_first_that_is_charged_is_the_only_one(
     place: LedgerAddress, tmp_path: Path
 ) -> None:
-    """As an older version, or two machines, may have made them."""
+    """Create ledgers as an older version or two machines could."""
     first = Ledger.create(place, dataset_id=DATASET, budget=BUDGET)
     second = Ledger.create(tmp_path / "second", dataset_id=DATASET, budget=BUDGET)
-    asked: dict[str, Any] = {"dataset_id": DATASET, "parameters": {}, "guarantee": pure()}
+    request: dict[str, Any] = {"dataset_id": DATASET, "parameters": {}, "guarantee": pure()}
     assert reserve(first, "a") is State.RESERVED
     head = second.head
-    for use in (lambda: second.reserve("b", **asked), second.attest):
-        with pytest.raises(RefusedError, match="two ledgers would be two budgets") as refused:
+    for use in (lambda: second.reserve("b", **request), second.attest):
+        with pytest.raises(RefusedError, match="Two ledgers would be two budgets") as refused:
             use()
         assert str(place) in str(refused.value)
     assert second.head == head
@@ -181,7 +181,7 @@ def test_of_two_ledgers_of_one_data_set_the_first_that_is_charged_is_the_only_on
 
 
 @pytest.mark.usefixtures("twins")
-def test_copies_of_rows_have_a_budget_or_are_reproduced_from_never_both(here: Path, call: Call) -> None:
+def test_copies_of_rows_have_a_budget_or_are_reproduced_never_both(here: Path, call: Call) -> None:
     assert call("release", "twin.zarr", "exact.zarr", *REPRODUCE).code == 0
     refused = call("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *DECLARED)
     assert refused.code == 3
@@ -197,7 +197,7 @@ def test_copies_of_rows_have_a_budget_or_are_reproduced_from_never_both(here: Pa
     assert not Path("private.zarr").exists()
 
 
-def test_a_ledger_from_elsewhere_is_not_charged_for_what_was_reproduced_from(place: LedgerAddress) -> None:
+def test_a_ledger_of_another_machine_is_not_charged_for_reproduced_rows(place: LedgerAddress) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=BUDGET)
     with state_folder.held(DATASET) as data:
         data.write(state_folder.Seen(reproduced=True))

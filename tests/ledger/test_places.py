@@ -1,4 +1,4 @@
-"""Where a ledger may be: an address without a secret, or a folder that is on no network file system."""
+"""Locations of ledgers: addresses without secrets, and folders on local file systems."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PASSWORDS = (
     f"postgresql+psycopg://me@host/db?ledger=a&oauth_client_secret={SECRET}",
 )
 OTHERS = (
-    # passwords with characters that end the part of an address in which they stand
+    # passwords with separators of addresses
     f"postgresql+psycopg://me:12/{SECRET}@host/db?ledger=a",
     f"postgresql+psycopg://me:12#{SECRET}@host/db?ledger=a",
     f"postgresql+psycopg://me:12?{SECRET}@host/db?ledger=a",
@@ -84,7 +84,7 @@ LINES = r"""
 
 @pytest.fixture
 def mount_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Return a file that is read in place of the kernel's."""
+    """Return a file to read instead of the mount table of the kernel."""
     table = tmp_path / "mountinfo"
     table.write_text(LINES.strip())
     monkeypatch.setattr(sqlite, "MOUNTS", table)
@@ -107,22 +107,22 @@ def test_the_last_mount_nearest_to_a_path_is_the_one_it_stands_on(mount_table: P
     link = mount_table.with_name("link")
     link.symlink_to("/home/me")
     assert network_file_system(link / "rows.ledger") == "nfs4"
-    mount_table.unlink()  # where the kernel does not tell nothing is refused
+    mount_table.unlink()  # without a mount table, nothing is refused
     assert network_file_system(Path("/home/me")) is None
 
 
 def test_a_ledger_on_a_network_file_system_is_neither_created_nor_used(mount_table: Path) -> None:
-    place = mount_table.parent.resolve() / "here" / "rows.ledger"
-    place.parent.mkdir()
+    path = mount_table.parent.resolve() / "here" / "rows.ledger"
+    path.parent.mkdir()
     budget, local = PrivacyLoss.parse("1"), mount_table.read_text()
-    remote = f"{local}\n50 27 0:50 / {place.parent} rw - nfs server:/here rw\n"
+    remote = f"{local}\n50 27 0:50 / {path.parent} rw - nfs server:/here rw\n"
     mount_table.write_text(remote)
     with pytest.raises(RefusedError, match=r"network file system \(nfs\)"):
-        Ledger.create(place, dataset_id="0" * 32, budget=budget)
-    assert not list(place.parent.iterdir())
+        Ledger.create(path, dataset_id="0" * 32, budget=budget)
+    assert not list(path.parent.iterdir())
     mount_table.write_text(local)
-    Ledger.create(place, dataset_id="0" * 32, budget=budget)
+    Ledger.create(path, dataset_id="0" * 32, budget=budget)
     mount_table.write_text(remote)
     with pytest.raises(RefusedError, match="PostgreSQL") as refusal:
-        Ledger(place).balance()
+        Ledger(path).balance()
     assert refusal.value.exit_code == 3

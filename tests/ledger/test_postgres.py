@@ -1,4 +1,4 @@
-"""What only a ledger in a database can meet: servers that are away, full, careless or shared, and passwords."""
+"""Ledgers in a database: unreachable, full, unsafe or shared servers, and passwords."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def ledger(address: Address) -> Ledger:
 
 
 def failure_of(error: type[DpdistError], use: Any) -> str:
-    """Return what is said, in one paragraph and without the password."""
+    """Return the message, which is one paragraph without the password."""
     with pytest.raises(error) as failure:
         use()
-    said = str(failure.value)
-    assert "\n" not in said
-    assert PASSWORD not in said
+    message = str(failure.value)
+    assert "\n" not in message
+    assert PASSWORD not in message
     assert failure.value.__cause__ is None
-    # what the driver said is in no traceback
+    # no traceback contains the error of the driver
     assert failure.value.__context__ is None or failure.value.__suppress_context__
-    return said
+    return message
 
 
 def test_ledgers_of_one_database_know_nothing_of_one_another(postgres: Server) -> None:
@@ -80,9 +80,9 @@ def test_a_draw_that_was_fenced_out_never_reaches_the_server(
         before = connection.execute(size).fetchone()
         assert not ledger.commit("r", 1, [b"draw" * 5000])
         after = connection.execute(size).fetchone()
-        found = connection.execute("SELECT 1 FROM dpdist_blobs WHERE ledger = %s", (address.ledger,)).fetchall()
+        blobs = connection.execute("SELECT 1 FROM dpdist_blobs WHERE ledger = %s", (address.ledger,)).fetchall()
     assert before == after  # not even as a dead row
-    assert found == []
+    assert blobs == []
     assert ledger.commit("r", 2, [b"draw"])
 
 
@@ -91,10 +91,10 @@ def test_the_password_may_stand_in_a_file_and_is_never_repeated(
 ) -> None:
     reserve(ledger, "r")
     monkeypatch.setenv("PGPASSWORD", "wrong horse")
-    said = failure_of(RefusedError, lambda: Ledger(address))
-    assert all(part in said for part in ("PGPASSFILE", str(address)))
-    # running the same command again would not help, so it is not told to
-    assert not any(part in said for part in ("wrong horse", "same command"))
+    message = failure_of(RefusedError, lambda: Ledger(address))
+    assert all(part in message for part in ("PGPASSFILE", str(address)))
+    # running the same command again would not help, so the message does not suggest it
+    assert not any(part in message for part in ("wrong horse", "same command"))
     monkeypatch.delenv("PGPASSWORD")
     monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
     failure_of(RefusedError, lambda: Ledger(address))
@@ -107,7 +107,7 @@ ADDRESS = "postgresql+psycopg://me@{}/db?ledger=books{}"
 
 
 def test_an_address_on_the_network_insists_on_encryption(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libpq would fall back to plain text as soon as somebody on the way says that the server speaks no TLS."""
+    """Libpq would fall back to plain text if an attacker claims that the server has no TLS."""
     for host in ("db.example", "10.0.0.7", "[2001:db8::1]", "127.0.0.1.evil.example", "localhost.evil"):
         address = Address(ADDRESS.format(host, ""))
         for use in (Ledger, created, Ledger.stands_at):
@@ -115,12 +115,12 @@ def test_an_address_on_the_network_insists_on_encryption(monkeypatch: pytest.Mon
     several = [("", "&host=127.0.0.1,db.example")]
     weak = [("db.example", f"&sslmode={mode}") for mode in ("disable", "allow", "prefer")]
     strong = [("db.example", f"&sslmode={mode}") for mode in ("require", "verify-ca", "verify-full")]
-    here = [(host, "") for host in ("localhost", "127.0.0.1", "127.8.9.1", "[::1]", "")]
+    local = [(host, "") for host in ("localhost", "127.0.0.1", "127.8.9.1", "[::1]", "")]
     for parts in several + weak:
         failure_of(RefusedError, lambda: PostgresStorage(Address(ADDRESS.format(*parts))))  # noqa: B023
-    for parts in [*strong, *here, ("", "&host=/run/postgresql")]:
+    for parts in [*strong, *local, ("", "&host=/run/postgresql")]:
         PostgresStorage(Address(ADDRESS.format(*parts)))
-    # a variable of libpq may lead elsewhere
+    # a variable of libpq may name another server
     for name, value in (("PGHOST", "db.example"), ("PGHOSTADDR", "10.0.0.7"), ("PGSERVICE", "books")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
@@ -221,10 +221,12 @@ def test_a_job_is_charged_to_a_database_once_even_to_one_restored_from_an_older_
         "guarantee": ledger.balance().promise,
     }  # fmt: skip
     with postgres.connect() as database:  # as it was before the commit
-        gone = database.execute("DELETE FROM dpdist_journal WHERE ledger = %s AND sequence > 4", (address.ledger,))
-        assert gone.rowcount == 3
-    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))  # no witness: the release itself tells
-    Ledger(address).verify()  # a chain cut short is sound by itself
+        deleted = database.execute("DELETE FROM dpdist_journal WHERE ledger = %s AND sequence > 4", (address.ledger,))
+        assert deleted.rowcount == 3
+    monkeypatch.setenv(
+        "DPDIST_STATE_HOME", str(tmp_path / "another machine")
+    )  # no witness: the release itself reveals it
+    Ledger(address).verify()  # a truncated chain is intact by itself
     for arguments in (("run", tmp_path / "job.toml"), verify):
         refused = call(*arguments)
         assert refused.code == 3

@@ -41,7 +41,7 @@ def drawn(ledger: Ledger, part: Part, content: bytes, release_id: str = "a") -> 
 
 
 def dies_in_commit(ledger: Ledger, part: Part = Part.RELEASE) -> None:
-    """Draw what follows a stage, and die before the witness has seen it."""
+    """Draw the part after a stage, and die before the witness records it."""
     fence = ledger.begin("a", part)
     assert fence is not None
     with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +65,7 @@ def test_each_draw_comes_once_and_after_the_witness_has_seen_the_one_before_it(l
         dies_in_commit(ledger, part)
         assert ledger.begin("a", part) is None
         assert not ledger.commit("a", fence + 1, [b"again"], part)
-        with pytest.raises(DpdistError, match="not to be drawn now"):
+        with pytest.raises(DpdistError, match="cannot be drawn now"):
             ledger.begin("a", later)
         assert not ledger.abort("a")
         assert drawn(ledger, part, b"never drawn") == part.encode()
@@ -76,7 +76,7 @@ def test_each_draw_comes_once_and_after_the_witness_has_seen_the_one_before_it(l
     ledger.verify()
 
 
-def test_a_copy_adopts_as_many_of_three_draws_as_were_given_out(ledger: Ledger, place: LedgerAddress) -> None:
+def test_a_copy_adopts_the_draws_that_were_given_out(ledger: Ledger, place: LedgerAddress) -> None:
     reserved(ledger, draws=3)
     twin = Ledger(copy_of(place))
     drawn(ledger, Part.STAGE, b"one")
@@ -99,7 +99,7 @@ def test_a_copy_adopts_as_many_of_three_draws_as_were_given_out(ledger: Ledger, 
     twin.verify()
 
 
-def test_what_is_adopted_beside_it_refunds_a_release_under_way_and_never_its_stage(
+def test_adopting_another_release_refunds_an_unfinished_one_but_not_its_stage(
     ledger: Ledger, place: LedgerAddress
 ) -> None:
     reserved(ledger)
@@ -120,7 +120,7 @@ def test_two_stages_that_two_machines_gave_out_are_both_charged(
     reserved(folder_ledger)
     twin = Ledger(copy_of(folder))
     assert drawn(folder_ledger, Part.STAGE, b"ours") == b"ours"
-    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "elsewhere"))  # a machine with a witness of its own
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "elsewhere"))  # a machine with its own witness
     assert drawn(twin, Part.STAGE, b"theirs") == b"theirs"
     with pytest.raises(RefusedError, match="behind its witness"):
         drawn(folder_ledger, Part.RELEASE, b"never drawn")
@@ -134,9 +134,9 @@ def test_two_stages_that_two_machines_gave_out_are_both_charged(
 
 def test_an_older_version_refuses_a_ledger_from_its_first_release_in_several_draws_on(folder: Path) -> None:
     def of_an_older_version(newest: int) -> int:
-        known = {name: periodic for name, periodic in state._FORMATS.items() if int(name[-1]) <= newest}
+        formats = {name: periodic for name, periodic in state._FORMATS.items() if int(name[-1]) <= newest}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(state, "_FORMATS", known)
+            patch.setattr(state, "_FORMATS", formats)
             return len(Ledger(folder).records)
 
     ledger = Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("9"))
@@ -153,8 +153,8 @@ def test_an_older_version_refuses_a_ledger_from_its_first_release_in_several_dra
 
 
 def test_an_older_version_refuses_a_witness_that_has_seen_a_stage(ledger: Ledger) -> None:
-    path = Path(witness.FolderWitness().place(ledger.ledger_id))
-    older: StateFile[witness.Testimony] = StateFile(path, "witness", "dpdist-witness/1", witness.Testimony, "")
+    path = Path(witness.FolderWitness().path(ledger.ledger_id))
+    older: StateFile[witness.WitnessRecord] = StateFile(path, "witness", "dpdist-witness/1", witness.WitnessRecord, "")
     reserve(ledger, "b")
     drawn(ledger, Part.RELEASE, b"release", "b")
     assert older.read() is not None
@@ -169,16 +169,16 @@ def test_a_journal_that_begins_twice_and_not_alike_is_refused(folder_ledger: Led
     with folder_ledger._locked() as (view, transaction):
         larger = {"epsilon_micro": 9_000_000, "format": "dpdist-ledger/3"}
         transaction.append({**entry_of(view.created), **larger}, view.after, view.head)
-    with pytest.raises(DataError, match="begins twice"):
+    with pytest.raises(DataError, match="two different first entries"):
         folder_ledger.verify()
 
 
 def test_a_stored_ledger_with_a_stage_is_finished_from_that_very_stage(tmp_path: Path) -> None:
-    # written by dpdist at the commit that brought stages; never written again
-    place = tmp_path / "staged"
-    shutil.copytree(STORED / "ledgers-3" / "staged", place)
+    # written by the first version with stages; never rewritten
+    path = tmp_path / "staged"
+    shutil.copytree(STORED / "ledgers-3" / "staged", path)
     shutil.copytree(STORED / "ledgers-3" / "witness", state_home() / "witness")
-    ledger = Ledger(place)
+    ledger = Ledger(path)
     assert standing(ledger) == (State.STAGED, 1)
     assert reserved(ledger) is State.STAGED
     assert drawn(ledger, Part.STAGE, b"never drawn") == b"the stage"

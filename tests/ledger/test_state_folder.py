@@ -1,4 +1,4 @@
-"""What this machine has seen of ledgers and rows: private files, checked when they are read, in one folder."""
+"""The records of ledgers and rows on this machine: private files in one folder, checked on reading."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PLACES = ("folder",)
 
 
 def file_of(ledger: Ledger) -> Path:
-    return Path(FolderWitness().place(ledger.ledger_id))
+    return Path(FolderWitness().path(ledger.ledger_id))
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o777])
 def test_only_its_owner_can_read_a_witness_whatever_the_umask(ledger: Ledger, state: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        with FolderWitness().held(ledger.ledger_id) as held, ledger._locked() as (view, _):
-            held.write(witness.Testimony.of(view))
+        with FolderWitness().locked(ledger.ledger_id) as file, ledger._locked() as (view, _):
+            file.write(witness.WitnessRecord.of(view))
     finally:
         os.umask(before)
     for path in [state.parent, state, *state.rglob("*")]:
@@ -42,7 +42,7 @@ def test_only_its_owner_can_read_a_witness_whatever_the_umask(ledger: Ledger, st
 
 def test_a_folder_that_others_could_enter_is_closed_to_them(ledger: Ledger, state: Path) -> None:
     state.mkdir(parents=True)
-    state.chmod(0o755)  # a volume's own root is the operator's
+    state.chmod(0o755)  # the root of a volume belongs to the operator
     (state / "witness").mkdir(mode=0o755)
     reserve(ledger, "a")
     assert stat.S_IMODE((state / "witness").stat().st_mode) == 0o700
@@ -56,7 +56,7 @@ def test_the_folder_is_the_one_the_environment_names(monkeypatch: pytest.MonkeyP
     assert state_home() == tmp_path / "deep" / "state"
     monkeypatch.setenv("DPDIST_STATE_HOME", "")
     assert state_home() == tmp_path / "xdg" / "dpdist"
-    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # which the specification of XDG tells to ignore
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # ignored according to the XDG specification
     assert state_home() == tmp_path / ".local" / "state" / "dpdist"
     monkeypatch.setenv("DPDIST_STATE_HOME", "relative")
     with pytest.raises(UsageError, match="absolute"):
@@ -64,9 +64,9 @@ def test_the_folder_is_the_one_the_environment_names(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("identity", ["../../escape", "", "A" * 32])
-def test_an_identity_that_is_none_names_no_file(identity: str) -> None:
-    for use in (FolderWitness().place, state_folder.seen):
-        with pytest.raises(DataError, match="proper identity"):
+def test_an_invalid_identity_names_no_file(identity: str) -> None:
+    for use in (FolderWitness().path, state_folder.seen):
+        with pytest.raises(DataError, match="valid identity"):
             use(identity)
 
 
@@ -84,7 +84,7 @@ def test_who_holds_a_witness_for_too_long_makes_others_give_up_for_now(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_folder, "WAIT_SECONDS", 0)
-    with FolderWitness().held(ledger.ledger_id), pytest.raises(ResumableError, match="Another process"):
+    with FolderWitness().locked(ledger.ledger_id), pytest.raises(ResumableError, match="Another process"):
         reserve(ledger, "a")
     assert reserve(ledger, "a") is State.RESERVED
 
@@ -122,12 +122,12 @@ def test_a_file_of_other_types_with_a_digest_of_its_own_is_damaged(
 ) -> None:
     committed(ledger, "a", b"bytes")
     for path in (file_of(ledger), state_home() / "datasets" / f"{DATASET}.json"):
-        kept = path.read_bytes()
-        content = change(json.loads(kept.partition(b"\n")[0]))
+        original = path.read_bytes()
+        content = change(json.loads(original.partition(b"\n")[0]))
         body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
         path.write_bytes(body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n")
         with pytest.raises(DataError, match="damaged"):
             ledger.require_current()
-        path.write_bytes(kept)
+        path.write_bytes(original)
     ledger.require_current()
     assert state_folder.seen(DATASET).ledger_id == ledger.ledger_id

@@ -1,4 +1,4 @@
-"""A copy of a ledger, or one restored from a backup, draws nothing a second time; a crash locks nobody out."""
+"""A copy or restored backup of a ledger draws nothing twice, and no crash locks users out."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def released(place: LedgerAddress, release_id: str, content: bytes) -> bytes:
 
 
 def released_elsewhere(place: LedgerAddress, release_id: str, tmp_path: Path) -> None:
-    """Release on a machine that this one cannot see, as PRIVACY.md says."""
+    """Release on another machine without the witness, as in PRIVACY.md."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))
         assert released(place, release_id, b"there") == b"there"
 
 
 def test_a_copy_that_is_behind_spends_nothing_of_any_kind(place: LedgerAddress) -> None:
-    made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3"), periodic=True)
-    begun(made, "b")
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3"), periodic=True)
+    begun(ledger, "b")
     twin = Ledger(copy_of(place))
     assert released(place, "a", b"first draw") == b"first draw"
     head = twin.head
@@ -62,20 +62,20 @@ def test_a_copy_that_is_behind_spends_nothing_of_any_kind(place: LedgerAddress) 
         lambda: twin.close_period("p", SEAL),
     ):
         with pytest.raises(
-            RefusedError, match=r"behind its witness.*elsewhere: a\. Nothing was drawn.*dpdist ledger adopt"
+            RefusedError, match=r"behind its witness.*another copy: a\. Nothing was drawn.*dpdist ledger adopt"
         ):
             use()
     with pytest.raises(RefusedError, match="older copy"):
         twin.verify()
     assert (twin.head, twin.missing()) == (head, ["a"])
-    assert twin.abort("b")  # to take back what was never committed is no harm
-    # the ledger itself goes on
+    assert twin.abort("b")  # refunding an uncommitted release is harmless
+    # the ledger itself continues
     assert released(place, "a", b"never drawn") == b"first draw"
     assert released(place, "c", b"next") == b"next"
 
 
 @pytest.mark.usefixtures("ledger")
-def test_whether_a_ledger_is_current_is_told_and_nothing_is_written(place: LedgerAddress, state: Path) -> None:
+def test_a_check_whether_a_ledger_is_current_writes_nothing(place: LedgerAddress, state: Path) -> None:
     Ledger(place).require_current()
     assert not state.exists()
     twin = copy_of(place)
@@ -88,11 +88,11 @@ def test_whether_a_ledger_is_current_is_told_and_nothing_is_written(place: Ledge
     shutil.rmtree(state)
     with pytest.raises(RefusedError, match=r"The witness of the ledger .* is missing"):
         Ledger(place).require_current()
-    Ledger(twin).require_current()  # as it always was where nothing was committed
+    Ledger(twin).require_current()  # as always if nothing was committed
     assert not state.exists()
 
 
-def test_what_was_released_elsewhere_is_adopted_charged_and_never_drawn(ledger: Ledger, place: LedgerAddress) -> None:
+def test_releases_of_another_copy_are_adopted_charged_and_never_drawn(ledger: Ledger, place: LedgerAddress) -> None:
     released(place, "a", b"first")
     backup = copy_of(place, "backup")
     released(place, "b", b"second")
@@ -107,21 +107,21 @@ def test_what_was_released_elsewhere_is_adopted_charged_and_never_drawn(ledger: 
         with pytest.raises(RefusedError, match="another copy"):
             use()
     assert not restored.abort("b")
-    # which head an adopted release tells is known to the copy that committed it
-    remembered = [restored.remembers(*asked) for asked in (("b", "f" * 64), ("a", "f" * 64), ("c", restored.head))]
+    # only the copy that committed an adopted release knows its head
+    remembered = [restored.remembers(*pair) for pair in (("b", "f" * 64), ("a", "f" * 64), ("c", restored.head))]
     assert remembered == [True, False, False]
     assert released(backup, "a", b"never drawn") == b"first"
     assert released(backup, "c", b"third") == b"third"
     with pytest.raises(RefusedError, match="budget"):
         reserve(restored, "d")
-    # now the other one is behind, and may adopt in its turn
+    # now the other one is behind, and may adopt too
     assert ledger.adopt() == ["c"]
     assert content_of(ledger, "b") == b"second"
     assert epsilon_spent(ledger) == 3
 
 
 @pytest.mark.usefixtures("ledger")
-def test_adopting_refunds_what_was_under_way_and_never_given_out_and_binds_the_adopted_id(place: LedgerAddress) -> None:
+def test_adopting_refunds_unfinished_releases_and_binds_the_adopted_id(place: LedgerAddress) -> None:
     twin = Ledger(copy_of(place))
     fence = begun(twin, "b")
     released(place, "a", b"draw")
@@ -152,13 +152,13 @@ def test_closed_periods_are_adopted_with_the_releases_that_read_them(place: Ledg
 
 
 def test_rows_that_two_copies_closed_as_different_periods_are_charged_once(place: LedgerAddress) -> None:
-    made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1"), periodic=True)
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1"), periodic=True)
     twin = Ledger(copy_of(place))
-    made.close_period("2026-01-06", SEAL)
+    ledger.close_period("2026-01-06", SEAL)
     twin.close_period("2026-01-05", SEAL)
     twin.close_period("2026-01-07", "7" * 64)
-    made.reserve("a", periods={"2026-01-06": SEAL}, **ASKED)
-    drawn(made, "a", b"draw")
+    ledger.reserve("a", periods={"2026-01-06": SEAL}, **ASKED)
+    drawn(ledger, "a", b"draw")
     assert twin.adopt() == ["a"]
     head = twin.head
     for name in ("2026-01-05", "2026-01-06"):
@@ -176,24 +176,24 @@ def test_the_caps_are_adopted_that_were_fixed_before_the_first_answer(place: Led
     point = {**ASKED, "guarantee": replace(pure(), loss=PrivacyLoss.parse("0.5", "1e-6"))}
     twin.reserve("point", **point)
     ledger.reserve("a", **{**ASKED, "guarantee": gaussian("1", "1e-6")})
-    assert twin.caps != ledger.caps  # what is reserved first may decide of them
+    assert twin.caps != ledger.caps  # the first reservation may determine them
     drawn(ledger, "a", b"draw")
     twin.adopt()
     assert twin.caps == ledger.caps
     assert twin.balance().left == ledger.balance().left
     twin.verify()
-    for each in (twin, ledger):
-        with pytest.raises(RefusedError, match="budget"):  # the caps that the answer precedes
-            each.reserve("point", **point)
+    for copy in (twin, ledger):
+        with pytest.raises(RefusedError, match="budget"):  # caps fixed after the answer
+            copy.reserve("point", **point)
 
 
-def test_a_price_that_follows_from_what_another_copy_charged_is_not_chosen_anew(place: LedgerAddress) -> None:
-    """A release that could be charged as Gaussian or as pure was charged as one, and no later answer may change it."""
+def test_a_price_that_depends_on_charges_of_another_copy_is_not_chosen_again(place: LedgerAddress) -> None:
+    """A release with two possible prices was charged one of them, and no later answer may change it."""
     mixed = PrivacyLoss.declared("2", "1e-5", "0.5")
     ledger = Ledger.create(place, dataset_id=DATASET, budget=mixed)
     twin = Ledger(copy_of(place))
     small = replace(pure(), loss=PrivacyLoss.parse("0.25", "0"))
-    # the first has one price: no pure part holds it
+    # the first has one price: it exceeds all pure parts
     for name, guarantee, exhausted in (("a", gaussian("1", "1e-6"), False), ("b", small, True)):
         ledger.reserve(name, **{**ASKED, "guarantee": guarantee})
         drawn(ledger, name, b"draw")
@@ -219,43 +219,43 @@ def test_two_draws_that_two_machines_gave_out_are_both_charged(place: LedgerAddr
 
 
 @pytest.mark.parametrize("neighbours", Neighbours)
-def test_draws_of_two_machines_beyond_the_budget_or_of_two_relations_are_told_as_what_they_are(
+def test_draws_of_two_machines_beyond_the_budget_or_of_two_relations_are_reported(
     place: LedgerAddress, tmp_path: Path, neighbours: Neighbours
 ) -> None:
-    # a row replaced is one removed and one added: a loss under one relation cannot be added to one under the other
+    # losses under different relations cannot be added
     budget = PrivacyLoss.parse("1" if neighbours is Neighbours.REPLACE_ONE else "3")
     ledger = Ledger.create(place, dataset_id=DATASET, budget=budget)
-    assert "keeps the budget, even if" in ledger.balance().promise
+    assert "keep the budget, even if" in ledger.balance().promise
     twin = copy_of(place)
-    asked = {**ASKED, "guarantee": pure(1, neighbours)}
-    ledger.reserve("a", **asked)
+    request = {**ASKED, "guarantee": pure(1, neighbours)}
+    ledger.reserve("a", **request)
     drawn(ledger, "a", b"here")
     released_elsewhere(twin, "b", tmp_path)
     brought = Ledger(twin)
     assert (brought.adopt(), ledger.adopt()) == (["a"], ["b"])
-    for each in (ledger, brought):
-        balance = each.balance()
-        assert balance.promise == "all of it together exceeds the budget"
-        assert str(balance) == "charged 2 releases; left: nothing, because what is charged exceeds the budget"
+    for copy in (ledger, brought):
+        balance = copy.balance()
+        assert balance.promise == "all charges together exceed the budget"
+        assert str(balance) == "charged 2 releases; left: nothing, because the charges exceed the budget"
         with pytest.raises(DataError, match="without a common witness"):
-            reserve(each, "c")
+            reserve(copy, "c")
         with pytest.raises(DataError, match="without a common witness"):
-            each.reserve("d", **asked)
+            copy.reserve("d", **request)
         with pytest.raises(DataError, match="exceed its budget"):
-            each.verify()
+            copy.verify()
 
 
 def test_a_lost_witness_stops_all_and_costs_the_whole_budget(ledger: Ledger, place: LedgerAddress, state: Path) -> None:
     released(place, "a", b"draw")
     begun(ledger, "b")
-    shutil.rmtree(state)  # a container's home, or a job on another host
+    shutil.rmtree(state)  # as in a new container, or on another host
     cure = r"mount the volume.*DPDIST_STATE_HOME.*dpdist ledger adopt.*whole budget"
     for use in (lambda: reserve(ledger, "c"), lambda: ledger.begin("b"), lambda: ledger.commit("b", 1, [b"draw"])):
         with pytest.raises(RefusedError, match=cure):
             use()
     ledger.verify()
     for _ in range(2):
-        assert released(place, "a", b"never drawn") == b"draw"  # bytes that are out may be given out again
+        assert released(place, "a", b"never drawn") == b"draw"  # published bytes may be given out again
         assert ledger.adopt() == []
     assert ledger.exhausted
     assert ledger.balance().closed
@@ -274,23 +274,21 @@ def test_the_whole_budget_is_charged_to_every_copy_once_a_witness_was_lost(
     released(third, "b", b"the draw of b that is out")
     shutil.rmtree(state)
     assert ledger.adopt() == []
-    for each in (Ledger(twin), Ledger(third)):
+    for copy in (Ledger(twin), Ledger(third)):
         with pytest.raises(RefusedError, match=r"witness.*whole budget.*dpdist ledger adopt"):
-            each.verify()
-        assert each.exhausted_elsewhere
-        assert each.adopt() == []
-        assert (each.exhausted, each.exhausted_elsewhere) == (True, False)
-        each.verify()
+            copy.verify()
+        assert copy.exhausted_elsewhere
+        assert copy.adopt() == []
+        assert (copy.exhausted, copy.exhausted_elsewhere) == (True, False)
+        copy.verify()
         with pytest.raises(RefusedError, match="whole budget"):
-            reserve(each, "c")
+            reserve(copy, "c")
     with pytest.raises(RefusedError):
         reserve(Ledger(twin), "b")  # a second draw of b would undo the noise of the first
     assert released(third, "b", b"never drawn") == b"the draw of b that is out"
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_charged_or_drawn(
-    ledger: Ledger, state: Path
-) -> None:
+def test_an_unwritable_folder_is_reported_before_anything_is_charged_or_drawn(ledger: Ledger, state: Path) -> None:
     state.parent.mkdir()
     state.write_text("a file is in the way")
     head = ledger.head
@@ -310,7 +308,7 @@ def test_a_full_disk_stops_the_commit_and_the_same_command_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
-        # the second is committed, and not seen by the witness: not given out
+        # the second is committed, but not in the witness: not given out
         for use in (lambda: ledger.commit("a", fence, [b"draw"]), lambda: content_of(Ledger(place), "a")):
             with pytest.raises(kind, match="DPDIST_STATE_HOME"):
                 use()
@@ -334,7 +332,7 @@ def _dies_after_the_witness(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("death", [_dies_before_the_witness, _dies_after_the_witness])
 @pytest.mark.parametrize("first", ["ledger", "copy"])
-def test_a_death_around_the_witness_locks_nobody_out_and_gives_out_one_draw(
+def test_a_death_around_the_witness_locks_no_copy_out_and_gives_out_one_draw(
     ledger: Ledger,
     place: LedgerAddress,
     monkeypatch: pytest.MonkeyPatch,
@@ -348,16 +346,16 @@ def test_a_death_around_the_witness_locks_nobody_out_and_gives_out_one_draw(
         with pytest.raises(DiedError):
             ledger.commit("a", fence, [b"ours"])
     assert [record.state for record in ledger.records] == [State.COMMITTED]
-    seen = death is _dies_after_the_witness
-    if first == "ledger" or seen:
-        if seen:
+    witnessed = death is _dies_after_the_witness
+    if first == "ledger" or witnessed:
+        if witnessed:
             with pytest.raises(RefusedError):
                 reserve(Ledger(twin), "a")
         assert released(place, "a", b"never drawn") == b"ours"
         with pytest.raises(RefusedError):
             released(twin, "a", b"theirs")
         return
-    # nobody saw our draw: the copy may draw, and then ours is never given out
+    # our draw was not given out: the copy may draw, and then ours never is
     assert released(twin, "a", b"theirs") == b"theirs"
     for _ in range(2):
         with pytest.raises(RefusedError):
@@ -369,7 +367,7 @@ def test_a_death_around_the_witness_locks_nobody_out_and_gives_out_one_draw(
     assert epsilon_spent(mended) == 1
 
 
-def test_what_the_witness_has_seen_is_not_taken_back_when_another_release_is_adopted(
+def test_recorded_releases_stay_when_another_release_is_adopted(
     ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twin = copy_of(place)
@@ -385,7 +383,7 @@ def test_what_the_witness_has_seen_is_not_taken_back_when_another_release_is_ado
     assert epsilon_spent(ledger) == 2
 
 
-def test_a_death_while_adopting_is_mended_by_adopting_again(
+def test_adopting_again_repairs_a_death_while_adopting(
     ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch, state: Path
 ) -> None:
     released(place, "a", b"draw")

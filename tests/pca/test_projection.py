@@ -145,7 +145,7 @@ def test_models_and_scores_never_replace_what_exists(tmp_path: Path, table: Rows
     before = model.joinpath("zarr.json").read_bytes()
     with pytest.raises(DataError, match="exists already"):
         write_model(model, 2 * MEAN)
-    with pytest.raises(DataError, match="Create it first"):
+    with pytest.raises(DataError, match="Create it, then run"):
         write_model(tmp_path / "nowhere" / "model.zarr")
     assert model.joinpath("zarr.json").read_bytes() == before
     (tmp_path / "scores.zarr").write_text("precious")

@@ -117,7 +117,7 @@ def test_whatever_the_draws_depend_on_is_in_the_id_and_the_id_stands_for_one(row
     assert named.release_id(found) == GAUSSIAN.release_id(found)
     fresh = [release_rows(rows, tmp_path / "r.zarr", replace(GAUSSIAN, name="census")).fresh for _ in range(2)]
     assert fresh == [True, False]
-    with pytest.raises(RefusedError, match="stands for other parameters"):
+    with pytest.raises(RefusedError, match="is already used with other parameters"):
         release_rows(rows, tmp_path / "other.zarr", replace(other, name="census"))
 
 

@@ -217,7 +217,7 @@ def test_rows_in_a_store_without_a_budget_are_released_for_reproduction(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No ledger can be next to them, and none is needed."""
-    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    monkeypatch.setitem(stores.SCHEMES, "memory", MemoryStore)
     rows = store_at(f"memory://{tmp_path.name}/rows.zarr")
     budget.ingest_rows(source, rows)
     exact = release.release_rows(rows, tmp_path / "exact.zarr", EXACT).release

@@ -371,7 +371,7 @@ def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted
     transaction: MomentTransaction,
 ) -> None:
     forgotten = restored_after_a_release(transaction)
-    with pytest.raises(RefusedError, match=r"committed elsewhere: census\. Nothing was drawn"):
+    with pytest.raises(RefusedError, match=r"release of another copy: census\. Nothing was drawn"):
         transaction.reserve()
     restored = ledger_of(transaction)
     assert restored.records == []

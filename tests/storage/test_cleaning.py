@@ -1,4 +1,4 @@
-"""What is called like a leftover and is none stays; what cannot be known to be one is refused."""
+"""Cleaning removes leftovers of this user only, and refuses if names could be forged."""
 
 from __future__ import annotations
 
@@ -21,84 +21,84 @@ TOKEN, OTHER = "0" * 32, "f" * 32
 
 
 def litter(folder: Path, name: str = ".rows.zarr.0123abcd.partial") -> Path:
-    """Make what a killed builder leaves, two days ago."""
-    aside = folder / name
-    (aside / "c").mkdir(parents=True)
-    (aside / "c" / "0").write_bytes(b"rows")
-    aged(aside)
-    return aside
+    """Create the leftover of a builder that was killed two days ago."""
+    staging = folder / name
+    (staging / "c").mkdir(parents=True)
+    (staging / "c" / "0").write_bytes(b"rows")
+    aged(staging)
+    return staging
 
 
 def aged(root: Path, when: float = OLD) -> None:
-    """Let a folder be old, with all that is in it."""
+    """Set the times of a folder and its contents."""
     for path in (root, *root.rglob("*")):
         os.utime(path, (when, when), follow_symlinks=False)
 
 
 def test_the_command_lists_what_it_removed(tmp_path: Path, call: Call) -> None:
-    aside, rows = litter(tmp_path), tmp_path / "rows.zarr"
+    staging, rows = litter(tmp_path), tmp_path / "rows.zarr"
     rows.mkdir()
     (rows / ".zarr.json.0123abcd.partial").write_bytes(b"{}")
     aged(rows)
     names = (".other.zarr.0123abcd.partial", ".rows.zarr.partial", "rows.zarr.0.partial", ".rows.zarr.00000000.partial")
-    kept = [litter(tmp_path, name) for name in names]
-    (kept[-1] / "c" / "1").write_bytes(b"rows")  # it is young
-    said = call("inspect", "--clean", "--json", rows)
-    assert said.json["removed"] == [str(aside), str(rows / ".zarr.json.0123abcd.partial")]
-    assert not aside.exists()
-    assert all(path.exists() for path in (rows, *kept))
+    others = [litter(tmp_path, name) for name in names]
+    (others[-1] / "c" / "1").write_bytes(b"rows")  # young
+    result = call("inspect", "--clean", "--json", rows)
+    assert result.json["removed"] == [str(staging), str(rows / ".zarr.json.0123abcd.partial")]
+    assert not staging.exists()
+    assert all(path.exists() for path in (rows, *others))
     assert "Nothing was left" in call("inspect", "--clean", rows).out
     assert call("inspect", "--clean", "--verify", rows).code == 2
 
 
-def a_hard_link(aside: Path) -> None:
-    (aside.parent / "precious").write_bytes(b"rows")
-    (aside / "c" / "1").hardlink_to(aside.parent / "precious")
+def a_hard_link(staging: Path) -> None:
+    (staging.parent / "precious").write_bytes(b"rows")
+    (staging / "c" / "1").hardlink_to(staging.parent / "precious")
 
 
-def a_link_in_its_place(aside: Path) -> None:
-    aside.rename(aside.parent / "precious")
-    aside.symlink_to(aside.parent / "precious")
+def a_link_in_its_place(staging: Path) -> None:
+    staging.rename(staging.parent / "precious")
+    staging.symlink_to(staging.parent / "precious")
 
 
 PLANTED: dict[str, Callable[[Path], object]] = {
-    "a link": lambda aside: (aside / "c" / "1").symlink_to(aside.parent),
+    "a link": lambda staging: (staging / "c" / "1").symlink_to(staging.parent),
     "a hard link": a_hard_link,
-    "a pipe": lambda aside: os.mkfifo(aside / "c" / "1"),
-    "the future": lambda aside: aged(aside, time.time() + 1e6),
+    "a pipe": lambda staging: os.mkfifo(staging / "c" / "1"),
+    "the future": lambda staging: aged(staging, time.time() + 1e6),
     "a link in its place": a_link_in_its_place,
 }
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_what_no_builder_of_this_user_left_stays(tmp_path: Path, planted: str) -> None:
-    aside = litter(tmp_path)
-    PLANTED[planted](aside)
+def test_files_of_other_origin_stay(tmp_path: Path, planted: str) -> None:
+    staging = litter(tmp_path)
+    PLANTED[planted](staging)
     if planted != "the future":
         aged(tmp_path)
     assert store_at(tmp_path / "rows.zarr").clean() == ()
-    assert (aside / "c" / "0").exists()
+    assert (staging / "c" / "0").exists()
 
 
-def test_what_belongs_to_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    aside = litter(tmp_path)
+def test_files_of_another_user_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = litter(tmp_path)
     monkeypatch.setattr("dpdist.storage.cleaning._require_own", lambda _: None)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert store_at(tmp_path / "rows.zarr").clean() == ()
-    assert aside.exists()
+    assert staging.exists()
 
 
-def test_where_others_could_have_given_the_name_nothing_is_removed(tmp_path: Path) -> None:
+def test_nothing_is_removed_if_others_could_have_given_the_name(tmp_path: Path) -> None:
     folder = tmp_path / "shared" / "mine"
     folder.mkdir(parents=True)
-    aside = litter(folder)
+    staging = litter(folder)
     for open_to_all in (folder, folder.parent):
         open_to_all.chmod(0o777)
-        with pytest.raises(DataError, match="Others can change"):
+        with pytest.raises(DataError, match="Other users can change"):
             store_at(folder / "rows.zarr").clean()
         open_to_all.chmod(0o755)
-    assert aside.exists()
-    assert store_at(folder / "rows.zarr").clean() == (str(aside),)
+    assert staging.exists()
+    assert store_at(folder / "rows.zarr").clean() == (str(staging),)
 
 
 @pytest.fixture
@@ -113,18 +113,18 @@ def put(server: S3Server, *keys: str, content: bytes = b"dpdist-attempt/1 buildi
         server.client.put_object(Bucket="private", Key=key, Body=content)
 
 
-def test_in_a_bucket_only_what_dpdist_began_and_nobody_named_is_removed(server: S3Server, place: str) -> None:
-    kept = [
+def test_in_a_bucket_only_abandoned_prefixes_are_removed(server: S3Server, place: str) -> None:
+    other_keys = [
         f"{place}/{OTHER}/c/0", f"{place}/{TOKEN[:-1]}/c/0", f"{place}/{TOKEN[:-1]}.attempt", f"{place}.b/{TOKEN}/c/0",
         f"{place}.b/{TOKEN}.attempt", f"{TOKEN}/c/0", f"{TOKEN}.attempt", f"{place}/sub/{TOKEN}/c/0", f"{place}.lease",
     ]  # fmt: skip
-    put(server, *kept, f"{place}/{TOKEN}/c/0", f"{place}/{TOKEN}/zarr.json", f"{place}/{TOKEN}.attempt")
+    put(server, *other_keys, f"{place}/{TOKEN}/c/0", f"{place}/{TOKEN}/zarr.json", f"{place}/{TOKEN}.attempt")
     store = store_at(f"s3://private/{place}")
     assert store.clean() == ()  # too young, by the clock of the store
     assert store.clean(0) == (f"s3://private/{place}/{TOKEN}",)
-    found = set(server.keys("private"))
-    assert set(kept) <= found
-    assert not any(key.startswith(f"{place}/{TOKEN}") for key in found)
+    remaining = set(server.keys("private"))
+    assert set(other_keys) <= remaining
+    assert not any(key.startswith(f"{place}/{TOKEN}") for key in remaining)
 
 
 def pointer(described: dict[str, str]) -> bytes:
@@ -142,7 +142,7 @@ def pointer(described: dict[str, str]) -> bytes:
         (b"", None),
     ],
 )
-def test_what_is_published_or_of_an_unknown_state_stays(
+def test_published_prefixes_and_unknown_states_stay(
     server: S3Server, place: str, attempt: bytes, root: bytes | None
 ) -> None:
     put(server, f"{place}/{TOKEN}/c/0")

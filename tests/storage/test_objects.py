@@ -1,4 +1,4 @@
-"""What object stores promise: no half of a release is seen, a race has one winner, a fault has a sentence."""
+"""Object stores: partial releases are invisible, a race has one winner, and errors are reported in a sentence."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ROWS = np.random.default_rng(7).integers(0, 9, (50, 4)).astype(np.uint8)
 
 @dataclass
 class Scene:
-    """Rows in a bucket, a ledger in a folder, and what stands between them and the server."""
+    """Rows in a bucket, a ledger in a folder, and a proxy in front of the server."""
 
     folder: Path
     server: S3Server
@@ -83,7 +83,7 @@ class Scene:
 
 @pytest.fixture
 def scene(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    monkeypatch.setattr(connections, "_RETRIES", {"max_retries": 0})  # so that a fault is told at once
+    monkeypatch.setattr(connections, "_RETRIES", {"max_retries": 0})  # report faults at once
     monkeypatch.setattr(Cluster, "named", False)
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", ROWS.nbytes // 5)
     np.save(tmp_path / "t.npy", ROWS)
@@ -94,8 +94,8 @@ def scene(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_plain_zarr_reads_rows_and_releases(scene: Scene) -> None:
-    def group(place: str) -> zarr.Group:
-        bucket, _, prefix = place.removeprefix("s3://").partition("/")
+    def group(address: str) -> zarr.Group:
+        bucket, _, prefix = address.removeprefix("s3://").partition("/")
         store = S3Store(bucket, prefix=prefix, client_options={"allow_http": True})
         return zarr.open_group(ZarrStore(store, read_only=True), mode="r")
 
@@ -113,14 +113,14 @@ def test_plain_zarr_reads_rows_and_releases(scene: Scene) -> None:
     ]  # fmt: skip
 
 
-def test_a_table_in_place_may_lie_in_a_store(scene: Scene) -> None:
+def test_a_registered_table_may_be_in_a_store(scene: Scene) -> None:
     first, again = (register_rows(scene.source, scene.rows, budget=BUDGET, ledger=scene.place) for _ in range(2))
     assert (first.rows, again.dataset_id) == (50, first.dataset_id)
     assert scene.release()
     scene.require_one_release()
 
 
-def test_a_store_says_nothing_of_credentials(scene: Scene) -> None:
+def test_a_store_contains_no_credentials(scene: Scene) -> None:
     store = store_at(scene.rows)
     store.exists()
     for text in (repr(store), str(store), pickle.dumps(store).decode("latin-1")):
@@ -133,21 +133,21 @@ KEYS = ("c/0", "zarr.json")
 
 
 def build(store: ObjectStore, identity: str, *, content: bytes = b"{}", fails: bool = False) -> None:
-    with store.staged("release", identity=lambda: identity, keys=lambda: KEYS) as aside:
-        aside.put("c/0", identity.encode())
-        aside.put("zarr.json", content)
+    with store.staged("release", identity=lambda: identity, keys=lambda: KEYS) as staging:
+        staging.put("c/0", identity.encode())
+        staging.put("zarr.json", content)
         if fails:
             raise ZeroDivisionError
 
 
-def test_nothing_is_seen_before_the_root_and_another_identity_is_refused(scene: Scene) -> None:
+def test_nothing_is_visible_before_the_root_and_another_identity_is_refused(scene: Scene) -> None:
     store = ObjectStore(scene.target)
     with pytest.raises(ZeroDivisionError):
         build(store, "one", fails=True)
     assert not store.exists()
     with pytest.raises(OSError, match=r"zarr\.json"):
         store.get("zarr.json")
-    with pytest.raises(DataError, match="was begun as another release"):
+    with pytest.raises(DataError, match="was started as another release"):
         build(store, "two")
     build(store, "one")
     assert (store.get("c/0"), store.get("zarr.json")) == (b"one", b"{}")
@@ -156,10 +156,10 @@ def test_nothing_is_seen_before_the_root_and_another_identity_is_refused(scene: 
     assert sorted(scene.objects("release.zarr")) == [".lease", "/c/0", "/zarr.json"]
 
 
-def test_objects_that_others_put_at_a_place_become_no_part_of_a_release(scene: Scene) -> None:
+def test_foreign_objects_do_not_become_part_of_a_release(scene: Scene) -> None:
     store = ObjectStore(scene.target)
     with pytest.raises(ZeroDivisionError):
-        build(store, "one", fails=True)  # its leftovers are its own
+        build(store, "one", fails=True)  # its own leftovers are accepted
     foreign = {"Bucket": "private", "Key": f"{scene.folder.name}/release.zarr/extra/zarr.json"}
     scene.server.client.put_object(**foreign, Body=b"{}")
     with pytest.raises(DataError, match=r"'extra/zarr\.json'"):
@@ -170,7 +170,7 @@ def test_objects_that_others_put_at_a_place_become_no_part_of_a_release(scene: S
     assert sorted(key for key, _ in store.list()) == list(KEYS)
 
 
-def test_two_of_one_identity_at_once_leave_one(scene: Scene) -> None:
+def test_concurrent_builders_of_one_identity_publish_one_release(scene: Scene) -> None:
     store = ObjectStore(scene.target)
     with store.staged("release", identity=lambda: "one", keys=lambda: KEYS) as slow:
         slow.put("zarr.json", b"{}")
@@ -181,28 +181,28 @@ def test_two_of_one_identity_at_once_leave_one(scene: Scene) -> None:
     assert sorted(scene.objects("release.zarr")) == [".lease", "/c/0", "/zarr.json"]
 
 
-def test_a_pointer_that_was_created_though_the_answer_was_lost_is_taken(scene: Scene) -> None:
-    """The request is repeated by the library, which is then told that the object exists already."""
+def test_a_pointer_whose_answer_was_lost_is_accepted(scene: Scene) -> None:
+    """The library repeats the request, and gets the answer that the object exists."""
     store = ObjectStore(scene.rows)
-    with store.staged("rows") as aside:
-        aside.put("x", b"1")
-        assert isinstance(aside, ObjectStore)
-        assert aside.folder is not None
-        said = {"attributes": {"dpdist": {"format": "dpdist-pointer/1", "prefix": aside.folder[-32:]}}}
-        pointer = json.dumps(said | {"zarr_format": 3, "node_type": "group"}, indent=2).encode()
+    with store.staged("rows") as staging:
+        staging.put("x", b"1")
+        assert isinstance(staging, ObjectStore)
+        assert staging.folder is not None
+        attributes = {"attributes": {"dpdist": {"format": "dpdist-pointer/1", "prefix": staging.folder[-32:]}}}
+        pointer = json.dumps(attributes | {"zarr_format": 3, "node_type": "group"}, indent=2).encode()
         key = f"{scene.folder.name}/rows.zarr/zarr.json"
         scene.server.client.put_object(Bucket="private", Key=key, Body=pointer)
     assert store.get("x") == b"1"
 
 
-def test_rows_get_one_ledger_though_two_machines_ask_at_once(
+def test_rows_get_one_ledger_if_two_machines_create_one_at_once(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ingest(scene.source, store_at(scene.rows), budget=BUDGET)
     bind = arrays.set_attributes
 
     def late(*arguments: Any, **options: Any) -> None:
-        """Another machine, which sees no lock of this one and has a state folder of its own, is faster."""
+        """Another machine without this lock and state folder is faster."""
         monkeypatch.setattr(dataset, "set_attributes", bind)
         monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "other"))
         create_ledger(tmp_path / "other.ledger", scene.rows)
@@ -210,7 +210,7 @@ def test_rows_get_one_ledger_though_two_machines_ask_at_once(
 
     monkeypatch.setattr(dataset, "set_attributes", late)
     monkeypatch.setattr(connections, "locked_here", lambda _: nullcontext())
-    with pytest.raises(ResumableError, match="meanwhile"):
+    with pytest.raises(ResumableError, match="Another process changed"):
         create_ledger(scene.place, scene.rows)
     assert open_rows(scene.rows).ledger_id == Ledger(tmp_path / "other.ledger").ledger_id
     with pytest.raises(RefusedError):
@@ -218,12 +218,12 @@ def test_rows_get_one_ledger_though_two_machines_ask_at_once(
     assert losses(Ledger(scene.place)) == []
 
 
-def test_what_was_replaced_meanwhile_is_not_replaced(scene: Scene) -> None:
+def test_a_concurrent_replacement_is_not_overwritten(scene: Scene) -> None:
     store = ObjectStore(scene.rows)
-    with store.staged("rows") as aside:
-        aside.put("x", b"old")
+    with store.staged("rows") as staging:
+        staging.put("x", b"old")
     store.replace("x", b"new", "rows", expected=b"old")
-    with pytest.raises(ResumableError, match="meanwhile"):
+    with pytest.raises(ResumableError, match="Another process changed"):
         store.replace("x", b"other", "rows", expected=b"old")
     key = f"{store.absolute().folder}/x"
 
@@ -233,12 +233,12 @@ def test_what_was_replaced_meanwhile_is_not_replaced(scene: Scene) -> None:
             scene.server.client.put_object(Bucket="private", Key=key, Body=b"theirs")
 
     scene.proxy.fault = faster
-    with pytest.raises(ResumableError, match="meanwhile"):
+    with pytest.raises(ResumableError, match="Another process changed"):
         store.replace("x", b"other", "rows", expected=b"new")
     assert store.get("x") == b"theirs"
 
 
-def test_a_release_killed_again_and_again_while_it_is_published_is_finished_by_the_same_command(
+def test_the_same_command_finishes_a_release_that_was_killed_repeatedly_during_publication(
     scene: Scene, server: S3Server
 ) -> None:
     scene.ingest()
@@ -246,11 +246,11 @@ def test_a_release_killed_again_and_again_while_it_is_published_is_finished_by_t
         "release", scene.rows, scene.target, "--epsilon", "1", "--clip", "20", "--mechanism", "laplace", "--ledger",
         str(scene.place),
     ]  # fmt: skip
-    words, digests = scene.folder / "words", set[str | None]()
+    output, digests = scene.folder / "words", set[str | None]()
     with forking(server.environment) as forks:
         for number, point in enumerate(("with half of the objects", "after the root object")):
             marker = scene.folder / f"struck{number}"
-            assert forks.start(words, ["kill", point, str(marker), "inline", *arguments]).wait() == -signal.SIGKILL
+            assert forks.start(output, ["kill", point, str(marker), "inline", *arguments]).wait() == -signal.SIGKILL
             assert marker.exists()
             there = point == "after the root object"
             assert store_at(scene.target).exists() is ("/zarr.json" in scene.objects("release.zarr")) is there
@@ -258,56 +258,56 @@ def test_a_release_killed_again_and_again_while_it_is_published_is_finished_by_t
             assert record.state is State.COMMITTED
             digests.add(record.digest)
         published = scene.objects("release.zarr")
-        assert forks.start(words, ["note", "", str(marker), "inline", *arguments]).wait() == 0, words.read_text()
+        assert forks.start(output, ["note", "", str(marker), "inline", *arguments]).wait() == 0, output.read_text()
     scene.require_one_release()
     assert digests == {Ledger(scene.place).records[0].digest}
     assert scene.objects("release.zarr") == published
-    assert "Traceback" not in words.read_text()
+    assert "Traceback" not in output.read_text()
 
 
 def on(method: str, part: str, answer: Answer, *, after: int = 0) -> Callable[[str, str], Answer | None]:
-    """Return a fault: requests of a method for a part of a path are answered otherwise, after so many."""
+    """Return a fault: after ``after`` requests of a method for a part of a path, send another answer."""
     count = itertools.count()
-    return lambda asked, path: answer if asked == method and part in path and next(count) >= after else None
+    return lambda requested, path: answer if requested == method and part in path and next(count) >= after else None
 
 
 FAULTS: tuple[tuple[Answer, type[DpdistError], str], ...] = (
-    (DENIED, DataError, "the store denies it to these credentials"),
-    (EXPIRED, DataError, "the store does not accept them any more"),
-    (GONE, ResumableError, "ends connections"),
-    ((503, "SlowDown"), ResumableError, "ends connections"),
+    (DENIED, DataError, "the store denies access to these credentials"),
+    (EXPIRED, DataError, "the store does not accept them"),
+    (GONE, ResumableError, "keeps closing connections"),
+    ((503, "SlowDown"), ResumableError, "keeps closing connections"),
 )
 
 
 @contextmanager
-def told(kind: type[DpdistError], said: str) -> Iterator[None]:
-    """Check that an error says what happened, and repeats nothing that the store or obstore said."""
-    with pytest.raises(kind, match=said) as caught:
+def told(kind: type[DpdistError], message: str) -> Iterator[None]:
+    """Check the message of an error, which must not quote the store or obstore."""
+    with pytest.raises(kind, match=message) as caught:
         yield
     assert not any(word in str(caught.value) for word in ("secretword", "127.0.0.1"))
     assert caught.value.__cause__ is caught.value.__context__ is None
 
 
-def test_a_fault_while_rows_are_read_is_told_and_charges_nothing_twice(scene: Scene) -> None:
+def test_a_fault_while_rows_are_read_is_reported_and_charges_nothing_twice(scene: Scene) -> None:
     scene.ingest()
-    for answer, kind, said in FAULTS:
+    for answer, kind, message in FAULTS:
         scene.proxy.fault = on("GET", "/c/", answer, after=2)
-        with told(kind, said):
+        with told(kind, message):
             scene.release()
         assert not store_at(scene.target).exists()
-        # where rows cannot be read nothing was drawn, and it is refunded; where it may go on, it stays charged
+        # if rows cannot be read, it is refunded; if it can be resumed, it stays charged
         assert losses(Ledger(scene.place)) == ([] if kind is DataError else [COST])
     scene.proxy.fault = lambda *_: None
     assert scene.release()
     scene.require_one_release()
 
 
-def test_a_fault_while_a_release_is_published_is_told_and_the_same_command_publishes_it(scene: Scene) -> None:
+def test_a_fault_during_publication_is_reported_and_the_same_command_publishes_it(scene: Scene) -> None:
     scene.ingest()
     parts = ("release.zarr.lease", "lattice/c", "release.zarr.root", "release.zarr/zarr.json")
-    for part, (answer, kind, said) in zip(parts, FAULTS, strict=True):
+    for part, (answer, kind, message) in zip(parts, FAULTS, strict=True):
         scene.proxy.fault = on("PUT", part, answer)
-        with told(kind, f"cannot be written.*{said}"):
+        with told(kind, f"cannot be written.*{message}"):
             scene.release()
         assert not store_at(scene.target).exists()
         assert losses(Ledger(scene.place)) == [COST]
@@ -315,17 +315,17 @@ def test_a_fault_while_a_release_is_published_is_told_and_the_same_command_publi
     scene.release()
     scene.require_one_release()
     scene.proxy.fault = on("GET", "/second_moment/c/", GONE)
-    with pytest.raises(ResumableError, match="ends connections"):  # it is not damaged
+    with pytest.raises(ResumableError, match="keeps closing connections"):  # not damaged
         open_release(scene.target)
 
 
 def test_a_fault_while_rows_are_written_leaves_none(scene: Scene) -> None:
-    for answer, kind, said in FAULTS:
+    for answer, kind, message in FAULTS:
         scene.proxy.fault = on("PUT", "/c/", answer, after=2)
-        with told(kind, said):
+        with told(kind, message):
             scene.ingest()
         assert "rows.zarr/zarr.json" not in scene.objects()
-        if kind is not ResumableError:  # else the same goes on
+        if kind is not ResumableError:  # otherwise the same command resumes
             assert scene.objects() == {}
         assert not (scene.place).exists()
     scene.proxy.fault = lambda *_: None
@@ -349,10 +349,10 @@ def test_a_store_without_conditions_is_refused_and_named(
     with pytest.raises(DataError, match=f"The store of {scene.at} does not {said}"):
         scene.ingest()
     assert scene.objects() == {}
-    if drop == {"if-match"}:  # nor is a ledger bound there
+    if drop == {"if-match"}:  # a ledger is not bound there either
         scene.proxy.drop = frozenset()
         ingest(scene.source, store_at(scene.rows), budget=BUDGET)
-        objects._require_conditional.cache_clear()  # another process binds it
+        objects._require_conditional.cache_clear()  # as in another process
         scene.proxy.drop, before = drop, scene.objects()
         with pytest.raises(DataError, match=f"The store of {scene.at} does not {said}"):
             create_ledger(scene.place, scene.rows)
@@ -360,15 +360,15 @@ def test_a_store_without_conditions_is_refused_and_named(
 
 
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "all_proxy"])
-def test_no_proxy_sees_what_goes_to_a_store_on_this_machine(
+def test_no_proxy_gets_requests_to_a_store_on_this_machine(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.delenv("NO_PROXY")
     monkeypatch.delenv("no_proxy", raising=False)
     with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))  # nobody listens: what goes there fails
+        other.bind(("127.0.0.1", 0))  # without a listener, requests fail
         monkeypatch.setenv(name, f"http://127.0.0.1:{other.getsockname()[1]}")
-        connections._connected.cache_clear()  # a process of its own has no connection yet
+        connections._connected.cache_clear()  # as in a new process
         store = ObjectStore(scene.target)
         store.put("k", b"row")
         assert store.get("k") == b"row"
@@ -378,7 +378,7 @@ def test_no_proxy_sees_what_goes_to_a_store_on_this_machine(
 def test_a_plain_store_on_this_machine_sends_on_to_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, status: int, scheme: str
 ) -> None:
-    """What would go to another machine goes where nobody listens; here somebody does, and takes note of it."""
+    """Redirects to another machine go to a dead proxy, which records them in this test."""
     monkeypatch.setattr(connections, "_RETRIES", {"max_retries": 0, "retry_timeout": timedelta(seconds=5)})
     with store_proxy(connections._NOWHERE) as nowhere:
         nowhere.fault = lambda *_: DENIED
@@ -389,14 +389,14 @@ def test_a_plain_store_on_this_machine_sends_on_to_no_other(
         assert store.get("k") == b"row"
         assert nowhere.seen == []
         scene.proxy.fault = lambda *_: (status, f"{scheme}://192.0.2.1")
-        asked: list[Callable[[], object]] = [
+        requests: list[Callable[[], object]] = [
             lambda: store.get("k"), lambda: store.put("k", b"row"), store.exists, lambda: [*store.list()],
         ]  # fmt: skip
-        for each in asked:
-            with pytest.raises(DpdistError, match=r"denies it|does not answer"):
-                each()
+        for request in requests:
+            with pytest.raises(DpdistError, match=r"denies access|does not answer"):
+                request()
         assert {path.startswith("http://192.0.2.1/private/") for _, path in nowhere.seen} <= {scheme == "http"}
-        assert bool(nowhere.seen) == (scheme == "http")  # of the other the tunnel is refused
+        assert bool(nowhere.seen) == (scheme == "http")  # the tunnel of the other is refused
     connections._connected.cache_clear()
 
 
@@ -405,13 +405,13 @@ def test_plain_http_is_for_this_machine_only(scene: Scene, monkeypatch: pytest.M
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
         for url in ("http://10.0.0.1:9000", "http://127.0.0.1.example.org", "HTTP://store.example.org"):
             monkeypatch.setenv(name, url)
-            with pytest.raises(UsageError, match=f"{name} names is reached over http://"):
+            with pytest.raises(UsageError, match=f"{name} gives is unencrypted"):
                 store_at(scene.rows).exists()
         monkeypatch.delenv(name)
 
 
-def test_a_missing_library_or_bucket_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    for use in (open_rows, lambda place: ingest(scene.source, store_at(place))):
+def test_a_missing_library_or_bucket_is_reported(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    for use in (open_rows, lambda address: ingest(scene.source, store_at(address))):
         with pytest.raises(DataError, match="There is no bucket s3://absent"):
             use("s3://absent/rows.zarr")
     monkeypatch.setitem(sys.modules, "obstore", None)

@@ -1,4 +1,4 @@
-"""What every place where rows live must do: bytes under keys, published once and last, and dpdist's steps on them."""
+"""The contract of all stores: bytes under keys, published once and last, and the steps of dpdist on them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHUNKS = 5
 
 @pytest.fixture(params=STORES)
 def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Return something that others can be put into."""
+    """Return the parent of the stores of a test."""
     if request.param == "s3":
         for name, value in request.getfixturevalue("server").environment.items():
             monkeypatch.setenv(name, value)
@@ -49,19 +49,19 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a file of rows, which shall be stored in several chunks."""
+    """Write a file of rows that are stored in several chunks."""
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", ROWS.nbytes // CHUNKS)
     np.save(tmp_path / "source.npy", ROWS)
     return tmp_path / "source.npy"
 
 
-def test_what_is_built_appears_at_the_end_with_all_its_objects(bucket: Store) -> None:
+def test_a_build_appears_at_the_end_with_all_its_objects(bucket: Store) -> None:
     store = bucket.within("a.zarr")
-    with store.staged("rows") as aside:
-        aside.put("zarr.json", b"{}")
-        aside.put(chunk_key(0), b"first")
-        aside.put(chunk_key(0), b"again, and longer")
-        assert dict(aside.list("c")) == {chunk_key(0): 17}
+    with store.staged("rows") as staging:
+        staging.put("zarr.json", b"{}")
+        staging.put(chunk_key(0), b"first")
+        staging.put(chunk_key(0), b"again, and longer")
+        assert dict(staging.list("c")) == {chunk_key(0): 17}
         assert not store.exists()
         assert not store.exists("zarr.json")
     assert store.exists()
@@ -76,13 +76,13 @@ def test_what_is_built_appears_at_the_end_with_all_its_objects(bucket: Store) ->
     store.delete()
 
 
-def test_an_object_is_read_in_parts_or_into_the_buffers_of_the_caller_if_it_is_there(bucket: Store) -> None:
+def test_an_object_is_read_in_parts_or_into_buffers(bucket: Store) -> None:
     store, buffer = bucket.within("a.zarr"), bytearray(4)
     for read in (store.size, store.get, store.opened):
         with pytest.raises(OSError, match="x"):
             read("x")
-    with store.staged("rows") as aside:
-        aside.put("x", b"abcdef")
+    with store.staged("rows") as staging:
+        staging.put("x", b"abcdef")
     with store.opened("x") as file:
         assert file.readinto(memoryview(buffer)) == 4
         assert buffer == b"abcd"
@@ -96,27 +96,27 @@ def test_an_object_is_read_in_parts_or_into_the_buffers_of_the_caller_if_it_is_t
         store.get("x", 5)
 
 
-def test_what_a_builder_that_died_has_put_is_found_by_the_next_of_the_same(bucket: Store) -> None:
+def test_the_next_builder_of_the_same_content_resumes_the_objects_of_a_dead_one(bucket: Store) -> None:
     store = bucket.within("a.zarr")
     for turn in range(3):
-        with pytest.raises(ResumableError), store.staged("rows", resume=b"one") as aside:  # noqa: PT012 - it dies after that
-            assert {key for key, _ in aside.list("work")} == {f"work/{i}" for i in range(turn)}
-            aside.put(f"work/{turn}", b"done")
-            aside.flush([f"work/{turn}"])
+        with pytest.raises(ResumableError), store.staged("rows", resume=b"one") as staging:  # noqa: PT012 - it dies after that
+            assert {key for key, _ in staging.list("work")} == {f"work/{i}" for i in range(turn)}
+            staging.put(f"work/{turn}", b"done")
+            staging.flush([f"work/{turn}"])
             raise ResumableError
         assert not store.exists()
-    with store.staged("rows", resume=b"one") as aside:
-        aside.put("zarr.json", b"{}")
-        aside.put(chunk_key(0), b"chunk")
-        aside.flush(["zarr.json", chunk_key(0)])
-        aside.drop("work")
-        aside.drop("nothing")
+    with store.staged("rows", resume=b"one") as staging:
+        staging.put("zarr.json", b"{}")
+        staging.put(chunk_key(0), b"chunk")
+        staging.flush(["zarr.json", chunk_key(0)])
+        staging.drop("work")
+        staging.drop("nothing")
     assert dict(store.list()) == {"zarr.json": 2, chunk_key(0): 5}
     with pytest.raises(DataError, match="exists already"), store.staged("rows", resume=b"one"):
         pass
 
 
-def test_what_was_put_for_something_else_or_in_vain_is_not_found_nor_what_was_cleaned_up(bucket: Store) -> None:
+def test_other_failed_or_cleaned_builds_are_not_resumed(bucket: Store) -> None:
     store = bucket.within("a.zarr")
     deaths = (
         (b"one", ResumableError),
@@ -125,17 +125,17 @@ def test_what_was_put_for_something_else_or_in_vain_is_not_found_nor_what_was_cl
         (b"other", ResumableError),
     )
     for identity, error in deaths:
-        with pytest.raises(error), store.staged("rows", resume=identity) as aside:  # noqa: PT012 - it dies after that
-            assert list(aside.list("work")) == []
-            aside.put("zarr.json", b"{}")
-            aside.put("work/0", b"done")
+        with pytest.raises(error), store.staged("rows", resume=identity) as staging:  # noqa: PT012 - it dies after that
+            assert list(staging.list("work")) == []
+            staging.put("zarr.json", b"{}")
+            staging.put("work/0", b"done")
             raise error
         assert not store.exists()
-    assert store.clean() == ()  # it is too young
+    assert store.clean() == ()  # too young
     assert len(store.clean(0.0)) == 1
-    with store.staged("rows", resume=b"other") as aside:
-        assert list(aside.list("work")) == []
-        aside.put("zarr.json", b"{}")
+    with store.staged("rows", resume=b"other") as staging:
+        assert list(staging.list("work")) == []
+        staging.put("zarr.json", b"{}")
     assert dict(store.list()) == {"zarr.json": 2}
     assert store.clean(0.0) == ()
 
@@ -151,34 +151,34 @@ def test_of_two_builders_one_publishes_and_the_other_is_refused(bucket: Store) -
         store.require_new("rows")
 
 
-def test_what_a_dead_builder_left_is_removed_and_can_not_be_published_then(bucket: Store) -> None:
+def test_an_abandoned_build_is_removed_and_cannot_be_published(bucket: Store) -> None:
     store = bucket.within("a.zarr")
     with ExitStack() as stack:
-        aside = stack.enter_context(store.staged("rows"))
-        aside.put(chunk_key(0), b"rows")
-        assert store.clean() == ()  # it is too young
-        if isinstance(aside, FolderStore):
-            assert store.clean(0) == ()  # and it lives: it holds a lock
-            shutil.copytree(aside.path, aside.path.with_name(".a.zarr.0123abcd.partial"))
+        staging = stack.enter_context(store.staged("rows"))
+        staging.put(chunk_key(0), b"rows")
+        assert store.clean() == ()  # too young
+        if isinstance(staging, FolderStore):
+            assert store.clean(0) == ()  # the builder is alive and holds the lock
+            shutil.copytree(staging.path, staging.path.with_name(".a.zarr.0123abcd.partial"))
         assert len(store.clean(0)) == 1
         assert store.clean(0) == ()
-        if not isinstance(aside, FolderStore):
-            with pytest.raises(ResumableError, match="meanwhile"):
+        if not isinstance(staging, FolderStore):
+            with pytest.raises(ResumableError, match="Another process changed"):
                 stack.close()
             assert not store.exists()
-    if isinstance(aside, FolderStore):
+    if isinstance(staging, FolderStore):
         assert store.get(chunk_key(0)) == b"rows"
 
 
-def test_it_is_held_against_others(bucket: Store) -> None:
+def test_a_lock_excludes_others(bucket: Store) -> None:
     store, order = bucket.within("a.zarr"), []
 
     def other() -> None:
         with store.locked():
             order.append("other")
 
-    with store.staged("rows") as aside:
-        aside.put("x", b"")
+    with store.staged("rows") as staging:
+        staging.put("x", b"")
     thread = threading.Thread(target=other)
     with store.locked():
         thread.start()
@@ -188,7 +188,7 @@ def test_it_is_held_against_others(bucket: Store) -> None:
     assert order == ["first", "other"]
 
 
-def test_it_names_the_same_in_other_processes(bucket: Store) -> None:
+def test_a_store_is_equal_in_other_processes(bucket: Store) -> None:
     store = bucket.within("a.zarr").absolute()
     for same in (pickle.loads(pickle.dumps(store)), store_at(store.address()), store_at(store)):  # noqa: S301 - our own
         assert (same, hash(same), str(same)) == (store, hash(store), str(store))
@@ -199,7 +199,7 @@ def test_rows_are_ingested_read_and_summed(bucket: Store, source: Path) -> None:
     table = ingest(source, bucket.within("rows.zarr"), compress=True)
     assert (table.store, table.chunks) == (bucket.within("rows.zarr").absolute(), CHUNKS)
     reader = ChunkReader(table, 3)
-    read = [piece.copy() for index in range(CHUNKS) for piece in reader.read(index)]
+    read = [block.copy() for index in range(CHUNKS) for block in reader.read(index)]
     assert np.array_equal(np.concatenate(read), ROWS)
     tasks = [pickle.loads(pickle.dumps(task)) for task in parts_of(table, BOUND, 8)]  # noqa: S301 - our own
     total = complete(table, added(map(partition_moment, tasks)))
@@ -207,30 +207,30 @@ def test_rows_are_ingested_read_and_summed(bucket: Store, source: Path) -> None:
     assert np.array_equal(total.values, partition_moment(moment_task(elsewhere, BOUND)).values)
 
 
-def test_what_is_still_written_into_what_was_given_up_leaves_nothing(tmp_path: Path) -> None:
-    """A worker that was not stopped yet goes on writing when its pass has failed."""
-    place = store_at(tmp_path / "a.zarr")
-    with suppress(KeyError), place.staged("rows") as aside:
-        aside.put("c/0/0", b"0")
+def test_late_writes_to_a_failed_build_leave_nothing(tmp_path: Path) -> None:
+    """A worker may still write after its pass has failed."""
+    store = store_at(tmp_path / "a.zarr")
+    with suppress(KeyError), store.staged("rows") as staging:
+        staging.put("c/0/0", b"0")
         raise KeyError
     with pytest.raises(OSError, match="No such file"):
-        aside.put("c/0/1", b"0")
+        staging.put("c/0/1", b"0")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_chunk_is_an_error(bucket: Store, source: Path) -> None:
     table = ingest(source, bucket.within("rows.zarr"))
     sound = table.store.get(chunk_key(2))
-    for content, said in ((sound[:-1], "truncated"), (bytes([sound[0] ^ 1]) + sound[1:], "altered")):
+    for content, damage in ((sound[:-1], "truncated"), (bytes([sound[0] ^ 1]) + sound[1:], "altered")):
         table.store.replace(chunk_key(2), content, "rows")
-        with pytest.raises(DataError, match=rf"Chunk 2 of .*rows.zarr (is|was) {said}"):
+        with pytest.raises(DataError, match=rf"Chunk 2 of .*rows.zarr (is|was) {damage}"):
             list(ChunkReader(open_rows(table.store), 3).read(2))
 
 
 def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cluster, "named", False)
     kinds = ("rows", "release", "model", "scores")
-    rows, release, model, scores = places = [str(bucket.within(f"{name}.zarr")) for name in kinds]
+    rows, release, model, scores = paths = [str(bucket.within(f"{name}.zarr")) for name in kinds]
     table, ledger = ingest(source, store_at(rows), budget=BUDGET), tmp_path / "rows.ledger"
     create_ledger(ledger, rows)
     assert open_rows(rows).ledger_id is not None
@@ -238,14 +238,14 @@ def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkey
     assert (first.fresh, again.fresh) == (True, False)
     assert str(again.path) == release
     verify_ledger(ledger, [release])
-    found, _, fresh = fit_components(release, model, 2)
+    fitted, _, fresh = fit_components(release, model, 2)
     assert fresh
     assert project_rows(rows, model, scores) == (50, True)
     assert project_rows(rows, model, scores) == (50, False)
-    for place, kind in zip(places, kinds, strict=True):
-        facts = inspect_path(place, ledger=ledger, verify=True)
+    for path, kind in zip(paths, kinds, strict=True):
+        facts = inspect_path(path, ledger=ledger, verify=True)
         assert (facts.kind, facts.damaged) == (kind, ())
-    assert scores_in_memory(table, found.components).shape == (50, 2)
+    assert scores_in_memory(table, fitted.components).shape == (50, 2)
 
 
 def test_rows_in_periods_stand_in_a_folder(tmp_path: Path) -> None:
@@ -254,14 +254,14 @@ def test_rows_in_periods_stand_in_a_folder(tmp_path: Path) -> None:
         periodic_table("s3://private/visits", BUDGET, tmp_path / "visits.ledger")
 
 
-def test_what_is_no_place_of_rows_or_of_a_ledger_is_refused() -> None:
+def test_invalid_locations_of_rows_and_ledgers_are_refused() -> None:
     with pytest.raises(UsageError) as refused:
         default_ledger("s3://bucket/rows.zarr")
     assert refused.value.parameter == "ledger"
     with pytest.raises(UsageError, match="is an address"):
         store_at("hdfs://bucket/rows.zarr")
     for rows in (np.ones((2, 2)), [1, 2], None):
-        with pytest.raises(UsageError, match=r"ingested first \(dpdist\.ingest_rows\)"):
+        with pytest.raises(UsageError, match=r"NumPy first \(dpdist\.ingest_rows\)"):
             store_at(rows)  # type: ignore[arg-type]
     assert store_at("S3://b/x.zarr/") == store_at("s3://b/x.zarr")
     for wrong in ("s3://", "s3:///x", "s3://b//x", "s3://b/../x", "s3://b/x?token=secretword", "s3://b/a\nb"):

@@ -1,4 +1,4 @@
-"""A place that cannot rename a folder, in this process: objects under prefixes, and pointers created if absent."""
+"""A store in memory that cannot rename folders: objects under prefixes, and pointers created if absent."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ OBJECTS: dict[str, dict[str, Buffer]] = {}
 POINTERS: dict[str, str] = {}
 """The prefix of each address."""
 BEGUN: dict[str, float] = {}
-"""When each prefix was, that is built in."""
+"""Start time of each unpublished prefix."""
 UNFINISHED: dict[str, tuple[bytes, str]] = {}
-"""What was left unfinished at each address, and its prefix."""
+"""Identity and prefix of the unfinished build at each address."""
 _LOCKS: dict[str, threading.RLock] = {}
 
 
@@ -69,42 +69,42 @@ class MemoryStore:
         assert prefix == "c"
         return self.size
 
-    def get(self, key: str, most: int = 1 << 30) -> bytes:
+    def get(self, key: str, limit: int = 1 << 30) -> bytes:
         try:
-            found = self._objects()[key].to_bytes()
+            content = self._objects()[key].to_bytes()
         except KeyError:
             raise FileNotFoundError(key) from None
-        if len(found) > most:
+        if len(content) > limit:
             raise OSError(key)
-        return found
+        return content
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        found = self.get(key)[start : start + length]
-        if len(found) < length:
+        content = self.get(key)[start : start + length]
+        if len(content) < length:
             raise OSError(key)
-        return found
+        return content
 
     def opened(self, key: str) -> io.BytesIO:
         return io.BytesIO(self.get(key))
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int | None]]:
         within = f"{prefix}/" if prefix else ""
-        return iter([(key, len(found)) for key, found in self._objects().items() if key.startswith(within)])
+        return iter([(key, len(content)) for key, content in self._objects().items() if key.startswith(within)])
 
     def for_zarr(self) -> ZarrStore:
         return ZarrStore(self._objects())
 
-    def require_new(self, what: str) -> None:
+    def require_new(self, noun: str) -> None:
         if self.url in POINTERS:
-            raise DataError(f"{self.url} exists already. Choose another place for the {what}.")
+            raise DataError(f"{self.url} exists already. Choose another address for the {noun}.")
 
-    def require_space(self, size: int, what: str) -> None:
-        assert size >= 0, what
+    def require_space(self, size: int, noun: str) -> None:
+        assert size >= 0, noun
 
     @contextmanager
     def staged(
         self,
-        what: str,
+        noun: str,
         *,
         private: bool = False,
         identity: Callable[[], str] | None = None,
@@ -113,18 +113,18 @@ class MemoryStore:
     ) -> Iterator[Any]:
         assert private in {True, False}
         assert identity is None or identity() == identity()
-        self.require_new(what)
-        known, prefix = UNFINISHED.pop(self.url, (None, ""))
-        if resume is None or known != resume or prefix not in OBJECTS:
+        self.require_new(noun)
+        identity_left, prefix = UNFINISHED.pop(self.url, (None, ""))
+        if resume is None or identity_left != resume or prefix not in OBJECTS:
             BEGUN.pop(prefix, None)
             prefix = f"{self.url}.{random_token()}"
             OBJECTS[prefix], BEGUN[prefix] = {}, time.time()
         try:
             yield replace(self, prefix=prefix)
             assert identity is None or set(OBJECTS[prefix]) <= {*keys(), "zarr.json"}
-            self._require_own(BEGUN.pop(prefix, None), what)
+            self._require_own(BEGUN.pop(prefix, None), noun)
             if POINTERS.setdefault(self.url, prefix) != prefix:  # created if absent, last
-                self.require_new(what)
+                self.require_new(noun)
         except BaseException as error:
             if resume is None or not isinstance(error, ResumableError):
                 OBJECTS.pop(prefix, None)
@@ -132,9 +132,9 @@ class MemoryStore:
                 UNFINISHED[self.url] = resume, prefix
             raise
 
-    def _require_own(self, begun: float | None, what: str) -> None:
+    def _require_own(self, begun: float | None, noun: str) -> None:
         if begun is None:
-            raise ResumableError(f"{what} {self} were removed meanwhile")
+            raise ResumableError(f"Another process changed the {noun} {self}")
 
     def flush(self, keys: Iterable[str]) -> None:
         assert set(keys) <= set(self._objects())
@@ -144,27 +144,27 @@ class MemoryStore:
             del self._objects()[key]
 
     def put(self, key: str, content: bytes | memoryview) -> None:
-        found = OBJECTS.setdefault(self.prefix or POINTERS[self.url], {})  # a prefix is there when an object is
-        found[key] = default_buffer_prototype().buffer.from_bytes(bytes(content))
+        objects = OBJECTS.setdefault(self.prefix or POINTERS[self.url], {})  # a prefix exists if an object does
+        objects[key] = default_buffer_prototype().buffer.from_bytes(bytes(content))
 
     def replace(
-        self, key: str, content: bytes, what: str, *, private: bool = False, expected: bytes | None = None
+        self, key: str, content: bytes, noun: str, *, private: bool = False, expected: bytes | None = None
     ) -> None:
-        assert private in {True, False}, what
+        assert private in {True, False}, noun
         if expected is not None and self.get(key) != expected:
-            raise ResumableError(f"{what} {self} were changed meanwhile")
+            raise ResumableError(f"Another process changed the {noun} {self}")
         self.put(key, content)
 
     def delete(self) -> None:
         OBJECTS.pop(POINTERS.pop(self.url, ""), None)
 
     def clean(self, age: float = 86400.0) -> tuple[str, ...]:
-        found = [
+        removed = [
             each for each, begun in BEGUN.items() if each.startswith(f"{self.url}.") and time.time() - begun >= age
         ]
-        for prefix in found:
+        for prefix in removed:
             del OBJECTS[prefix], BEGUN[prefix]
-        return tuple(found)
+        return tuple(removed)
 
     def locked(self) -> AbstractContextManager[Any]:
         return _LOCKS.setdefault(self.url, threading.RLock())

@@ -180,4 +180,4 @@ def test_a_ledger_that_computes_what_is_read_and_a_device_in_place_of_a_committe
     for action in ("show", "verify"):
         said = call("ledger", action, "rows.ledger")
         assert said.code == 4
-        assert "holds more than a journal" in said.message
+        assert "has more than a journal" in said.message

@@ -49,12 +49,12 @@ def test_no_interleaving_breaks_an_invariant(space: Space, least: int) -> None:
 
 def _knows(patch: pytest.MonkeyPatch, change: Callable[[Record, dict[str, Any]], Record]) -> None:
     """Let the ledger see other records than there are, by the variables of who asks."""
-    known = Ledger._known
+    known = Ledger._existing
 
     def knows(self: Ledger, view: View, release_id: str) -> Record:
         return change(known(self, view, release_id), sys._getframe(1).f_locals)
 
-    patch.setattr(Ledger, "_known", knows)
+    patch.setattr(Ledger, "_existing", knows)
 
 
 def _without_fencing(patch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def _without_witness(patch: pytest.MonkeyPatch) -> None:
 
 
 def _witness_never_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(witness.Testimony, "tells", lambda *_: True)
+    patch.setattr(witness.WitnessRecord, "covers", lambda *_: True)
 
 
 def _without_caps(patch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ TWINS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Space, str]] = {
     "telling the witness": (_witness_never_told, Space([X]), "before the witness"),
     "the cap": (_without_caps, Space([X, Y]), "more is charged"),
     "charging the stage for good": (_stage_refunded, Space([STAGED, FAILED]), "the charge of x is lost"),
-    "the stage first": (_release_before_its_stage, Space([HASTY]), "commits other draws of x"),
+    "the stage first": (_release_before_its_stage, Space([HASTY]), "commits draws of x in the wrong order"),
 }
 
 
