@@ -49,7 +49,7 @@ class Collection:
     """A table that Python code holds."""
 
     kind: str  # how messages name it
-    given: Any
+    original: Any
     data: Any  # an array or a DataFrame, of Dask or in memory
     lazy: bool  # it is of Dask
     names: tuple[str, ...]  # of its columns; with a schema those of the rows
@@ -70,24 +70,24 @@ class Collection:
         from dpdist.runtime.collections import token_of  # noqa: PLC0415 - files are ingested without Dask
 
         if self.lazy or not (self.framed or isinstance(self.data, np.ndarray)):
-            return token_of(self.given)
+            return token_of(self.original)
         return token_of([type(self.data).__qualname__, self.names, [token_of(part) for part in self._parts()]])
 
     def origin(
         self, *, columns: Sequence[str] | None, compress: bool, schema: Schema | None = None
     ) -> dict[str, object]:
         """Return what a table is ingested from, as JSON values."""
-        said: dict[str, object] = {
+        values: dict[str, object] = {
             "collection": [self.kind, self.token],
             "columns": None if columns is None else list(columns),
             "compress": compress,
         }
-        return said if schema is None else {**said, "schema": schema.to_json()}
+        return values if schema is None else {**values, "schema": schema.to_json()}
 
     def _parts(self) -> Iterator[Any]:
         """Yield what is in memory in parts that Dask hashes as the values stand: else it does as they lie in memory."""
         if self.framed:
-            yield from (self.data.iloc[:, place] for place in range(len(self.names)))
+            yield from (self.data.iloc[:, index] for index in range(len(self.names)))
             return
         step = max(1, PIECE // max(1, self.data[:1].nbytes))
         for start in range(0, len(self.data), step):
@@ -120,7 +120,7 @@ class Collection:
         """Refuse columns that hold no real numbers: DataError, which names them."""
         if self.schema is not None:
             return
-        kinds = {self.names[at]: self.data.dtypes.iloc[at] if self.framed else self.data.dtype for at in keep}
+        kinds = {self.names[index]: self.data.dtypes.iloc[index] if self.framed else self.data.dtype for index in keep}
         bad = [f"{name!r} ({kind})" for name, kind in kinds.items() if _stored(kind) is None]
         if bad:
             raise DataError(
@@ -139,16 +139,16 @@ class Collection:
 
     def reader(self, keep: Places, secret: bytes) -> Reader:
         """Return what reads every block."""
-        labels, names = None, tuple(self.names[place] for place in keep)
+        labels, names = None, tuple(self.names[index] for index in keep)
         if self.schema is not None:
-            labels, names = self._read, self.names
+            labels, names = self._read_names, self.names
         elif self.framed:
-            known = [str(label) for label in self.data.columns]
-            labels = [known[place] for place in keep]
+            all_labels = [str(label) for label in self.data.columns]
+            labels = [all_labels[index] for index in keep]
         return Reader(str(self), names, keep, len(self.names), labels, self.schema, secret)
 
     @property
-    def _read(self) -> list[str]:
+    def _read_names(self) -> list[str]:
         columns = () if self.schema is None else self.schema.columns
         return [column.name for column in columns if column.stored or column.kind == "privacy unit"]
 
@@ -157,27 +157,27 @@ class Collection:
         data = self.data
         if self.schema is not None:
             labels = {str(label): label for label in data.columns}
-            data = data[[labels[name] for name in self._read]]
+            data = data[[labels[name] for name in self._read_names]]
         elif self.framed:
-            data = data[[data.columns[place] for place in keep]] if self.lazy else data.iloc[:, list(keep)]
+            data = data[[data.columns[index] for index in keep]] if self.lazy else data.iloc[:, list(keep)]
         if not self.lazy:
             return [data]
         return list(data.to_delayed()) if self.framed else whole_rows(data).to_delayed().ravel().tolist()
 
 
-def collection_of(given: Any, rows_dimension: str | None = None) -> Collection | None:
+def collection_of(value: Any, rows_dimension: str | None = None) -> Collection | None:
     """Return what a table is that Python code holds; None: it is something else, such as a path."""
-    given = as_frame(given)
-    labels, kind, data = None, "", given
-    if is_labelled(given):
-        laid = laid_out(given, rows_dimension)
-        kind, data, labels = type(given).__name__, laid.rows(), laid.names
+    value = as_frame(value)
+    labels, kind, data = None, "", value
+    if is_labelled(value):
+        laid = laid_out(value, rows_dimension)
+        kind, data, labels = type(value).__name__, laid.rows(), laid.names
     framed = is_a(data, "dask", "DataFrame") or is_a(data, "pandas", "DataFrame")
     lazy = is_a(data, "dask", "Array") or is_a(data, "dask", "DataFrame")
     sparse = hasattr(data, "tocsr") and hasattr(data, "shape")
     if not (kind or framed or lazy or sparse or isinstance(data, np.ndarray)):
         return None
-    if rows_dimension is not None and not is_labelled(given):
+    if rows_dimension is not None and not is_labelled(value):
         raise UsageError("Only arrays of xarray have dimensions with names.", parameter="rows_dimension")
     kind = kind or ("sparse " * sparse) + ("Dask " * lazy) + ("DataFrame" if framed else "array")
     if not framed and len(data.shape) != 2:  # Dask computes the shape of a DataFrame
@@ -189,12 +189,12 @@ def collection_of(given: Any, rows_dimension: str | None = None) -> Collection |
             raise DataError(
                 f"The {kind} has several columns of one name: {listed(map(str, data.columns))}. Rename them."
             )
-        words = any(isinstance(label, str) for label in data.columns)
-        names = tuple(map(str, data.columns)) if words else numbered(count)
-        return Collection(kind, given, data, lazy, names, None, None)
+        has_names = any(isinstance(label, str) for label in data.columns)
+        names = tuple(map(str, data.columns)) if has_names else numbered(count)
+        return Collection(kind, value, data, lazy, names, None, None)
     rows = data.chunks[0] if lazy else data.shape[:1]
     lengths = None if any(map(math.isnan, rows)) else tuple(map(int, rows))
-    return Collection(kind, given, data, lazy, labels or numbered(count), lengths, _stored(data.dtype))
+    return Collection(kind, value, data, lazy, labels or numbered(count), lengths, _stored(data.dtype))
 
 
 def _stored(kind: Any) -> str | None:
@@ -222,32 +222,32 @@ class Reader(NamedTuple):
     def rows(self, block: Any, number: int) -> Iterator[Rows]:
         """Yield the rows of a block in pieces of about 8 MiB, as C-ordered arrays of a type that is stored."""
         row, where = 0, self.where(number)
-        for piece in self._pieces(block, where):
-            if self.schema is None and piece.dtype.kind == "f" and not np.isfinite(piece).all():
-                at, place = np.argwhere(~np.isfinite(piece))[0]
-                raise not_finite(where, row + at, self.names[place], cure=CURE)
-            row += len(piece)
-            yield piece
+        for batch in self._batches(block, where):
+            if self.schema is None and batch.dtype.kind == "f" and not np.isfinite(batch).all():
+                offset, column = np.argwhere(~np.isfinite(batch))[0]
+                raise not_finite(where, row + offset, self.names[column], cure=CURE)
+            row += len(batch)
+            yield batch
 
-    def _pieces(self, block: Any, where: str) -> Iterator[Rows]:
+    def _batches(self, block: Any, where: str) -> Iterator[Rows]:
         names, framed = self.names, hasattr(block, "iloc")
         shape: tuple[int, ...] = getattr(block, "shape", ())
-        labels = [str(each) for each in getattr(block, "columns", ())] if framed else None
+        labels = [str(label) for label in getattr(block, "columns", ())] if framed else None
         if len(shape) != 2 or labels != self.labels or not (framed or shape[1] == self.columns):
             raise DataError(f"{where} is no table of the columns that were announced. {CURE}")
         if isinstance(block, np.ma.MaskedArray):
             raise DataError(f"{where} is a masked array, and a masked entry is no number: fill it by a public rule.")
         step = max(1, PIECE // (8 * len(names)))
         block = summed(block) if hasattr(block, "tocsr") else block  # others cannot be cut
-        kept = None if self.schema is None else _kept(block, where, self.schema, self.secret)
+        mask = None if self.schema is None else _kept_mask(block, where, self.schema, self.secret)
         for start in range(0, block.shape[0], step):
             if self.schema is not None:
-                yield from _mapped(block.iloc[start : start + step], where, start, self.schema, kept)
+                yield from _mapped(block.iloc[start : start + step], where, start, self.schema, mask)
             elif framed:
                 yield _of_frame(block.iloc[start : start + step], f"{where}, row", start, names)
             else:
-                piece = block[start : start + step]
-                rows = np.asarray(piece.toarray() if hasattr(piece, "toarray") else piece)
+                part = block[start : start + step]
+                rows = np.asarray(part.toarray() if hasattr(part, "toarray") else part)
                 kind = _stored(rows.dtype)
                 if kind is None:
                     raise DataError(
@@ -256,7 +256,7 @@ class Reader(NamedTuple):
                 yield np.ascontiguousarray(rows[:, list(self.keep)], dtype=kind)
 
 
-def _kept(block: Any, where: str, schema: Schema, key: bytes) -> npt.NDArray[np.bool_] | None:
+def _kept_mask(block: Any, where: str, schema: Schema, key: bytes) -> npt.NDArray[np.bool_] | None:
     """Say which rows of a DataFrame are kept of each privacy unit; None: all."""
     if schema.unit is None:
         return None
@@ -271,17 +271,17 @@ def _kept(block: Any, where: str, schema: Schema, key: bytes) -> npt.NDArray[np.
     raise wrong.told(where, lambda row: f"row {row} (counting from 0)", CURE)
 
 
-def _mapped(frame: Any, where: str, start: int, schema: Schema, kept: npt.NDArray[np.bool_] | None) -> Iterator[Rows]:
+def _mapped(frame: Any, where: str, start: int, schema: Schema, mask: npt.NDArray[np.bool_] | None) -> Iterator[Rows]:
     """Yield the rows of a piece of a DataFrame; those that are not kept are examined too, as those of files are."""
     from dpdist.rows.encoding import UnfitError, columns_of, encoded  # noqa: PLC0415 - Arrow
 
     row = start
     try:
         for rows in encoded(schema, columns_of(frame, list(map(str, frame.columns))), len(frame)):
-            found = rows if kept is None else rows[kept[row : row + len(rows)]]
+            selected = rows if mask is None else rows[mask[row : row + len(rows)]]
             row += len(rows)
-            if len(found):
-                yield found
+            if len(selected):
+                yield selected
     except UnfitError as error:
         wrong = error
     else:
@@ -292,13 +292,13 @@ def _mapped(frame: Any, where: str, start: int, schema: Schema, kept: npt.NDArra
 def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
     kinds: list[Any] = [_stored(kind) for kind in frame.dtypes]
     if None in kinds:
-        at = kinds.index(None)
+        first_bad = kinds.index(None)
         raise DataError(
-            f"{where} {start} on, column {names[at]!r} holds no real numbers ({frame.dtypes.iloc[at]}). {CURE}"
+            f"{where} {start} on, column {names[first_bad]!r} holds no real numbers ({frame.dtypes.iloc[first_bad]}). {CURE}"
         )
     rows = np.empty(frame.shape, dtype=np.result_type(*kinds))
-    for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
-        column = frame.iloc[:, place]
+    for index, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        column = frame.iloc[:, index]
         lacking = column.isna().to_numpy()
         if lacking.any():
             row = start + int(np.argmax(lacking))
@@ -308,5 +308,5 @@ def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
             )
         values = column.to_numpy(dtype=kind)
         require_exact(f"{where.removesuffix(', row')}", start, values[:, None], rows.dtype, [name])
-        rows[:, place] = values
+        rows[:, index] = values
     return rows

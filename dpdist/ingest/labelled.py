@@ -62,21 +62,21 @@ class Part:
     def coords(self) -> dict[Any, Any]:
         """The labels of the columns, and none of the rows."""
         return {
-            name: each for name, each in self.array.coords.items() if each.dims and set(each.dims) <= set(self.dims)
+            name: coord for name, coord in self.array.coords.items() if coord.dims and set(coord.dims) <= set(self.dims)
         }
 
     @property
     def names(self) -> tuple[str, ...] | None:
         """Names of the columns; None where a DataArray has none."""
-        words: tuple[str, ...] | None = None
+        text_labels: tuple[str, ...] | None = None
         labels = self.array.coords.get(self.dims[0]) if len(self.dims) == 1 else None
         if labels is not None and all(isinstance(label, str) for label in labels.values.tolist()):
-            words = tuple(labels.values.tolist())
+            text_labels = tuple(labels.values.tolist())
         if not self.name:
-            return words
+            return text_labels
         if not self.dims:
             return (self.name,)
-        return tuple(f"{self.name}[{label}]" for label in words or range(self.columns))
+        return tuple(f"{self.name}[{label}]" for label in text_labels or range(self.columns))
 
     def rows(self) -> Any:
         """Return (n, columns), of Dask where the array is."""
@@ -100,7 +100,7 @@ def _present(meaning: Meaning, block: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Laid:
+class XarrayTable:
     """A table of xarray, laid out."""
 
     parts: tuple[Part, ...]  # one for a DataArray, one for each variable of a Dataset
@@ -143,23 +143,23 @@ class Laid:
             start += part.columns
 
 
-def laid_out(given: Any, rows_dimension: str | None = None) -> Laid:
+def laid_out(data: Any, rows_dimension: str | None = None) -> XarrayTable:
     """Return how a DataArray or a Dataset is a table, with rows along a dimension; None: the first."""
     if rows_dimension is not None:
-        if rows_dimension not in given.dims:
+        if rows_dimension not in data.dims:
             raise UsageError(
-                f"The {type(given).__name__} has no dimension {rows_dimension!r}. There are: "
-                f"{listed(map(repr, given.dims))}.",
+                f"The {type(data).__name__} has no dimension {rows_dimension!r}. There are: "
+                f"{listed(map(repr, data.dims))}.",
                 parameter="rows_dimension",
             )
-        given = given.transpose(rows_dimension, ...)
-    if is_a(given, "xarray", "DataArray"):
-        require_no_variants("the DataArray", given.dims[:1])
-        if given.ndim < 2:
-            raise DataError(f"The DataArray has {given.ndim} dimensions, and a table has two or more: the first, rows.")
-        _require_each_once(given)
-        return Laid((Part("", given),))
-    parts = tuple(Part(str(name), array) for name, array in given.data_vars.items())
+        data = data.transpose(rows_dimension, ...)
+    if is_a(data, "xarray", "DataArray"):
+        require_no_variants("the DataArray", data.dims[:1])
+        if data.ndim < 2:
+            raise DataError(f"The DataArray has {data.ndim} dimensions, and a table has two or more: the first, rows.")
+        _require_unique_names(data)
+        return XarrayTable((Part("", data),))
+    parts = tuple(Part(str(name), array) for name, array in data.data_vars.items())
     if not parts:
         raise DataError("The Dataset has no variables, which would be the columns.")
     first = parts[0].array.dims[:1]
@@ -169,16 +169,16 @@ def laid_out(given: Any, rows_dimension: str | None = None) -> Laid:
             f"The first dimension of every variable of a Dataset is the rows, and that of {other.name!r} is not that "
             f"of {parts[0].name!r}: transpose it, or drop the variables that are no columns."
         )
-    if words := next((part for part in parts if part.array.dtype.kind not in "biuf"), None):
+    if not_numeric := next((part for part in parts if part.array.dtype.kind not in "biuf"), None):
         raise DataError(
-            f"The variable {words.name!r} of the Dataset holds {words.array.dtype.name}, and rows are real numbers: "
+            f"The variable {not_numeric.name!r} of the Dataset holds {not_numeric.array.dtype.name}, and rows are real numbers: "
             "convert or drop it."
         )
-    _require_each_once(parts[0].array)
-    return Laid(parts)
+    _require_unique_names(parts[0].array)
+    return XarrayTable(parts)
 
 
-def _require_each_once(array: Any) -> None:
+def _require_unique_names(array: Any) -> None:
     dimension = array.dims[0]
     names = array.coords.get(dimension)
     if names is not None and names.dtype.kind in "OUT" and not names.to_index().is_unique:
@@ -189,7 +189,7 @@ def _require_each_once(array: Any) -> None:
 
 
 def relabelled(
-    like: object, vectors: Mapping[str, Matrix], labels: list[Any], more: Mapping[str, Matrix | None]
+    like: object, vectors: Mapping[str, Matrix], labels: list[Any], per_component: Mapping[str, Matrix | None]
 ) -> Any:
     """Lay vectors out as the columns of an array of xarray are."""
     if not is_labelled(like):
@@ -202,14 +202,18 @@ def relabelled(
         raise UsageError(f"There are {d} columns, and what they shall be laid out as has {laid.columns}.")
     import xarray  # noqa: PLC0415 - whoever holds such an array has it
 
-    found = {}
+    variables = {}
     for name, values in vectors.items():
         for part, entries in laid.split(values):
             lead = ("component",) if values.ndim == 2 else ()
-            whole = f"{part.name}_{name}" if part.name else name
-            found[whole] = xarray.DataArray(entries, dims=(*lead, *part.dims), coords=part.coords)
-    found |= {name: xarray.DataArray(each, dims=("component",)) for name, each in more.items() if each is not None}
-    return xarray.Dataset(found, coords={"component": labels})
+            full_name = f"{part.name}_{name}" if part.name else name
+            variables[full_name] = xarray.DataArray(entries, dims=(*lead, *part.dims), coords=part.coords)
+    variables |= {
+        name: xarray.DataArray(numbers, dims=("component",))
+        for name, numbers in per_component.items()
+        if numbers is not None
+    }
+    return xarray.Dataset(variables, coords={"component": labels})
 
 
 def area_scale(like: object) -> Matrix:
@@ -268,8 +272,8 @@ def _weights(part: Part) -> Matrix:
     named = dict(zip(measures[::2], measures[1::2], strict=False)).get("area:")
     area = part.coords.get(named)
     latitudes = [
-        each for each in part.coords.values()
-        if each.attrs.get("standard_name") == "latitude" or each.attrs.get("units") in _LATITUDES
+        coord for coord in part.coords.values()
+        if coord.attrs.get("standard_name") == "latitude" or coord.attrs.get("units") in _LATITUDES
     ]  # fmt: skip
     if area is not None:
         weights = area / area.max()
@@ -282,7 +286,7 @@ def _weights(part: Part) -> Matrix:
             f"1 / sqrt(weight) as {parameter('scale')}."
         )
     row = xarray.DataArray(np.ones(part.shape), dims=part.dims)
-    found: Matrix = (row * weights.reset_coords(drop=True)).transpose(*part.dims).values.astype(np.float64)
-    if not np.all((found > 0) & np.isfinite(found)):
+    cell_weights: Matrix = (row * weights.reset_coords(drop=True)).transpose(*part.dims).values.astype(np.float64)
+    if not np.all((cell_weights > 0) & np.isfinite(cell_weights)):
         raise UsageError(f"{part} has cells of no area, or latitudes beyond the poles: leave them out.")
-    return found
+    return cell_weights

@@ -167,7 +167,7 @@ def take_in(
     if closed:
         last = list(closed)[-1]
         before = table.span({last: closed[last]}, len(closed) - 1)
-    read = [_remembered(name, files, key_of(table.store)) for name, files in _sources(entry).items()]
+    read = [_source_file(name, files, key_of(table.store)) for name, files in _sources(entry).items()]
     _require_fresh(table, period, entry, read, closed, choices)
     if not read and before is None:
         raise DataError(f"{entry} holds no files, and the first period must have rows: they name the columns.")
@@ -176,7 +176,7 @@ def take_in(
     common: dict[str, Any] = {"ledger_id": table.ledger_id, "period": period, "unit": table.unit}
     try:
         if read or before is None:
-            made = ingest(
+            ingested = ingest(
                 entry, target, columns=columns, choices=choices, progress=progress, say=say, watch=watch, **common
             )
         else:
@@ -184,10 +184,10 @@ def take_in(
                 target, rows=0, dtype="uint8", names=before.names, budget=None, schema=before.schema, **common
             ):
                 pass
-            made = open_ingested(target)
-        _require_same(entry, read, made, before)
-        target.replace(_SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows", private=True)
-        seal = seal_rows(made)
+            ingested = open_ingested(target)
+        _require_same(entry, read, ingested, before)
+        target.replace(_SOURCES, json.dumps([asdict(file) for file in read]).encode(), "rows", private=True)
+        seal = seal_rows(ingested)
         if watch is not None:
             watch.write(table, period, seal)
     except (DataError, KeyboardInterrupt):
@@ -196,19 +196,19 @@ def take_in(
     return seal
 
 
-def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, before: Span | None) -> None:
+def _require_same(entry: Path, read: Sequence[SourceFile], ingested: RowsTable, before: Span | None) -> None:
     """Check that the columns are those of earlier periods, and that the files are still those that were read."""
     if before is not None:
-        if made.names != before.names:
+        if ingested.names != before.names:
             raise DataError(
-                f"{entry} has the columns {listed(made.names)}; earlier periods have {listed(before.names)}."
+                f"{entry} has the columns {listed(ingested.names)}; earlier periods have {listed(before.names)}."
             )
-        if made.schema != before.schema:
+        if ingested.schema != before.schema:
             raise DataError(
                 f"{entry} was read with another schema than earlier periods, whose rows would be summed with these. "
                 "Take theirs, or begin another folder of periods."
             )
-        if made.rows and made.dropped != before.dropped:
+        if ingested.rows and ingested.dropped != before.dropped:
             raise DataError(
                 "Earlier periods hold rows of zeros for those that the schema drops, as versions up to 0.1.0 stored "
                 f"them; those of {entry} would count as the centre of the others. Begin another folder of periods."
@@ -245,7 +245,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _remembered(name: str, files: Sequence[Path], key: bytes) -> SourceFile:
+def _source_file(name: str, files: Sequence[Path], key: bytes) -> SourceFile:
     _, size, mtime_ns = _stat(name, files)
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for path in files:
@@ -253,15 +253,15 @@ def _remembered(name: str, files: Sequence[Path], key: bytes) -> SourceFile:
             if len(files) > 1:  # where one ends and the next begins
                 digest.update(f"{path.stat().st_size}:".encode())
             with path.open("rb") as file:
-                while piece := file.read(_PIECE):
-                    digest.update(piece)
+                while block := file.read(_PIECE):
+                    digest.update(block)
     return SourceFile(name, size, mtime_ns, digest.hexdigest())
 
 
 def _sources_of(table: PeriodicTable, period: str) -> list[SourceFile]:
     stored = table.rows_of(period)
     try:
-        return [SourceFile(**each) for each in json.loads(stored.get(_SOURCES))]
+        return [SourceFile(**fields) for fields in json.loads(stored.get(_SOURCES))]
     except (OSError, ValueError, TypeError, RecursionError):
         raise DataError(
             f"{stored.address(_SOURCES)} is missing or damaged. Restore it: it tells which files were ingested."
@@ -271,14 +271,16 @@ def _sources_of(table: PeriodicTable, period: str) -> list[SourceFile]:
 def _require_fresh(
     table: PeriodicTable, period: str, entry: Path, read: Iterable[SourceFile], closed: Iterable[str], choices: Choices
 ) -> None:
-    seen = {each.digest: f"{each.name} of the period {other}" for other in closed for each in _sources_of(table, other)}
-    for each in read:
-        if each.digest in seen and has_rows(_path_of(entry, each.name), table.store.scratch_folder, choices):
+    known_files = {
+        file.digest: f"{file.name} of the period {other}" for other in closed for file in _sources_of(table, other)
+    }
+    for file in read:
+        if file.digest in known_files and has_rows(_path_of(entry, file.name), table.store.scratch_folder, choices):
             raise RefusedError(
-                f"{each.name} of the period {period} ({entry}) is the same, byte for byte, as {seen[each.digest]}: its "
+                f"{file.name} of the period {period} ({entry}) is the same, byte for byte, as {known_files[file.digest]}: its "
                 "rows would be charged and counted twice. Remove the repetition."
             )
-        seen[each.digest] = f"{each.name} of the same period"
+        known_files[file.digest] = f"{file.name} of the same period"
 
 
 def changes(table: PeriodicTable, period: str, entry: Path) -> str | None:
@@ -286,16 +288,16 @@ def changes(table: PeriodicTable, period: str, entry: Path) -> str | None:
 
     Files that are gone do not matter: their rows are stored.
     """
-    known = {each.name: each for each in _sources_of(table, period)}
+    stored_files = {file.name: file for file in _sources_of(table, period)}
     for path, files in _sources(entry).items():
         name, size, mtime_ns = _stat(path, files)
-        before = known.get(name)
+        before = stored_files.get(name)
         where = _path_of(entry, path)
         if before is None:
             return f"{where} came late: the period {period} is closed. Move its rows to a period to come."
         if (size, mtime_ns) == (before.size, before.mtime_ns):
             continue
-        if _remembered(path, files, key_of(table.store)).digest != before.digest:
+        if _source_file(path, files, key_of(table.store)).digest != before.digest:
             return (
                 f"{where} was changed after the period {period} was closed: the change is not in any release. Undo it."
             )

@@ -93,9 +93,9 @@ class Registered:
         """Return the number of the chunk in which a row is."""
         return self.manifest.chunk_of(row)
 
-    def reading(self) -> RegisteredPieces:
+    def reading(self) -> RegisteredReader:
         """Begin to read."""
-        return RegisteredPieces(self)
+        return RegisteredReader(self)
 
 
 def opener_of(variable: str | None) -> Any:
@@ -115,7 +115,7 @@ def checked(blocks: Iterator[Rows], dtype: np.dtype[Any]) -> Iterator[npt.NDArra
         yield np.ascontiguousarray(block, dtype=dtype.newbyteorder("<"))
 
 
-class RegisteredPieces:
+class RegisteredReader:
     """Reads chunks of a registered table: :class:`dpdist.rows.table.ChunkPieces`."""
 
     def __init__(self, reference: Registered) -> None:
@@ -130,26 +130,26 @@ class RegisteredPieces:
         be discarded if this raises.
         """
         manifest = self._reference.manifest
-        known = manifest.record(index)
-        entry = manifest.source(int(known["source"]))
-        first, rows = int(known["first"]), int(known["rows"])
+        record = manifest.record(index)
+        entry = manifest.source(int(record["source"]))
+        first, rows = int(record["first"]), int(record["rows"])
         where = f"Chunk {index} of {manifest.store} (rows {first} to {first + rows - 1} of {entry.place}, from 0)"
         wrong = None
-        found = checksum = 0
+        row_count = checksum = 0
         try:
             source = self._opener.opened(Entry(entry.place, entry.place, entry.keys))
             state = source.state(first, first + rows)
-            if (state.objects, state.size) != (known["objects"], known["bytes"]):
-                wrong = "is missing" if state.objects < known["objects"] else "has another length"
+            if (state.objects, state.size) != (record["objects"], record["bytes"]):
+                wrong = "is missing" if state.objects < record["objects"] else "has another length"
             else:
                 with closing(source.blocks(self._reference.keep, (first, first + rows))) as blocks:
                     for block in checked(blocks, np.dtype(self._reference.dtype)):
                         checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
-                        found += block.shape[0]
-                        for start in range(0, block.shape[0] if found <= rows else 0, piece_rows):
+                        row_count += block.shape[0]
+                        for start in range(0, block.shape[0] if row_count <= rows else 0, piece_rows):
                             yield block[start : start + piece_rows]
-                if (found, checksum) != (rows, int(known["checksum"])):
-                    same = state.version == known["version"].tobytes()
+                if (row_count, checksum) != (rows, int(record["checksum"])):
+                    same = state.version == record["version"].tobytes()
                     wrong = "was damaged" if same else "was changed"
         except DataError:
             wrong = "is missing, damaged or of another kind by now"
@@ -174,30 +174,33 @@ def open_registered(store: Store) -> RowsTable:
     """Open a registered table; none of its chunks, and nothing of its source, is looked at before it is read."""
     store = store.absolute()
     otherwise = f"There are no usable rows at {store}. Make them with: {step('register', 'SOURCE', store)}"
-    said = attributes_in(store, otherwise)
-    manifest = Manifest(store, said.index, said.sources)
-    keep = tuple(range(len(said.columns))) if said.places is None else said.places
+    head = attributes_in(store, otherwise)
+    manifest = Manifest(store, head.index, head.sources)
+    keep = tuple(range(len(head.columns))) if head.places is None else head.places
     sound = (
-        said.dtype in DTYPES
-        and len(keep) == len(said.columns) >= 2
-        and min(said.rows, said.stored_bytes + 1, said.buffer_bytes, said.chunk_rows, min(keep) + 1) > 0
-        and said.chunk_rows <= said.rows == manifest.rows
-        and said.chunks == manifest.chunks
+        head.dtype in DTYPES
+        and len(keep) == len(head.columns) >= 2
+        and min(
+            head.rows, head.stored_bytes + 1, head.buffer_bytes, head.chunk_rows, min(keep) + 1
+        )
+        > 0
+        and head.chunk_rows <= head.rows == manifest.rows
+        and head.chunks == manifest.chunks
     )
     if not sound:
         raise DataError(otherwise)
     return RowsTable(
-        store=store, dataset_id=said.dataset_id, rows=said.rows, columns=len(said.columns), dtype=said.dtype,
-        chunk_rows=said.chunk_rows, names=said.columns,
-        budget=None if said.budget is None else PrivacyLoss.from_json(said.budget),
-        ledger_id=said.ledger_id, reproduced=said.reproduced,
-        reference=Registered(manifest, said.dtype, keep, said.asked.variable, said.stored_bytes, said.buffer_bytes),
+        store=store, dataset_id=head.dataset_id, rows=head.rows, columns=len(head.columns), dtype=head.dtype,
+        chunk_rows=head.chunk_rows, names=head.columns,
+        budget=None if head.budget is None else PrivacyLoss.from_json(head.budget),
+        ledger_id=head.ledger_id, reproduced=head.reproduced,
+        reference=Registered(manifest, head.dtype, keep, head.asked.variable, head.stored_bytes, head.buffer_bytes),
     )  # fmt: skip
 
 
-def head_of(said: RegisteredAttributes) -> dict[str, Any]:
+def head_of(head: RegisteredAttributes) -> dict[str, Any]:
     """Return the head of a registered table, a Zarr group without arrays, as JSON values."""
-    return {"zarr_format": 3, "node_type": "group", "attributes": {"dpdist": builtins_of(said)}}
+    return {"zarr_format": 3, "node_type": "group", "attributes": {"dpdist": builtins_of(head)}}
 
 
 @quiet()

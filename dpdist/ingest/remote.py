@@ -26,8 +26,8 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _EXTRAS = {"s3": "s3", "gs": "gcs", "https": "https", "http": "https", "memory": ""}
 """What may be read, and the extra that brings its library."""
 _PIECE = 1 << 20
-_GIVEN = "the environment, or a profile,"
-_TELL = ("size", "ETag", "Content-MD5", "Digest", "Last-Modified")
+_CONFIGURED = "the environment, or a profile,"
+_VERSION_HEADERS = ("size", "ETag", "Content-MD5", "Digest", "Last-Modified")
 """What a web server may say of a file that changes with it."""
 
 
@@ -40,7 +40,7 @@ class Remote:
     def __post_init__(self) -> None:
         kind = self.address.partition("://")[0]
         if kind not in _EXTRAS:
-            kinds = ", ".join(f"{known}://" for known in ("file", *_EXTRAS) if known != "memory")
+            kinds = ", ".join(f"{scheme}://" for scheme in ("file", *_EXTRAS) if scheme != "memory")
             raise UsageError(f"{kind}:// is no address that can be read; these are: {kinds}.")
         try:
             parts = urlsplit(self.address)
@@ -93,27 +93,27 @@ class Remote:
     def _system(self) -> Any:
         """The file system of fsspec, by which no row goes over a network in plain."""
         if self.web:
-            return self._made(client_kwargs=self._web_options())
-        made = self._made()
+            return self._filesystem(client_kwargs=self._web_options())
+        filesystem = self._filesystem()
         # settings and profiles are the libraries' business: they are asked what they have made of them
         if self.kind == "s3":
-            made.connect()
-            if is_plain(str(made.s3.meta.endpoint_url), _GIVEN):
-                made = self._made(config_kwargs={"proxies": {}})
+            filesystem.connect()
+            if is_plain(str(filesystem.s3.meta.endpoint_url), _CONFIGURED):
+                filesystem = self._filesystem(config_kwargs={"proxies": {}})
         elif self.kind == "gs":
-            is_plain(str(made.base), _GIVEN)
-        return made
+            is_plain(str(filesystem.base), _CONFIGURED)
+        return filesystem
 
-    def _made(self, **options: object) -> Any:
+    def _filesystem(self, **options: object) -> Any:
         import fsspec  # noqa: PLC0415 - files of this machine are read without
 
         try:
             return fsspec.filesystem(self.kind, use_listings_cache=False, skip_instance_cache=True, **options)
         except ImportError:
             pass
-        raise self._lacking()
+        raise self._missing_library()
 
-    def _lacking(self) -> UsageError:
+    def _missing_library(self) -> UsageError:
         return UsageError(
             f"Reading {self.kind}:// needs a library for it. Install it with: "
             f"pip install 'dpdist[{_EXTRAS[self.kind]}]'"
@@ -124,7 +124,7 @@ class Remote:
         try:
             from aiohttp import TraceConfig  # noqa: PLC0415 - an extra
         except ImportError:
-            raise self._lacking() from None
+            raise self._missing_library() from None
         address = self.address
 
         async def before_it_is_followed(_session: Any, _context: Any, sent: Any) -> None:
@@ -149,15 +149,15 @@ class Remote:
         handle = os.open(folder / self.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as out, self.open("rb") as file:
             require_space(folder, int(self.stat().st_size), "rows, which are fetched first,")
-            while piece := file.read(_PIECE):
-                out.write(piece)
+            while block := file.read(_PIECE):
+                out.write(block)
 
     def range(self, start: int, length: int) -> bytes:
         """Return so many bytes from a place in it; OSError if it has not so many."""
-        found: bytes = self._system.cat_file(self._key, start=start, end=start + length)
-        if len(found) != length:
+        content: bytes = self._system.cat_file(self._key, start=start, end=start + length)
+        if len(content) != length:
             raise OSError(errno.EINVAL, "it is shorter")
-        return found
+        return content
 
     def stat(self) -> os.stat_result:
         """Return its size; nothing else is known of it."""
@@ -167,12 +167,12 @@ class Remote:
         """Return what changes when the object does, as far as the store tells: its size, time or tag, asked anew."""
         self._system.invalidate_cache()
         if self.web:  # fsspec takes files of web servers for ones that never change
-            about = self._system.info(self._key)
-            return str([about.get(name) for name in _TELL])
+            info = self._system.info(self._key)
+            return str([info.get(name) for name in _VERSION_HEADERS])
         if self.suffix.lower() == ".zarr":  # a folder, of which stores tell nothing but its name
-            found = self._system.find(self._key, detail=True)
-            said = sorted((name, sorted(map(str, about.items()))) for name, about in found.items())
-            return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+            entries = self._system.find(self._key, detail=True)
+            versions = sorted((name, sorted(map(str, info.items()))) for name, info in entries.items())
+            return hashlib.sha256(json.dumps(versions).encode()).hexdigest()
         return str(self._system.ukey(self._key))
 
     def is_dir(self) -> bool:
@@ -185,9 +185,9 @@ class Remote:
 
     def iterdir(self) -> Iterator[Remote]:
         """Yield what is in the folder."""
-        for found in self._system.ls(self._key, detail=False):
-            if str(found).rstrip("/") != str(self._key).rstrip("/"):  # an empty object stands for the folder
-                yield self / PurePosixPath(str(found)).name
+        for key in self._system.ls(self._key, detail=False):
+            if str(key).rstrip("/") != str(self._key).rstrip("/"):  # an empty object stands for the folder
+                yield self / PurePosixPath(str(key)).name
 
     def __truediv__(self, name: str) -> Remote:
         """Return what is in the folder under a name."""

@@ -33,7 +33,7 @@ from support.s3_server import s3_server, variables
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest import remote
 from dpdist.ingest.remote import Remote, location_of
-from dpdist.ingest.write import ingest, units_of
+from dpdist.ingest.write import ingest, write_tasks
 from dpdist.pipeline.budget import ingest_rows
 
 
@@ -92,9 +92,9 @@ def test_a_file_that_changed_is_another(tmp_path: Path, web: tuple[str, Path], m
 
     def changing(*given: Any, **options: Any) -> Any:
         np.save(folder / "night.npy", table() + 1)
-        return units_of(*given, **options)
+        return write_tasks(*given, **options)
 
-    monkeypatch.setattr("dpdist.ingest.write.units_of", changing)
+    monkeypatch.setattr("dpdist.ingest.write.write_tasks", changing)
     with pytest.raises(DataError, match="changed while it was read"):
         ingest_rows(f"{url}/night.npy", tmp_path / "other.zarr")
     assert left(tmp_path) == ["rows.zarr", "served"]

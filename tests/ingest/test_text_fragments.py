@@ -108,7 +108,7 @@ def test_a_twin_that_ignores_quotes_reads_other_rows(folder: Path, monkeypatch: 
             require_same(content, "yes", size, folder)
 
     require_same_everywhere()
-    monkeypatch.setattr(text._Quotes, "_look", lambda *_: None)
+    monkeypatch.setattr(text._Quotes, "_scan", lambda *_: None)
     with pytest.raises(AssertionError):
         require_same_everywhere()
 

@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import PIECE, STORED, Places, Rows, attempted, bounded, each, required
+from dpdist.ingest.readers.base import PIECE, STORED, Places, Rows, attempt_each, attempted, bounded, required
 from dpdist.ingest.readers.chunked import Chunked, Layout, chunk_bytes, only, require_chunks
 from dpdist.ingest.readers.hdf5 import contained
-from dpdist.ingest.readers.source import Fragment, Head, neighbours, turned, width_for
+from dpdist.ingest.readers.source import Fragment, Head, neighbours, transposed, width_for
 from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign
 from dpdist.rows.encoding import MISSING_WORDS
 from dpdist.rows.units import named_units
@@ -43,21 +43,21 @@ class AnnData(Chunked):
         """Open it: a group of groups and arrays, as h5py and zarr give them."""
 
     @abstractmethod
-    def _is_stored(self, array: Any, place: str) -> bool:
+    def _is_stored(self, array: Any, path: str) -> bool:
         """Say whether any value of an array is stored."""
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         with self._root() as root:
-            yield root[self._place]
+            yield root[self._matrix_path]
 
     @cached_property
     @attempted
-    def _place(self) -> str:
+    def _matrix_path(self) -> str:
         with self._root() as root:
             layers = sorted(root["layers"].keys()) if "layers" in root else ()
-            places = ["X", "raw/X", *(f"layers/{name}" for name in layers)]
-            matrices = {place: _shape(root[place]) for place in places if place in root}
+            paths = ["X", "raw/X", *(f"layers/{name}" for name in layers)]
+            matrices = {path: _shape(root[path]) for path in paths if path in root}
         if self.choices.variable is None and "X" in matrices:
             return "X"
         return only(self.path, matrices, self.choices.variable, "matrix")
@@ -69,9 +69,9 @@ class AnnData(Chunked):
         with self._opened() as matrix:
             if not hasattr(matrix, "keys"):
                 return "dense"
-            told = matrix.attrs.get("encoding-type", f"{matrix.attrs.get('h5sparse_format', '')}_matrix")
+            encoding = matrix.attrs.get("encoding-type", f"{matrix.attrs.get('h5sparse_format', '')}_matrix")
         required("anndata", "anndata", "sparse AnnData")
-        return _SPARSE[str(told)]
+        return _SPARSE[str(encoding)]
 
     @cached_property
     @attempted
@@ -80,12 +80,15 @@ class AnnData(Chunked):
             shape = _shape(matrix)
             if self._kind == "dense":
                 chunks = matrix.chunks or (1,) * len(shape)
-                return Layout(shape, matrix.dtype, tuple(map(min, chunks, shape)), self._is_stored(matrix, self._place))
+                return Layout(
+                    shape, matrix.dtype, tuple(map(min, chunks, shape)), self._is_stored(matrix, self._matrix_path)
+                )
             parts = {name: matrix[name] for name in _PARTS}
             for array in parts.values():
                 require_chunks(self.path, chunk_bytes(array))
             stored = all(
-                not array.shape[0] or self._is_stored(array, f"{self._place}/{name}") for name, array in parts.items()
+                not array.shape[0] or self._is_stored(array, f"{self._matrix_path}/{name}")
+                for name, array in parts.items()
             )
             if min(shape) >= 0 and parts["indptr"].shape[0] != shape[self._kind == "csc"] + 1:
                 raise DataError(f"{self.path} is damaged: its sparse matrix has another shape than it says.")
@@ -107,13 +110,13 @@ class AnnData(Chunked):
         )
 
     @attempted
-    def _column(self, place: str) -> Any:
+    def _column(self, path: str) -> Any:
         """Return a column of ``obs`` or ``var``, a pandas Series without missing values, by anndata's own reader."""
         anndata = required("anndata", "anndata", "AnnData")
         pandas = required("pandas", "anndata", "AnnData")
-        frame, _, name = place.rpartition("/")
+        frame, _, name = path.rpartition("/")
         with self._root() as root:
-            column = root[place]
+            column = root[path]
             for array in _arrays(column):
                 require_chunks(self.path, chunk_bytes(array))
             cells = anndata.io.read_elem(column)
@@ -123,22 +126,22 @@ class AnnData(Chunked):
         series = pandas.Series(cells)
         if series.isna().any():
             raise DataError(
-                f"{self.path}: {place} is missing for some rows: it is not said whose they are. Fill it, or leave them "
+                f"{self.path}: {path} is missing for some rows: it is not said whose they are. Fill it, or leave them "
                 "out."
             )
         return series
 
     @attempted
     def _names(self) -> tuple[str, ...]:
-        place, columns = "raw/var" if self._place == "raw/X" else "var", self._layout.columns
+        frame, columns = "raw/var" if self._matrix_path == "raw/X" else "var", self._layout.columns
         with self._root() as root:
-            var = root[place]
+            var = root[frame]
             if not hasattr(var, "keys"):
                 raise DataError(
                     f"{self.path} was written by anndata before 0.7. Write it again with a newer one; in Python: "
                     "anndata.read_h5ad(FILE).write_h5ad(NEW)."
                 )
-            labels = self._column(f"{place}/{var.attrs['_index']}")
+            labels = self._column(f"{frame}/{var.attrs['_index']}")
         if len(labels) != columns:
             raise DataError(f"{self.path} names {len(labels)} variables for {columns} columns. Mend it.")
         return bounded(self.path, [labels.astype(str).tolist()])
@@ -167,11 +170,11 @@ class AnnData(Chunked):
             ]  # fmt: skip
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
-        columns = [self._names_in(label) for label in labels]
+        columns = [self._label_cells(label) for label in labels]
         for start in range(0, self._layout.shape[0], _CELLS):
             yield named_units([column.iloc[start : start + _CELLS].astype(str).tolist() for column in columns], key)
 
-    def _names_in(self, label: str) -> Any:
+    def _label_cells(self, label: str) -> Any:
         """Return a column of ``obs`` whose cells are names or whole numbers, one for each row."""
         column = self._column(label)
         values = column.cat.categories if column.dtype == "category" else column
@@ -194,12 +197,12 @@ class AnnData(Chunked):
         if self._kind == "dense":
             yield from super().blocks(keep, fragment)
         elif self._kind == "csr":
-            whole = keep == tuple(range(layout.columns))
-            for piece in each(self.path, self._rows(layout)):
-                yield piece if whole else piece[:, keep]
+            all_columns = keep == tuple(range(layout.columns))
+            for block in attempt_each(self.path, self._rows(layout)):
+                yield block if all_columns else block[:, keep]
         else:
             shape, dtype = (layout.shape[0], len(keep)), np.dtype(STORED[layout.dtype.name])
-            yield from turned(self.path, self.scratch_dir, self._columns(layout, keep), shape, dtype)
+            yield from transposed(self.path, self.scratch_dir, self._columns(layout, keep), shape, dtype)
 
     def _rows(self, layout: Layout) -> Iterator[Rows]:
         rows = layout.shape[0]
@@ -225,7 +228,7 @@ class H5ad(AnnData):
         with contained(self.path, required("h5py", "anndata", ".h5ad files")) as file:
             yield file
 
-    def _is_stored(self, array: Any, place: str) -> bool:  # noqa: ARG002 - HDF5 knows
+    def _is_stored(self, array: Any, path: str) -> bool:  # noqa: ARG002 - HDF5 knows
         return int(array.id.get_storage_size()) > 0
 
 
@@ -238,13 +241,13 @@ class AnnDataStore(AnnData):
             yield root
 
     @cached_property
-    def _place(self) -> str:
-        place = super()._place
-        require_foreign(self.path, place)
-        return place
+    def _matrix_path(self) -> str:
+        path = super()._matrix_path
+        require_foreign(self.path, path)
+        return path
 
-    def _is_stored(self, array: Any, place: str) -> bool:  # noqa: ARG002 - the place is told
-        return holds_values(self.path, place)
+    def _is_stored(self, array: Any, path: str) -> bool:  # noqa: ARG002 - the place is told
+        return holds_values(self.path, path)
 
 
 def _is_text(values: Any) -> bool:

@@ -85,9 +85,9 @@ class Choices:
 class AskError(DataError):
     """A file that can be taken in several ways; nothing is guessed, and whoever asked for it chooses."""
 
-    def __init__(self, said: str, ways: Sequence[tuple[str, str, str]] = (), more: str = "") -> None:
-        super().__init__(said)
-        self.args = (said, ways, more)  # by which it is made again in another process
+    def __init__(self, message: str, ways: Sequence[tuple[str, str, str]] = (), more: str = "") -> None:
+        super().__init__(message)
+        self.args = (message, ways, more)  # by which it is made again in another process
         self.ways = ways
         self.more = more
 
@@ -106,8 +106,8 @@ class AskError(DataError):
 class NoRowsError(DataError):
     """A file has no rows and is sound otherwise: for a table a mistake, for a period like any other content."""
 
-    def __init__(self, said: object) -> None:
-        super().__init__(said if isinstance(said, str) else f"{said} has no rows. Add some.")
+    def __init__(self, subject: object) -> None:
+        super().__init__(subject if isinstance(subject, str) else f"{subject} has no rows. Add some.")
 
 
 class UncutError(Exception):
@@ -132,15 +132,17 @@ def only_columns(names: Iterable[str], meaning: str) -> tuple[str, str, str]:
 
 def no_numbers(path: object, bad: Mapping[str, str], others: Sequence[str]) -> AskError:
     """Return the refusal of columns that are no numbers, each with what it holds, and the names of the others."""
-    told = listed(f"{name!r} ({kind})" for name, kind in bad.items())
+    columns = listed(f"{name!r} ({kind})" for name, kind in bad.items())
     ways = [only_columns(others, "leaves them out")] if len(others) > 1 else []
     # a privacy unit is looked at alone
-    few = "" if ways or len(bad) + len(others) == 1 else "Fewer than two columns hold numbers, and a table needs two. "
-    few += (
+    advice = (
+        "" if ways or len(bad) + len(others) == 1 else "Fewer than two columns hold numbers, and a table needs two. "
+    )
+    advice += (
         "To take them in, say what they mean in a schema, which also says whose row it is: "
         f"{step('schema', 'SOURCE', 'SCHEMA')} drafts one."
     )
-    return AskError(f"{path}: these columns hold no numbers: {told}.", ways, few)
+    return AskError(f"{path}: these columns hold no numbers: {columns}.", ways, advice)
 
 
 def schema_says_columns() -> UsageError:
@@ -192,11 +194,11 @@ def attempted(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[
     return called
 
 
-def each(path: object, pieces: Iterator[T]) -> Generator[T]:
+def attempt_each(path: object, items: Iterator[T]) -> Generator[T]:
     """Pass pieces on; only their making counts as an attempt, not what the receiver does with them."""
-    while (piece := attempt(path, partial(next, pieces, None))) is not None:
+    while (item := attempt(path, partial(next, items, None))) is not None:
         progressed()
-        yield piece
+        yield item
 
 
 def required(module: str, extra: str, kind: str) -> Any:
@@ -221,10 +223,10 @@ def changed(path: object) -> DataError:
     return DataError(f"{path} changed while it was read. Ingest it when it is complete.")
 
 
-def not_finite(where: object, row: int, name: str, place: str = "", cure: str = CURE) -> DataError:
+def not_finite(where: object, row: int, name: str, coordinates: str = "", cure: str = CURE) -> DataError:
     """Return the refusal of a value that is not finite, by its row and column."""
-    told = f"{where}, row {row} (counting from 0), column {name!r}"
-    return DataError(f"{told}{place and f' ({place})'}: the value is not finite. {cure}")
+    cell = f"{where}, row {row} (counting from 0), column {name!r}"
+    return DataError(f"{cell}{coordinates and f' ({coordinates})'}: the value is not finite. {cure}")
 
 
 def require_exact(where: object, start: int, block: Rows, dtype: npt.DTypeLike, names: Sequence[str]) -> None:
@@ -232,8 +234,8 @@ def require_exact(where: object, start: int, block: Rows, dtype: npt.DTypeLike, 
     if block.dtype.kind in "iu" and block.dtype.itemsize == 8 and np.dtype(dtype).kind == "f":
         beyond = (block > EXACT) | (block < -EXACT if block.dtype.kind == "i" else False)
         if beyond.any():
-            row, place = np.argwhere(beyond)[0]
-            raise DataError(f"{where}, row {start + row} (counting from 0), column {names[place]!r}: {BEYOND}")
+            row, column = np.argwhere(beyond)[0]
+            raise DataError(f"{where}, row {start + row} (counting from 0), column {names[column]!r}: {BEYOND}")
 
 
 def require_runs(path: object, count: int) -> None:
@@ -272,13 +274,13 @@ def require_columns(path: object, count: int) -> None:
         )
 
 
-def bounded(path: object, pieces: Iterable[Sequence[str]]) -> tuple[str, ...]:
+def bounded(path: object, batches: Iterable[Sequence[str]]) -> tuple[str, ...]:
     """Return the names in some pieces; DataError, before more are read, once they are too long together."""
     names: list[str] = []
     size = 0
-    for piece in pieces:
-        names += map(str, piece)
-        size += sum(map(len, piece))
+    for batch in batches:
+        names += map(str, batch)
+        size += sum(map(len, batch))
         if size > MOST_LABELS:
             raise DataError(f"{path} names its columns by more than {MOST_LABELS >> 20} MiB. Give them shorter names.")
     return tuple(names)

@@ -18,12 +18,12 @@ import numpy.typing as npt
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import Places, Rows, require_table
 from dpdist.ingest.readers.genotypes import NO_RULES, Genotypes
-from dpdist.ingest.readers.source import Fragment, Head, Source, turned, width_for
+from dpdist.ingest.readers.source import Fragment, Head, Source, transposed, width_for
 from dpdist.naming import parameter
 from dpdist.rows.units import named_units
 
 FID_IID = ("FID", "IID")  # family and name of a sample, the first two columns of a .fam file
-Called = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]  # copies of an allele or dosages, and which are missing
+MaskedCounts = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]  # copies of an allele or dosages, and which are missing
 
 
 class Site(NamedTuple):
@@ -55,7 +55,7 @@ class Calls(Source):
         """Samples and columns, as the file announces them."""
 
     @abstractmethod
-    def calls(self, keep: Places) -> Iterator[Called]:
+    def calls(self, keep: Places) -> Iterator[MaskedCounts]:
         """Yield blocks of columns in their order, of shape (n, v)."""
 
     @property
@@ -78,18 +78,18 @@ class Calls(Source):
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:  # noqa: ARG002 - it has one
         shape = (self.facts.samples, len(keep))
-        yield from turned(self.path, self.scratch_dir, self._columns(keep), shape, self.rules.dtype)
+        yield from transposed(self.path, self.scratch_dir, self._columns(keep), shape, self.rules.dtype)
 
     def _columns(self, keep: Places) -> Iterator[Rows]:
         """Yield what becomes of copies or dosages; DataError if some are missing and no rule says what they are."""
-        names = [self.facts.names[place] for place in keep]
+        names = [self.facts.names[column] for column in keep]
         p, first = self.rules.allele_frequencies(names), 0
         for values, absent in self.calls(keep):
             if p is None and absent.any():
                 if self.choices.missing is None:
-                    sample, place = map(int, np.argwhere(absent)[0])
+                    sample, column = map(int, np.argwhere(absent)[0])
                     raise DataError(
-                        f"{self.path}, sample {sample + 1}, variant {names[first + place]!r}: the genotype is missing. "
+                        f"{self.path}, sample {sample + 1}, variant {names[first + column]!r}: the genotype is missing. "
                         f"Leave the variant out ({parameter('columns')}), say how many alleles to put where one is "
                         f"missing, 0, 1 or 2 ({parameter('missing')}), or name a public file of frequencies "
                         f"({parameter('genotypes')})."

@@ -31,9 +31,9 @@ from dpdist.ingest.readers.base import (
     NoRowsError,
     Places,
     Rows,
+    attempt_each,
     attempted,
     changed,
-    each,
     meant_by_schema,
     no_numbers,
     require_exact,
@@ -114,18 +114,18 @@ class Columnar(Tabular):
     def stored(self) -> Head:
         schema = self._schema
         added = [key for key, _ in self.keys if key not in schema.names]
-        said = (schema.pandas_metadata or {}).get("index_columns", ())
-        indexes = tuple(place for place, name in enumerate(schema.names) if name in UNNAMED or name in said)
+        pandas_indexes = (schema.pandas_metadata or {}).get("index_columns", ())
+        indexes = tuple(index for index, name in enumerate(schema.names) if name in UNNAMED or name in pandas_indexes)
         kinds = (*schema.types, *(pa.string() for _ in added))
         return Head((*schema.names, *added), self._rows, kinds=kinds, indexes=indexes)
 
-    def cells(self, places: Places, fragment: Fragment = None) -> Generator[Any]:
-        return each(self.path, self._cells(places, fragment))
+    def cells(self, columns: Places, fragment: Fragment = None) -> Generator[Any]:
+        return attempt_each(self.path, self._cells(columns, fragment))
 
-    def _cells(self, places: Places, fragment: Fragment) -> Iterator[Any]:
-        names = [self.stored.names[place] for place in places]
+    def _cells(self, columns: Places, fragment: Fragment) -> Iterator[Any]:
+        names = [self.stored.names[column] for column in columns]
         keys = {key: None if text == _NULL else text for key, text in self.keys}
-        read = [name for place, name in zip(places, names, strict=True) if place < len(self._schema)]
+        read = [name for column, name in zip(columns, names, strict=True) if column < len(self._schema)]
         for batch in self._batches(read, fragment):
             for name in set(read) & set(keys):  # a column that says otherwise than the folder: one of them is wrong
                 if not all(_is_key(cell, keys[name]) for cell in batch.column(name).unique().to_pylist()):
@@ -134,13 +134,13 @@ class Columnar(Tabular):
                 batch.column(name) if name in read else pa.repeat(pa.scalar(keys[name], pa.string()), batch.num_rows)
                 for name in names
             ]
-            yield pa.RecordBatch.from_arrays(arrays, [str(place) for place in places])
+            yield pa.RecordBatch.from_arrays(arrays, [str(column) for column in columns])
 
-    def _key_value(self, place: int) -> np.generic | None:
+    def _key_value(self, column: int) -> np.generic | None:
         """Return the number in the name of a folder; None if the column is one of the file."""
-        if place < len(self._schema):
+        if column < len(self._schema):
             return None
-        key = self.stored.names[place]
+        key = self.stored.names[column]
         text, value = dict(self.keys)[key], math.inf
         if _WHOLE.fullmatch(text):
             value = int(text)
@@ -157,10 +157,12 @@ class Columnar(Tabular):
     def _types(self, keep: Places) -> list[np.dtype[np.generic]]:
         """Return the types of columns of numbers; AskError if some are none."""
         names, kinds = self.stored.names, self._schema.types
-        values = {place: self._key_value(place) for place in keep}
-        types = {place: _type_of(kinds[place]) if value is None else value.dtype for place, value in values.items()}
-        if bad := {names[place]: str(kinds[place]) for place, dtype in types.items() if dtype is None}:
-            others = [names[place] for place in keep if names[place] not in bad and place not in self.stored.indexes]
+        values = {column: self._key_value(column) for column in keep}
+        types = {column: _type_of(kinds[column]) if value is None else value.dtype for column, value in values.items()}
+        if bad := {names[column]: str(kinds[column]) for column, dtype in types.items() if dtype is None}:
+            others = [
+                names[column] for column in keep if names[column] not in bad and column not in self.stored.indexes
+            ]
             raise no_numbers(self.path, bad, others)
         return [dtype for dtype in types.values() if dtype is not None]
 
@@ -170,20 +172,20 @@ class Columnar(Tabular):
         return Survey(self._rows, np.result_type(*(STORED[kind.name] for kind in self._types(keep))).name)
 
     def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
-        return each(self.path, self._numbers(keep, fragment, np.result_type(*self._types(keep))))
+        return attempt_each(self.path, self._numbers(keep, fragment, np.result_type(*self._types(keep))))
 
     def _numbers(self, keep: Places, fragment: Fragment, dtype: np.dtype[Any]) -> Iterator[Rows]:
-        names = [self.stored.names[place] for place in keep]
-        values = [self._key_value(place) for place in keep]
+        names = [self.stored.names[index] for index in keep]
+        values = [self._key_value(index) for index in keep]
         row = 0 if fragment is None else fragment[0]
         for batch in self._cells(keep, fragment):
             columns = []
             for name, value, cells in zip(names, values, batch.columns, strict=True):
                 column = cells if value is None else pa.repeat(pa.scalar(value.item()), batch.num_rows)
                 if column.null_count:
-                    at = row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+                    missing_row = row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
                     raise DataError(
-                        f"{self.path}, row {at} (counting from 0), column {name!r}: the value is missing, and no "
+                        f"{self.path}, row {missing_row} (counting from 0), column {name!r}: the value is missing, and no "
                         f"schema says what becomes of it. Mend it, or {meant_by_schema()}."
                     )
                 if pa.types.is_decimal(column.type):
@@ -242,13 +244,13 @@ class Parquet(Columnar):
             with plain.open("wb") as out:
                 for first in range(0, len(keep), _COLUMNS):
                     start = 0
-                    for block in each(self.path, self._numbers(keep[first : first + _COLUMNS], None, dtype)):
-                        for place, column in enumerate(block.T, first):
-                            out.seek((place * rows + start) * dtype.itemsize)
+                    for block in attempt_each(self.path, self._numbers(keep[first : first + _COLUMNS], None, dtype)):
+                        for index, column in enumerate(block.T, first):
+                            out.seek((index * rows + start) * dtype.itemsize)
                             out.write(np.ascontiguousarray(column).data)
                         start += block.shape[0]
             header = Header((rows, len(keep)), True, dtype, 0, 0)
-            yield from each(self.path, header.blocks(plain, tuple(range(len(keep)))))
+            yield from attempt_each(self.path, header.blocks(plain, tuple(range(len(keep)))))
 
     @cached_property
     def _ends(self) -> Any:
@@ -278,14 +280,14 @@ class Parquet(Columnar):
             begins = np.append(0, self._ends[:-1])
             inside = (begins >= fragment[0]) & (self._ends <= fragment[1]) & (begins < self._ends)
             groups = np.flatnonzero(inside).tolist()
-        most = max(1, PIECE // (16 * max(1, len(names))))  # eight bytes as decoded, and as much again on the way
+        batch_rows = max(1, PIECE // (16 * max(1, len(names))))  # eight bytes as decoded, and as much again on the way
         # small buffers, no pre-buffering: else whole columns of a row group are in memory as they lie in the file;
         # no threads: they are hardly faster, and each keeps memory of its own
-        kept = {"buffer_size": 1 << 14, "pre_buffer": False, "page_checksum_verification": True}
-        with self.path.open("rb") as raw, pq.ParquetFile(raw, **kept) as file:
+        options = {"buffer_size": 1 << 14, "pre_buffer": False, "page_checksum_verification": True}
+        with self.path.open("rb") as raw, pq.ParquetFile(raw, **options) as file:
             if file.metadata.num_rows != self._metadata.num_rows:
                 raise changed(self.path)
-            yield from file.iter_batches(most, row_groups=groups, columns=list(names), use_threads=False)
+            yield from file.iter_batches(batch_rows, row_groups=groups, columns=list(names), use_threads=False)
 
 
 class Arrow(Columnar):
@@ -304,11 +306,11 @@ class Arrow(Columnar):
         with self.path.open("rb") as file:
             start = file.read(4)
             if start in {b"FEA1", b"\xff\xff\xff\xff"}:
-                what, how = "of the first version of Feather", "pyarrow.feather.read_table(FILE)"
+                problem, reading = "of the first version of Feather", "pyarrow.feather.read_table(FILE)"
                 if start != b"FEA1":
-                    what, how = "a stream of Arrow, no file", "pyarrow.ipc.open_stream(FILE).read_all()"
+                    problem, reading = "a stream of Arrow, no file", "pyarrow.ipc.open_stream(FILE).read_all()"
                 raise DataError(
-                    f"{self.path} is {what}. Write it again; in Python: pyarrow.feather.write_feather({how}, NEW)."
+                    f"{self.path} is {problem}. Write it again; in Python: pyarrow.feather.write_feather({reading}, NEW)."
                 )
             schema = self._opened(file).schema
             none = self._opened(file, [])
@@ -324,12 +326,12 @@ class Arrow(Columnar):
 
     def _batches(self, names: Sequence[str], fragment: Fragment) -> Iterator[Any]:  # noqa: ARG002 - it has one
         schema = self._schema
-        fields = [place for place, name in enumerate(schema.names) if name in set(names)]
-        most = max(1, PIECE // (16 * max(1, len(names))))
+        fields = [index for index, name in enumerate(schema.names) if name in set(names)]
+        batch_rows = max(1, PIECE // (16 * max(1, len(names))))
         with self.path.open("rb") as file:
-            found = self._opened(file, fields)
-            for i in range(found.num_record_batches):
-                batch = found.get_batch(i)
+            reader = self._opened(file, fields)
+            for i in range(reader.num_record_batches):
+                batch = reader.get_batch(i)
                 batch.validate(full=True)  # else a length that is not true is memory of this process
-                for start in range(0, batch.num_rows, most):
-                    yield batch.slice(start, most)
+                for start in range(0, batch.num_rows, batch_rows):
+                    yield batch.slice(start, batch_rows)

@@ -24,26 +24,26 @@ def otherwise(lines: Sequence[str]) -> str | None:
     Empty where it has one column and nothing else is known of it; None where commas are between cells.
     """
     sheet = bool(lines) and lines[0].lower().startswith("sep=")
-    aside = int(sheet)  # lines before the table: for a spreadsheet, and comments that are no names of columns
-    for at, line in enumerate(lines[aside:], aside):
-        following = next((other for other in lines[at + 1 :] if other.strip()), "")
+    skipped = int(sheet)  # lines before the table: for a spreadsheet, and comments that are no names of columns
+    for number, line in enumerate(lines[skipped:], skipped):
+        following = next((other for other in lines[number + 1 :] if other.strip()), "")
         if line.startswith("#") and not _alike(line, following):
-            aside = at + 1
+            skipped = number + 1
         elif line.strip():
             break
-    rest = [line for line in lines[aside:] if line.strip()] or [""]
+    rest = [line for line in lines[skipped:] if line.strip()] or [""]
     alone = len(_cells(rest[:1], ",")[0]) < 2
     mark = next((mark for mark in _SEPARATORS if _separates(mark, rest, alone=alone)), None)
     mark = lines[0][4] if sheet and lines[0][4:5] in _SEPARATORS else mark
-    if mark is None and not aside:
+    if mark is None and not skipped:
         return "" if alone else None
-    said = [f"The first {aside} line(s) are no part of the table."] if aside else []
-    options = ["FILE", *([f"skiprows={aside}"] if aside else [])]
+    sentences = [f"The first {skipped} line(s) are no part of the table."] if skipped else []
+    options = ["FILE", *([f"skiprows={skipped}"] if skipped else [])]
     header, remark = "", ""
     if mark is not None:
         cells = _cells(rest, mark)
         numbers = [cell.strip() for row in cells for cell in row if _NUMBER.fullmatch(cell.strip())]
-        said.append(f"Its cells seem to be separated by {_SEPARATORS[mark]}.")
+        sentences.append(f"Its cells seem to be separated by {_SEPARATORS[mark]}.")
         options.append(r"sep=r'\s+'" if mark == " " else f"sep={mark!r}")
         if any(_DECIMAL_COMMA.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in numbers):
             options.append("decimal=','")
@@ -52,7 +52,7 @@ def otherwise(lines: Sequence[str]) -> str | None:
             header = ", header=False"
         remark = ", and name a mark that separates thousands or decimals (thousands=, decimal=)"
     return (
-        f" {' '.join(said)} Save it with commas between cells and points within numbers{remark}; in Python: "
+        f" {' '.join(sentences)} Save it with commas between cells and points within numbers{remark}; in Python: "
         f"pandas.read_csv({', '.join(options)}).to_csv(NEW, index=False{header})."
     )
 

@@ -57,9 +57,9 @@ class Genotypes:
     digest: str | None = None  # SHA-256 of its content, hexadecimal
 
     def __post_init__(self) -> None:
-        for name, known in _RULES.items():
-            if (value := getattr(self, name)) not in {None, *known}:
-                raise UsageError(f"{name} of {parameter('genotypes')} is {' or '.join(known)}, not {value!r}.")
+        for name, choices in _RULES.items():
+            if (value := getattr(self, name)) not in {None, *choices}:
+                raise UsageError(f"{name} of {parameter('genotypes')} is {' or '.join(choices)}, not {value!r}.")
         if self.standardise and self.frequencies is None:
             raise UsageError(f"standardise of {parameter('genotypes')} needs frequencies, a public file.")
 
@@ -97,49 +97,51 @@ class Genotypes:
         """Return p of each variant; None where there is no file."""
         if self.frequencies is None:
             return None
-        known = _frequencies(self.frequencies, self.digest or "")
-        if lacking := [name for name in names if name not in known]:
+        by_name = _frequencies(self.frequencies, self.digest or "")
+        if lacking := [name for name in names if name not in by_name]:
             raise DataError(
                 f"{self.frequencies} has no frequency of {counted(len(lacking), 'variant')}, such as "
                 f"{listed(lacking[:3])}. Add them, or leave the variants out ({parameter('columns')})."
             )
-        return np.array([known[name] for name in names])
+        return np.array([by_name[name] for name in names])
 
     def finished(self, values: Values, absent: npt.NDArray[np.bool_], p: npt.NDArray[np.float64] | None) -> Values:
         """Return what becomes of counts or dosages, (samples, v), of which some are absent, by frequencies (v,)."""
         if p is None:
             return values.astype(self.dtype)
-        found = np.where(absent, 2 * p, values)
+        result = np.where(absent, 2 * p, values)
         if self.standardise:
-            found = (found - 2 * p) / np.sqrt(2 * p * (1 - p))
-        return found.astype(self.dtype)
+            result = (result - 2 * p) / np.sqrt(2 * p * (1 - p))
+        return result.astype(self.dtype)
 
 
 NO_RULES = Genotypes()
 
 
-def columns_of_site(where: str, place: str, name: str, alleles: Sequence[str], rules: Genotypes) -> list[str] | None:
+def columns_of_site(
+    contig: str, position: str, name: str, alleles: Sequence[str], rules: Genotypes
+) -> list[str] | None:
     """Return the names of the columns that a site becomes, one for each alternative allele; None: it is refused."""
-    first, *others = alleles
-    if len(others) == 1:
-        return [f"{where}:{place}:{first}:{others[0]}" if name == "." else name]
+    first, *alternatives = alleles
+    if len(alternatives) == 1:
+        return [f"{contig}:{position}:{first}:{alternatives[0]}" if name == "." else name]
     if rules.multiallelic is None:
         return None
     if rules.multiallelic == "skip":
         return []
-    return [f"{where}:{place}:{first}:{each}" if name == "." else f"{name}:{each}" for each in others]
+    return [f"{contig}:{position}:{first}:{allele}" if name == "." else f"{name}:{allele}" for allele in alternatives]
 
 
-def told_apart(names: Sequence[str], alleles: Sequence[str]) -> tuple[str, ...]:
+def unique_names(names: Sequence[str], alleles: Sequence[str]) -> tuple[str, ...]:
     """Return the names of columns, and behind one that several have the allele that is counted.
 
     Examples
     --------
-    >>> told_apart(["rs1", "rs1", "rs2"], ["T", "C", "A"])
+    >>> unique_names(["rs1", "rs1", "rs2"], ["T", "C", "A"])
     ('rs1:T', 'rs1:C', 'rs2')
     """
     times = Counter(names)
-    return tuple(f"{name}:{one}" if times[name] > 1 else name for name, one in zip(names, alleles, strict=True))
+    return tuple(f"{name}:{allele}" if times[name] > 1 else name for name, allele in zip(names, alleles, strict=True))
 
 
 def not_biallelic(where: str) -> DataError:
@@ -150,7 +152,7 @@ def not_biallelic(where: str) -> DataError:
     )
 
 
-def not_called(where: str, rules: Genotypes, cure: str) -> DataError:
+def invalid_genotype(where: str, rules: Genotypes, cure: str) -> DataError:
     """Return the error for a dosage out of range, or a genotype that is not a pair of the alleles of its site."""
     if rules.field == "DS":
         return DataError(f"{where}: the dosage is not a number of copies from 0 to 2. {cure}")
@@ -171,7 +173,7 @@ def _frequencies(path: str, digest: str) -> dict[str, float]:
     content = _read(Path(path))
     if hashlib.sha256(content).hexdigest() != digest:
         raise DataError(f"The file of frequencies {path} changed while it was used. Ingest again.")
-    found: dict[str, float] = {}
+    frequencies: dict[str, float] = {}
     try:
         text = content.decode()
         rows = csv.reader(io.StringIO(text), delimiter="\t" if "\t" in text.partition("\n")[0] else ",")
@@ -179,15 +181,15 @@ def _frequencies(path: str, digest: str) -> dict[str, float]:
             if number == 1 and row[1:2] == ["frequency"]:
                 continue
             name, frequency = row
-            if name in found:
+            if name in frequencies:
                 raise DataError(f"{path}, line {number}: {name!r} has a frequency already.")
-            found[name] = float(frequency)
-            if not 0 < found[name] < 1 or not math.isfinite(found[name]):
+            frequencies[name] = float(frequency)
+            if not 0 < frequencies[name] < 1 or not math.isfinite(frequencies[name]):
                 raise ValueError  # noqa: TRY301 - one message for whatever is wrong with a line
     except (ValueError, csv.Error):
         pass
     else:
-        return found
+        return frequencies
     raise DataError(
         f"{path} is no file of frequencies: a line for each variant with its name and the frequency of the counted "
         "allele, between 0 and 1, both excluded, separated by a comma or a tab. The first line may be `name,frequency`."

@@ -30,8 +30,8 @@ def contained(path: Any, h5py: Any) -> Iterator[Any]:
         def elsewhere(name: str, link: Any) -> str | None:
             if not isinstance(link, h5py.HardLink):
                 return name
-            found = file[name]
-            return name if isinstance(found, h5py.Dataset) and (found.external or found.is_virtual) else None
+            target = file[name]
+            return name if isinstance(target, h5py.Dataset) and (target.external or target.is_virtual) else None
 
         name = file.visititems_links(elsewhere)
         if name is not None:
@@ -46,17 +46,17 @@ def require_few_attributes(path: Any, h5py: Any, file: Any) -> None:
     """Refuse attributes of many bytes, for libraries that read all of them when they open a file."""
     length, total = path.stat().st_size, 0
 
-    def too_many(_: str, found: Any) -> bool | None:
+    def too_many(_: str, member: Any) -> bool | None:
         nonlocal total
-        for name in found.attrs:
-            attribute = found.attrs.get_id(name)
+        for name in member.attrs:
+            attribute = member.attrs.get_id(name)
             count = math.prod(attribute.shape)
             if attribute.dtype.kind != "O" or h5py.check_string_dtype(attribute.dtype) is None:
                 total += count * attribute.dtype.itemsize
             elif count > _FEW:
                 total += count * length  # each may be as long as the file, and none can be read alone
             else:
-                value = found.attrs[name]
+                value = member.attrs[name]
                 total += sum(map(len, [value] if isinstance(value, str) else value.flat))
             if total > MOST_LABELS:
                 return True
@@ -72,5 +72,5 @@ def strings(data: Any, count: int, longest: int) -> Iterator[list[str]]:
     """Yield strings in pieces, the fewer at a time the longer one of them may be."""
     step = max(1, min(_TOGETHER, MOST_LABELS // max(1, longest)))
     for start in range(0, count, step):
-        piece = np.asarray(data[start : start + step]).tolist()
-        yield [text.decode() if isinstance(text, bytes) else str(text) for text in piece]
+        batch = np.asarray(data[start : start + step]).tolist()
+        yield [text.decode() if isinstance(text, bytes) else str(text) for text in batch]

@@ -43,7 +43,7 @@ _PATIENCE = 300
 """Seconds within which a piece must be there: rows of a few MiB, or a chunk of a GiB of which they are a part."""
 _MEMORY = 1 << 30
 """Bytes that reading may take beyond what the process had when it began, and beyond what is announced to unpack."""
-_ROOM = str(Path(__file__).parents[3])  # where this package is, which may be the current folder
+_PACKAGE_ROOT = str(Path(__file__).parents[3])  # where this package is, which may be the current folder
 _IDLE = 30  # seconds for which a process waits for the next file
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _BEGIN = frozenset({"blocks", "rows", "units"})  # questions that begin to read rows
@@ -59,17 +59,17 @@ class _Child:
     """A process that answers, and the pipe to it."""
 
     def __init__(self) -> None:
-        here, there = socket.socketpair()
-        with there:
+        parent_end, child_end = socket.socketpair()
+        with child_end:
             # a module in the current folder is not run for one of Python's own: no "", which is that folder, and -P
-            path = json.dumps([*(each for each in sys.path if each and isinstance(each, str)), _ROOM])
-            words = [sys.executable, "-P", "-c", _START, str(there.fileno()), path]
+            path = json.dumps([*(entry for entry in sys.path if entry and isinstance(entry, str)), _PACKAGE_ROOT])
+            command = [sys.executable, "-P", "-c", _START, str(child_end.fileno()), path]
             # a session of its own: Ctrl-C in the terminal is for the command, which ends it
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and no word of a user
-                words, pass_fds=(there.fileno(),), start_new_session=True,
+                command, pass_fds=(child_end.fileno(),), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-        self.pipe = Connection(here.detach())
+        self.pipe = Connection(parent_end.detach())
         self.started_in = _surroundings()
         self.owner = os.getpid()
 
@@ -87,14 +87,14 @@ class _Child:
 
     def rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
         """Return the rows that follow an answer: eight times as fast as by the pipe's own methods."""
-        found: Rows = np.empty(shape, dtype)
-        rest = memoryview(found.reshape(-1).view(np.uint8))
+        values: Rows = np.empty(shape, dtype)
+        rest = memoryview(values.reshape(-1).view(np.uint8))
         while rest:
-            taken = os.readv(self.pipe.fileno(), [rest])
-            if not taken:
+            count = os.readv(self.pipe.fileno(), [rest])
+            if not count:
                 raise EOFError
-            rest = rest[taken:]
-        return found
+            rest = rest[count:]
+        return values
 
     def end(self) -> int:
         """End the process, whatever it does, and return its code."""
@@ -137,10 +137,10 @@ class ReaderProcess:
     """The process in which all fragile sources of a place are read; it starts with the first question."""
 
     def __init__(self, scratch_dir: Path) -> None:
-        self._beside = scratch_dir
+        self._scratch_dir = scratch_dir
         self._child: _Child | None = None
         self._sound = True
-        self._known: dict[int, Source] = {}  # they live as long as it: the number of a dead one may be given again
+        self._sources: dict[int, Source] = {}  # they live as long as it: the number of a dead one may be given again
 
     @property
     def alive(self) -> bool:
@@ -150,20 +150,20 @@ class ReaderProcess:
     def ask(self, source: Source, question: str, *arguments: Any) -> Any:
         """Ask a source, and return the answer; whatever went wrong is raised here."""
         if self._child is None or self._child.owner != os.getpid():  # a forked process has one of its own
-            self._known.clear()
+            self._sources.clear()
             self._child, self._sound = _child(), True
         sound, self._sound = self._sound, False
         try:
-            new = None if id(source) in self._known else source
-            self._known[id(source)] = source
+            new = None if id(source) in self._sources else source
+            self._sources[id(source)] = source
             kind, value = self._child.answer(question, id(source), new, *arguments)
-            if kind == "piece":
+            if kind == "rows":
                 value = self._child.rows(*value)
         except (EOFError, OSError):
-            how = "hangs" if self._end() == -signal.SIGALRM else "crashes"
+            failure = "hangs" if self._end() == -signal.SIGALRM else "crashes"
             cure = "Mend or replace the file and ingest again."
-            said = f"{source.path} cannot be read: it is damaged, and the library that reads it {how}. {cure}"
-            kind, value = DataError, (said,)
+            message = f"{source.path} cannot be read: it is damaged, and the library that reads it {failure}. {cure}"
+            kind, value = DataError, (message,)
         if isinstance(kind, type):
             raise kind(*value)
         self._sound = sound
@@ -178,7 +178,7 @@ class ReaderProcess:
                 self._child.answer("end")
                 _idle.append(self._child)
                 self._child = None
-                self._known.clear()
+                self._sources.clear()
                 return
         self._end()
 
@@ -186,8 +186,8 @@ class ReaderProcess:
         """End the process, remove what it unpacked, and return its code."""
         code = 0 if self._child is None else self._child.end()
         self._child, self._sound = None, True
-        self._known.clear()
-        remove_abandoned(self._beside / "unpacked")
+        self._sources.clear()
+        remove_abandoned(self._scratch_dir / "unpacked")
         return code
 
 
@@ -234,12 +234,12 @@ class IsolatedSource(Source):
 def serve(handle: int) -> None:
     """Answer the questions that come through a socket, until there are no more."""
     pipe = Connection(handle)
-    room = _Room()
+    server = _Server()
     with suppress(EOFError, OSError):
-        while pipe.poll(None if room.busy else _IDLE):
-            kind, value = room.reply(*pipe.recv())
+        while pipe.poll(None if server.busy else _IDLE):
+            kind, value = server.reply(*pipe.recv())
             signal.alarm(0)
-            if kind == "piece":
+            if kind == "rows":
                 pipe.send((kind, (value.shape, value.dtype)))
                 rest = memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
                 while rest:
@@ -248,7 +248,7 @@ def serve(handle: int) -> None:
                 pipe.send((kind, value))
 
 
-class _Room:
+class _Server:
     """What the process is that reads: limits that it keeps, and the sources that it was asked for."""
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ class _Room:
         import pyarrow as pa  # noqa: PLC0415 - a process that reads no such file does without
 
         pa.allocate_buffer(1)  # with its first value Arrow may set a GiB of addresses aside, used or not
-        self._taken = self._memory = 0
+        self._baseline = self._memory = 0
         self._face: Face = current_face()
         self.busy = False
         self._sources: dict[int, Source] = {}
@@ -267,7 +267,7 @@ class _Room:
         """Return the kind of the answer, or the class of the error, and the answer, or the arguments of the error."""
         if question == "begin":
             patience, self._memory, self._face = arguments
-            self._taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * _PAGE
+            self._baseline = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * _PAGE
             base.progressed = lambda: signal.alarm(patience)
             self.busy = True
             return "value", None
@@ -279,30 +279,30 @@ class _Room:
             self.busy = False
             return "value", None
         with naming(self._face):
-            return self._of_source(question, *arguments)
+            return self._answer(question, *arguments)
 
-    def _limit(self, more: int) -> None:
+    def _limit(self, extra: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (self._taken + self._memory + more, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (self._baseline + self._memory + extra, hard))
 
-    def _of_source(self, question: str, place: int, new: Source | None, *arguments: Any) -> tuple[Any, Any]:
+    def _answer(self, question: str, number: int, new: Source | None, *arguments: Any) -> tuple[Any, Any]:
         """Answer what a source has of that name; of rows that it began to read, ``next`` ones and ``stop``."""
         base.progressed()
         if new is not None:
-            self._sources[place] = new
-        source = self._sources[place]
+            self._sources[number] = new
+        source = self._sources[number]
         try:
             self._limit(0)
             if question in _BEGIN or question == "next":
                 self._limit(_COPIES * source.unpacked)
             if question == "next":
-                rows = next(self._blocks[place], None)
-                return ("value", None) if rows is None else ("piece", rows)
+                rows = next(self._blocks[number], None)
+                return ("value", None) if rows is None else ("rows", rows)
             value: Any = None
             if question == "stop":
-                self._blocks.pop(place).close()
+                self._blocks.pop(number).close()
             elif question in _BEGIN:
-                self._blocks[place] = getattr(source, question)(*arguments)
+                self._blocks[number] = getattr(source, question)(*arguments)
             else:
                 value = getattr(source, question)
                 value = value(*arguments) if arguments else value

@@ -28,9 +28,9 @@ class _Clamped(io.FileIO):
     """A file of which no more is asked for than there is: of what a damaged head announces, nothing is set aside."""
 
     def read(self, size: int | None = -1) -> bytes:
-        left = max(0, os.fstat(self.fileno()).st_size - self.tell())
-        found: bytes = super().read(left if size is None or not 0 <= size <= left else size)
-        return found
+        remaining = max(0, os.fstat(self.fileno()).st_size - self.tell())
+        content: bytes = super().read(remaining if size is None or not 0 <= size <= remaining else size)
+        return content
 
 
 def _is_coordinate(variables: Mapping[str, Any], name: str) -> bool:
@@ -43,19 +43,19 @@ def meaning_of(array: Any) -> Meaning | None:
     packed, kind = array.encoding, np.dtype(array.encoding.get("dtype", array.dtype))
     scale, offset = packed.get("scale_factor", 1.0), packed.get("add_offset", 0.0)
     ends = kind if str(packed.get("_Unsigned", "")).lower() != "true" else np.dtype(f"u{kind.itemsize}")
-    said = {
+    bounds = {
         name: np.sort(np.ravel(array.attrs[name]).astype(ends).astype(np.float64) * scale + offset)
         for name in ("valid_range", "valid_min", "valid_max")
         if name in array.attrs
     }
     if scale < 0:
         names = {"valid_min": "valid_max", "valid_max": "valid_min"}
-        said = {names.get(name, name): value for name, value in said.items()}
+        bounds = {names.get(name, name): value for name, value in bounds.items()}
     if array.dtype == np.int64 and "units" in array.attrs:
-        return Meaning.of(said, np.iinfo(np.int64).min)  # the time that is none
+        return Meaning.of(bounds, np.iinfo(np.int64).min)  # the time that is none
     if "_FillValue" in packed or kind.itemsize == 1 or kind.str[1:] not in _FILLS:
-        return Meaning.of(said)
-    return Meaning.of(said, np.asarray(_FILLS[kind.str[1:]], kind).astype(array.dtype) * scale + offset)
+        return Meaning.of(bounds)
+    return Meaning.of(bounds, np.asarray(_FILLS[kind.str[1:]], kind).astype(array.dtype) * scale + offset)
 
 
 def _h5py() -> Any:
@@ -101,7 +101,7 @@ class NetCdf(Chunked):
             variables, _, coordinates = xarray.conventions.decode_cf_variables(
                 *store.load(), decode_times=False, decode_timedelta=False
             )
-            yield variables, {*coordinates, *(name for name, each in variables.items() if each.dims == (name,))}
+            yield variables, {*coordinates, *(name for name, variable in variables.items() if variable.dims == (name,))}
         finally:
             store.close()
 
@@ -118,7 +118,7 @@ class NetCdf(Chunked):
     @attempted
     def _name(self) -> str:
         with self._variables() as (variables, coordinates):
-            bounds = bounds_in(each.attrs for each in variables.values())
+            bounds = bounds_in(variable.attrs for variable in variables.values())
             arrays = {
                 f"{self._group}/{name}".removeprefix("/"): array.shape
                 for name, array in variables.items()
@@ -133,9 +133,9 @@ class NetCdf(Chunked):
             return ""
         h5py, inner = _h5py(), []
 
-        def look(name: str, one: Any) -> None:
-            if "/" in name and isinstance(one, h5py.Dataset) and one.ndim > 1:
-                inner.append(f"{name} {one.shape}")
+        def look(name: str, member: Any) -> None:
+            if "/" in name and isinstance(member, h5py.Dataset) and member.ndim > 1:
+                inner.append(f"{name} {member.shape}")
 
         with contained(self.path, h5py) as root:
             root.visititems(look)
@@ -152,15 +152,15 @@ class NetCdf(Chunked):
         )
 
     @attempted
-    def _place_of(self, column: int) -> str:
+    def _position_of(self, column: int) -> str:
         shape, dims = self._layout.shape[1:], self._layout.dims[1:]
         if len(shape) < 2:
             return ""
-        at = np.unravel_index(column, shape)
+        indices = np.unravel_index(column, shape)
         with self._variables() as (variables, _):
             return ", ".join(
-                f"{name} {variables[name].values[place] if _is_coordinate(variables, name) else place}"
-                for name, place in zip(dims, at, strict=True)
+                f"{name} {variables[name].values[index] if _is_coordinate(variables, name) else index}"
+                for name, index in zip(dims, indices, strict=True)
             )
 
     @cached_property
@@ -186,12 +186,12 @@ class NetCdf(Chunked):
         with self._variables() as (variables, _):
             if not _is_coordinate(variables, dimension) or variables[dimension].dtype.kind not in "iufOU":
                 return
-            found = variables[dimension]
-            if found.shape != (length,):
+            variable = variables[dimension]
+            if variable.shape != (length,):
                 raise ValueError
-            yield [units_of(found.attrs)]
-            if found.dtype.kind in "OU":
-                longest = self.path.stat().st_size if found.dtype.kind == "O" else found.dtype.itemsize
-                yield from strings(found, length, longest)
+            yield [units_of(variable.attrs)]
+            if variable.dtype.kind in "OU":
+                longest = self.path.stat().st_size if variable.dtype.kind == "O" else variable.dtype.itemsize
+                yield from strings(variable, length, longest)
             else:
-                yield found.values.tolist()
+                yield variable.values.tolist()

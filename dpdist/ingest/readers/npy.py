@@ -14,7 +14,17 @@ import numpy as np
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import PIECE, Places, Rows, attempt, bounded, each, ends_of, numbered, require_table
+from dpdist.ingest.readers.base import (
+    PIECE,
+    Places,
+    Rows,
+    attempt,
+    attempt_each,
+    bounded,
+    ends_of,
+    numbered,
+    require_table,
+)
 from dpdist.ingest.readers.chunked import only
 from dpdist.ingest.readers.source import Fragment, Fragments, Head, Source
 from dpdist.storage.atomic import scratch
@@ -66,22 +76,22 @@ class Header(NamedTuple):
         last = n if last is None else last
         with path.open("rb", **({"buffering": 0} if isinstance(path, Path) else {})) as file:  # readinto fills
 
-            def fill(out: Rows, at: int) -> Rows:
-                file.seek(self.offset + at * self.dtype.itemsize)
-                if file.readinto(out.data) != out.nbytes:
+            def fill(buffer: Rows, first_value: int) -> Rows:
+                file.seek(self.offset + first_value * self.dtype.itemsize)
+                if file.readinto(buffer.data) != buffer.nbytes:
                     raise EOFError
-                return out
+                return buffer
 
             for start in range(first, last, self.step):
                 rows = min(self.step, last - start)
                 if self.fortran:
-                    piece = np.empty((len(keep), rows), dtype=self.dtype)
-                    for place, column in enumerate(keep):
-                        fill(piece[place], column * n + start)
-                    yield piece.T
+                    block = np.empty((len(keep), rows), dtype=self.dtype)
+                    for index, column in enumerate(keep):
+                        fill(block[index], column * n + start)
+                    yield block.T
                 else:
-                    piece = fill(np.empty((rows, d), dtype=self.dtype), start * d)
-                    yield piece if keep == tuple(range(d)) else piece[:, keep]
+                    block = fill(np.empty((rows, d), dtype=self.dtype), start * d)
+                    yield block if keep == tuple(range(d)) else block[:, keep]
 
 
 class Npy(Source):
@@ -107,7 +117,7 @@ class Npy(Source):
         return Fragments(ends_of(self.path, self._header.shape[0], self._header.step), 2 * PIECE)
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
-        return each(self.path, self._header.blocks(self.path, keep, *(fragment or ())))
+        return attempt_each(self.path, self._header.blocks(self.path, keep, *(fragment or ())))
 
 
 class Npz(Npy):
@@ -145,8 +155,8 @@ class Npz(Npy):
                 "scipy.sparse.load_npz(FILE).toarray())."
             )
         if not tables:
-            held = listed(f"{name} of shape {header.shape}" for name, (_, header) in self._members.items())
-            raise DataError(f"{self.path} holds {held or 'no array'}. Save the rows as an array of two dimensions.")
+            listing = listed(f"{name} of shape {header.shape}" for name, (_, header) in self._members.items())
+            raise DataError(f"{self.path} holds {listing or 'no array'}. Save the rows as an array of two dimensions.")
         chosen = self.choices.variable
         return only(self.path, tables, "X" if chosen is None and "X" in tables else chosen, "array")
 
@@ -167,18 +177,18 @@ class Npz(Npy):
             )
         if labels.shape != (d,) or labels.dtype.kind not in "US":
             raise DataError(f"{self.path}: feature_names are not {d} words, one for each column. Mend it.")
-        return bounded(self.path, each(self.path, self._labels(labels)))
+        return bounded(self.path, attempt_each(self.path, self._labels(labels)))
 
     def _labels(self, labels: Header) -> Iterator[list[str]]:
         size = labels.dtype.itemsize
         if not 0 < size <= _PIECE:
             raise ValueError
-        rest = b""
-        for number, piece in enumerate(self._unpacked("feature_names")):
-            rest += piece if number else piece[labels.offset :]
-            whole = len(rest) // size
-            yield np.frombuffer(rest, dtype=labels.dtype, count=whole).astype(str).tolist()
-            rest = rest[whole * size :]
+        unread = b""
+        for number, block in enumerate(self._unpacked("feature_names")):
+            unread += block if number else block[labels.offset :]
+            count = len(unread) // size
+            yield np.frombuffer(unread, dtype=labels.dtype, count=count).astype(str).tolist()
+            unread = unread[count * size :]
 
     def _unpacked(self, name: str) -> Iterator[bytes]:
         """Yield a member, and no more than its head announces."""
@@ -186,13 +196,13 @@ class Npz(Npy):
         if header.size != header.needed:
             raise ValueError
         with zipfile.ZipFile(self.path) as archive, archive.open(info) as file:
-            left = header.size
-            while piece := file.read(_PIECE):  # only at the end is the checksum compared
-                left -= len(piece)
-                if left < 0:
+            remaining = header.size
+            while block := file.read(_PIECE):  # only at the end is the checksum compared
+                remaining -= len(block)
+                if remaining < 0:
                     raise ValueError
-                yield piece
-            if left:
+                yield block
+            if remaining:
                 raise EOFError
 
     def fragments(self, keep: Places) -> Fragments:
@@ -202,6 +212,6 @@ class Npz(Npy):
         with scratch(self.scratch_dir, "unpacked", self._header.size) as folder:
             plain = folder / "X.npy"
             with plain.open("wb") as out:
-                for piece in each(self.path, self._unpacked(self._member)):
-                    out.write(piece)
-            yield from each(self.path, self._header.blocks(plain, keep))
+                for block in attempt_each(self.path, self._unpacked(self._member)):
+                    out.write(block)
+            yield from attempt_each(self.path, self._header.blocks(plain, keep))

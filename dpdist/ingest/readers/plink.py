@@ -16,8 +16,8 @@ import numpy.typing as npt
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import CURE, MOST_LABELS, Places, attempt, attempted, require_columns, required
-from dpdist.ingest.readers.calls import FID_IID, Called, Calls, Facts, Site
-from dpdist.ingest.readers.genotypes import NO_RULES, Genotypes, columns_of_site, not_biallelic, told_apart
+from dpdist.ingest.readers.calls import FID_IID, Calls, Facts, MaskedCounts, Site
+from dpdist.ingest.readers.genotypes import NO_RULES, Genotypes, columns_of_site, not_biallelic, unique_names
 from dpdist.naming import parameter
 
 _MISSING = -127  # what bed-reader gives where a genotype is missing, and pgenlib
@@ -40,7 +40,7 @@ class Plink(Calls):
     @attempted
     def facts(self) -> Facts:
         required("bed_reader", "genomics", ".bed files")
-        bim, fam = (_beside(self.path, suffix) for suffix in self.companions)
+        bim, fam = (_companion(self.path, suffix) for suffix in self.companions)
         people, sites = attempt(fam, lambda: _samples(fam)), attempt(bim, lambda: _sites(bim, NO_RULES))
         names = sites.names
         with self.path.open("rb") as file:
@@ -58,7 +58,7 @@ class Plink(Calls):
             )
         return Facts(len(people[0]), dict(zip(FID_IID, people, strict=True)), names, sites.pairs)
 
-    def calls(self, keep: Places) -> Iterator[Called]:
+    def calls(self, keep: Places) -> Iterator[MaskedCounts]:
         width = self.width
         unread = dict.fromkeys((
             "fid", "iid", "father", "mother", "sex", "pheno", "chromosome", "sid", "cm_position", "bp_position",
@@ -92,14 +92,14 @@ class Plink2(Calls):
     def _sites(self) -> Sites:
         if self.rules.haploid is not None:
             raise UsageError(f"A .pgen file holds pairs of alleles: leave haploid out of {parameter('genotypes')}.")
-        path = _beside(self.path, ".pvar")
+        path = _companion(self.path, ".pvar")
         return attempt(path, lambda: _sites(path, self.rules))
 
     @cached_property
     @attempted
     def facts(self) -> Facts:
         required("pgenlib", "genomics", ".pgen files")
-        path, sites = _beside(self.path, ".psam"), self._sites
+        path, sites = _companion(self.path, ".psam"), self._sites
         people = attempt(path, lambda: _samples(path))
         with self._read() as file:
             announced = file.get_raw_sample_ct(), file.get_variant_ct()
@@ -118,35 +118,35 @@ class Plink2(Calls):
         several = {} if set(alleles) == {2} else {"allele_idx_offsets": begins}
         return library.PgenReader(str(self.path).encode(), **several)
 
-    def calls(self, keep: Places) -> Iterator[Called]:
+    def calls(self, keep: Places) -> Iterator[MaskedCounts]:
         width = self.width
         with self._read() as file:
             for first in range(0, len(keep), width):
-                counts = self._counted(file, [self.facts.sites[place] for place in keep[first : first + width]]).T
+                counts = self._counted(file, [self.facts.sites[column] for column in keep[first : first + width]]).T
                 yield counts, counts == _ABSENT
 
     def _counted(self, file: Any, sites: list[Site]) -> npt.NDArray[Any]:
         """Return the copies or dosages of alleles, (columns, samples)."""
         dosages = self.rules.field == "DS"
-        found = np.full((len(sites), self.facts.samples), _ABSENT, np.float32 if dosages else np.int8)
+        counts = np.full((len(sites), self.facts.samples), _ABSENT, np.float32 if dosages else np.int8)
         if all(site.allele == 1 for site in sites):
             variants = np.array([site.variant for site in sites], np.uint32)
-            (file.read_dosages_list if dosages else file.read_list)(variants, found)
+            (file.read_dosages_list if dosages else file.read_list)(variants, counts)
         else:
-            for row, site in zip(found, sites, strict=True):
+            for row, site in zip(counts, sites, strict=True):
                 (file.read_dosages if dosages else file.read)(site.variant, row, allele_idx=site.allele)
-        if not ((found == _ABSENT) | ((found >= 0) & (found <= 2))).all():
+        if not ((counts == _ABSENT) | ((counts >= 0) & (counts <= 2))).all():
             raise DataError(f"{self.path} holds what is no number of copies from 0 to 2. {CURE}")
-        return found
+        return counts
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    place = path.with_suffix(suffix)
-    if not place.is_file():
-        packed = place.with_name(place.name + ".zst")
+def _companion(path: Path, suffix: str) -> Path:
+    companion = path.with_suffix(suffix)
+    if not companion.is_file():
+        packed = companion.with_name(companion.name + ".zst")
         cure = f"Unpack {packed.name} (zstd -d)." if packed.is_file() else "Put it there."
-        raise DataError(f"{path} needs {place.name} beside it. {cure}")
-    return place
+        raise DataError(f"{path} needs {companion.name} beside it. {cure}")
+    return companion
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -166,25 +166,25 @@ def _records(
     path: Path,
     header: Callable[[list[str]], Sequence[int | None] | None],
     plain: Callable[[int], Sequence[int] | None],
-    what: str,
+    expected: str,
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield number and wanted fields of every line; where they stand is told by a header, or by how many there are."""
-    where: Sequence[int | None] | None = None
+    indexes: Sequence[int | None] | None = None
     old = path.suffix in Plink.companions  # without a header, and always as wide
     for number, line in _lines(path):
         fields = line.split()
-        if where is None:
-            where = None if old else header(fields)
-            if where is not None:
+        if indexes is None:
+            indexes = None if old else header(fields)
+            if indexes is not None:
                 continue
-            where = plain(len(fields))
+            indexes = plain(len(fields))
         sound = len(fields) == _FIELDS if old else not line.startswith("#")
-        if where is None or not sound or len(fields) <= max(place or 0 for place in where):
+        if indexes is None or not sound or len(fields) <= max(index or 0 for index in indexes):
             raise DataError(
                 f"{path}, line {number} has {len(fields)} fields, and is not what such a file has there: "
-                f"{f'{_FIELDS} fields' if old else what}, separated by tabs or spaces. {CURE}"
+                f"{f'{_FIELDS} fields' if old else expected}, separated by tabs or spaces. {CURE}"
             )
-        yield number, ["0" if place is None else fields[place] for place in where]
+        yield number, ["0" if index is None else fields[index] for index in indexes]
 
 
 def _samples(path: Path) -> tuple[list[str], list[str]]:
@@ -196,8 +196,8 @@ def _samples(path: Path) -> tuple[list[str], list[str]]:
         return (0, 1) if fields[0] == "#FID" else (None, 0)
 
     families, people = list[str](), list[str]()
-    what = "a header that begins with #FID and IID, or with #IID, if any, and a line for each sample"
-    for _, (family, person) in _records(path, header, lambda count: (0, 1) if count > 1 else None, what):
+    expected = "a header that begins with #FID and IID, or with #IID, if any, and a line for each sample"
+    for _, (family, person) in _records(path, header, lambda count: (0, 1) if count > 1 else None, expected):
         families.append(family)
         people.append(person)
         if len(people) > _MOST_SAMPLES:
@@ -212,18 +212,18 @@ def _sites(path: Path, rules: Genotypes) -> Sites:
 
     names, sites, alleles, pairs = list[str](), list[Site](), list[int](), list[tuple[str, str]]()
     letters, old = 0, path.suffix == ".bim"
-    what = f"a header that names {', '.join(_SITE)}, if any, and a line for each variant"
-    for number, (contig, position, name, first, others) in _records(path, header, _SITE_OF_BIM.get, what):
-        told = [first, *((others,) if old else () if others == "." else others.split(","))]
-        made = columns_of_site(contig, position, "." if old and name == "0" else name, told, rules)
-        if made is None:
+    expected = f"a header that names {', '.join(_SITE)}, if any, and a line for each variant"
+    for number, (contig, position, name, first, others) in _records(path, header, _SITE_OF_BIM.get, expected):
+        site_alleles = [first, *((others,) if old else () if others == "." else others.split(","))]
+        columns = columns_of_site(contig, position, "." if old and name == "0" else name, site_alleles, rules)
+        if columns is None:
             raise not_biallelic(f"{path}, line {number}")
-        sites += [Site(len(alleles), allele, len(made)) for allele in range(1, len(made) + 1)]
-        alleles.append(max(2, len(told)))
-        names += made
-        pairs += [(other, first) for other in told[1:]] if made else []
-        letters += sum(map(len, made))
+        sites += [Site(len(alleles), allele, len(columns)) for allele in range(1, len(columns) + 1)]
+        alleles.append(max(2, len(site_alleles)))
+        names += columns
+        pairs += [(other, first) for other in site_alleles[1:]] if columns else []
+        letters += sum(map(len, columns))
         require_columns(path, len(names))
         if letters > MOST_LABELS:
             raise DataError(f"{path}: the names of its columns take more than {MOST_LABELS >> 20} MiB. Take fewer.")
-    return Sites(told_apart(names, [counted for counted, _ in pairs]), sites, alleles, pairs)
+    return Sites(unique_names(names, [counted for counted, _ in pairs]), sites, alleles, pairs)

@@ -20,7 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import PIECE, STORED, Choices, NoRowsError, Places, Rows, attempt, each, not_finite
+from dpdist.ingest.readers.base import (
+    PIECE,
+    STORED,
+    Choices,
+    NoRowsError,
+    Places,
+    Rows,
+    attempt,
+    attempt_each,
+    not_finite,
+)
 from dpdist.storage.atomic import scratch
 
 Keys = tuple[tuple[str, str], ...]  # name and text of the keys of the folders KEY=VALUE that a file lies in
@@ -32,7 +42,7 @@ WINDOW = 4 * PIECE  # bytes of a block of columns, and of a piece of it: the wid
 class Entry(NamedTuple):
     """A file of a source."""
 
-    place: str  # absolute path, or address
+    location: str  # absolute path, or address
     shown: str  # how messages name it
     keys: Keys = ()
 
@@ -120,8 +130,8 @@ class Source(ABC):
         row = 0 if fragment is None else fragment[0]
         for block in self.blocks(keep, fragment):
             if block.dtype.kind == "f" and not np.isfinite(block).all():
-                at, place = np.argwhere(~np.isfinite(block))[0]
-                raise self.not_finite(row + at, keep[place])
+                offset, column = np.argwhere(~np.isfinite(block))[0]
+                raise self.not_finite(row + offset, keep[column])
             row += len(block)
             yield block
 
@@ -147,10 +157,10 @@ def _state_of_file(path: Any) -> State:
     """Return the state of one file, or of one object in a store; OSError if it is none, such as a link by now."""
     if not isinstance(path, Path):
         return State(1, path.stat().st_size, version_of([path.version()]))
-    about = path.lstat()
-    if not stat.S_ISREG(about.st_mode):
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is a link or no file")
-    return State(1, about.st_size, version_of([(about.st_size, about.st_mtime_ns)]))
+    return State(1, status.st_size, version_of([(status.st_size, status.st_mtime_ns)]))
 
 
 def version_of(versions: Sequence[object]) -> bytes:
@@ -174,7 +184,7 @@ def neighbours(keep: Places, width: int) -> Iterator[slice]:
         first = last
 
 
-def turned(
+def transposed(
     path: object, scratch_dir: Path, blocks: Iterator[Rows], shape: tuple[int, int], dtype: np.dtype[np.generic]
 ) -> Generator[Rows]:
     """Yield the rows of a table that comes in blocks of columns, through a private file beside the rows.
@@ -186,18 +196,18 @@ def turned(
     with scratch(scratch_dir, "unpacked", n * d * dtype.itemsize) as folder:
         widths = []
         with (folder / "X").open("wb") as out:
-            for block in each(path, blocks):
+            for block in attempt_each(path, blocks):
                 out.write(np.ascontiguousarray(block, dtype=dtype).data)
                 widths.append(block.shape[1])
         step = max(1, WINDOW // (d * dtype.itemsize))
         with (folder / "X").open("rb", buffering=0) as file:
             for start in range(0, n, step):
-                piece = np.empty((min(step, n - start), d), dtype=dtype)
+                rows = np.empty((min(step, n - start), d), dtype=dtype)
                 first = 0
                 for width in widths:
-                    part = np.empty((len(piece), width), dtype=dtype)
+                    part = np.empty((len(rows), width), dtype=dtype)
                     file.seek((first * n + start * width) * dtype.itemsize)
                     file.readinto(part.data)  # our own file, and complete
-                    piece[:, first : first + width] = part
+                    rows[:, first : first + width] = part
                     first += width
-                yield piece
+                yield rows

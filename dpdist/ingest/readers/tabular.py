@@ -32,7 +32,7 @@ class Tabular(Source):
         """The columns as they are stored, and behind them the keys of the folders."""
 
     @abstractmethod
-    def cells(self, places: Places, fragment: Fragment = None) -> Generator[Any]:
+    def cells(self, columns: Places, fragment: Fragment = None) -> Generator[Any]:
         """Yield columns as they are stored, in this order, as Arrow batches."""
 
     @abstractmethod
@@ -61,10 +61,10 @@ class Tabular(Source):
         schema, stored = self.choices.schema, self.stored
         if schema is None:
             return {}
-        found = {stored.names[place]: place for place in schema.places(stored.names)}
+        indexes = {stored.names[index]: index for index in schema.places(stored.names)}
         if stored.kinds is not None:
             require_types(schema, dict(zip(stored.names, stored.kinds, strict=True)))
-        return found
+        return indexes
 
     def survey(self, keep: Places, fragment: Fragment = None) -> Survey:
         if self.choices.schema is None:
@@ -82,9 +82,9 @@ class Tabular(Source):
         if schema is None:
             yield from self.numbers(keep, fragment)
             return
-        whole = keep == tuple(range(len(schema.features)))
-        for block in self._made(fragment, partial(encoded, schema)):
-            yield block if whole else block[:, list(keep)]
+        all_columns = keep == tuple(range(len(schema.features)))
+        for block in self._encode_batches(fragment, partial(encoded, schema)):
+            yield block if all_columns else block[:, list(keep)]
 
     def rows(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
         # by a schema a row that is dropped is of NaN, and what else is not finite was refused
@@ -94,9 +94,11 @@ class Tabular(Source):
         schema = self.choices.schema
         if schema is None:
             return super().units(key, labels)
-        return self._made(None, lambda columns, _: iter([units_of(schema, columns, key)]))
+        return self._encode_batches(None, lambda columns, _: iter([units_of(schema, columns, key)]))
 
-    def _made(self, fragment: Fragment, make: Callable[[Mapping[str, Any], int], Iterator[Rows]]) -> Generator[Rows]:
+    def _encode_batches(
+        self, fragment: Fragment, make: Callable[[Mapping[str, Any], int], Iterator[Rows]]
+    ) -> Generator[Rows]:
         """Yield what is made of each batch; all columns with a value that cannot be used are told at once."""
         faults, row, failed = dict[str, Fault](), 0, ""
         with closing(self.cells(tuple(self._mapped.values()), fragment)) as batches:
@@ -124,16 +126,16 @@ class Tabular(Source):
 def matrix(columns: Sequence[Any], rows: int, dtype: npt.DTypeLike) -> Rows:
     """Put columns of Arrow side by side, (rows, columns)."""
     out = np.empty((len(columns), rows), dtype=dtype)
-    for place, column in enumerate(columns):
-        out[place] = as_numpy(column)
+    for index, column in enumerate(columns):
+        out[index] = as_numpy(column)
     return out.T
 
 
 def as_numpy(column: Any) -> Rows:
     """Return a column of Arrow as NumPy has it."""
     if (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) and not column.null_count:
-        found: Any = np.from_dlpack(column)  # to_numpy imports pandas, in every process that reads
+        values: Any = np.from_dlpack(column)  # to_numpy imports pandas, in every process that reads
     else:
-        found = column.to_numpy(zero_copy_only=False)
-    numbers: Rows = found
+        values = column.to_numpy(zero_copy_only=False)
+    numbers: Rows = values
     return numbers

@@ -62,9 +62,9 @@ _BREAK = re.compile(r"\r\n|\r|\n")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?", re.ASCII)
 _SAMPLE = 100  # lines by which a column is judged
 _BATCHES = 256  # batches, about a MiB of text each, by which a draft of a schema is judged
-_BESIDE = np.zeros(256, dtype=bool)
+_QUOTE_NEIGHBOURS = np.zeros(256, dtype=bool)
 """The bytes that stand before a quote that opens a cell, or the second of two, and after one that closes it."""
-_BESIDE[list(b',\r\n"')] = True
+_QUOTE_NEIGHBOURS[list(b',\r\n"')] = True
 
 
 class Csv(Tabular):
@@ -87,17 +87,17 @@ class Csv(Tabular):
 
     def _range(self, fragment: tuple[int, int]) -> tuple[int, int]:
         """Return where the lines begin and end that begin in a fragment."""
-        start, stop = (self._next_line(place) for place in fragment)
+        start, stop = (self._next_line(offset) for offset in fragment)
         return start, stop
 
-    def _next_line(self, place: int) -> int:
+    def _next_line(self, offset: int) -> int:
         """Return where the first line begins that does not begin before a place."""
-        if not 0 < place < self._size:
-            return place
-        found = read_range(self.path, place - 1, min(_LINE + 1, self._size - place + 1)).find(b"\n")
-        if found < 0 and self._size - place > _LINE:
+        if not 0 < offset < self._size:
+            return offset
+        newline = read_range(self.path, offset - 1, min(_LINE + 1, self._size - offset + 1)).find(b"\n")
+        if newline < 0 and self._size - offset > _LINE:
             raise UncutError
-        return self._size if found < 0 else place + found
+        return self._size if newline < 0 else offset + newline
 
     def _stream(self, fragment: Fragment, back: int = 0) -> Any:
         """Open the bytes of a fragment, and so many before it."""
@@ -106,7 +106,7 @@ class Csv(Tabular):
         start, stop = self._range(fragment)
         return opened_range(self.path, max(start - back, 0), stop)
 
-    def _over(self, fragment: Fragment) -> int:
+    def _skipped_lines(self, fragment: Fragment) -> int:
         """Return how many lines of a fragment stand above the rows."""
         return 0 if fragment is not None and self._range(fragment)[0] else self._head[0]
 
@@ -172,27 +172,29 @@ class Csv(Tabular):
 
     def _start(self) -> list[str]:
         """Return the first lines, up to one that cannot be read."""
-        found: list[str] = []
+        lines: list[str] = []
         with self._text(None) as file, suppress(DataError):
-            found.extend(islice(self._lines(file, 0), _SAMPLE))
-        return found
+            lines.extend(islice(self._lines(file, 0), _SAMPLE))
+        return lines
 
     @cached_property
     def _head(self) -> tuple[int, tuple[str, ...]]:
         """Lines to pass over, and the column names."""
         number, cells = self._first
-        if self._told is None:
+        if self._header_choice is None:
             schema = self.choices.schema
-            known = schema is None or any(column.name in cells for column in schema.columns)  # else a row of words
-            if not (known and attempt(self.path, partial(self._is_header, cells))):
+            may_be_header = schema is None or any(
+                column.name in cells for column in schema.columns
+            )  # else a row of words
+            if not (may_be_header and attempt(self.path, partial(self._is_header, cells))):
                 raise header_asked(self.path)
-        if self._told == "no":
+        if self._header_choice == "no":
             return 0, numbered(len(cells))
         over = sum(len(_BREAK.findall(cell)) for cell in cells)  # a name may go over several lines
-        return number + over, tuple(cell or f"c{place}" for place, cell in enumerate(cells))
+        return number + over, tuple(cell or f"c{index}" for index, cell in enumerate(cells))
 
     @cached_property
-    def _told(self) -> str | None:
+    def _header_choice(self) -> str | None:
         """Whether the first line is the header, as the option says, or a schema whose names are all words in it."""
         schema, cells = self.choices.schema, self._first[1]
         if self.choices.header is None and schema is not None:
@@ -216,29 +218,29 @@ class Csv(Tabular):
         skip, names = self._head
         cells = self._first[1] if skip else ()
         guess = None
-        if self._told is None:
+        if self._header_choice is None:
             guess = (
                 f"{self.path}: the first line is taken for the names of the columns ({parameter('header', 'yes')}), "
                 f"not for a row ({parameter('header', 'no')})."
             )
-        return Head(names, indexes=tuple(place for place, cell in enumerate(cells) if cell in UNNAMED), guess=guess)
+        return Head(names, indexes=tuple(index for index, cell in enumerate(cells) if cell in UNNAMED), guess=guess)
 
     @cached_property
     def _flags(self) -> frozenset[int]:
         """Places of the columns that hold true and false, by the first row."""
         first = attempt(self.path, lambda: next(self._rows(), (0, [])))[1]
-        return frozenset(place for place, cell in enumerate(first) if cell in _FLAGS)
+        return frozenset(index for index, cell in enumerate(first) if cell in _FLAGS)
 
     # --- the rows ---
 
-    def cells(self, places: Places, fragment: Fragment = None) -> Generator[Any]:
-        return self._read({str(place): pa.string() for place in places}, fragment, (), lambda _: True)
+    def cells(self, columns: Places, fragment: Fragment = None) -> Generator[Any]:
+        return self._read({str(column): pa.string() for column in columns}, fragment, (), lambda _: True)
 
     def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
-        kinds = {str(place): pa.bool_() if place in self._flags else pa.float64() for place in keep}
+        kinds = {str(index): pa.bool_() if index in self._flags else pa.float64() for index in keep}
 
         def number_block(batch: Any) -> Rows:
-            columns = [each.cast(pa.uint8()) if each.type == pa.bool_() else each for each in batch.columns]
+            columns = [column.cast(pa.uint8()) if column.type == pa.bool_() else column for column in batch.columns]
             return matrix(columns, batch.num_rows, np.float64)
 
         for batch in self._read(kinds, fragment, keep, lambda batch: bool(np.isfinite(number_block(batch)).all())):
@@ -254,7 +256,7 @@ class Csv(Tabular):
                 batch = next(batches, None)
             except (pa.ArrowException, OSError):
                 break
-            except _QuotedError:  # quotes stand within cells: Arrow may have taken lines for one, or not
+            except _QuoteError:  # quotes stand within cells: Arrow may have taken lines for one, or not
                 if fragment is None and rows == attempt(self.path, lambda: sum(1 for _ in self._rows())):
                     return
                 break
@@ -273,8 +275,8 @@ class Csv(Tabular):
         # the line feed before it is an empty line, and keeps Arrow from taking what follows for a byte-order mark
         with _Quotes(self._stream(fragment, back=1)) as file:
             read = pacsv.ReadOptions(
-                column_names=[str(place) for place in range(len(self._head[1]))],
-                skip_rows=self._over(fragment),
+                column_names=[str(index) for index in range(len(self._head[1]))],
+                skip_rows=self._skipped_lines(fragment),
                 block_size=_LINE,
                 use_threads=False,  # threads are no faster here, and read ahead one block per core
             )
@@ -287,29 +289,29 @@ class Csv(Tabular):
             with pacsv.open_csv(file, read_options=read, convert_options=convert, parse_options=parse) as reader:
                 yield from (batch for batch in reader if batch.num_rows)
             if not file.sound or (fragment is not None and file.over_lines):
-                raise _QuotedError
+                raise _QuoteError
 
     def number_survey(self, keep: Places, fragment: Fragment) -> Survey:
-        rows, low, high, whole = 0, math.inf, -math.inf, True
+        rows, low, high, integral = 0, math.inf, -math.inf, True
         for block in self.numbers(keep, fragment):
             rows += block.shape[0]
             low, high = min(low, float(block.min())), max(high, float(block.max()))
-            whole = whole and bool((block == np.trunc(block)).all())
+            integral = integral and bool((block == np.trunc(block)).all())
         if not rows and fragment is None:
             raise attempt(self.path, lambda: self._mistake(keep))
         if rows and max(-low, high) >= EXACT:  # the text may have been a whole number that float64 does not hold
             attempt(self.path, lambda: self._require_exact(keep, fragment))
-            whole = False
-        return Survey(rows, "float64", span_of(int(low), int(high)) if rows and whole else None)
+            integral = False
+        return Survey(rows, "float64", span_of(int(low), int(high)) if rows and integral else None)
 
     def _require_exact(self, keep: Places, fragment: Fragment) -> None:
         for number, cells in self._rows(fragment):
-            for place in keep:
-                whole = _WHOLE.fullmatch(cells[place].strip(" \t"))
-                if not whole or abs(value := int(whole[1])) <= EXACT:
+            for column in keep:
+                match = _WHOLE.fullmatch(cells[column].strip(" \t"))
+                if not match or abs(value := int(match[1])) <= EXACT:
                     continue
-                if not whole[2] or value != int(float(value)):  # with a point it may be of a table of float64
-                    raise DataError(f"{self.path}, line {number}, column {self._head[1][place]!r}: {BEYOND}")
+                if not match[2] or value != int(float(value)):  # with a point it may be of a table of float64
+                    raise DataError(f"{self.path}, line {number}, column {self._head[1][column]!r}: {BEYOND}")
 
     def _rows(self, fragment: Fragment = None) -> Iterator[tuple[int, list[str]]]:
         """Yield what :meth:`_records` does, without the header."""
@@ -318,35 +320,35 @@ class Csv(Tabular):
     def row_in(self, fragment: Fragment, row: int) -> str:
         return f"line {attempt(self.path, lambda: next(islice(self._rows(fragment), row, None)))[0]}"
 
-    def words(self) -> set[str]:
+    def text_columns(self) -> set[str]:
         """Return the columns that the schema reads and that hold something that is no number, in the first batches."""
         from dpdist.rows.encoding import holds_numbers  # noqa: PLC0415 - drafts of a schema alone ask
 
-        found = set[str]()
+        names = set[str]()
         for batch in islice(self.cells(tuple(self._mapped.values())), _BATCHES):
             columns = zip(self._mapped, batch.columns, strict=True)
-            found |= {name for name, column in columns if name not in found and not holds_numbers(column)}
-        return found
+            names |= {name for name, column in columns if name not in names and not holds_numbers(column)}
+        return names
 
     def _mistake(self, keep: Places) -> DataError:
         """Find the columns that hold no numbers, by the start of the file, or else the first line that is no row."""
         names, number = self._head[1], 0
         sample = [cells for _, cells in islice(self._rows(), _SAMPLE)]
-        columns = {names[place]: [line[place] for line in sample if place < len(line)] for place in keep}
-        held = {name: _held(cells) for name, cells in columns.items()}
-        texts = {name: columns[name] for name in held if held[name] == "text"}
+        columns = {names[column]: [line[column] for line in sample if column < len(line)] for column in keep}
+        kinds = {name: _content_kind(cells) for name, cells in columns.items()}
+        texts = {name: columns[name] for name in kinds if kinds[name] == "text"}
         if cure := respelled({name: [cell for cell in cells if cell not in _MISSING] for name, cells in texts.items()}):
             return DataError(f"{self.path}: {cure}")
-        if "text" in held.values() or "dates" in held.values():
-            bad = {name: kind for name, kind in held.items() if kind is not None}
-            indexes = {names[place] for place in self.stored.indexes}
-            return no_numbers(self.path, bad, [name for name in held if name not in bad and name not in indexes])
+        if "text" in kinds.values() or "dates" in kinds.values():
+            bad = {name: kind for name, kind in kinds.items() if kind is not None}
+            indexes = {names[column] for column in self.stored.indexes}
+            return no_numbers(self.path, bad, [name for name in kinds if name not in bad and name not in indexes])
         for number, cells in self._rows():
             if len(cells) != len(names):
                 return DataError(f"{self.path}, line {number} has {len(cells)} cells, not {len(names)}. {CURE}")
-            for place in keep:
-                if fault := _fault(cells[place], flag=place in self._flags):
-                    where = f"{self.path}, line {number}, column {names[place]!r}"
+            for column in keep:
+                if fault := _fault(cells[column], flag=column in self._flags):
+                    where = f"{self.path}, line {number}, column {names[column]!r}"
                     return DataError(f"{where}: {fault}. Mend it, or {meant_by_schema()}.")
         if not number:
             return NoRowsError(f"{self.path} has a header and no rows. Add some.")
@@ -377,7 +379,7 @@ def span_of(low: int, high: int) -> tuple[int, int]:
     return least, next(bound for bound in _BOUNDS if high <= bound)
 
 
-class _QuotedError(Exception):
+class _QuoteError(Exception):
     """Quotes do not stand around whole cells, or in a fragment they go over several lines."""
 
 
@@ -411,23 +413,23 @@ class _Quotes:
         """Return the next bytes."""
         content: bytes = self._stream.read(size)
         if content:
-            self._look(content)
+            self._scan(content)
         return content
 
-    def _look(self, content: bytes) -> None:
+    def _scan(self, content: bytes) -> None:
         if b'"' not in content:
             self.over_lines |= self._inside and (b"\n" in content or b"\r" in content)
             if self._closing:
-                self._wrong |= not _BESIDE[content[0]]
+                self._wrong |= not _QUOTE_NEIGHBOURS[content[0]]
             self._closing, self._last = False, content[-1]
             return
         letters = np.frombuffer(bytes([self._last]) + content, dtype=np.uint8)
         quotes = np.flatnonzero(letters[1:] == ord('"')) + 1
         if self._closing:
-            self._wrong |= not _BESIDE[letters[1]]
+            self._wrong |= not _QUOTE_NEIGHBOURS[letters[1]]
         opening, closing = (quotes[1::2], quotes[::2]) if self._inside else (quotes[::2], quotes[1::2])
         behind = closing[closing + 1 < len(letters)] + 1
-        self._wrong |= not (_BESIDE[letters[opening - 1]].all() and _BESIDE[letters[behind]].all())
+        self._wrong |= not (_QUOTE_NEIGHBOURS[letters[opening - 1]].all() and _QUOTE_NEIGHBOURS[letters[behind]].all())
         ends = np.flatnonzero((letters[1:] == ord("\n")) | (letters[1:] == ord("\r"))) + 1
         self.over_lines |= bool(((np.searchsorted(quotes, ends) + self._inside) % 2).any())
         self._inside ^= bool(len(quotes) % 2)
@@ -448,16 +450,16 @@ def read_range(path: Any, start: int, length: int) -> bytes:
 
 class _Range(io.RawIOBase):
     def __init__(self, path: Any, start: int, stop: int) -> None:
-        self._path, self._place, self._stop = path, start, stop
+        self._path, self._offset, self._stop = path, start, stop
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        size = min(len(buffer), self._stop - self._place)
+        size = min(len(buffer), self._stop - self._offset)
         if size:
-            buffer[:size] = read_range(self._path, self._place, size)
-            self._place += size
+            buffer[:size] = read_range(self._path, self._offset, size)
+            self._offset += size
         return size
 
 
@@ -466,10 +468,10 @@ def opened_range(path: Any, start: int, stop: int) -> io.BufferedReader:
     return io.BufferedReader(_Range(path, start, stop), max(1, min(PIECE, stop - start)))
 
 
-def ends_before(path: Any, place: int) -> int:
+def ends_before(path: Any, offset: int) -> int:
     """Return how many lines end before the start of a line: by a line feed, a carriage return, or both."""
-    with io.TextIOWrapper(opened_range(path, 0, place), "latin-1") as text:
-        return sum(piece.count("\n") for piece in iter(partial(text.read, PIECE), ""))
+    with io.TextIOWrapper(opened_range(path, 0, offset), "latin-1") as text:
+        return sum(block.count("\n") for block in iter(partial(text.read, PIECE), ""))
 
 
 def _kind(cell: str) -> str:
@@ -481,7 +483,7 @@ def _kind(cell: str) -> str:
     return "number" if _NUMBER.fullmatch(cell.strip(" \t")) else "text"
 
 
-def _held(cells: list[str]) -> str | None:
+def _content_kind(cells: list[str]) -> str | None:
     """Say what a column holds that is not of numbers, by some of its cells; None: it is, or one cell may be wrong."""
     kinds = {_kind(cell) for cell in cells}
     if len(cells) < 2 or kinds & {"number", "flag"}:

@@ -30,11 +30,11 @@ import numpy.typing as npt
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import CURE, MOST_LABELS, Places, Rows, attempted, changed
-from dpdist.ingest.readers.calls import Called, Calls, Facts, Site
+from dpdist.ingest.readers.calls import Calls, Facts, MaskedCounts, Site
 from dpdist.ingest.readers.chunked import chunk_bytes, require_chunks
-from dpdist.ingest.readers.genotypes import MISSING, columns_of_site, not_biallelic, not_called, told_apart
+from dpdist.ingest.readers.genotypes import MISSING, columns_of_site, invalid_genotype, not_biallelic, unique_names
 from dpdist.ingest.readers.source import Fragment, neighbours, width_for
-from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign, says
+from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign, root_matches
 
 _LINE = 64 << 20
 _MOST_SAMPLES = 1 << 21
@@ -102,64 +102,66 @@ class Vcf(Calls):
                     raise DataError(f"{self.path} names more than {_MOST_SAMPLES} samples. Split it by samples.")
                 people = [name.decode() for name in rest.split(b"\t")]
                 continue
-            made = self._columns_of(number, fields)
-            names += made
-            alleles += [(other, fields[3].decode()) for other in fields[4].decode().split(",")] if made else []
-        return Facts(len(people), {"sample": people}, told_apart(names, [counted for counted, _ in alleles]), alleles)
+            columns = self._columns_of(number, fields)
+            names += columns
+            alleles += [(other, fields[3].decode()) for other in fields[4].decode().split(",")] if columns else []
+        return Facts(len(people), {"sample": people}, unique_names(names, [counted for counted, _ in alleles]), alleles)
 
     def _columns_of(self, number: int, fields: list[bytes]) -> list[str]:
         """Return the names of the columns that a variant becomes, one for each alternative allele."""
-        where, bp, name, one, other = (field.decode() for field in fields[:5])
-        made = columns_of_site(where, bp, name, [one, *(() if other == "." else other.split(","))], self.rules)
-        if made is None:
+        contig, bp, name, reference, other = (field.decode() for field in fields[:5])
+        columns = columns_of_site(
+            contig, bp, name, [reference, *(() if other == "." else other.split(","))], self.rules
+        )
+        if columns is None:
             raise not_biallelic(f"{self.path}, line {number}")
-        known = fields[-1].split(b":")
-        if made and self.rules.field == "DS" and b"DS" not in known:
+        formats = fields[-1].split(b":")
+        if columns and self.rules.field == "DS" and b"DS" not in formats:
             raise DataError(f"{self.path}, line {number} gives no dosages (DS). {CURE}")
-        if made and self.rules.field != "DS" and known[0] != b"GT":
+        if columns and self.rules.field != "DS" and formats[0] != b"GT":
             raise DataError(f"{self.path}, line {number} gives no genotypes (GT) as the first of its fields. {CURE}")
-        return made
+        return columns
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
         # columns come as they are in the file, and are put in order when they are rows
         order = np.argsort(np.argsort(keep))
-        for piece in super().blocks(tuple(sorted(keep)), fragment):
-            yield piece if (np.diff(order) == 1).all() else piece[:, order]
+        for block in super().blocks(tuple(sorted(keep)), fragment):
+            yield block if (np.diff(order) == 1).all() else block[:, order]
 
-    def calls(self, keep: Places) -> Iterator[Called]:
-        wanted, width, columns = frozenset(keep), max(1, self.width // 2), list[Called]()  # they are there twice
-        place, records = 0, self._records()
+    def calls(self, keep: Places) -> Iterator[MaskedCounts]:
+        kept, width, columns = frozenset(keep), max(1, self.width // 2), list[MaskedCounts]()  # they are there twice
+        column, records = 0, self._records()
         next(records)  # the header's
         for number, fields, rest in records:
-            made = self._columns_of(number, fields)
+            names = self._columns_of(number, fields)
             cells = None
-            for allele in range(1, len(made) + 1):
-                if place in wanted:
+            for allele in range(1, len(names) + 1):
+                if column in kept:
                     cells = self._cells(number, fields, rest) if cells is None else cells
-                    columns.append(self._values(number, cells, allele, len(made)))
-                place += 1
+                    columns.append(self._values(number, cells, allele, len(names)))
+                column += 1
                 if len(columns) == width:
                     yield _side_by_side(columns)
                     columns = []
-        if place != len(self.facts.names):
+        if column != len(self.facts.names):
             raise changed(self.path)
         if columns:
             yield _side_by_side(columns)
 
     def _cells(self, number: int, fields: list[bytes], rest: bytes) -> list[bytes]:
         samples = self.facts.samples
-        found = rest.count(b"\t") + 1  # before they are set apart: cells of a byte take dozens
-        if found != samples:
-            raise DataError(f"{self.path}, line {number} has {found} genotypes, not {samples}. {CURE}")
+        count = rest.count(b"\t") + 1  # before they are set apart: cells of a byte take dozens
+        if count != samples:
+            raise DataError(f"{self.path}, line {number} has {count} genotypes, not {samples}. {CURE}")
         cells = rest.split(b"\t")
         if b":" not in fields[-1]:
             return cells
-        place = fields[-1].split(b":").index(b"DS" if self.rules.field == "DS" else b"GT")
+        index = fields[-1].split(b":").index(b"DS" if self.rules.field == "DS" else b"GT")
         # fields at the end may be left out, and are missing then
-        parts = (cell.split(b":", place + 1) for cell in cells)
-        return [part[place] if len(part) > place else b"." for part in parts]
+        parts = (cell.split(b":", index + 1) for cell in cells)
+        return [part[index] if len(part) > index else b"." for part in parts]
 
-    def _values(self, number: int, cells: list[bytes], allele: int, alleles: int) -> Called:
+    def _values(self, number: int, cells: list[bytes], allele: int, alleles: int) -> MaskedCounts:
         if self.rules.field == "DS":
             values: Any = np.array([_dosage(cell, allele, alleles) for cell in cells])
             wrong, absent = np.isnan(values), values < 0
@@ -169,12 +171,12 @@ class Vcf(Calls):
             wrong, absent = values == _BAD, values == MISSING
         if wrong.any():
             where = f"{self.path}, line {number}, sample {int(np.argmax(wrong)) + 1}"
-            raise not_called(where, self.rules, CURE)
+            raise invalid_genotype(where, self.rules, CURE)
         return values, absent
 
 
-def _side_by_side(columns: Sequence[Called]) -> Called:
-    values, absent = (np.stack(each, axis=1) for each in zip(*columns, strict=True))
+def _side_by_side(columns: Sequence[MaskedCounts]) -> MaskedCounts:
+    values, absent = (np.stack(arrays, axis=1) for arrays in zip(*columns, strict=True))
     return values, absent
 
 
@@ -185,14 +187,14 @@ def _copies(cell: bytes, allele: int, alleles: int, haploid: str | None) -> int:
     parts = cell.replace(b"|", b"/").removeprefix(b"/").split(b"/")
     if len(parts) > 2 or not all(part == b"." or (part.isdigit() and len(part) < 4) for part in parts):
         return _BAD
-    known = [int(part) for part in parts if part != b"."]
-    if any(part > alleles for part in known):
+    called = [int(part) for part in parts if part != b"."]
+    if any(part > alleles for part in called):
         return _BAD
-    if len(known) < len(parts):
+    if len(called) < len(parts):
         return MISSING
     if len(parts) == 1:
-        return _BAD if haploid is None else (known[0] == allele) * (2 if haploid == "double" else 1)
-    return known.count(allele)
+        return _BAD if haploid is None else (called[0] == allele) * (2 if haploid == "double" else 1)
+    return called.count(allele)
 
 
 def _dosage(cell: bytes, allele: int, alleles: int) -> float:
@@ -201,16 +203,16 @@ def _dosage(cell: bytes, allele: int, alleles: int) -> float:
         return -1.0
     parts = cell.split(b",")
     try:
-        found = -1.0 if parts[allele - 1] == b"." else float(parts[allele - 1])
+        dosage = -1.0 if parts[allele - 1] == b"." else float(parts[allele - 1])
     except (ValueError, IndexError):
         return math.nan
-    sound = len(parts) == alleles and (parts[allele - 1] == b"." or 0 <= found <= 2)
-    return found if sound else math.nan
+    sound = len(parts) == alleles and (parts[allele - 1] == b"." or 0 <= dosage <= 2)
+    return dosage if sound else math.nan
 
 
 def is_vcf_zarr(path: Any) -> bool:
     """Tell whether a store holds genotypes by variant; a damaged one does not."""
-    return says(path, lambda root: getattr(root.get(_CALLS), "ndim", 0) == 3 and "variant_allele" in root)
+    return root_matches(path, lambda root: getattr(root.get(_CALLS), "ndim", 0) == 3 and "variant_allele" in root)
 
 
 class VcfZarr(Calls):
@@ -239,19 +241,19 @@ class VcfZarr(Calls):
             if len(shape) < 2 or alleles.shape[0] != shape[0]:
                 raise DataError(f"{self.path}: its arrays are of different numbers of variants. {CURE}")
             people = self._people(root, shape[1])
-            names, places, pairs = list[str](), list[Site](), list[tuple[str, str]]()
-            for variant, (where, place, name, some) in enumerate(self._fixed(root, shape[0])):
-                made = columns_of_site(where, place, name, some, self.rules)
-                if made is None:
+            names, sites, pairs = list[str](), list[Site](), list[tuple[str, str]]()
+            for variant, (contig, position, name, site_alleles) in enumerate(self._fixed(root, shape[0])):
+                columns = columns_of_site(contig, position, name, site_alleles, self.rules)
+                if columns is None:
                     raise not_biallelic(f"{self.path}, variant {variant} (counting from 0)")
-                if len(made) > 1 and self._array == _DOSES:
+                if len(columns) > 1 and self._array == _DOSES:
                     raise DataError(f"{self.path} has one dosage for each sample, and variant {variant} more alleles.")
-                names += made
-                pairs += [(other, some[0]) for other in some[1:]] if made else []
-                places += [Site(variant, allele, len(made)) for allele in range(1, len(made) + 1)]
+                names += columns
+                pairs += [(other, site_alleles[0]) for other in site_alleles[1:]] if columns else []
+                sites += [Site(variant, allele, len(columns)) for allele in range(1, len(columns) + 1)]
         if not holds_values(self.path, self._array):
             raise DataError(f"{self.path} announces genotypes of which nothing is stored. Restore it.")
-        return Facts(shape[1], people, told_apart(names, [counted for counted, _ in pairs]), pairs, places)
+        return Facts(shape[1], people, unique_names(names, [counted for counted, _ in pairs]), pairs, sites)
 
     def _people(self, root: Any, samples: int) -> dict[str, list[str]]:
         names = root.get("sample_id")
@@ -259,11 +261,11 @@ class VcfZarr(Calls):
             return {}
         if names.shape != (samples,):
             raise DataError(f"{self.path} names another number of samples than it has genotypes of. {CURE}")
-        return {"sample": _words(names, 0, samples)}
+        return {"sample": _texts(names, 0, samples)}
 
     def _fixed(self, root: Any, variants: int) -> Iterator[tuple[str, str, str, list[str]]]:
         """Yield where each variant is, its place there, its name, and its alleles."""
-        contigs = _words(root["contig_id"], 0, root["contig_id"].shape[0])
+        contigs = _texts(root["contig_id"], 0, root["contig_id"].shape[0])
         marks = {name: root[f"variant_{name}"] for name in ("contig", "position", "allele")}
         ids, size = root.get("variant_id"), 0
         for array in (*marks.values(), *(() if ids is None else (ids,))):
@@ -272,14 +274,19 @@ class VcfZarr(Calls):
             require_chunks(self.path, chunk_bytes(array))
         for start in range(0, variants, _TOGETHER):
             stop = min(start + _TOGETHER, variants)
-            where, places = (np.asarray(marks[name][start:stop]).tolist() for name in ("contig", "position"))
-            alleles = [[_word(each) for each in some] for some in np.asarray(marks["allele"][start:stop]).tolist()]
-            named = ["."] * (stop - start) if ids is None else _words(ids, start, stop)
-            for contig, place, name, some in zip(where, places, named, alleles, strict=True):
-                size += len(name) + sum(map(len, some))
+            contig_indexes, positions = (
+                np.asarray(marks[name][start:stop]).tolist() for name in ("contig", "position")
+            )
+            alleles = [
+                [_text(allele) for allele in site_alleles]
+                for site_alleles in np.asarray(marks["allele"][start:stop]).tolist()
+            ]
+            named = ["."] * (stop - start) if ids is None else _texts(ids, start, stop)
+            for contig, position, name, site_alleles in zip(contig_indexes, positions, named, alleles, strict=True):
+                size += len(name) + sum(map(len, site_alleles))
                 if size > MOST_LABELS:
                     raise DataError(f"{self.path} names its variants by more than {MOST_LABELS >> 20} MiB.")
-                yield contigs[contig], str(place), name or ".", [some[0], *filter(None, some[1:])]
+                yield contigs[contig], str(position), name or ".", [site_alleles[0], *filter(None, site_alleles[1:])]
 
     @cached_property
     @attempted
@@ -287,19 +294,19 @@ class VcfZarr(Calls):
         with opened(self.path) as root:
             return chunk_bytes(root[self._array])
 
-    def calls(self, keep: Places) -> Iterator[Called]:
+    def calls(self, keep: Places) -> Iterator[MaskedCounts]:
         sites, width = self.facts.sites, width_for(self.facts.samples, np.dtype(np.float64))
         with opened(self.path) as root:
             values = root[self._array]
             for run in neighbours(keep, width):
-                some = keep[run]
-                start = sites[some[0]].variant
-                block = np.asarray(values[start : sites[some[-1]].variant + 1])
-                found = [self._counts(block[sites[place].variant - start], sites[place]) for place in some]
-                counts, absent = (np.stack(each, axis=1) for each in zip(*found, strict=True))
+                columns = keep[run]
+                start = sites[columns[0]].variant
+                block = np.asarray(values[start : sites[columns[-1]].variant + 1])
+                counted = [self._counts(block[sites[column].variant - start], sites[column]) for column in columns]
+                counts, absent = (np.stack(arrays, axis=1) for arrays in zip(*counted, strict=True))
                 yield counts, absent
 
-    def _counts(self, values: npt.NDArray[Any], place: Site) -> Called:
+    def _counts(self, values: npt.NDArray[Any], site: Site) -> MaskedCounts:
         if self.rules.field == "DS":
             absent = np.isnan(values)
             wrong = ~absent & ~((values >= 0) & (values <= 2))
@@ -308,19 +315,19 @@ class VcfZarr(Calls):
             alleles = (values != _NONE).sum(axis=1)
             absent = (values == _ABSENT).any(axis=1) | (alleles == 0)
             lone = (alleles == 1) & ~absent
-            wrong = ((values > place.columns) | (values < _NONE)).any(axis=1)
+            wrong = ((values > site.columns) | (values < _NONE)).any(axis=1)
             wrong |= lone & (self.rules.haploid is None)
-            counts = (values == place.allele).sum(axis=1)
+            counts = (values == site.allele).sum(axis=1)
             counts[lone] *= 2 if self.rules.haploid == "double" else 1
         if wrong.any():
-            where = f"{self.path}, variant {place.variant}, sample {int(np.argmax(wrong))} (counting from 0)"
-            raise not_called(where, self.rules, CURE)
+            where = f"{self.path}, variant {site.variant}, sample {int(np.argmax(wrong))} (counting from 0)"
+            raise invalid_genotype(where, self.rules, CURE)
         return counts, absent
 
 
-def _words(array: Any, start: int, stop: int) -> list[str]:
-    return [_word(each) for each in np.asarray(array[start:stop]).tolist()]
+def _texts(array: Any, start: int, stop: int) -> list[str]:
+    return [_text(value) for value in np.asarray(array[start:stop]).tolist()]
 
 
-def _word(each: object) -> str:
-    return each.decode() if isinstance(each, bytes) else str(each)
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

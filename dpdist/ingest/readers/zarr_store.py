@@ -64,10 +64,10 @@ class _Guarded(WrapperStore[Any]):
             require_plain(root, key)
         if key.rpartition("/")[2] not in _METADATA:  # a chunk
             return await self._store.get(key, prototype, byte_range)
-        found = await self._store.get(key, prototype, RangeByteRequest(0, MOST_LABELS + 1))
-        if found is not None:
-            _require_known(str(root or self._store), key, found.to_bytes())
-        return found
+        content = await self._store.get(key, prototype, RangeByteRequest(0, MOST_LABELS + 1))
+        if content is not None:
+            _require_known(str(root or self._store), key, content.to_bytes())
+        return content
 
 
 def _require_known(store: str, key: str, content: bytes) -> None:
@@ -92,8 +92,8 @@ def _codecs_in(metadata: Any, noted: str | None) -> Iterator[Any]:
                 yield from _codecs_in(node, noted) if name.rpartition("/")[2] != noted else ()
         elif key in {"codecs", "index_codecs", "filters", "compressor"}:
             for codec in inner if isinstance(inner, list) else [inner] if inner else ():
-                told = [codec] if isinstance(codec, str) else [codec[key] for key in ("name", "id") if key in codec]
-                yield from told or [""]
+                names = [codec] if isinstance(codec, str) else [codec[key] for key in ("name", "id") if key in codec]
+                yield from names or [""]
                 yield from _codecs_in(codec, noted)
         elif key != "attributes":
             yield from _codecs_in(inner, noted)
@@ -112,22 +112,22 @@ def opened(path: Any, way: Callable[..., Any] = zarr.open, **options: Any) -> It
         yield way(_Guarded(store), mode="r", **options)
 
 
-def says(path: Any, question: Callable[[Any], bool]) -> bool:
+def root_matches(path: Any, question: Callable[[Any], bool]) -> bool:
     """Ask the root of a store; a damaged one says no."""
 
-    def asked() -> bool:
+    def matches() -> bool:
         with opened(path) as root:
             return isinstance(root, zarr.Group) and question(root)
 
     try:
-        return attempt(path, asked)
+        return attempt(path, matches)
     except DataError:
         return False
 
 
 def is_anndata(path: Any) -> bool:
     """Tell whether a store says that it is AnnData."""
-    return says(path, _is_anndata)
+    return root_matches(path, _is_anndata)
 
 
 def _is_anndata(group: zarr.Group) -> bool:
@@ -137,28 +137,28 @@ def _is_anndata(group: zarr.Group) -> bool:
     )
 
 
-def require_foreign(path: Any, place: str) -> None:
+def require_foreign(path: Any, array_path: str) -> None:
     """Refuse an array of a store that is a table of dpdist, or lies in one."""
 
     def ours() -> bool:
         with opened(path, zarr.open_group, use_consolidated=False) as root:  # what was consolidated may be of before
-            inner = accumulate(place.split("/"), "{}/{}".format)
+            inner = accumulate(array_path.split("/"), "{}/{}".format)
             return "dpdist" in root.attrs or any("dpdist" in root[name].attrs for name in inner)
 
     if attempt(path, ours):
-        raise _made_by_us(f"{path}/{place}")
+        raise _own_store_error(f"{path}/{array_path}")
 
 
-def _made_by_us(path: Any) -> RefusedError:
+def _own_store_error(path: Any) -> RefusedError:
     return RefusedError(
         f"{path} was made by dpdist. Its rows have a budget already, and a copy would get another one. Use the rows "
         "where they are, or ingest their source."
     )
 
 
-def holds_values(path: Any, place: str = "") -> bool:
+def holds_values(path: Any, array_path: str = "") -> bool:
     """Tell whether any chunk of an array in a store is there."""
-    for name in place.split("/") if place else ():
+    for name in array_path.split("/") if array_path else ():
         path = path / name
     entries = [path]
     while entries:
@@ -174,18 +174,18 @@ def holds_values(path: Any, place: str = "") -> bool:
 
 def _meaning(path: Any, array: Any) -> Meaning | None:
     """Return what xarray's attributes say of an array; in format 2 its fill value stands for missing ones, too."""
-    said = dict(array.attrs)
-    if "_Unsigned" in said:
+    attributes = dict(array.attrs)
+    if "_Unsigned" in attributes:
         raise DataError(f"{path} is marked as _Unsigned, which Zarr has types for. Write it as unsigned numbers.")
-    absent = [said[name] for name in ("_FillValue", "missing_value") if name in said]
-    if array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in said and array.fill_value is not None:
+    absent = [attributes[name] for name in ("_FillValue", "missing_value") if name in attributes]
+    if array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in attributes and array.fill_value is not None:
         absent.append(array.fill_value)
     absent = [fill_of(value) for value in absent]
-    if array.dtype == np.int64 and "units" in said:  # the time that is none, as xarray stores it
+    if array.dtype == np.int64 and "units" in attributes:  # the time that is none, as xarray stores it
         absent.append(np.iinfo(np.int64).min)
     if array.dtype.kind == "f":  # JSON writes 1e20 of a float32 as the double that it is not
         absent = [np.asarray(value, np.float64).astype(array.dtype) for value in absent]
-    return Meaning.of(said, *absent)
+    return Meaning.of(attributes, *absent)
 
 
 class Store(Chunked):
@@ -196,18 +196,18 @@ class Store(Chunked):
 
     @cached_property
     @attempted
-    def _place(self) -> str | None:
+    def _array_path(self) -> str | None:
         """Path of the array in the group; None: the store is the array."""
         with opened(self.path) as root:
             if "dpdist" in root.attrs:
-                raise _made_by_us(self.path)
+                raise _own_store_error(self.path)
             members = {} if isinstance(root, zarr.Array) else dict(sorted(root.members(max_depth=None)))
-            inner = [name for name, each in members.items() if isinstance(each, zarr.Group) and _is_anndata(each)]
-            bounds = bounds_in(each.attrs for each in members.values())
+            inner = [name for name, member in members.items() if isinstance(member, zarr.Group) and _is_anndata(member)]
+            bounds = bounds_in(member.attrs for member in members.values())
             arrays = {"": root.shape} if isinstance(root, zarr.Array) else {
-                name: each.shape
-                for name, each in members.items()
-                if isinstance(each, zarr.Array) and each.ndim > 1 and name.rpartition("/")[2] not in bounds
+                name: member.shape
+                for name, member in members.items()
+                if isinstance(member, zarr.Array) and member.ndim > 1 and name.rpartition("/")[2] not in bounds
                 and not any(name.startswith(f"{other}/") for other in inner)
             }  # fmt: skip
         if inner and self.choices.variable not in arrays:
@@ -215,14 +215,14 @@ class Store(Chunked):
             raise DataError(f"{self.path} holds AnnData. Ingest one of it by itself, such as {self.path / inner[0]}.")
         if "" in arrays and self.choices.variable is None:
             return None
-        place = only(self.path, arrays, self.choices.variable, "array")
-        require_foreign(self.path, place)
-        return place
+        array_path = only(self.path, arrays, self.choices.variable, "array")
+        require_foreign(self.path, array_path)
+        return array_path
 
     @cached_property
     def _array(self) -> Any:
         with opened(self.path) as root:
-            return root if self._place is None else root[self._place]
+            return root if self._array_path is None else root[self._array_path]
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -245,21 +245,21 @@ class Store(Chunked):
     def state(self, start: int, stop: int) -> State:
         """Return the state of the chunks in which rows lie, or of the shards; one that is absent is not counted."""
         if not isinstance(self.path, Path):
-            return State(0, 0, version_of([]))  # asked for each, a store would be asked twice for every chunk
+            return State(0, 0, version_of([]))  # matches for each, a store would be matches twice for every chunk
         versions = []
         for path in self._chunk_files(start, stop):
             with suppress(FileNotFoundError):
-                about = path.lstat()
-                versions.append((path.relative_to(self.path).as_posix(), about.st_size, about.st_mtime_ns))
+                status = path.lstat()
+                versions.append((path.relative_to(self.path).as_posix(), status.st_size, status.st_mtime_ns))
         return State(len(versions), sum(size for _, size, _ in versions), version_of(versions))
 
     def _chunk_files(self, start: int, stop: int) -> Iterator[Path]:
-        array, root = self._array, self.path / (self._place or "")
+        array, root = self._array, self.path / (self._array_path or "")
         stored, axis = array.shards or array.chunks, self._layout.axis
-        places = [range(-(-n // length)) for n, length in zip(array.shape, stored, strict=True)]
-        places[axis] = range(start // stored[axis], -(-stop // stored[axis]))
-        for place in product(*places):
-            yield root / array.metadata.encode_chunk_key(place)
+        index_ranges = [range(-(-n // length)) for n, length in zip(array.shape, stored, strict=True)]
+        index_ranges[axis] = range(start // stored[axis], -(-stop // stored[axis]))
+        for index in product(*index_ranges):
+            yield root / array.metadata.encode_chunk_key(index)
 
     @cached_property
     @attempted
@@ -269,14 +269,14 @@ class Store(Chunked):
                 raise ValueError
             return Layout(
                 array.shape, array.dtype, tuple(map(min, array.chunks, array.shape)),
-                holds_values(self.path, self._place or ""), self._dims(array),
-                meaning=_meaning(self.path, array), name=self._place or "", units=units_of(array.attrs),
+                holds_values(self.path, self._array_path or ""), self._dims(array),
+                meaning=_meaning(self.path, array), name=self._array_path or "", units=units_of(array.attrs),
             )  # fmt: skip
 
     def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:
-        if self._place is None:
+        if self._array_path is None:
             return
-        scratch_dir = self._place.rpartition("/")[0]
+        scratch_dir = self._array_path.rpartition("/")[0]
         with opened(self.path) as root:
             array = root.get(f"{scratch_dir}/{dimension}".removeprefix("/"))
             if not isinstance(array, zarr.Array) or array.shape != (length,) or array.dtype.kind not in "iufOUST":
@@ -290,11 +290,11 @@ class Store(Chunked):
 
     def _dims(self, array: Any) -> tuple[str, ...]:
         """Return the names of the dimensions; in VCF Zarr the first is of variants where nothing is said."""
-        said = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-        if said and all(isinstance(name, str) for name in said):
-            return tuple(said)
+        names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+        if names and all(isinstance(name, str) for name in names):
+            return tuple(names)
         with opened(self.path) as root:
             by_variant = "vcf_zarr_version" in root.attrs
-        if by_variant or (self._place or self.path.name).rpartition("/")[2] == "call_genotype":
+        if by_variant or (self._array_path or self.path.name).rpartition("/")[2] == "call_genotype":
             return ("variants", *(str(i) for i in range(1, array.ndim)))
         return ()
