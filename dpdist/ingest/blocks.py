@@ -1,8 +1,7 @@
-"""A table that Python code holds -> rows.zarr: each block is written by whoever computes it.
+"""A table in memory or on Dask -> rows.zarr. The worker that computes a block writes it.
 
-It comes to nobody else but, from its beginning, the rows of a chunk that it shares with the block before. Where the
-blocks alone tell their lengths and types, each is computed twice: first for these, then for its rows. Both times must
-give the same bits.
+Only the first rows of a block go to another task, if they complete a chunk of the block before. If lengths and types
+are unknown, each block is computed twice: first for these, then for its rows. Both must give the same bits.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def ingest_collection(
     progress: Progress | None,
     schema: Schema | None = None,
 ) -> RowsTable:
-    """Write a table that Python code holds into a new rows.zarr."""
+    """Write a table in memory or on Dask into a new rows.zarr."""
     target.require_new("rows")
     site = chosen(cluster)
     require_publishable(f"The {collection.kind}", collection.names)
@@ -56,12 +55,14 @@ def ingest_collection(
         columns = schema.features
     keep = kept_columns(collection.names, columns, None)
     if len(keep) < 2:
-        raise DataError(f"{len(keep)} column(s) of {collection} are kept, and a table needs two or more.")
+        raise DataError(
+            f"{len(keep)} column(s) of {collection} are kept. A table needs two or more: keep more columns."
+        )
     if columns is None:
         collection.require_no_index()
     collection.require_numbers(keep)
     origin = original.origin(columns=None if schema else columns, compress=compress, schema=schema)
-    # never resumed: a graph may read other things later, and with blocks of both a person could be in a table twice
+    # never resumed: a graph may read other data later, and blocks of both could count a person twice
     with target.staged("rows", private=True) as staging:
         with computing(site) if collection.lazy else nullcontext() as engine:
             if engine is not None:
@@ -75,7 +76,7 @@ def ingest_collection(
 
 
 class _Prefix(NamedTuple):
-    """Rows of a block, from its beginning."""
+    """The first rows of a block."""
 
     block: int
     rows: int
@@ -83,7 +84,7 @@ class _Prefix(NamedTuple):
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Writes the chunks of a table where its blocks are computed."""
+    """Writes chunks on the workers that compute the blocks."""
 
     collection: Collection
     keep: Places
@@ -93,21 +94,20 @@ class _Blocks:
 
     @cached_property
     def blocks(self) -> list[Any]:
-        """What is computed."""
         return self.collection.blocks(self.keep)
 
     def run(self, tasks: Sequence[tuple[Callable[..., Any], ...]], label: str) -> list[Any]:
-        """Call the first of each task with the others, where the blocks among them are computed."""
+        """Call the first item of each task with the others, on the workers that compute its blocks."""
         if self.collection.lazy:
             return each_block(self.engine, tasks, self.progress, label)
         return [guarded(ClientInfo.here(), *task) for task in tasks]
 
     def write(self, *, compress: bool) -> Shape:
-        """Write all rows, and return what table they are."""
+        """Write all rows and return the shape of the table."""
         reader = self.collection.reader(self.keep, secret_of(self.staging))
         lengths, digests, dtype = self._survey_blocks(reader)
         if not sum(lengths):
-            raise DataError(f"There are no rows in {self.collection}.")
+            raise DataError(f"There are no rows in {self.collection}. Add some.")
         shape = shape_of(sum(lengths), len(self.keep), dtype, compress=compress)
         require_space(self.staging, shape, shape.rows)
         tasks: list[Any] = []
@@ -133,7 +133,7 @@ class _Blocks:
 
 
 def _chunk_tasks(lengths: Sequence[int], shape: Shape) -> Iterator[tuple[int, int, int, list[_Prefix]]]:
-    """Yield of each block in which chunks begin these chunks, its first row, and the rows of blocks that they need."""
+    """Yield first and last chunk, first row and needed rows for each block in which a chunk begins."""
     high, start, first = shape.chunk_rows, 0, 0
     for number, length in enumerate(lengths):
         end = start + length
@@ -150,7 +150,7 @@ def _chunk_tasks(lengths: Sequence[int], shape: Shape) -> Iterator[tuple[int, in
 
 
 def _digest(reader: Reader) -> Any:
-    """Begin a digest of rows: of a key, because it is the result of a task."""
+    """Begin a digest of rows, keyed because task results travel."""
     return blake2b(digest_size=16, key=reader.secret)
 
 
@@ -165,7 +165,7 @@ def _survey_block(reader: Reader, number: int, block: Any) -> tuple[int, str, st
 
 @dataclass(frozen=True)
 class _Write:
-    """Writes the chunks that begin in the first of some blocks."""
+    """Writes the chunks that begin in the first block."""
 
     reader: Reader
     staging: Store
@@ -177,12 +177,12 @@ class _Write:
     digest: str | None
 
     def __call__(self, *blocks: Any) -> dict[_Prefix, str]:
-        """Write them; return digests of the rows of which another task has a copy."""
+        """Write them and return digests of the rows that another task also reads."""
         writer, target = RowsWriter(self.staging, self.shape, self.first, self.stop), self.start
         shared_digests: dict[_Prefix, str] = {}
         with writing():
             for prefix, block in zip(self.prefixes, blocks, strict=True):
-                # of the first block the rows before its first chunk are another task's; it has none of what is behind
+                # rows of the first block before its first chunk belong to another task
                 is_first = prefix == self.prefixes[0]
                 shared = self.first * self.shape.chunk_rows - self.start if is_first else prefix.rows
                 rows, full_digest, shared_digest = 0, _digest(self.reader), _digest(self.reader)
@@ -202,6 +202,6 @@ class _Write:
 
 def _changed(reader: Reader, number: int) -> DataError:
     return DataError(
-        f"{reader.where(number)} has other rows than were announced or found before. Its graph must compute the same "
-        "each time: seed what is random, or write the collection to files first."
+        f"{reader.where(number)} differs from its metadata or from an earlier computation. Its graph must return the "
+        "same rows each time: seed random numbers, or write the collection to files first."
     )

@@ -1,7 +1,7 @@
-"""A source -> a table in place: it is survey_source here, read once on the workers, and its manifest is the table.
+"""A source -> a table in place: surveyed here, read once on the workers, and described by its manifest.
 
-Each worker reads some chunks, holds every value to what ingest holds it to, and writes its part of the manifest. The
-table appears when all chunks are read, or not at all.
+Each worker reads some chunks, validates every value as an ingest does, and writes its part of the manifest. The table
+appears when all chunks are read, or not at all.
 """
 
 from __future__ import annotations
@@ -30,37 +30,39 @@ from dpdist.rows.manifest import RECORD, Records, SourceEntry, part_key, part_le
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
 
-Identify = Callable[[str], str]  # tells the identity of a table from a digest of its content
+Identify = Callable[[str], str]  # maps a digest of the content to the identity of the table
 
 
 def asked_of(source: SourceLocation, variable: str | None) -> Asked:
-    """Return what is asked for, by which the same command again is known."""
+    """Return the request, which identifies a repeated command."""
     return Asked(source=_text_of(source), variable=variable)
 
 
 def _text_of(location: SourceLocation) -> str:
-    """Return a place as every process can name it; what it leads to, where it is a link."""
+    """Return a location as text; the target, if it is a link."""
     text = str(location.resolve() if isinstance(location, Path) else location.address)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise DataError(f"The name of {location} is no text, and rows in place are found by it. Rename it.") from None
+        raise DataError(
+            f"The name of {location} is not valid text, and rows in place are found by name. Rename it."
+        ) from None
     return text
 
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """A source that can be read in place, and how it is cut into chunks."""
+    """A source that can be read in place, cut into chunks."""
 
     names: tuple[str, ...]
     dtype: str
     entries: list[SourceEntry]
-    records: Records  # of each chunk where it is; what is in it was not read yet
-    buffer_bytes: int  # that reading takes at once
+    records: Records  # of each chunk; not read yet
+    buffer_bytes: int  # memory for reading
 
 
 def survey(source: SourceLocation, target: Store, request: Asked) -> ChunkPlan:
-    """Judge a source before any row of it is read, as ingest does, and cut it into chunks."""
+    """Survey a source as an ingest does, and cut it into chunks."""
     try:
         with opened_sources(source, target.scratch_folder, Choices(request.variable)) as sources:
             return _cut(
@@ -71,7 +73,7 @@ def survey(source: SourceLocation, target: Store, request: Asked) -> ChunkPlan:
                 ),
             )  # fmt: skip
     except AskError as error:
-        question = f"{error.asked(source, target)} Rows that stay where they are have all columns of their source."
+        question = f"{error.asked(source, target)} Rows in place have all columns of their source."
     raise DataError(question)
 
 
@@ -86,8 +88,8 @@ def _cut(sources: Sources, result: SourceSurvey) -> ChunkPlan:
         if not cut.memory:
             shown = sources.entries[source].shown
             raise DataError(
-                f"{shown} cannot be read in place: of its kind no part can be read by itself. These can: .npy, "
-                f".parquet and .zarr. Copy its rows with {step('ingest', shown, 'ROWS')}."
+                f"{shown} cannot be read in place: files of its kind cannot be read in parts. Only .npy, .parquet and "
+                f".zarr can. Copy its rows with {step('ingest', shown, 'ROWS')}."
             )
         count += len(cut.ends)
         require_runs(opened.path, count)
@@ -105,7 +107,7 @@ def _cut(sources: Sources, result: SourceSurvey) -> ChunkPlan:
 
 @dataclass(frozen=True)
 class RegisterTask:
-    """Some chunks to read: one part of a manifest."""
+    """The chunks of one part of a manifest."""
 
     number: int
     aside: Store
@@ -117,7 +119,7 @@ class RegisterTask:
 
 
 def register_chunks(task: RegisterTask) -> None:
-    """Read chunks, hold them to what a table may hold, and write what was found."""
+    """Read and validate chunks, and write their part of the manifest."""
     opener, dtype = opener_of(task.variable), np.dtype(task.dtype)
     records = np.frombuffer(task.records, dtype=RECORD).copy()
     for index in range(len(records)):
@@ -147,7 +149,7 @@ def _read(source: Source, keep: Places, dtype: np.dtype[Any], record: Any) -> No
 def registering(
     plan: ChunkPlan, target: Store, request: Asked, budget: PrivacyLoss | None, identify: Identify, tasks: int
 ) -> Iterator[list[RegisterTask]]:
-    """Give about so many tasks that read a source; the table appears at target when the block ends without error."""
+    """Yield about ``tasks`` tasks that read a source; the table appears at target unless the block fails."""
     with target.staged("rows", private=True) as staging:
         sources, work = write_sources(staging, plan.entries), []
         for number, run in enumerate(part_lengths(len(plan.records), tasks)):
@@ -170,14 +172,11 @@ def registering(
             stored_bytes=rows * len(plan.names) * np.dtype(plan.dtype).itemsize, buffer_bytes=plan.buffer_bytes,
             asked=request, index=write_index(staging, parts), sources=sources,
         )  # fmt: skip
-        staging.put(ROOT, json.dumps(head_of(attributes)).encode())  # the last of its objects
+        staging.put(ROOT, json.dumps(head_of(attributes)).encode())  # the last object
 
 
 def _content_of(plan: ChunkPlan, records: Records) -> str:
-    """Return a digest of what a table says and holds: a copy of the same files, wherever it lies, has the same.
-
-    Rows that were cut into other chunks have another: a CRC32C is known of each chunk only.
-    """
+    """Return a digest of header and rows: equal for copies of the same files in the same chunks."""
     head = json.dumps([plan.names, plan.dtype, len(records)])
     content = [head.encode(), records["rows"].tobytes(), records["checksum"].tobytes()]
     return hashlib.sha256(b"\n".join(content)).hexdigest()

@@ -1,7 +1,6 @@
-"""The survey of a source: its columns, its fragments and their rows, and the type that holds all of them.
+"""The survey of a source: its columns, its fragments and their rows, and the type that holds all rows.
 
-Files that announce rows and types are only opened; text is read once for it. Whoever surveys, this process or workers,
-finds the same.
+Files that state rows and types are only opened; text is read once. Workers and this process get the same result.
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ from dpdist.ingest.sources import Opener, SourceLocation, Sources, require_disti
 from dpdist.naming import parameter
 from dpdist.rows.units import Unit
 
-PIECE = 128 << 20  # bytes that one task takes on, about
-_MOST_FILES = 256  # files that one task surveys
+PIECE = 128 << 20  # bytes per task, about
+_MOST_FILES = 256  # files per task of the survey
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
 
 class Part(NamedTuple):
-    """A fragment of one of the files, with rows."""
+    """A fragment with rows."""
 
     source: int  # number of the file
     fragment: Fragment  # None: the whole file
-    first: int  # number of its first row in the file
+    first: int  # index of its first row in the file
     rows: int
 
 
 class SourceSurvey(NamedTuple):
-    """A source as its survey found it."""
+    """The result of a survey."""
 
-    names: tuple[str, ...]  # of the columns that are kept
-    keep: Places  # where these are in each file
+    names: tuple[str, ...]  # of the kept columns
+    keep: Places  # their indices in each file
     parts: list[Part]  # fragments with rows, in order
     dtype: np.dtype[np.generic]  # holds all rows
-    guesses: list[str]  # what was guessed of files, for people to read
-    head: Head  # of the first file that names columns
+    guesses: list[str]  # messages about guesses
+    head: Head  # of the first file with columns
 
     @property
     def rows(self) -> int:
@@ -56,12 +55,12 @@ class SourceSurvey(NamedTuple):
 
     @property
     def filled(self) -> list[int]:
-        """Numbers of the files that have rows."""
+        """Numbers of the files with rows."""
         return list(dict.fromkeys(part.source for part in self.parts))
 
 
 class _FileSurvey(NamedTuple):
-    """What one task found of a file, or of a fragment of text."""
+    """The survey of a file, or of a fragment of text."""
 
     survey: Survey | None = None
     ends: npt.NDArray[np.int64] | None = None
@@ -70,22 +69,22 @@ class _FileSurvey(NamedTuple):
 
 
 class Job(Protocol):
-    """What all units of a step of an ingest share."""
+    """The function of all tasks of a step of an ingest."""
 
     name: str
     label: str
 
     def __call__(self, opener: Opener, task: Any, on_rows: Callable[[int], object]) -> Any:
-        """Compute a unit, and tell of the rows that were written."""
+        """Compute a task, and report written rows."""
         ...
 
 
-Run = Callable[[Job, Sequence[Any]], list[Any]]  # computes units, and returns their results in order
+Run = Callable[[Job, Sequence[Any]], list[Any]]  # computes tasks, and returns their results in order
 
 
 @dataclass(frozen=True)
 class SurveyFiles:
-    """Opens files, and reads text for its rows and types."""
+    """Opens files; reads text for its rows and types."""
 
     entries: Sequence[Entry]
     like: Head
@@ -99,7 +98,7 @@ class SurveyFiles:
         task: Sequence[tuple[int, Fragment]],
         on_rows: Callable[[int], object],  # noqa: ARG002 - none
     ) -> list[_FileSurvey]:
-        """SurveyFiles at some of them."""
+        """Survey the files of a task."""
         return [self._survey_file(opener, number, fragment) for number, fragment in task]
 
     def _survey_file(self, opener: Opener, number: int, fragment: Fragment) -> _FileSurvey:
@@ -122,19 +121,21 @@ class SurveyFiles:
             return None
         try:
             ends = source.fragments(self.keep).ends
-        except DataError:  # too much of it is read at once: a reader that starts at the beginning has other ways
+        except DataError:  # too large to cut: reading from the start still works
             return None
         return None if len(ends) < 2 else ends
 
 
 def require_alike(source: Source, head: Head, first: object) -> None:
-    """Refuse a file that has other columns than the first one, or others that are called alike: DataError."""
+    """Refuse a file whose columns differ from those of the first, in name or meaning."""
     if source.head.names != head.names:
-        raise DataError(f"{source.path} has other columns than {first}. Give all files the same, in one order.")
+        raise DataError(
+            f"{source.path} has other columns than {first}. Give all files the same columns, in the same order."
+        )
     if source.head.meaning != head.meaning:
         raise DataError(
-            f"{source.path} has other columns than {first}, though they are called alike: they count other alleles, or "
-            "are of another variable, other coordinates or units. Write the files alike, or ingest one of them."
+            f"{source.path} has other columns than {first} under the same names: another counted allele, variable, "
+            "coordinate or unit. Write the files alike, or ingest one of them."
         )
 
 
@@ -148,14 +149,14 @@ def survey_source(
     unit: Unit | None = None,
     may_be_empty: bool = False,
 ) -> SourceSurvey:
-    """Survey files before anything is made of them."""
+    """Survey all files of a source."""
     number, head = first_head(sources)
     require_publishable(sources.entries[number].shown, head.names)
     keep = kept_columns(head.names, columns, unit)
     if len(keep) < 2:
         raise DataError(
-            f"{location} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
-            "separated by commas, and enough columns kept?"
+            f"{location} gives {len(keep)} column(s). A table needs two or more: keep more columns, and separate the "
+            "cells of a CSV file by commas."
         )
     parts, surveys, guesses = _survey_files(sources.entries, sizes, head, keep, run)
     if not parts and not may_be_empty:
@@ -172,7 +173,7 @@ def survey_source(
 
 
 def first_head(sources: Sources) -> tuple[int, Head]:
-    """Return the first file that names columns: one of several may be empty."""
+    """Return the first file with columns: others may be empty."""
     for number in range(len(sources)):
         try:
             with sources.named(number) as source:
@@ -189,7 +190,7 @@ def _survey_files(
     fragments: list[tuple[int, Fragment]] = []
     for number, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
         location = location_of(entry.location)
-        fetched = isinstance(location, Remote) and location.web  # as a whole, by each task that reads a part
+        fetched = isinstance(location, Remote) and location.web  # whole, by each task that reads a part
         long = size > FRAGMENT and not fetched and location.name.lower().endswith(".csv")
         starts = range(0, size, FRAGMENT) if long else ()
         fragments += [(number, (start, min(start + FRAGMENT, size))) for start in starts] or [(number, None)]
@@ -221,18 +222,18 @@ def _survey_files(
 
 
 def size_of(entry: Entry) -> int:
-    """Return the bytes of a source; what a place does not tell counts as much as a task takes on."""
+    """Return the bytes of a source; those of one task if unknown."""
     location = location_of(entry.location)
     try:
         if isinstance(location, Path) and location.is_dir():
             return sum(path.stat().st_size for path in location.rglob("*"))
         return int(location.stat().st_size)
-    except Exception:  # noqa: BLE001 - whatever a store raises; whoever reads it says what is wrong
+    except Exception:  # noqa: BLE001 - stores raise anything; reading reports the error
         return PIECE
 
 
 def grouped(items: Iterable[Any], sizes: Iterable[int]) -> list[list[Any]]:
-    """Put consecutive items together, as much as one task takes on.
+    """Group consecutive items into tasks.
 
     Examples
     --------
@@ -251,7 +252,7 @@ def grouped(items: Iterable[Any], sizes: Iterable[int]) -> list[list[Any]]:
 
 
 def require_unique_samples(sources: Sources, filled: Sequence[int]) -> None:
-    """Refuse samples that have several rows, in one file or in several: each row would be protected alone."""
+    """Refuse samples with several rows, which would each be protected alone."""
     key = blake2b(random_token().encode()).digest()
     known_samples = np.empty(0, "V16")
     owners = np.empty(0, np.int64)
@@ -267,21 +268,19 @@ def require_unique_samples(sources: Sources, filled: Sequence[int]) -> None:
         where = sources.entries[number].shown
         if len(people) < len(digests) or other_files:
             repetition = (
-                f"{counted(int(twice.sum()), 'sample')} that {other_files} names, too"
-                if other_files
-                else "a sample twice"
+                f"{counted(int(twice.sum()), 'sample')} of {other_files} again" if other_files else "a sample twice"
             )
             raise DataError(
-                f"{where} names {repetition}: one person would have several rows. Leave the repetition out, name the samples "
-                f"apart if they are different people, or say whose each row is, by {parameter('max_rows')} "
-                f"and {units_named(head)}."
+                f"{where} names {repetition}: one person would have several rows. Remove the repetition, rename "
+                f"samples of different people, or declare a privacy unit with {parameter('max_rows')} and "
+                f"{units_named(head)}."
             )
         known_samples = np.concatenate([known_samples, people])
         owners = np.append(owners, np.full(len(people), number))
 
 
 def units_named(head: Head) -> str:
-    """Return how a privacy unit is given by the labels of a file; by its samples where there are no others."""
+    """Return the option that declares a privacy unit by the labels of a file, or else by its samples."""
     labels = [label for label in head.labels if label not in head.samples]
     if len(labels) > 1:
         return f"{parameter('privacy_unit')} of {listed(labels)}"
@@ -289,7 +288,7 @@ def units_named(head: Head) -> str:
 
 
 def _require_no_index(where: object, head: Head, keep: Places) -> None:
-    """Ask whether columns that may be an index are kept; no value decides, for rows may have been filtered."""
+    """Ask whether to keep columns that may be an index; values cannot tell, as rows may have been filtered."""
     indexes = [column for column in head.indexes if column in keep]
     if not indexes:
         return
@@ -297,52 +296,50 @@ def _require_no_index(where: object, head: Head, keep: Places) -> None:
     other_names = [head.names[column] for column in keep if column not in indexes]
     all_names = [head.names[column] for column in keep]
     raise AskError(
-        f"{where}: {quoted} {'is' if len(indexes) == 1 else 'are'} without a name, or the index of a data frame, and would "
-        "be summed like a measurement.",
+        f"{where}: {quoted} {'has' if len(indexes) == 1 else 'have'} no name, or may be the index of a data frame, "
+        "and would be summed like a measurement.",
         [only_columns(other_names, "leaves it out")] * (len(other_names) > 1)
         + [only_columns(all_names, "keeps it as a column")],
     )
 
 
 def require_publishable(where: object, names: tuple[str, ...]) -> None:
-    """Refuse names of columns that cannot be published, or that several columns have: DataError."""
+    """Refuse column names that are repeated or hold control characters."""
     for index, name in enumerate(names):
         if has_control(name):
             raise DataError(
                 f"{where}: the name of column {index + 1} (counting from 1) holds a control character. Names are "
-                "published, and shown on terminals: rename the column."
+                "published and shown on terminals: rename the column."
             )
     if twice := repeated(names):
-        raise DataError(f"{where} has several columns of one name: {listed(twice)}. Rename them.")
+        raise DataError(f"{where} has several columns with the same name: {listed(twice)}. Rename them.")
 
 
 def kept_columns(names: tuple[str, ...], columns: Sequence[str] | None, unit: Unit | None) -> tuple[int, ...]:
-    """Return the places of the columns to keep; that of the privacy unit is not one of them."""
+    """Return the indices of the columns to keep, without the privacy unit."""
     if unit is not None and unit.column not in names:
         raise UsageError(f"There is no column {unit.column}. There are: {listed(names)}.", parameter="privacy_unit")
     if unit is not None and columns is not None and unit.column in columns:
         raise UsageError(
-            f"The privacy unit {unit.column} cannot be one of the columns that are kept.", parameter="columns"
+            f"The privacy unit {unit.column} is not a column of the table. Leave it out of the columns to keep.",
+            parameter="columns",
         )
     if columns is None:
         return tuple(index for index, name in enumerate(names) if unit is None or name != unit.column)
     indexes = {name: index for index, name in enumerate(names)}
     if unknown := [name for name in columns if name not in indexes]:
         raise UsageError(
-            f"There is no column {listed(map(repr, unknown))}. There are: {listed(map(repr, names))}. A name with a "
-            "comma in it stands in double quotes.",
+            f"There is no column {listed(map(repr, unknown))}. There are: {listed(map(repr, names))}. Put a name "
+            "with a comma in double quotes.",
             parameter="columns",
         )
     if len(set(columns)) < len(columns):
-        raise UsageError("A column is named twice; name each column once.", parameter="columns")
+        raise UsageError("A column is named twice. Name each column once.", parameter="columns")
     return tuple(indexes[name] for name in columns)
 
 
 def _common_dtype(surveys: Sequence[Survey]) -> np.dtype[np.generic]:
-    """Return the type that holds the rows of all files.
-
-    Whole numbers written as text are judged together: two files that need uint8 and int8 may both fit int8.
-    """
+    """Return the type that holds the rows of all files; integers in text are ranged together (uint8, int8 -> int8)."""
     dtypes = [np.dtype(survey.dtype) for survey in surveys if survey.span is None]
     spans = [survey.span for survey in surveys if survey.span is not None]
     if spans:

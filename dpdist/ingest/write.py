@@ -1,11 +1,11 @@
-"""Files -> rows.zarr: the source is surveyed, then each task writes whole chunks of the table, or nothing appears.
+"""Files -> rows.zarr: the source is surveyed, then tasks write whole chunks; the table appears complete or not at all.
 
-Memory stays at a few blocks of about 8 MiB, whatever the size of the files. Rows are stored in the narrowest type that
-holds the values as they are; NaN, infinities and missing values are refused, by file and row, because the later steps
-must not fail on a row's content.
+Memory stays at a few blocks of about 8 MiB for files of any size. Rows are stored in the narrowest type that holds the
+values exactly. NaN, infinities and missing values are refused by file and row, because later steps must not fail on
+the content of a row.
 
-A task reads the fragments that hold the rows of its chunks, so a fragment on a border is read twice. The chunks are the
-same whoever writes them. If the process dies, the same ingest goes on with the chunks that are there.
+A task reads the fragments that hold its rows, so a fragment on a boundary is read twice. Chunks do not depend on who
+writes them. If the process dies, the same ingest resumes with the existing chunks.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from dpdist.storage import atomic
 from dpdist.storage.arrays import CHECKSUM_BYTES, ROOT, attributes_of
 from dpdist.storage.store import AnyStore, Store, store_at
 
-LEFT_OUT = "Rows left out beyond these:"  # how a sentence begins that tells a number of rows, which may be private
-LARGE = 256 << 20  # bytes of a source from which on workers are worth their start
-WORK = "work"  # prefix of what a table has beside its chunks until it is complete
-_KEPT = f"{WORK}/kept"  # a bit for every row of the sources, where not all are kept
+LEFT_OUT = "Rows left out beyond these:"  # begins the message with a count of rows, which may be private
+LARGE = 256 << 20  # bytes of a source from which workers pay off
+WORK = "work"  # prefix of temporary objects, until the table is complete
+_KEPT = f"{WORK}/kept"  # one bit per row of the sources, if some are left out
 _SECRET, _SECRET_BYTES = f"{WORK}/secret", 64
 
 
@@ -76,7 +76,7 @@ def ingest(
     say: Callable[[str], None] | None = None,
     elsewhere: Any = None,
 ) -> RowsTable:
-    """Write files of rows into a new rows.zarr; elsewhere are the workers that may be asked."""
+    """Write files of rows into a new rows.zarr; ``elsewhere`` offers workers."""
     target = store_at(target)
     target.require_new("rows")
     named = unit
@@ -84,14 +84,13 @@ def ingest(
         unit = _of_schema(choices.schema, columns, unit, period)
     try:
         with opened_sources(source, target.scratch_folder, choices) as sources, ExitStack() as stack:
-            states = [
-                state_of(location_of(entry.location)) for entry in sources.entries
-            ]  # before the origin: see _identity
+            # before the origin: see _identity
+            states = [state_of(location_of(entry.location)) for entry in sources.entries]
             sizes = [survey.size_of(entry) for entry in sources.entries]
             if elsewhere is not None and not elsewhere.named and (available_cores() < 2 or sum(sizes) < LARGE):
                 elsewhere = None
             origin, enter = None, stack.enter_context
-            if period is not None:  # that it is of these files is remembered with the period, which is made in one go
+            if period is not None:  # the period records its files, and is not resumed
                 staging = enter(target.staged("rows", private=True)).absolute()
                 elsewhere = None
             else:
@@ -126,52 +125,49 @@ def _of_schema(schema: Schema, columns: Sequence[str] | None, unit: Unit | None,
         raise schema_says_columns()
     if period is None and unit is not None:
         raise UsageError(
-            'The schema says whose row it is: kind = "privacy unit", and max_rows.', parameter="privacy_unit"
+            'The schema declares the privacy unit: kind = "privacy unit", and max_rows. Leave the option out.',
+            parameter="privacy_unit",
         )
     if period is None or unit == schema.unit:
         return schema.unit
     if unit is None or schema.unit is None or replace(unit, max_periods=None) != schema.unit:
         raise UsageError(
-            "The schema says whose row it is otherwise than the folder of periods. Begin another folder.",
+            "The schema declares another privacy unit than the folder of periods. Begin another folder.",
             parameter="schema",
         )
     return unit
 
 
 def require_same_origin(rows: Store, origin: Mapping[str, object]) -> None:
-    """Refuse to take what stands at a place for the table that would be ingested."""
+    """Refuse existing rows unless they have this origin."""
     attributes = attributes_of(rows)
     if attributes is not None and attributes.get("origin") == origin:
         return
     if attributes is None:
-        raise DataError(f"{rows} exists already, and was not made by dpdist. Choose another place for the rows.")
+        raise DataError(f"{rows} exists already, and is not a table of dpdist. Choose another path for the rows.")
     if "collection" in origin:
         raise DataError(
             f"{rows} exists already, and was not ingested from this collection with these options, as far as Dask can "
-            "tell: a graph that it cannot compare has another name each time that it is made. Open the rows that are "
-            "there with dpdist.open_rows, or choose another place."
+            "tell: it cannot compare all graphs. Open the existing rows with dpdist.open_rows, or choose another path."
         )
     raise DataError(
-        f"{rows} exists already, and was not ingested from these files, as they are now, with these options. "
-        "Choose another place for the rows."
+        f"{rows} exists already, and was not ingested from these files in their current state with these options. "
+        "Choose another path for the rows."
     )
 
 
 def _identity(
     source: SourceLocation, origin: dict[str, object], states: Sequence[str], budget: PrivacyLoss | None
 ) -> bytes:
-    """Return by what an ingest that goes on after a process has died is known to be the same.
-
-    The states are those that the end of this ingest is held against. What changes between them and the origin is found
-    then; the other way round, chunks could be of another state.
-    """
+    """Return the identity of an ingest, which decides whether it resumes one that died."""
+    # The states precede the origin and are compared again at the end, so a change in between is found.
     location = str(source.absolute() if isinstance(source, Path) else source.address)
     declared = None if budget is None else budget.to_json()
     return digest_of([__version__, location, origin, states, declared]).encode()
 
 
 def complete(staging: Store, build: Callable[[], bytes]) -> None:
-    """Complete a table: write its rows, then its head, the last of its objects, and remove what was beside them."""
+    """Write the rows, then the head as the last object, and remove temporary objects."""
     if not staging.exists(ROOT):
         staging.put(ROOT, build())
         staging.flush([ROOT])
@@ -180,7 +176,7 @@ def complete(staging: Store, build: Callable[[], bytes]) -> None:
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Turn what a disk says on a worker into a DataError."""
+    """Turn the OSError of a worker into a DataError."""
     fault = None
     try:
         yield
@@ -188,12 +184,12 @@ def writing() -> Iterator[None]:
         fault = error.strerror
     if fault is not None:
         raise DataError(
-            f"Writing the rows on a worker failed: {fault}. Nothing was left behind; mend it and try again."
+            f"Writing the rows on a worker failed: {fault}. Nothing was left behind. Resolve this and try again."
         )
 
 
 def secret_of(staging: Store) -> bytes:
-    """Return what keys whatever is chosen of privacy units: the same until the table is complete, and then gone."""
+    """Return the key of choices per privacy unit; it is removed when the table is complete."""
     if not staging.exists(_SECRET) or len(staging.get(_SECRET)) != _SECRET_BYTES:
         staging.put(_SECRET, (random_token() + random_token()).encode("ascii")[:_SECRET_BYTES])
         staging.flush([_SECRET])
@@ -202,7 +198,7 @@ def secret_of(staging: Store) -> bytes:
 
 @dataclass(frozen=True)
 class _Ingest:
-    """The rows of a table that is built; see :func:`ingest`."""
+    """An ingest in progress; see :func:`ingest`."""
 
     source: SourceLocation
     sources: Sources
@@ -218,12 +214,12 @@ class _Ingest:
     def written(
         self, states: Sequence[str], elsewhere: Any, progress: Steps | None, *, compress: bool
     ) -> tuple[Shape, tuple[str, ...]]:
-        """Write all rows; return the shape of the table, and the names of its columns."""
+        """Write all rows; return the shape and column names of the table."""
         entries, schema = self.sources.entries, self.choices.schema
         with ExitStack() as stack:
             remote: list[Run] = []
 
-            secret_of(self.staging)  # as long as it is there, the table is built
+            secret_of(self.staging)  # marks the table as incomplete
             rows = done = 0
 
             def report_rows(count: int) -> None:
@@ -257,14 +253,15 @@ class _Ingest:
             units = write_tasks(result.parts, shape, selection, survey.PIECE if elsewhere is not None else None)
             if elsewhere is not None and len(units) == 1 and rows * shape.row_bytes > survey.PIECE:
                 self.say(
-                    f"{self.source} cannot be read in parts: one process reads it. Files beside one another can be."
+                    f"{self.source} cannot be read in parts, so one process reads it. Several files are "
+                    "read in parallel."
                 )
             units = [unit for unit in units if not existing.issuperset(range(unit.first, unit.stop))]
             run(
                 Write(entries, states, self.staging, shape, result.keep, result.names, existing, selection is not None),
                 units,
             )
-        # which rows of a unit come first was found in an earlier pass: other files would break the bound M
+        # an earlier pass chose the rows of each privacy unit: changed files would break the bound M
         for entry, state in zip(entries, states, strict=True):
             if state_of(location_of(entry.location)) != state:
                 raise changed(entry.shown)
@@ -277,20 +274,20 @@ class _Ingest:
         head, schema = result.head, self.choices.schema
         if schema is not None and schema.dropping:
             self.say(
-                f"Rows that lack {listed(schema.dropping)} are dropped: a release of these rows takes "
+                f"Rows without {listed(schema.dropping)} are dropped: a release needs "
                 f"{parameter('scale', 'private')} or a public {parameter('centre')}."
             )
         if self.unit is not None:
             limit = counted(self.unit.max_rows, "row")
-            self.say(f"Whoever is named by {self.unit.column} is protected with {limit} at most.")
+            self.say(f"The privacy unit is {self.unit.column}, with at most {limit} each.")
             if not self.may_be_empty:
                 self.say(f"{LEFT_OUT} {left_out}.")
         elif set(head.labels) - set(head.samples):
             named = survey.units_named(head)
-            self.say(f"Each row is protected by itself, as one person's; another unit is named by {named}.")
+            self.say(f"The privacy unit is the row. Declare another with {named}.")
 
     def _select_rows(self, result: SourceSurvey, unit: Unit, labels: Sequence[str]) -> KeptRows:
-        """Find the rows that are kept of each privacy unit, and put them aside."""
+        """Choose the rows to keep of each privacy unit, and store the choice."""
         rows, scratch_dir, watch = result.rows, self.staging.scratch_folder, self.watch
         atomic.require_space(scratch_dir, UNIT_BYTES * rows, "numbers of privacy units")
         key, schema = secret_of(self.staging), self.choices.schema
@@ -308,7 +305,7 @@ class _Ingest:
     def _units(
         self, filled: Sequence[int], key: bytes, labels: Sequence[str], column: int | None
     ) -> Iterator[Numbers | Digests]:
-        """Yield the privacy unit of every row, in order: a number in a column, or a digest under a key."""
+        """Yield the privacy unit of every row: a number in a column, or a keyed digest."""
         for number in filled:
             with self.sources.named(number) as source:
                 rows, row = source.units(key, labels) if column is None else source.rows((column,)), 0
@@ -321,7 +318,7 @@ class _Ingest:
                         row += block.shape[0]
 
     def _labels(self) -> tuple[str, ...]:
-        """Return the labels beside the rows that say whose they are; none where a column or a schema does."""
+        """Return the labels that form the privacy unit; none if a column or schema does."""
         if self.unit is None or self.choices.schema is not None:
             return ()
         first, head = survey.first_head(self.sources)
@@ -329,8 +326,8 @@ class _Ingest:
         if not head.labels or self.unit.column in head.names:
             if set(requested) <= set(head.labels):
                 raise UsageError(
-                    f"{self.unit.column} is a column of {self.sources.entries[first].shown}, and a label of its rows "
-                    "too: rename the column.",
+                    f"{self.unit.column} is both a column and a row label of {self.sources.entries[first].shown}. "
+                    "Rename the column.",
                     parameter="privacy_unit",
                 )
             return ()
@@ -339,15 +336,14 @@ class _Ingest:
                 labels = source.head.labels
             if unknown := [label for label in requested if label not in labels]:
                 raise UsageError(
-                    f"There is no {listed(unknown)} in {entry.shown} that says whose row it is. There are: "
-                    f"{listed(labels)}.",
+                    f"{entry.shown} has no row label {listed(unknown)}. There are: {listed(labels)}.",
                     parameter="privacy_unit",
                 )
         return requested
 
 
 def existing_chunks(staging: Store, shape: Shape) -> frozenset[int]:
-    """Return the chunks that an ingest that died has written; one whose checksum differs is none."""
+    """Return the intact chunks of an ingest that died."""
     sound = set()
     for key, _ in staging.list("c"):
         content = staging.get(key)
@@ -358,17 +354,17 @@ def existing_chunks(staging: Store, shape: Shape) -> frozenset[int]:
 
 
 class WriteTask(NamedTuple):
-    """Chunks that one task writes."""
+    """The chunks that a task writes."""
 
     first: int  # number of the first chunk
-    stop: int  # and of that behind the last one
-    target: int  # the first row of the parts, in the table
-    row: int  # and among the rows of all sources
-    parts: list[Part]  # fragments that hold the rows; of the first and the last perhaps not all
+    stop: int  # number after the last chunk
+    target: int  # index of the first row of the parts in the table
+    row: int  # and in the rows of all sources
+    parts: list[Part]  # fragments that hold the rows; first and last may hold others
 
 
 def write_tasks(parts: Sequence[Part], shape: Shape, selection: KeptRows | None, size: int | None) -> list[WriteTask]:
-    """Cut the chunks of a table into units of about so many bytes of rows; None: one unit."""
+    """Group the chunks of a table into tasks of about ``size`` bytes; None: one task."""
     high, chunks = shape.chunk_rows, -(-shape.rows // shape.chunk_rows)
     rows = starts = np.cumsum([0, *(part.rows for part in parts)])
     if selection is not None:
@@ -392,7 +388,7 @@ def write_tasks(parts: Sequence[Part], shape: Shape, selection: KeptRows | None,
 
 
 def _merged(parts: Sequence[Part]) -> list[Part]:
-    """Put fragments of one file that follow one another together: it is opened once for them."""
+    """Merge consecutive fragments of a file, to open it once."""
     merged: list[Part] = []
     for part in parts:
         before = merged[-1] if merged else None
@@ -420,11 +416,9 @@ class Write:
     label = "Ingesting"
 
     def __call__(self, opener: Opener, task: WriteTask, on_rows: Callable[[int], object]) -> None:
-        """Write the chunks of a unit that are not there.
-
-        Who was given up writes on: into an object store, where nobody can keep him from it. So he looks whether the
-        table is complete, and whether a file changed, before he writes, and afterwards whether it is still built.
-        """
+        """Write the missing chunks of a task."""
+        # A worker that was given up may still write into an object store. So check before whether the table is
+        # complete or a file changed, and afterwards whether the table is still being built.
         if self.staging.exists(ROOT):
             return
         try:
@@ -455,7 +449,7 @@ class Write:
         try:
             with closing(source.rows(self.keep, part.fragment)) as blocks:
                 for block in blocks:
-                    if source.choices.schema is None:  # else what is not finite was refused, or its row is dropped
+                    if source.choices.schema is None:  # a schema refuses or drops non-finite values
                         require_exact(source.path, part.first + row_count, block, dtype, self.names)
                     if row_count + block.shape[0] > part.rows or not fits(block, dtype):
                         raise changed(source.path)
@@ -470,13 +464,11 @@ class Write:
             raise changed(source.path)
 
     def _change_check(self, source: Source, part: Part) -> Callable[[], None]:
-        """Return what raises when a file is not any more what it was."""
+        """Return a check that the file of a part has not changed."""
         location = location_of(self.entries[part.source].location)
         look: Callable[[], object] = partial(state_of, location)
         before: object = self.states[part.source]
-        if (
-            not isinstance(location, Path) or location.is_dir()
-        ):  # what a store says may be another text with another library
+        if not isinstance(location, Path) or location.is_dir():  # versions of a store differ between libraries
             look = look if part.fragment is None else partial(source.state, *part.fragment)
             before = look()
 

@@ -227,7 +227,7 @@ def test_what_unpacks_to_gigabytes_is_refused_in_little_memory(tmp_path: Path) -
     assert len(found) == len(sources)
     for number, ((here, apart, said), source) in enumerate(zip(found, sources, strict=True)):
         assert str(source) in said
-        assert "does not fit into the memory" not in said or number < len(BOMBS)
+        assert "does not fit into memory" not in said or number < len(BOMBS)
         assert here < 300, source
         assert apart < 1100, source
     assert sorted(tmp_path.rglob("*")) == before
@@ -323,7 +323,7 @@ def test_an_archive_of_two_arrays_of_one_name_is_refused(tmp_path: Path) -> None
         warnings.simplefilter("ignore")
         for _ in range(2):
             packed(tmp_path / "t.npz", "X", head_of("|u1", (10, 10)) + bytes(100), 0)
-    refused(tmp_path / "t.npz", "holds two arrays of one name")
+    refused(tmp_path / "t.npz", "holds two arrays with the same name")
 
 
 @pytest.mark.parametrize("what", ["a file", "a store", "a companion", "a hard link"])
@@ -346,4 +346,4 @@ def test_a_link_in_a_folder_is_refused_and_so_is_a_file_twice(tmp_path: Path, wh
     with pytest.raises(DataError, match=needles[-1]):
         register_rows(folder, tmp_path / "there.zarr")
     (tmp_path / "link.npy").symlink_to(folder / "a.npy")
-    assert ingest(tmp_path / "link.npy", tmp_path / "rows.zarr").rows == 4  # what is named may be a link
+    assert ingest(tmp_path / "link.npy", tmp_path / "rows.zarr").rows == 4  # a named path may be a link

@@ -44,7 +44,7 @@ def drawn(rows: float) -> Any:
 
 
 def unknown(rows: Table, chunks: Any) -> Any:
-    """Return an array of which only the blocks know how long they are."""
+    """Return an array with unknown lengths of blocks."""
     found = da.from_array(rows, chunks=chunks)
     return found[da.from_array(np.ones(len(rows), dtype=bool), chunks=found.chunks[0])]
 
@@ -152,7 +152,7 @@ def test_columns_of_no_numbers_are_refused_by_name(tmp_path: Path) -> None:
     for held in (frame, dd.from_pandas(frame, npartitions=2)):
         refused(held, tmp_path, "'who' (", "'day' (datetime64[ns])", "'span' (", "columns")
     for kind in ("O", "complex128", "U9", "longdouble"):
-        refused(da.from_array(np.ones((3, 2)).astype(kind), chunks=(2, 2)), tmp_path, "'c0'", "no real numbers")
+        refused(da.from_array(np.ones((3, 2)).astype(kind), chunks=(2, 2)), tmp_path, "'c0'", "not hold real numbers")
     index = pd.DataFrame({"Unnamed: 0": [0, 1], "a": [1, 2], "b": [3, 4]})
     refused(dd.from_pandas(index, npartitions=1), tmp_path, "'Unnamed: 0'", "index", "columns")
     assert dpdist.ingest_rows(index, tmp_path / "index.zarr", columns=list(index.columns)).columns == 3
@@ -177,39 +177,39 @@ def test_what_is_not_finite_is_refused_by_block_and_row(tmp_path: Path, value: f
 
 
 def of(*values: Any, shape: tuple[float, int] = (np.nan, 3), dtype: str = "float64") -> Any:
-    """Return an array that announces a shape and type, and each block of which is a value."""
+    """Return an array with declared shape and type, whose blocks are these values."""
     made = [dask.delayed(lambda value=value: value, pure=False)() for value in values]
     return da.concatenate([da.from_delayed(each, shape=shape, dtype=dtype) for each in made])
 
 
 def test_blocks_that_are_not_what_was_announced_are_refused(tmp_path: Path) -> None:
     good = table(rows=4) + SECRET
-    refused(of(good, good, shape=(5, 3)), tmp_path, "Block ", "other rows than were announced")
+    refused(of(good, good, shape=(5, 3)), tmp_path, "Block ", "differs from its metadata")
     refused(of(good, good[:, :2]), tmp_path, "Block 1", "no table")
     refused(of(good, good[0]), tmp_path, "Block 1", "no table")
     refused(of(good, np.hstack([good, good])), tmp_path, "Block 1", "no table")
     turned = [dask.delayed(pd.DataFrame(good, columns=order)) for order in (NAMES, NAMES[::-1])]
     meta = pd.DataFrame(good, columns=NAMES)
     refused(dd.from_delayed(turned, meta=meta, verify_meta=False), tmp_path, "Block 1", "no table")
-    refused(of(good, np.array([["secretword"] * 3])), tmp_path, "Block 1", "no real numbers")
+    refused(of(good, np.array([["secretword"] * 3])), tmp_path, "Block 1", "not real numbers")
     refused(of(good, np.ma.masked_greater(good, 3)), tmp_path, "Block 1", "masked")
     refused(of(good + 0.5, shape=(4, 3), dtype="int64"), tmp_path, "Block 0", "announced")
     refused(of(good[:0], good[:0]), tmp_path, "no rows")
     refused(da.ones((4, 1)), tmp_path, "two or more")
     refused(da.ones((4, 1, 2)), tmp_path, "3 dimensions")
-    refused(xarray.Dataset({"x": ("t", [SECRET]), "y": ((), SECRET)}), tmp_path, "first dimension of every variable")
-    refused(xarray.Dataset({"x": ("variants", [SECRET])}), tmp_path, "each of its rows is a variant")
-    refused(xarray.DataArray(good, dims=("variants", "samples")), tmp_path, "each of its rows is a variant")
+    refused(xarray.Dataset({"x": ("t", [SECRET]), "y": ((), SECRET)}), tmp_path, "different first dimensions")
+    refused(xarray.Dataset({"x": ("variants", [SECRET])}), tmp_path, "one row per variant")
+    refused(xarray.DataArray(good, dims=("variants", "samples")), tmp_path, "one row per variant")
     refused(pd.DataFrame(good, columns=["a", "a", "b"]), tmp_path, "one name: a")
     refused(pd.DataFrame(good, columns=["a", "b\x1b[2J", "c"]), tmp_path, "control character")
 
 
 def test_what_is_computed_anew_each_time_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = drawn(np.nan)
-    refused(given, tmp_path, "Block 0", "must compute the same each time")
+    refused(given, tmp_path, "Block 0", "must return the same rows each time")
     lengths = iter([4, 5])
     other = da.from_delayed(dask.delayed(lambda: np.ones((next(lengths), 3)))(), shape=(np.nan, 3), dtype=float)
-    refused(other, tmp_path, "Block 0", "must compute the same each time")
+    refused(other, tmp_path, "Block 0", "must return the same rows each time")
     blind = SimpleNamespace(update=lambda _: None, hexdigest=lambda: "")
     monkeypatch.setattr(blocks, "blake2b", lambda **_: blind)  # a twin that looks at lengths only
     with pytest.raises(pytest.fail.Exception):
@@ -234,7 +234,7 @@ def test_the_same_collection_again_is_known(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="not ingested from this collection"):
             dpdist.ingest_rows(other, tmp_path / "rows.zarr", columns=columns)
     seen = dpdist.ingest_rows(drawn(4), tmp_path / "drawn.zarr")
-    with pytest.raises(DataError, match=r"another name each time.*open_rows"):
+    with pytest.raises(DataError, match=r"cannot compare all graphs.*open_rows"):
         dpdist.ingest_rows(drawn(4), tmp_path / "drawn.zarr")
     assert dpdist.open_rows(tmp_path / "drawn.zarr").dataset_id == seen.dataset_id
 
@@ -244,7 +244,7 @@ def test_the_same_collection_again_is_known(tmp_path: Path) -> None:
     [np.array, lambda rows: pd.DataFrame(rows, columns=NAMES), lambda rows: xarray.DataArray(rows, dims=["t", "x"])],
 )
 def test_what_is_in_memory_is_known_by_its_values_in_their_places(held: Callable[[Any], Any], tmp_path: Path) -> None:
-    """Dask hashes an array as it lies in memory: to it, one by rows is its transpose by columns."""
+    """Dask hashes the bytes of an array, so a C-ordered array equals its Fortran-ordered transpose."""
     rows = np.arange(9.0).reshape(3, 3)
     found = dpdist.ingest_rows(held(rows), tmp_path / "rows.zarr")
     again = dpdist.ingest_rows(held(np.asfortranarray(rows.copy())), tmp_path / "rows.zarr")
@@ -329,4 +329,4 @@ def test_workers_write_what_they_compute_and_return_lengths_and_keyed_digests(
     (tmp_path / "bad").mkdir()
     with Client(scheduler):
         refused(da.from_array(rows, chunks=(13, 2)), tmp_path / "bad", "Block 2", "row 4", "'c2'", cluster=where)
-        refused(drawn(np.nan), tmp_path / "bad", "same each time", cluster=where)
+        refused(drawn(np.nan), tmp_path / "bad", "same rows each time", cluster=where)

@@ -1,4 +1,4 @@
-"""Every person once and every number as it is: what an attacker tried on the readers, and what is right."""
+"""Every person counts once and every number is exact: attacks on the readers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_table_that_died_at_its_end_takes_a_new_budget(tmp_path: Path, monkeyp
     )
 
 
-def test_copies_of_one_table_in_a_folder_are_refused_whatever_kind_they_are(tmp_path: Path) -> None:
+def test_copies_of_a_table_in_a_folder_are_refused_for_all_kinds(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": [1.5, 2], "b": [3.5, 4]})
     for number, names in enumerate((
         ("0.zarr", "1.zarr"), ("t.csv", "t.parquet"), ("t.arrow", "t.feather"), ("t.CSV", "t.csv.gz"),
@@ -98,7 +98,7 @@ def test_whose_the_rows_are_is_told_and_how_many_are_left_out(tmp_path: Path) ->
     pq.write_table(pa.table({"who": [1, 1, 2], "a": [1.0, 2, 3], "b": [4.0, 5, 6]}), tmp_path / "t.parquet")
     told: list[str] = []
     ingest_rows(tmp_path / "t.parquet", tmp_path / "rows.zarr", privacy_unit="who", max_rows=1, say=told.append)
-    assert told == ["Whoever is named by who is protected with 1 row at most.", "Rows left out beyond these: 1."]
+    assert told == ["The privacy unit is who, with at most 1 row each.", "Rows left out beyond these: 1."]
 
 
 # --- every number as it is ---
@@ -156,7 +156,7 @@ def test_marks_of_zarr_arrays_are_read_or_refused(tmp_path: Path) -> None:
     assert stored(Path(ingest_rows(gaps, tmp_path / "g.zarr", columns=["c0", "c2"]).path)).tolist() == [[1, 3], [4, 6]]
     with pytest.raises(DataError, match="column 'c1': the value is missing"):
         ingest_rows(gaps, tmp_path / "no.zarr")
-    with pytest.raises(DataError, match="marked as _Unsigned"):
+    with pytest.raises(DataError, match="has the attribute _Unsigned"):
         ingest_rows(array("u.zarr", np.array([[1, -1]], "i1"), _Unsigned="true"), tmp_path / "no.zarr")
 
 
@@ -201,7 +201,7 @@ def test_columns_of_frames_are_taken_by_their_places(tmp_path: Path) -> None:
     many = pd.MultiIndex.from_tuples([("a", 1), ("a", 2), ("b", 1)])
     ingest_rows(pd.DataFrame(values, columns=many), tmp_path / "m.zarr")
     assert stored(tmp_path / "m.zarr").tolist() == values.tolist()
-    with pytest.raises(DataError, match="several columns of one name"):
+    with pytest.raises(DataError, match="several columns with the same name"):
         ingest_rows(pd.DataFrame(values, columns=[0, 0, 1]), tmp_path / "no.zarr")
     named = pd.DataFrame(values[:, :2], columns=["b", "c"], index=pd.Index([7.0, 8, 9], name="age"))
     table = pa.Table.from_pandas(named)

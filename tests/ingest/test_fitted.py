@@ -1,4 +1,4 @@
-"""Files and frames with a schema: the rows are the same in any pieces, and what does not fit is told."""
+"""Files and frames with a schema: rows do not depend on batches, and errors name all misfits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ N = 300
 
 
 def people(rows: int = N) -> pa.Table:
-    """Return a table whose columns stand in another order than in the schema."""
+    """Return a table with columns in another order than the schema."""
     chance = np.random.default_rng(3)
     kinds = [["a", "b", "c", None][i] for i in chance.integers(0, 4, rows)]
     seen = [None if i % 7 == 0 else date(2020, 1, 1) + timedelta(days=int(i)) for i in range(rows)]
@@ -82,7 +82,7 @@ def expected(found: pa.Table) -> Any:
 
 
 class Others:
-    """Workers, one after the other, in the wrong order: each opens what it reads anew."""
+    """Sequential workers in reverse order; each opens its own files."""
 
     named = True
 
@@ -139,7 +139,7 @@ WORDS: dict[str, Callable[[pa.Table], pd.DataFrame]] = {
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_words_of_a_frame_are_categories_and_units_whatever_type_pandas_gives_them(tmp_path: Path, words: str) -> None:
+def test_text_of_a_frame_is_categories_and_units_for_all_pandas_types(tmp_path: Path, words: str) -> None:
     schema = Schema([Column("who", "privacy unit"), *SCHEMA.columns], max_rows=2)
     from_file = ingest_rows(written(tmp_path / "p.parquet", people()), tmp_path / "file.zarr", schema=schema)
     made = ingest_rows(WORDS[words](people()), tmp_path / "frame.zarr", schema=schema)
@@ -158,7 +158,7 @@ def test_what_fills_a_cell_need_not_fit_the_integers_of_its_file(tmp_path: Path,
 
 
 def test_of_each_unit_of_a_frame_the_first_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = people(60).take(np.random.default_rng(5).permutation(60))  # the rows of a unit are not beside one another
+    found = people(60).take(np.random.default_rng(5).permutation(60))  # the rows of a unit are not adjacent
     schema = Schema([Column("who", "privacy unit"), *SCHEMA.columns], max_rows=2)
     frame, any_two = found.to_pandas(), Schema(schema.columns, max_rows=2, keep="random")
     one = ingest_rows(written(tmp_path / "p.parquet", found), tmp_path / "one.zarr", schema=schema)
@@ -256,7 +256,7 @@ def test_a_schema_that_does_not_fit_names_every_column_and_its_line(tmp_path: Pa
     for held in (tmp_path / "t.npy", np.eye(3)):
         with pytest.raises(UsageError, match="schema"):
             ingest_rows(held, tmp_path / "rows.zarr", schema=SCHEMA)
-    with pytest.raises(UsageError, match="which columns are kept"):
+    with pytest.raises(UsageError, match="The schema chooses the columns"):
         ingest_rows(source, tmp_path / "rows.zarr", schema=SCHEMA, columns=["mass", "count"])
 
 

@@ -95,9 +95,9 @@ def test_a_file_of_frequencies_that_is_wrong_is_refused(tmp_path: Path) -> None:
     write_bed(tmp_path / "t.bed", np.ones((4, 3), dtype=np.uint8))
     for content, said in (
         ("rs0,0.5\nrs1,0.5\n", "no frequency of 1 variant, such as rs2"),
-        *((f"rs0{cell}\n", "no file of frequencies") for cell in (",0", ",1", ",nan", ",x", "")),
+        *((f"rs0{cell}\n", "not a file of frequencies") for cell in (",0", ",1", ",nan", ",x", "")),
         ("", "no frequency of 3 variants"),
-        ("rs0,0.1\nrs0,0.2\n", "has a frequency already"),
+        ("rs0,0.1\nrs0,0.2\n", "is repeated"),
     ):
         (tmp_path / "q.csv").write_text(content)
         with pytest.raises(DataError, match=said):
@@ -158,11 +158,11 @@ BAD_STORES: dict[str, tuple[dict[str, Any], str]] = {
     "an allele that is not there": ({"calls": np.where(CALLS == -2, 5, CALLS), "skip": True}, "variant 3, sample 0"),
     "one allele": ({"skip": True}, "variant 3, sample 0 .*haploid=single"),
     "triploid": ({"calls": np.zeros((5, 4, 3), np.int8)}, "more than two alleles"),
-    "floats": ({"calls": CALLS.astype(np.float32)}, "another shape or type"),
+    "floats": ({"calls": CALLS.astype(np.float32)}, "not have the shape and type"),
     "a sample twice": (
         {"sample_id": np.array(["a", "b", "a", "d"]), "skip": True, "haploid": "single"}, "names a sample twice",
     ),
-    "other samples": ({"sample_id": np.array(["a"], dtype="U2")}, "another number of samples"),
+    "other samples": ({"sample_id": np.array(["a"], dtype="U2")}, "different numbers of sample names"),
     "other variants": ({"variant_position": np.array([1, 2], np.int32)}, "different numbers of variants"),
     "no contigs": ({"variant_contig": None}, "cannot be read"),
 }  # fmt: skip
@@ -222,7 +222,7 @@ PAIRS = np.array([[[0, 1], [1, 1], [0, 0], [0, 1]], [[1, 2], [0, 2], [0, 0], [2,
 
 
 def files(folder: Path, samples: str = "#FID IID\nf a\nf b\ng a\ng c\n") -> Path:
-    """Write sites of which one has three alleles."""
+    """Write sites; one has three alleles."""
     with pgenlib.PgenWriter(
         str(folder / "t.pgen").encode(), 4, variant_ct=3, nonref_flags=False, allele_ct_limit=3
     ) as writer:
@@ -297,12 +297,12 @@ def test_a_person_may_own_several_samples(tmp_path: Path) -> None:
         assert np.count_nonzero(rows.any(axis=1)) == kept
 
 
-def test_what_is_missing_beside_it_is_named(tmp_path: Path) -> None:
+def test_missing_companion_files_are_named(tmp_path: Path) -> None:
     source = files(tmp_path)
     (tmp_path / "t.psam").rename(tmp_path / "aside")
-    with pytest.raises(DataError, match=r"needs t.psam beside it. Put it there"):
+    with pytest.raises(DataError, match=r"needs t.psam in the same folder. Add it"):
         read(source, tmp_path / "no.zarr")
     (tmp_path / "aside").rename(tmp_path / "t.psam")
     (tmp_path / "t.pvar").rename(tmp_path / "t.pvar.zst")
-    with pytest.raises(DataError, match=r"needs t.pvar beside it. Unpack t.pvar.zst \(zstd -d\)"):
+    with pytest.raises(DataError, match=r"needs t.pvar in the same folder. Unpack t.pvar.zst \(zstd -d\)"):
         read(source, tmp_path / "no.zarr")

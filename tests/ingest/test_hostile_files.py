@@ -99,7 +99,7 @@ def test_memory_that_does_not_suffice_is_told_in_a_sentence(tmp_path: Path, monk
         raise MemoryError
 
     monkeypatch.setattr(np.lib.format, "read_array_header_1_0", full)
-    refused(tmp_path / "t.npy", "t.npy", "does not fit into the memory")
+    refused(tmp_path / "t.npy", "t.npy", "does not fit into memory")
 
 
 @pytest.mark.parametrize("some", [True, False])
@@ -115,7 +115,7 @@ def test_what_no_disk_holds_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
             del file["X"]
             file.create_dataset("X", (10**12, 5), "float64", chunks=(1000, 5))[5 : 5 + some] = 1
     monkeypatch.setattr("dpdist.rows.writing.RowsWriter.append", None)
-    refused(tmp_path / name, *(("free at",) if some else (name, "of which nothing is stored")), never=(str(10**12),))
+    refused(tmp_path / name, *(("free at",) if some else (name, "without stored values")), never=(str(10**12),))
 
 
 def test_a_sparse_matrix_of_which_a_part_is_not_stored_is_refused(tmp_path: Path) -> None:
@@ -125,11 +125,11 @@ def test_a_sparse_matrix_of_which_a_part_is_not_stored_is_refused(tmp_path: Path
             shape, dtype = file["X"][part].shape, file["X"][part].dtype
             del file["X"][part]
             file["X"].create_dataset(part, shape, dtype, chunks=(10,))
-        refused(tmp_path / "t.h5ad", "t.h5ad", "of which nothing is stored")
+        refused(tmp_path / "t.h5ad", "t.h5ad", "without stored values")
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_an_absent_chunk_beside_others_is_the_fill_value(tmp_path: Path, version: Any) -> None:
+def test_an_absent_chunk_among_others_is_the_fill_value(tmp_path: Path, version: Any) -> None:
     rows = np.zeros((30, 4))
     rows[:10] = np.arange(40).reshape(10, 4)
     path = tmp_path / "t.zarr"
@@ -159,7 +159,7 @@ def test_unpacked_files_need_free_space_too(tmp_path: Path, monkeypatch: pytest.
     np.savez_compressed(tmp_path / "t.npz", X=np.zeros((10**5, 5)))
     usage = shutil.disk_usage(tmp_path)._replace(free=10**6 * 4 + 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    refused(tmp_path / "t.npz", "free at")  # the rows would fit, and their archive beside them not
+    refused(tmp_path / "t.npz", "free at")  # the rows would fit, but not with their archive
     usage = usage._replace(free=10**6 * 4 + 128)
     ingest(tmp_path / "t.npz", tmp_path / "rows.zarr")
     assert not list(tmp_path.glob(".*"))
@@ -190,7 +190,7 @@ def test_anndata_gives_x_and_never_a_matrix_made_of_it(tmp_path: Path, layout: s
         assert "obsm" not in str(caught.value).partition("--variable")[2]
 
 
-def test_anndata_within_a_larger_store_is_not_taken_apart(tmp_path: Path) -> None:
+def test_arrays_of_anndata_within_a_larger_store_are_refused(tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "t.zarr", zarr_format=3).create_group("mod")
     store_of(tmp_path / "t.zarr/mod/rna", sparse.csr_matrix(counts()), obsm={"X_pca": np.ones((40, 2))})
     refused(tmp_path / "t.zarr", "holds AnnData", "t.zarr/mod/rna")
@@ -209,7 +209,7 @@ def modes(root: Path) -> set[tuple[bool, int]]:
     return {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in (root, *root.rglob("*"))}
 
 
-def test_modes_are_the_same_whatever_the_umask(
+def test_modes_do_not_depend_on_the_umask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, scheduler: str, umask: int
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Ingest: what goes in comes out; what is bad is refused by file and row, without a value, and leaves nothing."""
+"""Ingest: rows are exact; errors name file and row but no value, and leave nothing behind."""
 
 from __future__ import annotations
 

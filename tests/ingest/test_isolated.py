@@ -1,4 +1,4 @@
-"""Another process reads what may crash a library: its end, its limits, and what it does not inherit."""
+"""The process that reads fragile files: its end, its limits, and its environment."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ pytestmark = [
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[ReaderProcess]:
+def process(tmp_path: Path) -> Iterator[Any]:
     with closing(ReaderProcess(tmp_path)) as reader:
         yield reader
 
 
-def test_a_crash_and_a_hang_are_told(process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_and_a_hang_are_told(process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Misbehaving(tmp_path / "t.h5ad")
     monkeypatch.setattr(isolated, "_PATIENCE", 1)
     for question, said in (
-        ("crashing", r"t\.h5ad cannot be read: .* the library that reads it crashes"),
-        ("hanging", r"t\.h5ad cannot be read: .* the library that reads it hangs"),
-        ("hungry", r"t\.h5ad cannot be read: it takes more memory than it announces"),
+        ("crashing", r"t\.h5ad cannot be read: .* its library crashes"),
+        ("hanging", r"t\.h5ad cannot be read: .* its library hangs"),
+        ("hungry", r"t\.h5ad cannot be read: it takes more memory than it declares"),
     ):
         with pytest.raises(DataError, match=said):
             process.ask(source, question)
         assert process.ask(source, "names") == ("a",)  # by the next process, if need be
 
 
-def test_libraries_print_nothing(process: ReaderProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_libraries_print_nothing(process: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It may quote a row."""
     assert process.ask(Misbehaving(tmp_path), "talkative") == ("a", "b")
     assert capfd.readouterr() == ("", "")
@@ -76,8 +76,8 @@ def test_a_process_is_used_again_in_the_same_surroundings(tmp_path: Path, monkey
     assert asked("process") != fourth
 
 
-def test_one_that_is_left_halfway_ends(process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it would answer next belongs to a question that nobody asks any more."""
+def test_one_that_is_left_halfway_ends(process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next answer belongs to an abandoned question."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -93,7 +93,7 @@ def test_one_that_is_left_halfway_ends(process: ReaderProcess, tmp_path: Path, m
     assert process.ask(source, "process") != first
 
 
-def test_no_forked_process_uses_it(process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_forked_process_uses_it(process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = process.ask(Misbehaving(tmp_path), "process")
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)  # as it is in a forked process
@@ -115,7 +115,7 @@ def test_no_module_of_the_current_folder_is_run_for_one_of_python_s_own(tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_one_that_cannot_start_is_told(process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_start_is_told(process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "_idle", [])
     monkeypatch.setattr(isolated, "_START", "raise SystemExit(3)")
     with pytest.raises(DpdistError, match=r"did not start: .* ended with code 3\. See whether"):

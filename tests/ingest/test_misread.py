@@ -1,6 +1,6 @@
-"""Files as people have them that were read wrong without a word, and those that were refused without a cure that works.
+"""Real files that were silently misread, or refused without a working cure.
 
-Each stands for a kind. The right values are those of the library that the file is made for.
+The correct values are those of the library that the file is made for.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def test_a_table_of_a_lake_is_no_folder_of_files(tmp_path: Path, mark: str, part
     if mark == "metadata":
         assert len(rows_of(folder / part)) == 2  # a folder of this name alone is no table
         (folder / mark / "v1.metadata.json").write_text("{}")
-    refused(folder / part, "files of older versions lie beside")
+    refused(folder / part, "also holds files of older versions")
     (folder / part / "p0.parquet").rename(folder / "p0.parquet")
-    refused(folder, f"is a table of {said}: files of older versions .* Write its rows of today")
+    refused(folder, f"is a {said} table: it also holds files of older versions.* Export its current rows")
 
 
 def test_a_part_without_rows_among_others_is_passed_over_and_one_alone_is_not(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_whole_numbers_that_float64_does_not_hold_are_refused_by_their_place(tmp
         refused(text, r"line 2, column 'id': a whole number beyond 2\^53")
     text.write_text(f"a,b\n1.5e17,1.5\n9007199254740992,2.5\n{2**60}.0,3.5\n")
     assert rows_of(text)[:, 0].tolist() == [1.5e17, 2.0**53, 2.0**60]
-    for wide in ([7, 2**53 + 1], pa.array([Decimal(7), Decimal(2**53 + 1)], pa.decimal128(20, 2))):
-        pq.write_table(pa.table({"id": wide, "b": [1.5, 2.5]}), tmp_path / "t.parquet")
+    for cells in ([7, 2**53 + 1], pa.array([Decimal(7), Decimal(2**53 + 1)], pa.decimal128(20, 2))):
+        pq.write_table(pa.table({"id": cells, "b": [1.5, 2.5]}), tmp_path / "t.parquet")
         refused(tmp_path / "t.parquet", r"column 'id': a whole number beyond 2\^53")
     (tmp_path / "in").mkdir()
     np.save(tmp_path / "in" / "0.npy", np.array([[2**53 + 1, 1]]))
@@ -231,7 +231,7 @@ def test_what_netcdf_knows_for_missing_is_missing(tmp_path: Path, kind: str, fil
 def test_a_key_of_a_folder_may_be_in_the_file_too_and_says_the_same(tmp_path: Path, key: str, cell: Any) -> None:
     assert rows_of(_in_folder(tmp_path, f"year={key}", x=[1.5], year=[cell])).tolist() == [[1.5, float(cell)]]
     other = _in_folder(tmp_path / "other", f"year={key}", x=[1.5, 1.5], year=[cell, type(cell)(0)])
-    refused(other, "a column called like its folder, with other values")
+    refused(other, "a column named like its folder, with other values")
 
 
 def test_genotypes_as_newer_tools_write_them(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_fields_of_plink_are_separated_by_spaces_too_and_a_fault_is_told_of_its_
     bim.write_text("1 rs1 0 100 A G\n1 rs1 0 200 C T\n")
     assert ingest(bed, tmp_path / "found.zarr").names == ("rs1:A", "rs1:C")
     fam.write_text("##f a 0 0 0 -9\nf b 0 0 0 -9\nf c 0 0 0 -9\n")
-    assert rows_of(bed).shape == (3, 2)  # none of them is a comment
+    assert rows_of(bed).shape == (3, 2)  # no line is a comment
     fam.write_text("#FID IID\nf a\nf b\n")
     refused(bed, r"t\.fam, line 1 has 2 fields")
 
@@ -268,14 +268,14 @@ def test_arrays_of_scipy_of_python_objects_and_in_groups_are_told_as_that(tmp_pa
     assert rows_of(tmp_path / "t.nc", variable="data/t2m").shape == (3, 2)
 
 
-def test_nobody_is_told_to_remove_what_dpdist_did_not_make_and_swapped_places_are_recognised(tmp_path: Path) -> None:
+def test_no_advice_removes_foreign_files_and_swapped_paths_are_recognised(tmp_path: Path) -> None:
     table, rows = tmp_path / "table.csv", tmp_path / "rows.zarr"
     table.write_text("a,b\n1,2\n3,4\n")
     (tmp_path / "notes").mkdir()
     with pytest.raises(UsageError, match=rf"seem to be swapped.*ingest {table} {rows}"):
         ingest_rows(rows, table)
     for taken in (table, tmp_path / "notes"):
-        with pytest.raises(DataError, match=r"was not made by dpdist\. Choose another place") as caught:
+        with pytest.raises(DataError, match=r"is not a table of dpdist\. Choose another path") as caught:
             ingest_rows(table, taken)
         assert "Remove" not in str(caught.value)
     made = ingest_rows(table, rows)
@@ -297,7 +297,7 @@ def test_variants_that_are_called_alike_and_count_other_alleles_are_refused(tmp_
         facts = {"iid": [f"{name}1", f"{name}2"], "sid": ["rs1", "rs2"], "allele_1": [one] * 2, "allele_2": [two] * 2}
         to_bed(tmp_path / "plink" / f"{name}.bed", np.array(counts, float), properties=facts)
     for folder in ("vcf", "plink"):
-        refused(tmp_path / folder, r"b\.\w+ has other columns than .*a\.\w+, though they are called alike")
+        refused(tmp_path / folder, r"b\.\w+ has other columns than .*a\.\w+ under the same names")
 
 
 # --- cells and names --------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def test_entries_of_a_sparse_matrix_are_added_up_or_refused(tmp_path: Path) -> N
 # --- the same table in another format is the same rows ----------------------------------------------------------------
 
 
-# --- arrays that name what they are along -----------------------------------------------------------------------------
+# --- arrays with named dimensions -------------------------------------------------------------------------------------
 
 
 def dataset(values: Any, dims: tuple[str, ...] = ("sample", "gene"), **coords: Any) -> Any:
@@ -369,16 +369,16 @@ def written(folder: Path, kind: str, **datasets: Any) -> Path:
 @pytest.mark.parametrize("kind", [".nc", ".zarr"])
 def test_arrays_along_other_coordinates_are_not_joined(tmp_path: Path, kind: str) -> None:
     one, two, deep = [[1.0, 2], [3, 4]], [[5.0, 6], [7, 8]], np.arange(8.0).reshape(2, 2, 2)
-    genes = {"gene": ["g1", "g2"]}
+    genes: dict[str, Any] = {"gene": ["g1", "g2"]}
     days = [np.datetime64(at, "ns") + np.array([0, 86400], "m8[s]") for at in ("2020-01-01", "2021-06-01")]
     dims = ("sample", "gene", "day")
     for number, (a, b, said) in enumerate([
         (dataset(one, **genes), dataset(two, gene=["g2", "g1"]), "has other columns"),
         (dataset(deep, dims, **genes), dataset(deep + 1, dims, gene=["g2", "g1"]), "has other columns"),
-        (dataset(deep, dims), dataset(deep + 1, dims).transpose("sample", "day", "gene"), "are called alike"),
-        (dataset(one), dataset(two).rename(x="other"), "are called alike"),
-        (*(dataset(one, ("s", "time"), time=each) for each in days), "other coordinates or units"),
-        (*(dataset([each]) for each in days), "other coordinates or units"),
+        (dataset(deep, dims), dataset(deep + 1, dims).transpose("sample", "day", "gene"), "under the same names"),
+        (dataset(one), dataset(two).rename(x="other"), "under the same names"),
+        (*(dataset(one, ("s", "time"), time=each) for each in days), "coordinate or unit"),
+        (*(dataset([each]) for each in days), "coordinate or unit"),
     ]):  # fmt: skip
         refused(written(tmp_path / str(number), kind, a=a, b=b), said)
     alike = written(tmp_path / "alike", kind, a=dataset(one, **genes), b=dataset(two, **genes))
@@ -390,9 +390,9 @@ def test_rows_that_an_array_names_are_there_once(tmp_path: Path, kind: str) -> N
     twice = written(
         tmp_path / "a", kind, a=dataset(np.eye(2), sample=["s1", "s2"]), b=dataset(np.eye(2) + 1, sample=["s2", "s3"])
     )
-    refused(twice, "1 sample that .* names, too")
+    refused(twice, "1 sample of .* again")
     refused(written(tmp_path / "b", kind, a=dataset(np.eye(3, 2), sample=["s", "t", "s"])), "a sample twice")
-    with pytest.raises(DataError, match="has the same name"):
+    with pytest.raises(DataError, match="have the same"):
         ingest_rows(dataset(np.eye(3, 2), sample=["s", "t", "s"])["x"], tmp_path / "rows.zarr")
 
 

@@ -73,7 +73,7 @@ class Kind:
     named: bool = True  # the file names its columns
     genotypes: bool = False  # it holds 0, 1 and 2 alone
     within: tuple[str, ...] = ()  # in a folder: the files without which there is no table
-    other: object = WORD  # what is no number, and the kind can hold
+    other: object = WORD  # a value of the kind that is not a number
     wordless: bool = False  # it can hold no such thing
     where: str = "row 3 (counting from 0)"  # how a message names the fourth row
     ends: bool = True  # a file cut short is not another whole file
@@ -111,7 +111,7 @@ class Kind:
 
 
 def quietly(write: Callable[[], object]) -> None:
-    """Write with a library that warns of what is odd here, and writes it."""
+    """Write with a library that warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         write()
@@ -210,7 +210,7 @@ MODULES = [
 
 
 def those(*, named: bool = False, numbers: bool = False, words: bool = False) -> pytest.MarkDecorator:
-    """Run a test for every kind of file that can hold what it is about."""
+    """Run a test for every applicable kind of file."""
     kinds = [
         kind
         for kind in KINDS
@@ -326,7 +326,7 @@ def test_what_is_not_finite_is_refused_by_its_place(kind: Kind, tmp_path: Path) 
 def test_what_is_no_number_is_refused(kind: Kind, tmp_path: Path) -> None:
     kind.write(tmp_path / kind.file, np.full((9, 5), kind.other), NAMES)
     message = refused(tmp_path / kind.file, columns=list(kind.names[:2]))
-    assert "cannot be read" not in message  # it says what is wrong
+    assert "cannot be read" not in message  # names the fault
 
 
 @those(numbers=True)
@@ -349,7 +349,7 @@ def test_hostile_and_repeated_names_are_refused(kind: Kind, tmp_path: Path) -> N
 
 
 @those()
-def test_a_file_that_nobody_can_read_is_refused(kind: Kind, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused(kind: Kind, tmp_path: Path) -> None:
     path = kind.good(tmp_path)
     for part in kind.parts(path):
         part.unlink()
@@ -392,7 +392,7 @@ MEMORY = """
     from dpdist.ingest.write import ingest
     def peak():  # not ru_maxrss, which a process inherits from the one that started it
         return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
-    ingest(Path(sys.argv[2]), Path(sys.argv[3]))  # whatever is imported or started late
+    ingest(Path(sys.argv[2]), Path(sys.argv[3]))  # includes late imports
     before = peak()
     ingest(Path(sys.argv[1]), Path(sys.argv[4]))
     print(peak() - before)
@@ -400,7 +400,7 @@ MEMORY = """
 
 
 def write_big(path: Path, rows: int, columns: int) -> None:
-    """Write a table of which most is zero."""
+    """Write a table that is mostly zero."""
     if path.suffix == ".parquet":
         wide = pa.table({f"c{i}": np.zeros(rows) for i in range(columns)})
         pq.write_table(wide, path, row_group_size=10**7, use_dictionary=False, compression="none")

@@ -1,4 +1,4 @@
-"""Readers of chunked arrays and genotypes: what independent writers wrote comes out; what is bad is refused."""
+"""Readers of chunked arrays and genotypes: files of independent writers are exact; invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_layers_and_raw_are_chosen(tmp_path: Path) -> None:
 def test_a_sparse_matrix_that_points_elsewhere_or_gives_a_cell_twice_is_refused(tmp_path: Path, layout: str) -> None:
     write_h5ad(tmp_path / "t.h5ad", LAYOUTS[layout](np.full((4, 5), 73519.25)))
     whole = (tmp_path / "t.h5ad").read_bytes()
-    for member, place, value in (  # SciPy would write beside the array
+    for member, place, value in (  # SciPy would write out of bounds
         ("indices", 3, 99), ("indices", 3, -1), ("indices", 1, 0), ("indptr", 2, 10**6), ("indptr", 2, -5),
         ("indptr", 0, 3),
     ):  # fmt: skip
@@ -119,7 +119,7 @@ def test_several_netcdf_variables_are_told_and_one_is_chosen(tmp_path: Path) -> 
     for each, needles in (
         (data, ("several variables", "--variable", "a (30, 6); b (30, 6)")),
         (flat, ("no variable of two or more dimensions",)),
-        (sgkit, ("each of its rows is a variant",)),
+        (sgkit, ("one row per variant",)),
     ):
         each.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
         refused(tmp_path / "t.nc", *needles)
@@ -131,7 +131,7 @@ def test_several_netcdf_variables_are_told_and_one_is_chosen(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize(("zarr_format", "chunks"), [(2, (1, 24)), (3, (7, 5)), (2, (7, 5)), (3, (30, 1))])
-def test_a_zarr_array_comes_out_whatever_its_chunks(tmp_path: Path, zarr_format: Any, chunks: Any) -> None:
+def test_a_zarr_array_is_exact_for_all_chunks(tmp_path: Path, zarr_format: Any, chunks: Any) -> None:
     rows = cube(">f8" if zarr_format == 2 else "int16").reshape(30, 24)
     zarr.create_array(tmp_path / "t.zarr", data=rows, chunks=chunks, zarr_format=zarr_format)
     opened = ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", columns=["c23", "c4", "c5"])
@@ -162,7 +162,7 @@ def test_rows_of_a_store_are_never_the_variants(tmp_path: Path, said: str) -> No
     rows, dimensions = np.ones((30, 4, 2), dtype=np.int8), ["variants", "samples", "ploidy"]
     found = group.create_array(name, data=rows, dimension_names=dimensions if said == "format 3" else None)
     found.attrs.update({"_ARRAY_DIMENSIONS": dimensions} if said == "format 2" else {})
-    refused(tmp_path / "t.zarr", "each of its rows is a variant", "one row for each sample")
+    refused(tmp_path / "t.zarr", "one row per variant", "one row per sample")
     turned = group.create_array("turned", data=rows[:, :, 0].T.copy())
     turned.attrs["_ARRAY_DIMENSIONS"] = ["samples", "variants"]
     assert ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", choices=Choices("turned")).rows == 4
@@ -228,7 +228,7 @@ def test_a_sample_or_a_family_may_be_the_privacy_unit_of_genotypes(tmp_path: Pat
     with pytest.raises(UsageError, match=r"no SEX in .*There are: FID, IID "):
         ingest(tmp_path / "t.bed", tmp_path / "no.zarr", unit=Unit("SEX", 1))
     write_bed(tmp_path / "u.bed", values, sid=["IID", "FID", "rs"])  # a variant's name does not choose the unit
-    with pytest.raises(UsageError, match="a label of its rows too"):
+    with pytest.raises(UsageError, match="both a column and a row label"):
         ingest(tmp_path / "u.bed", tmp_path / "no.zarr", unit=Unit("IID", 1))
 
 
@@ -262,7 +262,7 @@ def test_the_donor_may_be_the_privacy_unit(tmp_path: Path, version: Literal[2, 3
         ingest(tmp_path / name, tmp_path / "no.zarr", unit=Unit("obs/age", 1))
 
 
-def test_cells_of_which_nobody_says_whose_they_are_are_refused(tmp_path: Path) -> None:
+def test_cells_without_a_privacy_unit_are_refused(tmp_path: Path) -> None:
     for donors in (
         pd.Categorical(["secretword", None, "x"]), pd.array([73519, None, 1], dtype="Int64"),
         np.array([73519.25, 1, 2]), np.array([True, False, True]),
@@ -303,10 +303,10 @@ def test_variants_of_one_name_and_allele_are_refused_and_nameless_ones_get_one(t
         ("0/0", "secretword", ("sample", "pair of the alleles of its site")),
         ("0/0", "0/0\t0/0", ("24 genotypes, not 23",)),
         ("\t0/0", "", ("22 genotypes, not 23",)),
-        ("7\t105", "secretword\n7\t105", ("line 8", "not what VCF text has there")),
-        ("\ts0", "\t#s0\n#CHROM", ("line 3", "not what VCF text has there")),
-        ("##fileformat", "fileformat", ("line 1", "not what VCF text has there")),
-        ("\tFORMAT\t", "\tFORMAT\n#", ("names no samples",)),
+        ("7\t105", "secretword\n7\t105", ("line 8", "is not valid VCF")),
+        ("\ts0", "\t#s0\n#CHROM", ("line 3", "is not valid VCF")),
+        ("##fileformat", "fileformat", ("line 1", "is not valid VCF")),
+        ("\tFORMAT\t", "\tFORMAT\n#", ("without samples",)),
     ],
 )
 def test_a_bad_vcf_is_refused_by_line(tmp_path: Path, old: str, new: str, needles: tuple[str, ...]) -> None:
@@ -319,7 +319,7 @@ def test_a_vcf_that_was_cut_between_two_blocks_is_refused(tmp_path: Path) -> Non
     write_vcf(tmp_path / "t.vcf", genotypes())
     text, path = (tmp_path / "t.vcf").read_bytes(), tmp_path / "t.vcf.gz"
     blocks = b""
-    for block in (gzip.compress(text[:200]), gzip.compress(text[200:])):  # members with a field that tells their size
+    for block in (gzip.compress(text[:200]), gzip.compress(text[200:])):  # members with a field of their size
         size = (len(block) + 7).to_bytes(2, "little")
         blocks += block[:3] + b"\x04" + block[4:10] + b"\x06\x00BC\x02\x00" + size + block[10:]
     path.write_bytes(blocks + bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000"))
@@ -336,11 +336,11 @@ def test_a_bed_file_needs_its_companions_and_their_length_and_takes_them_along(t
     whole = path.read_bytes()
     for content in (whole[:-1], whole + b"\0"):
         path.write_bytes(content)
-        refused(path, "a.bed", "not as long")
+        refused(path, "a.bed", "another length than")
     path.write_bytes(whole)
     for suffix in (".bim", ".fam"):
         aside = path.with_suffix(suffix).rename(tmp_path / "aside")
-        refused(path, f"needs a{suffix} beside it")
+        refused(path, f"needs a{suffix} in the same folder")
         aside.rename(path.with_suffix(suffix))
     write_bed(tmp_path / "parts" / "b.bed", genotypes(4), iid=[f"t{i}" for i in range(SAMPLES)])
     ingest(tmp_path / "parts", tmp_path / "rows.zarr")

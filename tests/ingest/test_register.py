@@ -1,4 +1,4 @@
-"""Rows in place: what is registered is what would be ingested, and what is not that any more is refused."""
+"""Rows in place: they equal ingested rows, and changed sources are refused."""
 
 from __future__ import annotations
 
@@ -146,11 +146,11 @@ def test_a_table_in_place_is_private_and_holds_no_row(here: Path) -> None:
     assert not [path for path in found if path.is_file() and np.float64(SECRET).tobytes() in path.read_bytes()]
 
 
-# --- sources that are not what they were ---
+# --- changed sources ---
 
 
 def fault_of(table: RowsTable) -> str:
-    """Read all chunks, and return what is said of the first that cannot be read."""
+    """Read all chunks, and return the message of the first error."""
     reader = ChunkReader(table, 7)
     with pytest.raises(DataError) as failed:
         sum(len(piece) for index in range(table.chunks) for piece in reader.read(index))
@@ -165,7 +165,7 @@ CHUNKS = {"t.npy": "t.npy", "t.parquet": "t.parquet", "three.zarr": "three.zarr/
 
 
 def flip(path: Path) -> None:
-    """Flip a bit of a value, and none of what a file says beside its values."""
+    """Flip a bit of a value, and none of the metadata."""
     content = bytearray(path.read_bytes())
     place = len(content) // 2
     if path.suffix == ".parquet":
@@ -229,13 +229,13 @@ def test_a_source_may_be_moved_away_and_back_and_other_rows_are_refused(here: Pa
     assert np.array_equal(summed(open_rows(table.store)).values, before)
     shutil.rmtree(source) if source.is_dir() else source.unlink()
     made(here, name, others)
-    assert "is not what was registered" in fault_of(table)
-    with pytest.raises(DataError, match="is not what was registered"):  # no two passes of a sum read different rows
+    assert "since it was registered" in fault_of(table)
+    with pytest.raises(DataError, match="since it was registered"):  # no two passes of a sum read different rows
         summed(table)
 
 
 def test_a_chunk_of_zarr_that_vanishes_is_no_chunk_of_zeros(here: Path) -> None:
-    """Zarr reads an absent chunk as its fill value; also where that is what it held."""
+    """Zarr reads an absent chunk as its fill value, even if it held that value."""
     rows = values()
     rows[30:40] = 0
     source = here / "t.zarr"
@@ -249,13 +249,13 @@ def test_a_chunk_of_zarr_that_vanishes_is_no_chunk_of_zeros(here: Path) -> None:
     sparse = register_rows(source, here / "sparse.zarr")
     assert np.array_equal(summed(sparse).values, summed(ingest(source, here / "copied.zarr")).values)
     zarr.open_array(source)[30] = np.arange(6)
-    assert "is not what was registered" in fault_of(sparse)
+    assert "since it was registered" in fault_of(sparse)
 
 
 def test_a_table_that_was_altered_is_refused(here: Path) -> None:
     table, copies = register_rows(made(here, "three.zarr"), here / "rows.zarr"), count()
 
-    def copy() -> Path:  # what is sound is read once
+    def copy() -> Path:  # the intact table is read once
         return Path(shutil.copytree(table.path, here / f"{next(copies)}.zarr"))
 
     for key in ("manifest/0", "manifest/index", "manifest/sources"):
@@ -307,11 +307,11 @@ def test_kinds_that_cannot_be_read_in_part_are_refused_with_the_way_to_copy_them
 
 
 def test_what_must_be_read_at_once_is_bounded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk or band of many GiB is refused before a byte of it is unpacked: a few bytes may announce it."""
+    """A chunk or band of many GiB is refused before unpacking: a few bytes can declare it."""
     for module in (base, columnar, zarr_store):
         monkeypatch.setattr(module, "AT_ONCE", 1 << 12)
     write_zarr(here / "t.zarr", np.ones((3000, 4), np.float32), chunks=(1500, 1))
-    assert "fewer rows" in refused(here / "t.zarr", "unpacked together")
+    assert "fewer rows" in refused(here / "t.zarr", "unpacks them at once")
     monkeypatch.setattr(columnar, "_PAGES", 1 << 11)
     rows = np.random.default_rng(1).normal(size=(3000, 4))
     write_parquet(here / "t.parquet", rows, 3000)
@@ -325,12 +325,12 @@ def test_what_unpacks_to_more_than_it_announces_is_refused_by_the_worker(here: P
     write_zarr(here / "t.zarr", values(), chunks=(10, 6), compressors=[zarr.codecs.GzipCodec()])
     table = register_rows(here / "t.zarr", here / "rows.zarr")
     (here / "t.zarr/c/3/0").write_bytes(gzip.compress(bytes(1 << 20), 9))
-    assert "is not what was registered" in fault_of(table)
+    assert "since it was registered" in fault_of(table)
     refused(here / "t.zarr", "cannot be read")
 
 
 def test_rows_of_dpdist_are_refused_within_a_group_too(here: Path) -> None:
-    """A group around them does not make them somebody else's rows: that would be a second budget."""
+    """A group around them does not make them foreign rows, with a second budget."""
     group = zarr.create_group(here / "p")
     ingest(made(here, "t.npy"), here / "p/rows.zarr")
     register_rows(here / "t.npy", here / "there.zarr")
@@ -340,8 +340,8 @@ def test_rows_of_dpdist_are_refused_within_a_group_too(here: Path) -> None:
         (here / "p/rows.zarr", None), (here / "there.zarr", None), (here / "p", "rows.zarr"), (here / "p", "deep/x"),
     ]  # fmt: skip
     for source, variable in sources:
-        refused(source, "made by dpdist", RefusedError, variable=variable)
-        with pytest.raises(RefusedError, match=r"made by dpdist|have a budget already"):
+        refused(source, "written by dpdist", RefusedError, variable=variable)
+        with pytest.raises(RefusedError, match=r"written by dpdist|already have a budget"):
             ingest(source, here / "never.zarr", choices=Choices(variable))
     for place in ("", "X"):
         with warnings.catch_warnings():
@@ -349,7 +349,7 @@ def test_rows_of_dpdist_are_refused_within_a_group_too(here: Path) -> None:
             anndata.AnnData(values()).write_zarr(here / f"a{place}.zarr")
         root: Any = zarr.open_group(here / f"a{place}.zarr")
         (root[place] if place else root).attrs["dpdist"] = {}
-        with pytest.raises(RefusedError, match="made by dpdist"):
+        with pytest.raises(RefusedError, match="written by dpdist"):
             ingest(here / f"a{place}.zarr", here / "never.zarr")
 
 

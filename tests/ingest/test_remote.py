@@ -1,4 +1,4 @@
-"""Sources by URL: what a store holds comes out as from a file, nothing of it stays, and no credential is repeated."""
+"""Sources by URL: the rows equal those of a file, no copy remains, and messages repeat no credential."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def memory() -> Iterator[Any]:
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Serve a folder on the loopback interface, as python -m http.server does: no part of a file, no HEAD lies."""
+    """Serve a folder on the loopback interface like python -m http.server: no ranges, correct HEAD."""
     folder = tmp_path / "served"
     folder.mkdir()
 
@@ -66,7 +66,7 @@ def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Give a client of an S3 server on the loopback interface; credentials stand in the environment."""
+    """Yield a client of an S3 server on the loopback interface; credentials are in the environment."""
     with s3_server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
@@ -75,7 +75,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def left(folder: Path) -> list[str]:
-    """Return what is in the folder of the rows."""
+    """Return the content of the folder of the rows."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -87,7 +87,7 @@ def test_a_file_that_changed_is_another(tmp_path: Path, web: tuple[str, Path], m
     found = ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr")
     assert ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr").dataset_id == found.dataset_id
     np.save(folder / "day.npy", table() + 1)
-    with pytest.raises(DataError, match="not ingested from these files, as they are now"):
+    with pytest.raises(DataError, match="not ingested from these files in their current state"):
         ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr")
 
     def changing(*given: Any, **options: Any) -> Any:
@@ -127,7 +127,7 @@ def test_a_file_of_a_web_server_is_fetched_once_and_not_by_each_task(
 
 @pytest.mark.parametrize("name", ["t.npy", "t.zarr"])
 def test_what_changed_in_a_store_is_another(tmp_path: Path, memory: Any, name: str) -> None:
-    """Also a folder, of which a store tells nothing but its name."""
+    """Also a folder, of which a store knows only the name."""
 
     def put(rows: Any) -> None:
         if name == "t.npy":
@@ -141,7 +141,7 @@ def test_what_changed_in_a_store_is_another(tmp_path: Path, memory: Any, name: s
     assert ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr").dataset_id == found.dataset_id
     memory.rm(f"/private/{name}", recursive=True)
     put(table() + 1)
-    with pytest.raises(DataError, match="not ingested from these files, as they are now"):
+    with pytest.raises(DataError, match="not ingested from these files in their current state"):
         ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr")
 
 
@@ -245,7 +245,7 @@ def test_rows_come_out_of_s3_past_any_proxy_and_what_is_not_there_is_named(
     for variable in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(variable, raising=False)
     with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))  # nobody listens: what goes there fails
+        other.bind(("127.0.0.1", 0))  # no listener: connections fail
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{other.getsockname()[1]}")
         ingest(Remote("s3://private/t.parquet"), tmp_path / "one.zarr")
         ingest_rows("s3://private/parts", tmp_path / "two.zarr")
@@ -264,7 +264,7 @@ def test_a_cut_or_forbidden_object_is_refused(tmp_path: Path, memory: Any, monke
     def refused(*_: Any, **__: Any) -> None:
         raise PermissionError("secretword")
 
-    for said in ("^memory://private/t.h5ad cannot be read", r"the store does not give it, .*\(PermissionError\)"):
+    for said in ("^memory://private/t.h5ad cannot be read", r"the store denies access, .*\(PermissionError\)"):
         with pytest.raises(DataError, match=said) as caught:
             ingest(Remote("memory://private/t.h5ad"), tmp_path / "rows.zarr")
         assert not {"73519", "secretword"} & set(re.findall(r"\w+", str(caught.value)))

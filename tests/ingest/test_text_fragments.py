@@ -46,7 +46,7 @@ def contents(draw: st.DrawFn) -> bytes:
 
 
 class Others:
-    """Workers, one after the other: each opens what it reads anew."""
+    """Sequential workers; each opens its own files."""
 
     named = True
 
@@ -60,7 +60,7 @@ def ingested(path: Path, header: str, elsewhere: Any = None) -> tuple[object, ..
     shutil.rmtree(target, ignore_errors=True)
     try:
         found = ingest(path, target, columns=columns, choices=Choices(header=header), elsewhere=elsewhere)
-    except (DataError, UsageError):  # of several faults, the one that is found first is told
+    except (DataError, UsageError):  # the first of several faults is reported
         return ("refused",)
     return found.names, found.dtype, stored(found.path).tolist()
 

@@ -73,7 +73,7 @@ def values(rows: int = ROWS) -> Any:
 
 @dataclass
 class Others:
-    """Workers that take units in any order, some of them twice, each with nothing but what a task brings."""
+    """Workers that run tasks in any order, some twice, from their pickled state alone."""
 
     seed: int = 0
     before: Before = lambda _job, _unit: None
@@ -161,7 +161,7 @@ def test_any_reader_of_any_piece_gives_one_table(tmp_path: Path, monkeypatch: py
     assert serial(source, tmp_path / "here.zarr") == alone
     others = Others()
     assert serial(source, tmp_path / "there.zarr", elsewhere=others) == alone
-    assert bool(others.done) == (name != "t.csv.gz")  # nothing of it can be read by itself
+    assert bool(others.done) == (name != "t.csv.gz")  # it cannot be read in parts
     assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
 
 
@@ -186,7 +186,7 @@ def test_any_chunks_keep_the_first_rows_of_units(tmp_path_factory: pytest.TempPa
     for number, part in enumerate(np.split(rows, np.cumsum(lengths)[:-1])):
         write_parquet(folder / "in" / f"{number}.parquet", part)
     options: dict[str, Any] = {"unit": Unit("alpha", most), "compress": data.draw(st.booleans())}
-    tables = []
+    tables: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dataset, "_TARGET_CHUNK", data.draw(st.integers(16, 300)))
         for others in (None, Others(data.draw(st.integers(0, 99)))):
@@ -214,7 +214,7 @@ def test_a_table_is_private_while_it_is_built_and_holds_nothing_of_the_building(
     assert {path.name for path in (tmp_path / "rows.zarr").iterdir()} == {"c", "zarr.json"}
 
 
-# --- what is wrong ---
+# --- errors ---
 
 
 def said_of(source: Path, target: Path, **options: Any) -> str:
@@ -263,7 +263,7 @@ def test_a_source_that_changes_on_the_way_is_refused(tmp_path: Path, name: str, 
 
 
 def noted(patch: pytest.MonkeyPatch, kind: Any = stores.FolderStore) -> list[str]:
-    """Return the keys of whatever is put into a store from now on."""
+    """Record the keys that are put into a store."""
     written: list[str] = []
     put = kind.put
 
@@ -464,8 +464,8 @@ def test_a_late_worker_leaves_a_table_alone(tmp_path: Path, monkeypatch: pytest.
     assert objects(memory) == before
 
 
-def test_what_a_worker_puts_where_nobody_builds_any_more_it_removes(tmp_path: Path, memory: Any) -> None:
-    """A worker of somebody else's cluster ends its unit when the command is gone, and a store has no folder to lose."""
+def test_a_worker_removes_its_objects_if_the_build_has_ended(tmp_path: Path, memory: Any) -> None:
+    """A worker of a shared cluster finishes its task after the command has died, and a store keeps its objects."""
     kept: list[Any] = []
     write_unit: Any = Write.__call__
 

@@ -161,7 +161,7 @@ def test_a_message_tells_no_digest_and_the_release_no_seal(place: Place, capfd: 
 
 def test_a_new_period_that_cannot_be_used_keeps_those_after_it_waiting(place: Place) -> None:
     (place.incoming / "d0").mkdir()
-    with pytest.raises(DataError, match="the first period must have rows"):
+    with pytest.raises(DataError, match="The first period needs rows"):
         place.run()
     (place.incoming / "d0").rmdir()
     place.arrive("d1", "d3")
@@ -187,7 +187,7 @@ def test_a_wrong_name_is_told_and_ends_no_series(place: Place) -> None:
     """The name that is closed first is the pattern of all others, so it is not guessed."""
     np.save(place.incoming / "test.npy", np.ones((4, 3)))
     place.arrive("d1")
-    with pytest.raises(DataError, match=r"d1.npy and test.npy in .* have letters, digits and marks at other places"):
+    with pytest.raises(DataError, match=r"d1.npy and test.npy in .* have names of different shapes"):
         place.run()
     assert place.ledger.periods == {}
     (place.incoming / "test.npy").rename(place.folder / "x.npy")

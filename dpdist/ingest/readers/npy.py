@@ -1,4 +1,4 @@
-"""Readers of NumPy's files: .npy, and .npz with one table in it."""
+"""Readers of NumPy files: .npy, and .npz with one table."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from dpdist.ingest.readers.source import Fragment, Fragments, Head, Source
 from dpdist.storage.atomic import scratch
 
 _PIECE = 1 << 20
-_HEAD = 1 << 14  # bytes in which the head of an array ends: NumPy refuses longer ones, but reads them first
+_HEAD = 1 << 14  # longest header in bytes: NumPy refuses longer ones, but only after reading them
 
 
 class Header(NamedTuple):
-    """The head of a .npy file: what it announces, where its numbers begin, and the bytes there are in all."""
+    """The header of a .npy file, the offset of its numbers, and its size in bytes."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -53,25 +53,23 @@ class Header(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """Bytes that head and numbers take."""
+        """Bytes of header and numbers."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def step(self) -> int:
-        """Rows of a piece."""
+        """Rows per block."""
         return max(1, PIECE // (self.shape[1] * self.dtype.itemsize))
 
     def checked(self, path: object) -> Header:
         require_table(path, self.shape, self.dtype)
         if self.size < self.needed:
-            raise DataError(f"{path} is truncated: shorter than its header announces. Restore the file.")
+            raise DataError(f"{path} is truncated: shorter than its header declares. Restore the file.")
         return self
 
     def blocks(self, path: Any, keep: Places, first: int = 0, last: int | None = None) -> Iterator[Rows]:
-        """Read the rows of the .npy file at path, or some of them.
-
-        Plain reads, no memory map: its pages would count as our memory, and a failing disk would kill the process.
-        """
+        """Yield rows of the .npy file at path."""
+        # no memory map: its pages would count as our memory, and a failing disk would kill the process
         n, d = self.shape
         last = n if last is None else last
         with path.open("rb", **({"buffering": 0} if isinstance(path, Path) else {})) as file:  # readinto fills
@@ -121,11 +119,10 @@ class Npy(Source):
 
 
 class Npz(Npy):
-    """The array that was chosen, X, or the only 2-D one of an .npz archive; ``feature_names`` names its columns.
+    """An array of an .npz archive: the chosen one, X, or the only 2-D one; ``feature_names`` names its columns."""
 
-    The array is unpacked first: a packed one can only be read from the front, and in Fortran order the first row
-    is spread over all of it.
-    """
+    # The array is unpacked first: packed data can only be read from the start, and in Fortran order the first row
+    # extends over all of it.
 
     takes = ("variable",)
     needs_file = True
@@ -138,7 +135,7 @@ class Npz(Npy):
                 for info in archive.infolist():
                     name = info.filename.removesuffix(".npy")
                     if name in members:
-                        raise DataError(f"{self.path} holds two arrays of one name. Write each under its own.")
+                        raise DataError(f"{self.path} holds two arrays with the same name. Rename one.")
                     if info.filename.endswith(".npy"):
                         with archive.open(info) as file:
                             members[name] = info, Header.read(file, info.file_size)
@@ -151,12 +148,12 @@ class Npz(Npy):
         tables = {name: header.shape for name, (_, header) in self._members.items() if len(header.shape) == 2}
         if not tables and {"indices", "indptr", "data", "shape"} <= self._members.keys():
             raise DataError(
-                f"{self.path} holds a sparse matrix of SciPy. Write it as a dense one; in Python: numpy.save(NEW, "
+                f"{self.path} holds a sparse matrix of SciPy. Convert it to a dense one; in Python: numpy.save(NEW, "
                 "scipy.sparse.load_npz(FILE).toarray())."
             )
         if not tables:
             listing = listed(f"{name} of shape {header.shape}" for name, (_, header) in self._members.items())
-            raise DataError(f"{self.path} holds {listing or 'no array'}. Save the rows as an array of two dimensions.")
+            raise DataError(f"{self.path} holds {listing or 'no array'}. Save the rows as a 2-D array.")
         chosen = self.choices.variable
         return only(self.path, tables, "X" if chosen is None and "X" in tables else chosen, "array")
 
@@ -168,15 +165,15 @@ class Npz(Npy):
         if "feature_names" not in self._members:
             return numbered(d)
         _, labels = self._members["feature_names"]
-        if self.choices.variable is not None and labels.shape != (d,):  # they are those of another array
+        if self.choices.variable is not None and labels.shape != (d,):  # they belong to another array
             return numbered(d)
         if labels.dtype.kind == "O":
             raise DataError(
-                f"{self.path}: feature_names is an array of Python objects, which may run code and are not read. Save "
-                "it as text, feature_names.astype(str)."
+                f"{self.path}: feature_names is an array of Python objects, which may run code. Save it as text, "
+                "feature_names.astype(str)."
             )
         if labels.shape != (d,) or labels.dtype.kind not in "US":
-            raise DataError(f"{self.path}: feature_names are not {d} words, one for each column. Mend it.")
+            raise DataError(f"{self.path}: feature_names does not hold {d} texts, one per column. Correct it.")
         return bounded(self.path, attempt_each(self.path, self._labels(labels)))
 
     def _labels(self, labels: Header) -> Iterator[list[str]]:
@@ -191,13 +188,13 @@ class Npz(Npy):
             unread = unread[count * size :]
 
     def _unpacked(self, name: str) -> Iterator[bytes]:
-        """Yield a member, and no more than its head announces."""
+        """Yield a member, up to its declared size."""
         info, header = self._members[name]
         if header.size != header.needed:
             raise ValueError
         with zipfile.ZipFile(self.path) as archive, archive.open(info) as file:
             remaining = header.size
-            while block := file.read(_PIECE):  # only at the end is the checksum compared
+            while block := file.read(_PIECE):  # the checksum is compared at the end
                 remaining -= len(block)
                 if remaining < 0:
                     raise ValueError

@@ -1,10 +1,9 @@
-"""Reader of Zarr stores, of either format: an array of rows, or one array of a group.
+"""Reader of Zarr stores, formats 2 and 3: an array of rows, or one array of a group.
 
-A chunk that is not there is read as its fill value, as Zarr means it: such a store does not say what it has lost.
+Missing chunks are read as the fill value, as Zarr specifies: a store does not reveal what it has lost.
 
-A store names the codecs that unpack it, and among those that libraries know are some that run what they unpack
-(``pickle``). So only known ones are followed. Nor are links: they lead to files that whoever made the store could not
-read himself.
+A store names its codecs, and some that libraries know execute their input (``pickle``). So only listed codecs are used.
+Links are not followed: they may lead to files that the author of the store could not read.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ from dpdist.ingest.readers.hdf5 import strings
 from dpdist.ingest.readers.source import Fragments, State, version_of
 from dpdist.naming import step
 
-MARKS = ("zarr.json", ".zarray", ".zgroup")  # files of which one is at the root of every store
+MARKS = ("zarr.json", ".zarray", ".zgroup")  # every store has one of these at its root
 _METADATA = frozenset({*MARKS, ".zattrs", ".zmetadata"})
 _PACKED = frozenset({"zarr.json", ".zarray", ".zmetadata"})  # metadata that names codecs
-_FEW = {"async.concurrency": 2}  # so many unpacked chunks at a time
-_PARTS = 1 << 24  # chunks of a shard at most: their places are read together
+_FEW = {"async.concurrency": 2}  # unpacked chunks at a time
+_PARTS = 1 << 24  # most chunks of a shard: its index is read at once
 _CODECS = frozenset({
     "bytes", "endian", "transpose", "sharding_indexed", "vlen-utf8", "vlen-bytes",
     "blosc", "zstd", "gzip", "zlib", "bz2", "lzma", "lz4",
     "crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3",
     "shuffle", "delta", "fixedscaleoffset", "quantize", "bitround", "packbits", "astype",
 })  # fmt: skip
-"""Codecs that unpack numbers and words, and do nothing else."""
+"""Codecs that only unpack numbers and text."""
 
 
 class _Guarded(WrapperStore[Any]):
-    """A store of which only plain files are read, and metadata of a size that holds names, with known codecs."""
+    """A store limited to plain files, and metadata of bounded size with listed codecs."""
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
         root = getattr(self._store, "root", None)
@@ -72,22 +71,24 @@ class _Guarded(WrapperStore[Any]):
 
 def _require_known(store: str, key: str, content: bytes) -> None:
     if len(content) > MOST_LABELS:
-        raise DataError(f"{store}: {key!r} is of more than {MOST_LABELS >> 20} MiB. Remove what is not needed.")
+        raise DataError(
+            f"{store}: {key!r} is larger than {MOST_LABELS >> 20} MiB. Remove attributes that are not needed."
+        )
     last = key.rpartition("/")[2]
-    # only of version 2 a name can be that of a file of attributes; of version 3 it is that of an array
+    # only in format 2 can a name be a file of attributes; in format 3 it is an array
     noted = ".zattrs" if last == ".zmetadata" else None
     for name in _codecs_in(json.loads(content), noted) if last in _PACKED else ():
         if str(name).removeprefix("numcodecs.") not in _CODECS:
             raise DataError(
-                f"{store} is packed by the codec {str(name)[:40]!r}, which is not read here. Write it with blosc, "
-                "zstd or gzip, or without a codec."
+                f"{store} uses the codec {str(name)[:40]!r}, which is not supported. Write it with blosc, zstd or "
+                "gzip, or without a codec."
             )
 
 
 def _codecs_in(metadata: Any, noted: str | None) -> Iterator[Any]:
-    """Yield the names of all codecs in the metadata of a store, at whatever depth; what people noted names none."""
+    """Yield the names of all codecs in metadata, at any depth, outside of user attributes."""
     for key, inner in metadata.items() if isinstance(metadata, dict) else ():
-        if key == "metadata":  # consolidated: of arrays and groups, by their names
+        if key == "metadata":  # consolidated metadata of arrays and groups, by name
             for name, node in dict(inner or {}).items():
                 yield from _codecs_in(node, noted) if name.rpartition("/")[2] != noted else ()
         elif key in {"codecs", "index_codecs", "filters", "compressor"}:
@@ -101,11 +102,11 @@ def _codecs_in(metadata: Any, noted: str | None) -> Iterator[Any]:
 
 @contextmanager
 def opened(path: Any, way: Callable[..., Any] = zarr.open, **options: Any) -> Iterator[Any]:
-    """Give the array or group at a place, local or in an object store."""
+    """Open an array or group, local or in an object store."""
     store: Any
     if isinstance(path, Path):
         store = LocalStore(path, read_only=True)
-        options = {"use_consolidated": False} | options  # it may be of before rows were appended
+        options = {"use_consolidated": False} | options  # it may predate appended rows
     else:
         store = FsspecStore.from_url(path.address, read_only=True)
     with zarr.config.set(_FEW):
@@ -113,7 +114,7 @@ def opened(path: Any, way: Callable[..., Any] = zarr.open, **options: Any) -> It
 
 
 def root_matches(path: Any, question: Callable[[Any], bool]) -> bool:
-    """Ask the root of a store; a damaged one says no."""
+    """Whether the root of a store satisfies a predicate; False if it is damaged."""
 
     def matches() -> bool:
         with opened(path) as root:
@@ -126,22 +127,22 @@ def root_matches(path: Any, question: Callable[[Any], bool]) -> bool:
 
 
 def is_anndata(path: Any) -> bool:
-    """Tell whether a store says that it is AnnData."""
+    """Whether a store is AnnData."""
     return root_matches(path, _is_anndata)
 
 
 def _is_anndata(group: zarr.Group) -> bool:
-    """Say whether a group is AnnData: it says so from version 0.8 on, and annotates rows and columns before."""
+    """Whether a group is AnnData: marked since version 0.8, before by annotations of rows and columns."""
     return group.attrs.get("encoding-type") == "anndata" or all(
         name in group and group[name].attrs.get("encoding-type") == "dataframe" for name in ("obs", "var")
     )
 
 
 def require_foreign(path: Any, array_path: str) -> None:
-    """Refuse an array of a store that is a table of dpdist, or lies in one."""
+    """Refuse an array that is, or is inside, a table of dpdist."""
 
     def ours() -> bool:
-        with opened(path, zarr.open_group, use_consolidated=False) as root:  # what was consolidated may be of before
+        with opened(path, zarr.open_group, use_consolidated=False) as root:  # consolidated metadata may be outdated
             inner = accumulate(array_path.split("/"), "{}/{}".format)
             return "dpdist" in root.attrs or any("dpdist" in root[name].attrs for name in inner)
 
@@ -151,13 +152,13 @@ def require_foreign(path: Any, array_path: str) -> None:
 
 def _own_store_error(path: Any) -> RefusedError:
     return RefusedError(
-        f"{path} was made by dpdist. Its rows have a budget already, and a copy would get another one. Use the rows "
-        "where they are, or ingest their source."
+        f"{path} was written by dpdist. Its rows already have a budget, and a copy would get a second one. Use these "
+        "rows, or ingest their source."
     )
 
 
 def holds_values(path: Any, array_path: str = "") -> bool:
-    """Tell whether any chunk of an array in a store is there."""
+    """Whether any chunk of an array exists."""
     for name in array_path.split("/") if array_path else ():
         path = path / name
     entries = [path]
@@ -173,23 +174,25 @@ def holds_values(path: Any, array_path: str = "") -> bool:
 
 
 def _meaning(path: Any, array: Any) -> Meaning | None:
-    """Return what xarray's attributes say of an array; in format 2 its fill value stands for missing ones, too."""
+    """Return the xarray attributes of an array; in format 2 its fill value also marks missing values."""
     attributes = dict(array.attrs)
     if "_Unsigned" in attributes:
-        raise DataError(f"{path} is marked as _Unsigned, which Zarr has types for. Write it as unsigned numbers.")
+        raise DataError(
+            f"{path} has the attribute _Unsigned, which Zarr does not need. Write it with an unsigned type."
+        )
     absent = [attributes[name] for name in ("_FillValue", "missing_value") if name in attributes]
     if array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in attributes and array.fill_value is not None:
         absent.append(array.fill_value)
     absent = [fill_of(value) for value in absent]
-    if array.dtype == np.int64 and "units" in attributes:  # the time that is none, as xarray stores it
+    if array.dtype == np.int64 and "units" in attributes:  # NaT, as xarray stores it
         absent.append(np.iinfo(np.int64).min)
-    if array.dtype.kind == "f":  # JSON writes 1e20 of a float32 as the double that it is not
+    if array.dtype.kind == "f":  # JSON writes a float32 of 1e20 as another double
         absent = [np.asarray(value, np.float64).astype(array.dtype) for value in absent]
     return Meaning.of(attributes, *absent)
 
 
 class Store(Chunked):
-    """A Zarr array, or the array of a group that ``--variable`` names or that is the only one."""
+    """A Zarr array: the root, or the chosen or only one of a group."""
 
     takes = ("variable", "rows_dimension")
     fragile = True
@@ -197,7 +200,7 @@ class Store(Chunked):
     @cached_property
     @attempted
     def _array_path(self) -> str | None:
-        """Path of the array in the group; None: the store is the array."""
+        """Path of the array in the group; None if the root is the array."""
         with opened(self.path) as root:
             if "dpdist" in root.attrs:
                 raise _own_store_error(self.path)
@@ -211,8 +214,8 @@ class Store(Chunked):
                 and not any(name.startswith(f"{other}/") for other in inner)
             }  # fmt: skip
         if inner and self.choices.variable not in arrays:
-            # what stands beside X in AnnData was computed from all rows, and X is not told from it by its shape
-            raise DataError(f"{self.path} holds AnnData. Ingest one of it by itself, such as {self.path / inner[0]}.")
+            # other arrays of AnnData were computed from all rows, and may have the shape of X
+            raise DataError(f"{self.path} holds AnnData. Ingest one of them by itself, such as {self.path / inner[0]}.")
         if "" in arrays and self.choices.variable is None:
             return None
         array_path = only(self.path, arrays, self.choices.variable, "array")
@@ -235,17 +238,17 @@ class Store(Chunked):
         size = high * layout.row_bytes
         if size > AT_ONCE:
             raise DataError(
-                f"{self.path} has chunks of {high} rows, which are {size >> 20} MiB with all columns. They are "
-                f"unpacked together wherever rows are read in place, of which no more than {AT_ONCE >> 20} MiB are "
-                f"read at once. Write it with chunks of fewer rows, or copy its rows with {step('ingest')}."
+                f"{self.path} has chunks of {high} rows, {size >> 20} MiB with all columns. Reading rows in place "
+                f"unpacks them at once, and the limit is {AT_ONCE >> 20} MiB. Write it with chunks of fewer rows, or "
+                f"copy its rows with {step('ingest')}."
             )
         return Fragments(ends_of(self.path, layout.shape[0], high * max(1, PIECE // size)), 4 * max(size, PIECE))
 
     @attempted
     def state(self, start: int, stop: int) -> State:
-        """Return the state of the chunks in which rows lie, or of the shards; one that is absent is not counted."""
+        """Return the state of the existing chunks or shards that hold rows."""
         if not isinstance(self.path, Path):
-            return State(0, 0, version_of([]))  # matches for each, a store would be matches twice for every chunk
+            return State(0, 0, version_of([]))  # would double the requests to the store
         versions = []
         for path in self._chunk_files(start, stop):
             with suppress(FileNotFoundError):
@@ -289,7 +292,7 @@ class Store(Chunked):
                 yield np.asarray(array[:]).tolist()
 
     def _dims(self, array: Any) -> tuple[str, ...]:
-        """Return the names of the dimensions; in VCF Zarr the first is of variants where nothing is said."""
+        """Return the names of the dimensions; in VCF Zarr the first defaults to variants."""
         names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
         if names and all(isinstance(name, str) for name in names):
             return tuple(names)
