@@ -278,7 +278,10 @@ def test_areas_that_nobody_stated_are_not_guessed() -> None:
         (fields(), "'ps' has no coordinates of latitude"),
         (field.assign_coords(other=field.lat), "2 coordinates of latitude"),
         (field.assign_coords(lat=("lat", [0.0, 95.0], {"units": "degrees_north"})), "beyond the poles"),
-        (field.assign_coords(area=(("lat", "lon"), np.eye(2, 3))).assign_attrs(cell_measures="area: area"), "no area"),
+        (
+            field.assign_coords(area=(("lat", "lon"), np.eye(2, 3))).assign_attrs(cell_measures="area: area"),
+            "without area",
+        ),
         (np.ones((3, 4)), "DataArray or Dataset"),
     ):
         with pytest.raises(UsageError, match=said):

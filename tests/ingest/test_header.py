@@ -60,13 +60,13 @@ def test_a_draft_of_text_never_guesses_that_a_first_line_holds_names(tmp_path: P
     (tmp_path / "d").mkdir()
     for source in (path, tmp_path / "d"):
         (path if source == path else source / "t.csv").write_text(text)
-        said = call("schema", source, draft)
-        assert said.code == 4
-        assert f"dpdist schema {source} --header no (" in said.message
-        assert not {"secretword", "Ann", "who"} & set(re.findall(r"\w+", said.message))
+        refusal = call("schema", source, draft)
+        assert refusal.code == 4
+        assert f"dpdist schema {source} --header no (" in refusal.message
+        assert not {"secretword", "Ann", "who"} & set(re.findall(r"\w+", refusal.message))
         assert not draft.exists()
-        made = call("schema", source, draft, "--header", "no", "--json").json
-        assert "--header no" in made["next"]
+        drafted = call("schema", source, draft, "--header", "no", "--json").json
+        assert "--header no" in drafted["next"]
         assert 'name = "c0"' in draft.read_text()
         first = text[: text.index(",")]
         assert f'"{first}"' not in draft.read_text()
@@ -92,11 +92,11 @@ def test_a_guess_is_told_and_repeats_no_line(tmp_path: Path, monkeypatch: pytest
     Path("parts").mkdir()
     for number in range(3):
         Path("parts", f"{number}.csv").write_text(f"weight,height\n60,17{number}\n70,180\n")
-    said = call("ingest", "parts", "rows.zarr")
-    assert said.code == 0
-    assert "parts/0.csv: the first line is read as the names of the columns (--header yes)" in said.err
-    assert "2 other files" in said.err
-    assert "weight" not in said.err
+    outcome = call("ingest", "parts", "rows.zarr")
+    assert outcome.code == 0
+    assert "parts/0.csv: the first line is read as the names of the columns (--header yes)" in outcome.err
+    assert "2 other files" in outcome.err
+    assert "weight" not in outcome.err
     assert "first line" not in call("ingest", "parts", "more.zarr", "--header", "yes").err
 
 
@@ -124,9 +124,9 @@ def test_csv_takes_true_and_false_as_parquet_does_in_columns_of_their_own(tmp_pa
     frame = pd.DataFrame({"a": [True, False, True], "b": [1.5, 2.5, 3.5], "c": [False, False, True]})
     frame.to_csv(path, index=False)
     for number, columns in enumerate((None, ["c", "a"])):
-        found = ingest(path, tmp_path / f"{number}.zarr", columns=columns)
-        assert found.dtype == ("float64" if columns is None else "uint8")
-        assert np.array_equal(stored(found.path), frame[columns or list(frame.columns)].astype(float))
+        table = ingest(path, tmp_path / f"{number}.zarr", columns=columns)
+        assert table.dtype == ("float64" if columns is None else "uint8")
+        assert np.array_equal(stored(table.path), frame[columns or list(frame.columns)].astype(float))
     for content, needle in (
         ("a,b\ntrue,1\n73519.25,2\n", "line 3, column 'a': the cell is neither true nor false"),
         ("a,b\ntrue,1\n1,2\n", "line 3, column 'a': the cell is neither true nor false"),
@@ -161,15 +161,15 @@ def test_files_of_other_kinds_are_refused_with_what_makes_them_readable(tmp_path
     for mark, name in ((";", "semicolons"), ("\t", "tabs"), (" ", "spaces"), ("|", "bars")):
         frame.to_csv(tmp_path / "t.csv", sep=mark, index=False)
         for command in (("ingest", tmp_path / "t.csv", tmp_path / "rows.zarr"), ("schema", tmp_path / "t.csv")):
-            said = call(*command)
-            assert said.code == 4
-            assert f"seem to be separated by {name}. Save it with commas" in said.message
-            assert "secretword" not in said.message
+            refusal = call(*command)
+            assert refusal.code == 4
+            assert f"seem to be separated by {name}. Save it with commas" in refusal.message
+            assert "secretword" not in refusal.message
     frame.to_csv(tmp_path / "t.tsv", sep="\t", index=False)
-    told = call("ingest", tmp_path / "t.tsv", tmp_path / "rows.zarr")
-    for path, message in (("t.csv", said.message), ("t.tsv", told.message)):
-        made = {"FILE": tmp_path / path, "NEW": tmp_path / "new.csv", "pandas": pd}
-        exec(re.search(r"in Python: (.*)\.$", message)[1], made)  # type: ignore[index]  # noqa: S102 - the advice
+    tsv_refusal = call("ingest", tmp_path / "t.tsv", tmp_path / "rows.zarr")
+    for path, message in (("t.csv", refusal.message), ("t.tsv", tsv_refusal.message)):
+        names = {"FILE": tmp_path / path, "NEW": tmp_path / "new.csv", "pandas": pd}
+        exec(re.search(r"in Python: (.*)\.$", message)[1], names)  # type: ignore[index]  # noqa: S102 - the advice
         pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "new.csv"), frame)
 
 
@@ -182,10 +182,10 @@ def cured(path: Path, header: str) -> list[list[float]]:
     assert line is not None
     new = path.with_name("new.csv")
     eval(line[1], {"pandas": pd, "pathlib": pathlib}, {"FILE": path, "NEW": new})  # noqa: S307 - it is the product's
-    found: list[list[float]] = stored(
+    rows: list[list[float]] = stored(
         ingest(new, path.with_name("new.zarr"), choices=Choices(header=header)).path
     ).tolist()
-    return found
+    return rows
 
 
 @pytest.mark.parametrize(

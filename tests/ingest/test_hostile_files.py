@@ -33,9 +33,9 @@ from dpdist.storage.atomic import make_public_folder
 pytestmark = pytest.mark.usefixtures("typed")
 
 
-def outside(file: h5py.File, what: str, other: str) -> None:
+def outside(file: h5py.File, way: str, other: str) -> None:
     """Let something of an AnnData file be stored in another file."""
-    if what == "names":
+    if way == "names":
         del file["var/_index"]
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plist.set_external(other.encode(), 0, 5 * 8)
@@ -43,12 +43,12 @@ def outside(file: h5py.File, what: str, other: str) -> None:
         h5py.h5d.create(file.id, b"var/_index", kind, space, plist)
         return
     del file["X"]
-    if what == "x":
+    if way == "x":
         file["X"] = h5py.ExternalLink(other, "/X")
-    elif what == "over a link":
+    elif way == "over a link":
         file["elsewhere"] = h5py.ExternalLink(other, "/")
         file["X"] = h5py.SoftLink("/elsewhere/X")
-    elif what == "virtual":
+    elif way == "virtual":
         layout = h5py.VirtualLayout((40, 5), "float32")
         layout[:] = h5py.VirtualSource(other, "X", (40, 5))
         file.create_virtual_dataset("X", layout)
@@ -134,7 +134,7 @@ def test_an_absent_chunk_among_others_is_the_fill_value(tmp_path: Path, version:
     rows[:10] = np.arange(40).reshape(10, 4)
     path = tmp_path / "t.zarr"
     zarr.create_array(path, shape=(30, 4), chunks=(10, 4), dtype="float64", zarr_format=version)[:10] = rows[:10]
-    assert len([each for each in path.rglob("*") if each.is_file() and "z" not in each.name]) == 1
+    assert len([file for file in path.rglob("*") if file.is_file() and "z" not in file.name]) == 1
     ingest(path, tmp_path / "rows.zarr")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
 
@@ -167,11 +167,11 @@ def test_unpacked_files_need_free_space_too(tmp_path: Path, monkeypatch: pytest.
 
 def store_of(path: Path, x: Any, *, version: Literal[2, 3] = 3, **others: Any) -> None:
     """Write an AnnData store with the library that defines it."""
-    made = anndata.AnnData(x, **others)
-    made.var_names = list(GENES)
+    adata = anndata.AnnData(x, **others)
+    adata.var_names = list(GENES)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # anndata about the formats of zarr
-        write_anndata_zarr(path, made, version=version)
+        write_anndata_zarr(path, adata, version=version)
 
 
 @pytest.mark.parametrize(("layout", "version"), [("dense", 2), ("csc", 2), ("csr-array", 3)])

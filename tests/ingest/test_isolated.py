@@ -37,12 +37,12 @@ def process(tmp_path: Path) -> Iterator[Any]:
 def test_a_crash_and_a_hang_are_told(process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Misbehaving(tmp_path / "t.h5ad")
     monkeypatch.setattr(isolated, "_PATIENCE", 1)
-    for question, said in (
+    for question, message in (
         ("crashing", r"t\.h5ad cannot be read: .* its library crashes"),
         ("hanging", r"t\.h5ad cannot be read: .* its library hangs"),
         ("hungry", r"t\.h5ad cannot be read: it takes more memory than it declares"),
     ):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             process.ask(source, question)
         assert process.ask(source, "names") == ("a",)  # by the next process, if need be
 

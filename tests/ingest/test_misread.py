@@ -84,14 +84,14 @@ def test_cells_of_two_samples_may_be_called_alike_where_their_donors_are_named(t
 
 
 @pytest.mark.parametrize(
-    ("mark", "part", "said"),
+    ("mark", "part", "kind"),
     [
         ("_delta_log", "year=2020", "Delta Lake"),
         (".hoodie", "p", "Apache Hudi"),
         ("metadata", "data", "Apache Iceberg"),
     ],
 )
-def test_a_table_of_a_lake_is_no_folder_of_files(tmp_path: Path, mark: str, part: str, said: str) -> None:
+def test_a_table_of_a_lake_is_no_folder_of_files(tmp_path: Path, mark: str, part: str, kind: str) -> None:
     folder = tmp_path / "in"
     (folder / mark).mkdir(parents=True)
     (folder / part).mkdir()
@@ -101,7 +101,7 @@ def test_a_table_of_a_lake_is_no_folder_of_files(tmp_path: Path, mark: str, part
         (folder / mark / "v1.metadata.json").write_text("{}")
     refused(folder / part, "also holds files of older versions")
     (folder / part / "p0.parquet").rename(folder / "p0.parquet")
-    refused(folder, f"is a {said} table: it also holds files of older versions.* Export its current rows")
+    refused(folder, f"is a {kind} table: it also holds files of older versions.* Export its current rows")
 
 
 def test_a_part_without_rows_among_others_is_passed_over_and_one_alone_is_not(tmp_path: Path) -> None:
@@ -180,16 +180,16 @@ def test_whole_numbers_that_float64_does_not_hold_are_refused_by_their_place(tmp
 
 def test_anndata_before_0_8_in_zarr_is_its_matrix_and_not_what_was_made_of_it(tmp_path: Path) -> None:
     path = tmp_path / "t.zarr"
-    found = anndata.AnnData(scipy.sparse.csr_matrix(np.eye(4, 3, dtype=np.float32)))
-    found.obsm["X_pca"] = np.arange(8.0).reshape(4, 2)
-    found.write_zarr(path)
+    adata = anndata.AnnData(scipy.sparse.csr_matrix(np.eye(4, 3, dtype=np.float32)))
+    adata.obsm["X_pca"] = np.arange(8.0).reshape(4, 2)
+    adata.write_zarr(path)
     for mark in (path / ".zattrs", path / "zarr.json"):
         if mark.exists():
-            said = json.loads(mark.read_text())
-            said.pop("encoding-type", None)
-            said.pop("encoding-version", None)
-            said.get("attributes", {}).pop("encoding-type", None)
-            mark.write_text(json.dumps(said))
+            attributes = json.loads(mark.read_text())
+            attributes.pop("encoding-type", None)
+            attributes.pop("encoding-version", None)
+            attributes.get("attributes", {}).pop("encoding-type", None)
+            mark.write_text(json.dumps(attributes))
     assert rows_of(path).tolist() == np.eye(4, 3).tolist()
 
 
@@ -209,17 +209,17 @@ def test_packed_values_are_what_their_attributes_say(tmp_path: Path, name: str) 
 
 @pytest.mark.parametrize(("kind", "fill"), [("i2", -32767), ("u4", 4294967295), ("f8", 9.969209968386869e36)])
 def test_what_netcdf_knows_for_missing_is_missing(tmp_path: Path, kind: str, fill: float) -> None:
-    def write(last: float, **said: Any) -> Path:
+    def write(last: float, **attributes: Any) -> Path:
         data = xarray.Dataset({"t": (("person", "m"), np.array([[1, 2], [3, last]], kind))})
-        data["t"].attrs |= said
+        data["t"].attrs |= attributes
         data["t"].encoding["_FillValue"] = None
         data.to_netcdf(tmp_path / "t.nc", engine="scipy" if kind != "u4" else "h5netcdf")
         return tmp_path / "t.nc"
 
     for path in (write(fill), write(99, valid_max=50.0), write(99, valid_range=[0.0, 50.0])):
         refused(path, r"row 1 .*'c1': the value is missing, as the attributes")
-    found = rows_of(write(50, valid_range=[0.0, 50.0]))
-    assert (found.tolist(), found.dtype.str[1:]) == ([[1, 2], [3, 50]], kind)
+    rows = rows_of(write(50, valid_range=[0.0, 50.0]))
+    assert (rows.tolist(), rows.dtype.str[1:]) == ([[1, 2], [3, 50]], kind)
 
 
 # --- refused with a cure that works -----------------------------------------------------------------------------------
@@ -237,8 +237,8 @@ def test_a_key_of_a_folder_may_be_in_the_file_too_and_says_the_same(tmp_path: Pa
 def test_genotypes_as_newer_tools_write_them(tmp_path: Path) -> None:
     site = "1\t100\trs1\tA\t{}\t.\t.\t.\tGT\t/0/1\t|1|1\n"
     (tmp_path / "t.vcf").write_text(VCF + site.format("G") + site.format("T"))
-    found = ingest(tmp_path / "t.vcf", tmp_path / "found.zarr")
-    assert found.names == ("rs1:G", "rs1:T")
+    table = ingest(tmp_path / "t.vcf", tmp_path / "found.zarr")
+    assert table.names == ("rs1:G", "rs1:T")
     assert rows_of(tmp_path / "t.vcf").tolist() == [[1, 1], [2, 2]]
 
 
@@ -274,15 +274,15 @@ def test_no_advice_removes_foreign_files_and_swapped_paths_are_recognised(tmp_pa
     (tmp_path / "notes").mkdir()
     with pytest.raises(UsageError, match=rf"seem to be swapped.*ingest {table} {rows}"):
         ingest_rows(rows, table)
-    for taken in (table, tmp_path / "notes"):
+    for target in (table, tmp_path / "notes"):
         with pytest.raises(DataError, match=r"is not a table of dpdist\. Choose another path") as caught:
-            ingest_rows(table, taken)
+            ingest_rows(table, target)
         assert "Remove" not in str(caught.value)
-    made = ingest_rows(table, rows)
+    ingested = ingest_rows(table, rows)
     table.unlink()
     with pytest.raises(DataError, match="No such file"):  # its source is gone, and nothing was swapped
         ingest_rows(table, rows)
-    assert made.path.exists()
+    assert ingested.path.exists()
 
 
 # --- a folder whose files do not mean the same ------------------------------------------------------------------------
@@ -358,11 +358,11 @@ def dataset(values: Any, dims: tuple[str, ...] = ("sample", "gene"), **coords: A
 
 def written(folder: Path, kind: str, **datasets: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    for name, each in datasets.items():
+    for name, data in datasets.items():
         if kind == ".nc":
-            each.to_netcdf(folder / f"{name}.nc", engine="h5netcdf")
+            data.to_netcdf(folder / f"{name}.nc", engine="h5netcdf")
         else:
-            each.to_zarr(folder / f"{name}.zarr", zarr_format=2)
+            data.to_zarr(folder / f"{name}.zarr", zarr_format=2)
     return folder
 
 
@@ -372,15 +372,15 @@ def test_arrays_along_other_coordinates_are_not_joined(tmp_path: Path, kind: str
     genes: dict[str, Any] = {"gene": ["g1", "g2"]}
     days = [np.datetime64(at, "ns") + np.array([0, 86400], "m8[s]") for at in ("2020-01-01", "2021-06-01")]
     dims = ("sample", "gene", "day")
-    for number, (a, b, said) in enumerate([
+    for number, (a, b, message) in enumerate([
         (dataset(one, **genes), dataset(two, gene=["g2", "g1"]), "has other columns"),
         (dataset(deep, dims, **genes), dataset(deep + 1, dims, gene=["g2", "g1"]), "has other columns"),
         (dataset(deep, dims), dataset(deep + 1, dims).transpose("sample", "day", "gene"), "under the same names"),
         (dataset(one), dataset(two).rename(x="other"), "under the same names"),
-        (*(dataset(one, ("s", "time"), time=each) for each in days), "coordinate or unit"),
-        (*(dataset([each]) for each in days), "coordinate or unit"),
+        (*(dataset(one, ("s", "time"), time=times) for times in days), "coordinate or unit"),
+        (*(dataset([times]) for times in days), "coordinate or unit"),
     ]):  # fmt: skip
-        refused(written(tmp_path / str(number), kind, a=a, b=b), said)
+        refused(written(tmp_path / str(number), kind, a=a, b=b), message)
     alike = written(tmp_path / "alike", kind, a=dataset(one, **genes), b=dataset(two, **genes))
     assert rows_of(alike).tolist() == [*one, *two]
 

@@ -66,10 +66,10 @@ def test_sparse_values_keep_their_type(tmp_path: Path, layout: str, dtype: str) 
 
 
 def test_layers_and_raw_are_chosen(tmp_path: Path) -> None:
-    whole = anndata.AnnData(counts(), layers={"counts": sparse.csr_matrix(counts(seed=1))})
+    adata = anndata.AnnData(counts(), layers={"counts": sparse.csr_matrix(counts(seed=1))})
     raw = np.hstack([counts(seed=2)] * 2)
-    whole.raw = anndata.AnnData(raw)
-    whole.write_h5ad(tmp_path / "t.h5ad")
+    adata.raw = anndata.AnnData(raw)
+    adata.write_h5ad(tmp_path / "t.h5ad")
     chosen = ((None, counts()), ("X", counts()), ("layers/counts", counts(seed=1)), ("raw/X", raw))
     for number, (variable, expected) in enumerate(chosen):
         ingest(tmp_path / "t.h5ad", tmp_path / f"{number}.zarr", choices=Choices(variable))
@@ -81,21 +81,21 @@ def test_layers_and_raw_are_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["csr", "csc"])
 def test_a_sparse_matrix_that_points_elsewhere_or_gives_a_cell_twice_is_refused(tmp_path: Path, layout: str) -> None:
     write_h5ad(tmp_path / "t.h5ad", LAYOUTS[layout](np.full((4, 5), 73519.25)))
-    whole = (tmp_path / "t.h5ad").read_bytes()
-    for member, place, value in (  # SciPy would write out of bounds
+    content = (tmp_path / "t.h5ad").read_bytes()
+    for member, index, value in (  # SciPy would write out of bounds
         ("indices", 3, 99), ("indices", 3, -1), ("indices", 1, 0), ("indptr", 2, 10**6), ("indptr", 2, -5),
         ("indptr", 0, 3),
     ):  # fmt: skip
         with h5py.File(tmp_path / "t.h5ad", "r+") as file:
-            file["X"][member][place] = value
+            file["X"][member][index] = value
         refused(tmp_path / "t.h5ad", "t.h5ad", "damaged")
-        (tmp_path / "t.h5ad").write_bytes(whole)
+        (tmp_path / "t.h5ad").write_bytes(content)
 
 
 def cube(dtype: str = "float32") -> Table:
     """Return 30 rows of 4 times 6 numbers."""
-    found: Table = np.arange(30 * 24).reshape(30, 4, 6).astype(dtype)
-    return found
+    values: Table = np.arange(30 * 24).reshape(30, 4, 6).astype(dtype)
+    return values
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -116,12 +116,12 @@ def test_several_netcdf_variables_are_told_and_one_is_chosen(tmp_path: Path) -> 
     data = xarray.Dataset({"a": (("t", "x"), cube()[:, 0]), "b": (("t", "x"), cube()[:, 1])}, {"x": list("uvwxyz")})
     flat = xarray.Dataset({"a": ("t", np.arange(5.0))})
     sgkit = xarray.Dataset({"a": (("variants", "x"), cube()[:, 0])})
-    for each, needles in (
+    for dataset, needles in (
         (data, ("several variables", "--variable", "a (30, 6); b (30, 6)")),
         (flat, ("no variable of two or more dimensions",)),
         (sgkit, ("one row per variant",)),
     ):
-        each.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+        dataset.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
         refused(tmp_path / "t.nc", *needles)
     data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
     opened = ingest(tmp_path / "t.nc", tmp_path / "rows.zarr", choices=Choices("b"), columns=["w", "u"])
@@ -137,8 +137,8 @@ def test_a_zarr_array_is_exact_for_all_chunks(tmp_path: Path, zarr_format: Any, 
     opened = ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", columns=["c23", "c4", "c5"])
     assert opened.dtype == ("float64" if zarr_format == 2 else "int16")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), rows[:, [23, 4, 5]])
-    whole = ingest(tmp_path / "t.zarr", tmp_path / "whole.zarr")
-    assert np.array_equal(stored(whole.path), rows)
+    table = ingest(tmp_path / "t.zarr", tmp_path / "whole.zarr")
+    assert np.array_equal(stored(table.path), rows)
 
 
 def test_a_group_of_zarr_arrays_needs_a_choice_where_there_are_several(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_rows_of_a_store_are_never_the_variants(tmp_path: Path, said: str) -> No
     group.attrs.update({"vcf_zarr_version": "0.4"} if said == "by the store" else {})
     name = "call_DS" if said == "by the store" else "call_genotype"
     rows, dimensions = np.ones((30, 4, 2), dtype=np.int8), ["variants", "samples", "ploidy"]
-    found = group.create_array(name, data=rows, dimension_names=dimensions if said == "format 3" else None)
-    found.attrs.update({"_ARRAY_DIMENSIONS": dimensions} if said == "format 2" else {})
+    array = group.create_array(name, data=rows, dimension_names=dimensions if said == "format 3" else None)
+    array.attrs.update({"_ARRAY_DIMENSIONS": dimensions} if said == "format 2" else {})
     refused(tmp_path / "t.zarr", "one row per variant", "one row per sample")
     turned = group.create_array("turned", data=rows[:, :, 0].T.copy())
     turned.attrs["_ARRAY_DIMENSIONS"] = ["samples", "variants"]
@@ -247,18 +247,18 @@ DONORS: dict[str, Any] = {
 def test_the_donor_may_be_the_privacy_unit(tmp_path: Path, version: Literal[2, 3] | None, donors: str) -> None:
     name = "t.zarr" if version else "t.h5ad"
     values = np.arange(18.0).reshape(6, 3)
-    made = anndata.AnnData(values, obs=pd.DataFrame({"donor": DONORS[donors], "sample": ["1", "1", "2", "1", "2", "1"]},
-                                                    index=[f"c{i}" for i in range(6)]))  # fmt: skip
+    columns = {"donor": DONORS[donors], "sample": ["1", "1", "2", "1", "2", "1"]}
+    adata = anndata.AnnData(values, obs=pd.DataFrame(columns, index=[f"c{i}" for i in range(6)]))
     with warnings.catch_warnings(), anndata.settings.override(allow_write_nullable_strings=True):
         warnings.simplefilter("ignore")
         if version:
-            write_anndata_zarr(tmp_path / name, made, version=version)
+            write_anndata_zarr(tmp_path / name, adata, version=version)
         else:
-            made.write_h5ad(tmp_path / name)
-    for unit, kept in (("obs/donor", [0, 1, 3]), ("obs/donor,obs/sample", [0, 1, 2, 3, 4])):
-        ingest(tmp_path / name, tmp_path / f"{len(kept)}.zarr", unit=Unit(unit, 1))
-        assert np.array_equal(stored(tmp_path / f"{len(kept)}.zarr"), values[kept])
-    with pytest.raises(UsageError, match=r"There is no obs/age .*obs/donor, obs/sample"):
+            adata.write_h5ad(tmp_path / name)
+    for unit, indices in (("obs/donor", [0, 1, 3]), ("obs/donor,obs/sample", [0, 1, 2, 3, 4])):
+        ingest(tmp_path / name, tmp_path / f"{len(indices)}.zarr", unit=Unit(unit, 1))
+        assert np.array_equal(stored(tmp_path / f"{len(indices)}.zarr"), values[indices])
+    with pytest.raises(UsageError, match=r"has no row label obs/age.*obs/donor, obs/sample"):
         ingest(tmp_path / name, tmp_path / "no.zarr", unit=Unit("obs/age", 1))
 
 
@@ -267,10 +267,10 @@ def test_cells_without_a_privacy_unit_are_refused(tmp_path: Path) -> None:
         pd.Categorical(["secretword", None, "x"]), pd.array([73519, None, 1], dtype="Int64"),
         np.array([73519.25, 1, 2]), np.array([True, False, True]),
     ):  # fmt: skip
-        made = anndata.AnnData(np.ones((3, 3)), obs=pd.DataFrame({"donor": donors}, index=["a", "b", "c"]))
+        adata = anndata.AnnData(np.ones((3, 3)), obs=pd.DataFrame({"donor": donors}, index=["a", "b", "c"]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made.write_h5ad(tmp_path / "t.h5ad")
+            adata.write_h5ad(tmp_path / "t.h5ad")
         with pytest.raises((DataError, UsageError), match="obs/donor") as caught:
             ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr", unit=Unit("obs/donor", 1))
         assert not any(value in str(caught.value) for value in ("73519", "secretword"))
@@ -333,15 +333,15 @@ def test_a_bed_file_needs_its_companions_and_their_length_and_takes_them_along(t
     (tmp_path / "parts").mkdir()
     path = tmp_path / "parts" / "a.bed"
     write_bed(path, genotypes())
-    whole = path.read_bytes()
-    for content in (whole[:-1], whole + b"\0"):
+    intact = path.read_bytes()
+    for content in (intact[:-1], intact + b"\0"):
         path.write_bytes(content)
         refused(path, "a.bed", "another length than")
-    path.write_bytes(whole)
+    path.write_bytes(intact)
     for suffix in (".bim", ".fam"):
-        aside = path.with_suffix(suffix).rename(tmp_path / "aside")
+        moved = path.with_suffix(suffix).rename(tmp_path / "aside")
         refused(path, f"needs a{suffix} in the same folder")
-        aside.rename(path.with_suffix(suffix))
+        moved.rename(path.with_suffix(suffix))
     write_bed(tmp_path / "parts" / "b.bed", genotypes(4), iid=[f"t{i}" for i in range(SAMPLES)])
     ingest(tmp_path / "parts", tmp_path / "rows.zarr")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), np.vstack([genotypes(), genotypes(4)]))
@@ -391,10 +391,10 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
     xarray.Dataset({"a": (("t", "x"), counts())}).to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
     write_bed(tmp_path / "t.bed", genotypes())
 
-    def without(wanted: str) -> Any:
-        if wanted == module:
+    def without(package: str) -> Any:
+        if package == module:
             raise ImportError
-        return __import__(wanted)
+        return __import__(package)
 
     monkeypatch.setattr(base, "import_module", without)
     with pytest.raises(UsageError, match=rf"needs {module}\. Install it with: pip install 'dpdist\[{extra}\]'"):

@@ -137,13 +137,13 @@ def test_a_table_in_place_is_private_and_holds_no_row(here: Path) -> None:
         register_rows(made(here, "t.npy", np.full((ROWS, 3), SECRET)), here / "rows.zarr")
     finally:
         os.umask(before)
-    found = [here / "rows.zarr", *(here / "rows.zarr").rglob("*")]
-    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in found} == {0}
-    names = {path.relative_to(here / "rows.zarr").as_posix() for path in found if path.is_file()}
+    paths = [here / "rows.zarr", *(here / "rows.zarr").rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in paths} == {0}
+    names = {path.relative_to(here / "rows.zarr").as_posix() for path in paths if path.is_file()}
     assert {name for name in names if not re.fullmatch(r"manifest/\d+", name)} == {
         "zarr.json", "manifest/index", "manifest/sources",
     }  # fmt: skip
-    assert not [path for path in found if path.is_file() and np.float64(SECRET).tobytes() in path.read_bytes()]
+    assert not [path for path in paths if path.is_file() and np.float64(SECRET).tobytes() in path.read_bytes()]
 
 
 # --- changed sources ---
@@ -153,7 +153,7 @@ def fault_of(table: RowsTable) -> str:
     """Read all chunks, and return the message of the first error."""
     reader = ChunkReader(table, 7)
     with pytest.raises(DataError) as failed:
-        sum(len(piece) for index in range(table.chunks) for piece in reader.read(index))
+        sum(len(batch) for index in range(table.chunks) for batch in reader.read(index))
     assert failed.value.__cause__ is None
     assert failed.value.__context__ is None or failed.value.__suppress_context__
     assert str(SECRET) not in str(failed.value)
@@ -167,11 +167,11 @@ CHUNKS = {"t.npy": "t.npy", "t.parquet": "t.parquet", "three.zarr": "three.zarr/
 def flip(path: Path) -> None:
     """Flip a bit of a value, and none of the metadata."""
     content = bytearray(path.read_bytes())
-    place = len(content) // 2
+    offset = len(content) // 2
     if path.suffix == ".parquet":
         column = pq.read_metadata(path).row_group(3).column(2)
-        place = column.data_page_offset + column.total_compressed_size - 9
-    content[place] ^= 1
+        offset = column.data_page_offset + column.total_compressed_size - 9
+    content[offset] ^= 1
     path.write_bytes(content)
 
 
@@ -203,7 +203,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_source_that_is_not_what_it_was_is_refused_and_named(here: Path, damage: str) -> None:
-    strike, said = DAMAGES[damage]
+    strike, reason = DAMAGES[damage]
     names = CHUNKS if damage == "changed" else ["t.npy", "t.parquet" if len(damage) % 2 else "three.zarr"]
     for name in names:
         inner, source = CHUNKS[name], made(here, name)
@@ -211,7 +211,7 @@ def test_a_source_that_is_not_what_it_was_is_refused_and_named(here: Path, damag
         strike(here / inner)
         message = fault_of(open_rows(table.store))
         assert str(source) in message, name
-        assert any(word in message for word in said.split("|")), message
+        assert any(word in message for word in reason.split("|")), message
         assert "Restore it" in message
         if name == "t.npy":
             assert 1 <= len(inspect_path(table.path, verify=True).damaged or ()) <= table.chunks
@@ -267,9 +267,9 @@ def test_a_table_that_was_altered_is_refused(here: Path) -> None:
                 list(ChunkReader(open_rows(altered), 7).read(0))
     for change in ({"rows": 3}, {"chunks": 1}, {"dtype": "object"}, {"places": [0]}, {"columns": ["a"]}, {"index": 3}):
         altered = copy()
-        found = json.loads((altered / "zarr.json").read_text())
-        found["attributes"]["dpdist"] |= change
-        (altered / "zarr.json").write_text(json.dumps(found))
+        head = json.loads((altered / "zarr.json").read_text())
+        head["attributes"]["dpdist"] |= change
+        (altered / "zarr.json").write_text(json.dumps(head))
         with pytest.raises(DataError):
             open_rows(altered)
 
@@ -343,14 +343,14 @@ def test_rows_of_dpdist_are_refused_within_a_group_too(here: Path) -> None:
         refused(source, "written by dpdist", RefusedError, variable=variable)
         with pytest.raises(RefusedError, match=r"written by dpdist|already have a budget"):
             ingest(source, here / "never.zarr", choices=Choices(variable))
-    for place in ("", "X"):
+    for member in ("", "X"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            anndata.AnnData(values()).write_zarr(here / f"a{place}.zarr")
-        root: Any = zarr.open_group(here / f"a{place}.zarr")
-        (root[place] if place else root).attrs["dpdist"] = {}
+            anndata.AnnData(values()).write_zarr(here / f"a{member}.zarr")
+        root: Any = zarr.open_group(here / f"a{member}.zarr")
+        (root[member] if member else root).attrs["dpdist"] = {}
         with pytest.raises(RefusedError, match="written by dpdist"):
-            ingest(here / f"a{place}.zarr", here / "never.zarr")
+            ingest(here / f"a{member}.zarr", here / "never.zarr")
 
 
 def test_a_source_of_too_many_chunks_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

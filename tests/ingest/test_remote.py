@@ -84,15 +84,15 @@ def test_a_file_that_changed_is_another(tmp_path: Path, web: tuple[str, Path], m
     for name in ("day.npy", "night.npy"):
         np.save(folder / name, table())
         os.utime(folder / name, (1e9, 1e9))
-    found = ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr")
-    assert ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr").dataset_id == found.dataset_id
+    first = ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr")
+    assert ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr").dataset_id == first.dataset_id
     np.save(folder / "day.npy", table() + 1)
     with pytest.raises(DataError, match="not ingested from these files in their current state"):
         ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr")
 
-    def changing(*given: Any, **options: Any) -> Any:
+    def changing(*arguments: Any, **options: Any) -> Any:
         np.save(folder / "night.npy", table() + 1)
-        return write_tasks(*given, **options)
+        return write_tasks(*arguments, **options)
 
     monkeypatch.setattr("dpdist.ingest.write.write_tasks", changing)
     with pytest.raises(DataError, match="changed while it was read"):
@@ -137,8 +137,8 @@ def test_what_changed_in_a_store_is_another(tmp_path: Path, memory: Any, name: s
         memory.put(str(tmp_path / name), f"/private/{name}", recursive=True)
 
     put(table())
-    found = ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr")
-    assert ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr").dataset_id == found.dataset_id
+    first = ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr")
+    assert ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr").dataset_id == first.dataset_id
     memory.rm(f"/private/{name}", recursive=True)
     put(table() + 1)
     with pytest.raises(DataError, match="not ingested from these files in their current state"):
@@ -167,17 +167,17 @@ def test_formats_that_need_files_are_fetched_privately_and_removed(tmp_path: Pat
     write_vcf(made / "t.vcf.gz", genotypes())
     for path in made.iterdir():
         memory.pipe(f"/private/{path.name}", path.read_bytes())
-    seen: set[tuple[str, int]] = set()
+    modes: set[tuple[str, int]] = set()
 
     def progress(_: int, __: int) -> None:
         for folder in out.glob(".fetched.*"):
             assert folder.stat().st_mode & 0o777 == 0o700
-            seen.update((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir())
+            modes.update((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir())
 
     for name, expected in (("t.h5ad", counts()), ("t.bed", genotypes()), ("t.vcf.gz", genotypes())):
         ingest(Remote(f"memory://private/{name}"), out / f"{name}.zarr", progress=progress)
         assert np.array_equal(stored(out / f"{name}.zarr"), expected)
-    assert seen == {(name, 0o600) for name in ("t.h5ad", "t.bed", "t.bim", "t.fam")}  # VCF is read as it comes
+    assert modes == {(name, 0o600) for name in ("t.h5ad", "t.bed", "t.bim", "t.fam")}  # VCF is read as it comes
     assert left(out) == ["t.bed.zarr", "t.h5ad.zarr", "t.vcf.gz.zarr"]
 
 
@@ -264,8 +264,8 @@ def test_a_cut_or_forbidden_object_is_refused(tmp_path: Path, memory: Any, monke
     def refused(*_: Any, **__: Any) -> None:
         raise PermissionError("secretword")
 
-    for said in ("^memory://private/t.h5ad cannot be read", r"the store denies access, .*\(PermissionError\)"):
-        with pytest.raises(DataError, match=said) as caught:
+    for message in ("^memory://private/t.h5ad cannot be read", r"the store denies access, .*\(PermissionError\)"):
+        with pytest.raises(DataError, match=message) as caught:
             ingest(Remote("memory://private/t.h5ad"), tmp_path / "rows.zarr")
         assert not {"73519", "secretword"} & set(re.findall(r"\w+", str(caught.value)))
         monkeypatch.setattr(type(memory), "_open", refused)
@@ -281,7 +281,7 @@ def test_a_cut_or_forbidden_object_is_refused(tmp_path: Path, memory: Any, monke
         ("https://host/t.csv?X-Amz-Signature=secretword", "query"),
         ("s3://bucket/t.csv#secretword", "query"),
         ("memory://a::https://secretword/t.csv", "chain"),
-        ("https://[secretword/t.csv", "no URL"),
+        ("https://[secretword/t.csv", "not a URL"),
         ("ftp://host/t.csv", "ftp://"),
         ("http://example.org/t.csv", "unencrypted"),
         ("http://127.0.0.1.example.org/t.csv", "unencrypted"),
@@ -317,5 +317,5 @@ def test_plain_paths_and_file_addresses_are_paths(tmp_path: Path) -> None:
     assert location_of("data/t.csv") == Path("data/t.csv")
     assert location_of(f"file://{tmp_path}/t.csv") == tmp_path / "t.csv"
     assert location_of("C:\\t.csv") == Path("C:\\t.csv")
-    for place in ("http://localhost:1/t.csv", "http://[::1]:1/t.csv", "https://example.org/t.csv"):
-        assert str(location_of(place)) == place
+    for address in ("http://localhost:1/t.csv", "http://[::1]:1/t.csv", "https://example.org/t.csv"):
+        assert str(location_of(address)) == address

@@ -97,7 +97,7 @@ class AskError(DataError):
         steps = ", or ".join(
             f"{step('ingest', source, target, **{name: value})} ({meaning})" for name, value, meaning in self.ways
         )
-        typed = f" Add one option and repeat: {steps}." if steps else ""
+        typed = f" Repeat it, with your other options, as: {steps}." if steps else ""
         return f"{self}{typed}{self.more and f' {self.more}'}"
 
 
