@@ -311,7 +311,7 @@ def opened_sources(source: SourceLocation, scratch_dir: Path, choices: Choices =
     for name in choices.made:
         if not any(name in kind.takes for kind in kinds):
             takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes)
-            raise UsageError(f"{parameter(name)} applies to {takers}. {source} has none of these: leave it out.")
+            raise UsageError(f"{parameter(name)} is for {takers}. {source} has none of these: leave it out.")
     with closing(Opener(scratch_dir, choices)) as opener:
         yield Sources(
             [

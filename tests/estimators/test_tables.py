@@ -275,8 +275,8 @@ def test_columns_count_by_the_area_of_their_cells() -> None:
 def test_areas_that_nobody_stated_are_not_guessed() -> None:
     field = fields().tas
     for given, said in (
-        (fields(), "'ps' has no coordinates of latitude"),
-        (field.assign_coords(other=field.lat), "2 coordinates of latitude"),
+        (fields(), "'ps' has no latitude coordinates"),
+        (field.assign_coords(other=field.lat), "2 latitude coordinates"),
         (field.assign_coords(lat=("lat", [0.0, 95.0], {"units": "degrees_north"})), "beyond the poles"),
         (
             field.assign_coords(area=(("lat", "lon"), np.eye(2, 3))).assign_attrs(cell_measures="area: area"),
