@@ -228,12 +228,12 @@ class _Ingest:
                 if progress is not None and rows:
                     progress(done, rows)
 
-            def run(job: Job, units: Sequence[Any]) -> list[Any]:
-                if elsewhere is None or len(units) < 2:
-                    return [job(self.sources.opener, unit, report_rows) for unit in units]
+            def run(job: Job, tasks: Sequence[Any]) -> list[Any]:
+                if elsewhere is None or len(tasks) < 2:
+                    return [job(self.sources.opener, task, report_rows) for task in tasks]
                 if not remote:
                     remote.append(stack.enter_context(elsewhere.connected(self.staging, self.choices)))
-                return remote[0](job, units)
+                return remote[0](job, tasks)
 
             columns, unit = (self.columns, self.unit) if schema is None else (schema.features, None)
             labels = self._labels()
@@ -250,16 +250,16 @@ class _Ingest:
             existing = existing_chunks(self.staging, shape)
             high = shape.chunk_rows
             require_space(self.staging, shape, rows - sum(min(high, rows - index * high) for index in existing))
-            units = write_tasks(result.parts, shape, selection, survey.PIECE if elsewhere is not None else None)
-            if elsewhere is not None and len(units) == 1 and rows * shape.row_bytes > survey.PIECE:
+            tasks = write_tasks(result.parts, shape, selection, survey.PIECE if elsewhere is not None else None)
+            if elsewhere is not None and len(tasks) == 1 and rows * shape.row_bytes > survey.PIECE:
                 self.say(
                     f"{self.source} cannot be read in parts, so one process reads it. Several files are "
                     "read in parallel."
                 )
-            units = [unit for unit in units if not existing.issuperset(range(unit.first, unit.stop))]
+            tasks = [task for task in tasks if not existing.issuperset(range(task.first, task.stop))]
             run(
                 Write(entries, states, self.staging, shape, result.keep, result.names, existing, selection is not None),
-                units,
+                tasks,
             )
         # an earlier pass chose the rows of each privacy unit: changed files would break the bound M
         for entry, state in zip(entries, states, strict=True):
@@ -374,7 +374,7 @@ def write_tasks(parts: Sequence[Part], shape: Shape, selection: KeptRows | None,
     if size is not None:
         groups = survey.grouped(parts, [part.rows * shape.row_bytes for part in parts])
         ends = np.cumsum([len(group) for group in groups]).tolist()
-    units, first = [], 0
+    tasks, first = [], 0
     for end in ends:
         stop = chunks if end == len(parts) else -(-int(starts[end]) // high)
         if stop <= first:
@@ -382,9 +382,9 @@ def write_tasks(parts: Sequence[Part], shape: Shape, selection: KeptRows | None,
         begin, last = first * high, min(stop * high, shape.rows)
         a = int(np.searchsorted(starts, begin, "right")) - 1
         b = int(np.searchsorted(starts, last, "left"))
-        units.append(WriteTask(first, stop, int(starts[a]), int(rows[a]), _merged(parts[a:b])))
+        tasks.append(WriteTask(first, stop, int(starts[a]), int(rows[a]), _merged(parts[a:b])))
         first = stop
-    return units
+    return tasks
 
 
 def _merged(parts: Sequence[Part]) -> list[Part]:

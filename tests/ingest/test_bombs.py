@@ -276,7 +276,7 @@ def test_an_unknown_codec_is_named_wherever_it_is(tmp_path: Path, where: str) ->
         ),
     }
     change_json(path / about, changes[where])
-    refused(path, "packed by the codec 'odd\\x1b[2J'", never=("\x1b",))
+    refused(path, "uses the codec 'odd\\x1b[2J'", never=("\x1b",))
 
 
 def test_the_usual_codecs_are_read(tmp_path: Path) -> None:

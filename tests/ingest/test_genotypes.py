@@ -61,7 +61,7 @@ def test_dosages_are_expected_copies(tmp_path: Path) -> None:
     for cell in ("2.1", "-0.1", "nan", "inf", "x", "1,1", ""):
         sites = [("1", "1", name, "A", "G", "GT:DS", "0/0:0", "0/1:1", f"0/0:{cell}", "0/1:1") for name in "st"]
         bad = vcf(tmp_path / "bad.vcf", sites)
-        with pytest.raises(DataError, match="line 3, sample 3: the dosage is not a number of copies"):
+        with pytest.raises(DataError, match="line 3, sample 3: the dosage is not a number from 0 to 2"):
             read(bad, tmp_path / "bad.zarr", genotypes={"field": "DS"})
     with pytest.raises(DataError, match="no dosages"):
         read(vcf(tmp_path / "n.vcf", [("1", "1", "rs", "A", "G", "GT", *["0/1"] * 4)]), tmp_path / "n.zarr",
@@ -94,9 +94,9 @@ def test_public_frequencies_stand_for_what_is_missing_and_standardise(tmp_path: 
 def test_a_file_of_frequencies_that_is_wrong_is_refused(tmp_path: Path) -> None:
     write_bed(tmp_path / "t.bed", np.ones((4, 3), dtype=np.uint8))
     for content, message in (
-        ("rs0,0.5\nrs1,0.5\n", "no frequency of 1 variant, such as rs2"),
+        ("rs0,0.5\nrs1,0.5\n", "lacks the frequency of 1 variant, such as rs2"),
         *((f"rs0{cell}\n", "not a file of frequencies") for cell in (",0", ",1", ",nan", ",x", "")),
-        ("", "no frequency of 3 variants"),
+        ("", "lacks the frequency of 3 variants"),
         ("rs0,0.1\nrs0,0.2\n", "is repeated"),
     ):
         (tmp_path / "q.csv").write_text(content)
@@ -154,7 +154,7 @@ def test_vcf_zarr_gives_the_rows_of_the_text_it_was_made_of(tmp_path: Path, rule
 
 
 BAD_STORES: dict[str, tuple[dict[str, Any], str]] = {
-    "three alleles": ({}, "variant 1 .counting from 0.: not a site of two alleles"),
+    "three alleles": ({}, "variant 1 .counting from 0.: the site does not have two alleles"),
     "an allele that is not there": ({"calls": np.where(CALLS == -2, 5, CALLS), "skip": True}, "variant 3, sample 0"),
     "one allele": ({"skip": True}, "variant 3, sample 0 .*haploid=single"),
     "triploid": ({"calls": np.zeros((5, 4, 3), np.int8)}, "more than two alleles"),
@@ -189,7 +189,7 @@ def test_rules_that_make_no_sense_are_refused(tmp_path: Path, call: Call) -> Non
         ("t.vcf", "ploidy=2", "takes multiallelic, haploid, field, standardise, frequencies, not ploidy"),
         ("t.vcf", "standardise=yes", "needs frequencies"),
         ("t.vcf", "haploid", "NAME=VALUE"),
-        ("t.bed", "haploid=single", "leave haploid out of --genotypes"),
+        ("t.bed", "haploid=single", "Leave haploid out of --genotypes"),
         ("t.npy", "haploid=single", "--genotypes is for .bed, .pgen, .vcf"),
     ):
         refused = call("ingest", tmp_path / source, tmp_path / "rows.zarr", "--genotypes", rules)
@@ -237,7 +237,7 @@ def files(folder: Path, samples: str = "#FID IID\nf a\nf b\ng a\ng c\n") -> Path
 
 def test_each_alternative_allele_is_counted_by_a_rule(tmp_path: Path) -> None:
     source = files(tmp_path)
-    with pytest.raises(DataError, match=r"t.pvar, line 4: not a site of two alleles"):
+    with pytest.raises(DataError, match=r"t.pvar, line 4: the site does not have two alleles"):
         read(source, tmp_path / "no.zarr")
     names, rows = read(source, tmp_path / "split.zarr", genotypes={"multiallelic": "split"})
     assert names == ("rs0", "1:10:A:C", "1:10:A:T", "1:20:A:G")
@@ -281,10 +281,10 @@ def test_dosages_are_read_as_numbers(tmp_path: Path) -> None:
 def test_samples_that_are_wrong_are_refused(tmp_path: Path) -> None:
     for samples, message in (
         ("#IID SEX\na 0\nb 0\na 0\nc 0\n", "t.pgen names a sample twice"),
-        ("#FID IID\nf a\nf b\ng a\n", "does not hold what its .psam and .pvar announce: 3 samples of 3 variants"),
-        ("#FID IID\nf a\nf\n", "t.psam, line 3 has 1 fields, and is not what such a file has there"),
-        ("#SEX\n0\n", "t.psam, line 1 has 1 fields, and is not what such a file has there"),
-        ("", "does not hold what its .psam and .pvar announce: 0 samples"),
+        ("#FID IID\nf a\nf b\ng a\n", "does not match its .psam and .pvar: 3 samples of 3 variants"),
+        ("#FID IID\nf a\nf\n", "t.psam, line 3 has 1 fields. Expected: "),
+        ("#SEX\n0\n", "t.psam, line 1 has 1 fields. Expected: "),
+        ("", "does not match its .psam and .pvar: 0 samples"),
     ):
         with pytest.raises(DataError, match=message):
             read(files(tmp_path, samples), tmp_path / "no.zarr", genotypes={"multiallelic": "skip"})

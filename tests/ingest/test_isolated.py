@@ -56,7 +56,8 @@ def test_libraries_print_nothing(process: Any, tmp_path: Path, capfd: pytest.Cap
 def test_a_process_is_used_again_in_the_same_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(question: str) -> Any:
         with closing(ReaderProcess(tmp_path)) as process:
-            return process.ask(Misbehaving(tmp_path), question)
+            source: Any = Misbehaving(tmp_path)
+            return process.ask(source, question)
 
     first = asked("process")
     assert asked("process") == first
@@ -118,7 +119,7 @@ def test_no_module_of_the_current_folder_is_run_for_one_of_python_s_own(tmp_path
 def test_one_that_cannot_start_is_told(process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "_idle", [])
     monkeypatch.setattr(isolated, "_START", "raise SystemExit(3)")
-    with pytest.raises(DpdistError, match=r"did not start: .* ended with code 3\. See whether"):
+    with pytest.raises(DpdistError, match=r"did not start: .* ended with code 3\. Run this command"):
         process.ask(Misbehaving(tmp_path), "names")
 
 

@@ -70,7 +70,7 @@ def test_a_sample_of_two_files_is_one_person_in_vcf_and_plink_too(tmp_path: Path
             "bp_position": [100, 200], "allele_1": ["G", "T"], "allele_2": ["A", "C"],
         }  # fmt: skip
         to_bed(tmp_path / "mixed" / "b.bed", np.array([[1, 0], [2, 1]], dtype=np.int8), properties=properties)
-        refused(tmp_path / "mixed", r"b\.bed names 2 samples that .*a\.vcf names, too")
+        refused(tmp_path / "mixed", r"b\.bed names 2 samples of .*a\.vcf again")
 
 
 def test_cells_of_two_samples_may_be_called_alike_where_their_donors_are_named(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_cells_of_two_samples_may_be_called_alike_where_their_donors_are_named(t
         obs = pd.DataFrame({"donor": [name, name]}, index=["AAAC", "AAAG"])
         anndata.AnnData(np.ones((2, 2), np.float32) + (name == "b"), obs).write_h5ad(tmp_path / "in" / f"{name}.h5ad")
     refused(
-        tmp_path / "in", r"names 2 samples that .* say whose each row is, by --max-rows and --privacy-unit obs/donor"
+        tmp_path / "in", r"names 2 samples of .* declare a privacy unit with --max-rows and --privacy-unit obs/donor"
     )
 
 
@@ -217,7 +217,7 @@ def test_what_netcdf_knows_for_missing_is_missing(tmp_path: Path, kind: str, fil
         return tmp_path / "t.nc"
 
     for path in (write(fill), write(99, valid_max=50.0), write(99, valid_range=[0.0, 50.0])):
-        refused(path, r"row 1 .*'c1': the value is missing, as the attributes")
+        refused(path, r"row 1 .*'c1': the attributes of the array mark the value")
     rows = rows_of(write(50, valid_range=[0.0, 50.0]))
     assert (rows.tolist(), rows.dtype.str[1:]) == ([[1, 2], [3, 50]], kind)
 
@@ -327,7 +327,7 @@ def test_a_missing_unit_is_not_one_person(tmp_path: Path) -> None:
     for lacking in ("", "nan"):
         obs = pd.DataFrame({"donor": ["d1", lacking, lacking]}, index=list("xyz"))
         anndata.AnnData(np.ones((3, 2), "f4"), obs).write_h5ad(tmp_path / "c.h5ad")
-        with pytest.raises(DataError, match=r"row 1 .*obs/donor is missing, and it is not said whose row"):
+        with pytest.raises(DataError, match=r"row 1 .*obs/donor is missing, so the row"):
             ingest_rows(tmp_path / "c.h5ad", tmp_path / "never.zarr", privacy_unit="obs/donor", max_rows=1)
     to_bed(tmp_path / "f.bed", np.ones((3, 2)), properties={"fid": ["1", "0", "0"], "iid": list("abc")})
     with pytest.raises(DataError, match=r"sample 2: its family \(FID\) is 0"):
@@ -421,7 +421,7 @@ def test_names_and_arrays_of_an_npz(tmp_path: Path) -> None:
     np.savez(path, X=rows, feature_names=np.array([b"a", b"b"]))
     assert ingest(path, tmp_path / "bytes.zarr").names == ("a", "b")
     np.savez(path, X=rows, feature_names=np.array(["a"]))
-    refused(path, "feature_names are not 2 words")
+    refused(path, "feature_names does not hold 2 texts")
     np.savez(path, train=rows, test=rows + 1)
     refused(path, r"Choose with .*variable.*: train \(3, 2\); test \(3, 2\)")
     assert rows_of(path, variable="test").tolist() == (rows + 1).tolist()

@@ -225,7 +225,7 @@ def test_a_sample_or_a_family_may_be_the_privacy_unit_of_genotypes(tmp_path: Pat
         assert np.array_equal(stored(tmp_path / f"{unit}.zarr"), values[first])
     with pytest.raises(DataError, match=r"t.bed names a sample twice.*--privacy-unit FID,IID"):
         ingest(tmp_path / "t.bed", tmp_path / "no.zarr")
-    with pytest.raises(UsageError, match=r"no SEX in .*There are: FID, IID "):
+    with pytest.raises(UsageError, match=r"has no row label SEX. There are: FID, IID "):
         ingest(tmp_path / "t.bed", tmp_path / "no.zarr", unit=Unit("SEX", 1))
     write_bed(tmp_path / "u.bed", values, sid=["IID", "FID", "rs"])  # a variant's name does not choose the unit
     with pytest.raises(UsageError, match="both a column and a row label"):
@@ -375,7 +375,7 @@ def test_a_partition_of_words_is_left_out_by_name(tmp_path: Path) -> None:
         (tmp_path / str(number) / f"who={word}").mkdir(parents=True)
         inner = tmp_path / str(number) / f"who={word}" / "t.parquet"
         pq.write_table(pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]}), inner)
-        with pytest.raises(DataError, match=r"column 'who': the value in the name of the folder is not a number"):
+        with pytest.raises(DataError, match=r"column 'who': the value in the folder name is not a number"):
             ingest(tmp_path / str(number), tmp_path / "rows.zarr")
     ingest(tmp_path / "0", tmp_path / "rows.zarr", columns=["b", "a"])
     assert stored(tmp_path / "rows.zarr").tolist() == [[3, 1], [4, 2]]

@@ -195,7 +195,7 @@ def test_a_folder_of_a_store_is_read_in_the_order_of_names(tmp_path: Path, memor
 
 def test_what_a_web_server_does_not_have_is_named_and_leaves_nothing(tmp_path: Path, web: tuple[str, Path]) -> None:
     url, folder = web
-    with pytest.raises(DataError, match=rf"{url}/none\.csv is not there, or the store does not give it"):
+    with pytest.raises(DataError, match=rf"{url}/none\.csv does not exist, or the store denies access"):
         ingest(Remote(f"{url}/none.csv"), tmp_path / "rows.zarr")
     (folder / "bad.csv").write_text("a,b\n1,secretword\n")
     with pytest.raises(DataError, match=rf"{url}/bad\.csv, line 2, column 'b': the cell is not a number") as caught:
