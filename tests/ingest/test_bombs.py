@@ -311,7 +311,7 @@ def test_a_store_with_a_link_or_a_pipe_in_it_is_refused(tmp_path: Path, what: st
 def test_metadata_of_any_length_and_folders_that_lead_back_to_themselves_are_refused(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "t.zarr", data=np.ones((40, 4)))
     os.truncate(tmp_path / "t.zarr" / "zarr.json", 1 << 40)  # a hole: it takes no room on the disk
-    refused(tmp_path / "t.zarr", "'zarr.json' is of more than 64 MiB")
+    refused(tmp_path / "t.zarr", "'zarr.json' is larger than 64 MiB")
     (tmp_path / "t").mkdir()
     for name in ("a=1", "b=1"):
         (tmp_path / "t" / name).symlink_to(".")

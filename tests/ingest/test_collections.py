@@ -185,12 +185,12 @@ def of(*values: Any, shape: tuple[float, int] = (np.nan, 3), dtype: str = "float
 def test_blocks_that_are_not_what_was_announced_are_refused(tmp_path: Path) -> None:
     good = table(rows=4) + SECRET
     refused(of(good, good, shape=(5, 3)), tmp_path, "Block ", "differs from its metadata")
-    refused(of(good, good[:, :2]), tmp_path, "Block 1", "no table")
-    refused(of(good, good[0]), tmp_path, "Block 1", "no table")
-    refused(of(good, np.hstack([good, good])), tmp_path, "Block 1", "no table")
+    refused(of(good, good[:, :2]), tmp_path, "Block 1", "the columns of its metadata")
+    refused(of(good, good[0]), tmp_path, "Block 1", "the columns of its metadata")
+    refused(of(good, np.hstack([good, good])), tmp_path, "Block 1", "the columns of its metadata")
     turned = [dask.delayed(pd.DataFrame(good, columns=order)) for order in (NAMES, NAMES[::-1])]
     meta = pd.DataFrame(good, columns=NAMES)
-    refused(dd.from_delayed(turned, meta=meta, verify_meta=False), tmp_path, "Block 1", "no table")
+    refused(dd.from_delayed(turned, meta=meta, verify_meta=False), tmp_path, "Block 1", "the columns of its metadata")
     refused(of(good, np.array([["secretword"] * 3])), tmp_path, "Block 1", "not real numbers")
     refused(of(good, np.ma.masked_greater(good, 3)), tmp_path, "Block 1", "masked")
     refused(of(good + 0.5, shape=(4, 3), dtype="int64"), tmp_path, "Block 0", "announced")

@@ -61,7 +61,7 @@ def test_a_sample_of_two_files_is_one_person_in_vcf_and_plink_too(tmp_path: Path
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.vcf").write_text(VCF + site)
     (tmp_path / "in" / "b.vcf").write_text(VCF.replace("s2", "s3") + site)
-    refused(tmp_path / "in", r"b\.vcf names 1 sample that .*a\.vcf names, too: one person would have several rows")
+    refused(tmp_path / "in", r"b\.vcf names 1 sample of .*a\.vcf again: one person would have several rows")
     (tmp_path / "in" / "b.vcf").write_text(VCF.replace("s1", "s4").replace("s2", "s3") + site)
     assert rows_of(tmp_path / "in").shape == (4, 2)
     for families in (["0", "0"], ["s1", "s2"]):
@@ -217,7 +217,7 @@ def test_what_netcdf_knows_for_missing_is_missing(tmp_path: Path, kind: str, fil
         return tmp_path / "t.nc"
 
     for path in (write(fill), write(99, valid_max=50.0), write(99, valid_range=[0.0, 50.0])):
-        refused(path, r"row 1 .*'c1': the attributes of the array mark the value")
+        refused(path, r"row 1 .*'c1': the value is missing according to the attributes")
     rows = rows_of(write(50, valid_range=[0.0, 50.0]))
     assert (rows.tolist(), rows.dtype.str[1:]) == ([[1, 2], [3, 50]], kind)
 
@@ -402,7 +402,7 @@ def test_a_time_that_is_none_is_missing_and_bounds_are_no_rows(tmp_path: Path, k
     refused(written(tmp_path / "a", kind, a=when), "missing|not finite")
     edges = dataset(np.arange(8.0).reshape(4, 2), ("time", "bnds"), time=np.arange(4)).rename(x="time_bnds")
     edges["time"].attrs["bounds"] = "time_bnds"
-    refused(written(tmp_path / "b", kind, a=edges), "holds no (array|variable) of two or more dimensions")
+    refused(written(tmp_path / "b", kind, a=edges), "holds no (array|variable) with two or more dimensions")
 
 
 def test_gaps_of_a_grid_are_left_out_as_the_message_says(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_several_netcdf_variables_are_told_and_one_is_chosen(tmp_path: Path) -> 
     sgkit = xarray.Dataset({"a": (("variants", "x"), cube()[:, 0])})
     for dataset, needles in (
         (data, ("several variables", "--variable", "a (30, 6); b (30, 6)")),
-        (flat, ("no variable of two or more dimensions",)),
+        (flat, ("no variable with two or more dimensions",)),
         (sgkit, ("one row per variant",)),
     ):
         dataset.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
@@ -281,7 +281,7 @@ def test_cells_without_a_privacy_unit_are_refused(tmp_path: Path) -> None:
 def test_variants_of_one_name_and_allele_are_refused_and_nameless_ones_get_one(tmp_path: Path, name: str) -> None:
     key = "sid" if name == "t.bed" else "names"
     GENOTYPES[name](tmp_path / name, genotypes(), **{key: ["rs1"] * 2 + [f"v{i}" for i in range(VARIANTS - 2)]})
-    refused(tmp_path / name, name, "one name: rs1:" if name == "t.bed" else "one name: rs1:G.")
+    refused(tmp_path / name, name, "the same name: rs1:" if name == "t.bed" else "the same name: rs1:G.")
     facts: dict[str, Any] = {key: ["."] * VARIANTS}
     if name == "t.bed":
         facts |= {
@@ -347,7 +347,7 @@ def test_a_bed_file_needs_its_companions_and_their_length_and_takes_them_along(t
     assert np.array_equal(stored(tmp_path / "rows.zarr"), np.vstack([genotypes(), genotypes(4)]))
     (tmp_path / "parts" / "c.fam").touch()
     shutil.rmtree(tmp_path / "rows.zarr")
-    refused(tmp_path / "parts", "c.fam", "cannot be read")
+    refused(tmp_path / "parts", "c.fam", "not of a supported kind")
 
 
 def test_a_partitioned_dataset_has_its_keys_as_columns(tmp_path: Path) -> None:

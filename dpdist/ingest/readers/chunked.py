@@ -221,8 +221,8 @@ class Chunked(Source):
                     position = self._position_of(keep[column])
                     raise DataError(
                         f"{self.path}, row {row + offset} (counting from 0), column {self.head.names[keep[column]]!r}"
-                        f"{position and f' ({position})'}: the attributes of the array mark the value as missing. "
-                        f"{self._cure}"
+                        f"{position and f' ({position})'}: the value is missing according to the attributes of the "
+                        f"array. {self._cure}"
                     )
                 block = layout.meaning.unpacked(block)
             if layout.rounded and (np.abs(block) >= EXACT).any():
