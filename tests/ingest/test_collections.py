@@ -193,14 +193,14 @@ def test_blocks_that_are_not_what_was_announced_are_refused(tmp_path: Path) -> N
     refused(dd.from_delayed(turned, meta=meta, verify_meta=False), tmp_path, "Block 1", "the columns of its metadata")
     refused(of(good, np.array([["secretword"] * 3])), tmp_path, "Block 1", "not real numbers")
     refused(of(good, np.ma.masked_greater(good, 3)), tmp_path, "Block 1", "masked")
-    refused(of(good + 0.5, shape=(4, 3), dtype="int64"), tmp_path, "Block 0", "announced")
+    refused(of(good + 0.5, shape=(4, 3), dtype="int64"), tmp_path, "Block 0", "metadata")
     refused(of(good[:0], good[:0]), tmp_path, "no rows")
     refused(da.ones((4, 1)), tmp_path, "two or more")
     refused(da.ones((4, 1, 2)), tmp_path, "3 dimensions")
     refused(xarray.Dataset({"x": ("t", [SECRET]), "y": ((), SECRET)}), tmp_path, "different first dimensions")
     refused(xarray.Dataset({"x": ("variants", [SECRET])}), tmp_path, "one row per variant")
     refused(xarray.DataArray(good, dims=("variants", "samples")), tmp_path, "one row per variant")
-    refused(pd.DataFrame(good, columns=["a", "a", "b"]), tmp_path, "one name: a")
+    refused(pd.DataFrame(good, columns=["a", "a", "b"]), tmp_path, "the same name: a")
     refused(pd.DataFrame(good, columns=["a", "b\x1b[2J", "c"]), tmp_path, "control character")
 
 
