@@ -205,7 +205,7 @@ def test_what_a_web_server_does_not_have_is_named_and_leaves_nothing(tmp_path: P
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         closed = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    with pytest.raises(DataError, match=r"is not there|cannot be read"):
+    with pytest.raises(DataError, match=r"does not exist|cannot be read"):
         ingest(Remote(f"{closed}/t.csv"), tmp_path / "rows.zarr")
 
 
