@@ -1,1 +1,1 @@
-"""From people's files to a table of rows."""
+"""From files of users to a table of rows."""

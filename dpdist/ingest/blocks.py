@@ -1,8 +1,7 @@
-"""A table that Python code holds -> rows.zarr: each block is written by whoever computes it.
+"""A table in memory or on Dask -> rows.zarr. The worker that computes a block writes it.
 
-It comes to nobody else but, from its beginning, the rows of a chunk that it shares with the block before. Where the
-blocks alone tell their lengths and types, each is computed twice: first for these, then for its rows. Both times must
-give the same bits.
+Only the first rows of a block go to another task, if they complete a chunk of the block before. If lengths and types
+are unknown, each block is computed twice: first for these, then for its rows. Both must give the same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dpdist._util.progress import Progress
 from dpdist.errors import DataError
 from dpdist.ingest.collection import Collection, Reader
 from dpdist.ingest.readers.base import Places, fits, require_exact
-from dpdist.ingest.survey import kept_places, require_publishable
+from dpdist.ingest.survey import kept_columns, require_publishable
 from dpdist.ingest.write import WORK, secret_of, writing
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
@@ -36,7 +35,7 @@ from dpdist.storage.store import Store
 
 
 def ingest_collection(
-    found: Collection,
+    collection: Collection,
     target: Store,
     *,
     budget: PrivacyLoss | None,
@@ -46,36 +45,38 @@ def ingest_collection(
     progress: Progress | None,
     schema: Schema | None = None,
 ) -> RowsTable:
-    """Write a table that Python code holds into a new rows.zarr."""
+    """Write a table in memory or on Dask into a new rows.zarr."""
     target.require_new("rows")
-    where = chosen(cluster)
-    require_publishable(f"The {found.kind}", found.names)
-    given = found
+    site = chosen(cluster)
+    require_publishable(f"The {collection.kind}", collection.names)
+    original = collection
     if schema is not None:
-        found = found.fitted(schema, columns)
+        collection = collection.fitted(schema, columns)
         columns = schema.features
-    keep = kept_places(found.names, columns, None)
+    keep = kept_columns(collection.names, columns, None)
     if len(keep) < 2:
-        raise DataError(f"{len(keep)} column(s) of {found} are kept, and a table needs two or more.")
+        raise DataError(
+            f"{len(keep)} column(s) of {collection} are kept. A table needs two or more: keep more columns."
+        )
     if columns is None:
-        found.require_no_index()
-    found.require_numbers(keep)
-    origin = given.origin(columns=None if schema else columns, compress=compress, schema=schema)
-    # never resumed: a graph may read other things later, and with blocks of both a person could be in a table twice
-    with target.staged("rows", private=True) as aside:
-        with executor_for(where) if found.lazy else nullcontext() as executor:
+        collection.require_no_index()
+    collection.require_numbers(keep)
+    origin = original.origin(columns=None if schema else columns, compress=compress, schema=schema)
+    # never resumed: a graph may read other data later, and blocks of both could count a person twice
+    with target.staged("rows", private=True) as staging:
+        with executor_for(site) if collection.lazy else nullcontext() as executor:
             if executor is not None:
-                executor.require_visible(aside.absolute())
-            blocks = _Blocks(found, keep, aside.absolute(), executor, progress or where.progress)
+                executor.require_visible(staging.absolute())
+            blocks = _Blocks(collection, keep, staging.absolute(), executor, progress or site.progress)
             shape = blocks.write(compress=compress)
-        unit, names = None if schema is None else schema.unit, tuple(found.names[place] for place in keep)
-        aside.put(ROOT, head_of(shape, names, budget, unit=unit, origin=origin, schema=schema))
-        aside.drop(WORK)
+        unit, names = None if schema is None else schema.unit, tuple(collection.names[index] for index in keep)
+        staging.put(ROOT, head_of(shape, names, budget, unit=unit, origin=origin, schema=schema))
+        staging.drop(WORK)
     return open_ingested(target)
 
 
-class _Piece(NamedTuple):
-    """Rows of a block, from its beginning."""
+class _Prefix(NamedTuple):
+    """The first rows of a block."""
 
     block: int
     rows: int
@@ -83,78 +84,77 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Writes the chunks of a table where its blocks are computed."""
+    """Writes chunks on the workers that compute the blocks."""
 
-    found: Collection
+    collection: Collection
     keep: Places
-    aside: Store
+    staging: Store
     executor: DaskExecutor | None
     progress: Progress | None
 
     @cached_property
     def blocks(self) -> list[Any]:
-        """What is computed."""
-        return self.found.blocks(self.keep)
+        return self.collection.blocks(self.keep)
 
     def run(self, tasks: Sequence[tuple[Callable[..., Any], ...]], label: str) -> list[Any]:
-        """Call the first of each task with the others, where the blocks among them are computed."""
-        if self.found.lazy:
+        """Call the first item of each task with the others, on the workers that compute its blocks."""
+        if self.collection.lazy:
             return map_blocks(self.executor, tasks, self.progress, label)
         return [guarded(ClientInfo.current(), *task) for task in tasks]
 
     def write(self, *, compress: bool) -> Shape:
-        """Write all rows, and return what table they are."""
-        reader = self.found.reader(self.keep, secret_of(self.aside))
-        lengths, digests, dtype = self._looked(reader)
+        """Write all rows and return the shape of the table."""
+        reader = self.collection.reader(self.keep, secret_of(self.staging))
+        lengths, digests, dtype = self._survey_blocks(reader)
         if not sum(lengths):
-            raise DataError(f"There are no rows in {self.found}.")
+            raise DataError(f"There are no rows in {self.collection}. Add some.")
         shape = shape_of(sum(lengths), len(self.keep), dtype, compress=compress)
-        require_space(self.aside, shape, shape.rows)
+        require_space(self.staging, shape, shape.rows)
         tasks: list[Any] = []
-        for first, stop, start, pieces in _units(lengths, shape):
-            write = _Write(reader, self.aside, shape, first, stop, start, pieces, digests[pieces[0].block])
-            blocks = [(self.blocks[number], rows, lengths[number]) for number, rows in pieces]
+        for first, stop, start, prefixes in _chunk_tasks(lengths, shape):
+            write = _Write(reader, self.staging, shape, first, stop, start, prefixes, digests[prefixes[0].block])
+            blocks = [(self.blocks[number], rows, lengths[number]) for number, rows in prefixes]
             tasks.append((write, *(block if rows == all_ else first_rows(block, rows) for block, rows, all_ in blocks)))
-        seen: dict[_Piece, str] = {}
-        for told in self.run(tasks, "Ingesting"):
-            for piece, digest in told.items():
-                if seen.setdefault(piece, digest) != digest:
-                    raise _changed(reader, piece.block)
+        first_digests: dict[_Prefix, str] = {}
+        for digests_of_task in self.run(tasks, "Ingesting"):
+            for prefix, digest in digests_of_task.items():
+                if first_digests.setdefault(prefix, digest) != digest:
+                    raise _changed(reader, prefix.block)
         return shape
 
-    def _looked(self, reader: Reader) -> tuple[list[int], list[str | None], str]:
-        lengths, dtype = self.found.lengths, self.found.dtype
+    def _survey_blocks(self, reader: Reader) -> tuple[list[int], list[str | None], str]:
+        lengths, dtype = self.collection.lengths, self.collection.dtype
         if lengths is not None and dtype is not None:
             return list(lengths), [None] * len(lengths), dtype
-        tasks: list[Any] = [(partial(_look, reader, number), block) for number, block in enumerate(self.blocks)]
-        found = self.run(tasks, "Surveying blocks")
-        kinds = [np.dtype(kind) for rows, kind, _ in found if rows] or [np.dtype(np.uint8)]
-        return [rows for rows, _, _ in found], [digest for _, _, digest in found], np.result_type(*kinds).name
+        tasks: list[Any] = [(partial(_survey_block, reader, number), block) for number, block in enumerate(self.blocks)]
+        surveys = self.run(tasks, "Surveying blocks")
+        kinds = [np.dtype(kind) for rows, kind, _ in surveys if rows] or [np.dtype(np.uint8)]
+        return [rows for rows, _, _ in surveys], [digest for _, _, digest in surveys], np.result_type(*kinds).name
 
 
-def _units(lengths: Sequence[int], shape: Shape) -> Iterator[tuple[int, int, int, list[_Piece]]]:
-    """Yield of each block in which chunks begin these chunks, its first row, and the rows of blocks that they need."""
+def _chunk_tasks(lengths: Sequence[int], shape: Shape) -> Iterator[tuple[int, int, int, list[_Prefix]]]:
+    """Yield first and last chunk, first row and needed rows for each block in which a chunk begins."""
     high, start, first = shape.chunk_rows, 0, 0
     for number, length in enumerate(lengths):
         end = start + length
         stop = -(-end // high)
         if stop > first:
-            pieces, lacking, other = [_Piece(number, length)], min(stop * high, shape.rows) - end, number + 1
+            prefixes, lacking, other = [_Prefix(number, length)], min(stop * high, shape.rows) - end, number + 1
             while lacking:
                 if rows := min(lacking, lengths[other]):
-                    pieces.append(_Piece(other, rows))
+                    prefixes.append(_Prefix(other, rows))
                 lacking, other = lacking - rows, other + 1
-            yield first, stop, start, pieces
+            yield first, stop, start, prefixes
             first = stop
         start = end
 
 
 def _digest(reader: Reader) -> Any:
-    """Begin a digest of rows: of a key, because it is the result of a task."""
+    """Begin a digest of rows, keyed because task results travel."""
     return blake2b(digest_size=16, key=reader.secret)
 
 
-def _look(reader: Reader, number: int, block: Any) -> tuple[int, str, str]:
+def _survey_block(reader: Reader, number: int, block: Any) -> tuple[int, str, str]:
     rows, kinds, digest = 0, set[np.dtype[Any]](), _digest(reader)
     for part in reader.rows(block, number):
         rows += len(part)
@@ -165,43 +165,43 @@ def _look(reader: Reader, number: int, block: Any) -> tuple[int, str, str]:
 
 @dataclass(frozen=True)
 class _Write:
-    """Writes the chunks that begin in the first of some blocks."""
+    """Writes the chunks that begin in the first block."""
 
     reader: Reader
-    aside: Store
+    staging: Store
     shape: Shape
     first: int
     stop: int
     start: int
-    pieces: Sequence[_Piece]
+    prefixes: Sequence[_Prefix]
     digest: str | None
 
-    def __call__(self, *blocks: Any) -> dict[_Piece, str]:
-        """Write them; return digests of the rows of which another task has a copy."""
-        writer, target = RowsWriter(self.aside, self.shape, self.first, self.stop), self.start
-        found: dict[_Piece, str] = {}
+    def __call__(self, *blocks: Any) -> dict[_Prefix, str]:
+        """Write them and return digests of the rows that another task also reads."""
+        writer, target = RowsWriter(self.staging, self.shape, self.first, self.stop), self.start
+        shared_digests: dict[_Prefix, str] = {}
         with writing():
-            for piece, block in zip(self.pieces, blocks, strict=True):
-                # of the first block the rows before its first chunk are another task's; it has none of what is behind
-                own = piece == self.pieces[0]
-                shared = self.first * self.shape.chunk_rows - self.start if own else piece.rows
-                rows, whole, copy = 0, _digest(self.reader), _digest(self.reader)
-                for part in self.reader.rows(block, piece.block):
-                    require_exact(self.reader.where(piece.block), rows, part, self.shape.dtype, self.reader.names)
-                    if rows + len(part) > piece.rows or not fits(part, np.dtype(self.shape.dtype)):
-                        raise _changed(self.reader, piece.block)
-                    whole.update(part.data)
-                    copy.update(part[: max(0, shared - rows)].data)
-                    writer.append(part, target)
-                    rows, target = rows + len(part), target + len(part)
-                if rows != piece.rows or (own and self.digest not in {None, whole.hexdigest()}):
-                    raise _changed(self.reader, piece.block)
-                found[_Piece(piece.block, shared)] = copy.hexdigest()
-        return found
+            for prefix, block in zip(self.prefixes, blocks, strict=True):
+                # rows of the first block before its first chunk belong to another task
+                is_first = prefix == self.prefixes[0]
+                shared = self.first * self.shape.chunk_rows - self.start if is_first else prefix.rows
+                rows, full_digest, shared_digest = 0, _digest(self.reader), _digest(self.reader)
+                for batch in self.reader.rows(block, prefix.block):
+                    require_exact(self.reader.where(prefix.block), rows, batch, self.shape.dtype, self.reader.names)
+                    if rows + len(batch) > prefix.rows or not fits(batch, np.dtype(self.shape.dtype)):
+                        raise _changed(self.reader, prefix.block)
+                    full_digest.update(batch.data)
+                    shared_digest.update(batch[: max(0, shared - rows)].data)
+                    writer.append(batch, target)
+                    rows, target = rows + len(batch), target + len(batch)
+                if rows != prefix.rows or (is_first and self.digest not in {None, full_digest.hexdigest()}):
+                    raise _changed(self.reader, prefix.block)
+                shared_digests[_Prefix(prefix.block, shared)] = shared_digest.hexdigest()
+        return shared_digests
 
 
 def _changed(reader: Reader, number: int) -> DataError:
     return DataError(
-        f"{reader.where(number)} has other rows than were announced or found before. Its graph must compute the same "
-        "each time: seed what is random, or write the collection to files first."
+        f"{reader.where(number)} differs from its metadata or from an earlier computation. Its graph must return the "
+        "same rows each time: seed random numbers, or write the collection to files first."
     )

@@ -1,8 +1,7 @@
-"""Tables that Python code holds: Dask arrays and DataFrames, arrays of xarray, and what of these is in memory.
+"""Tables of Python code: Dask, NumPy and SciPy arrays, Dask and pandas DataFrames, and xarray.
 
-They are recognised by the names of their classes, so pandas, xarray and Dask are imported only by those who use them.
-A table is a sequence of blocks of whole rows: the row chunks of an array, the partitions of a DataFrame, or all that is
-in memory.
+Class names identify them, so that pandas, xarray and Dask are imported only if used. A table is a sequence of blocks
+of whole rows: row chunks of an array, partitions of a DataFrame, or all rows in memory.
 """
 
 from __future__ import annotations
@@ -36,58 +35,55 @@ from dpdist.naming import parameter
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import kept_of_each
 
-CURE = "Mend it in the collection and ingest again."
+CURE = "Correct the collection and ingest again."
 
 
 def whole_rows(array: Any) -> Any:
-    """Return a Dask array with whole rows in every block."""
+    """Rechunk a Dask array so that blocks hold whole rows."""
     return array if array.numblocks[1] == 1 else array.rechunk({1: -1})
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A table that Python code holds."""
+    """A table in memory or on Dask."""
 
-    kind: str  # how messages name it
-    given: Any
+    kind: str  # its name in messages
+    original: Any
     data: Any  # an array or a DataFrame, of Dask or in memory
-    lazy: bool  # it is of Dask
-    names: tuple[str, ...]  # of its columns; with a schema those of the rows
-    lengths: tuple[int, ...] | None  # rows of every block; None where only the blocks tell
-    dtype: str | None  # of their values
-    schema: Schema | None = None  # by what the columns of a DataFrame are mapped; None: they are numbers
+    lazy: bool  # whether it is on Dask
+    names: tuple[str, ...]  # of its columns; with a schema, of its features
+    lengths: tuple[int, ...] | None  # rows of every block; None if unknown
+    dtype: str | None  # of the values
+    schema: Schema | None = None  # maps the columns of a DataFrame; None: they are numbers
 
     def __str__(self) -> str:
         return f"the {self.kind}"
 
     @cached_property
     def token(self) -> str:
-        """By which it is known again: it follows from the Dask graph, or from all values where they are in memory.
-
-        Dask draws it at random where it cannot tell what a graph computes. It is kept with the rows, and private as
-        they are.
-        """
+        """Identity of the data: a digest of the Dask graph, or of all values in memory; private, like the rows."""
+        # Dask draws a random one for graphs that it cannot hash
         from dpdist.runtime.collections import token_of  # noqa: PLC0415 - files are ingested without Dask
 
         if self.lazy or not (self.framed or isinstance(self.data, np.ndarray)):
-            return token_of(self.given)
+            return token_of(self.original)
         return token_of([type(self.data).__qualname__, self.names, [token_of(part) for part in self._parts()]])
 
     def origin(
         self, *, columns: Sequence[str] | None, compress: bool, schema: Schema | None = None
     ) -> dict[str, object]:
-        """Return what a table is ingested from, as JSON values."""
-        said: dict[str, object] = {
+        """Return the origin of a table as JSON values."""
+        values: dict[str, object] = {
             "collection": [self.kind, self.token],
             "columns": None if columns is None else list(columns),
             "compress": compress,
         }
-        return said if schema is None else {**said, "schema": schema.to_json()}
+        return values if schema is None else {**values, "schema": schema.to_json()}
 
     def _parts(self) -> Iterator[Any]:
-        """Yield what is in memory in parts that Dask hashes as the values stand: else it does as they lie in memory."""
+        """Yield contiguous parts of a table in memory: Dask hashes the bytes as laid out."""
         if self.framed:
-            yield from (self.data.iloc[:, place] for place in range(len(self.names)))
+            yield from (self.data.iloc[:, index] for index in range(len(self.names)))
             return
         step = max(1, PIECE // max(1, self.data[:1].nbytes))
         for start in range(0, len(self.data), step):
@@ -95,19 +91,19 @@ class Collection:
 
     @property
     def framed(self) -> bool:
-        """Whether it is a DataFrame, whose columns have types of their own."""
+        """Whether it is a DataFrame, with one type per column."""
         return self.dtype is None and hasattr(self.data, "columns")
 
     def fitted(self, schema: Schema, columns: Sequence[str] | None) -> Collection:
-        """Return what a DataFrame is by a schema."""
+        """Return the collection with a schema applied."""
         if not self.framed:
-            raise UsageError(f"{self} has no columns of different kinds, which a schema is for.", parameter="schema")
+            raise UsageError(f"{self} cannot take a schema: only DataFrames can. Leave it out.", parameter="schema")
         if columns is not None:
             raise schema_says_columns()
         if schema.unit is not None and self.lazy:
             raise UsageError(
-                f"The schema has a privacy unit, of which rows are kept by their order, and the partitions of {self} "
-                "are computed in any. Write it to .parquet and ingest that.",
+                f"The schema has a privacy unit: the kept rows depend on row order, and the partitions of {self} have "
+                "none. Write it to .parquet and ingest that.",
                 parameter="schema",
             )
         from dpdist.rows.encoding import require_types, types_of  # noqa: PLC0415 - Arrow
@@ -117,89 +113,89 @@ class Collection:
         return replace(self, names=schema.features, schema=schema)
 
     def require_numbers(self, keep: Places) -> None:
-        """Refuse columns that hold no real numbers: DataError, which names them."""
+        """Raise DataError if a column does not hold real numbers."""
         if self.schema is not None:
             return
-        kinds = {self.names[at]: self.data.dtypes.iloc[at] if self.framed else self.data.dtype for at in keep}
+        kinds = {self.names[index]: self.data.dtypes.iloc[index] if self.framed else self.data.dtype for index in keep}
         bad = [f"{name!r} ({kind})" for name, kind in kinds.items() if _stored(kind) is None]
         if bad:
             raise DataError(
-                f"These columns of {self} hold no real numbers: {listed(bad)}. Say what they mean in a schema "
+                f"These columns of {self} do not hold real numbers: {listed(bad)}. Map them with a schema "
                 f"({parameter('schema')}), or name the others in {parameter('columns')}."
             )
 
     def require_no_index(self) -> None:
-        """Refuse a column that is called like an index that was written to a file and read again: DataError."""
+        """Raise DataError if a column has the name that pandas gives a written index."""
         index = next((name for name in self.names if name in UNNAMED), None) if self.framed else None
         if index is not None:
             raise DataError(
-                f"The column {index!r} of {self} is called like an index, which would be summed like a measurement. "
+                f"The column {index!r} of {self} looks like an index, and would be summed like a measurement. "
                 f"Rename it, or name the columns to keep in {parameter('columns')}."
             )
 
     def reader(self, keep: Places, secret: bytes) -> Reader:
-        """Return what reads every block."""
-        labels, names = None, tuple(self.names[place] for place in keep)
+        """Return a reader of blocks."""
+        labels, names = None, tuple(self.names[index] for index in keep)
         if self.schema is not None:
-            labels, names = self._read, self.names
+            labels, names = self._read_names, self.names
         elif self.framed:
-            known = [str(label) for label in self.data.columns]
-            labels = [known[place] for place in keep]
+            all_labels = [str(label) for label in self.data.columns]
+            labels = [all_labels[index] for index in keep]
         return Reader(str(self), names, keep, len(self.names), labels, self.schema, secret)
 
     @property
-    def _read(self) -> list[str]:
+    def _read_names(self) -> list[str]:
         columns = () if self.schema is None else self.schema.columns
         return [column.name for column in columns if column.stored or column.kind == "privacy unit"]
 
     def blocks(self, keep: Places) -> list[Any]:
-        """Return the blocks: what Dask makes each of, or the one that is in memory."""
+        """Return the blocks: Dask delayed objects, or the one in memory."""
         data = self.data
         if self.schema is not None:
             labels = {str(label): label for label in data.columns}
-            data = data[[labels[name] for name in self._read]]
+            data = data[[labels[name] for name in self._read_names]]
         elif self.framed:
-            data = data[[data.columns[place] for place in keep]] if self.lazy else data.iloc[:, list(keep)]
+            data = data[[data.columns[index] for index in keep]] if self.lazy else data.iloc[:, list(keep)]
         if not self.lazy:
             return [data]
         return list(data.to_delayed()) if self.framed else whole_rows(data).to_delayed().ravel().tolist()
 
 
-def collection_of(given: Any, rows_dimension: str | None = None) -> Collection | None:
-    """Return what a table is that Python code holds; None: it is something else, such as a path."""
-    given = as_frame(given)
-    labels, kind, data = None, "", given
-    if is_labelled(given):
-        laid = laid_out(given, rows_dimension)
-        kind, data, labels = type(given).__name__, laid.rows(), laid.names
+def collection_of(value: Any, rows_dimension: str | None = None) -> Collection | None:
+    """Return a table as a collection; None if it is something else, such as a path."""
+    value = as_frame(value)
+    labels, kind, data = None, "", value
+    if is_labelled(value):
+        laid = laid_out(value, rows_dimension)
+        kind, data, labels = type(value).__name__, laid.rows(), laid.names
     framed = is_a(data, "dask", "DataFrame") or is_a(data, "pandas", "DataFrame")
     lazy = is_a(data, "dask", "Array") or is_a(data, "dask", "DataFrame")
     sparse = hasattr(data, "tocsr") and hasattr(data, "shape")
     if not (kind or framed or lazy or sparse or isinstance(data, np.ndarray)):
         return None
-    if rows_dimension is not None and not is_labelled(given):
-        raise UsageError("Only arrays of xarray have dimensions with names.", parameter="rows_dimension")
+    if rows_dimension is not None and not is_labelled(value):
+        raise UsageError("Only xarray objects have named dimensions. Leave it out.", parameter="rows_dimension")
     kind = kind or ("sparse " * sparse) + ("Dask " * lazy) + ("DataFrame" if framed else "array")
     if not framed and len(data.shape) != 2:  # Dask computes the shape of a DataFrame
-        raise DataError(f"The {kind} has {len(data.shape)} dimensions, and a table has two: (rows, columns).")
+        raise DataError(f"The {kind} has {len(data.shape)} dimensions. A table has two: (rows, columns).")
     count = len(data.columns) if framed else int(data.shape[1])
     require_columns(f"The {kind}", count)
     if framed:
         if not data.columns.is_unique:
             raise DataError(
-                f"The {kind} has several columns of one name: {listed(map(str, data.columns))}. Rename them."
+                f"The {kind} has several columns with the same name: {listed(map(str, data.columns))}. Rename them."
             )
-        words = any(isinstance(label, str) for label in data.columns)
-        names = tuple(map(str, data.columns)) if words else numbered(count)
-        return Collection(kind, given, data, lazy, names, None, None)
+        has_names = any(isinstance(label, str) for label in data.columns)
+        names = tuple(map(str, data.columns)) if has_names else numbered(count)
+        return Collection(kind, value, data, lazy, names, None, None)
     rows = data.chunks[0] if lazy else data.shape[:1]
     lengths = None if any(map(math.isnan, rows)) else tuple(map(int, rows))
-    return Collection(kind, given, data, lazy, labels or numbered(count), lengths, _stored(data.dtype))
+    return Collection(kind, value, data, lazy, labels or numbered(count), lengths, _stored(data.dtype))
 
 
 def _stored(kind: Any) -> str | None:
-    """Return in which type values of a type are stored; None: they are no real numbers."""
-    kind = getattr(kind, "numpy_dtype", kind)  # of a column that may have missing values
+    """Return the dtype in which values are stored; None if they are not real numbers."""
+    kind = getattr(kind, "numpy_dtype", kind)  # nullable extension types
     kind = kind.subtype if is_a(kind, "pandas", "SparseDtype") else kind
     return STORED.get(kind.name) if isinstance(kind, np.dtype) else None
 
@@ -207,57 +203,55 @@ def _stored(kind: Any) -> str | None:
 class Reader(NamedTuple):
     """Reads blocks of a table."""
 
-    table: str  # how messages name it
-    names: Sequence[str]  # of the columns that are kept
-    keep: Places  # and where these are in an array
-    columns: int  # how many an array has
-    labels: Sequence[str] | None  # of a DataFrame of the columns that are kept, as text; None for an array
-    schema: Schema | None  # by what a DataFrame is mapped
-    secret: bytes  # keys the choice of rows of its privacy units
+    table: str  # its name in messages
+    names: Sequence[str]  # of the kept columns
+    keep: Places  # their indices in an array
+    columns: int  # number of columns of an array
+    labels: Sequence[str] | None  # of the kept columns of a DataFrame; None for an array
+    schema: Schema | None  # maps a DataFrame
+    secret: bytes  # keys the choice of rows per privacy unit
 
     def where(self, number: int) -> str:
-        """Return how messages name a block."""
+        """Return the name of a block in messages."""
         return f"Block {number} (counting from 0) of {self.table}"
 
     def rows(self, block: Any, number: int) -> Iterator[Rows]:
-        """Yield the rows of a block in pieces of about 8 MiB, as C-ordered arrays of a type that is stored."""
+        """Yield the rows of a block, about 8 MiB at a time, as C-ordered arrays of a storable dtype."""
         row, where = 0, self.where(number)
-        for piece in self._pieces(block, where):
-            if self.schema is None and piece.dtype.kind == "f" and not np.isfinite(piece).all():
-                at, place = np.argwhere(~np.isfinite(piece))[0]
-                raise not_finite(where, row + at, self.names[place], cure=CURE)
-            row += len(piece)
-            yield piece
+        for batch in self._batches(block, where):
+            if self.schema is None and batch.dtype.kind == "f" and not np.isfinite(batch).all():
+                offset, column = np.argwhere(~np.isfinite(batch))[0]
+                raise not_finite(where, row + offset, self.names[column], cure=CURE)
+            row += len(batch)
+            yield batch
 
-    def _pieces(self, block: Any, where: str) -> Iterator[Rows]:
+    def _batches(self, block: Any, where: str) -> Iterator[Rows]:
         names, framed = self.names, hasattr(block, "iloc")
         shape: tuple[int, ...] = getattr(block, "shape", ())
-        labels = [str(each) for each in getattr(block, "columns", ())] if framed else None
+        labels = [str(label) for label in getattr(block, "columns", ())] if framed else None
         if len(shape) != 2 or labels != self.labels or not (framed or shape[1] == self.columns):
-            raise DataError(f"{where} is no table of the columns that were announced. {CURE}")
+            raise DataError(f"{where} does not have the columns of its metadata. {CURE}")
         if isinstance(block, np.ma.MaskedArray):
-            raise DataError(f"{where} is a masked array, and a masked entry is no number: fill it by a public rule.")
+            raise DataError(f"{where} is a masked array. Fill the masked entries by a public rule.")
         step = max(1, PIECE // (8 * len(names)))
-        block = summed(block) if hasattr(block, "tocsr") else block  # others cannot be cut
-        kept = None if self.schema is None else _kept(block, where, self.schema, self.secret)
+        block = summed(block) if hasattr(block, "tocsr") else block  # other sparse formats cannot be sliced
+        mask = None if self.schema is None else _kept_mask(block, where, self.schema, self.secret)
         for start in range(0, block.shape[0], step):
             if self.schema is not None:
-                yield from _mapped(block.iloc[start : start + step], where, start, self.schema, kept)
+                yield from _mapped(block.iloc[start : start + step], where, start, self.schema, mask)
             elif framed:
                 yield _of_frame(block.iloc[start : start + step], f"{where}, row", start, names)
             else:
-                piece = block[start : start + step]
-                rows = np.asarray(piece.toarray() if hasattr(piece, "toarray") else piece)
+                part = block[start : start + step]
+                rows = np.asarray(part.toarray() if hasattr(part, "toarray") else part)
                 kind = _stored(rows.dtype)
                 if kind is None:
-                    raise DataError(
-                        f"{where} holds values of type {rows.dtype.name}, which are no real numbers. {CURE}"
-                    )
+                    raise DataError(f"{where} holds values of type {rows.dtype.name}, not real numbers. {CURE}")
                 yield np.ascontiguousarray(rows[:, list(self.keep)], dtype=kind)
 
 
-def _kept(block: Any, where: str, schema: Schema, key: bytes) -> npt.NDArray[np.bool_] | None:
-    """Say which rows of a DataFrame are kept of each privacy unit; None: all."""
+def _kept_mask(block: Any, where: str, schema: Schema, key: bytes) -> npt.NDArray[np.bool_] | None:
+    """Return the mask of the rows that are kept; None for all."""
     if schema.unit is None:
         return None
     from dpdist.rows.encoding import UnfitError, columns_of, units_of  # noqa: PLC0415 - Arrow
@@ -271,17 +265,17 @@ def _kept(block: Any, where: str, schema: Schema, key: bytes) -> npt.NDArray[np.
     raise wrong.told(where, lambda row: f"row {row} (counting from 0)", CURE)
 
 
-def _mapped(frame: Any, where: str, start: int, schema: Schema, kept: npt.NDArray[np.bool_] | None) -> Iterator[Rows]:
-    """Yield the rows of a piece of a DataFrame; those that are not kept are examined too, as those of files are."""
+def _mapped(frame: Any, where: str, start: int, schema: Schema, mask: npt.NDArray[np.bool_] | None) -> Iterator[Rows]:
+    """Yield the kept rows of a part of a DataFrame, mapped by the schema; rows that are not kept are validated too."""
     from dpdist.rows.encoding import UnfitError, columns_of, encoded  # noqa: PLC0415 - Arrow
 
     row = start
     try:
         for rows in encoded(schema, columns_of(frame, list(map(str, frame.columns))), len(frame)):
-            found = rows if kept is None else rows[kept[row : row + len(rows)]]
+            selected = rows if mask is None else rows[mask[row : row + len(rows)]]
             row += len(rows)
-            if len(found):
-                yield found
+            if len(selected):
+                yield selected
     except UnfitError as error:
         wrong = error
     else:
@@ -292,21 +286,22 @@ def _mapped(frame: Any, where: str, start: int, schema: Schema, kept: npt.NDArra
 def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
     kinds: list[Any] = [_stored(kind) for kind in frame.dtypes]
     if None in kinds:
-        at = kinds.index(None)
+        first_bad = kinds.index(None)
         raise DataError(
-            f"{where} {start} on, column {names[at]!r} holds no real numbers ({frame.dtypes.iloc[at]}). {CURE}"
+            f"{where} {start} on, column {names[first_bad]!r}: {frame.dtypes.iloc[first_bad]} is not a type of real "
+            f"numbers. {CURE}"
         )
     rows = np.empty(frame.shape, dtype=np.result_type(*kinds))
-    for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
-        column = frame.iloc[:, place]
+    for index, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        column = frame.iloc[:, index]
         lacking = column.isna().to_numpy()
         if lacking.any():
             row = start + int(np.argmax(lacking))
             raise DataError(
-                f"{where} {row} (counting from 0), column {name!r}: the value is missing, and no schema says what "
-                f"becomes of it. {CURE}"
+                f"{where} {row} (counting from 0), column {name!r}: the value is missing, and no schema says how "
+                f"to fill it. {CURE}"
             )
         values = column.to_numpy(dtype=kind)
         require_exact(f"{where.removesuffix(', row')}", start, values[:, None], rows.dtype, [name])
-        rows[:, place] = values
+        rows[:, index] = values
     return rows

@@ -1,9 +1,7 @@
-"""Arrays of xarray as tables, and back: rows along the first dimension, all others laid out as columns.
+"""xarray objects as tables, and back: the first dimension is the rows, all others are flattened into columns.
 
-A DataArray is one table. A Dataset is the tables of its variables side by side, which all have the rows as their first
-dimension. The last dimension runs fastest, as in files of arrays (:mod:`dpdist.ingest.readers.chunked`).
-
-xarray is imported only by those who hold what it made.
+A Dataset is its variables side by side; all share the first dimension. The last dimension varies fastest, as in
+:mod:`dpdist.ingest.readers.chunked`.
 """
 
 from __future__ import annotations
@@ -29,15 +27,15 @@ _LATITUDES = {"degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN
 
 
 def is_labelled(value: object) -> bool:
-    """Say whether a value is a DataArray or a Dataset of xarray."""
+    """Whether a value is an xarray DataArray or Dataset."""
     return is_a(value, "xarray", "DataArray") or is_a(value, "xarray", "Dataset")
 
 
 @dataclass(frozen=True)
 class Part:
-    """The columns that one variable becomes."""
+    """The columns of one variable."""
 
-    name: str  # of the variable of a Dataset; empty for a DataArray
+    name: str  # of the variable; empty for a DataArray
     array: Any
 
     def __str__(self) -> str:
@@ -45,41 +43,41 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one row."""
+        """Shape of a row."""
         return tuple(self.array.shape[1:])
 
     @property
     def dims(self) -> tuple[Any, ...]:
-        """Of one row."""
+        """Dimensions of a row."""
         return tuple(self.array.dims[1:])
 
     @property
     def columns(self) -> int:
-        """How many."""
+        """Number of columns."""
         return math.prod(self.shape)
 
     @property
     def coords(self) -> dict[Any, Any]:
-        """The labels of the columns, and none of the rows."""
+        """Coordinates of the columns, without those of the rows."""
         return {
-            name: each for name, each in self.array.coords.items() if each.dims and set(each.dims) <= set(self.dims)
+            name: coord for name, coord in self.array.coords.items() if coord.dims and set(coord.dims) <= set(self.dims)
         }
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Names of the columns; None where a DataArray has none."""
-        words: tuple[str, ...] | None = None
+        """Names of the columns; None if a DataArray has none."""
+        text_labels: tuple[str, ...] | None = None
         labels = self.array.coords.get(self.dims[0]) if len(self.dims) == 1 else None
         if labels is not None and all(isinstance(label, str) for label in labels.values.tolist()):
-            words = tuple(labels.values.tolist())
+            text_labels = tuple(labels.values.tolist())
         if not self.name:
-            return words
+            return text_labels
         if not self.dims:
             return (self.name,)
-        return tuple(f"{self.name}[{label}]" for label in words or range(self.columns))
+        return tuple(f"{self.name}[{label}]" for label in text_labels or range(self.columns))
 
     def rows(self) -> Any:
-        """Return (n, columns), of Dask where the array is."""
+        """Return (n, columns), a Dask array if the variable is one."""
         data = self.array.data
         if data.dtype.kind in "iuf" and self.array.encoding and (meaning := meaning_of(self.array)) is not None:
             present = partial(_present, meaning)
@@ -90,24 +88,24 @@ class Part:
 
 
 def _present(meaning: Meaning, block: Any) -> Any:
-    """Return values with NaN for those that stand for a missing one, which xarray does not know."""
+    """Return values with NaN for the missing values that xarray does not decode."""
     gaps = meaning.gaps(block)
     if not gaps.any():
         return block
     if block.dtype.kind == "f":
         return np.where(gaps, np.nan, block).astype(block.dtype)
-    raise DataError("A value of the array is missing, as its attributes say, and whole numbers have none for that.")
+    raise DataError("The attributes of the array mark a value as missing, and whole numbers have no NaN. Fill it.")
 
 
 @dataclass(frozen=True)
-class Laid:
-    """A table of xarray, laid out."""
+class XarrayTable:
+    """An xarray object as a table."""
 
     parts: tuple[Part, ...]  # one for a DataArray, one for each variable of a Dataset
 
     @property
     def columns(self) -> int:
-        """D."""
+        """Number of columns."""
         return sum(part.columns for part in self.parts)
 
     @property
@@ -118,7 +116,7 @@ class Laid:
         return tuple(name for part in self.parts for name in part.names or ())
 
     def rows(self) -> Any:
-        """Return (n, d): a NumPy array, or one of Dask where any part is; its chunks are those of the parts."""
+        """Return (n, d): a Dask array if any part is one, else a NumPy array."""
         tables = [part.rows() for part in self.parts]
         if len(tables) == 1:
             return tables[0]
@@ -126,104 +124,109 @@ class Laid:
         wide = [part for part, kind in zip(self.parts, kinds, strict=True) if kind.kind in "iu" and kind.itemsize == 8]
         if wide and np.result_type(*kinds).kind == "f":
             raise DataError(
-                f"The variable {wide[0].name!r} of the Dataset holds whole numbers of 64 bits beside numbers that are "
-                "not whole, and would be rounded beyond 2^53. Convert it, with .astype('int32') or .astype('float64')."
+                f"The variable {wide[0].name!r} of the Dataset holds 64-bit whole numbers next to floats, and would be "
+                "rounded beyond 2^53. Convert it with .astype('int32') or .astype('float64')."
             )
         if not any(hasattr(table, "numblocks") for table in tables):
             return np.concatenate([np.asarray(table) for table in tables], axis=1)
-        from dpdist.runtime.collections import side_by_side  # noqa: PLC0415 - whoever holds such an array has Dask
+        from dpdist.runtime.collections import side_by_side  # noqa: PLC0415 - the array is of Dask
 
         return side_by_side(tables)
 
     def split(self, vectors: Matrix) -> Iterator[tuple[Part, Matrix]]:
-        """Yield each part, and of vectors (..., d) its entries, laid out as one row of it is."""
+        """Yield each part with its entries of vectors (..., d), in the shape of a row."""
         start = 0
         for part in self.parts:
             yield part, vectors[..., start : start + part.columns].reshape(vectors.shape[:-1] + part.shape)
             start += part.columns
 
 
-def laid_out(given: Any, rows_dimension: str | None = None) -> Laid:
-    """Return how a DataArray or a Dataset is a table, with rows along a dimension; None: the first."""
+def laid_out(data: Any, rows_dimension: str | None = None) -> XarrayTable:
+    """Return a DataArray or Dataset as a table, with rows along a dimension; None for the first."""
     if rows_dimension is not None:
-        if rows_dimension not in given.dims:
+        if rows_dimension not in data.dims:
             raise UsageError(
-                f"The {type(given).__name__} has no dimension {rows_dimension!r}. There are: "
-                f"{listed(map(repr, given.dims))}.",
+                f"The {type(data).__name__} has no dimension {rows_dimension!r}. There are: "
+                f"{listed(map(repr, data.dims))}.",
                 parameter="rows_dimension",
             )
-        given = given.transpose(rows_dimension, ...)
-    if is_a(given, "xarray", "DataArray"):
-        require_no_variants("the DataArray", given.dims[:1])
-        if given.ndim < 2:
-            raise DataError(f"The DataArray has {given.ndim} dimensions, and a table has two or more: the first, rows.")
-        _require_each_once(given)
-        return Laid((Part("", given),))
-    parts = tuple(Part(str(name), array) for name, array in given.data_vars.items())
+        data = data.transpose(rows_dimension, ...)
+    if is_a(data, "xarray", "DataArray"):
+        require_no_variants("the DataArray", data.dims[:1])
+        if data.ndim < 2:
+            raise DataError(
+                f"The DataArray has {data.ndim} dimensions. A table has two or more; the first is the rows."
+            )
+        _require_unique_names(data)
+        return XarrayTable((Part("", data),))
+    parts = tuple(Part(str(name), array) for name, array in data.data_vars.items())
     if not parts:
-        raise DataError("The Dataset has no variables, which would be the columns.")
+        raise DataError("The Dataset has no variables. Add the columns.")
     first = parts[0].array.dims[:1]
     require_no_variants("the Dataset", first)
     if other := next((part for part in parts if part.array.dims[:1] != first or not first), None):
         raise DataError(
-            f"The first dimension of every variable of a Dataset is the rows, and that of {other.name!r} is not that "
-            f"of {parts[0].name!r}: transpose it, or drop the variables that are no columns."
+            f"The variables {parts[0].name!r} and {other.name!r} of the Dataset have different first dimensions. The "
+            "first dimension is the rows: transpose one, or drop variables that are not columns."
         )
-    if words := next((part for part in parts if part.array.dtype.kind not in "biuf"), None):
+    if not_numeric := next((part for part in parts if part.array.dtype.kind not in "biuf"), None):
         raise DataError(
-            f"The variable {words.name!r} of the Dataset holds {words.array.dtype.name}, and rows are real numbers: "
+            f"The variable {not_numeric.name!r} of the Dataset holds {not_numeric.array.dtype.name}, not real numbers: "
             "convert or drop it."
         )
-    _require_each_once(parts[0].array)
-    return Laid(parts)
+    _require_unique_names(parts[0].array)
+    return XarrayTable(parts)
 
 
-def _require_each_once(array: Any) -> None:
+def _require_unique_names(array: Any) -> None:
     dimension = array.dims[0]
     names = array.coords.get(dimension)
     if names is not None and names.dtype.kind in "OUT" and not names.to_index().is_unique:
         raise DataError(
-            f"The {dimension!r} of two rows has the same name: one person would have several rows. Leave one out, or "
-            "name them apart."
+            f"Two rows have the same {dimension!r}: one person would have several rows. Leave one out, or rename it."
         )
 
 
 def relabelled(
-    like: object, vectors: Mapping[str, Matrix], labels: list[Any], more: Mapping[str, Matrix | None]
+    like: object, vectors: Mapping[str, Matrix], labels: list[Any], per_component: Mapping[str, Matrix | None]
 ) -> Any:
-    """Lay vectors out as the columns of an array of xarray are."""
+    """Return vectors as an xarray Dataset in the layout of the columns."""
     if not is_labelled(like):
         raise UsageError(
-            "Components are laid out as the columns of a DataArray or a Dataset of xarray: pass what the rows came in, "
-            "or any with the same columns."
+            "Only an xarray DataArray or Dataset gives components a layout: pass the one that the rows came in, or any "
+            "with the same columns."
         )
     laid, d = laid_out(like), next(iter(vectors.values())).shape[-1]
     if laid.columns != d:
-        raise UsageError(f"There are {d} columns, and what they shall be laid out as has {laid.columns}.")
-    import xarray  # noqa: PLC0415 - whoever holds such an array has it
+        raise UsageError(f"There are {d} columns, but the layout has {laid.columns}. Pass one with the same columns.")
+    import xarray  # noqa: PLC0415 - an extra
 
-    found = {}
+    variables = {}
     for name, values in vectors.items():
         for part, entries in laid.split(values):
             lead = ("component",) if values.ndim == 2 else ()
-            whole = f"{part.name}_{name}" if part.name else name
-            found[whole] = xarray.DataArray(entries, dims=(*lead, *part.dims), coords=part.coords)
-    found |= {name: xarray.DataArray(each, dims=("component",)) for name, each in more.items() if each is not None}
-    return xarray.Dataset(found, coords={"component": labels})
+            full_name = f"{part.name}_{name}" if part.name else name
+            variables[full_name] = xarray.DataArray(entries, dims=(*lead, *part.dims), coords=part.coords)
+    variables |= {
+        name: xarray.DataArray(numbers, dims=("component",))
+        for name, numbers in per_component.items()
+        if numbers is not None
+    }
+    return xarray.Dataset(variables, coords={"component": labels})
 
 
 def area_scale(like: object) -> Matrix:
-    """Return by what columns on a globe are divided, so that each counts by the area of its cell: 1 / sqrt(weight).
+    """Return the scale that weights the columns of a grid on a globe by cell area: 1 / sqrt(weight).
 
-    The weight is the area that ``cell_measures`` names, over the largest, or the cosine of the latitude. That is a
-    public scale: it follows from the grid alone. Pass it as ``scale`` to an estimator, or save it for
+    The weight is the area named by ``cell_measures``, relative to the largest, or the cosine of the latitude. The scale
+    is public: it depends on the grid alone. Pass it as ``scale`` to an estimator, or save it for
     ``dpdist release --scale``.
 
     Parameters
     ----------
     like : xarray.DataArray or xarray.Dataset
-        What the rows are or will be made of. Its values are not read. The coordinate of the latitude is known by what
-        CF says: ``standard_name`` is ``latitude``, or ``units`` are ``degrees_north``.
+        The rows, or any object with the same columns. Its values are not read. CF attributes identify the latitude:
+        ``standard_name`` is ``latitude``, or ``units`` are ``degrees_north``.
 
     Returns
     -------
@@ -233,13 +236,13 @@ def area_scale(like: object) -> Matrix:
     Raises
     ------
     UsageError
-        If it is nothing of xarray, a variable has neither areas nor one latitude, or a weight is not above zero.
+        If it is not an xarray object, a variable has neither areas nor one latitude, or a weight is not positive.
     DataError
-        If it is no table.
+        If it is not a table.
 
     See Also
     --------
-    PrivatePCA : Its ``to_xarray`` lays components out as the columns are.
+    PrivatePCA : Its ``to_xarray`` returns components on the grid.
 
     References
     ----------
@@ -256,20 +259,20 @@ def area_scale(like: object) -> Matrix:
     array([1.   , 1.   , 1.   , 1.414, 1.414, 1.414])
     """
     if not is_labelled(like):
-        raise UsageError("Areas are those of the cells of a DataArray or a Dataset of xarray.")
+        raise UsageError("Only an xarray DataArray or Dataset has cell areas. Pass one.")
     scales = [1 / np.sqrt(_weights(part)) for part in laid_out(like).parts]
     return np.concatenate([scale.reshape(-1) for scale in scales])
 
 
 def _weights(part: Part) -> Matrix:
-    import xarray  # noqa: PLC0415 - whoever holds such an array has it
+    import xarray  # noqa: PLC0415 - an extra
 
     measures = str(part.array.attrs.get("cell_measures") or part.array.encoding.get("cell_measures") or "").split()
     named = dict(zip(measures[::2], measures[1::2], strict=False)).get("area:")
     area = part.coords.get(named)
     latitudes = [
-        each for each in part.coords.values()
-        if each.attrs.get("standard_name") == "latitude" or each.attrs.get("units") in _LATITUDES
+        coord for coord in part.coords.values()
+        if coord.attrs.get("standard_name") == "latitude" or coord.attrs.get("units") in _LATITUDES
     ]  # fmt: skip
     if area is not None:
         weights = area / area.max()
@@ -277,12 +280,12 @@ def _weights(part: Part) -> Matrix:
         weights = np.cos(np.deg2rad(latitudes[0].astype(np.float64)))
     else:
         raise UsageError(
-            f"{part} has {len(latitudes) or 'no'} coordinates of latitude among its columns, of which the attribute "
-            'standard_name is "latitude" or units are "degrees_north". Name one so, or make weights yourself and pass '
+            f"{part} has {len(latitudes) or 'no'} latitude coordinates among its columns. Set the attribute "
+            'standard_name of one to "latitude" or its units to "degrees_north", or compute weights and pass '
             f"1 / sqrt(weight) as {parameter('scale')}."
         )
     row = xarray.DataArray(np.ones(part.shape), dims=part.dims)
-    found: Matrix = (row * weights.reset_coords(drop=True)).transpose(*part.dims).values.astype(np.float64)
-    if not np.all((found > 0) & np.isfinite(found)):
-        raise UsageError(f"{part} has cells of no area, or latitudes beyond the poles: leave them out.")
-    return found
+    cell_weights: Matrix = (row * weights.reset_coords(drop=True)).transpose(*part.dims).values.astype(np.float64)
+    if not np.all((cell_weights > 0) & np.isfinite(cell_weights)):
+        raise UsageError(f"{part} has cells without area, or latitudes beyond the poles. Leave them out.")
+    return cell_weights

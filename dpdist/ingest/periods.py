@@ -1,8 +1,8 @@
-"""New periods from a folder of sources: one entry per period, a file or a folder of files, complete when it is there.
+"""New periods from a folder of sources: one complete entry, a file or a folder of files, per period.
 
-Every source file is remembered beside the rows by name, size, time and a keyed digest of its bytes. By that, files that
-come late, change, or repeat another file are found out without reading old rows: an old file is read again only when
-its size or time differs. The digests need the key of the private folder, and are in no release, log or message.
+The name, size, time and keyed digest of every source file are stored with the rows. They reveal files that come late,
+change or repeat another, without reading old rows: an old file is read again only if its size or time differs. The
+digests need the key of the private folder, and appear in no release, log or message.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A source file as it was read; ``digest`` is HMAC-SHA256 of its bytes under the key of the folder of periods."""
+    """A source file when it was read; ``digest`` is the HMAC-SHA256 of its bytes, keyed by the folder of periods."""
 
     name: str
     size: int
@@ -47,17 +47,13 @@ class SourceFile:
 
 
 def waiting(source: Path, closed: Sequence[str] = ()) -> tuple[dict[str, Path], list[DpdistError]]:
-    """Return the entries of a folder of sources by the period they are of, in order, and what is wrong with others.
-
-    An entry ``2026-01-05.csv`` or ``2026-01-05`` is of the period 2026-01-05. Names that begin with ``.`` or ``_`` are
-    passed over: write an entry under such a name and rename it when it is complete.
-
-    All periods have names of one shape, that of the first one that was closed: letters, digits and marks stand at the
-    same places. Otherwise one file under a wrong name, ``test.csv``, would be closed, and every later date come before
-    it.
-    """
+    """Return the usable entries of a folder of sources by period, in order, and the errors of the others."""
+    # All names have the shape of the first closed period. Otherwise a misnamed file, test.csv, would be closed, and
+    # every later date would precede it.
     if not source.is_dir():
-        raise DataError(f"{source} is not a folder. With periods = true the source is a folder, one entry per period.")
+        raise DataError(
+            f"{source} is not a folder. With periods = true, the source is a folder with one entry per period."
+        )
     entries: dict[str, Path] = {}
     wrong: list[DpdistError] = []
     twice: list[str] = []
@@ -73,7 +69,7 @@ def waiting(source: Path, closed: Sequence[str] = ()) -> tuple[dict[str, Path], 
             wrong.append(error)
             continue
         if period in entries:
-            both = f"{entries[period]} and {entry} are both of the period {period}"
+            both = f"{entries[period]} and {entry} both belong to the period {period}"
             wrong.append(DataError(f"{both}. Put them into one folder."))
             twice.append(period)
         entries[period] = entry
@@ -81,38 +77,38 @@ def waiting(source: Path, closed: Sequence[str] = ()) -> tuple[dict[str, Path], 
         first, other = next((entries[a], entries[b]) for a, b in pairwise(entries) if _shape(a) != _shape(b))
         wrong.append(
             DataError(
-                f"{first.name} and {other.name} in {source} have letters, digits and marks at other places: which of "
-                "them is named wrongly no closed period tells yet. Give all entries names of one shape."
+                f"{first.name} and {other.name} in {source} have names of different shapes: letters, digits and marks "
+                "at different positions. Give all entries names of one shape."
             )
         )
         return {}, wrong
-    # a new one that is doubled keeps those after it waiting: put into one folder, it is closed before them
+    # a new period with two entries blocks those after it: once merged into one folder, it is closed before them
     new = [period for period in twice if period not in closed]
     sound = [p for p in sorted(entries) if p not in twice and (p in closed or not new or p < min(new))]
     return {period: entries[period] for period in sound}, wrong
 
 
 def _shape(period: str) -> str:
-    """Return a name with 0 for every digit and a for every letter."""
+    """Replace every digit by 0 and every letter by a."""
     return re.sub("[0-9]", "0", re.sub("[A-Za-z]", "a", period))
 
 
 def _require_name(entry: Path, period: str, suffix: str, closed: Sequence[str]) -> None:
     if not re.fullmatch(PERIOD_PATTERN, period) or not (suffix or entry.is_dir()):
         raise RefusedError(
-            f"{entry} names no period. An entry is a folder, or a file of a kind that can be read "
-            f"({', '.join(KINDS)}). Its name has letters and digits, with single dots, hyphens or underscores between, "
-            "and names sort in time, such as 2026-01-05.csv. Rename it, or take it away."
+            f"{entry} does not name a period. An entry is a folder, or a file of a supported kind "
+            f"({', '.join(KINDS)}). Its name has letters and digits, separated by single dots, hyphens or underscores, "
+            "and names sort in time, such as 2026-01-05.csv. Rename it, or remove it."
         )
     if closed and _shape(period) != _shape(closed[0]):
         raise RefusedError(
-            f"{entry} is not named like the periods that are closed, such as {closed[0]}: its letters, digits and "
-            "marks are at other positions. Rename it, or take it away."
+            f"{entry} is not named like the closed periods, such as {closed[0]}: its letters, digits and marks are at "
+            "other positions. Rename it, or remove it."
         )
 
 
 def _require_plain(entry: Path) -> None:
-    """Refuse links, pipes and devices: they may lead out of the source, or never end."""
+    """Refuse links, pipes and devices: they may leave the source, or never end."""
     below = [Path(folder, name) for folder, *names in os.walk(entry) for name in (*names[0], *names[1])]
     for path in (entry, *below):
         if path.parent == entry and path.name.startswith((".", "_")):
@@ -120,15 +116,13 @@ def _require_plain(entry: Path) -> None:
         try:
             mode = path.lstat().st_mode
         except OSError as error:
-            raise RefusedError(f"{path} cannot be looked at: {error.strerror}. Mend it, or take it away.") from None
+            raise RefusedError(f"{path} cannot be accessed: {error.strerror}. Repair it, or remove it.") from None
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise RefusedError(
-                f"{path} is a link, pipe or device, neither a file nor a folder. Put the file itself there."
-            )
+            raise RefusedError(f"{path} is a link, pipe or device. Replace it by a file or folder.")
 
 
 def has_rows(path: Path, scratch_dir: Path, choices: Choices = Choices()) -> bool:  # noqa: B008 - frozen
-    """Tell whether a file holds rows; what cannot be told is taken to."""
+    """Whether a file holds rows; True if unknown."""
     try:
         with opened_sources(path, scratch_dir, choices) as sources:
             for source in sources:
@@ -141,7 +135,7 @@ def has_rows(path: Path, scratch_dir: Path, choices: Choices = Choices()) -> boo
 
 
 def discard(table: PeriodicTable, period: str) -> None:
-    """Remove the rows of a period that was taken in and is not closed; hold ``table.store.locked()`` meanwhile."""
+    """Remove the rows of a period that is not closed; hold ``table.store.locked()``."""
     table.rows_of(period).delete()
 
 
@@ -157,26 +151,24 @@ def take_in(
     progress: Steps | None = None,
     say: Callable[[str], None] | None = None,
 ) -> str:
-    """Ingest the rows of a period that is not closed yet, and seal them; hold ``table.store.locked()`` meanwhile.
-
-    What an earlier call left of this period is made anew. An empty folder is a period without rows: under add-remove
-    a night without rows must be released like any other, because whether it had one is private.
-    """
+    """Ingest and seal the rows of a period that is not closed yet; hold ``table.store.locked()``."""
+    # Leftovers of an earlier call are replaced. An empty folder is a period without rows: under add-remove it is
+    # released like any other, because whether it had rows is private.
     target = table.rows_of(period)
     before = None
     if closed:
         last = list(closed)[-1]
         before = table.span({last: closed[last]}, len(closed) - 1)
-    read = [_remembered(name, files, key_of(table.store)) for name, files in _sources(entry).items()]
+    read = [_source_file(name, files, key_of(table.store)) for name, files in _sources(entry).items()]
     _require_fresh(table, period, entry, read, closed, choices)
     if not read and before is None:
-        raise DataError(f"{entry} holds no files, and the first period must have rows: they name the columns.")
+        raise DataError(f"{entry} holds no files. The first period needs rows, which name the columns: add some.")
     target.delete()
     watch = Watch.of(table, closed, excluded)
     common: dict[str, Any] = {"ledger_id": table.ledger_id, "period": period, "unit": table.unit}
     try:
         if read or before is None:
-            made = ingest(
+            ingested = ingest(
                 entry, target, columns=columns, choices=choices, progress=progress, say=say, watch=watch, **common
             )
         else:
@@ -184,10 +176,10 @@ def take_in(
                 target, rows=0, dtype="uint8", names=before.names, budget=None, schema=before.schema, **common
             ):
                 pass
-            made = open_ingested(target)
-        _require_same(entry, read, made, before)
-        target.replace(_SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows", private=True)
-        seal = seal_rows(made)
+            ingested = open_ingested(target)
+        _require_same(entry, read, ingested, before)
+        target.replace(_SOURCES, json.dumps([asdict(file) for file in read]).encode(), "rows", private=True)
+        seal = seal_rows(ingested)
         if watch is not None:
             watch.write(table, period, seal)
     except (DataError, KeyboardInterrupt):
@@ -196,22 +188,23 @@ def take_in(
     return seal
 
 
-def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, before: Span | None) -> None:
-    """Check that the columns are those of earlier periods, and that the files are still those that were read."""
+def _require_same(entry: Path, read: Sequence[SourceFile], ingested: RowsTable, before: Span | None) -> None:
+    """Refuse columns that differ from earlier periods, and files that changed since they were read."""
     if before is not None:
-        if made.names != before.names:
+        if ingested.names != before.names:
             raise DataError(
-                f"{entry} has the columns {listed(made.names)}; earlier periods have {listed(before.names)}."
+                f"{entry} has the columns {listed(ingested.names)}; earlier periods have {listed(before.names)}. "
+                "Give it the same columns."
             )
-        if made.schema != before.schema:
+        if ingested.schema != before.schema:
             raise DataError(
-                f"{entry} was read with another schema than earlier periods, whose rows would be summed with these. "
-                "Take theirs, or begin another folder of periods."
+                f"{entry} was read with another schema than earlier periods, whose rows are summed with these. "
+                "Use their schema, or begin another folder of periods."
             )
-        if made.rows and made.dropped != before.dropped:
+        if ingested.rows and ingested.dropped != before.dropped:
             raise DataError(
-                "Earlier periods hold rows of zeros for those that the schema drops, as versions up to 0.1.0 stored "
-                f"them; those of {entry} would count as the centre of the others. Begin another folder of periods."
+                "Earlier periods store rows that the schema drops as zeros, as versions up to 0.1.0 did; those of "
+                f"{entry} would count as the centre of the others. Begin another folder of periods."
             )
     _require_plain(entry)
     now = [_stat(name, files) for name, files in _sources(entry).items()]
@@ -220,7 +213,7 @@ def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, befo
 
 
 def _sources(entry: Path) -> dict[str, list[Path]]:
-    """Return the files of every source of an entry by its name there; none for an empty folder."""
+    """Return the files of every source of an entry by name; none for an empty folder."""
     if entry.is_dir() and all(path.name.startswith((".", "_")) for path in entry.iterdir()) and not is_store(entry):
         return {}
     paths = [path for path, _ in located(entry) if isinstance(path, Path)]
@@ -242,61 +235,58 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+        raise DataError(f"{path} cannot be read: {error.strerror}. Repair it, or remove it.") from None
 
 
-def _remembered(name: str, files: Sequence[Path], key: bytes) -> SourceFile:
+def _source_file(name: str, files: Sequence[Path], key: bytes) -> SourceFile:
     _, size, mtime_ns = _stat(name, files)
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for path in files:
         with _readable(path):
-            if len(files) > 1:  # where one ends and the next begins
+            if len(files) > 1:  # marks the boundaries
                 digest.update(f"{path.stat().st_size}:".encode())
             with path.open("rb") as file:
-                while piece := file.read(_PIECE):
-                    digest.update(piece)
+                while block := file.read(_PIECE):
+                    digest.update(block)
     return SourceFile(name, size, mtime_ns, digest.hexdigest())
 
 
 def _sources_of(table: PeriodicTable, period: str) -> list[SourceFile]:
     stored = table.rows_of(period)
     try:
-        return [SourceFile(**each) for each in json.loads(stored.get(_SOURCES))]
+        return [SourceFile(**fields) for fields in json.loads(stored.get(_SOURCES))]
     except (OSError, ValueError, TypeError, RecursionError):
         raise DataError(
-            f"{stored.address(_SOURCES)} is missing or damaged. Restore it: it tells which files were ingested."
+            f"{stored.address(_SOURCES)} is missing or damaged. Restore it: it lists the ingested files."
         ) from None
 
 
 def _require_fresh(
     table: PeriodicTable, period: str, entry: Path, read: Iterable[SourceFile], closed: Iterable[str], choices: Choices
 ) -> None:
-    seen = {each.digest: f"{each.name} of the period {other}" for other in closed for each in _sources_of(table, other)}
-    for each in read:
-        if each.digest in seen and has_rows(_path_of(entry, each.name), table.store.scratch_folder, choices):
+    known_files = {
+        file.digest: f"{file.name} of the period {other}" for other in closed for file in _sources_of(table, other)
+    }
+    for file in read:
+        if file.digest in known_files and has_rows(_path_of(entry, file.name), table.store.scratch_folder, choices):
             raise RefusedError(
-                f"{each.name} of the period {period} ({entry}) is the same, byte for byte, as {seen[each.digest]}: its "
-                "rows would be charged and counted twice. Remove the repetition."
+                f"{file.name} of the period {period} ({entry}) is identical to {known_files[file.digest]}: its rows "
+                "would be charged and counted twice. Remove one."
             )
-        seen[each.digest] = f"{each.name} of the same period"
+        known_files[file.digest] = f"{file.name} of the same period"
 
 
 def changes(table: PeriodicTable, period: str, entry: Path) -> str | None:
-    """Say what happened to the source of a closed period since, or None: nothing that matters.
-
-    Files that are gone do not matter: their rows are stored.
-    """
-    known = {each.name: each for each in _sources_of(table, period)}
+    """Describe how the source of a closed period changed, or None; removed files do not matter."""
+    stored_files = {file.name: file for file in _sources_of(table, period)}
     for path, files in _sources(entry).items():
         name, size, mtime_ns = _stat(path, files)
-        before = known.get(name)
+        before = stored_files.get(name)
         where = _path_of(entry, path)
         if before is None:
-            return f"{where} came late: the period {period} is closed. Move its rows to a period to come."
+            return f"{where} came late: the period {period} is closed. Move its rows to a later period."
         if (size, mtime_ns) == (before.size, before.mtime_ns):
             continue
-        if _remembered(path, files, key_of(table.store)).digest != before.digest:
-            return (
-                f"{where} was changed after the period {period} was closed: the change is not in any release. Undo it."
-            )
+        if _source_file(path, files, key_of(table.store)).digest != before.digest:
+            return f"{where} changed after the period {period} was closed: no release includes the change. Undo it."
     return None

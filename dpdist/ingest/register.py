@@ -1,7 +1,7 @@
-"""A source -> a table in place: it is surveyed here, read once on the workers, and its manifest is the table.
+"""A source -> a table in place: surveyed here, read once on the workers, and described by its manifest.
 
-Each worker reads some chunks, holds every value to what ingest holds it to, and writes its part of the manifest. The
-table appears when all chunks are read, or not at all.
+Each worker reads some chunks, validates every value as an ingest does, and writes its part of the manifest. The table
+appears when all chunks are read, or not at all.
 """
 
 from __future__ import annotations
@@ -23,72 +23,73 @@ from dpdist.ingest.readers.source import Entry, Source
 from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, checked, head_of, opener_of
 from dpdist.ingest.remote import location_of
 from dpdist.ingest.sources import SourceLocation, Sources, opened_sources
-from dpdist.ingest.survey import Surveyed as Found
-from dpdist.ingest.survey import size_of, surveyed
+from dpdist.ingest.survey import SourceSurvey, size_of, survey_source
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.manifest import RECORD, Records, SourceEntry, part_key, part_lengths, write_index, write_sources
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
 
-Identify = Callable[[str], str]  # tells the identity of a table from a digest of its content
+Identify = Callable[[str], str]  # maps a digest of the content to the identity of the table
 
 
 def asked_of(source: SourceLocation, variable: str | None) -> Asked:
-    """Return what is asked for, by which the same command again is known."""
+    """Return the request, which identifies a repeated command."""
     return Asked(source=_text_of(source), variable=variable)
 
 
-def _text_of(place: SourceLocation) -> str:
-    """Return a place as every process can name it; what it leads to, where it is a link."""
-    text = str(place.resolve() if isinstance(place, Path) else place.address)
+def _text_of(location: SourceLocation) -> str:
+    """Return a location as text; the target, if it is a link."""
+    text = str(location.resolve() if isinstance(location, Path) else location.address)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise DataError(f"The name of {place} is no text, and rows in place are found by it. Rename it.") from None
+        raise DataError(
+            f"The name of {location} is not valid text, and rows in place are found by name. Rename it."
+        ) from None
     return text
 
 
 @dataclass(frozen=True)
-class Surveyed:
-    """A source that can be read in place, and how it is cut into chunks."""
+class ChunkPlan:
+    """A source that can be read in place, cut into chunks."""
 
     names: tuple[str, ...]
     dtype: str
     entries: list[SourceEntry]
-    records: Records  # of each chunk where it is; what is in it was not read yet
-    buffer_bytes: int  # that reading takes at once
+    records: Records  # of each chunk; not read yet
+    buffer_bytes: int  # memory for reading
 
 
-def survey(source: SourceLocation, target: Store, asked: Asked) -> Surveyed:
-    """Judge a source before any row of it is read, as ingest does, and cut it into chunks."""
+def survey(source: SourceLocation, target: Store, request: Asked) -> ChunkPlan:
+    """Survey a source as an ingest does, and cut it into chunks."""
     try:
-        with opened_sources(source, target.scratch_folder, Choices(asked.variable)) as sources:
+        with opened_sources(source, target.scratch_folder, Choices(request.variable)) as sources:
             return _cut(
                 sources,
-                surveyed(
+                survey_source(
                     source, sources, None, lambda job, units: [job(sources.opener, unit, bool) for unit in units],
                     sizes=[size_of(entry) for entry in sources.entries],
                 ),
             )  # fmt: skip
     except AskError as error:
-        question = f"{error.asked(source, target)} Rows that stay where they are have all columns of their source."
+        question = f"{error.asked(source, target)} Rows in place have all columns of their source."
     raise DataError(question)
 
 
-def _cut(sources: Sources, found: Found) -> Surveyed:
+def _cut(sources: Sources, result: SourceSurvey) -> ChunkPlan:
     parts, memory, count = [], 0, 0
-    rows = dict.fromkeys(found.filled, 0)
-    for each in found.parts:
-        rows[each.source] += each.rows
+    rows = dict.fromkeys(result.filled, 0)
+    for fragment in result.parts:
+        rows[fragment.source] += fragment.rows
     for number, source in enumerate(rows):
         with sources.named(source) as opened:
-            cut = opened.fragments(found.keep)
+            cut = opened.fragments(result.keep)
         if not cut.memory:
             shown = sources.entries[source].shown
             raise DataError(
-                f"{shown} cannot be read in place: of its kind no part can be read by itself. These can: .npy, "
-                f".parquet and .zarr. Copy its rows with {step('ingest', shown, 'ROWS')}."
+                f"{shown} cannot be read in place: files of its kind cannot be read in parts. Only .npy, .parquet and "
+                f".zarr can. Copy its rows with {step('ingest', shown, 'ROWS')}."
             )
         count += len(cut.ends)
         require_runs(opened.path, count)
@@ -100,13 +101,13 @@ def _cut(sources: Sources, found: Found) -> Surveyed:
         parts.append(part)
         memory = max(memory, cut.memory)
     files = [sources.entries[source] for source in rows]
-    entries = [SourceEntry(_text_of(location_of(file.place)), file.keys) for file in files]
-    return Surveyed(found.names, found.dtype.name, entries, np.concatenate(parts), memory)
+    entries = [SourceEntry(_text_of(location_of(file.location)), file.keys) for file in files]
+    return ChunkPlan(result.names, result.dtype.name, entries, np.concatenate(parts), memory)
 
 
 @dataclass(frozen=True)
 class RegisterTask:
-    """Some chunks to read: one part of a manifest."""
+    """The chunks of one part of a manifest."""
 
     number: int
     aside: Store
@@ -118,27 +119,27 @@ class RegisterTask:
 
 
 def register_chunks(task: RegisterTask) -> None:
-    """Read chunks, hold them to what a table may hold, and write what was found."""
+    """Read and validate chunks, and write their part of the manifest."""
     opener, dtype = opener_of(task.variable), np.dtype(task.dtype)
     records = np.frombuffer(task.records, dtype=RECORD).copy()
-    for place in range(len(records)):
-        entry = task.entries[int(records[place]["source"])]
+    for index in range(len(records)):
+        entry = task.entries[int(records[index]["source"])]
         source = opener.opened(Entry(entry.place, entry.place, entry.keys))
-        _read(source, tuple(range(len(task.names))), dtype, records[place])
+        _read(source, tuple(range(len(task.names))), dtype, records[index])
     task.aside.put(part_key(task.number), records.tobytes())
 
 
 def _read(source: Source, keep: Places, dtype: np.dtype[Any], record: Any) -> None:
     first, rows = int(record["first"]), int(record["rows"])
     before = source.state(first, first + rows)
-    found = checksum = 0
+    row_count = checksum = 0
     with closing(source.rows(keep, (first, first + rows))) as blocks:
         for rows_of_block in blocks:
-            require_exact(source.path, first + found, rows_of_block, dtype, source.head.names)
+            require_exact(source.path, first + row_count, rows_of_block, dtype, source.head.names)
             (block,) = checked(iter([rows_of_block]), dtype)
             checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
-            found += block.shape[0]
-    if found != rows or source.state(first, first + rows) != before:
+            row_count += block.shape[0]
+    if row_count != rows or source.state(first, first + rows) != before:
         raise changed(source.path)
     record["checksum"], record["objects"], record["bytes"] = checksum, before.objects, before.size
     record["version"] = before.version
@@ -146,39 +147,36 @@ def _read(source: Source, keep: Places, dtype: np.dtype[Any], record: Any) -> No
 
 @contextmanager
 def registering(
-    found: Surveyed, target: Store, asked: Asked, budget: PrivacyLoss | None, identify: Identify, tasks: int
+    plan: ChunkPlan, target: Store, request: Asked, budget: PrivacyLoss | None, identify: Identify, tasks: int
 ) -> Iterator[list[RegisterTask]]:
-    """Give about so many tasks that read a source; the table appears at target when the block ends without error."""
-    with target.staged("rows", private=True) as aside:
-        sources, work = write_sources(aside, found.entries), []
-        for number, run in enumerate(part_lengths(len(found.records), tasks)):
-            records = found.records[run.start : run.stop]
-            entries = {int(place): found.entries[place] for place in np.unique(records["source"])}
+    """Yield about ``tasks`` tasks that read a source; the table appears at target unless the block fails."""
+    with target.staged("rows", private=True) as staging:
+        sources, work = write_sources(staging, plan.entries), []
+        for number, run in enumerate(part_lengths(len(plan.records), tasks)):
+            records = plan.records[run.start : run.stop]
+            entries = {int(source): plan.entries[source] for source in np.unique(records["source"])}
             work.append(
                 RegisterTask(
-                    number, aside.absolute(), entries, records.tobytes(), found.names, found.dtype,
-                    asked.variable,
+                    number, staging.absolute(), entries, records.tobytes(), plan.names, plan.dtype,
+                    request.variable,
                 )
             )  # fmt: skip
         yield work
-        parts = [aside.get(part_key(number)) for number in range(len(work))]
+        parts = [staging.get(part_key(number)) for number in range(len(work))]
         records = np.frombuffer(b"".join(parts), dtype=RECORD)
         rows = int(records["rows"].sum(dtype=np.int64))
         attributes = RegisteredAttributes(
-            format=FORMAT, dataset_id=identify(_content_of(found, records)), columns=found.names,
-            budget=None if budget is None else budget.to_json(), ledger_id=None, rows=rows, dtype=found.dtype,
+            format=FORMAT, dataset_id=identify(_content_of(plan, records)), columns=plan.names,
+            budget=None if budget is None else budget.to_json(), ledger_id=None, rows=rows, dtype=plan.dtype,
             chunk_rows=int(records["rows"].max()), chunks=len(records),
-            stored_bytes=rows * len(found.names) * np.dtype(found.dtype).itemsize, buffer_bytes=found.buffer_bytes,
-            asked=asked, index=write_index(aside, parts), sources=sources,
+            stored_bytes=rows * len(plan.names) * np.dtype(plan.dtype).itemsize, buffer_bytes=plan.buffer_bytes,
+            asked=request, index=write_index(staging, parts), sources=sources,
         )  # fmt: skip
-        aside.put(ROOT, json.dumps(head_of(attributes)).encode())  # the last of its objects
+        staging.put(ROOT, json.dumps(head_of(attributes)).encode())  # the last object
 
 
-def _content_of(found: Surveyed, records: Records) -> str:
-    """Return a digest of what a table says and holds: a copy of the same files, wherever it lies, has the same.
-
-    Rows that were cut into other chunks have another: a CRC32C is known of each chunk only.
-    """
-    head = json.dumps([found.names, found.dtype, len(records)])
+def _content_of(plan: ChunkPlan, records: Records) -> str:
+    """Return a digest of header and rows: equal for copies of the same files in the same chunks."""
+    head = json.dumps([plan.names, plan.dtype, len(records)])
     content = [head.encode(), records["rows"].tobytes(), records["checksum"].tobytes()]
     return hashlib.sha256(b"\n".join(content)).hexdigest()

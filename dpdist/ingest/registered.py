@@ -1,12 +1,10 @@
-"""Rows that were registered: they stay in files of others, and every read of them is held against the manifest.
+"""Registered rows stay in their source files; every read is checked against the manifest.
 
-What a chunk holds is decided by the CRC32C of its rows, as they are read. Before that, the objects it lies in must be
-as many and as long as they were. A time of a file that is another by now says only what became of a chunk that is not
-what it was. So a source that was copied away and back is the same table, and one that changed is an error.
+The CRC32C of its rows, as read, decides whether a chunk is unchanged; before that, number and size of its objects must
+match. File times only explain a mismatch: they say whether a chunk was changed or damaged. So a source that was copied
+away and back is the same table.
 
-A CRC32C finds what happens by accident. It is no seal: who can write the source can make other rows of the same CRC.
-
-Opening rows, wherever their chunks are: where an ingest wrote them, or where they were registered.
+A CRC32C detects accidents. It is not a seal: anyone who can write the source can make other rows with the same CRC.
 """
 
 from __future__ import annotations
@@ -41,15 +39,15 @@ FORMAT = "dpdist-registered/1"
 
 
 class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a table was registered from: by that the same command again is known."""
+    """The request that registered a table; it identifies a repeated command."""
 
-    source: Text  # the file or folder as it was named, absolute, or its address
-    variable: Text | None  # the array that was asked for
-    columns: tuple[Text, ...] | None = None  # None: all; registering takes all, the format can name some
+    source: Text  # absolute path of the file or folder, or its address
+    variable: Text | None  # the chosen array
+    columns: tuple[Text, ...] | None = None  # None: all, which is what registering takes
 
 
 class RegisteredAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The ``dpdist`` attributes of a table in place, version 1: what of it is the same for all chunks."""
+    """The ``dpdist`` attributes of a table in place, version 1."""
 
     format: str
     dataset_id: Text
@@ -61,17 +59,17 @@ class RegisteredAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True
     chunk_rows: int  # of the longest chunk
     chunks: int
     stored_bytes: int  # of the objects
-    buffer_bytes: int  # that reading takes at once
+    buffer_bytes: int  # memory for reading
     asked: Asked
     index: str  # SHA-256 of the parts of the manifest (dpdist.rows.manifest)
     sources: str  # and of its list of sources
-    places: tuple[int, ...] | None = None  # of the columns in every source; None: all, in their order
+    places: tuple[int, ...] | None = None  # of the columns in every source; None: all, in order
     reproduced: bool = False
 
 
 @dataclass(frozen=True)
 class Registered:
-    """Who holds the chunks of registered rows: a :class:`dpdist.rows.table.Reference`."""
+    """The chunks of registered rows: a :class:`dpdist.rows.table.Reference`."""
 
     manifest: Manifest
     dtype: str
@@ -86,20 +84,20 @@ class Registered:
         return self.manifest.chunks
 
     def first_row(self, index: int) -> int:
-        """Return the number of the first row of a chunk; that of the chunk behind the last one is n."""
+        """Return the index of the first row of a chunk; n for the chunk after the last."""
         return self.manifest.first_row(index)
 
     def chunk_of(self, row: int) -> int:
-        """Return the number of the chunk in which a row is."""
+        """Return the index of the chunk that holds a row."""
         return self.manifest.chunk_of(row)
 
-    def reading(self) -> RegisteredPieces:
-        """Begin to read."""
-        return RegisteredPieces(self)
+    def reading(self) -> RegisteredReader:
+        """Return a reader of chunks."""
+        return RegisteredReader(self)
 
 
 def opener_of(variable: str | None) -> Any:
-    """Return what opens sources in place, one at a time; it is closed when nobody uses it any more."""
+    """Return an opener of sources in place; its process ends when it is garbage-collected."""
     from dpdist.ingest.sources import Opener  # noqa: PLC0415 - the readers of all kinds of files
 
     opener = Opener(Path(gettempdir()), Choices(variable))
@@ -108,15 +106,15 @@ def opener_of(variable: str | None) -> Any:
 
 
 def checked(blocks: Iterator[Rows], dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
-    """Yield blocks in the type and order in which they are summed and checked, row after row and little-endian."""
+    """Yield blocks as C-ordered little-endian arrays of a dtype, the form of checksums."""
     for block in blocks:
         if not fits(block, dtype):
-            raise DataError("A value does not fit.")
+            raise DataError("A value does not fit the type of the table.")
         yield np.ascontiguousarray(block, dtype=dtype.newbyteorder("<"))
 
 
-class RegisteredPieces:
-    """Reads chunks of a registered table: :class:`dpdist.rows.table.ChunkPieces`."""
+class RegisteredReader:
+    """Reads chunks of a registered table: a :class:`dpdist.rows.table.ChunkPieces`."""
 
     def __init__(self, reference: Registered) -> None:
         self._reference = reference
@@ -124,45 +122,41 @@ class RegisteredPieces:
         self.checksum = 0
 
     def read(self, index: int, piece_rows: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows of a chunk in pieces of at most so many.
-
-        Only when the last one was taken is it known that all are what was registered: what was made of the others must
-        be discarded if this raises.
-        """
+        """Yield rows of a chunk, at most ``piece_rows`` at a time; if this raises, all batches are invalid."""
         manifest = self._reference.manifest
-        known = manifest.record(index)
-        entry = manifest.source(int(known["source"]))
-        first, rows = int(known["first"]), int(known["rows"])
+        record = manifest.record(index)
+        entry = manifest.source(int(record["source"]))
+        first, rows = int(record["first"]), int(record["rows"])
         where = f"Chunk {index} of {manifest.store} (rows {first} to {first + rows - 1} of {entry.place}, from 0)"
         wrong = None
-        found = checksum = 0
+        row_count = checksum = 0
         try:
             source = self._opener.opened(Entry(entry.place, entry.place, entry.keys))
             state = source.state(first, first + rows)
-            if (state.objects, state.size) != (known["objects"], known["bytes"]):
-                wrong = "is missing" if state.objects < known["objects"] else "has another length"
+            if (state.objects, state.size) != (record["objects"], record["bytes"]):
+                wrong = "is missing" if state.objects < record["objects"] else "has another length"
             else:
                 with closing(source.blocks(self._reference.keep, (first, first + rows))) as blocks:
                     for block in checked(blocks, np.dtype(self._reference.dtype)):
                         checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
-                        found += block.shape[0]
-                        for start in range(0, block.shape[0] if found <= rows else 0, piece_rows):
+                        row_count += block.shape[0]
+                        for start in range(0, block.shape[0] if row_count <= rows else 0, piece_rows):
                             yield block[start : start + piece_rows]
-                if (found, checksum) != (rows, int(known["checksum"])):
-                    same = state.version == known["version"].tobytes()
+                if (row_count, checksum) != (rows, int(record["checksum"])):
+                    same = state.version == record["version"].tobytes()
                     wrong = "was damaged" if same else "was changed"
         except DataError:
-            wrong = "is missing, damaged or of another kind by now"
+            wrong = "is missing, damaged or of another kind"
         if wrong is not None:
             raise DataError(
-                f"{where} {wrong}: it is not what was registered. Restore it as it was. Other rows are another table, "
-                f"with a budget of its own: {step('register', 'SOURCE', 'ROWS')}."
+                f"{where} {wrong} since it was registered. Restore it. Other rows are another table, with a budget "
+                f"of its own: {step('register', 'SOURCE', 'ROWS')}."
             )
         self.checksum = checksum
 
 
 def attributes_in(store: Store, otherwise: str) -> RegisteredAttributes:
-    """Return what the head of a registered table says."""
+    """Return the attributes of a registered table."""
     try:
         return msgspec.convert(require_format(store, FORMAT, otherwise), RegisteredAttributes)
     except msgspec.ValidationError:
@@ -171,76 +165,75 @@ def attributes_in(store: Store, otherwise: str) -> RegisteredAttributes:
 
 
 def open_registered(store: Store) -> RowsTable:
-    """Open a registered table; none of its chunks, and nothing of its source, is looked at before it is read."""
+    """Open a registered table, without access to its source or chunks."""
     store = store.absolute()
     otherwise = f"There are no usable rows at {store}. Make them with: {step('register', 'SOURCE', store)}"
-    said = attributes_in(store, otherwise)
-    manifest = Manifest(store, said.index, said.sources)
-    keep = tuple(range(len(said.columns))) if said.places is None else said.places
+    head = attributes_in(store, otherwise)
+    manifest = Manifest(store, head.index, head.sources)
+    keep = tuple(range(len(head.columns))) if head.places is None else head.places
     sound = (
-        said.dtype in DTYPES
-        and len(keep) == len(said.columns) >= 2
-        and min(said.rows, said.stored_bytes + 1, said.buffer_bytes, said.chunk_rows, min(keep) + 1) > 0
-        and said.chunk_rows <= said.rows == manifest.rows
-        and said.chunks == manifest.chunks
+        head.dtype in DTYPES
+        and len(keep) == len(head.columns) >= 2
+        and min(head.rows, head.stored_bytes + 1, head.buffer_bytes, head.chunk_rows, min(keep) + 1) > 0
+        and head.chunk_rows <= head.rows == manifest.rows
+        and head.chunks == manifest.chunks
     )
     if not sound:
         raise DataError(otherwise)
     return RowsTable(
-        store=store, dataset_id=said.dataset_id, rows=said.rows, columns=len(said.columns), dtype=said.dtype,
-        chunk_rows=said.chunk_rows, names=said.columns,
-        budget=None if said.budget is None else PrivacyLoss.from_json(said.budget),
-        ledger_id=said.ledger_id, reproduced=said.reproduced,
-        reference=Registered(manifest, said.dtype, keep, said.asked.variable, said.stored_bytes, said.buffer_bytes),
+        store=store, dataset_id=head.dataset_id, rows=head.rows, columns=len(head.columns), dtype=head.dtype,
+        chunk_rows=head.chunk_rows, names=head.columns,
+        budget=None if head.budget is None else PrivacyLoss.from_json(head.budget),
+        ledger_id=head.ledger_id, reproduced=head.reproduced,
+        reference=Registered(manifest, head.dtype, keep, head.asked.variable, head.stored_bytes, head.buffer_bytes),
     )  # fmt: skip
 
 
-def head_of(said: RegisteredAttributes) -> dict[str, Any]:
+def head_of(head: RegisteredAttributes) -> dict[str, Any]:
     """Return the head of a registered table, a Zarr group without arrays, as JSON values."""
-    return {"zarr_format": 3, "node_type": "group", "attributes": {"dpdist": builtins_of(said)}}
+    return {"zarr_format": 3, "node_type": "group", "attributes": {"dpdist": builtins_of(head)}}
 
 
 @quiet()
 def open_rows(path: AnyStore) -> RowsTable:
-    """Open rows that were ingested or registered.
+    """Open ingested or registered rows.
 
-    What is said of the table is read and validated. The chunks are checked when they are read, each time: one that is
-    missing or altered is found before any noise is added to a sum of them.
+    Only the attributes of the table are read and validated here. Every read checks its chunks: a missing or altered
+    chunk is an error before any noise is added.
 
     Parameters
     ----------
     path : str or path-like
-        Its folder, or its address (``s3://``, ``gs://``, ``az://``).
+        Folder, or address (``s3://``, ``gs://``, ``az://``).
 
     Returns
     -------
     RowsTable
-        ``path``, ``rows`` (n), ``columns`` (d), ``dtype``, ``names``, ``budget``, ``dataset_id`` and more. No row is
-        read.
+        ``path``, ``rows`` (n), ``columns`` (d), ``dtype``, ``names``, ``budget``, ``dataset_id`` and more.
 
     Raises
     ------
     UsageError
-        If it is no path; if it is an address of no store that is known here, or one with a password.
+        If it is not a path, or an address of an unknown store or with a password.
     DataError
-        If there is none, or it was made neither by an ingest nor by registering a source.
+        If there are no rows, or dpdist did not write them.
 
     See Also
     --------
     ingest_rows, register_rows : Make them.
-    inspect_path : Says in plain values what stands at a path, and checks the chunks.
+    inspect_path : Describes a path in plain values, and checks the chunks.
 
     Examples
     --------
     >>> import tempfile
     >>> import numpy as np
     >>> import dpdist
-    >>> here = tempfile.TemporaryDirectory()
-    >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
-    >>> made = dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr")
-    >>> dpdist.open_rows(f"{here.name}/rows.zarr").names
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> np.save(f"{folder.name}/table.npy", np.arange(12.0).reshape(4, 3))
+    >>> table = dpdist.ingest_rows(f"{folder.name}/table.npy", f"{folder.name}/rows.zarr")
+    >>> dpdist.open_rows(f"{folder.name}/rows.zarr").names
     ('c0', 'c1', 'c2')
-    >>> here.cleanup()
+    >>> folder.cleanup()
     """
     store = store_at(path)
     if (attributes_of(store) or {}).get("format") == FORMAT:

@@ -1,4 +1,4 @@
-"""The files of a source: tables, arrays and genotypes, in files, folders of files and object stores."""
+"""Sources: tables, arrays and genotypes in files, folders of files and object stores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dpdist.rows.units import Unit
 from dpdist.storage.atomic import scratch
 
 if interruption.installed():
-    pa.enable_signal_handlers(False)  # its readers would take a signal that they do not answer
+    pa.enable_signal_handlers(False)  # its readers would swallow signals
 
 SourceLocation = Path | Remote
 KINDS: dict[str, type[Source]] = {
@@ -60,7 +60,7 @@ _CURES = {
     (".tsv", ".tab"): r"as .csv; in Python: pandas.read_csv(FILE, sep='\t').to_csv(NEW, index=False)",
     (".xlsx", ".xls", ".ods"): "as .csv; in Python: pandas.read_excel(FILE).to_csv(NEW, index=False)",
 }
-"""How a file of another kind is written as one that can be read."""
+"""How to convert an unsupported file."""
 _ICEBERG = "metadata"
 _LAKES = {
     "Delta Lake": (
@@ -71,27 +71,22 @@ _LAKES = {
         _ICEBERG, "pyiceberg.table.StaticTable.from_metadata(METADATA).scan().to_pandas().to_parquet('NEW.parquet')"
     ),
 }  # fmt: skip
-"""What marks a folder whose files are not all of its table, and how its rows are written."""
+"""Markers of table formats whose folders hold old versions of rows, and how to export their current rows."""
 
 
-def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
-    """List a source, or the sources of a folder in the order of their names, each with the keys of its folders.
-
-    Names in a folder that begin with ``.`` or ``_`` are passed over, and so is what lies beside a .bed or .pgen file
-    and belongs to it. Of folders in it, those named KEY=VALUE are looked into. The place itself may be a link, and
-    nothing in it.
-    """
-    if not attempt(place, place.is_dir) or is_store(place):
-        return [(place, ())]
-    for folder in place.resolve().parents if isinstance(place, Path) else ():  # it may be a part of such a table
+def located(location: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
+    """List a source, or the sources of a folder by name, each with the keys of its KEY=VALUE folders."""
+    if not attempt(location, location.is_dir) or is_store(location):
+        return [(location, ())]
+    for folder in location.resolve().parents if isinstance(location, Path) else ():  # it may be part of such a table
         marks = [mark for mark, _ in _LAKES.values() if (folder / mark).is_dir()]
-        if any(each != _ICEBERG or any((folder / each).glob("*.metadata.json")) for each in marks):
+        if any(marker != _ICEBERG or any((folder / marker).glob("*.metadata.json")) for marker in marks):
             _require_no_lake(folder, marks)
-    found = _in_folder(place, ())
-    _require_once([each for each, _ in found])
-    if not found:
-        raise DataError(f"The folder {place} holds no files to ingest. Put {', '.join(KINDS)} files there.")
-    return found
+    sources = _in_folder(location, ())
+    _require_once([path for path, _ in sources])
+    if not sources:
+        raise DataError(f"The folder {location} holds no files to ingest. Put {', '.join(KINDS)} files there.")
+    return sources
 
 
 def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation, Keys]]:
@@ -112,106 +107,105 @@ def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation,
 
 
 def _require_no_lake(folder: SourceLocation, names: Collection[str]) -> None:
-    """Refuse the folder of a table of which some rows were removed, by the names in it: DataError."""
+    """Refuse the folder of a versioned table, whose removed rows would return."""
     for kind, (mark, cure) in _LAKES.items():
         if mark in names:
             raise DataError(
-                f"{folder} is a table of {kind}: files of older versions lie beside those of today, and rows that were "
-                f"removed would come back. Write its rows of today to a file: {cure}."
+                f"{folder} is a {kind} table: it also holds files of older versions, and deleted rows would return. "
+                f"Export its current rows to a file: {cure}."
             )
 
 
-def _require_once(places: Sequence[SourceLocation]) -> None:
-    known: dict[tuple[int, int], Path] = {}
-    for place in places:
-        if isinstance(place, Path):
-            about = attempt(place, place.stat)
-            other = known.setdefault((about.st_dev, about.st_ino), place)
-            if other is not place:
-                raise DataError(f"{place} and {other} are the same file, whose rows would count twice. Leave one out.")
+def _require_once(locations: Sequence[SourceLocation]) -> None:
+    by_inode: dict[tuple[int, int], Path] = {}
+    for location in locations:
+        if isinstance(location, Path):
+            status = attempt(location, location.stat)
+            other = by_inode.setdefault((status.st_dev, status.st_ino), location)
+            if other is not location:
+                raise DataError(f"{location} and {other} are the same file: its rows would count twice. Leave one out.")
     stems: dict[str, SourceLocation] = {}
-    for place in places:
-        name = str(place).lower()
+    for location in locations:
+        name = str(location).lower()
         stem = name.removesuffix(max((suffix for suffix in KINDS if name.endswith(suffix)), key=len, default=""))
-        first = stems.setdefault(stem, place)
-        if first is not place:
+        first = stems.setdefault(stem, location)
+        if first is not location:
             raise DataError(
-                f"{first} and {place} have one name, as a table and its copy have, and each row would count twice. "
-                "Leave one out; if they are rows of different people, rename one."
+                f"{first} and {location} have the same name and may be copies, whose rows would count twice. Leave one "
+                "out; if they are rows of different people, rename one."
             )
 
 
 def require_distinct(entries: Iterable[Entry]) -> None:
-    """Refuse local sources of the same bytes, whatever they are called, in folders of the same keys: DataError."""
+    """Refuse local sources with identical bytes and the same folder keys."""
     alike: dict[object, list[tuple[Entry, list[Path]]]] = {}
     for entry in entries:
-        place = location_of(entry.place)
-        if isinstance(place, Path):
-            files = files_of(place)
-            names = [path.relative_to(place).as_posix() if place.is_dir() else path.suffix for path in files]
+        location = location_of(entry.location)
+        if isinstance(location, Path):
+            files = files_of(location)
+            names = [path.relative_to(location).as_posix() if location.is_dir() else path.suffix for path in files]
             sizes = (*zip(names, (path.stat().st_size for path in files), strict=True),)
             alike.setdefault((entry.keys, sizes), []).append((entry, files))
-    for some in alike.values():
-        known: dict[bytes, tuple[Entry, list[Path]]] = {}
-        for entry, files in some if len(some) > 1 else ():
-            starts = sha256()  # most that differ differ there
+    for candidates in alike.values():
+        by_digest: dict[bytes, tuple[Entry, list[Path]]] = {}
+        for entry, files in candidates if len(candidates) > 1 else ():
+            starts = sha256()  # most differences show here
             for path in files:
                 with path.open("rb") as file:
                     starts.update(file.read((1 << 20) // len(files) + 1))
-            first, others = known.setdefault(starts.digest(), (entry, files))
-            if first is not entry and all(map(partial(filecmp.cmp, shallow=False), others, files)):
+            first, other_files = by_digest.setdefault(starts.digest(), (entry, files))
+            if first is not entry and all(map(partial(filecmp.cmp, shallow=False), other_files, files)):
                 raise DataError(
-                    f"{first.shown} and {entry.shown} hold the same, and each of their rows would count twice. Leave "
-                    "one out. If they are rows of different people, put them into one file."
+                    f"{first.shown} and {entry.shown} have identical content: each row would count twice. Leave one "
+                    "out. If they are rows of different people, merge them into one file."
                 )
 
 
-def is_companion(place: SourceLocation) -> bool:
-    """Tell whether a file lies beside a .bed or .pgen file and belongs to it."""
-    owners = [place.with_suffix(suffix) for suffix, kind in KINDS.items() if place.suffix in kind.companions]
+def is_companion(location: SourceLocation) -> bool:
+    """Whether a file accompanies a .bed or .pgen file."""
+    owners = [location.with_suffix(suffix) for suffix, kind in KINDS.items() if location.suffix in kind.companions]
     return any(attempt(owner, owner.is_file) for owner in owners)
 
 
-def is_store(place: SourceLocation) -> bool:
-    """Tell whether a folder is a Zarr store, which it is by what is in it."""
-    return any(attempt(place, (place / mark).is_file) for mark in MARKS)
+def is_store(location: SourceLocation) -> bool:
+    """Whether a folder is a Zarr store, by its content."""
+    return any(attempt(location, (location / mark).is_file) for mark in MARKS)
 
 
-def files_of(place: Path) -> list[Path]:
-    """List the files that a local source consists of."""
-    if place.is_dir():
-        return sorted(path for path in place.rglob("*") if path.is_file())
-    kind = KINDS.get(place.suffix)
-    others = map(place.with_suffix, () if kind is None else kind.companions)
-    return [place, *(other for other in others if other.is_file())]
+def files_of(source: Path) -> list[Path]:
+    """List the files of a local source."""
+    if source.is_dir():
+        return sorted(path for path in source.rglob("*") if path.is_file())
+    kind = KINDS.get(source.suffix)
+    companions = map(source.with_suffix, () if kind is None else kind.companions)
+    return [source, *(other for other in companions if other.is_file())]
 
 
-def state_of(place: SourceLocation) -> str:
-    """Return a digest of size and times of all files of a source, or of what a store says of it: a write changes it."""
+def state_of(location: SourceLocation) -> str:
+    """Return a digest of sizes and times, or of the version in a store, which any write changes."""
 
     def look() -> object:
-        if isinstance(place, Remote):
-            return place.version()
-        stats = [path.stat() for path in files_of(place)]
+        if isinstance(location, Remote):
+            return location.version()
+        stats = [path.stat() for path in files_of(location)]
         return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
 
-    return digest_of(attempt(place, look))
+    return digest_of(attempt(location, look))
 
 
 def digest_of(values: object) -> str:
-    """Return SHA-256 of JSON values, hexadecimal."""
+    """Return the SHA-256 of JSON values, hexadecimal."""
     return sha256(json.dumps(values).encode()).hexdigest()
 
 
 def origin_of(
     source: SourceLocation, *, columns: Sequence[str] | None, compress: bool, unit: Unit | None, choices: Choices
 ) -> dict[str, object]:
-    """Return what a table is ingested from, as JSON values: by that the same ingest again is known.
-
-    Names, sizes and times of the files, and what was chosen, are kept beside the rows.
-    """
+    """Return names, sizes and times of the files, and the options, as JSON values: they identify a repeated ingest."""
     return {
-        "files": [state for place, keys in located(source) for state in attempt(place, partial(_states, place, keys))],
+        "files": [
+            state for location, keys in located(source) for state in attempt(location, partial(_states, location, keys))
+        ],
         "columns": None if columns is None else list(columns),
         "compress": compress,
         "unit": None if unit is None else unit.to_json(),
@@ -219,25 +213,25 @@ def origin_of(
     }
 
 
-def _states(place: SourceLocation, keys: Keys) -> list[list[object]]:
+def _states(location: SourceLocation, keys: Keys) -> list[list[object]]:
     folders: list[object] = [list(key) for key in keys]
-    if not isinstance(place, Path):
-        return [[*folders, str(place), place.version()]]
-    stats = [(path.name, path.stat()) for path in files_of(place)]
+    if not isinstance(location, Path):
+        return [[*folders, str(location), location.version()]]
+    stats = [(path.name, path.stat()) for path in files_of(location)]
     return [[*folders, name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
 class Opener:
-    """Opens one source after the other."""
+    """Opens sources, one at a time."""
 
     def __init__(self, scratch_dir: Path, choices: Choices) -> None:
-        self._beside, self._choices = scratch_dir, choices
+        self._scratch_dir, self._choices = scratch_dir, choices
         self.process = ReaderProcess(scratch_dir)
         self._stack = ExitStack()
         self._entry: Entry | None = None
 
     def opened(self, entry: Entry) -> Source:
-        """Return the reader of a source; what was fetched for the one before is removed."""
+        """Return the reader of a source; files fetched for the previous one are removed."""
         if entry != self._entry:
             self._stack.close()
             self._entry = None
@@ -246,54 +240,54 @@ class Opener:
         return self._source
 
     def _open(self, entry: Entry) -> tuple[Source, str]:
-        place = location_of(entry.place)
-        kind = _kind(place)
+        location = location_of(entry.location)
+        kind = _kind(location)
         if entry.keys and not issubclass(kind, Columnar):
             raise DataError(
-                f"{entry.shown}: only Parquet and Arrow files may lie in folders named KEY=VALUE. Put others into one "
-                "folder."
+                f"{entry.shown}: only Parquet and Arrow files may be in folders named KEY=VALUE. Put other files into "
+                "one folder."
             )
         if self._choices.schema is not None and "schema" not in kind.takes:
             raise _no_columns(entry.shown)
-        if isinstance(place, Remote) and (kind.needs_file or place.web):
-            folder = self._stack.enter_context(scratch(self._beside, "fetched"))
-            others = [place.with_suffix(suffix) for suffix in kind.companions]
-            for each in (place, *others):
-                attempt(each, partial(each.fetch, folder))
-            place = folder / place.name
-        source = kind(place, self._beside, self._choices, entry.keys)
+        if isinstance(location, Remote) and (kind.needs_file or location.web):
+            folder = self._stack.enter_context(scratch(self._scratch_dir, "fetched"))
+            companions = [location.with_suffix(suffix) for suffix in kind.companions]
+            for remote in (location, *companions):
+                attempt(remote, partial(remote.fetch, folder))
+            location = folder / location.name
+        source = kind(location, self._scratch_dir, self._choices, entry.keys)
         if kind.fragile and isolated.ISOLATED:
-            source = IsolatedSource(place, self._beside, self._choices, entry.keys, source, self.process)
-        return source, str(place)
+            source = IsolatedSource(location, self._scratch_dir, self._choices, entry.keys, source, self.process)
+        return source, str(location)
 
     @contextmanager
     def named(self, entry: Entry) -> Iterator[Source]:
-        """Give the reader of a source; errors name it as people do."""
+        """Open the reader of a source; errors use its displayed name."""
         try:
             yield self.opened(entry)
         except DpdistError as error:
-            error.args = (self.told(str(error), entry), *error.args[1:])
+            error.args = (self.with_shown_name(str(error), entry), *error.args[1:])
             raise
 
-    def told(self, text: str, entry: Entry) -> str:
-        """Return what a reader says of a source, with the name that people gave it."""
-        known = self._read_at if self._entry == entry else entry.place
-        return text.replace(_stem(known), _stem(entry.shown))
+    def with_shown_name(self, text: str, entry: Entry) -> str:
+        """Replace the path that was read by the displayed name of the source."""
+        path = self._read_at if self._entry == entry else entry.location
+        return text.replace(_stem(path), _stem(entry.shown))
 
     def close(self) -> None:
-        """Remove what was fetched, and end the process of fragile readers."""
+        """Remove fetched files, and end the process of fragile readers."""
         self._stack.close()
         self.process.close()
 
 
-def _stem(place: str) -> str:
-    """Return a place without its last suffix: files that belong to one file have others."""
-    folder, slash, name = place.rpartition("/")
+def _stem(path: str) -> str:
+    """Return a path without its suffix, which companion files share."""
+    folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{name.rpartition('.')[0] or name}"
 
 
 class Sources(Sequence[Source]):
-    """The files of a source, each opened when it is asked for."""
+    """The files of a source, opened on access."""
 
     def __init__(self, entries: Sequence[Entry], opener: Opener) -> None:
         self.entries, self.opener = entries, opener
@@ -305,78 +299,79 @@ class Sources(Sequence[Source]):
         return self.opener.opened(self.entries[number])
 
     def named(self, number: int) -> AbstractContextManager[Source]:
-        """Give one; errors name it as people do."""
+        """Open a source by number; see :meth:`Opener.named`."""
         return self.opener.named(self.entries[number])
 
 
 @contextmanager
-def opened_sources(place: SourceLocation, scratch_dir: Path, choices: Choices = Choices()) -> Iterator[Sources]:  # noqa: B008 - frozen
-    """Give the sources at a place, in order, and remove afterwards what had to be fetched."""
-    places = located(place)
-    kinds = {_kind(each) for each, _ in places}
+def opened_sources(source: SourceLocation, scratch_dir: Path, choices: Choices = Choices()) -> Iterator[Sources]:  # noqa: B008 - frozen
+    """Open the sources at a location, in order; fetched files are removed at the end."""
+    locations = located(source)
+    kinds = {_kind(location) for location, _ in locations}
     for name in choices.made:
         if not any(name in kind.takes for kind in kinds):
             takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes)
-            raise UsageError(f"{parameter(name)} is for {takers}, and {place} has none of these. Leave it out.")
+            raise UsageError(f"{parameter(name)} is for {takers}. {source} has none of these: leave it out.")
     with closing(Opener(scratch_dir, choices)) as opener:
         yield Sources(
             [
-                Entry(str(each.absolute() if isinstance(each, Path) else each.address), str(each), keys)
-                for each, keys in places
+                Entry(str(location.absolute() if isinstance(location, Path) else location.address), str(location), keys)
+                for location, keys in locations
             ],
             opener,
         )
 
 
-def _no_columns(place: object) -> UsageError:
-    return UsageError(f"{place} holds no columns of different kinds, which a schema is for.", parameter="schema")
+def _no_columns(source: object) -> UsageError:
+    return UsageError(
+        f"{source} cannot take a schema: only tables with typed columns can. Leave it out.", parameter="schema"
+    )
 
 
 def columns_at(
-    place: SourceLocation, scratch_dir: Path, header: str | None
+    location: SourceLocation, scratch_dir: Path, header: str | None
 ) -> tuple[tuple[str, ...], list[Any] | None]:
-    """Return the names of the columns of a source that a schema is for, and their Arrow types where these are stored.
-
-    Whether the first line of text is one of them is never guessed from the lines below it.
-    """
-    if not any("schema" in _kind(each).takes for each, _ in located(place)):
-        raise _no_columns(place)
-    with opened_sources(place, scratch_dir, Choices(header=header)) as sources, sources.named(0) as source:
+    """Return column names of a tabular source, and Arrow types if stored; never guesses the header of text."""
+    if not any("schema" in _kind(path).takes for path, _ in located(location)):
+        raise _no_columns(location)
+    with opened_sources(location, scratch_dir, Choices(header=header)) as sources, sources.named(0) as source:
         head = source.head
         if head.guess is not None:
             raise header_asked(sources.entries[0].shown)
         return head.names, None if head.kinds is None else [*head.kinds]
 
 
-def words_at(place: SourceLocation, scratch_dir: Path, header: str | None, columns: Sequence[str]) -> set[str]:
-    """Return which of some columns of local text hold something that is no number; none where nobody knows that."""
-    if not isinstance(place, Path):
+def words_at(location: SourceLocation, scratch_dir: Path, header: str | None, columns: Sequence[str]) -> set[str]:
+    """Return which columns of local text hold anything but numbers; empty if unknown."""
+    if not isinstance(location, Path):
         return set()
     with suppress(DpdistError):
         schema = Schema([Column(name, "number") for name in dict.fromkeys(columns)], others="ignored")
-        with opened_sources(place, scratch_dir, Choices(header=header, schema=schema)) as sources:
-            return set().union(*(each.words() for each in sources if isinstance(each, Csv)))
+        with opened_sources(location, scratch_dir, Choices(header=header, schema=schema)) as sources:
+            return set().union(*(reader.text_columns() for reader in sources if isinstance(reader, Csv)))
     return set()
 
 
-def _kind(place: SourceLocation) -> type[Source]:
-    if attempt(place, place.is_dir):
-        if is_store(place):
-            return AnnDataStore if is_anndata(place) else VcfZarr if is_vcf_zarr(place) else Store
-    elif attempt(place, place.is_file):
+def _kind(location: SourceLocation) -> type[Source]:
+    if attempt(location, location.is_dir):
+        if is_store(location):
+            return AnnDataStore if is_anndata(location) else VcfZarr if is_vcf_zarr(location) else Store
+    elif attempt(location, location.is_file):
         for suffix, kind in KINDS.items():
-            if kind is not Store and place.name.lower().endswith(suffix):
+            if kind is not Store and location.name.lower().endswith(suffix):
                 return kind
-        cures = [f" Save it {cure}." for suffixes, cure in _CURES.items() if place.name.lower().endswith(suffixes)]
+        cures = [f" Save it {cure}." for suffixes, cure in _CURES.items() if location.name.lower().endswith(suffixes)]
         raise DataError(
-            f"{place} is of a kind that cannot be read. Supported are {', '.join(KINDS)}."
-            f"{''.join(cures) or ' Move it elsewhere if it is no table.'}"
+            f"{location} is not of a supported kind ({', '.join(KINDS)})."
+            f"{''.join(cures) or ' Move it elsewhere if it is not a table.'}"
         )
-    if isinstance(place, Remote):
-        raise DataError(f"{place} is not there, or the store does not give it. Check the address and your credentials.")
-    if place.is_dir():
+    if isinstance(location, Remote):
         raise DataError(
-            f"{place} is a folder within a folder. Only those named KEY=VALUE are looked into: put its files beside "
-            "the others, or ingest it by itself."
+            f"{location} does not exist, or the store denies access. Check the address and your credentials."
         )
-    raise DataError(f"{place} is not a file, or does not exist. Pass a file, or a folder of nothing but files.")
+    if location.is_dir():
+        raise DataError(
+            f"{location} is a folder within a folder. Only folders named KEY=VALUE are read: move its files up, or "
+            "ingest it by itself."
+        )
+    raise DataError(f"{location} is not a file, or does not exist. Pass a file or a folder of files.")

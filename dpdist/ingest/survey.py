@@ -1,7 +1,6 @@
-"""The survey of a source: its columns, its fragments and their rows, and the type that holds all of them.
+"""The survey of a source: its columns, its fragments and their rows, and the type that holds all rows.
 
-Files that announce rows and types are only opened; text is read once for it. Whoever surveys, this process or workers,
-finds the same.
+Files that state rows and types are only opened; text is read once. Workers and this process get the same result.
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ from dpdist.ingest.sources import Opener, SourceLocation, Sources, require_disti
 from dpdist.naming import parameter
 from dpdist.rows.units import Unit
 
-PIECE = 128 << 20  # bytes that one task takes on, about
-_MOST_FILES = 256  # files that one task surveys
+PIECE = 128 << 20  # bytes per task, about
+_MOST_FILES = 256  # files per task of the survey
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
 
 class Part(NamedTuple):
-    """A fragment of one of the files, with rows."""
+    """A fragment with rows."""
 
     source: int  # number of the file
     fragment: Fragment  # None: the whole file
-    first: int  # number of its first row in the file
+    first: int  # index of its first row in the file
     rows: int
 
 
-class Surveyed(NamedTuple):
-    """A source as its survey found it."""
+class SourceSurvey(NamedTuple):
+    """The result of a survey."""
 
-    names: tuple[str, ...]  # of the columns that are kept
-    keep: Places  # where these are in each file
+    names: tuple[str, ...]  # of the kept columns
+    keep: Places  # their indices in each file
     parts: list[Part]  # fragments with rows, in order
     dtype: np.dtype[np.generic]  # holds all rows
-    guesses: list[str]  # what was guessed of files, for people to read
-    head: Head  # of the first file that names columns
+    guesses: list[str]  # messages about guesses
+    head: Head  # of the first file with columns
 
     @property
     def rows(self) -> int:
@@ -56,12 +55,12 @@ class Surveyed(NamedTuple):
 
     @property
     def filled(self) -> list[int]:
-        """Numbers of the files that have rows."""
+        """Numbers of the files with rows."""
         return list(dict.fromkeys(part.source for part in self.parts))
 
 
-class _Looked(NamedTuple):
-    """What one task found of a file, or of a fragment of text."""
+class _FileSurvey(NamedTuple):
+    """The survey of a file, or of a fragment of text."""
 
     survey: Survey | None = None
     ends: npt.NDArray[np.int64] | None = None
@@ -70,22 +69,22 @@ class _Looked(NamedTuple):
 
 
 class Job(Protocol):
-    """What all units of a step of an ingest share."""
+    """The function of all tasks of a step of an ingest."""
 
     name: str
     label: str
 
-    def __call__(self, opener: Opener, unit: Any, told: Callable[[int], object]) -> Any:
-        """Compute a unit, and tell of the rows that were written."""
+    def __call__(self, opener: Opener, task: Any, on_rows: Callable[[int], object]) -> Any:
+        """Compute a task, and report written rows."""
         ...
 
 
-Run = Callable[[Job, Sequence[Any]], list[Any]]  # computes units, and returns their results in order
+Run = Callable[[Job, Sequence[Any]], list[Any]]  # computes tasks, and returns their results in order
 
 
 @dataclass(frozen=True)
-class Look:
-    """Opens files, and reads text for its rows and types."""
+class SurveyFiles:
+    """Opens files; reads text for its rows and types."""
 
     entries: Sequence[Entry]
     like: Head
@@ -96,50 +95,52 @@ class Look:
     def __call__(
         self,
         opener: Opener,
-        unit: Sequence[tuple[int, Fragment]],
-        told: Callable[[int], object],  # noqa: ARG002 - none
-    ) -> list[_Looked]:
-        """Look at some of them."""
-        return [self._look(opener, number, fragment) for number, fragment in unit]
+        task: Sequence[tuple[int, Fragment]],
+        on_rows: Callable[[int], object],  # noqa: ARG002 - none
+    ) -> list[_FileSurvey]:
+        """Survey the files of a task."""
+        return [self._survey_file(opener, number, fragment) for number, fragment in task]
 
-    def _look(self, opener: Opener, number: int, fragment: Fragment) -> _Looked:
+    def _survey_file(self, opener: Opener, number: int, fragment: Fragment) -> _FileSurvey:
         guess = None
         with opener.named(self.entries[number]) as source:
             try:
                 head = source.head
                 if fragment is None or not fragment[0]:
-                    guess = head.guess and opener.told(head.guess, self.entries[number])
+                    guess = head.guess and opener.with_shown_name(head.guess, self.entries[number])
                     require_alike(source, self.like, self.entries[0].shown)
                 survey = source.survey(self.keep, fragment)
             except NoRowsError:
-                return _Looked(guess=guess)
+                return _FileSurvey(guess=guess)
             except UncutError:
-                return _Looked(guess=guess, uncut=True)
-            return _Looked(survey, None if fragment is not None else self._ends(source, survey), guess)
+                return _FileSurvey(guess=guess, uncut=True)
+            return _FileSurvey(survey, None if fragment is not None else self._ends(source, survey), guess)
 
     def _ends(self, source: Source, survey: Survey) -> npt.NDArray[np.int64] | None:
         if survey.rows * len(self.keep) * np.dtype(survey.dtype).itemsize <= PIECE:
             return None
         try:
             ends = source.fragments(self.keep).ends
-        except DataError:  # too much of it is read at once: a reader that starts at the beginning has other ways
+        except DataError:  # too large to cut: reading from the start still works
             return None
         return None if len(ends) < 2 else ends
 
 
 def require_alike(source: Source, head: Head, first: object) -> None:
-    """Refuse a file that has other columns than the first one, or others that are called alike: DataError."""
+    """Refuse a file whose columns differ from those of the first, in name or meaning."""
     if source.head.names != head.names:
-        raise DataError(f"{source.path} has other columns than {first}. Give all files the same, in one order.")
+        raise DataError(
+            f"{source.path} has other columns than {first}. Give all files the same columns, in the same order."
+        )
     if source.head.meaning != head.meaning:
         raise DataError(
-            f"{source.path} has other columns than {first}, though they are called alike: they count other alleles, or "
-            "are of another variable, other coordinates or units. Write the files alike, or ingest one of them."
+            f"{source.path} has other columns than {first} under the same names: another counted allele, variable, "
+            "coordinate or unit. Write the files alike, or ingest one of them."
         )
 
 
-def surveyed(
-    place: SourceLocation,
+def survey_source(
+    location: SourceLocation,
     sources: Sources,
     columns: Sequence[str] | None,
     run: Run,
@@ -147,20 +148,20 @@ def surveyed(
     sizes: Sequence[int],
     unit: Unit | None = None,
     may_be_empty: bool = False,
-) -> Surveyed:
-    """Survey files before anything is made of them."""
+) -> SourceSurvey:
+    """Survey all files of a source."""
     number, head = first_head(sources)
     require_publishable(sources.entries[number].shown, head.names)
-    keep = kept_places(head.names, columns, unit)
+    keep = kept_columns(head.names, columns, unit)
     if len(keep) < 2:
         raise DataError(
-            f"{place} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
-            "separated by commas, and enough columns kept?"
+            f"{location} gives {len(keep)} column(s). A table needs two or more: keep more columns, and separate the "
+            "cells of a CSV file by commas."
         )
-    parts, surveys, guesses = _looked_at(sources.entries, sizes, head, keep, run)
+    parts, surveys, guesses = _survey_files(sources.entries, sizes, head, keep, run)
     if not parts and not may_be_empty:
         if len(sources) > 1:
-            raise NoRowsError(f"No file of {place} has rows. Add some.")
+            raise NoRowsError(f"No file of {location} has rows. Add some.")
         with sources.named(0) as first:
             first.survey(keep)
             raise changed(first.path)
@@ -168,11 +169,11 @@ def surveyed(
         _require_no_index(sources.entries[number].shown, head, keep)
     require_distinct(sources.entries[number] for number in dict.fromkeys(part.source for part in parts))
     dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
-    return Surveyed(tuple(head.names[at] for at in keep), keep, parts, dtype, guesses, head)
+    return SourceSurvey(tuple(head.names[index] for index in keep), keep, parts, dtype, guesses, head)
 
 
 def first_head(sources: Sources) -> tuple[int, Head]:
-    """Return the first file that names columns: one of several may be empty."""
+    """Return the first file with columns: others may be empty."""
     for number in range(len(sources)):
         try:
             with sources.named(number) as source:
@@ -183,56 +184,56 @@ def first_head(sources: Sources) -> tuple[int, Head]:
     raise AssertionError("there is a file")
 
 
-def _looked_at(
+def _survey_files(
     entries: Sequence[Entry], sizes: Sequence[int], head: Head, keep: Places, run: Run
 ) -> tuple[list[Part], list[Survey], list[str]]:
-    units: list[tuple[int, Fragment]] = []
+    fragments: list[tuple[int, Fragment]] = []
     for number, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
-        place = location_of(entry.place)
-        fetched = isinstance(place, Remote) and place.web  # as a whole, by each task that reads a part
-        long = size > FRAGMENT and not fetched and place.name.lower().endswith(".csv")
+        location = location_of(entry.location)
+        fetched = isinstance(location, Remote) and location.web  # whole, by each task that reads a part
+        long = size > FRAGMENT and not fetched and location.name.lower().endswith(".csv")
         starts = range(0, size, FRAGMENT) if long else ()
-        units += [(number, (start, min(start + FRAGMENT, size))) for start in starts] or [(number, None)]
-    look = Look(entries, head._replace(kinds=None), keep)
+        fragments += [(number, (start, min(start + FRAGMENT, size))) for start in starts] or [(number, None)]
+    survey_files = SurveyFiles(entries, head._replace(kinds=None), keep)
 
-    def looked_at(units: Sequence[tuple[int, Fragment]]) -> dict[tuple[int, Fragment], _Looked]:
-        weights = [sizes[number] if fragment is None else fragment[1] - fragment[0] for number, fragment in units]
-        results = [looked for some in run(look, grouped(units, weights)) for looked in some]
-        return dict(zip(units, results, strict=True))
+    def run_tasks(fragments: Sequence[tuple[int, Fragment]]) -> dict[tuple[int, Fragment], _FileSurvey]:
+        weights = [sizes[number] if fragment is None else fragment[1] - fragment[0] for number, fragment in fragments]
+        results = [result for group in run(survey_files, grouped(fragments, weights)) for result in group]
+        return dict(zip(fragments, results, strict=True))
 
-    found = looked_at(units)
-    uncut = sorted({number for (number, _), looked in found.items() if looked.uncut})
-    found = {unit: looked for unit, looked in found.items() if unit[0] not in uncut}
-    found |= looked_at([(number, None) for number in uncut])
+    by_fragment = run_tasks(fragments)
+    uncut = sorted({number for (number, _), result in by_fragment.items() if result.uncut})
+    by_fragment = {key: result for key, result in by_fragment.items() if key[0] not in uncut}
+    by_fragment |= run_tasks([(number, None) for number in uncut])
     parts, surveys, guesses, first = list[Part](), list[Survey](), list[str](), 0
-    for (number, fragment), looked in sorted(found.items(), key=lambda each: (each[0][0], each[0][1] or ())):
-        guesses += [looked.guess] if looked.guess else []
+    for (number, fragment), result in sorted(by_fragment.items(), key=lambda item: (item[0][0], item[0][1] or ())):
+        guesses += [result.guess] if result.guess else []
         first = 0 if fragment is None or not fragment[0] else first
-        if looked.survey is None or not looked.survey.rows:
+        if result.survey is None or not result.survey.rows:
             continue
-        surveys.append(looked.survey)
-        if looked.ends is None:
-            parts.append(Part(number, fragment, first, looked.survey.rows))
+        surveys.append(result.survey)
+        if result.ends is None:
+            parts.append(Part(number, fragment, first, result.survey.rows))
         else:
-            begins = [0, *looked.ends[:-1].tolist()]
-            parts += [Part(number, (a, b), a, b - a) for a, b in zip(begins, looked.ends.tolist(), strict=True)]
-        first += looked.survey.rows
+            begins = [0, *result.ends[:-1].tolist()]
+            parts += [Part(number, (a, b), a, b - a) for a, b in zip(begins, result.ends.tolist(), strict=True)]
+        first += result.survey.rows
     return parts, surveys, guesses
 
 
 def size_of(entry: Entry) -> int:
-    """Return the bytes of a source; what a place does not tell counts as much as a task takes on."""
-    place = location_of(entry.place)
+    """Return the bytes of a source; those of one task if unknown."""
+    location = location_of(entry.location)
     try:
-        if isinstance(place, Path) and place.is_dir():
-            return sum(path.stat().st_size for path in place.rglob("*"))
-        return int(place.stat().st_size)
-    except Exception:  # noqa: BLE001 - whatever a store raises; whoever reads it says what is wrong
+        if isinstance(location, Path) and location.is_dir():
+            return sum(path.stat().st_size for path in location.rglob("*"))
+        return int(location.stat().st_size)
+    except Exception:  # noqa: BLE001 - stores raise anything; reading reports the error
         return PIECE
 
 
 def grouped(items: Iterable[Any], sizes: Iterable[int]) -> list[list[Any]]:
-    """Put consecutive items together, as much as one task takes on.
+    """Group consecutive items into tasks.
 
     Examples
     --------
@@ -250,10 +251,10 @@ def grouped(items: Iterable[Any], sizes: Iterable[int]) -> list[list[Any]]:
     return groups
 
 
-def require_each_once(sources: Sources, filled: Sequence[int]) -> None:
-    """Refuse samples that have several rows, in one file or in several: each row would be protected alone."""
+def require_unique_samples(sources: Sources, filled: Sequence[int]) -> None:
+    """Refuse samples with several rows, which would each be protected alone."""
     key = blake2b(random_token().encode()).digest()
-    known = np.empty(0, "V16")
+    known_samples = np.empty(0, "V16")
     owners = np.empty(0, np.int64)
     for number in filled:
         with sources.named(number) as source:
@@ -262,82 +263,83 @@ def require_each_once(sources: Sources, filled: Sequence[int]) -> None:
                 continue
             digests = np.concatenate([*source.units(key, head.samples)]).view("V16")[:, 0]
         people = np.unique(digests)
-        twice = np.isin(known, people)
-        others = listed(sorted({sources.entries[owner].shown for owner in owners[twice]}))
+        twice = np.isin(known_samples, people)
+        other_files = listed(sorted({sources.entries[owner].shown for owner in owners[twice]}))
         where = sources.entries[number].shown
-        if len(people) < len(digests) or others:
-            told = f"{counted(int(twice.sum()), 'sample')} that {others} names, too" if others else "a sample twice"
-            raise DataError(
-                f"{where} names {told}: one person would have several rows. Leave the repetition out, name the samples "
-                f"apart if they are different people, or say whose each row is, by {parameter('max_rows')} "
-                f"and {units_named(head)}."
+        if len(people) < len(digests) or other_files:
+            repetition = (
+                f"{counted(int(twice.sum()), 'sample')} of {other_files} again" if other_files else "a sample twice"
             )
-        known = np.concatenate([known, people])
+            raise DataError(
+                f"{where} names {repetition}: one person would have several rows. Remove the repetition, rename "
+                f"samples of different people, or declare a privacy unit with {parameter('max_rows')} and "
+                f"{units_named(head)}."
+            )
+        known_samples = np.concatenate([known_samples, people])
         owners = np.append(owners, np.full(len(people), number))
 
 
 def units_named(head: Head) -> str:
-    """Return how a privacy unit is given by the labels of a file; by its samples where there are no others."""
-    others = [label for label in head.labels if label not in head.samples]
-    if len(others) > 1:
-        return f"{parameter('privacy_unit')} of {listed(others)}"
-    return parameter("privacy_unit", ",".join(others or head.samples))
+    """Return the option that declares a privacy unit by the labels of a file, or else by its samples."""
+    labels = [label for label in head.labels if label not in head.samples]
+    if len(labels) > 1:
+        return f"{parameter('privacy_unit')} of {listed(labels)}"
+    return parameter("privacy_unit", ",".join(labels or head.samples))
 
 
 def _require_no_index(where: object, head: Head, keep: Places) -> None:
-    """Ask whether columns that may be an index are kept; no value decides, for rows may have been filtered."""
-    found = [place for place in head.indexes if place in keep]
-    if not found:
+    """Ask whether to keep columns that may be an index; values cannot tell, as rows may have been filtered."""
+    indexes = [column for column in head.indexes if column in keep]
+    if not indexes:
         return
-    told = listed(repr(head.names[place]) for place in found)
-    others = [head.names[place] for place in keep if place not in found]
-    kept = [head.names[place] for place in keep]
+    quoted = listed(repr(head.names[column]) for column in indexes)
+    other_names = [head.names[column] for column in keep if column not in indexes]
+    all_names = [head.names[column] for column in keep]
     raise AskError(
-        f"{where}: {told} {'is' if len(found) == 1 else 'are'} without a name, or the index of a data frame, and would "
-        "be summed like a measurement.",
-        [only_columns(others, "leaves it out")] * (len(others) > 1) + [only_columns(kept, "keeps it as a column")],
+        f"{where}: {quoted} {'has' if len(indexes) == 1 else 'have'} no name, or may be the index of a data frame, "
+        "and would be summed like a measurement.",
+        [only_columns(other_names, "leaves it out")] * (len(other_names) > 1)
+        + [only_columns(all_names, "keeps it as a column")],
     )
 
 
 def require_publishable(where: object, names: tuple[str, ...]) -> None:
-    """Refuse names of columns that cannot be published, or that several columns have: DataError."""
-    for place, name in enumerate(names):
+    """Refuse column names that are repeated or hold control characters."""
+    for index, name in enumerate(names):
         if has_control(name):
             raise DataError(
-                f"{where}: the name of column {place + 1} (counting from 1) holds a control character. Names are "
-                "published, and shown on terminals: rename the column."
+                f"{where}: the name of column {index + 1} (counting from 1) holds a control character. Names are "
+                "published and shown on terminals: rename the column."
             )
     if twice := repeated(names):
-        raise DataError(f"{where} has several columns of one name: {listed(twice)}. Rename them.")
+        raise DataError(f"{where} has several columns with the same name: {listed(twice)}. Rename them.")
 
 
-def kept_places(names: tuple[str, ...], columns: Sequence[str] | None, unit: Unit | None) -> tuple[int, ...]:
-    """Return the places of the columns to keep; that of the privacy unit is not one of them."""
+def kept_columns(names: tuple[str, ...], columns: Sequence[str] | None, unit: Unit | None) -> tuple[int, ...]:
+    """Return the indices of the columns to keep, without the privacy unit."""
     if unit is not None and unit.column not in names:
         raise UsageError(f"There is no column {unit.column}. There are: {listed(names)}.", parameter="privacy_unit")
     if unit is not None and columns is not None and unit.column in columns:
         raise UsageError(
-            f"The privacy unit {unit.column} cannot be one of the columns that are kept.", parameter="columns"
+            f"The privacy unit {unit.column} is not a column of the table. Leave it out of the columns to keep.",
+            parameter="columns",
         )
     if columns is None:
-        return tuple(place for place, name in enumerate(names) if unit is None or name != unit.column)
-    places = {name: place for place, name in enumerate(names)}
-    if unknown := [name for name in columns if name not in places]:
+        return tuple(index for index, name in enumerate(names) if unit is None or name != unit.column)
+    indexes = {name: index for index, name in enumerate(names)}
+    if unknown := [name for name in columns if name not in indexes]:
         raise UsageError(
-            f"There is no column {listed(map(repr, unknown))}. There are: {listed(map(repr, names))}. A name with a "
-            "comma in it stands in double quotes.",
+            f"There is no column {listed(map(repr, unknown))}. There are: {listed(map(repr, names))}. Put a name "
+            "with a comma in double quotes.",
             parameter="columns",
         )
     if len(set(columns)) < len(columns):
-        raise UsageError("A column is named twice; name each column once.", parameter="columns")
-    return tuple(places[name] for name in columns)
+        raise UsageError("A column is named twice. Name each column once.", parameter="columns")
+    return tuple(indexes[name] for name in columns)
 
 
 def _common_dtype(surveys: Sequence[Survey]) -> np.dtype[np.generic]:
-    """Return the type that holds the rows of all files.
-
-    Whole numbers written as text are judged together: two files that need uint8 and int8 may both fit int8.
-    """
+    """Return the type that holds the rows of all files; integers in text are ranged together (uint8, int8 -> int8)."""
     dtypes = [np.dtype(survey.dtype) for survey in surveys if survey.span is None]
     spans = [survey.span for survey in surveys if survey.span is not None]
     if spans:

@@ -255,7 +255,7 @@ def test_a_command_run_again_changes_nothing_and_says_so_and_replaces_nothing_el
         assert tree(tmp_path) == before
     os.utime("table.npy", (1, 1))
     said = call(*ingest, *budget)
-    assert (said.code, "not ingested from these files, as they are now" in said.message) == (4, True)
+    assert (said.code, "not ingested from these files in their current state" in said.message) == (4, True)
     next(path for path in Path("scores.zarr", "c").rglob("*") if path.is_file()).unlink()
     said = call(*project)
     assert (said.code, "damaged" in said.message) == (4, True)

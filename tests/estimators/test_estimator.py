@@ -235,7 +235,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_charged(
         (np.ma.masked_equal([[7.125, 1], [2, 3]], 2), "masked"),
         (da.from_array(np.ma.masked_equal([[7.125, 1], [2, 3]], 2), chunks=1), "masked"),
         (xr.DataArray(np.zeros(2)), "1 dimensions"),
-        (xr.Dataset({"a": (("x", "y"), np.ones((2, 2))), "b": ("y", [1, 7.125])}), "first dimension of every variable"),
+        (xr.Dataset({"a": (("x", "y"), np.ones((2, 2))), "b": ("y", [1, 7.125])}), "different first dimensions"),
         (xr.Dataset({"a": ("x", ["b", "7.125"])}), "convert or drop"),
         (anndata.AnnData(obs=pd.DataFrame(index=["a"])), "without a matrix"),
         ("nowhere.zarr", "no usable rows"),

@@ -115,7 +115,7 @@ def test_rows_of_an_array_with_names_of_dimensions_are_along_the_one_that_is_nam
     np.testing.assert_array_equal(zarr.open_array(made.path, mode="r")[:], VALUES[:5])
     with pytest.raises(UsageError, match=r"no dimension 'donor'.*'gene', 'cell'"):
         ingest_rows(genes, tmp_path / "no.zarr", rows_dimension="donor")
-    with pytest.raises(UsageError, match="Only arrays of xarray"):
+    with pytest.raises(UsageError, match="Only xarray objects"):
         ingest_rows(VALUES, tmp_path / "no.zarr", rows_dimension="cell")
     said: list[str] = []
     asked: dict[str, Any] = {"t.nc": {}, "t.zarr": {"variable": "v"}}
@@ -128,7 +128,7 @@ def test_rows_of_an_array_with_names_of_dimensions_are_along_the_one_that_is_nam
             target = tmp_path / f"{name}-{dimension}.zarr"
             ingest_rows(tmp_path / name, target, rows_dimension=dimension, say=said.append, **more)
             np.testing.assert_array_equal(zarr.open_array(target, mode="r")[:], wanted)
-            assert f"each row is of one {dimension!r}" in said[-1]
+            assert f"rows are along {dimension!r}" in said[-1]
     np.save(tmp_path / "t.npy", VALUES)
     with pytest.raises(UsageError, match=r"rows_dimension is for \.nc, \.zarr"):
         ingest_rows(tmp_path / "t.npy", tmp_path / "no.zarr", rows_dimension="cell")
@@ -152,7 +152,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: anndata.AnnData(np.eye(3, 2), obs=pd.DataFrame(index=list("aba"))), "names an observation twice",
     ),
     "rows of one name": (
-        lambda: xarray.DataArray(np.eye(3, 2), dims=("s", "g"), coords={"s": list("aba")}), "has the same name",
+        lambda: xarray.DataArray(np.eye(3, 2), dims=("s", "g"), coords={"s": list("aba")}), "have the same 's'",
     ),
 }  # fmt: skip
 
@@ -250,7 +250,7 @@ def test_a_model_comes_out_so_too(tmp_path: Path) -> None:
     laid = model.to_xarray(data)
     assert np.array_equal(laid.tas_components.sel(lat=0, lon=7), model.components.components[:, 2])
     assert list(laid.component.values) == [1, 2]
-    for like, said in ((data.tas, "7 columns"), (np.ones((3, 7)), "DataArray or a Dataset")):
+    for like, said in ((data.tas, "7 columns"), (np.ones((3, 7)), "DataArray or Dataset")):
         with pytest.raises(UsageError, match=said):
             model.to_xarray(like)
 
@@ -275,11 +275,14 @@ def test_columns_count_by_the_area_of_their_cells() -> None:
 def test_areas_that_nobody_stated_are_not_guessed() -> None:
     field = fields().tas
     for given, said in (
-        (fields(), "'ps' has no coordinates of latitude"),
-        (field.assign_coords(other=field.lat), "2 coordinates of latitude"),
+        (fields(), "'ps' has no latitude coordinates"),
+        (field.assign_coords(other=field.lat), "2 latitude coordinates"),
         (field.assign_coords(lat=("lat", [0.0, 95.0], {"units": "degrees_north"})), "beyond the poles"),
-        (field.assign_coords(area=(("lat", "lon"), np.eye(2, 3))).assign_attrs(cell_measures="area: area"), "no area"),
-        (np.ones((3, 4)), "DataArray or a Dataset"),
+        (
+            field.assign_coords(area=(("lat", "lon"), np.eye(2, 3))).assign_attrs(cell_measures="area: area"),
+            "without area",
+        ),
+        (np.ones((3, 4)), "DataArray or Dataset"),
     ):
         with pytest.raises(UsageError, match=said):
             dpdist.area_scale(given)

@@ -52,7 +52,7 @@ NUMBERS = ("-5", "0", "1000000000000", str(2**62), "1e308", "NaN", '"x"', "null"
 PLINK = ("t.bed", "t.bim", "t.fam", "t.pgen", "t.pvar", "t.psam")
 FOLDERS = ("rows.zarr", "rows.ledger", "release.zarr", "model.zarr", "job.toml", "t.csv", "certificates", "centre.npz")
 LABELS = {"Ingesting in this process", "Checking chunks"}
-_DIMENSIONS = ": each row is of one "
+_DIMENSIONS = ": rows are along "
 LOSS = ("--epsilon", "1", "--delta", "1e-6", "--clip", "8")
 GENES = ["g0", "g1", "g2", "g3"]
 

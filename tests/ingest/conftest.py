@@ -12,6 +12,6 @@ def other_process() -> None:
 
 @pytest.fixture(autouse=True)
 def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read here whatever a test is not about: to start a process, and import its libraries, takes seconds."""
+    """Read in this process unless a test is about isolation: starting another takes seconds."""
     if "other_process" not in request.fixturenames:
         monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", False)

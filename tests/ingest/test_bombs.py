@@ -84,9 +84,9 @@ def packed_chunk(file: Path, name: str) -> None:
         attributes = dict(parent[last].attrs)
         shape, dtype = parent[last].shape, parent[last].dtype
         del parent[last]
-        made = parent.create_dataset(last, shape, dtype, chunks=shape, compression="gzip")
-        made.attrs.update({key: value for key, value in attributes.items() if key.startswith("encoding")})
-        made.id.write_direct_chunk((0,) * len(shape), deflated(SIZE))
+        dataset = parent.create_dataset(last, shape, dtype, chunks=shape, compression="gzip")
+        dataset.attrs.update({key: value for key, value in attributes.items() if key.startswith("encoding")})
+        dataset.id.write_direct_chunk((0,) * len(shape), deflated(SIZE))
 
 
 def h5ad(path: Path) -> None:
@@ -106,9 +106,9 @@ def annotated(path: Path, change: Callable[[Any], object], content: bytes) -> No
         warnings.simplefilter("ignore")
         write_anndata_zarr(path, anndata.AnnData(np.ones((40, 4), np.float32)), version=2)
     (path / ".zmetadata").unlink(missing_ok=True)
-    place = words_of(path / "var" / "_index")
-    change_json(place / ".zarray", change)
-    (place / "0").write_bytes(content)
+    index_path = words_of(path / "var" / "_index")
+    change_json(index_path / ".zarray", change)
+    (index_path / "0").write_bytes(content)
 
 
 def labels(path: Path) -> None:
@@ -150,17 +150,17 @@ def long_names(path: Path) -> None:
 def short_netcdf(path: Path) -> None:
     """Write a head that announces an attribute of 4 GB."""
     xarray.Dataset({"a": (("t", "x"), counts())}, attrs={"title": "abcdefgh"}).to_netcdf(path, engine="scipy")
-    whole = bytearray(path.read_bytes())
-    place = whole.index(b"abcdefgh") - 4
-    whole[place : place + 4] = struct.pack(">i", 2**31 - 8)
-    path.write_bytes(whole[:388])
+    content = bytearray(path.read_bytes())
+    offset = content.index(b"abcdefgh") - 4
+    content[offset : offset + 4] = struct.pack(">i", 2**31 - 8)
+    path.write_bytes(content[:388])
 
 
 def one_name_many_times(path: Path) -> None:
     """Let each of many names be the same megabyte, stored once."""
     columns = 60_000
-    made = anndata.AnnData(np.ones((2, columns), dtype=np.uint8))
-    made.write_h5ad(path)
+    adata = anndata.AnnData(np.ones((2, columns), dtype=np.uint8))
+    adata.write_h5ad(path)
     with h5py.File(path, "r+") as file:
         del file["var/_index"]
         names = file.create_dataset("var/_index", (columns,), h5py.string_dtype(), chunks=(columns,), compression=9)
@@ -223,13 +223,13 @@ def test_what_unpacks_to_gigabytes_is_refused_in_little_memory(tmp_path: Path) -
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    found = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert len(found) == len(sources)
-    for number, ((here, apart, said), source) in enumerate(zip(found, sources, strict=True)):
-        assert str(source) in said
-        assert "does not fit into the memory" not in said or number < len(BOMBS)
-        assert here < 300, source
-        assert apart < 1100, source
+    results = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert len(results) == len(sources)
+    for number, ((own_peak, child_peak, message), source) in enumerate(zip(results, sources, strict=True)):
+        assert str(source) in message
+        assert "does not fit into memory" not in message or number < len(BOMBS)
+        assert own_peak < 300, source
+        assert child_peak < 1100, source
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -276,7 +276,7 @@ def test_an_unknown_codec_is_named_wherever_it_is(tmp_path: Path, where: str) ->
         ),
     }
     change_json(path / about, changes[where])
-    refused(path, "packed by the codec 'odd\\x1b[2J'", never=("\x1b",))
+    refused(path, "uses the codec 'odd\\x1b[2J'", never=("\x1b",))
 
 
 def test_the_usual_codecs_are_read(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_store_with_a_link_or_a_pipe_in_it_is_refused(tmp_path: Path, what: st
 def test_metadata_of_any_length_and_folders_that_lead_back_to_themselves_are_refused(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "t.zarr", data=np.ones((40, 4)))
     os.truncate(tmp_path / "t.zarr" / "zarr.json", 1 << 40)  # a hole: it takes no room on the disk
-    refused(tmp_path / "t.zarr", "'zarr.json' is of more than 64 MiB")
+    refused(tmp_path / "t.zarr", "'zarr.json' is larger than 64 MiB")
     (tmp_path / "t").mkdir()
     for name in ("a=1", "b=1"):
         (tmp_path / "t" / name).symlink_to(".")
@@ -323,7 +323,7 @@ def test_an_archive_of_two_arrays_of_one_name_is_refused(tmp_path: Path) -> None
         warnings.simplefilter("ignore")
         for _ in range(2):
             packed(tmp_path / "t.npz", "X", head_of("|u1", (10, 10)) + bytes(100), 0)
-    refused(tmp_path / "t.npz", "holds two arrays of one name")
+    refused(tmp_path / "t.npz", "holds two arrays with the same name")
 
 
 @pytest.mark.parametrize("what", ["a file", "a store", "a companion", "a hard link"])
@@ -346,4 +346,4 @@ def test_a_link_in_a_folder_is_refused_and_so_is_a_file_twice(tmp_path: Path, wh
     with pytest.raises(DataError, match=needles[-1]):
         register_rows(folder, tmp_path / "there.zarr")
     (tmp_path / "link.npy").symlink_to(folder / "a.npy")
-    assert ingest(tmp_path / "link.npy", tmp_path / "rows.zarr").rows == 4  # what is named may be a link
+    assert ingest(tmp_path / "link.npy", tmp_path / "rows.zarr").rows == 4  # a named path may be a link

@@ -1,4 +1,4 @@
-"""Every person once and every number as it is: what an attacker tried on the readers, and what is right."""
+"""Every person counts once and every number is exact: attacks on the readers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_table_that_died_at_its_end_takes_a_new_budget(tmp_path: Path, monkeyp
     )
 
 
-def test_copies_of_one_table_in_a_folder_are_refused_whatever_kind_they_are(tmp_path: Path) -> None:
+def test_copies_of_a_table_in_a_folder_are_refused_for_all_kinds(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": [1.5, 2], "b": [3.5, 4]})
     for number, names in enumerate((
         ("0.zarr", "1.zarr"), ("t.csv", "t.parquet"), ("t.arrow", "t.feather"), ("t.CSV", "t.csv.gz"),
@@ -96,9 +96,9 @@ def test_copies_of_one_table_in_a_folder_are_refused_whatever_kind_they_are(tmp_
 
 def test_whose_the_rows_are_is_told_and_how_many_are_left_out(tmp_path: Path) -> None:
     pq.write_table(pa.table({"who": [1, 1, 2], "a": [1.0, 2, 3], "b": [4.0, 5, 6]}), tmp_path / "t.parquet")
-    told: list[str] = []
-    ingest_rows(tmp_path / "t.parquet", tmp_path / "rows.zarr", privacy_unit="who", max_rows=1, say=told.append)
-    assert told == ["Whoever is named by who is protected with 1 row at most.", "Rows left out beyond these: 1."]
+    messages: list[str] = []
+    ingest_rows(tmp_path / "t.parquet", tmp_path / "rows.zarr", privacy_unit="who", max_rows=1, say=messages.append)
+    assert messages == ["The privacy unit is who, with at most 1 row each.", "Rows left out beyond these: 1."]
 
 
 # --- every number as it is ---
@@ -136,10 +136,10 @@ def test_whole_numbers_are_never_rounded(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("version", "dtype", "fill"), [(2, "f4", -999.0), (3, "f8", np.nan), (2, "i2", -999)])
 def test_fill_values_in_zarr_are_what_xarray_means(tmp_path: Path, version: Any, dtype: str, fill: float) -> None:
     values = np.array([[1, 2], [0, 4]], dtype)
-    said = {"v": {"_FillValue": np.asarray(fill, dtype)[()]}}
+    encoding = {"v": {"_FillValue": np.asarray(fill, dtype)[()]}}
     for number, content in enumerate((values, np.where(values == 0, np.asarray(fill, dtype), values))):
         data = xarray.Dataset({"v": (("n", "m"), content)})
-        data.to_zarr(tmp_path / f"{number}.zarr", zarr_format=version, consolidated=False, encoding=said)
+        data.to_zarr(tmp_path / f"{number}.zarr", zarr_format=version, consolidated=False, encoding=encoding)
     assert stored(Path(ingest_rows(tmp_path / "0.zarr", tmp_path / "rows.zarr").path)).tolist() == values.tolist()
     with pytest.raises(DataError, match=r"row 1 .*(missing|not finite)"):
         ingest_rows(tmp_path / "1.zarr", tmp_path / "no.zarr")
@@ -156,7 +156,7 @@ def test_marks_of_zarr_arrays_are_read_or_refused(tmp_path: Path) -> None:
     assert stored(Path(ingest_rows(gaps, tmp_path / "g.zarr", columns=["c0", "c2"]).path)).tolist() == [[1, 3], [4, 6]]
     with pytest.raises(DataError, match="column 'c1': the value is missing"):
         ingest_rows(gaps, tmp_path / "no.zarr")
-    with pytest.raises(DataError, match="marked as _Unsigned"):
+    with pytest.raises(DataError, match="has the attribute _Unsigned"):
         ingest_rows(array("u.zarr", np.array([[1, -1]], "i1"), _Unsigned="true"), tmp_path / "no.zarr")
 
 
@@ -191,17 +191,17 @@ def test_words_as_polars_stores_them_are_categories(tmp_path: Path) -> None:
     for kind in (pl.Categorical, pl.Enum(["u", "v"]), pl.String):
         frame = pl.DataFrame({"a": [1, 2], "c": ["u", "v"]}).with_columns(pl.col("c").cast(kind))
         frame.write_ipc(tmp_path / "t.arrow")
-        for number, given in enumerate((tmp_path / "t.arrow", frame, frame.to_arrow())):
-            ingest_rows(given, tmp_path / f"{kind}-{number}.zarr", schema=schema)
+        for number, source in enumerate((tmp_path / "t.arrow", frame, frame.to_arrow())):
+            ingest_rows(source, tmp_path / f"{kind}-{number}.zarr", schema=schema)
             assert stored(tmp_path / f"{kind}-{number}.zarr").tolist() == [[1, 1, 0], [2, 0, 1]]
 
 
 def test_columns_of_frames_are_taken_by_their_places(tmp_path: Path) -> None:
     values = np.arange(9.0).reshape(3, 3)
-    many = pd.MultiIndex.from_tuples([("a", 1), ("a", 2), ("b", 1)])
-    ingest_rows(pd.DataFrame(values, columns=many), tmp_path / "m.zarr")
+    multi_index = pd.MultiIndex.from_tuples([("a", 1), ("a", 2), ("b", 1)])
+    ingest_rows(pd.DataFrame(values, columns=multi_index), tmp_path / "m.zarr")
     assert stored(tmp_path / "m.zarr").tolist() == values.tolist()
-    with pytest.raises(DataError, match="several columns of one name"):
+    with pytest.raises(DataError, match="several columns with the same name"):
         ingest_rows(pd.DataFrame(values, columns=[0, 0, 1]), tmp_path / "no.zarr")
     named = pd.DataFrame(values[:, :2], columns=["b", "c"], index=pd.Index([7.0, 8, 9], name="age"))
     table = pa.Table.from_pandas(named)

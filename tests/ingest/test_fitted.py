@@ -1,4 +1,4 @@
-"""Files and frames with a schema: the rows are the same in any pieces, and what does not fit is told."""
+"""Files and frames with a schema: rows do not depend on batches, and errors name all misfits."""
 
 from __future__ import annotations
 
@@ -49,46 +49,46 @@ N = 300
 
 
 def people(rows: int = N) -> pa.Table:
-    """Return a table whose columns stand in another order than in the schema."""
+    """Return a table with columns in another order than the schema."""
     chance = np.random.default_rng(3)
     kinds = [["a", "b", "c", None][i] for i in chance.integers(0, 4, rows)]
-    seen = [None if i % 7 == 0 else date(2020, 1, 1) + timedelta(days=int(i)) for i in range(rows)]
+    dates = [None if i % 7 == 0 else date(2020, 1, 1) + timedelta(days=int(i)) for i in range(rows)]
     mass = [None if i % 11 == 0 else float(i) for i in range(rows)]
     return pa.table({
-        "mass": mass, "kind": kinds, "seen": pa.array(seen, pa.date32()), "note": ["x, y"] * rows,
+        "mass": mass, "kind": kinds, "seen": pa.array(dates, pa.date32()), "note": ["x, y"] * rows,
         "count": np.arange(rows), "who": [f"p{i // 3}" for i in range(rows)],
     })  # fmt: skip
 
 
-def written(path: Path, found: pa.Table) -> Path:
+def written(path: Path, table: pa.Table) -> Path:
     if path.suffix == ".parquet":
-        pq.write_table(found, path, row_group_size=37)
+        pq.write_table(table, path, row_group_size=37)
     else:
-        pacsv.write_csv(found, path)
+        pacsv.write_csv(table, path)
         if path.name.endswith(".gz"):
             path.write_bytes(gzip.compress(path.read_bytes()))
     return path
 
 
-def expected(found: pa.Table) -> Any:
+def expected(table: pa.Table) -> Any:
     rows = []
-    for each in found.to_pylist():
-        kind, mass = each["kind"], each["mass"]
-        seen = (each["seen"] or date(2020, 2, 1)) - date(1970, 1, 1)
+    for record in table.to_pylist():
+        kind, mass = record["kind"], record["mass"]
+        days = (record["seen"] or date(2020, 2, 1)) - date(1970, 1, 1)
         kinds = [kind == "a", kind == "b", kind == "c", kind is None]
-        row = [*kinds, min(mass or 0, 100), min(seen.days, 18628), each["count"]]
+        row = [*kinds, min(mass or 0, 100), min(days.days, 18628), record["count"]]
         rows.append(row if mass is not None else [math.nan] * 7)  # dropped
     return np.array(rows, dtype=float)
 
 
 class Others:
-    """Workers, one after the other, in the wrong order: each opens what it reads anew."""
+    """Sequential workers in reverse order; each opens its own files."""
 
     named = True
 
-    def connected(self, place: Any, choices: Choices) -> Any:
+    def connected(self, staging: Any, choices: Choices) -> Any:
         def run(job: Any, units: Any) -> list[Any]:
-            return [run_job_task(unit, (job, place, choices)) for unit in reversed(units)][::-1]
+            return [run_job_task(unit, (job, staging, choices)) for unit in reversed(units)][::-1]
 
         return nullcontext(run)
 
@@ -97,36 +97,36 @@ class Others:
 def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(text, "_LINE", 1 << 10)
     monkeypatch.setattr(encoding, "_PIECE", 1 << 10)
-    found = people()
+    table = people()
     if name == "p.csv":  # a quote hides where lines end, so that it would be read from the start
-        found = found.set_column(3, "note", pa.array(["xy"] * N))
-    source = written(tmp_path / name, found)
+        table = table.set_column(3, "note", pa.array(["xy"] * N))
+    source = written(tmp_path / name, table)
     if name == "p.csv":
         source.write_text(source.read_text().replace('"', ""))
     write.ingest(source, tmp_path / "one.zarr", choices=Choices(schema=SCHEMA))
     monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 7 * 56)
     for module, size in ((survey, "PIECE"), (survey, "FRAGMENT"), (text, "FRAGMENT")):
         monkeypatch.setattr(module, size, 2000)
-    made = write.ingest(source, tmp_path / "two.zarr", choices=Choices(schema=SCHEMA), elsewhere=Others())
-    assert (made.schema, made.names, made.rows) == (SCHEMA, SCHEMA.features, N)  # dropped rows count
-    np.testing.assert_array_equal(stored(tmp_path / "one.zarr"), expected(found))
-    np.testing.assert_array_equal(stored(tmp_path / "two.zarr"), expected(found))
+    again = write.ingest(source, tmp_path / "two.zarr", choices=Choices(schema=SCHEMA), elsewhere=Others())
+    assert (again.schema, again.names, again.rows) == (SCHEMA, SCHEMA.features, N)  # dropped rows count
+    np.testing.assert_array_equal(stored(tmp_path / "one.zarr"), expected(table))
+    np.testing.assert_array_equal(stored(tmp_path / "two.zarr"), expected(table))
 
 
 def test_frames_give_the_rows_that_files_do(tmp_path: Path) -> None:
-    found = people(40)
-    frame = found.to_pandas()
+    table = people(40)
+    frame = table.to_pandas()
     ingest_rows(frame, tmp_path / "one.zarr", schema=SCHEMA)
     ingest_rows(frame, tmp_path / "one.zarr", schema=SCHEMA)  # and is known again
     ingest_rows(dask.dataframe.from_pandas(frame, npartitions=3), tmp_path / "two.zarr", schema=SCHEMA)
     for name in ("one", "two"):
-        np.testing.assert_array_equal(stored(tmp_path / f"{name}.zarr"), expected(found))
+        np.testing.assert_array_equal(stored(tmp_path / f"{name}.zarr"), expected(table))
     frame.loc[17, "mass"] = np.inf
     two = Schema([Column("mass", "number", missing="drop"), Column("count", "integer")], others="ignored")
     with pytest.raises(DataError, match=r"row 17 \(counting from 0\), column 'mass': the value is not finite"):
         ingest_rows(frame, tmp_path / "three.zarr", schema=two)
     with pytest.raises(DataError, match="was not ingested from this collection"):
-        ingest_rows(found.to_pandas(), tmp_path / "one.zarr", schema=two)
+        ingest_rows(table.to_pandas(), tmp_path / "one.zarr", schema=two)
 
 
 WORDS: dict[str, Callable[[pa.Table], pd.DataFrame]] = {
@@ -139,7 +139,7 @@ WORDS: dict[str, Callable[[pa.Table], pd.DataFrame]] = {
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_words_of_a_frame_are_categories_and_units_whatever_type_pandas_gives_them(tmp_path: Path, words: str) -> None:
+def test_text_of_a_frame_is_categories_and_units_for_all_pandas_types(tmp_path: Path, words: str) -> None:
     schema = Schema([Column("who", "privacy unit"), *SCHEMA.columns], max_rows=2)
     from_file = ingest_rows(written(tmp_path / "p.parquet", people()), tmp_path / "file.zarr", schema=schema)
     made = ingest_rows(WORDS[words](people()), tmp_path / "frame.zarr", schema=schema)
@@ -158,47 +158,47 @@ def test_what_fills_a_cell_need_not_fit_the_integers_of_its_file(tmp_path: Path,
 
 
 def test_of_each_unit_of_a_frame_the_first_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = people(60).take(np.random.default_rng(5).permutation(60))  # the rows of a unit are not beside one another
+    table = people(60).take(np.random.default_rng(5).permutation(60))  # the rows of a unit are not adjacent
     schema = Schema([Column("who", "privacy unit"), *SCHEMA.columns], max_rows=2)
-    frame, any_two = found.to_pandas(), Schema(schema.columns, max_rows=2, keep="random")
-    one = ingest_rows(written(tmp_path / "p.parquet", found), tmp_path / "one.zarr", schema=schema)
-    for piece in (1 << 20, 300):  # of a few rows
-        monkeypatch.setattr(collection, "PIECE", piece)
-        made = ingest_rows(frame, tmp_path / f"{piece}.zarr", schema=schema, budget=dpdist.PrivacyLoss.parse(1, 1e-6))
-        ingest_rows(frame, tmp_path / f"{piece}.zarr", schema=schema)  # and is known again
-        np.testing.assert_array_equal(stored(tmp_path / f"{piece}.zarr"), stored(tmp_path / "one.zarr"))
-        assert (made.rows, made.unit, made.max_rows) == (one.rows, one.unit, 2) == (40, schema.unit, 2)
-        drawn = ingest_rows(frame, tmp_path / f"any-{piece}.zarr", schema=any_two)
+    frame, any_two = table.to_pandas(), Schema(schema.columns, max_rows=2, keep="random")
+    one = ingest_rows(written(tmp_path / "p.parquet", table), tmp_path / "one.zarr", schema=schema)
+    for size in (1 << 20, 300):  # of a few rows
+        monkeypatch.setattr(collection, "PIECE", size)
+        rows = ingest_rows(frame, tmp_path / f"{size}.zarr", schema=schema, budget=dpdist.PrivacyLoss.parse(1, 1e-6))
+        ingest_rows(frame, tmp_path / f"{size}.zarr", schema=schema)  # and is known again
+        np.testing.assert_array_equal(stored(tmp_path / f"{size}.zarr"), stored(tmp_path / "one.zarr"))
+        assert (rows.rows, rows.unit, rows.max_rows) == (one.rows, one.unit, 2) == (40, schema.unit, 2)
+        drawn = ingest_rows(frame, tmp_path / f"any-{size}.zarr", schema=any_two)
         assert (drawn.rows, drawn.unit) == (40, any_two.unit)
     bad = frame.copy()
     bad.loc[bad.index[7], "who"] = None
-    for held, said in (
+    for data, message in (
         (bad, r"row 7 \(counting from 0\), column 'who': the privacy unit is missing"),
         (frame.assign(count=[1.5 if i == 59 else 1 for i in range(60)]), r"row 59 .*'count': the value is not a whole"),
     ):
-        with pytest.raises(DataError, match=said):
-            ingest_rows(held, tmp_path / "two.zarr", schema=schema)
-    with pytest.raises(UsageError, match="the partitions of the Dask DataFrame are computed in any"):
+        with pytest.raises(DataError, match=message):
+            ingest_rows(data, tmp_path / "two.zarr", schema=schema)
+    with pytest.raises(UsageError, match="the partitions of the Dask DataFrame have none"):
         ingest_rows(dask.dataframe.from_pandas(frame, npartitions=3), tmp_path / "two.zarr", schema=schema)
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
 def test_units_may_be_called_by_words_in_several_columns(tmp_path: Path, name: str) -> None:
-    found = people(30)
+    table = people(30)
     columns = [*SCHEMA.columns, Column("who", "privacy unit")]
-    made = ingest_rows(written(tmp_path / name, found), tmp_path / "rows.zarr", schema=Schema(columns, max_rows=2))
-    np.testing.assert_array_equal(stored(tmp_path / "rows.zarr"), expected(found)[[i for i in range(30) if i % 3 < 2]])
-    assert made.unit is not None
-    assert (made.unit.column, made.unit.max_rows) == ("who", 2)
+    rows = ingest_rows(written(tmp_path / name, table), tmp_path / "rows.zarr", schema=Schema(columns, max_rows=2))
+    np.testing.assert_array_equal(stored(tmp_path / "rows.zarr"), expected(table)[[i for i in range(30) if i % 3 < 2]])
+    assert rows.unit is not None
+    assert (rows.unit.column, rows.unit.max_rows) == ("who", 2)
     ingest_rows(tmp_path / name, tmp_path / "rows.zarr", schema=Schema(columns, max_rows=2))  # is known again
     two = Schema([*SCHEMA.columns[:4], Column("count", "privacy unit"), Column("who", "privacy unit")], max_rows=1)
     assert ingest_rows(tmp_path / name, tmp_path / "all.zarr", schema=two).rows == 30
-    with pytest.raises(UsageError, match="whose row it is"):
+    with pytest.raises(UsageError, match="The schema declares the privacy unit"):
         ingest_rows(tmp_path / name, tmp_path / "no.zarr", schema=two, privacy_unit="who", max_rows=1)
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         ("a,9secret,2020-01-01,x,1", "line 4, column 'mass': the cell is not a number"),
         ("a,1,2020-13-01,x,1", "line 4, column 'seen': the cell is not a date"),
@@ -208,11 +208,11 @@ def test_units_may_be_called_by_words_in_several_columns(tmp_path: Path, name: s
         ('a,1,2020-01-01,"x,1', "line 4: a quote is not closed"),
     ],
 )
-def test_what_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, said: str) -> None:
+def test_what_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, message: str) -> None:
     monkeypatch.setattr(text, "_LINE", 50)  # two lines are read at once
     lines = ["kind,mass,seen,note,count", "b,1,2020-01-01,x,1", "", bad, "a,2,2020-01-01,x,1"]
     (tmp_path / "p.csv").write_text("\n".join(lines) + "\n")
-    assert "9secret" not in refused(tmp_path / "p.csv", said, choices=Choices(schema=SCHEMA))
+    assert "9secret" not in refused(tmp_path / "p.csv", message, choices=Choices(schema=SCHEMA))
 
 
 def test_all_columns_that_are_no_numbers_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_all_columns_that_are_no_numbers_are_told_at_once(tmp_path: Path, monkey
     source, draft = tmp_path / "p.csv", tmp_path / "s.toml"
     lines = [["1", "2.5", "", "1"] for _ in range(20)]
     lines[0][1], lines[19][3] = "secret", "2020-01-01"
-    source.write_text("who,what,gap,when\n" + "".join(",".join(each) + "\n" for each in lines))
+    source.write_text("who,what,gap,when\n" + "".join(",".join(cells) + "\n" for cells in lines))
     draft.write_text(draft_schema(source, header="yes"))
     ready = r'kind = "category" and categories = \["...", "..."\], or kind = "date".*or kind = "ignored"'
     words = r"columns 'what', 'when': the source holds something there that is no number"
@@ -229,10 +229,10 @@ def test_all_columns_that_are_no_numbers_are_told_at_once(tmp_path: Path, monkey
         ingest_rows(source, tmp_path / "rows.zarr", schema=draft, header="yes")
     draft.write_text(draft.read_text().replace("range = []", 'range = [0, 9]\nmissing = "drop"'))
     fits = r"line 2, column 'what': the cell is not a number; line 21, column 'when': the cell is not a number\."
-    with pytest.raises(DataError, match=rf"{fits}.*{ready}") as told:
+    with pytest.raises(DataError, match=rf"{fits}.*{ready}") as ranged:
         ingest_rows(source, tmp_path / "rows.zarr", schema=draft, header="yes")
-    assert "secret" not in f"{caught.value}{told.value}"
-    assert "2020-01-01" not in str(told.value).replace("[2000-01-01, 2030-12-31]", "")
+    assert "secret" not in f"{caught.value}{ranged.value}"
+    assert "2020-01-01" not in str(ranged.value).replace("[2000-01-01, 2030-12-31]", "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.csv", "s.toml"]
 
 
@@ -253,28 +253,28 @@ def test_a_schema_that_does_not_fit_names_every_column_and_its_line(tmp_path: Pa
     with pytest.raises(UsageError, match=r"line 3, column 'count': it is stored as int64, which cannot be .* 'date'"):
         ingest_rows(source, tmp_path / "rows.zarr", schema=file)
     np.save(tmp_path / "t.npy", np.eye(3))
-    for held in (tmp_path / "t.npy", np.eye(3)):
+    for data in (tmp_path / "t.npy", np.eye(3)):
         with pytest.raises(UsageError, match="schema"):
-            ingest_rows(held, tmp_path / "rows.zarr", schema=SCHEMA)
-    with pytest.raises(UsageError, match="which columns are kept"):
+            ingest_rows(data, tmp_path / "rows.zarr", schema=SCHEMA)
+    with pytest.raises(UsageError, match="The schema chooses the columns"):
         ingest_rows(source, tmp_path / "rows.zarr", schema=SCHEMA, columns=["mass", "count"])
 
 
 def test_a_draft_is_made_of_names_and_types_and_of_no_value(tmp_path: Path) -> None:
     one, two = people(10), people(N).slice(200)
-    drafts = [draft_schema(written(tmp_path / f"{i}.parquet", each)) for i, each in enumerate((one, two))]
+    drafts = [draft_schema(written(tmp_path / f"{i}.parquet", table)) for i, table in enumerate((one, two))]
     assert drafts[0].replace("0.parquet", "1.parquet") == drafts[1]
-    for draft, name, said in (
+    for draft, name, fragment in (
         (drafts[0], "kind", 'kind = "category"\ncategories = []'),
         (drafts[0], "seen", 'kind = "date"'),
         (draft_schema(written(tmp_path / "2.csv", one), header="yes"), "seen", 'kind = "number"'),
         (draft_schema(one.to_pandas()), "mass", 'kind = "number"'),
     ):
-        assert f'name = "{name}"\n{said}' in draft
+        assert f'name = "{name}"\n{fragment}' in draft
     np.save(tmp_path / "t.npy", np.eye(2))
-    for held in (tmp_path / "t.npy", np.eye(2)):
-        with pytest.raises(DpdistError, match="no columns of different kinds"):
-            draft_schema(held)
+    for source in (tmp_path / "t.npy", np.eye(2)):
+        with pytest.raises(DpdistError, match=r"cannot take a schema|no columns of different kinds"):
+            draft_schema(source)
 
 
 def test_it_travels_with_release_and_model_and_rows_of_another_are_not_projected(tmp_path: Path) -> None:
@@ -285,9 +285,9 @@ def test_it_travels_with_release_and_model_and_rows_of_another_are_not_projected
     request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(9, 1e-4), schema.norm or 1)
     dpdist.release_rows(tmp_path / "rows.zarr", tmp_path / "release.zarr", request)
     dpdist.fit_components(tmp_path / "release.zarr", tmp_path / "model.zarr", 1)
-    for made in ("rows", "release", "model"):
-        assert Schema.read(tmp_path / f"{made}.zarr") == schema
-        assert dpdist.inspect_path(tmp_path / f"{made}.zarr").to_json()["schema"] == schema.to_json()
+    for step in ("rows", "release", "model"):
+        assert Schema.read(tmp_path / f"{step}.zarr") == schema
+        assert dpdist.inspect_path(tmp_path / f"{step}.zarr").to_json()["schema"] == schema.to_json()
     ingest_rows(source, tmp_path / "more.zarr", schema=tmp_path / "release.zarr")
     dpdist.project_rows(tmp_path / "more.zarr", tmp_path / "model.zarr", tmp_path / "scores.zarr")
     ingest_rows(source, tmp_path / "other.zarr", schema=Schema(schema.columns, "none", "ignored"))
@@ -310,16 +310,16 @@ def rows_of(path: Path, schema: Schema, **more: Any) -> Any:
 
 def test_words_and_codes_for_missing_are_named_by_a_schema(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b,c\n?,-999,x\n3,4,.\n")
-    own = [
+    columns = [
         Column("a", "number", missing="fill", fill=0, missing_values=["?"]),
         Column("b", "integer", missing="fill", fill=1, missing_values=[-999]),
         Column("c", "category", categories=["x"], missing="indicator", missing_values=["."]),
     ]
-    plain = [Column(each.name, each.kind, **{**each.given, "missing_values": None}) for each in own]
-    for schema in (Schema(own), Schema(plain, missing_values=["?", ".", -999])):
+    plain = [Column(column.name, column.kind, **{**column.given, "missing_values": None}) for column in columns]
+    for schema in (Schema(columns), Schema(plain, missing_values=["?", ".", -999])):
         assert rows_of(tmp_path / "t.csv", schema) == [[0, 1, 1, 0], [3, 4, 0, 1]]
-    said = 'missing values are listed, missing_values = ["?"]'
-    refused(tmp_path / "t.csv", said, choices=Choices(schema=Schema(plain)))
+    message = 'missing values are listed, missing_values = ["?"]'
+    refused(tmp_path / "t.csv", message, choices=Choices(schema=Schema(plain)))
 
 
 def test_dates_of_iso_8601_with_parts_of_seconds_and_zones_are_read(tmp_path: Path) -> None:
@@ -330,9 +330,9 @@ def test_dates_of_iso_8601_with_parts_of_seconds_and_zones_are_read(tmp_path: Pa
 
 def test_decimals_bytes_and_uuids_are_numbers_words_and_ids(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    whole, cents = pa.decimal128(38, 0), pa.decimal128(12, 2)
+    integers, cents = pa.decimal128(38, 0), pa.decimal128(12, 2)
     pq.write_table(pa.table({
-        "id": pa.array([Decimal(7), Decimal(7), Decimal(9)], whole), "pay": pa.array([Decimal("1.25")] * 3, cents),
+        "id": pa.array([Decimal(7), Decimal(7), Decimal(9)], integers), "pay": pa.array([Decimal("1.25")] * 3, cents),
         "sex": pa.array([b"f", b"m", b"f"], pa.binary()),
     }), path)  # fmt: skip
     ingest_rows(path, tmp_path / "plain.zarr", columns=["id", "pay"])
@@ -372,14 +372,14 @@ def test_a_date_beyond_what_is_counted_is_refused(tmp_path: Path) -> None:
 def test_missing_values_are_of_any_type(tmp_path: Path, column: Column, values: list[str], kind: pa.DataType) -> None:
     column = Column(column.name, column.kind, **column.given, missing="indicator")
     schema = Schema([column, Column("x", "number")])
-    (tmp_path / "t.csv").write_text("a,x\n" + "".join(f"{each},1\n" for each in values))
-    wanted = rows_of(tmp_path / "t.csv", schema)
-    cells = pa.array([None if each in {"?", ""} else each for each in values])
+    (tmp_path / "t.csv").write_text("a,x\n" + "".join(f"{value},1\n" for value in values))
+    expected_rows = rows_of(tmp_path / "t.csv", schema)
+    cells = pa.array([None if value in {"?", ""} else value for value in values])
     table = pa.table({"a": cells.cast(kind), "x": [1.0] * 3})
     pq.write_table(table, tmp_path / "t.parquet")
-    assert rows_of(tmp_path / "t.parquet", schema) == wanted
-    assert schema.transform(table).to_numpy().tolist() == wanted
-    assert [row[-2] for row in wanted] == [0, 1, 0]
+    assert rows_of(tmp_path / "t.parquet", schema) == expected_rows
+    assert schema.transform(table).to_numpy().tolist() == expected_rows
+    assert [row[-2] for row in expected_rows] == [0, 1, 0]
 
 
 def test_a_code_for_a_missing_person_is_no_person(tmp_path: Path) -> None:
@@ -390,5 +390,5 @@ def test_a_code_for_a_missing_person_is_no_person(tmp_path: Path) -> None:
 
 @given(st.lists(st.decimals(-(10**9), 10**9, places=5), min_size=1), st.sampled_from([(38, 9), (38, 5), (18, 5)]))
 def test_decimals_are_the_nearest_floats(values: list[Decimal], kind: tuple[int, int]) -> None:
-    found = floats(pa.array(values, pa.decimal128(*kind))).to_pylist()
-    assert found == [float(each) for each in values]
+    numbers = floats(pa.array(values, pa.decimal128(*kind))).to_pylist()
+    assert numbers == [float(value) for value in values]

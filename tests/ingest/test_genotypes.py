@@ -32,8 +32,8 @@ def vcf(path: Path, sites: Any = SITES) -> Path:
 
 
 def read(path: Path, target: Path, **more: Any) -> tuple[tuple[str, ...], Any]:
-    found = dpdist.ingest_rows(path, target, **more)
-    return found.names, stored(target)
+    table = dpdist.ingest_rows(path, target, **more)
+    return table.names, stored(target)
 
 
 def test_sites_of_more_alleles_are_left_out_or_have_a_column_for_each(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_sites_of_more_alleles_are_left_out_or_have_a_column_for_each(tmp_path: 
     names, rows = read(source, tmp_path / "split.zarr", genotypes=RULES["split"], missing=0)
     assert names == ("rs1", "1:20:A:C", "1:20:A:T", "rs4", "rs5")
     assert rows.tolist() == [[1, 1, 1, 2, 0], [2, 0, 1, 1, 1], [0, 0, 0, 0, 2], [0, 0, 2, 2, 1]]
-    some = read(source, tmp_path / "some.zarr", genotypes=RULES["split"], columns=["rs5", "1:20:A:T"])
-    assert some[1].tolist() == [[0, 1], [1, 1], [2, 0], [1, 2]]  # of rs1, which is missing, nothing is read
+    selected = read(source, tmp_path / "some.zarr", genotypes=RULES["split"], columns=["rs5", "1:20:A:T"])
+    assert selected[1].tolist() == [[0, 1], [1, 1], [2, 0], [1, 2]]  # of rs1, which is missing, nothing is read
     one = vcf(tmp_path / "named.vcf", [("1", "1", "rs", "A", "G,T", "GT", "0/1", "1/2", "2/2", "0/0")])
     assert read(one, tmp_path / "named.zarr", genotypes=RULES["split"])[0] == ("rs:G", "rs:T")
 
@@ -55,13 +55,13 @@ def test_dosages_are_expected_copies(tmp_path: Path) -> None:
     rules = {"multiallelic": "split", "field": "DS"}
     _, rows = read(source, tmp_path / "rows.zarr", genotypes=rules, missing=1)
     assert rows.dtype == np.float32
-    wanted: Any = [[0.9, 1, 0.7], [2, 0, 1], [0.05, 0, 0], [1, 0.1, 1.8]]
-    assert np.allclose(rows[:, :3], wanted)
+    dosages: Any = [[0.9, 1, 0.7], [2, 0, 1], [0.05, 0, 0], [1, 0.1, 1.8]]
+    assert np.allclose(rows[:, :3], dosages)
     assert np.allclose(rows[:, 4], [0, 1, 1.5, 1])  # a field at the end that is left out is missing
     for cell in ("2.1", "-0.1", "nan", "inf", "x", "1,1", ""):
         sites = [("1", "1", name, "A", "G", "GT:DS", "0/0:0", "0/1:1", f"0/0:{cell}", "0/1:1") for name in "st"]
         bad = vcf(tmp_path / "bad.vcf", sites)
-        with pytest.raises(DataError, match="line 3, sample 3: the dosage is not a number of copies"):
+        with pytest.raises(DataError, match="line 3, sample 3: the dosage is not a number from 0 to 2"):
             read(bad, tmp_path / "bad.zarr", genotypes={"field": "DS"})
     with pytest.raises(DataError, match="no dosages"):
         read(vcf(tmp_path / "n.vcf", [("1", "1", "rs", "A", "G", "GT", *["0/1"] * 4)]), tmp_path / "n.zarr",
@@ -93,14 +93,14 @@ def test_public_frequencies_stand_for_what_is_missing_and_standardise(tmp_path: 
 
 def test_a_file_of_frequencies_that_is_wrong_is_refused(tmp_path: Path) -> None:
     write_bed(tmp_path / "t.bed", np.ones((4, 3), dtype=np.uint8))
-    for content, said in (
-        ("rs0,0.5\nrs1,0.5\n", "no frequency of 1 variant, such as rs2"),
-        *((f"rs0{cell}\n", "no file of frequencies") for cell in (",0", ",1", ",nan", ",x", "")),
-        ("", "no frequency of 3 variants"),
-        ("rs0,0.1\nrs0,0.2\n", "has a frequency already"),
+    for content, message in (
+        ("rs0,0.5\nrs1,0.5\n", "lacks the frequency of 1 variant, such as rs2"),
+        *((f"rs0{cell}\n", "not a file of frequencies") for cell in (",0", ",1", ",nan", ",x", "")),
+        ("", "lacks the frequency of 3 variants"),
+        ("rs0,0.1\nrs0,0.2\n", "is repeated"),
     ):
         (tmp_path / "q.csv").write_text(content)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             read(tmp_path / "t.bed", tmp_path / "no.zarr", genotypes={"frequencies": str(tmp_path / "q.csv")})
 
 
@@ -154,15 +154,15 @@ def test_vcf_zarr_gives_the_rows_of_the_text_it_was_made_of(tmp_path: Path, rule
 
 
 BAD_STORES: dict[str, tuple[dict[str, Any], str]] = {
-    "three alleles": ({}, "variant 1 .counting from 0.: not a site of two alleles"),
+    "three alleles": ({}, "variant 1 .counting from 0.: the site does not have two alleles"),
     "an allele that is not there": ({"calls": np.where(CALLS == -2, 5, CALLS), "skip": True}, "variant 3, sample 0"),
     "one allele": ({"skip": True}, "variant 3, sample 0 .*haploid=single"),
     "triploid": ({"calls": np.zeros((5, 4, 3), np.int8)}, "more than two alleles"),
-    "floats": ({"calls": CALLS.astype(np.float32)}, "another shape or type"),
+    "floats": ({"calls": CALLS.astype(np.float32)}, "not have the shape and type"),
     "a sample twice": (
         {"sample_id": np.array(["a", "b", "a", "d"]), "skip": True, "haploid": "single"}, "names a sample twice",
     ),
-    "other samples": ({"sample_id": np.array(["a"], dtype="U2")}, "another number of samples"),
+    "other samples": ({"sample_id": np.array(["a"], dtype="U2")}, "different numbers of sample names"),
     "other variants": ({"variant_position": np.array([1, 2], np.int32)}, "different numbers of variants"),
     "no contigs": ({"variant_contig": None}, "cannot be read"),
 }  # fmt: skip
@@ -171,11 +171,11 @@ BAD_STORES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("bad", BAD_STORES)
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 def test_vcf_zarr_that_is_no_such_store_is_refused(tmp_path: Path, bad: str) -> None:
-    others, said = dict(BAD_STORES[bad][0]), BAD_STORES[bad][1]
+    others, message = dict(BAD_STORES[bad][0]), BAD_STORES[bad][1]
     rules = {"multiallelic": "skip"} if others.pop("skip", False) else {}
     rules |= {"haploid": others.pop("haploid")} if "haploid" in others else {}
     store = vcf_zarr(tmp_path / "t.zarr", **others)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read(store, tmp_path / "rows.zarr", genotypes=rules or None, missing=0)
     assert not (tmp_path / "rows.zarr").exists()
 
@@ -184,18 +184,18 @@ def test_rules_that_make_no_sense_are_refused(tmp_path: Path, call: Call) -> Non
     write_bed(tmp_path / "t.bed", np.ones((4, 3), dtype=np.uint8))
     vcf(tmp_path / "t.vcf")
     np.save(tmp_path / "t.npy", np.ones((4, 3)))
-    for given, rules, said in (
+    for source, rules, message in (
         ("t.vcf", "multiallelic=both", "multiallelic of --genotypes is skip or split"),
         ("t.vcf", "ploidy=2", "takes multiallelic, haploid, field, standardise, frequencies, not ploidy"),
         ("t.vcf", "standardise=yes", "needs frequencies"),
         ("t.vcf", "haploid", "NAME=VALUE"),
-        ("t.bed", "haploid=single", "leave haploid out of --genotypes"),
+        ("t.bed", "haploid=single", "Leave haploid out of --genotypes"),
         ("t.npy", "haploid=single", "--genotypes is for .bed, .pgen, .vcf"),
     ):
-        refused = call("ingest", tmp_path / given, tmp_path / "rows.zarr", "--genotypes", rules)
-        assert (refused.code, said in refused.message) == (2, True), refused.message
-    asked = ("--genotypes", "multiallelic=skip", "--genotypes", "haploid=double", "--missing", "0")
-    assert call("ingest", tmp_path / "t.vcf", tmp_path / "rows.zarr", *asked).code == 0
+        refused = call("ingest", tmp_path / source, tmp_path / "rows.zarr", "--genotypes", rules)
+        assert (refused.code, message in refused.message) == (2, True), refused.message
+    options = ("--genotypes", "multiallelic=skip", "--genotypes", "haploid=double", "--missing", "0")
+    assert call("ingest", tmp_path / "t.vcf", tmp_path / "rows.zarr", *options).code == 0
     assert stored(tmp_path / "rows.zarr").tolist() == [[1, 2, 0], [2, 1, 1], [0, 0, 2], [0, 2, 1]]
 
 
@@ -222,7 +222,7 @@ PAIRS = np.array([[[0, 1], [1, 1], [0, 0], [0, 1]], [[1, 2], [0, 2], [0, 0], [2,
 
 
 def files(folder: Path, samples: str = "#FID IID\nf a\nf b\ng a\ng c\n") -> Path:
-    """Write sites of which one has three alleles."""
+    """Write sites; one has three alleles."""
     with pgenlib.PgenWriter(
         str(folder / "t.pgen").encode(), 4, variant_ct=3, nonref_flags=False, allele_ct_limit=3
     ) as writer:
@@ -237,7 +237,7 @@ def files(folder: Path, samples: str = "#FID IID\nf a\nf b\ng a\ng c\n") -> Path
 
 def test_each_alternative_allele_is_counted_by_a_rule(tmp_path: Path) -> None:
     source = files(tmp_path)
-    with pytest.raises(DataError, match=r"t.pvar, line 4: not a site of two alleles"):
+    with pytest.raises(DataError, match=r"t.pvar, line 4: the site does not have two alleles"):
         read(source, tmp_path / "no.zarr")
     names, rows = read(source, tmp_path / "split.zarr", genotypes={"multiallelic": "split"})
     assert names == ("rs0", "1:10:A:C", "1:10:A:T", "1:20:A:G")
@@ -269,8 +269,8 @@ def test_dosages_are_read_as_numbers(tmp_path: Path) -> None:
     with pgenlib.PgenWriter(
         str(tmp_path / "t.pgen").encode(), 4, variant_ct=2, nonref_flags=False, dosage_present=True
     ) as writer:
-        for each in dosages:
-            writer.append_dosages(each)
+        for dosage in dosages:
+            writer.append_dosages(dosage)
     _, rows = read(tmp_path / "t.pgen", tmp_path / "rows.zarr", genotypes={"field": "DS"}, missing=1)
     assert rows.dtype == np.float32
     assert np.allclose(rows, np.where(dosages == -9, 1, dosages).T, atol=2**-14)
@@ -279,30 +279,30 @@ def test_dosages_are_read_as_numbers(tmp_path: Path) -> None:
 
 
 def test_samples_that_are_wrong_are_refused(tmp_path: Path) -> None:
-    for samples, said in (
+    for samples, message in (
         ("#IID SEX\na 0\nb 0\na 0\nc 0\n", "t.pgen names a sample twice"),
-        ("#FID IID\nf a\nf b\ng a\n", "does not hold what its .psam and .pvar announce: 3 samples of 3 variants"),
-        ("#FID IID\nf a\nf\n", "t.psam, line 3 has 1 fields, and is not what such a file has there"),
-        ("#SEX\n0\n", "t.psam, line 1 has 1 fields, and is not what such a file has there"),
-        ("", "does not hold what its .psam and .pvar announce: 0 samples"),
+        ("#FID IID\nf a\nf b\ng a\n", "does not match its .psam and .pvar: 3 samples of 3 variants"),
+        ("#FID IID\nf a\nf\n", "t.psam, line 3 has 1 fields. Expected: "),
+        ("#SEX\n0\n", "t.psam, line 1 has 1 fields. Expected: "),
+        ("", "does not match its .psam and .pvar: 0 samples"),
     ):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             read(files(tmp_path, samples), tmp_path / "no.zarr", genotypes={"multiallelic": "skip"})
 
 
 def test_a_person_may_own_several_samples(tmp_path: Path) -> None:
-    for unit, kept in (("FID,IID", 4), ("FID", 2), ("IID", 3)):
+    for unit, count in (("FID,IID", 4), ("FID", 2), ("IID", 3)):
         more: Any = {"genotypes": {"multiallelic": "skip"}, "privacy_unit": unit, "max_rows": 1}
         _, rows = read(files(tmp_path), tmp_path / f"{unit}.zarr", **more)
-        assert np.count_nonzero(rows.any(axis=1)) == kept
+        assert np.count_nonzero(rows.any(axis=1)) == count
 
 
-def test_what_is_missing_beside_it_is_named(tmp_path: Path) -> None:
+def test_missing_companion_files_are_named(tmp_path: Path) -> None:
     source = files(tmp_path)
     (tmp_path / "t.psam").rename(tmp_path / "aside")
-    with pytest.raises(DataError, match=r"needs t.psam beside it. Put it there"):
+    with pytest.raises(DataError, match=r"needs t.psam in the same folder. Add it"):
         read(source, tmp_path / "no.zarr")
     (tmp_path / "aside").rename(tmp_path / "t.psam")
     (tmp_path / "t.pvar").rename(tmp_path / "t.pvar.zst")
-    with pytest.raises(DataError, match=r"needs t.pvar beside it. Unpack t.pvar.zst \(zstd -d\)"):
+    with pytest.raises(DataError, match=r"needs t.pvar in the same folder. Unpack t.pvar.zst \(zstd -d\)"):
         read(source, tmp_path / "no.zarr")

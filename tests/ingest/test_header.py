@@ -1,4 +1,4 @@
-"""What names a column and what is a row: guessed where it cannot be otherwise, told, and else asked for."""
+"""Header or row: guessed if certain, reported, and otherwise asked for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_first_line_that_may_be_a_row_is_asked_for_and_not_repeated(tmp_path: 
     ):
         path.write_text(text)
         never = ("4711", "2019", "Ann", "172", "Jones", "1980", "secretword")
-        message = refused(path, "may name the columns or be a row", never=never)
+        message = refused(path, "may be a header or a row", never=never)
         for word in ("yes", "no"):
             assert f"dpdist ingest {path} {tmp_path / 'rows.zarr'} --header {word} (" in message
 
@@ -47,26 +47,26 @@ def test_a_first_line_without_any_name_of_the_schema_is_asked_for_and_not_repeat
     path, schema = tmp_path / "t.csv", Schema([Column("who", "ignored"), Column("a", "number"), Column("b", "number")])
     for text in ("secretword,Ann\nJones,5\n", "secretword,Ann\n"):
         path.write_text(text)
-        refused(path, "may name the columns or be a row", choices=Choices(schema=schema))
-    path.write_text("who,a,c\n1,2,3\n")  # one name of it is enough: no cell is called so by chance
+        refused(path, "may be a header or a row", choices=Choices(schema=schema))
+    path.write_text("who,a,c\n1,2,3\n")  # one name of the schema is enough
     with pytest.raises(UsageError, match=r"column 'b': there is no such column.*The source has: who, a, c"):
         ingest(path, tmp_path / "rows.zarr", choices=Choices(schema=schema))
 
 
 @pytest.mark.parametrize("text", ["secretword,Ann,unknown\nJones,Bob,5\n", "secretword,Ann\n", "who,age\nAnn,5\n"])
 def test_a_draft_of_text_never_guesses_that_a_first_line_holds_names(tmp_path: Path, call: Call, text: str) -> None:
-    """It would be written into a file that is meant to be public, whatever the lines below it hold."""
+    """It would be written into a public file."""
     path, draft = tmp_path / "t.csv", tmp_path / "s.toml"
     (tmp_path / "d").mkdir()
     for source in (path, tmp_path / "d"):
         (path if source == path else source / "t.csv").write_text(text)
-        said = call("schema", source, draft)
-        assert said.code == 4
-        assert f"dpdist schema {source} --header no (" in said.message
-        assert not {"secretword", "Ann", "who"} & set(re.findall(r"\w+", said.message))
+        refusal = call("schema", source, draft)
+        assert refusal.code == 4
+        assert f"dpdist schema {source} --header no (" in refusal.message
+        assert not {"secretword", "Ann", "who"} & set(re.findall(r"\w+", refusal.message))
         assert not draft.exists()
-        made = call("schema", source, draft, "--header", "no", "--json").json
-        assert "--header no" in made["next"]
+        drafted = call("schema", source, draft, "--header", "no", "--json").json
+        assert "--header no" in drafted["next"]
         assert 'name = "c0"' in draft.read_text()
         first = text[: text.index(",")]
         assert f'"{first}"' not in draft.read_text()
@@ -92,11 +92,11 @@ def test_a_guess_is_told_and_repeats_no_line(tmp_path: Path, monkeypatch: pytest
     Path("parts").mkdir()
     for number in range(3):
         Path("parts", f"{number}.csv").write_text(f"weight,height\n60,17{number}\n70,180\n")
-    said = call("ingest", "parts", "rows.zarr")
-    assert said.code == 0
-    assert "parts/0.csv: the first line is taken for the names of the columns (--header yes)" in said.err
-    assert "2 other files" in said.err
-    assert "weight" not in said.err
+    outcome = call("ingest", "parts", "rows.zarr")
+    assert outcome.code == 0
+    assert "parts/0.csv: the first line is read as the names of the columns (--header yes)" in outcome.err
+    assert "2 other files" in outcome.err
+    assert "weight" not in outcome.err
     assert "first line" not in call("ingest", "parts", "more.zarr", "--header", "yes").err
 
 
@@ -124,9 +124,9 @@ def test_csv_takes_true_and_false_as_parquet_does_in_columns_of_their_own(tmp_pa
     frame = pd.DataFrame({"a": [True, False, True], "b": [1.5, 2.5, 3.5], "c": [False, False, True]})
     frame.to_csv(path, index=False)
     for number, columns in enumerate((None, ["c", "a"])):
-        found = ingest(path, tmp_path / f"{number}.zarr", columns=columns)
-        assert found.dtype == ("float64" if columns is None else "uint8")
-        assert np.array_equal(stored(found.path), frame[columns or list(frame.columns)].astype(float))
+        table = ingest(path, tmp_path / f"{number}.zarr", columns=columns)
+        assert table.dtype == ("float64" if columns is None else "uint8")
+        assert np.array_equal(stored(table.path), frame[columns or list(frame.columns)].astype(float))
     for content, needle in (
         ("a,b\ntrue,1\n73519.25,2\n", "line 3, column 'a': the cell is neither true nor false"),
         ("a,b\ntrue,1\n1,2\n", "line 3, column 'a': the cell is neither true nor false"),
@@ -148,7 +148,7 @@ def test_all_columns_that_hold_no_numbers_are_named_with_the_command_that_leaves
     command = f"""dpdist ingest {path} {tmp_path / "rows.zarr"} --columns 'age,"height, cm",smokes' (leaves"""
     refused(path, "'who' (text), 'born' (dates), 'note' (no values).", command, never=("Ann", "1970"))
     refused(path, "'who' (text). Fewer than two columns hold numbers", columns=["who", "age"])
-    unit = r"'who' \(text\)\. To take them in.* a schema, which also says whose row it is"
+    unit = r"'who' \(text\)\. To keep them.* a schema"
     with pytest.raises(DataError, match=unit):
         ingest(path, tmp_path / "rows.zarr", columns=["age", "smokes"], unit=Unit("who", 1))
     frame.drop(columns="note").to_parquet(tmp_path / "t.parquet", index=False)
@@ -161,15 +161,15 @@ def test_files_of_other_kinds_are_refused_with_what_makes_them_readable(tmp_path
     for mark, name in ((";", "semicolons"), ("\t", "tabs"), (" ", "spaces"), ("|", "bars")):
         frame.to_csv(tmp_path / "t.csv", sep=mark, index=False)
         for command in (("ingest", tmp_path / "t.csv", tmp_path / "rows.zarr"), ("schema", tmp_path / "t.csv")):
-            said = call(*command)
-            assert said.code == 4
-            assert f"seem to be separated by {name}. Save it with commas" in said.message
-            assert "secretword" not in said.message
+            refusal = call(*command)
+            assert refusal.code == 4
+            assert f"seem to be separated by {name}. Save it with commas" in refusal.message
+            assert "secretword" not in refusal.message
     frame.to_csv(tmp_path / "t.tsv", sep="\t", index=False)
-    told = call("ingest", tmp_path / "t.tsv", tmp_path / "rows.zarr")
-    for path, message in (("t.csv", said.message), ("t.tsv", told.message)):
-        made = {"FILE": tmp_path / path, "NEW": tmp_path / "new.csv", "pandas": pd}
-        exec(re.search(r"in Python: (.*)\.$", message)[1], made)  # type: ignore[index]  # noqa: S102 - what is told
+    tsv_refusal = call("ingest", tmp_path / "t.tsv", tmp_path / "rows.zarr")
+    for path, message in (("t.csv", refusal.message), ("t.tsv", tsv_refusal.message)):
+        names = {"FILE": tmp_path / path, "NEW": tmp_path / "new.csv", "pandas": pd}
+        exec(re.search(r"in Python: (.*)\.$", message)[1], names)  # type: ignore[index]  # noqa: S102 - the advice
         pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "new.csv"), frame)
 
 
@@ -177,15 +177,15 @@ def test_files_of_other_kinds_are_refused_with_what_makes_them_readable(tmp_path
 
 
 def cured(path: Path, header: str) -> list[list[float]]:
-    """Run the Python that a refusal prints, and return the rows of what it wrote."""
+    """Run the Python of an error message, and return the rows of its output."""
     line = re.search(r"in Python(?:, if [^:]*)?: (.*\))\.", refused(path, "in Python", choices=Choices(header=header)))
     assert line is not None
     new = path.with_name("new.csv")
     eval(line[1], {"pandas": pd, "pathlib": pathlib}, {"FILE": path, "NEW": new})  # noqa: S307 - it is the product's
-    found: list[list[float]] = stored(
+    rows: list[list[float]] = stored(
         ingest(new, path.with_name("new.zarr"), choices=Choices(header=header)).path
     ).tolist()
-    return found
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_numbers_with_commas_or_signs_are_told_as_that(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     for cell in ('"1,234"', '"1,5"', "12%", "$2"):
         path.write_text(f"a,b\n{cell},2\n{cell},3\n")
-        refused(path, "Columns hold numbers with commas or signs in them: ['a']")
+        refused(path, "These columns hold numbers with commas or signs: ['a']")
     path.write_text("a;b\n1.234;2\n")
-    refused(path, "name a mark that separates thousands or decimals (thousands=, decimal=)", "sep=';'")
+    refused(path, "state separators of thousands or decimals (thousands=, decimal=)", "sep=';'")
     path.write_text("a,b;c,d\n1.5,red;blue,3\n2.5,green;red,4\n")
     assert stored(ingest(path, tmp_path / "rows.zarr", columns=["a", "d"]).path).tolist() == [[1.5, 3], [2.5, 4]]
 

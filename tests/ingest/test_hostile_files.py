@@ -33,9 +33,9 @@ from dpdist.storage.atomic import make_public_folder
 pytestmark = pytest.mark.usefixtures("typed")
 
 
-def outside(file: h5py.File, what: str, other: str) -> None:
+def outside(file: h5py.File, way: str, other: str) -> None:
     """Let something of an AnnData file be stored in another file."""
-    if what == "names":
+    if way == "names":
         del file["var/_index"]
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plist.set_external(other.encode(), 0, 5 * 8)
@@ -43,12 +43,12 @@ def outside(file: h5py.File, what: str, other: str) -> None:
         h5py.h5d.create(file.id, b"var/_index", kind, space, plist)
         return
     del file["X"]
-    if what == "x":
+    if way == "x":
         file["X"] = h5py.ExternalLink(other, "/X")
-    elif what == "over a link":
+    elif way == "over a link":
         file["elsewhere"] = h5py.ExternalLink(other, "/")
         file["X"] = h5py.SoftLink("/elsewhere/X")
-    elif what == "virtual":
+    elif way == "virtual":
         layout = h5py.VirtualLayout((40, 5), "float32")
         layout[:] = h5py.VirtualSource(other, "X", (40, 5))
         file.create_virtual_dataset("X", layout)
@@ -99,7 +99,7 @@ def test_memory_that_does_not_suffice_is_told_in_a_sentence(tmp_path: Path, monk
         raise MemoryError
 
     monkeypatch.setattr(np.lib.format, "read_array_header_1_0", full)
-    refused(tmp_path / "t.npy", "t.npy", "does not fit into the memory")
+    refused(tmp_path / "t.npy", "t.npy", "does not fit into memory")
 
 
 @pytest.mark.parametrize("some", [True, False])
@@ -115,7 +115,7 @@ def test_what_no_disk_holds_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
             del file["X"]
             file.create_dataset("X", (10**12, 5), "float64", chunks=(1000, 5))[5 : 5 + some] = 1
     monkeypatch.setattr("dpdist.rows.writing.RowsWriter.append", None)
-    refused(tmp_path / name, *(("free at",) if some else (name, "of which nothing is stored")), never=(str(10**12),))
+    refused(tmp_path / name, *(("free at",) if some else (name, "without stored values")), never=(str(10**12),))
 
 
 def test_a_sparse_matrix_of_which_a_part_is_not_stored_is_refused(tmp_path: Path) -> None:
@@ -125,16 +125,16 @@ def test_a_sparse_matrix_of_which_a_part_is_not_stored_is_refused(tmp_path: Path
             shape, dtype = file["X"][part].shape, file["X"][part].dtype
             del file["X"][part]
             file["X"].create_dataset(part, shape, dtype, chunks=(10,))
-        refused(tmp_path / "t.h5ad", "t.h5ad", "of which nothing is stored")
+        refused(tmp_path / "t.h5ad", "t.h5ad", "without stored values")
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_an_absent_chunk_beside_others_is_the_fill_value(tmp_path: Path, version: Any) -> None:
+def test_an_absent_chunk_among_others_is_the_fill_value(tmp_path: Path, version: Any) -> None:
     rows = np.zeros((30, 4))
     rows[:10] = np.arange(40).reshape(10, 4)
     path = tmp_path / "t.zarr"
     zarr.create_array(path, shape=(30, 4), chunks=(10, 4), dtype="float64", zarr_format=version)[:10] = rows[:10]
-    assert len([each for each in path.rglob("*") if each.is_file() and "z" not in each.name]) == 1
+    assert len([file for file in path.rglob("*") if file.is_file() and "z" not in file.name]) == 1
     ingest(path, tmp_path / "rows.zarr")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
 
@@ -159,7 +159,7 @@ def test_unpacked_files_need_free_space_too(tmp_path: Path, monkeypatch: pytest.
     np.savez_compressed(tmp_path / "t.npz", X=np.zeros((10**5, 5)))
     usage = shutil.disk_usage(tmp_path)._replace(free=10**6 * 4 + 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    refused(tmp_path / "t.npz", "free at")  # the rows would fit, and their archive beside them not
+    refused(tmp_path / "t.npz", "free at")  # the rows would fit, but not with their archive
     usage = usage._replace(free=10**6 * 4 + 128)
     ingest(tmp_path / "t.npz", tmp_path / "rows.zarr")
     assert not list(tmp_path.glob(".*"))
@@ -167,11 +167,11 @@ def test_unpacked_files_need_free_space_too(tmp_path: Path, monkeypatch: pytest.
 
 def store_of(path: Path, x: Any, *, version: Literal[2, 3] = 3, **others: Any) -> None:
     """Write an AnnData store with the library that defines it."""
-    made = anndata.AnnData(x, **others)
-    made.var_names = list(GENES)
+    adata = anndata.AnnData(x, **others)
+    adata.var_names = list(GENES)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # anndata about the formats of zarr
-        write_anndata_zarr(path, made, version=version)
+        write_anndata_zarr(path, adata, version=version)
 
 
 @pytest.mark.parametrize(("layout", "version"), [("dense", 2), ("csc", 2), ("csr-array", 3)])
@@ -190,7 +190,7 @@ def test_anndata_gives_x_and_never_a_matrix_made_of_it(tmp_path: Path, layout: s
         assert "obsm" not in str(caught.value).partition("--variable")[2]
 
 
-def test_anndata_within_a_larger_store_is_not_taken_apart(tmp_path: Path) -> None:
+def test_arrays_of_anndata_within_a_larger_store_are_refused(tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "t.zarr", zarr_format=3).create_group("mod")
     store_of(tmp_path / "t.zarr/mod/rna", sparse.csr_matrix(counts()), obsm={"X_pca": np.ones((40, 2))})
     refused(tmp_path / "t.zarr", "holds AnnData", "t.zarr/mod/rna")
@@ -209,7 +209,7 @@ def modes(root: Path) -> set[tuple[bool, int]]:
     return {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in (root, *root.rglob("*"))}
 
 
-def test_modes_are_the_same_whatever_the_umask(
+def test_modes_do_not_depend_on_the_umask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, scheduler: str, umask: int
 ) -> None:
     monkeypatch.chdir(tmp_path)

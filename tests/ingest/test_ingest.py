@@ -1,4 +1,4 @@
-"""Ingest: what goes in comes out; what is bad is refused by file and row, without a value, and leaves nothing."""
+"""Ingest: rows are exact; errors name file and row but no value, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def test_any_split_into_files_gives_one_table(tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("split")
     kind = data.draw(st.sampled_from(["csv", "csv.gz", "parquet", "npz"]))
     low, high = data.draw(st.sampled_from([(0, 255), (-128, 127), (-200, 90), (0, 70_000)]))
-    whole = st.integers(low, high)
-    value = data.draw(st.sampled_from([whole, st.floats(-1e300, 1e300)]))
+    integers = st.integers(low, high)
+    value = data.draw(st.sampled_from([integers, st.floats(-1e300, 1e300)]))
     rows = np.array(data.draw(st.lists(st.tuples(value, value, value), min_size=2, max_size=12)))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(rows) - 1))))
     parts = [part.tolist() for part in np.split(rows, cuts)]
@@ -140,8 +140,8 @@ def test_any_split_into_files_gives_one_table(tmp_path_factory: pytest.TempPathF
         write(folder / "parts" / f"part-{number:02}.{kind}", part)
     write(folder / f"one.{kind}", rows)
     one = ingest(folder / f"one.{kind}", folder / "one.zarr")
-    many = ingest(folder / "parts", folder / "many.zarr")
-    assert (one.dtype, one.rows, one.names) == (many.dtype, many.rows, many.names)
+    table = ingest(folder / "parts", folder / "many.zarr")
+    assert (one.dtype, one.rows, one.names) == (table.dtype, table.rows, table.names)
     assert np.array_equal(stored(folder / "one.zarr"), rows)
     assert np.array_equal(stored(folder / "many.zarr"), rows)
 
@@ -277,10 +277,10 @@ def test_a_source_that_is_missing_or_of_another_kind_and_a_target_that_is_there_
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_npz(tmp_path / "t.npz", table())
-    seen: list[int] = []
+    sizes: list[int] = []
 
     def full(_: object, rows: Table, start: int) -> None:  # noqa: ARG001 - where they go
-        seen.append(len(rows))
+        sizes.append(len(rows))
         (scratch,) = tmp_path.glob(".unpacked.*")
         assert scratch.stat().st_mode & 0o777 == 0o700
         raise OSError(28, "No space left on device")
@@ -288,5 +288,5 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dpdist.rows.writing.RowsWriter.append", full)
     with pytest.raises(DataError, match="No space left on device"):
         ingest(tmp_path / "t.npz", tmp_path / "rows.zarr")
-    assert seen == [7]
-    assert [each.name for each in tmp_path.iterdir()] == ["t.npz"]
+    assert sizes == [7]
+    assert [path.name for path in tmp_path.iterdir()] == ["t.npz"]

@@ -1,4 +1,4 @@
-"""Another process reads what may crash a library: its end, its limits, and what it does not inherit."""
+"""The process that reads fragile files: its end, its limits, and its environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def misbehaving(path: Path) -> Any:
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[ReaderProcess]:
+def process(tmp_path: Path) -> Iterator[Any]:
     with closing(ReaderProcess(tmp_path)) as reader:
         yield reader
 
@@ -41,17 +41,17 @@ def process(tmp_path: Path) -> Iterator[ReaderProcess]:
 def test_a_crash_and_a_hang_are_told(process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = misbehaving(tmp_path / "t.h5ad")
     monkeypatch.setattr(isolated, "_PATIENCE", 1)
-    for question, said in (
-        ("crashing", r"t\.h5ad cannot be read: .* the library that reads it crashes"),
-        ("hanging", r"t\.h5ad cannot be read: .* the library that reads it hangs"),
-        ("hungry", r"t\.h5ad cannot be read: it takes more memory than it announces"),
+    for question, message in (
+        ("crashing", r"t\.h5ad cannot be read: .* its library crashes"),
+        ("hanging", r"t\.h5ad cannot be read: .* its library hangs"),
+        ("hungry", r"t\.h5ad cannot be read: it takes more memory than it declares"),
     ):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             process.ask(source, question)
         assert process.ask(source, "names") == ("a",)  # by the next process, if need be
 
 
-def test_libraries_print_nothing(process: ReaderProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_libraries_print_nothing(process: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It may quote a row."""
     assert process.ask(misbehaving(tmp_path), "talkative") == ("a", "b")
     assert capfd.readouterr() == ("", "")
@@ -80,8 +80,8 @@ def test_a_process_is_used_again_in_the_same_surroundings(tmp_path: Path, monkey
     assert asked("process") != fourth
 
 
-def test_one_that_is_left_halfway_ends(process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it would answer next belongs to a question that nobody asks any more."""
+def test_one_that_is_left_halfway_ends(process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next answer belongs to an abandoned question."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -119,10 +119,10 @@ def test_no_module_of_the_current_folder_is_run_for_one_of_python_s_own(tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_one_that_cannot_start_is_told(process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_start_is_told(process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "_idle", [])
     monkeypatch.setattr(isolated, "_START", "raise SystemExit(3)")
-    with pytest.raises(DpdistError, match=r"did not start: .* ended with code 3\. See whether"):
+    with pytest.raises(DpdistError, match=r"did not start: .* ended with code 3\. Run this command"):
         process.ask(misbehaving(tmp_path), "names")
 
 

@@ -1,6 +1,6 @@
-"""Files as people have them that were read wrong without a word, and those that were refused without a cure that works.
+"""Real files that were silently misread, or refused without a working cure.
 
-Each stands for a kind. The right values are those of the library that the file is made for.
+The correct values are those of the library that the file is made for.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_a_sample_of_two_files_is_one_person_in_vcf_and_plink_too(tmp_path: Path
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.vcf").write_text(VCF + site)
     (tmp_path / "in" / "b.vcf").write_text(VCF.replace("s2", "s3") + site)
-    refused(tmp_path / "in", r"b\.vcf names 1 sample that .*a\.vcf names, too: one person would have several rows")
+    refused(tmp_path / "in", r"b\.vcf names 1 sample of .*a\.vcf again: one person would have several rows")
     (tmp_path / "in" / "b.vcf").write_text(VCF.replace("s1", "s4").replace("s2", "s3") + site)
     assert rows_of(tmp_path / "in").shape == (4, 2)
     for families in (["0", "0"], ["s1", "s2"]):
@@ -70,7 +70,7 @@ def test_a_sample_of_two_files_is_one_person_in_vcf_and_plink_too(tmp_path: Path
             "bp_position": [100, 200], "allele_1": ["G", "T"], "allele_2": ["A", "C"],
         }  # fmt: skip
         to_bed(tmp_path / "mixed" / "b.bed", np.array([[1, 0], [2, 1]], dtype=np.int8), properties=properties)
-        refused(tmp_path / "mixed", r"b\.bed names 2 samples that .*a\.vcf names, too")
+        refused(tmp_path / "mixed", r"b\.bed names 2 samples of .*a\.vcf again")
 
 
 def test_cells_of_two_samples_may_be_called_alike_where_their_donors_are_named(tmp_path: Path) -> None:
@@ -79,19 +79,19 @@ def test_cells_of_two_samples_may_be_called_alike_where_their_donors_are_named(t
         obs = pd.DataFrame({"donor": [name, name]}, index=["AAAC", "AAAG"])
         anndata.AnnData(np.ones((2, 2), np.float32) + (name == "b"), obs).write_h5ad(tmp_path / "in" / f"{name}.h5ad")
     refused(
-        tmp_path / "in", r"names 2 samples that .* say whose each row is, by --max-rows and --privacy-unit obs/donor"
+        tmp_path / "in", r"names 2 samples of .* declare a privacy unit with --max-rows and --privacy-unit obs/donor"
     )
 
 
 @pytest.mark.parametrize(
-    ("mark", "part", "said"),
+    ("mark", "part", "kind"),
     [
         ("_delta_log", "year=2020", "Delta Lake"),
         (".hoodie", "p", "Apache Hudi"),
         ("metadata", "data", "Apache Iceberg"),
     ],
 )
-def test_a_table_of_a_lake_is_no_folder_of_files(tmp_path: Path, mark: str, part: str, said: str) -> None:
+def test_a_table_of_a_lake_is_no_folder_of_files(tmp_path: Path, mark: str, part: str, kind: str) -> None:
     folder = tmp_path / "in"
     (folder / mark).mkdir(parents=True)
     (folder / part).mkdir()
@@ -99,9 +99,9 @@ def test_a_table_of_a_lake_is_no_folder_of_files(tmp_path: Path, mark: str, part
     if mark == "metadata":
         assert len(rows_of(folder / part)) == 2  # a folder of this name alone is no table
         (folder / mark / "v1.metadata.json").write_text("{}")
-    refused(folder / part, "files of older versions lie beside")
+    refused(folder / part, "also holds files of older versions")
     (folder / part / "p0.parquet").rename(folder / "p0.parquet")
-    refused(folder, f"is a table of {said}: files of older versions .* Write its rows of today")
+    refused(folder, f"is a {kind} table: it also holds files of older versions.* Export its current rows")
 
 
 def test_a_part_without_rows_among_others_is_passed_over_and_one_alone_is_not(tmp_path: Path) -> None:
@@ -180,16 +180,16 @@ def test_whole_numbers_that_float64_does_not_hold_are_refused_by_their_place(tmp
 
 def test_anndata_before_0_8_in_zarr_is_its_matrix_and_not_what_was_made_of_it(tmp_path: Path) -> None:
     path = tmp_path / "t.zarr"
-    found = anndata.AnnData(scipy.sparse.csr_matrix(np.eye(4, 3, dtype=np.float32)))
-    found.obsm["X_pca"] = np.arange(8.0).reshape(4, 2)
-    found.write_zarr(path)
+    adata = anndata.AnnData(scipy.sparse.csr_matrix(np.eye(4, 3, dtype=np.float32)))
+    adata.obsm["X_pca"] = np.arange(8.0).reshape(4, 2)
+    adata.write_zarr(path)
     for mark in (path / ".zattrs", path / "zarr.json"):
         if mark.exists():
-            said = json.loads(mark.read_text())
-            said.pop("encoding-type", None)
-            said.pop("encoding-version", None)
-            said.get("attributes", {}).pop("encoding-type", None)
-            mark.write_text(json.dumps(said))
+            attributes = json.loads(mark.read_text())
+            attributes.pop("encoding-type", None)
+            attributes.pop("encoding-version", None)
+            attributes.get("attributes", {}).pop("encoding-type", None)
+            mark.write_text(json.dumps(attributes))
     assert rows_of(path).tolist() == np.eye(4, 3).tolist()
 
 
@@ -209,17 +209,17 @@ def test_packed_values_are_what_their_attributes_say(tmp_path: Path, name: str) 
 
 @pytest.mark.parametrize(("kind", "fill"), [("i2", -32767), ("u4", 4294967295), ("f8", 9.969209968386869e36)])
 def test_what_netcdf_knows_for_missing_is_missing(tmp_path: Path, kind: str, fill: float) -> None:
-    def write(last: float, **said: Any) -> Path:
+    def write(last: float, **attributes: Any) -> Path:
         data = xarray.Dataset({"t": (("person", "m"), np.array([[1, 2], [3, last]], kind))})
-        data["t"].attrs |= said
+        data["t"].attrs |= attributes
         data["t"].encoding["_FillValue"] = None
         data.to_netcdf(tmp_path / "t.nc", engine="scipy" if kind != "u4" else "h5netcdf")
         return tmp_path / "t.nc"
 
     for path in (write(fill), write(99, valid_max=50.0), write(99, valid_range=[0.0, 50.0])):
-        refused(path, r"row 1 .*'c1': the value is missing, as the attributes")
-    found = rows_of(write(50, valid_range=[0.0, 50.0]))
-    assert (found.tolist(), found.dtype.str[1:]) == ([[1, 2], [3, 50]], kind)
+        refused(path, r"row 1 .*'c1': the value is missing according to the attributes")
+    rows = rows_of(write(50, valid_range=[0.0, 50.0]))
+    assert (rows.tolist(), rows.dtype.str[1:]) == ([[1, 2], [3, 50]], kind)
 
 
 # --- refused with a cure that works -----------------------------------------------------------------------------------
@@ -231,14 +231,14 @@ def test_what_netcdf_knows_for_missing_is_missing(tmp_path: Path, kind: str, fil
 def test_a_key_of_a_folder_may_be_in_the_file_too_and_says_the_same(tmp_path: Path, key: str, cell: Any) -> None:
     assert rows_of(_in_folder(tmp_path, f"year={key}", x=[1.5], year=[cell])).tolist() == [[1.5, float(cell)]]
     other = _in_folder(tmp_path / "other", f"year={key}", x=[1.5, 1.5], year=[cell, type(cell)(0)])
-    refused(other, "a column called like its folder, with other values")
+    refused(other, "a column named like its folder, with other values")
 
 
 def test_genotypes_as_newer_tools_write_them(tmp_path: Path) -> None:
     site = "1\t100\trs1\tA\t{}\t.\t.\t.\tGT\t/0/1\t|1|1\n"
     (tmp_path / "t.vcf").write_text(VCF + site.format("G") + site.format("T"))
-    found = ingest(tmp_path / "t.vcf", tmp_path / "found.zarr")
-    assert found.names == ("rs1:G", "rs1:T")
+    table = ingest(tmp_path / "t.vcf", tmp_path / "found.zarr")
+    assert table.names == ("rs1:G", "rs1:T")
     assert rows_of(tmp_path / "t.vcf").tolist() == [[1, 1], [2, 2]]
 
 
@@ -252,7 +252,7 @@ def test_fields_of_plink_are_separated_by_spaces_too_and_a_fault_is_told_of_its_
     bim.write_text("1 rs1 0 100 A G\n1 rs1 0 200 C T\n")
     assert ingest(bed, tmp_path / "found.zarr").names == ("rs1:A", "rs1:C")
     fam.write_text("##f a 0 0 0 -9\nf b 0 0 0 -9\nf c 0 0 0 -9\n")
-    assert rows_of(bed).shape == (3, 2)  # none of them is a comment
+    assert rows_of(bed).shape == (3, 2)  # no line is a comment
     fam.write_text("#FID IID\nf a\nf b\n")
     refused(bed, r"t\.fam, line 1 has 2 fields")
 
@@ -268,21 +268,21 @@ def test_arrays_of_scipy_of_python_objects_and_in_groups_are_told_as_that(tmp_pa
     assert rows_of(tmp_path / "t.nc", variable="data/t2m").shape == (3, 2)
 
 
-def test_nobody_is_told_to_remove_what_dpdist_did_not_make_and_swapped_places_are_recognised(tmp_path: Path) -> None:
+def test_no_advice_removes_foreign_files_and_swapped_paths_are_recognised(tmp_path: Path) -> None:
     table, rows = tmp_path / "table.csv", tmp_path / "rows.zarr"
     table.write_text("a,b\n1,2\n3,4\n")
     (tmp_path / "notes").mkdir()
     with pytest.raises(UsageError, match=rf"seem to be swapped.*ingest {table} {rows}"):
         ingest_rows(rows, table)
-    for taken in (table, tmp_path / "notes"):
-        with pytest.raises(DataError, match=r"was not made by dpdist\. Choose another place") as caught:
-            ingest_rows(table, taken)
+    for target in (table, tmp_path / "notes"):
+        with pytest.raises(DataError, match=r"is not a table of dpdist\. Choose another path") as caught:
+            ingest_rows(table, target)
         assert "Remove" not in str(caught.value)
-    made = ingest_rows(table, rows)
+    ingested = ingest_rows(table, rows)
     table.unlink()
     with pytest.raises(DataError, match="No such file"):  # its source is gone, and nothing was swapped
         ingest_rows(table, rows)
-    assert made.path.exists()
+    assert ingested.path.exists()
 
 
 # --- a folder whose files do not mean the same ------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_variants_that_are_called_alike_and_count_other_alleles_are_refused(tmp_
         facts = {"iid": [f"{name}1", f"{name}2"], "sid": ["rs1", "rs2"], "allele_1": [one] * 2, "allele_2": [two] * 2}
         to_bed(tmp_path / "plink" / f"{name}.bed", np.array(counts, float), properties=facts)
     for folder in ("vcf", "plink"):
-        refused(tmp_path / folder, r"b\.\w+ has other columns than .*a\.\w+, though they are called alike")
+        refused(tmp_path / folder, r"b\.\w+ has other columns than .*a\.\w+ under the same names")
 
 
 # --- cells and names --------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_a_missing_unit_is_not_one_person(tmp_path: Path) -> None:
     for lacking in ("", "nan"):
         obs = pd.DataFrame({"donor": ["d1", lacking, lacking]}, index=list("xyz"))
         anndata.AnnData(np.ones((3, 2), "f4"), obs).write_h5ad(tmp_path / "c.h5ad")
-        with pytest.raises(DataError, match=r"row 1 .*obs/donor is missing, and it is not said whose row"):
+        with pytest.raises(DataError, match=r"row 1 .*obs/donor is missing, so the row"):
             ingest_rows(tmp_path / "c.h5ad", tmp_path / "never.zarr", privacy_unit="obs/donor", max_rows=1)
     to_bed(tmp_path / "f.bed", np.ones((3, 2)), properties={"fid": ["1", "0", "0"], "iid": list("abc")})
     with pytest.raises(DataError, match=r"sample 2: its family \(FID\) is 0"):
@@ -349,7 +349,7 @@ def test_entries_of_a_sparse_matrix_are_added_up_or_refused(tmp_path: Path) -> N
 # --- the same table in another format is the same rows ----------------------------------------------------------------
 
 
-# --- arrays that name what they are along -----------------------------------------------------------------------------
+# --- arrays with named dimensions -------------------------------------------------------------------------------------
 
 
 def dataset(values: Any, dims: tuple[str, ...] = ("sample", "gene"), **coords: Any) -> Any:
@@ -358,11 +358,11 @@ def dataset(values: Any, dims: tuple[str, ...] = ("sample", "gene"), **coords: A
 
 def written(folder: Path, kind: str, **datasets: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    for name, each in datasets.items():
+    for name, data in datasets.items():
         if kind == ".nc":
-            each.to_netcdf(folder / f"{name}.nc", engine="h5netcdf")
+            data.to_netcdf(folder / f"{name}.nc", engine="h5netcdf")
         else:
-            each.to_zarr(folder / f"{name}.zarr", zarr_format=2)
+            data.to_zarr(folder / f"{name}.zarr", zarr_format=2)
     return folder
 
 
@@ -372,15 +372,15 @@ def test_arrays_along_other_coordinates_are_not_joined(tmp_path: Path, kind: str
     genes: dict[str, Any] = {"gene": ["g1", "g2"]}
     days = [np.datetime64(at, "ns") + np.array([0, 86400], "m8[s]") for at in ("2020-01-01", "2021-06-01")]
     dims = ("sample", "gene", "day")
-    for number, (a, b, said) in enumerate([
+    for number, (a, b, message) in enumerate([
         (dataset(one, **genes), dataset(two, gene=["g2", "g1"]), "has other columns"),
         (dataset(deep, dims, **genes), dataset(deep + 1, dims, gene=["g2", "g1"]), "has other columns"),
-        (dataset(deep, dims), dataset(deep + 1, dims).transpose("sample", "day", "gene"), "are called alike"),
-        (dataset(one), dataset(two).rename(x="other"), "are called alike"),
-        (*(dataset(one, ("s", "time"), time=each) for each in days), "other coordinates or units"),
-        (*(dataset([each]) for each in days), "other coordinates or units"),
+        (dataset(deep, dims), dataset(deep + 1, dims).transpose("sample", "day", "gene"), "under the same names"),
+        (dataset(one), dataset(two).rename(x="other"), "under the same names"),
+        (*(dataset(one, ("s", "time"), time=times) for times in days), "coordinate or unit"),
+        (*(dataset([times]) for times in days), "coordinate or unit"),
     ]):  # fmt: skip
-        refused(written(tmp_path / str(number), kind, a=a, b=b), said)
+        refused(written(tmp_path / str(number), kind, a=a, b=b), message)
     alike = written(tmp_path / "alike", kind, a=dataset(one, **genes), b=dataset(two, **genes))
     assert rows_of(alike).tolist() == [*one, *two]
 
@@ -390,9 +390,9 @@ def test_rows_that_an_array_names_are_there_once(tmp_path: Path, kind: str) -> N
     twice = written(
         tmp_path / "a", kind, a=dataset(np.eye(2), sample=["s1", "s2"]), b=dataset(np.eye(2) + 1, sample=["s2", "s3"])
     )
-    refused(twice, "1 sample that .* names, too")
+    refused(twice, "1 sample of .* again")
     refused(written(tmp_path / "b", kind, a=dataset(np.eye(3, 2), sample=["s", "t", "s"])), "a sample twice")
-    with pytest.raises(DataError, match="has the same name"):
+    with pytest.raises(DataError, match="have the same"):
         ingest_rows(dataset(np.eye(3, 2), sample=["s", "t", "s"])["x"], tmp_path / "rows.zarr")
 
 
@@ -402,7 +402,7 @@ def test_a_time_that_is_none_is_missing_and_bounds_are_no_rows(tmp_path: Path, k
     refused(written(tmp_path / "a", kind, a=when), "missing|not finite")
     edges = dataset(np.arange(8.0).reshape(4, 2), ("time", "bnds"), time=np.arange(4)).rename(x="time_bnds")
     edges["time"].attrs["bounds"] = "time_bnds"
-    refused(written(tmp_path / "b", kind, a=edges), "holds no (array|variable) of two or more dimensions")
+    refused(written(tmp_path / "b", kind, a=edges), "holds no (array|variable) with two or more dimensions")
 
 
 def test_gaps_of_a_grid_are_left_out_as_the_message_says(tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def test_names_and_arrays_of_an_npz(tmp_path: Path) -> None:
     np.savez(path, X=rows, feature_names=np.array([b"a", b"b"]))
     assert ingest(path, tmp_path / "bytes.zarr").names == ("a", "b")
     np.savez(path, X=rows, feature_names=np.array(["a"]))
-    refused(path, "feature_names are not 2 words")
+    refused(path, "feature_names does not hold 2 texts")
     np.savez(path, train=rows, test=rows + 1)
     refused(path, r"Choose with .*variable.*: train \(3, 2\); test \(3, 2\)")
     assert rows_of(path, variable="test").tolist() == (rows + 1).tolist()

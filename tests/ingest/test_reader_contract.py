@@ -73,7 +73,7 @@ class Kind:
     named: bool = True  # the file names its columns
     genotypes: bool = False  # it holds 0, 1 and 2 alone
     within: tuple[str, ...] = ()  # in a folder: the files without which there is no table
-    other: object = WORD  # what is no number, and the kind can hold
+    other: object = WORD  # a value of the kind that is not a number
     wordless: bool = False  # it can hold no such thing
     where: str = "row 3 (counting from 0)"  # how a message names the fourth row
     ends: bool = True  # a file cut short is not another whole file
@@ -81,7 +81,9 @@ class Kind:
     @property
     def apart(self) -> bool:
         """Whether another process reads it, which takes time to start."""
-        suffix = next((known for known in sources.KINDS if self.file.endswith(known)), ".parquet")  # a folder of parts
+        suffix = next(
+            (ending for ending in sources.KINDS if self.file.endswith(ending)), ".parquet"
+        )  # a folder of parts
         return sources.KINDS[suffix].fragile
 
     @property
@@ -96,9 +98,9 @@ class Kind:
 
     def table(self, rows: int = ROWS) -> Table:
         """Return many zeros, and the secret or genotypes elsewhere; the last column is sorted, as a partition needs."""
-        found: Table = np.random.default_rng(0).integers(0, 3, (rows, len(NAMES)))
-        found[:, -1] = np.arange(rows) >= rows // 2
-        return found.astype(np.uint8) if self.genotypes else found * np.array([SECRET] * 4 + [1.0])
+        rows_of_kind: Table = np.random.default_rng(0).integers(0, 3, (rows, len(NAMES)))
+        rows_of_kind[:, -1] = np.arange(rows) >= rows // 2
+        return rows_of_kind.astype(np.uint8) if self.genotypes else rows_of_kind * np.array([SECRET] * 4 + [1.0])
 
     def good(self, folder: Path) -> Path:
         """Write a good file into a folder."""
@@ -107,11 +109,11 @@ class Kind:
 
     def parts(self, path: Path) -> list[Path]:
         """List the files that matter."""
-        return [found for name in self.within for found in sorted(path.glob(name))] or [path]
+        return [part for name in self.within for part in sorted(path.glob(name))] or [path]
 
 
 def quietly(write: Callable[[], object]) -> None:
-    """Write with a library that warns of what is odd here, and writes it."""
+    """Write with a library that warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         write()
@@ -146,12 +148,12 @@ def write_anndata(layout: str) -> Callable[[Path, Table, Sequence[str]], None]:
     """Return what writes X in a layout, in HDF5 or in Zarr."""
 
     def write(path: Path, rows: Table, names: Sequence[str]) -> None:
-        made = anndata.AnnData(LAYOUTS[layout](rows))
-        made.var_names = list(names)
+        adata = anndata.AnnData(LAYOUTS[layout](rows))
+        adata.var_names = list(names)
         if path.suffix == ".zarr":
-            quietly(lambda: write_anndata_zarr(path, made, chunks=(4, 5)))
+            quietly(lambda: write_anndata_zarr(path, adata, chunks=(4, 5)))
         else:
-            quietly(lambda: made.write_h5ad(path))
+            quietly(lambda: adata.write_h5ad(path))
 
     return write
 
@@ -210,7 +212,7 @@ MODULES = [
 
 
 def those(*, named: bool = False, numbers: bool = False, words: bool = False) -> pytest.MarkDecorator:
-    """Run a test for every kind of file that can hold what it is about."""
+    """Run a test for every applicable kind of file."""
     kinds = [
         kind
         for kind in KINDS
@@ -231,8 +233,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def source(kind: Kind, tmp_path: Path) -> Iterator[list[Source]]:
     """Give the readers of a good file, as ingest opens them."""
-    with opened_sources(kind.good(tmp_path), tmp_path, Choices()) as found:
-        yield list(found)
+    with opened_sources(kind.good(tmp_path), tmp_path, Choices()) as opened:
+        yield list(opened)
 
 
 def read(source: Sequence[Source], keep: tuple[int, ...]) -> list[Table]:
@@ -243,24 +245,24 @@ def read(source: Sequence[Source], keep: tuple[int, ...]) -> list[Table]:
 @pytest.mark.parametrize("suffix", sources.KINDS)
 def test_people_are_told_of_every_kind_of_file(suffix: str) -> None:
     page = ROOT / "docs" / "howto" / "ingest.md"
-    told = {
+    texts = {
         "the help of ingest": str(pipeline.ingest.help), "ingest_rows": str(ingest_rows.__doc__),
         "page": page.read_text(), "damaged files": " ".join([*fuzzing.KINDS, *fuzzing.PLINK]),
     }  # fmt: skip
-    assert [who for who, text in told.items() if suffix not in text] == []
+    assert [who for who, text in texts.items() if suffix not in text] == []
 
 
 @pytest.mark.usefixtures("other_process")
 def test_every_reader_has_an_entry(tmp_path: Path) -> None:
-    known = [each for module in MODULES for each in vars(module).values() if isinstance(each, type)]
+    classes = [member for module in MODULES for member in vars(module).values() if isinstance(member, type)]
     tried: set[type[Source]] = set()
     for kind in KINDS:
-        with opened_sources(kind.good(tmp_path), tmp_path, Choices()) as made:
-            one: Any = made[0]
+        with opened_sources(kind.good(tmp_path), tmp_path, Choices()) as opened:
+            one: Any = opened[0]
             while one is not None:
                 tried.add(type(one))
                 one = getattr(one, "inner", None)
-    assert tried == {each for each in known if issubclass(each, Source) and not isabstract(each)}
+    assert tried == {member for member in classes if issubclass(member, Source) and not isabstract(member)}
     assert set(sources.KINDS) <= {suffix for suffix in sources.KINDS for kind in KINDS if kind.file.endswith(suffix)}
 
 
@@ -271,14 +273,14 @@ def test_rows_come_in_order_in_small_pieces_as_announced(kind: Kind, source: lis
     assert all(one.head.names == kind.names for one in source)
     assert all(type(name) is str for one in source for name in one.head.names)
     for keep in (tuple(range(5)), KEEP):
-        pieces = [read([one], keep) for one in source]
-        for one, some in zip(source, pieces, strict=True):
+        per_file = [read([one], keep) for one in source]
+        for one, parts in zip(source, per_file, strict=True):
             survey = one.survey(keep)
             assert survey.dtype in DTYPES
-            assert sum(map(len, some)) == survey.rows
-            assert all(piece.shape[1:] == (len(keep),) and np.can_cast(piece.dtype, survey.dtype) for piece in some)
-        assert max(len(piece) for some in pieces for piece in some) <= ROWS // 2
-        assert np.array_equal(np.vstack([piece for some in pieces for piece in some]), kind.table()[:, keep])
+            assert sum(map(len, parts)) == survey.rows
+            assert all(block.shape[1:] == (len(keep),) and np.can_cast(block.dtype, survey.dtype) for block in parts)
+        assert max(len(block) for parts in per_file for block in parts) <= ROWS // 2
+        assert np.array_equal(np.vstack([block for parts in per_file for block in parts]), kind.table()[:, keep])
     for one in source:
         with closing(one.rows(KEEP)) as blocks:
             next(blocks)
@@ -289,29 +291,29 @@ def test_rows_come_in_order_in_small_pieces_as_announced(kind: Kind, source: lis
 @pytest.mark.usefixtures("small_pieces")
 @those()
 def test_fragments_hold_each_row_once(kind: Kind, source: list[Source]) -> None:
-    found = []
+    blocks = []
     for one in source:
         ends = one.fragments(KEEP).ends.tolist()
         assert one.head.rows is None or ends[-1] == one.survey(KEEP).rows
         if len(ends) > 1:
             parts = zip([0, *ends[:-1]], ends, strict=True)
-            found += [np.array(block) for part in parts for block in one.rows(KEEP, part)]
+            blocks += [np.array(block) for part in parts for block in one.rows(KEEP, part)]
         else:
-            found += read([one], KEEP)
-    assert np.array_equal(np.vstack(found), kind.table()[:, KEEP])
+            blocks += read([one], KEEP)
+    assert np.array_equal(np.vstack(blocks), kind.table()[:, KEEP])
 
 
 @pytest.mark.usefixtures("small_pieces")
 @those()
 def test_the_table_is_that_of_the_same_numbers_in_npy(kind: Kind, tmp_path: Path) -> None:
     np.save(tmp_path / "same.npy", kind.table())
-    path, chosen = kind.good(tmp_path), [kind.names[place] for place in KEEP]
+    path, chosen = kind.good(tmp_path), [kind.names[column] for column in KEEP]
     before = sorted(tmp_path.iterdir())
-    found = ingest(path, tmp_path / "rows.zarr", columns=chosen)
-    assert sorted(tmp_path.iterdir()) == sorted([*before, found.path])
-    expected = ingest(tmp_path / "same.npy", tmp_path / "same.zarr", columns=[f"c{place}" for place in KEEP])
-    assert (found.names, found.rows, found.dtype) == (tuple(chosen), expected.rows, expected.dtype)
-    assert (found.path / "c/0/0").read_bytes() == (expected.path / "c/0/0").read_bytes()
+    table = ingest(path, tmp_path / "rows.zarr", columns=chosen)
+    assert sorted(tmp_path.iterdir()) == sorted([*before, table.path])
+    expected = ingest(tmp_path / "same.npy", tmp_path / "same.zarr", columns=[f"c{column}" for column in KEEP])
+    assert (table.names, table.rows, table.dtype) == (tuple(chosen), expected.rows, expected.dtype)
+    assert (table.path / "c/0/0").read_bytes() == (expected.path / "c/0/0").read_bytes()
 
 
 @those(numbers=True)
@@ -326,7 +328,7 @@ def test_what_is_not_finite_is_refused_by_its_place(kind: Kind, tmp_path: Path) 
 def test_what_is_no_number_is_refused(kind: Kind, tmp_path: Path) -> None:
     kind.write(tmp_path / kind.file, np.full((9, 5), kind.other), NAMES)
     message = refused(tmp_path / kind.file, columns=list(kind.names[:2]))
-    assert "cannot be read" not in message  # it says what is wrong
+    assert "cannot be read" not in message  # names the fault
 
 
 @those(numbers=True)
@@ -341,7 +343,7 @@ def test_a_file_without_rows_is_told_from_a_damaged_one(kind: Kind, tmp_path: Pa
 
 @those(named=True)
 def test_hostile_and_repeated_names_are_refused(kind: Kind, tmp_path: Path) -> None:
-    for number, (name, needle) in enumerate((("b\x1b[2J", "holds a control character"), ("one", "one name: one"))):
+    for number, (name, needle) in enumerate((("b\x1b[2J", "holds a control character"), ("one", "the same name: one"))):
         path = tmp_path / str(number) / kind.file
         path.parent.mkdir()
         quietly(lambda path=path, name=name: kind.write(path, kind.table(), ("one", name, *NAMES[2:])))  # type: ignore[misc]
@@ -349,7 +351,7 @@ def test_hostile_and_repeated_names_are_refused(kind: Kind, tmp_path: Path) -> N
 
 
 @those()
-def test_a_file_that_nobody_can_read_is_refused(kind: Kind, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused(kind: Kind, tmp_path: Path) -> None:
     path = kind.good(tmp_path)
     for part in kind.parts(path):
         part.unlink()
@@ -362,12 +364,12 @@ def test_damaged_and_truncated_files_are_refused(kind: Kind, tmp_path: Path, mon
     monkeypatch.setattr("dpdist.ingest.readers.isolated.ISOLATED", kind.crashes)
     path = kind.good(tmp_path)
     for part in kind.parts(path):
-        whole = part.read_bytes()
-        ends = [whole[: len(whole) // 2], whole[:-8]] if kind.ends else []
+        intact = part.read_bytes()
+        ends = [intact[: len(intact) // 2], intact[:-8]] if kind.ends else []
         for content in [b"", pickle.dumps([SECRET, WORD]), *ends]:
             part.write_bytes(content)
             refused(path)
-        part.write_bytes(whole)
+        part.write_bytes(intact)
 
 
 @pytest.mark.usefixtures("other_process")
@@ -392,7 +394,7 @@ MEMORY = """
     from dpdist.ingest.write import ingest
     def peak():  # not ru_maxrss, which a process inherits from the one that started it
         return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
-    ingest(Path(sys.argv[2]), Path(sys.argv[3]))  # whatever is imported or started late
+    ingest(Path(sys.argv[2]), Path(sys.argv[3]))  # includes late imports
     before = peak()
     ingest(Path(sys.argv[1]), Path(sys.argv[4]))
     print(peak() - before)
@@ -400,13 +402,13 @@ MEMORY = """
 
 
 def write_big(path: Path, rows: int, columns: int) -> None:
-    """Write a table of which most is zero."""
+    """Write a table that is mostly zero."""
     if path.suffix == ".parquet":
         wide = pa.table({f"c{i}": np.zeros(rows) for i in range(columns)})
         pq.write_table(wide, path, row_group_size=10**7, use_dictionary=False, compression="none")
     elif path.suffix == ".h5ad":
-        some: Any = sparse.random_array((rows, columns), density=0.002, rng=np.random.default_rng(0))
-        anndata.AnnData(LAYOUTS[path.stem[-3:]](some.astype(np.float32))).write_h5ad(path)
+        matrix: Any = sparse.random_array((rows, columns), density=0.002, rng=np.random.default_rng(0))
+        anndata.AnnData(LAYOUTS[path.stem[-3:]](matrix.astype(np.float32))).write_h5ad(path)
     else:
         data = xarray.Dataset({"v": (("t", "x"), np.ones((rows, columns), dtype=np.float32))})
         data.to_netcdf(path, engine="h5netcdf", encoding={"v": {"chunksizes": (min(rows, 5000), columns)}})

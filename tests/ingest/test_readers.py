@@ -1,4 +1,4 @@
-"""Readers of chunked arrays and genotypes: what independent writers wrote comes out; what is bad is refused."""
+"""Readers of chunked arrays and genotypes: files of independent writers are exact; invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def test_sparse_values_keep_their_type(tmp_path: Path, layout: str, dtype: str) 
 
 
 def test_layers_and_raw_are_chosen(tmp_path: Path) -> None:
-    whole = anndata.AnnData(counts(), layers={"counts": sparse.csr_matrix(counts(seed=1))})
+    adata = anndata.AnnData(counts(), layers={"counts": sparse.csr_matrix(counts(seed=1))})
     raw = np.hstack([counts(seed=2)] * 2)
-    whole.raw = anndata.AnnData(raw)
-    whole.write_h5ad(tmp_path / "t.h5ad")
+    adata.raw = anndata.AnnData(raw)
+    adata.write_h5ad(tmp_path / "t.h5ad")
     chosen = ((None, counts()), ("X", counts()), ("layers/counts", counts(seed=1)), ("raw/X", raw))
     for number, (variable, expected) in enumerate(chosen):
         ingest(tmp_path / "t.h5ad", tmp_path / f"{number}.zarr", choices=Choices(variable))
@@ -81,21 +81,21 @@ def test_layers_and_raw_are_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["csr", "csc"])
 def test_a_sparse_matrix_that_points_elsewhere_or_gives_a_cell_twice_is_refused(tmp_path: Path, layout: str) -> None:
     write_h5ad(tmp_path / "t.h5ad", LAYOUTS[layout](np.full((4, 5), 73519.25)))
-    whole = (tmp_path / "t.h5ad").read_bytes()
-    for member, place, value in (  # SciPy would write beside the array
+    content = (tmp_path / "t.h5ad").read_bytes()
+    for member, index, value in (  # SciPy would write out of bounds
         ("indices", 3, 99), ("indices", 3, -1), ("indices", 1, 0), ("indptr", 2, 10**6), ("indptr", 2, -5),
         ("indptr", 0, 3),
     ):  # fmt: skip
         with h5py.File(tmp_path / "t.h5ad", "r+") as file:
-            file["X"][member][place] = value
+            file["X"][member][index] = value
         refused(tmp_path / "t.h5ad", "t.h5ad", "damaged")
-        (tmp_path / "t.h5ad").write_bytes(whole)
+        (tmp_path / "t.h5ad").write_bytes(content)
 
 
 def cube(dtype: str = "float32") -> Table:
     """Return 30 rows of 4 times 6 numbers."""
-    found: Table = np.arange(30 * 24).reshape(30, 4, 6).astype(dtype)
-    return found
+    values: Table = np.arange(30 * 24).reshape(30, 4, 6).astype(dtype)
+    return values
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -116,12 +116,12 @@ def test_several_netcdf_variables_are_told_and_one_is_chosen(tmp_path: Path) -> 
     data = xarray.Dataset({"a": (("t", "x"), cube()[:, 0]), "b": (("t", "x"), cube()[:, 1])}, {"x": list("uvwxyz")})
     flat = xarray.Dataset({"a": ("t", np.arange(5.0))})
     sgkit = xarray.Dataset({"a": (("variants", "x"), cube()[:, 0])})
-    for each, needles in (
+    for dataset, needles in (
         (data, ("several variables", "--variable", "a (30, 6); b (30, 6)")),
-        (flat, ("no variable of two or more dimensions",)),
-        (sgkit, ("each of its rows is a variant",)),
+        (flat, ("no variable with two or more dimensions",)),
+        (sgkit, ("one row per variant",)),
     ):
-        each.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+        dataset.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
         refused(tmp_path / "t.nc", *needles)
     data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
     opened = ingest(tmp_path / "t.nc", tmp_path / "rows.zarr", choices=Choices("b"), columns=["w", "u"])
@@ -131,14 +131,14 @@ def test_several_netcdf_variables_are_told_and_one_is_chosen(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize(("zarr_format", "chunks"), [(2, (1, 24)), (3, (7, 5)), (2, (7, 5)), (3, (30, 1))])
-def test_a_zarr_array_comes_out_whatever_its_chunks(tmp_path: Path, zarr_format: Any, chunks: Any) -> None:
+def test_a_zarr_array_is_exact_for_all_chunks(tmp_path: Path, zarr_format: Any, chunks: Any) -> None:
     rows = cube(">f8" if zarr_format == 2 else "int16").reshape(30, 24)
     zarr.create_array(tmp_path / "t.zarr", data=rows, chunks=chunks, zarr_format=zarr_format)
     opened = ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", columns=["c23", "c4", "c5"])
     assert opened.dtype == ("float64" if zarr_format == 2 else "int16")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), rows[:, [23, 4, 5]])
-    whole = ingest(tmp_path / "t.zarr", tmp_path / "whole.zarr")
-    assert np.array_equal(stored(whole.path), rows)
+    table = ingest(tmp_path / "t.zarr", tmp_path / "whole.zarr")
+    assert np.array_equal(stored(table.path), rows)
 
 
 def test_a_group_of_zarr_arrays_needs_a_choice_where_there_are_several(tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_rows_of_a_store_are_never_the_variants(tmp_path: Path, said: str) -> No
     group.attrs.update({"vcf_zarr_version": "0.4"} if said == "by the store" else {})
     name = "call_DS" if said == "by the store" else "call_genotype"
     rows, dimensions = np.ones((30, 4, 2), dtype=np.int8), ["variants", "samples", "ploidy"]
-    found = group.create_array(name, data=rows, dimension_names=dimensions if said == "format 3" else None)
-    found.attrs.update({"_ARRAY_DIMENSIONS": dimensions} if said == "format 2" else {})
-    refused(tmp_path / "t.zarr", "each of its rows is a variant", "one row for each sample")
+    array = group.create_array(name, data=rows, dimension_names=dimensions if said == "format 3" else None)
+    array.attrs.update({"_ARRAY_DIMENSIONS": dimensions} if said == "format 2" else {})
+    refused(tmp_path / "t.zarr", "one row per variant", "one row per sample")
     turned = group.create_array("turned", data=rows[:, :, 0].T.copy())
     turned.attrs["_ARRAY_DIMENSIONS"] = ["samples", "variants"]
     assert ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", choices=Choices("turned")).rows == 4
@@ -225,10 +225,10 @@ def test_a_sample_or_a_family_may_be_the_privacy_unit_of_genotypes(tmp_path: Pat
         assert np.array_equal(stored(tmp_path / f"{unit}.zarr"), values[first])
     with pytest.raises(DataError, match=r"t.bed names a sample twice.*--privacy-unit FID,IID"):
         ingest(tmp_path / "t.bed", tmp_path / "no.zarr")
-    with pytest.raises(UsageError, match=r"no SEX in .*There are: FID, IID "):
+    with pytest.raises(UsageError, match=r"has no row label SEX. There are: FID, IID "):
         ingest(tmp_path / "t.bed", tmp_path / "no.zarr", unit=Unit("SEX", 1))
     write_bed(tmp_path / "u.bed", values, sid=["IID", "FID", "rs"])  # a variant's name does not choose the unit
-    with pytest.raises(UsageError, match="a label of its rows too"):
+    with pytest.raises(UsageError, match="both a column and a row label"):
         ingest(tmp_path / "u.bed", tmp_path / "no.zarr", unit=Unit("IID", 1))
 
 
@@ -247,30 +247,30 @@ DONORS: dict[str, Any] = {
 def test_the_donor_may_be_the_privacy_unit(tmp_path: Path, version: Literal[2, 3] | None, donors: str) -> None:
     name = "t.zarr" if version else "t.h5ad"
     values = np.arange(18.0).reshape(6, 3)
-    made = anndata.AnnData(values, obs=pd.DataFrame({"donor": DONORS[donors], "sample": ["1", "1", "2", "1", "2", "1"]},
-                                                    index=[f"c{i}" for i in range(6)]))  # fmt: skip
+    columns = {"donor": DONORS[donors], "sample": ["1", "1", "2", "1", "2", "1"]}
+    adata = anndata.AnnData(values, obs=pd.DataFrame(columns, index=[f"c{i}" for i in range(6)]))
     with warnings.catch_warnings(), anndata.settings.override(allow_write_nullable_strings=True):
         warnings.simplefilter("ignore")
         if version:
-            write_anndata_zarr(tmp_path / name, made, version=version)
+            write_anndata_zarr(tmp_path / name, adata, version=version)
         else:
-            made.write_h5ad(tmp_path / name)
-    for unit, kept in (("obs/donor", [0, 1, 3]), ("obs/donor,obs/sample", [0, 1, 2, 3, 4])):
-        ingest(tmp_path / name, tmp_path / f"{len(kept)}.zarr", unit=Unit(unit, 1))
-        assert np.array_equal(stored(tmp_path / f"{len(kept)}.zarr"), values[kept])
-    with pytest.raises(UsageError, match=r"There is no obs/age .*obs/donor, obs/sample"):
+            adata.write_h5ad(tmp_path / name)
+    for unit, indices in (("obs/donor", [0, 1, 3]), ("obs/donor,obs/sample", [0, 1, 2, 3, 4])):
+        ingest(tmp_path / name, tmp_path / f"{len(indices)}.zarr", unit=Unit(unit, 1))
+        assert np.array_equal(stored(tmp_path / f"{len(indices)}.zarr"), values[indices])
+    with pytest.raises(UsageError, match=r"has no row label obs/age.*obs/donor, obs/sample"):
         ingest(tmp_path / name, tmp_path / "no.zarr", unit=Unit("obs/age", 1))
 
 
-def test_cells_of_which_nobody_says_whose_they_are_are_refused(tmp_path: Path) -> None:
+def test_cells_without_a_privacy_unit_are_refused(tmp_path: Path) -> None:
     for donors in (
         pd.Categorical(["secretword", None, "x"]), pd.array([73519, None, 1], dtype="Int64"),
         np.array([73519.25, 1, 2]), np.array([True, False, True]),
     ):  # fmt: skip
-        made = anndata.AnnData(np.ones((3, 3)), obs=pd.DataFrame({"donor": donors}, index=["a", "b", "c"]))
+        adata = anndata.AnnData(np.ones((3, 3)), obs=pd.DataFrame({"donor": donors}, index=["a", "b", "c"]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made.write_h5ad(tmp_path / "t.h5ad")
+            adata.write_h5ad(tmp_path / "t.h5ad")
         with pytest.raises((DataError, UsageError), match="obs/donor") as caught:
             ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr", unit=Unit("obs/donor", 1))
         assert not any(value in str(caught.value) for value in ("73519", "secretword"))
@@ -281,7 +281,7 @@ def test_cells_of_which_nobody_says_whose_they_are_are_refused(tmp_path: Path) -
 def test_variants_of_one_name_and_allele_are_refused_and_nameless_ones_get_one(tmp_path: Path, name: str) -> None:
     key = "sid" if name == "t.bed" else "names"
     GENOTYPES[name](tmp_path / name, genotypes(), **{key: ["rs1"] * 2 + [f"v{i}" for i in range(VARIANTS - 2)]})
-    refused(tmp_path / name, name, "one name: rs1:" if name == "t.bed" else "one name: rs1:G.")
+    refused(tmp_path / name, name, "the same name: rs1:" if name == "t.bed" else "the same name: rs1:G.")
     facts: dict[str, Any] = {key: ["."] * VARIANTS}
     if name == "t.bed":
         facts |= {
@@ -303,10 +303,10 @@ def test_variants_of_one_name_and_allele_are_refused_and_nameless_ones_get_one(t
         ("0/0", "secretword", ("sample", "pair of the alleles of its site")),
         ("0/0", "0/0\t0/0", ("24 genotypes, not 23",)),
         ("\t0/0", "", ("22 genotypes, not 23",)),
-        ("7\t105", "secretword\n7\t105", ("line 8", "not what VCF text has there")),
-        ("\ts0", "\t#s0\n#CHROM", ("line 3", "not what VCF text has there")),
-        ("##fileformat", "fileformat", ("line 1", "not what VCF text has there")),
-        ("\tFORMAT\t", "\tFORMAT\n#", ("names no samples",)),
+        ("7\t105", "secretword\n7\t105", ("line 8", "is not valid VCF")),
+        ("\ts0", "\t#s0\n#CHROM", ("line 3", "is not valid VCF")),
+        ("##fileformat", "fileformat", ("line 1", "is not valid VCF")),
+        ("\tFORMAT\t", "\tFORMAT\n#", ("without samples",)),
     ],
 )
 def test_a_bad_vcf_is_refused_by_line(tmp_path: Path, old: str, new: str, needles: tuple[str, ...]) -> None:
@@ -319,7 +319,7 @@ def test_a_vcf_that_was_cut_between_two_blocks_is_refused(tmp_path: Path) -> Non
     write_vcf(tmp_path / "t.vcf", genotypes())
     text, path = (tmp_path / "t.vcf").read_bytes(), tmp_path / "t.vcf.gz"
     blocks = b""
-    for block in (gzip.compress(text[:200]), gzip.compress(text[200:])):  # members with a field that tells their size
+    for block in (gzip.compress(text[:200]), gzip.compress(text[200:])):  # members with a field of their size
         size = (len(block) + 7).to_bytes(2, "little")
         blocks += block[:3] + b"\x04" + block[4:10] + b"\x06\x00BC\x02\x00" + size + block[10:]
     path.write_bytes(blocks + bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000"))
@@ -333,21 +333,21 @@ def test_a_bed_file_needs_its_companions_and_their_length_and_takes_them_along(t
     (tmp_path / "parts").mkdir()
     path = tmp_path / "parts" / "a.bed"
     write_bed(path, genotypes())
-    whole = path.read_bytes()
-    for content in (whole[:-1], whole + b"\0"):
+    intact = path.read_bytes()
+    for content in (intact[:-1], intact + b"\0"):
         path.write_bytes(content)
-        refused(path, "a.bed", "not as long")
-    path.write_bytes(whole)
+        refused(path, "a.bed", "another length than")
+    path.write_bytes(intact)
     for suffix in (".bim", ".fam"):
-        aside = path.with_suffix(suffix).rename(tmp_path / "aside")
-        refused(path, f"needs a{suffix} beside it")
-        aside.rename(path.with_suffix(suffix))
+        moved = path.with_suffix(suffix).rename(tmp_path / "aside")
+        refused(path, f"needs a{suffix} in the same folder")
+        moved.rename(path.with_suffix(suffix))
     write_bed(tmp_path / "parts" / "b.bed", genotypes(4), iid=[f"t{i}" for i in range(SAMPLES)])
     ingest(tmp_path / "parts", tmp_path / "rows.zarr")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), np.vstack([genotypes(), genotypes(4)]))
     (tmp_path / "parts" / "c.fam").touch()
     shutil.rmtree(tmp_path / "rows.zarr")
-    refused(tmp_path / "parts", "c.fam", "cannot be read")
+    refused(tmp_path / "parts", "c.fam", "not of a supported kind")
 
 
 def test_a_partitioned_dataset_has_its_keys_as_columns(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_a_partition_of_words_is_left_out_by_name(tmp_path: Path) -> None:
         (tmp_path / str(number) / f"who={word}").mkdir(parents=True)
         inner = tmp_path / str(number) / f"who={word}" / "t.parquet"
         pq.write_table(pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]}), inner)
-        with pytest.raises(DataError, match=r"column 'who': the value in the name of the folder is not a number"):
+        with pytest.raises(DataError, match=r"column 'who': the value in the folder name is not a number"):
             ingest(tmp_path / str(number), tmp_path / "rows.zarr")
     ingest(tmp_path / "0", tmp_path / "rows.zarr", columns=["b", "a"])
     assert stored(tmp_path / "rows.zarr").tolist() == [[3, 1], [4, 2]]
@@ -391,10 +391,10 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
     xarray.Dataset({"a": (("t", "x"), counts())}).to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
     write_bed(tmp_path / "t.bed", genotypes())
 
-    def without(wanted: str) -> Any:
-        if wanted == module:
+    def without(package: str) -> Any:
+        if package == module:
             raise ImportError
-        return __import__(wanted)
+        return __import__(package)
 
     monkeypatch.setattr(base, "import_module", without)
     with pytest.raises(UsageError, match=rf"needs {module}\. Install it with: pip install 'dpdist\[{extra}\]'"):

@@ -1,4 +1,4 @@
-"""Rows in place: what is registered is what would be ingested, and what is not that any more is refused."""
+"""Rows in place: they equal ingested rows, and changed sources are refused."""
 
 from __future__ import annotations
 
@@ -137,23 +137,23 @@ def test_a_table_in_place_is_private_and_holds_no_row(here: Path) -> None:
         register_rows(made(here, "t.npy", np.full((ROWS, 3), SECRET)), here / "rows.zarr")
     finally:
         os.umask(before)
-    found = [here / "rows.zarr", *(here / "rows.zarr").rglob("*")]
-    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in found} == {0}
-    names = {path.relative_to(here / "rows.zarr").as_posix() for path in found if path.is_file()}
+    paths = [here / "rows.zarr", *(here / "rows.zarr").rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in paths} == {0}
+    names = {path.relative_to(here / "rows.zarr").as_posix() for path in paths if path.is_file()}
     assert {name for name in names if not re.fullmatch(r"manifest/\d+", name)} == {
         "zarr.json", "manifest/index", "manifest/sources",
     }  # fmt: skip
-    assert not [path for path in found if path.is_file() and np.float64(SECRET).tobytes() in path.read_bytes()]
+    assert not [path for path in paths if path.is_file() and np.float64(SECRET).tobytes() in path.read_bytes()]
 
 
-# --- sources that are not what they were ---
+# --- changed sources ---
 
 
 def fault_of(table: RowsTable) -> str:
-    """Read all chunks, and return what is said of the first that cannot be read."""
+    """Read all chunks, and return the message of the first error."""
     reader = ChunkReader(table, 7)
     with pytest.raises(DataError) as failed:
-        sum(len(piece) for index in range(table.chunks) for piece in reader.read(index))
+        sum(len(batch) for index in range(table.chunks) for batch in reader.read(index))
     assert failed.value.__cause__ is None
     assert failed.value.__context__ is None or failed.value.__suppress_context__
     assert str(SECRET) not in str(failed.value)
@@ -165,13 +165,13 @@ CHUNKS = {"t.npy": "t.npy", "t.parquet": "t.parquet", "three.zarr": "three.zarr/
 
 
 def flip(path: Path) -> None:
-    """Flip a bit of a value, and none of what a file says beside its values."""
+    """Flip a bit of a value, and none of the metadata."""
     content = bytearray(path.read_bytes())
-    place = len(content) // 2
+    offset = len(content) // 2
     if path.suffix == ".parquet":
         column = pq.read_metadata(path).row_group(3).column(2)
-        place = column.data_page_offset + column.total_compressed_size - 9
-    content[place] ^= 1
+        offset = column.data_page_offset + column.total_compressed_size - 9
+    content[offset] ^= 1
     path.write_bytes(content)
 
 
@@ -203,7 +203,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_source_that_is_not_what_it_was_is_refused_and_named(here: Path, damage: str) -> None:
-    strike, said = DAMAGES[damage]
+    strike, reason = DAMAGES[damage]
     names = CHUNKS if damage == "changed" else ["t.npy", "t.parquet" if len(damage) % 2 else "three.zarr"]
     for name in names:
         inner, source = CHUNKS[name], made(here, name)
@@ -211,7 +211,7 @@ def test_a_source_that_is_not_what_it_was_is_refused_and_named(here: Path, damag
         strike(here / inner)
         message = fault_of(open_rows(table.store))
         assert str(source) in message, name
-        assert any(word in message for word in said.split("|")), message
+        assert any(word in message for word in reason.split("|")), message
         assert "Restore it" in message
         if name == "t.npy":
             assert 1 <= len(inspect_path(table.path, verify=True).damaged or ()) <= table.chunks
@@ -229,13 +229,13 @@ def test_a_source_may_be_moved_away_and_back_and_other_rows_are_refused(here: Pa
     assert np.array_equal(summed(open_rows(table.store)).values, before)
     shutil.rmtree(source) if source.is_dir() else source.unlink()
     made(here, name, others)
-    assert "is not what was registered" in fault_of(table)
-    with pytest.raises(DataError, match="is not what was registered"):  # no two passes of a sum read different rows
+    assert "since it was registered" in fault_of(table)
+    with pytest.raises(DataError, match="since it was registered"):  # no two passes of a sum read different rows
         summed(table)
 
 
 def test_a_chunk_of_zarr_that_vanishes_is_no_chunk_of_zeros(here: Path) -> None:
-    """Zarr reads an absent chunk as its fill value; also where that is what it held."""
+    """Zarr reads an absent chunk as its fill value, even if it held that value."""
     rows = values()
     rows[30:40] = 0
     source = here / "t.zarr"
@@ -249,13 +249,13 @@ def test_a_chunk_of_zarr_that_vanishes_is_no_chunk_of_zeros(here: Path) -> None:
     sparse = register_rows(source, here / "sparse.zarr")
     assert np.array_equal(summed(sparse).values, summed(ingest(source, here / "copied.zarr")).values)
     zarr.open_array(source)[30] = np.arange(6)
-    assert "is not what was registered" in fault_of(sparse)
+    assert "since it was registered" in fault_of(sparse)
 
 
 def test_a_table_that_was_altered_is_refused(here: Path) -> None:
     table, copies = register_rows(made(here, "three.zarr"), here / "rows.zarr"), count()
 
-    def copy() -> Path:  # what is sound is read once
+    def copy() -> Path:  # the intact table is read once
         return Path(shutil.copytree(table.path, here / f"{next(copies)}.zarr"))
 
     for key in ("manifest/0", "manifest/index", "manifest/sources"):
@@ -267,9 +267,9 @@ def test_a_table_that_was_altered_is_refused(here: Path) -> None:
                 list(ChunkReader(open_rows(altered), 7).read(0))
     for change in ({"rows": 3}, {"chunks": 1}, {"dtype": "object"}, {"places": [0]}, {"columns": ["a"]}, {"index": 3}):
         altered = copy()
-        found = json.loads((altered / "zarr.json").read_text())
-        found["attributes"]["dpdist"] |= change
-        (altered / "zarr.json").write_text(json.dumps(found))
+        head = json.loads((altered / "zarr.json").read_text())
+        head["attributes"]["dpdist"] |= change
+        (altered / "zarr.json").write_text(json.dumps(head))
         with pytest.raises(DataError):
             open_rows(altered)
 
@@ -307,11 +307,11 @@ def test_kinds_that_cannot_be_read_in_part_are_refused_with_the_way_to_copy_them
 
 
 def test_what_must_be_read_at_once_is_bounded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk or band of many GiB is refused before a byte of it is unpacked: a few bytes may announce it."""
+    """A chunk or band of many GiB is refused before unpacking: a few bytes can declare it."""
     for module in (base, columnar, zarr_store):
         monkeypatch.setattr(module, "AT_ONCE", 1 << 12)
     write_zarr(here / "t.zarr", np.ones((3000, 4), np.float32), chunks=(1500, 1))
-    assert "fewer rows" in refused(here / "t.zarr", "unpacked together")
+    assert "fewer rows" in refused(here / "t.zarr", "unpacks them at once")
     monkeypatch.setattr(columnar, "_PAGES", 1 << 11)
     rows = np.random.default_rng(1).normal(size=(3000, 4))
     write_parquet(here / "t.parquet", rows, 3000)
@@ -325,12 +325,12 @@ def test_what_unpacks_to_more_than_it_announces_is_refused_by_the_worker(here: P
     write_zarr(here / "t.zarr", values(), chunks=(10, 6), compressors=[zarr.codecs.GzipCodec()])
     table = register_rows(here / "t.zarr", here / "rows.zarr")
     (here / "t.zarr/c/3/0").write_bytes(gzip.compress(bytes(1 << 20), 9))
-    assert "is not what was registered" in fault_of(table)
+    assert "since it was registered" in fault_of(table)
     refused(here / "t.zarr", "cannot be read")
 
 
 def test_rows_of_dpdist_are_refused_within_a_group_too(here: Path) -> None:
-    """A group around them does not make them somebody else's rows: that would be a second budget."""
+    """A group around them does not make them foreign rows, with a second budget."""
     group = zarr.create_group(here / "p")
     ingest(made(here, "t.npy"), here / "p/rows.zarr")
     register_rows(here / "t.npy", here / "there.zarr")
@@ -340,17 +340,17 @@ def test_rows_of_dpdist_are_refused_within_a_group_too(here: Path) -> None:
         (here / "p/rows.zarr", None), (here / "there.zarr", None), (here / "p", "rows.zarr"), (here / "p", "deep/x"),
     ]  # fmt: skip
     for source, variable in sources:
-        refused(source, "made by dpdist", RefusedError, variable=variable)
-        with pytest.raises(RefusedError, match=r"made by dpdist|have a budget already"):
+        refused(source, "written by dpdist", RefusedError, variable=variable)
+        with pytest.raises(RefusedError, match=r"written by dpdist|already have a budget"):
             ingest(source, here / "never.zarr", choices=Choices(variable))
-    for place in ("", "X"):
+    for member in ("", "X"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            anndata.AnnData(values()).write_zarr(here / f"a{place}.zarr")
-        root: Any = zarr.open_group(here / f"a{place}.zarr")
-        (root[place] if place else root).attrs["dpdist"] = {}
-        with pytest.raises(RefusedError, match="made by dpdist"):
-            ingest(here / f"a{place}.zarr", here / "never.zarr")
+            anndata.AnnData(values()).write_zarr(here / f"a{member}.zarr")
+        root: Any = zarr.open_group(here / f"a{member}.zarr")
+        (root[member] if member else root).attrs["dpdist"] = {}
+        with pytest.raises(RefusedError, match="written by dpdist"):
+            ingest(here / f"a{member}.zarr", here / "never.zarr")
 
 
 def test_a_source_of_too_many_chunks_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

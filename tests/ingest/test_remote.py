@@ -1,4 +1,4 @@
-"""Sources by URL: what a store holds comes out as from a file, nothing of it stays, and no credential is repeated."""
+"""Sources by URL: the rows equal those of a file, no copy remains, and messages repeat no credential."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from support.s3_server import s3_server, variables
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest import remote
 from dpdist.ingest.remote import Remote, location_of
-from dpdist.ingest.write import ingest, units_of
+from dpdist.ingest.write import ingest, write_tasks
 from dpdist.pipeline.budget import ingest_rows
 
 
@@ -48,7 +48,7 @@ def memory() -> Iterator[Any]:
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Serve a folder on the loopback interface, as python -m http.server does: no part of a file, no HEAD lies."""
+    """Serve a folder on the loopback interface like python -m http.server: no ranges, correct HEAD."""
     folder = tmp_path / "served"
     folder.mkdir()
 
@@ -66,7 +66,7 @@ def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Give a client of an S3 server on the loopback interface; credentials stand in the environment."""
+    """Yield a client of an S3 server on the loopback interface; credentials are in the environment."""
     with s3_server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
@@ -75,7 +75,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def left(folder: Path) -> list[str]:
-    """Return what is in the folder of the rows."""
+    """Return the content of the folder of the rows."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -84,17 +84,17 @@ def test_a_file_that_changed_is_another(tmp_path: Path, web: tuple[str, Path], m
     for name in ("day.npy", "night.npy"):
         np.save(folder / name, table())
         os.utime(folder / name, (1e9, 1e9))
-    found = ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr")
-    assert ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr").dataset_id == found.dataset_id
+    first = ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr")
+    assert ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr").dataset_id == first.dataset_id
     np.save(folder / "day.npy", table() + 1)
-    with pytest.raises(DataError, match="not ingested from these files, as they are now"):
+    with pytest.raises(DataError, match="not ingested from these files in their current state"):
         ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr")
 
-    def changing(*given: Any, **options: Any) -> Any:
+    def changing(*arguments: Any, **options: Any) -> Any:
         np.save(folder / "night.npy", table() + 1)
-        return units_of(*given, **options)
+        return write_tasks(*arguments, **options)
 
-    monkeypatch.setattr("dpdist.ingest.write.units_of", changing)
+    monkeypatch.setattr("dpdist.ingest.write.write_tasks", changing)
     with pytest.raises(DataError, match="changed while it was read"):
         ingest_rows(f"{url}/night.npy", tmp_path / "other.zarr")
     assert left(tmp_path) == ["rows.zarr", "served"]
@@ -127,7 +127,7 @@ def test_a_file_of_a_web_server_is_fetched_once_and_not_by_each_task(
 
 @pytest.mark.parametrize("name", ["t.npy", "t.zarr"])
 def test_what_changed_in_a_store_is_another(tmp_path: Path, memory: Any, name: str) -> None:
-    """Also a folder, of which a store tells nothing but its name."""
+    """Also a folder, of which a store knows only the name."""
 
     def put(rows: Any) -> None:
         if name == "t.npy":
@@ -137,11 +137,11 @@ def test_what_changed_in_a_store_is_another(tmp_path: Path, memory: Any, name: s
         memory.put(str(tmp_path / name), f"/private/{name}", recursive=True)
 
     put(table())
-    found = ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr")
-    assert ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr").dataset_id == found.dataset_id
+    first = ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr")
+    assert ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr").dataset_id == first.dataset_id
     memory.rm(f"/private/{name}", recursive=True)
     put(table() + 1)
-    with pytest.raises(DataError, match="not ingested from these files, as they are now"):
+    with pytest.raises(DataError, match="not ingested from these files in their current state"):
         ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr")
 
 
@@ -167,17 +167,17 @@ def test_formats_that_need_files_are_fetched_privately_and_removed(tmp_path: Pat
     write_vcf(made / "t.vcf.gz", genotypes())
     for path in made.iterdir():
         memory.pipe(f"/private/{path.name}", path.read_bytes())
-    seen: set[tuple[str, int]] = set()
+    modes: set[tuple[str, int]] = set()
 
     def progress(_: int, __: int) -> None:
         for folder in out.glob(".fetched.*"):
             assert folder.stat().st_mode & 0o777 == 0o700
-            seen.update((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir())
+            modes.update((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir())
 
     for name, expected in (("t.h5ad", counts()), ("t.bed", genotypes()), ("t.vcf.gz", genotypes())):
         ingest(Remote(f"memory://private/{name}"), out / f"{name}.zarr", progress=progress)
         assert np.array_equal(stored(out / f"{name}.zarr"), expected)
-    assert seen == {(name, 0o600) for name in ("t.h5ad", "t.bed", "t.bim", "t.fam")}  # VCF is read as it comes
+    assert modes == {(name, 0o600) for name in ("t.h5ad", "t.bed", "t.bim", "t.fam")}  # VCF is read as it comes
     assert left(out) == ["t.bed.zarr", "t.h5ad.zarr", "t.vcf.gz.zarr"]
 
 
@@ -195,7 +195,7 @@ def test_a_folder_of_a_store_is_read_in_the_order_of_names(tmp_path: Path, memor
 
 def test_what_a_web_server_does_not_have_is_named_and_leaves_nothing(tmp_path: Path, web: tuple[str, Path]) -> None:
     url, folder = web
-    with pytest.raises(DataError, match=rf"{url}/none\.csv is not there, or the store does not give it"):
+    with pytest.raises(DataError, match=rf"{url}/none\.csv does not exist, or the store denies access"):
         ingest(Remote(f"{url}/none.csv"), tmp_path / "rows.zarr")
     (folder / "bad.csv").write_text("a,b\n1,secretword\n")
     with pytest.raises(DataError, match=rf"{url}/bad\.csv, line 2, column 'b': the cell is not a number") as caught:
@@ -205,7 +205,7 @@ def test_what_a_web_server_does_not_have_is_named_and_leaves_nothing(tmp_path: P
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         closed = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    with pytest.raises(DataError, match=r"is not there|cannot be read"):
+    with pytest.raises(DataError, match=r"does not exist|cannot be read"):
         ingest(Remote(f"{closed}/t.csv"), tmp_path / "rows.zarr")
 
 
@@ -245,7 +245,7 @@ def test_rows_come_out_of_s3_past_any_proxy_and_what_is_not_there_is_named(
     for variable in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(variable, raising=False)
     with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))  # nobody listens: what goes there fails
+        other.bind(("127.0.0.1", 0))  # no listener: connections fail
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{other.getsockname()[1]}")
         ingest(Remote("s3://private/t.parquet"), tmp_path / "one.zarr")
         ingest_rows("s3://private/parts", tmp_path / "two.zarr")
@@ -264,8 +264,8 @@ def test_a_cut_or_forbidden_object_is_refused(tmp_path: Path, memory: Any, monke
     def refused(*_: Any, **__: Any) -> None:
         raise PermissionError("secretword")
 
-    for said in ("^memory://private/t.h5ad cannot be read", r"the store does not give it, .*\(PermissionError\)"):
-        with pytest.raises(DataError, match=said) as caught:
+    for message in ("^memory://private/t.h5ad cannot be read", r"the store denies access, .*\(PermissionError\)"):
+        with pytest.raises(DataError, match=message) as caught:
             ingest(Remote("memory://private/t.h5ad"), tmp_path / "rows.zarr")
         assert not {"73519", "secretword"} & set(re.findall(r"\w+", str(caught.value)))
         monkeypatch.setattr(type(memory), "_open", refused)
@@ -281,7 +281,7 @@ def test_a_cut_or_forbidden_object_is_refused(tmp_path: Path, memory: Any, monke
         ("https://host/t.csv?X-Amz-Signature=secretword", "query"),
         ("s3://bucket/t.csv#secretword", "query"),
         ("memory://a::https://secretword/t.csv", "chain"),
-        ("https://[secretword/t.csv", "no URL"),
+        ("https://[secretword/t.csv", "not a URL"),
         ("ftp://host/t.csv", "ftp://"),
         ("http://example.org/t.csv", "unencrypted"),
         ("http://127.0.0.1.example.org/t.csv", "unencrypted"),
@@ -317,5 +317,5 @@ def test_plain_paths_and_file_addresses_are_paths(tmp_path: Path) -> None:
     assert location_of("data/t.csv") == Path("data/t.csv")
     assert location_of(f"file://{tmp_path}/t.csv") == tmp_path / "t.csv"
     assert location_of("C:\\t.csv") == Path("C:\\t.csv")
-    for place in ("http://localhost:1/t.csv", "http://[::1]:1/t.csv", "https://example.org/t.csv"):
-        assert str(location_of(place)) == place
+    for address in ("http://localhost:1/t.csv", "http://[::1]:1/t.csv", "https://example.org/t.csv"):
+        assert str(location_of(address)) == address

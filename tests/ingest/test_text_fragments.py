@@ -20,7 +20,7 @@ from dpdist.ingest.readers import text
 from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.remote import Remote
 from dpdist.ingest.write import ingest
-from dpdist.pipeline.sources import computed
+from dpdist.pipeline.sources import run_job_task
 
 NUMBERS = st.sampled_from(["0", "1", "-7", "2.5", "1e3", '"4"', "300", "9007199254740993"])
 WORDS = st.sampled_from(
@@ -41,17 +41,17 @@ def contents(draw: st.DrawFn) -> bytes:
     end = draw(st.sampled_from(["\n", "\r\n", "\r"]))
     ends = st.sampled_from([end, end, end, end, end + end, "\n", "\r"])
     head = draw(st.sampled_from(["", "", "\ufeff", end])) + draw(st.sampled_from(["a,b,who", '"a","b","who, else"']))
-    told = head + "".join(draw(ends) + ",".join(line) for line in cells) + draw(st.sampled_from(["", end, end * 3]))
-    return told.encode(errors="surrogateescape")
+    text = head + "".join(draw(ends) + ",".join(line) for line in cells) + draw(st.sampled_from(["", end, end * 3]))
+    return text.encode(errors="surrogateescape")
 
 
 class Others:
-    """Workers, one after the other: each opens what it reads anew."""
+    """Sequential workers; each opens its own files."""
 
     named = True
 
-    def connected(self, place: Any, choices: Choices) -> Any:
-        return nullcontext(lambda job, units: [computed(unit, (job, place, choices)) for unit in units])
+    def connected(self, staging: Any, choices: Choices) -> Any:
+        return nullcontext(lambda job, units: [run_job_task(unit, (job, staging, choices)) for unit in units])
 
 
 def ingested(path: Path, header: str, elsewhere: Any = None) -> tuple[object, ...]:
@@ -59,10 +59,10 @@ def ingested(path: Path, header: str, elsewhere: Any = None) -> tuple[object, ..
     target, columns = path.with_name("rows.zarr"), ["a", "b"] if header == "yes" else ["c0", "c1"]
     shutil.rmtree(target, ignore_errors=True)
     try:
-        found = ingest(path, target, columns=columns, choices=Choices(header=header), elsewhere=elsewhere)
-    except (DataError, UsageError):  # of several faults, the one that is found first is told
+        table = ingest(path, target, columns=columns, choices=Choices(header=header), elsewhere=elsewhere)
+    except (DataError, UsageError):  # the first of several faults is reported
         return ("refused",)
-    return found.names, found.dtype, stored(found.path).tolist()
+    return table.names, table.dtype, stored(table.path).tolist()
 
 
 def in_fragments(patch: pytest.MonkeyPatch, size: int) -> None:
@@ -73,10 +73,10 @@ def in_fragments(patch: pytest.MonkeyPatch, size: int) -> None:
 def require_same(content: bytes, header: str, size: int, folder: Path) -> None:
     """Hold a file that is read in fragments to the same file, read from its start."""
     (folder / "t.csv").write_bytes(content)
-    whole = ingested(folder / "t.csv", header)
+    expected = ingested(folder / "t.csv", header)
     with pytest.MonkeyPatch.context() as patch:
         in_fragments(patch, size)
-        assert ingested(folder / "t.csv", header, Others()) == whole
+        assert ingested(folder / "t.csv", header, Others()) == expected
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_twin_that_ignores_quotes_reads_other_rows(folder: Path, monkeypatch: 
             require_same(content, "yes", size, folder)
 
     require_same_everywhere()
-    monkeypatch.setattr(text._Quotes, "_look", lambda *_: None)
+    monkeypatch.setattr(text._Quotes, "_scan", lambda *_: None)
     with pytest.raises(AssertionError):
         require_same_everywhere()
 
@@ -117,14 +117,14 @@ def test_an_object_is_asked_for_its_pieces_alone(tmp_path: Path, monkeypatch: py
     content = b"a,b\n" + b"".join(b"%d,2\n" % row for row in range(1000))
     fsspec.filesystem("memory").pipe_file("/private/t.csv", content)
     in_fragments(monkeypatch, 400)
-    asked: list[int] = []
+    lengths: list[int] = []
     read = Remote.range
 
     def told(self: Remote, start: int, length: int) -> bytes:
-        asked.append(length)
+        lengths.append(length)
         return read(self, start, length)
 
     monkeypatch.setattr(Remote, "range", told)
     ingest(Remote("memory://private/t.csv"), tmp_path / "rows.zarr", choices=Choices(header="yes"), elsewhere=Others())
     assert np.array_equal(stored(tmp_path / "rows.zarr")[:, 0], np.arange(1000))
-    assert 0 < sum(asked) < 8 * len(content)
+    assert 0 < sum(lengths) < 8 * len(content)

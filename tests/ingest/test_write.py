@@ -73,7 +73,7 @@ def values(rows: int = ROWS) -> Any:
 
 @dataclass
 class Others:
-    """Workers that take units in any order, some of them twice, each with nothing but what a task brings."""
+    """Workers that run tasks in any order, some twice, from their pickled state alone."""
 
     seed: int = 0
     before: Before = lambda _job, _unit: None
@@ -82,28 +82,28 @@ class Others:
     again: bool = True
 
     @contextmanager
-    def connected(self, place: Store, choices: Choices) -> Iterator[Run]:
+    def connected(self, staging: Store, choices: Choices) -> Iterator[Run]:
         def run(job: Job, units: Sequence[Any]) -> list[Any]:
-            order, found = random.Random(self.seed), {}
+            order, results = random.Random(self.seed), {}
             numbers = [*range(len(units)), *range(0, len(units) if self.again else 0, 3)]
             for number in order.sample(numbers, k=len(numbers)):
                 self.before(job, number)
                 self.done.append((job.name, number))
-                found[number] = run_job_task(
-                    *cloudpickle.loads(cloudpickle.dumps((units[number], (job, place, choices))))
+                results[number] = run_job_task(
+                    *cloudpickle.loads(cloudpickle.dumps((units[number], (job, staging, choices))))
                 )
-            return [found[number] for number in range(len(units))]
+            return [results[number] for number in range(len(units))]
 
         yield run
 
 
-def objects(place: Any) -> dict[str, Any]:
+def objects(path: Any) -> dict[str, Any]:
     """Return every object of a table, its random identity taken out."""
-    store = store_at(place)
-    found: dict[str, Any] = {key: store.get(key) for key, _ in store.list()}
-    head = json.loads(found["zarr.json"])
+    store = store_at(path)
+    contents: dict[str, Any] = {key: store.get(key) for key, _ in store.list()}
+    head = json.loads(contents["zarr.json"])
     del head["attributes"]["dpdist"]["dataset_id"]
-    return found | {"zarr.json": head}
+    return contents | {"zarr.json": head}
 
 
 def write_folder(path: Path, rows: Any, write: Callable[[Path, Any], None], suffix: str) -> None:
@@ -163,7 +163,7 @@ def test_any_reader_of_any_piece_gives_one_table(tmp_path: Path, monkeypatch: py
     assert serial(source, tmp_path / "here.zarr") == alone
     others = Others()
     assert serial(source, tmp_path / "there.zarr", elsewhere=others) == alone
-    assert bool(others.done) == (name != "t.csv.gz")  # nothing of it can be read by itself
+    assert bool(others.done) == (name != "t.csv.gz")  # it cannot be read in parts
     assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
 
 
@@ -195,28 +195,28 @@ def test_any_chunks_keep_the_first_rows_of_units(tmp_path_factory: pytest.TempPa
             patch.setattr(survey, "PIECE", data.draw(st.integers(20, 600)))
             tables.append(serial(folder / "in", folder / f"{len(tables)}.zarr", elsewhere=others, **options))
     assert tables[0] == tables[1]
-    kept = [list(row[1:]) for at, row in enumerate(rows) if owners[:at].count(owners[at]) < most]
-    assert stored(folder / "1.zarr").tolist() == kept
+    expected = [list(row[1:]) for at, row in enumerate(rows) if owners[:at].count(owners[at]) < most]
+    assert stored(folder / "1.zarr").tolist() == expected
 
 
 def test_a_table_is_private_while_it_is_built_and_holds_nothing_of_the_building(tmp_path: Path) -> None:
-    seen: set[int] = set()
+    modes: set[int] = set()
 
     def look(_job: Job, _unit: int) -> None:
         for path in tmp_path.glob(".rows.zarr.*/**/*"):
-            seen.add(stat.S_IMODE(path.stat().st_mode) & 0o077)
+            modes.add(stat.S_IMODE(path.stat().st_mode) & 0o077)
 
     before = os.umask(0)
     try:
         ingest(made(tmp_path, "parquets"), tmp_path / "rows.zarr", elsewhere=Others(before=look))
     finally:
         os.umask(before)
-    found = [tmp_path / "rows.zarr", *(tmp_path / "rows.zarr").rglob("*")]
-    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in found} == seen == {0}
+    paths = [tmp_path / "rows.zarr", *(tmp_path / "rows.zarr").rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in paths} == modes == {0}
     assert {path.name for path in (tmp_path / "rows.zarr").iterdir()} == {"c", "zarr.json"}
 
 
-# --- what is wrong ---
+# --- errors ---
 
 
 def said_of(source: Path, target: Path, **options: Any) -> str:
@@ -237,8 +237,8 @@ def test_the_first_fault_is_told_in_the_same_words_and_nothing_is_left(tmp_path:
     before = sorted(tmp_path.rglob("*"))
     alone = said_of(source, tmp_path / "rows.zarr")
     assert "row 61 " in alone or "line 30" in alone
-    there = said_of(source, tmp_path / "rows.zarr", elsewhere=Others(3))
-    assert re.search("the value is not finite|is not a number|missing", there)  # of the fault that was found first
+    remote = said_of(source, tmp_path / "rows.zarr", elsewhere=Others(3))
+    assert re.search("the value is not finite|is not a number|missing", remote)  # of the fault that was found first
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -251,11 +251,11 @@ def remove(path: Path) -> None:
 def test_a_source_that_changes_on_the_way_is_refused(tmp_path: Path, name: str, late: int) -> None:
     others = values()
     others[90, 2] += 1
-    source, seen = made(tmp_path, name), list[int]()
+    source, counts = made(tmp_path, name), list[int]()
 
     def change(job: Job, unit: int) -> None:
-        seen.extend([unit] if job.name == "write" else [])
-        if len(seen) == 1 + late and not (tmp_path / "changed").exists():
+        counts.extend([unit] if job.name == "write" else [])
+        if len(counts) == 1 + late and not (tmp_path / "changed").exists():
             remove(source)
             made(tmp_path, name, others)
             (tmp_path / "changed").touch()
@@ -265,7 +265,7 @@ def test_a_source_that_changes_on_the_way_is_refused(tmp_path: Path, name: str, 
 
 
 def noted(patch: pytest.MonkeyPatch, kind: Any = stores.FolderStore) -> list[str]:
-    """Return the keys of whatever is put into a store from now on."""
+    """Record the keys that are put into a store."""
     written: list[str] = []
     put = kind.put
 
@@ -368,9 +368,9 @@ def test_an_ingest_that_was_killed_is_taken_up(tmp_path: Path, monkeypatch: pyte
     (damaged,) = tmp_path.glob(".rows.zarr.*.partial/c/1/0")
     damaged.write_bytes(damaged.read_bytes()[:-9])
     monkeypatch.setattr(RowsWriter, "_write", write_one)
-    written, told = noted(monkeypatch), list[tuple[int, int]]()
-    ingest(source, tmp_path / "rows.zarr", progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (ROWS, ROWS)
+    written, steps = noted(monkeypatch), list[tuple[int, int]]()
+    ingest(source, tmp_path / "rows.zarr", progress=lambda done, total: steps.append((done, total)))
+    assert steps[-1] == (ROWS, ROWS)
     every = {key for key in alone if key.startswith("c/")}
     assert {key for key in written if key.startswith("c/")} == every - {"c/0/0", "c/2/0", "c/3/0"}
     assert objects(tmp_path / "rows.zarr") == alone
@@ -420,31 +420,31 @@ def test_another_source_or_another_question_begins_anew(tmp_path: Path, change: 
 
 
 def test_of_two_at_once_the_second_takes_the_first_s_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, order, found = made(tmp_path, "t.npy"), set[str](), list[str]()
-    begun, go = threading.Event(), threading.Event()
+    source, order, errors = made(tmp_path, "t.npy"), set[str](), list[str]()
+    started, go = threading.Event(), threading.Event()
     do: Any = Write.__call__
 
     def slow(*arguments: Any) -> None:
         order.add(threading.current_thread().name)
-        begun.set()
+        started.set()
         assert go.wait(60)
         do(*arguments)
 
     def take() -> None:
-        found.append(ingest_rows(source, tmp_path / "rows.zarr").dataset_id)
+        errors.append(ingest_rows(source, tmp_path / "rows.zarr").dataset_id)
 
     monkeypatch.setattr(Write, "__call__", slow)
     first, second = (threading.Thread(target=take, name=name) for name in ("first", "second"))
     first.start()
-    assert begun.wait(60)
+    assert started.wait(60)
     second.start()
     second.join(0.5)
     assert second.is_alive()
     go.set()
-    for each in (first, second):
-        each.join(60)
-    assert len(found) == 2
-    assert (len(set(found)), order) == (1, {"first"})
+    for thread in (first, second):
+        thread.join(60)
+    assert len(errors) == 2
+    assert (len(set(errors)), order) == (1, {"first"})
 
 
 def test_a_late_worker_leaves_a_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
@@ -466,13 +466,13 @@ def test_a_late_worker_leaves_a_table_alone(tmp_path: Path, monkeypatch: pytest.
     assert objects(memory) == before
 
 
-def test_what_a_worker_puts_where_nobody_builds_any_more_it_removes(tmp_path: Path, memory: Any) -> None:
-    """A worker of somebody else's cluster ends its unit when the command is gone, and a store has no folder to lose."""
-    kept: list[Any] = []
+def test_a_worker_removes_its_objects_if_the_build_has_ended(tmp_path: Path, memory: Any) -> None:
+    """A worker of a shared cluster finishes its task after the command has died, and a store keeps its objects."""
+    tasks: list[Any] = []
     write_unit: Any = Write.__call__
 
     def interrupted(*arguments: Any) -> None:
-        kept.append(arguments)
+        tasks.append(arguments)
         raise KeyboardInterrupt
 
     for removes in (True, False):  # and a twin that does not look
@@ -482,7 +482,7 @@ def test_what_a_worker_puts_where_nobody_builds_any_more_it_removes(tmp_path: Pa
                 ingest(made(tmp_path, "t.npy"), memory, elsewhere=Others())
         assert not any(OBJECTS.values())
         with suppress(DataError):
-            (write_unit if removes else Write._write)(*kept[-1])
+            (write_unit if removes else Write._write)(*tasks[-1])
         assert any(OBJECTS.values()) is not removes
 
 
@@ -491,7 +491,7 @@ def test_what_a_worker_puts_where_nobody_builds_any_more_it_removes(tmp_path: Pa
 
 def test_workers_are_asked_where_they_can_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = made(tmp_path, "t.npy")
-    for named, cores, piece, large, asked in (
+    for named, cores, size, large, asked in (
         (True, 2, 1 << 20, 1 << 20, False),  # one piece
         (True, 2, 300, 1 << 20, True),
         (False, 2, 300, 1 << 20, False),
@@ -499,7 +499,7 @@ def test_workers_are_asked_where_they_can_share_the_work(tmp_path: Path, monkeyp
         (False, 1, 300, 1000, False),
     ):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        monkeypatch.setattr(survey, "PIECE", piece)
+        monkeypatch.setattr(survey, "PIECE", size)
         monkeypatch.setattr(write, "LARGE", large)
         others = Others(named=named)
         ingest(source, tmp_path / "rows.zarr", elsewhere=others)
@@ -518,7 +518,7 @@ def test_a_cluster_writes_the_same_table_if_a_worker_dies(tmp_path: Path, monkey
     def strike() -> None:
         while not target.exists() and not struck:
             if len(list(tmp_path.glob(".rows.zarr.*/c/*/0"))) > 2:
-                worker = next(each for each in multiprocessing.active_children() if each.pid is not None)
+                worker = next(child for child in multiprocessing.active_children() if child.pid is not None)
                 worker.kill()
                 struck.append(worker.pid or 0)
 

@@ -1,10 +1,9 @@
-"""Readers of AnnData, dense and sparse: .h5ad files, and Zarr stores that say that they are AnnData.
+"""Readers of AnnData, dense and sparse: .h5ad files, and Zarr stores marked as AnnData.
 
-Of such a store or file only X is a table of rows, and what has its shape or stands for it before genes were left out:
-its layers, and raw. The other matrices beside it (``obsm``, ``obsp``, ``varm``) were computed from all rows together,
-as a PCA is: released, they would be protected for nobody, so they are never offered.
+Only X, its layers and raw are tables of rows. Other matrices (``obsm``, ``obsp``, ``varm``) were computed from all rows
+together, like a PCA: a release of them would protect nobody, so they are not offered.
 
-anndata's own reader takes sparse matrices apart; what is not needed of the file is not opened.
+anndata reads sparse matrices; other parts of the file stay closed.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import PIECE, STORED, Places, Rows, attempted, bounded, each, required
+from dpdist.ingest.readers.base import PIECE, STORED, Places, Rows, attempt_each, attempted, bounded, required
 from dpdist.ingest.readers.chunked import Chunked, Layout, chunk_bytes, only, require_chunks
 from dpdist.ingest.readers.hdf5 import contained
-from dpdist.ingest.readers.source import Fragment, Head, neighbours, turned, width_for
+from dpdist.ingest.readers.source import Fragment, Head, neighbours, transposed, width_for
 from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign
 from dpdist.rows.encoding import MISSING_WORDS
 from dpdist.rows.units import named_units
@@ -29,35 +28,35 @@ from dpdist.rows.units import named_units
 _SPARSE = {"csr_matrix": "csr", "csc_matrix": "csc"}
 _PARTS = ("data", "indices", "indptr")
 _CELLS = 1 << 16
-"""Cells of ``obs`` that are read at once."""
+"""Cells of ``obs`` read at once."""
 
 
 class AnnData(Chunked):
-    """X, or with ``--variable`` another matrix of the same rows; columns are named as in ``var``."""
+    """X, or another chosen matrix of the same rows; ``var`` names the columns."""
 
     takes: ClassVar[tuple[str, ...]] = ("variable",)
     fragile = True
 
     @abstractmethod
     def _root(self) -> AbstractContextManager[Any]:
-        """Open it: a group of groups and arrays, as h5py and zarr give them."""
+        """Open the root group of h5py or zarr."""
 
     @abstractmethod
-    def _is_stored(self, array: Any, place: str) -> bool:
-        """Say whether any value of an array is stored."""
+    def _is_stored(self, array: Any, path: str) -> bool:
+        """Whether any value of an array is stored."""
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         with self._root() as root:
-            yield root[self._place]
+            yield root[self._matrix_path]
 
     @cached_property
     @attempted
-    def _place(self) -> str:
+    def _matrix_path(self) -> str:
         with self._root() as root:
             layers = sorted(root["layers"].keys()) if "layers" in root else ()
-            places = ["X", "raw/X", *(f"layers/{name}" for name in layers)]
-            matrices = {place: _shape(root[place]) for place in places if place in root}
+            paths = ["X", "raw/X", *(f"layers/{name}" for name in layers)]
+            matrices = {path: _shape(root[path]) for path in paths if path in root}
         if self.choices.variable is None and "X" in matrices:
             return "X"
         return only(self.path, matrices, self.choices.variable, "matrix")
@@ -69,9 +68,9 @@ class AnnData(Chunked):
         with self._opened() as matrix:
             if not hasattr(matrix, "keys"):
                 return "dense"
-            told = matrix.attrs.get("encoding-type", f"{matrix.attrs.get('h5sparse_format', '')}_matrix")
+            encoding = matrix.attrs.get("encoding-type", f"{matrix.attrs.get('h5sparse_format', '')}_matrix")
         required("anndata", "anndata", "sparse AnnData")
-        return _SPARSE[str(told)]
+        return _SPARSE[str(encoding)]
 
     @cached_property
     @attempted
@@ -80,15 +79,19 @@ class AnnData(Chunked):
             shape = _shape(matrix)
             if self._kind == "dense":
                 chunks = matrix.chunks or (1,) * len(shape)
-                return Layout(shape, matrix.dtype, tuple(map(min, chunks, shape)), self._is_stored(matrix, self._place))
+                stored = self._is_stored(matrix, self._matrix_path)
+                return Layout(shape, matrix.dtype, tuple(map(min, chunks, shape)), stored)
             parts = {name: matrix[name] for name in _PARTS}
             for array in parts.values():
                 require_chunks(self.path, chunk_bytes(array))
             stored = all(
-                not array.shape[0] or self._is_stored(array, f"{self._place}/{name}") for name, array in parts.items()
+                not array.shape[0] or self._is_stored(array, f"{self._matrix_path}/{name}")
+                for name, array in parts.items()
             )
             if min(shape) >= 0 and parts["indptr"].shape[0] != shape[self._kind == "csc"] + 1:
-                raise DataError(f"{self.path} is damaged: its sparse matrix has another shape than it says.")
+                raise DataError(
+                    f"{self.path} is damaged: its sparse matrix does not have the declared shape. Restore it."
+                )
             return Layout(shape, parts["data"].dtype, (1, *shape[1:]), stored)
 
     @cached_property
@@ -107,13 +110,13 @@ class AnnData(Chunked):
         )
 
     @attempted
-    def _column(self, place: str) -> Any:
-        """Return a column of ``obs`` or ``var``, a pandas Series without missing values, by anndata's own reader."""
+    def _column(self, path: str) -> Any:
+        """Return a column of ``obs`` or ``var`` as a pandas Series without missing values."""
         anndata = required("anndata", "anndata", "AnnData")
         pandas = required("pandas", "anndata", "AnnData")
-        frame, _, name = place.rpartition("/")
+        frame, _, name = path.rpartition("/")
         with self._root() as root:
-            column = root[place]
+            column = root[path]
             for array in _arrays(column):
                 require_chunks(self.path, chunk_bytes(array))
             cells = anndata.io.read_elem(column)
@@ -123,29 +126,29 @@ class AnnData(Chunked):
         series = pandas.Series(cells)
         if series.isna().any():
             raise DataError(
-                f"{self.path}: {place} is missing for some rows: it is not said whose they are. Fill it, or leave them "
-                "out."
+                f"{self.path}: {path} is missing for some rows, which belong to no privacy unit. Fill it, or remove "
+                "them."
             )
         return series
 
     @attempted
     def _names(self) -> tuple[str, ...]:
-        place, columns = "raw/var" if self._place == "raw/X" else "var", self._layout.columns
+        frame, columns = "raw/var" if self._matrix_path == "raw/X" else "var", self._layout.columns
         with self._root() as root:
-            var = root[place]
+            var = root[frame]
             if not hasattr(var, "keys"):
                 raise DataError(
-                    f"{self.path} was written by anndata before 0.7. Write it again with a newer one; in Python: "
+                    f"{self.path} was written by anndata before 0.7. Convert it with a newer version; in Python: "
                     "anndata.read_h5ad(FILE).write_h5ad(NEW)."
                 )
-            labels = self._column(f"{place}/{var.attrs['_index']}")
+            labels = self._column(f"{frame}/{var.attrs['_index']}")
         if len(labels) != columns:
-            raise DataError(f"{self.path} names {len(labels)} variables for {columns} columns. Mend it.")
+            raise DataError(f"{self.path} has {len(labels)} variable names for {columns} columns. Correct it.")
         return bounded(self.path, [labels.astype(str).tolist()])
 
     @attempted
     def _samples(self) -> tuple[str, ...]:
-        """Return the column of ``obs`` that names its rows, if it is one of words; anndata counts those without."""
+        """Return the column of ``obs`` that names the rows, unless it is the default numbering of anndata."""
         with self._root() as root:
             index = getattr(root.get("obs"), "attrs", {}).get("_index")
         if index is None:
@@ -156,7 +159,7 @@ class AnnData(Chunked):
 
     @attempted
     def _labels(self) -> list[str]:
-        """Return the columns of ``obs`` that may say whose a row is: no measurements, and not the index."""
+        """Return the columns of ``obs`` that may form a privacy unit: no measurements, and not the index."""
         with self._root() as root:
             obs = root.get("obs")
             return [
@@ -167,25 +170,25 @@ class AnnData(Chunked):
             ]  # fmt: skip
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
-        columns = [self._names_in(label) for label in labels]
+        columns = [self._label_cells(label) for label in labels]
         for start in range(0, self._layout.shape[0], _CELLS):
             yield named_units([column.iloc[start : start + _CELLS].astype(str).tolist() for column in columns], key)
 
-    def _names_in(self, label: str) -> Any:
-        """Return a column of ``obs`` whose cells are names or whole numbers, one for each row."""
+    def _label_cells(self, label: str) -> Any:
+        """Return a column of ``obs`` of names or whole numbers, one per row."""
         column = self._column(label)
         values = column.cat.categories if column.dtype == "category" else column
         if len(column) != self._layout.shape[0]:
-            raise DataError(f"{self.path}: {label} is not one name or whole number for each row. Choose another.")
+            raise DataError(f"{self.path}: {label} does not hold one name or whole number per row. Choose another.")
         if not (_is_text(values) or values.dtype.kind in "iu"):
             raise DataError(
-                f"{self.path}: {label} holds {values.dtype.name}, and a privacy unit is a name or a whole number. "
-                "Store it as one of these."
+                f"{self.path}: {label} holds {values.dtype.name}. A privacy unit is a name or a whole number: "
+                "convert it."
             )
         if _is_text(values) and (lacking := column.astype(str).str.strip().isin(MISSING_WORDS)).any():
             raise DataError(
-                f"{self.path}, row {lacking.to_numpy().argmax()} (counting from 0): {label} is missing, and it is not "
-                "said whose row it is. Leave the row out, or name whose it is."
+                f"{self.path}, row {lacking.to_numpy().argmax()} (counting from 0): {label} is missing, so the row "
+                "belongs to no privacy unit. Remove the row, or fill it."
             )
         return column
 
@@ -194,12 +197,12 @@ class AnnData(Chunked):
         if self._kind == "dense":
             yield from super().blocks(keep, fragment)
         elif self._kind == "csr":
-            whole = keep == tuple(range(layout.columns))
-            for piece in each(self.path, self._rows(layout)):
-                yield piece if whole else piece[:, keep]
+            all_columns = keep == tuple(range(layout.columns))
+            for block in attempt_each(self.path, self._rows(layout)):
+                yield block if all_columns else block[:, keep]
         else:
             shape, dtype = (layout.shape[0], len(keep)), np.dtype(STORED[layout.dtype.name])
-            yield from turned(self.path, self.scratch_dir, self._columns(layout, keep), shape, dtype)
+            yield from transposed(self.path, self.scratch_dir, self._columns(layout, keep), shape, dtype)
 
     def _rows(self, layout: Layout) -> Iterator[Rows]:
         rows = layout.shape[0]
@@ -225,7 +228,7 @@ class H5ad(AnnData):
         with contained(self.path, required("h5py", "anndata", ".h5ad files")) as file:
             yield file
 
-    def _is_stored(self, array: Any, place: str) -> bool:  # noqa: ARG002 - HDF5 knows
+    def _is_stored(self, array: Any, path: str) -> bool:  # noqa: ARG002 - HDF5 needs no path
         return int(array.id.get_storage_size()) > 0
 
 
@@ -238,17 +241,17 @@ class AnnDataStore(AnnData):
             yield root
 
     @cached_property
-    def _place(self) -> str:
-        place = super()._place
-        require_foreign(self.path, place)
-        return place
+    def _matrix_path(self) -> str:
+        path = super()._matrix_path
+        require_foreign(self.path, path)
+        return path
 
-    def _is_stored(self, array: Any, place: str) -> bool:  # noqa: ARG002 - the place is told
-        return holds_values(self.path, place)
+    def _is_stored(self, array: Any, path: str) -> bool:  # noqa: ARG002 - the path suffices
+        return holds_values(self.path, path)
 
 
 def _is_text(values: Any) -> bool:
-    from pandas.api.types import is_string_dtype  # noqa: PLC0415 - anndata brings it
+    from pandas.api.types import is_string_dtype  # noqa: PLC0415 - installed with anndata
 
     return bool(is_string_dtype(values))
 
@@ -257,7 +260,7 @@ def _arrays(element: Any) -> Iterator[Any]:
     if not hasattr(element, "keys"):
         yield element
         return
-    for name in element.keys():  # noqa: SIM118 - a group of Zarr iterates so only
+    for name in element.keys():  # noqa: SIM118 - Zarr groups are not iterable
         yield from _arrays(element[name])
 
 
@@ -268,12 +271,8 @@ def _shape(matrix: Any) -> tuple[int, ...]:
 
 
 def _dense(matrix: Any, lines: slice, across: int) -> Rows:
-    """Return some lines of a sparse matrix: rows of a CSR, columns of a CSC.
-
-    SciPy writes where the indices say without looking, and as many values are read as the ends of lines say; so both
-    are looked at first.
-    """
-    from anndata.io import sparse_dataset  # noqa: PLC0415 - only where there is such a matrix
+    """Return rows of a CSR or columns of a CSC matrix, after validation: SciPy does not check indices."""
+    from anndata.io import sparse_dataset  # noqa: PLC0415 - only for sparse matrices
 
     ends = np.asarray(matrix["indptr"][lines.start : lines.stop + 1]).astype(np.int64)
     stored = matrix["data"].shape[0]
@@ -287,7 +286,7 @@ def _dense(matrix: Any, lines: slice, across: int) -> Rows:
         raise ValueError
     values = values.astype(STORED[values.dtype.name])
     values.sort_indices()
-    if not values.has_canonical_format:  # one cell twice: there is no saying which is meant
+    if not values.has_canonical_format:  # a cell with two values is ambiguous
         raise ValueError
     dense: Rows = values.toarray()
     return dense

@@ -1,7 +1,6 @@
-"""Files of genotypes, which store a variant after the other: rows are samples, columns variants, values copies.
+"""Files of genotypes, stored variant by variant: rows are samples, columns are variants, values are allele counts.
 
-The names of the columns are public, and which variants a file lists may tell who is in it: keep those of a public list
-(``--columns``).
+Column names are public, and the variants of a file may reveal its samples: keep those of a public list (``--columns``).
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ import numpy.typing as npt
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import Places, Rows, require_table
 from dpdist.ingest.readers.genotypes import NO_RULES, Genotypes
-from dpdist.ingest.readers.source import Fragment, Head, Source, turned, width_for
+from dpdist.ingest.readers.source import Fragment, Head, Source, transposed, width_for
 from dpdist.naming import parameter
 from dpdist.rows.units import named_units
 
-FID_IID = ("FID", "IID")  # family and name of a sample, the first two columns of a .fam file
-Called = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]  # copies of an allele or dosages, and which are missing
+FID_IID = ("FID", "IID")  # family and name of a sample in a .fam file
+MaskedCounts = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]  # allele counts or dosages, and the mask of missing ones
 
 
 class Site(NamedTuple):
-    """Where a column is: its variant, the allele that it counts, and how many columns the variant has."""
+    """Location of a column: its variant, the counted allele, and the number of columns of the variant."""
 
     variant: int
     allele: int
@@ -38,36 +37,35 @@ class Facts(NamedTuple):
     """Samples and columns of a file."""
 
     samples: int
-    people: Mapping[str, Sequence[str]]  # names of the samples, by label; none where the file names none
+    people: Mapping[str, Sequence[str]]  # names of the samples by label; may be empty
     names: tuple[str, ...]
-    alleles: Sequence[tuple[str, str]]  # of each column: that which it counts, and the other one
-    sites: Sequence[Site] = ()  # where each column is, in files that are read by it
+    alleles: Sequence[tuple[str, str]]  # counted and other allele per column
+    sites: Sequence[Site] = ()  # of the columns, for readers that need them
 
 
 class Calls(Source):
-    """A file of genotypes: how many copies of an allele each sample has, or its dosage."""
+    """A file of genotypes: allele counts or dosages."""
 
     takes: ClassVar[tuple[str, ...]] = ("missing", "genotypes")
 
     @property
     @abstractmethod
     def facts(self) -> Facts:
-        """Samples and columns, as the file announces them."""
+        """Samples and columns of the file."""
 
     @abstractmethod
-    def calls(self, keep: Places) -> Iterator[Called]:
-        """Yield blocks of columns in their order, of shape (n, v)."""
+    def calls(self, keep: Places) -> Iterator[MaskedCounts]:
+        """Yield blocks of columns, in order, of shape (n, v)."""
 
     @property
     def rules(self) -> Genotypes:
-        """The rules for genotypes."""
         return self.choices.genotypes or NO_RULES
 
     @cached_property
     def head(self) -> Head:
         facts = self.facts
         if not facts.names:
-            raise DataError(f"{self.path} has no variants that are read by these rules, and so no columns.")
+            raise DataError(f"{self.path} has no variants that these rules keep. Change the rules.")
         require_table(self.path, (facts.samples, len(facts.names)), self.rules.dtype)
         labels = tuple(facts.people)
         counted = blake2b("\n".join(f"{one} {other}" for one, other in facts.alleles).encode(), digest_size=16)
@@ -78,20 +76,20 @@ class Calls(Source):
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:  # noqa: ARG002 - it has one
         shape = (self.facts.samples, len(keep))
-        yield from turned(self.path, self.scratch_dir, self._columns(keep), shape, self.rules.dtype)
+        yield from transposed(self.path, self.scratch_dir, self._columns(keep), shape, self.rules.dtype)
 
     def _columns(self, keep: Places) -> Iterator[Rows]:
-        """Yield what becomes of copies or dosages; DataError if some are missing and no rule says what they are."""
-        names = [self.facts.names[place] for place in keep]
+        """Yield mapped counts or dosages; DataError if some are missing and no rule fills them."""
+        names = [self.facts.names[column] for column in keep]
         p, first = self.rules.allele_frequencies(names), 0
         for values, absent in self.calls(keep):
             if p is None and absent.any():
                 if self.choices.missing is None:
-                    sample, place = map(int, np.argwhere(absent)[0])
+                    sample, column = map(int, np.argwhere(absent)[0])
                     raise DataError(
-                        f"{self.path}, sample {sample + 1}, variant {names[first + place]!r}: the genotype is missing. "
-                        f"Leave the variant out ({parameter('columns')}), say how many alleles to put where one is "
-                        f"missing, 0, 1 or 2 ({parameter('missing')}), or name a public file of frequencies "
+                        f"{self.path}, sample {sample + 1}, variant {names[first + column]!r}: the genotype is missing."
+                        f" Leave the variant out ({parameter('columns')}), choose the count for missing genotypes, "
+                        f"0, 1 or 2 ({parameter('missing')}), or pass a public file of frequencies "
                         f"({parameter('genotypes')})."
                     )
                 values[absent] = self.choices.missing
@@ -103,16 +101,16 @@ class Calls(Source):
         parts = [self.facts.people[label] for label in labels]
         if (*labels,) == FID_IID[:1] and "0" in parts[0]:
             raise DataError(
-                f"{self.path}, sample {parts[0].index('0') + 1}: its family (FID) is 0, which stands for none, and it "
-                f"is not said whose row it is. Take {parameter('privacy_unit')} IID or FID,IID."
+                f"{self.path}, sample {parts[0].index('0') + 1}: its family (FID) is 0, which means none, so the row "
+                f"belongs to no privacy unit. Use {parameter('privacy_unit')} IID or FID,IID."
             )
         units = named_units(parts, key)
-        if (*labels,) == FID_IID:  # a family that says nothing: the sample is that of a VCF of this name
+        if (*labels,) == FID_IID:  # without a family, the sample has the same identity as in a VCF
             alone = np.array([family in {"0", name} for family, name in zip(*parts, strict=True)], dtype=np.bool_)
             units = np.where(alone[:, None], named_units(parts[1:], key), units)
         yield units
 
     @property
     def width(self) -> int:
-        """How many columns make a block."""
+        """Columns per block."""
         return width_for(self.facts.samples, np.dtype(np.float64) if self.rules.field == "DS" else self.rules.dtype)

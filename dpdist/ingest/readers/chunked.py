@@ -1,6 +1,6 @@
-"""What readers of chunked arrays share (HDF5, NetCDF, Zarr): rows in bounded memory, whatever the shape of the chunks.
+"""Base of readers of chunked arrays (HDF5, NetCDF, Zarr): rows in bounded memory for any shape of chunks.
 
-The first dimension is the rows; the others are laid out one after the other as columns, the last one fastest.
+The first dimension is the rows; the others are flattened into columns, the last one fastest.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from dpdist.ingest.readers.base import (
     PIECE,
     Places,
     Rows,
+    attempt_each,
     bounded,
-    each,
     not_finite,
     numbered,
     require_table,
 )
-from dpdist.ingest.readers.source import WINDOW, Fragment, Head, Source, turned
+from dpdist.ingest.readers.source import WINDOW, Fragment, Head, Source, transposed
 from dpdist.naming import parameter
 from dpdist.rows.units import named_units
 
 _LARGEST = 1 << 30
-GAPS = "Fill it by a public rule, or leave out the columns that have gaps, such as places in the sea."
+GAPS = "Fill it by a public rule, or leave out the columns with gaps, such as grid cells in the sea."
 
 
 class Meaning(NamedTuple):
-    """What the attributes of the CF conventions say of the values of an array, as they are stored."""
+    """CF attributes of an array that map stored values."""
 
-    absent: tuple[float, ...] = ()  # values that stand for a missing one
-    low: float = -math.inf  # all others lie between
+    absent: tuple[float, ...] = ()  # stored values that mark missing ones
+    low: float = -math.inf  # valid range
     high: float = math.inf
-    scale: float | None = None  # what a stored value is multiplied by; None: it is what it means
-    offset: float = 0.0  # what is added then
+    scale: float | None = None  # factor of stored values; None: not packed
+    offset: float = 0.0  # added to the product
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], *absent: object) -> Meaning | None:
-        """Return what attributes say, and values that are absent besides; None: nothing."""
+    def of(cls, attributes: Mapping[str, Any], *absent: object) -> Meaning | None:
+        """Parse attributes and further missing values; None if there are none."""
 
         def first(name: str, otherwise: float) -> float:
-            return float(np.ravel(said.get(name, otherwise))[0])
+            return float(np.ravel(attributes.get(name, otherwise))[0])
 
-        low, high = np.ravel(said.get("valid_range", (-math.inf, math.inf))).tolist()
-        packed = "scale_factor" in said or "add_offset" in said
-        missing = [value for each in absent for value in np.ravel(np.asarray(each, np.float64)).tolist()]
+        low, high = np.ravel(attributes.get("valid_range", (-math.inf, math.inf))).tolist()
+        packed = "scale_factor" in attributes or "add_offset" in attributes
+        missing = [value for group in absent for value in np.ravel(np.asarray(group, np.float64)).tolist()]
         meaning = cls(
             tuple(missing), first("valid_min", low), first("valid_max", high),
             first("scale_factor", 1.0) if packed else None, first("add_offset", 0.0),
@@ -66,36 +66,31 @@ class Meaning(NamedTuple):
         return None if meaning == cls() else meaning
 
     def gaps(self, values: Rows) -> npt.NDArray[np.bool_]:
-        """Say which values stand for a missing one."""
+        """Return the mask of missing values."""
         gaps: npt.NDArray[np.bool_] = np.isin(values, self.absent) | (values < self.low) | (values > self.high)
         return gaps
 
     def unpacked(self, values: Rows) -> Rows:
-        """Return what stored values mean."""
         return values if self.scale is None else values.astype(np.float64) * self.scale + self.offset
 
 
 class Layout(NamedTuple):
-    """Shape, type and chunks of an array, the dimension of the rows first; chunks of 1 if there are none.
-
-    ``stored`` says whether any chunk is there. In one that is not every value is the fill value: so are sparse arrays
-    written. But of an array without any chunk a few bytes could announce more rows than any disk holds.
-    """
+    """Shape, type and chunks of an array, the dimension of the rows first; chunks of 1 if there are none."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
     chunks: tuple[int, ...]
-    stored: bool = True
+    stored: bool = True  # whether any chunk exists; else a few bytes could declare more rows than any disk holds
     dims: tuple[str, ...] = ()
-    axis: int = 0  # the dimension of the rows, as the array is stored
+    axis: int = 0  # stored dimension of the rows
     meaning: Meaning | None = None
-    rounded: bool = False  # whole numbers of 64 bits are read as floats
+    rounded: bool = False  # 64-bit whole numbers are read as floats
     name: str = ""  # of the variable
-    units: str = ""  # what its values count
+    units: str = ""  # unit of measurement
 
     @property
     def columns(self) -> int:
-        """D: all dimensions but the first."""
+        """Product of all dimensions but the first."""
         return math.prod(self.shape[1:])
 
     @property
@@ -109,33 +104,35 @@ class Layout(NamedTuple):
         return self.columns * self.dtype.itemsize
 
     def along(self, path: Any, dimension: str | None) -> Layout:
-        """Return it with the rows along a dimension; UsageError if there is none of this name."""
+        """Move the rows to a dimension; UsageError if it does not exist."""
         if dimension is None:
             return self
         if dimension not in self.dims:
-            told = listed(map(repr, self.dims)) if self.dims else "none with a name"
-            raise UsageError(f"{path} has no dimension {dimension!r}. There are: {told}.", parameter="rows_dimension")
+            listing = listed(map(repr, self.dims)) if self.dims else "no names"
+            raise UsageError(
+                f"{path} has no dimension {dimension!r}. There are: {listing}.", parameter="rows_dimension"
+            )
         axis = self.dims.index(dimension)
         shape, chunks, dims = (
-            (each[axis], *each[:axis], *each[axis + 1 :]) for each in (self.shape, self.chunks, self.dims)
+            (entries[axis], *entries[:axis], *entries[axis + 1 :]) for entries in (self.shape, self.chunks, self.dims)
         )
         return self._replace(shape=shape, chunks=chunks, dims=dims, axis=axis)
 
 
 class Chunked(Source):
-    """An array of two or more dimensions, of which parts can be read."""
+    """An array of two or more dimensions, read in parts."""
 
     @property
     @abstractmethod
     def _stored(self) -> Layout:
-        """Return the layout, as the file states it."""
+        """Return the layout of the file."""
 
     @abstractmethod
     def _opened(self) -> AbstractContextManager[Any]:
-        """Open the array: what stands in brackets after it is read."""
+        """Open the array; indexing reads."""
 
-    def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:  # noqa: ARG002 - for files that have some
-        """Yield what the file says of the places along a dimension: its attributes, and its values in pieces."""
+    def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:  # noqa: ARG002 - for files with coordinates
+        """Yield the attributes of the coordinate of a dimension, then its values in batches."""
         yield from ()
 
     @cached_property
@@ -147,8 +144,8 @@ class Chunked(Source):
         require_chunks(self.path, layout.chunk_bytes)
         if not layout.stored and layout.shape[0]:
             raise DataError(
-                f"{self.path} announces an array of which nothing is stored. Every cell would be read as the fill "
-                "value. Restore the array, or write it with its values."
+                f"{self.path} declares an array without stored values: every cell would be the fill value. Restore the "
+                "array, or write it with its values."
             )
         return layout
 
@@ -157,36 +154,40 @@ class Chunked(Source):
         layout = self._layout
         dims, shape, guess = layout.dims, layout.shape, None
         meaning = blake2b(repr((layout.name, layout.units, dims[1:], shape[1:])).encode(), digest_size=16)
-        names = bounded(self.path, self._words(1)) if len(shape) == 2 else ()
-        for dimension, length in () if names else zip(dims[1:], shape[1:], strict=False):  # names are compared as such
-            for some in each(self.path, self._along(dimension, length)):
-                meaning.update(repr(some).encode())
+        names = bounded(self.path, self._names_along(1)) if len(shape) == 2 else ()
+        for dimension, length in () if names else zip(dims[1:], shape[1:], strict=False):  # names are compared anyway
+            for batch in attempt_each(self.path, self._along(dimension, length)):
+                meaning.update(repr(batch).encode())
         if dims:
-            others = listed(map(repr, dims[1:]))
-            guess = f"{self.path}: each row is of one {dims[0]!r}, and its columns are along {others}."
+            other_dims = listed(map(repr, dims[1:]))
+            guess = f"{self.path}: rows are along {dims[0]!r}, and columns along {other_dims}."
             if self.choices.rows_dimension is None:
-                guess += f" Another dimension is chosen by {parameter('rows_dimension')}."
+                guess += f" Choose another dimension of the rows with {parameter('rows_dimension')}."
         packed = layout.meaning is not None and layout.meaning.scale is not None
-        samples = (dims[0],) if any(self._words(0)) else ()
+        samples = (dims[0],) if any(self._names_along(0)) else ()
         return Head(
             names or numbered(layout.columns), shape[0], "float64" if packed else layout.dtype.name, guess=guess,
             labels=samples, samples=samples,
-            meaning=meaning.hexdigest() if layout.name or dims else "",  # else it is as good as a file of NumPy
+            meaning=meaning.hexdigest() if layout.name or dims else "",  # else like a NumPy file
         )  # fmt: skip
 
-    def _words(self, axis: int) -> Iterator[Sequence[str]]:
-        """Yield the names of the places along a dimension, if it has words for them."""
+    def _names_along(self, axis: int) -> Iterator[Sequence[str]]:
+        """Yield the names along a dimension, if its coordinate holds text."""
         layout = self._layout
-        pieces = each(self.path, self._along(layout.dims[axis], layout.shape[axis])) if layout.dims else iter(())
-        next(pieces, None)
-        return takewhile(lambda piece: all(isinstance(word, str) for word in piece), pieces)
+        if not layout.dims:
+            return iter(())
+        batches = attempt_each(self.path, self._along(layout.dims[axis], layout.shape[axis]))
+        next(batches, None)
+        return takewhile(lambda batch: all(isinstance(word, str) for word in batch), batches)
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
-        from dpdist.rows.encoding import MISSING_WORDS  # noqa: PLC0415 - Arrow, which arrays do without
+        from dpdist.rows.encoding import MISSING_WORDS  # noqa: PLC0415 - imports Arrow
 
-        for names in self._words(0) if labels else ():
+        for names in self._names_along(0) if labels else ():
             if any(name.strip() in MISSING_WORDS for name in names):
-                raise DataError(f"{self.path}: {labels[0]} is missing for some rows: it is not said whose they are.")
+                raise DataError(
+                    f"{self.path}: {labels[0]} is missing for some rows, which belong to no privacy unit. Add it."
+                )
             yield named_units([names], key)
 
     @property
@@ -197,84 +198,84 @@ class Chunked(Source):
     def _cure(self) -> str:
         return GAPS
 
-    def _place_of(self, column: int) -> str:
-        """Return the indices of a column along the dimensions that it was laid out from; empty if its name says it."""
+    def _position_of(self, column: int) -> str:
+        """Return the indices of a column along its dimensions; empty if its name suffices."""
         dims, shape = self._layout.dims[1:], self._layout.shape[1:]
         if len(dims) < 2:
             return ""
-        at = np.unravel_index(column, shape)
-        return ", ".join(f"{dim} {int(place)}" for dim, place in zip(dims, at, strict=True)) + ", counting from 0"
+        indices = np.unravel_index(column, shape)
+        return ", ".join(f"{dim} {int(index)}" for dim, index in zip(dims, indices, strict=True)) + ", counting from 0"
 
     def not_finite(self, row: int, column: int) -> DataError:
-        return not_finite(self.path, row, self.head.names[column], self._place_of(column), self._cure)
+        return not_finite(self.path, row, self.head.names[column], self._position_of(column), self._cure)
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
         layout, row = self._layout, 0 if fragment is None else fragment[0]
-        whole = keep == tuple(range(layout.columns))
-        for piece in self._bands(fragment):
-            kept = piece if whole else piece[:, keep]
+        all_columns = keep == tuple(range(layout.columns))
+        for band in self._bands(fragment):
+            block = band if all_columns else band[:, keep]
             if layout.meaning is not None:
-                gaps = layout.meaning.gaps(kept)
+                gaps = layout.meaning.gaps(block)
                 if gaps.any():
-                    at, place = map(int, np.argwhere(gaps)[0])
-                    where = self._place_of(keep[place])
+                    offset, column = map(int, np.argwhere(gaps)[0])
+                    position = self._position_of(keep[column])
                     raise DataError(
-                        f"{self.path}, row {row + at} (counting from 0), column {self.head.names[keep[place]]!r}"
-                        f"{where and f' ({where})'}: the value is missing, as the attributes of the array say. "
-                        f"{self._cure}"
+                        f"{self.path}, row {row + offset} (counting from 0), column {self.head.names[keep[column]]!r}"
+                        f"{position and f' ({position})'}: the value is missing according to the attributes of the "
+                        f"array. {self._cure}"
                     )
-                kept = layout.meaning.unpacked(kept)
-            if layout.rounded and (np.abs(kept) >= EXACT).any():
+                block = layout.meaning.unpacked(block)
+            if layout.rounded and (np.abs(block) >= EXACT).any():
                 raise DataError(f"{self.path}, rows from {row} on (counting from 0): {BEYOND}")
-            row += len(piece)
-            yield kept
+            row += len(band)
+            yield block
 
     def _bands(self, fragment: Fragment) -> Generator[Rows]:
-        """Yield all columns of some rows, as many rows at a time as chunks have, or several times as many."""
+        """Yield all columns, one or more chunks of rows at a time."""
         layout = self._layout
         row, n = layout.row_bytes, layout.shape[0]
         slab = row // layout.shape[1] * layout.chunks[1]
         high = max(1, min(layout.chunks[0], n, _LARGEST // slab))
         if fragment is not None or high * row <= WINDOW or layout.chunks[1:] == layout.shape[1:]:
-            # a chunk that holds all columns is unpacked as a whole for any of its rows
+            # any row needs the whole chunk, which holds all columns
             first, last = fragment or (0, n)
-            yield from each(self.path, self._read(high * max(1, PIECE // (high * row)), first, last))
+            yield from attempt_each(self.path, self._read(high * max(1, PIECE // (high * row)), first, last))
             return
-        for start in range(0, n, high):  # each chunk is unpacked once, if those beside are not too many
+        for start in range(0, n, high):  # each chunk is unpacked once, if a band is not too wide
             stop = min(start + high, n)
             shape = (stop - start, layout.columns)
-            yield from turned(self.path, self.scratch_dir, self._slabs(start, stop), shape, layout.dtype)
+            yield from transposed(self.path, self.scratch_dir, self._slabs(start, stop), shape, layout.dtype)
 
     def _read(self, height: int, first: int, last: int) -> Iterator[Rows]:
         few = max(1, PIECE // self._layout.row_bytes)
         with self._opened() as array:
             for start in range(first, last, height):
-                band = self._piece(array, slice(start, min(start + height, last)))
-                yield from (band[at : at + few] for at in range(0, len(band), few))
+                band = self._block(array, slice(start, min(start + height, last)))
+                yield from (band[top : top + few] for top in range(0, len(band), few))
 
     def _slabs(self, start: int, stop: int) -> Iterator[Rows]:
         width = self._layout.chunks[1]
         with self._opened() as array:
             for first in range(0, self._layout.shape[1], width):
-                yield self._piece(array, slice(start, stop), slice(first, first + width))
+                yield self._block(array, slice(start, stop), slice(first, first + width))
 
-    def _piece(self, array: Any, *where: slice) -> Rows:
+    def _block(self, array: Any, *slices: slice) -> Rows:
         layout = self._layout
-        index = [*where, *(slice(None) for _ in layout.shape[len(where) :])]
+        index = [*slices, *(slice(None) for _ in layout.shape[len(slices) :])]
         index.insert(layout.axis, index.pop(0))
         read = np.moveaxis(np.asarray(array[tuple(index)]), layout.axis, 0)
         if read.dtype != layout.dtype:
-            raise TypeError  # not what the file announced
+            raise TypeError  # contradicts the metadata
         return read.reshape(read.shape[0], -1)
 
 
-def units_of(said: Mapping[str, Any]) -> str:
-    """Return what the attributes of a variable say that its values count."""
-    return f"{said.get('units', '')} {said.get('calendar', '')}"
+def units_of(attributes: Mapping[str, Any]) -> str:
+    """Return the unit of measurement of a variable, with its calendar."""
+    return f"{attributes.get('units', '')} {attributes.get('calendar', '')}"
 
 
 def fill_of(value: Any) -> Any:
-    """Return a fill value that an attribute says; of floats JSON has text, which may be base64 of their bytes."""
+    """Decode a fill value; JSON stores floats as text, possibly base64 of their bytes."""
     if not isinstance(value, str):
         return value
     with suppress(ValueError):
@@ -283,47 +284,43 @@ def fill_of(value: Any) -> Any:
     return np.frombuffer(raw, dtype=f"<f{len(raw)}")
 
 
-def bounds_in(said: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the variables that are edges of the cells of others, by the attributes of all."""
-    return {str(each[name]) for each in said for name in ("bounds", "climatology") if name in each}
+def bounds_in(attributes: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the variables that are cell boundaries of others, by the attributes of all."""
+    return {str(entry[name]) for entry in attributes for name in ("bounds", "climatology") if name in entry}
 
 
 def require_no_variants(path: object, first: Sequence[object]) -> None:
-    """Refuse an array whose rows are along a dimension called ``variants``, as VCF Zarr and sgkit have it.
-
-    Taken for a table, a variant would be protected, and the people would be its columns.
-    """
+    """Refuse rows along a dimension ``variants``, as in VCF Zarr and sgkit: variants would be protected, not people."""
     if "variants" in first:
         raise DataError(
-            f"{path} holds genotypes of which each of its rows is a variant, and the people, who are to be protected, "
-            "would be its columns. Ingest the VCF that it was made from, or write an array with one row for each "
-            "sample."
+            f"{path} holds genotypes with one row per variant, so the privacy unit would be the variant and not the "
+            "person. Ingest the VCF that it was made from, or write an array with one row per sample."
         )
 
 
 def chunk_bytes(array: Any) -> int:
-    """Return the bytes of an unpacked chunk of an array of h5py or zarr."""
+    """Return the bytes of an unpacked chunk of an h5py or zarr array."""
     return math.prod(array.chunks or ()) * int(array.dtype.itemsize)
 
 
 def require_chunks(path: Any, size: int) -> None:
-    """Refuse chunks of so many bytes that one of them fills the memory."""
+    """Refuse chunks that would exhaust memory."""
     if size > _LARGEST:
         raise DataError(
-            f"{path} has chunks of {size >> 20} MiB, and a chunk is unpacked as a whole. Write it with chunks of at "
-            f"most {_LARGEST >> 20} MiB."
+            f"{path} has chunks of {size >> 20} MiB, and each chunk is unpacked at once. Write it with chunks of "
+            f"at most {_LARGEST >> 20} MiB."
         )
 
 
-def only(path: Any, found: Mapping[str, tuple[int, ...]], variable: str | None, many: str) -> str:
-    """Return the name of the array of rows: the one that was chosen, or the only one there is."""
-    if variable in found:
+def only(path: Any, arrays: Mapping[str, tuple[int, ...]], variable: str | None, noun: str) -> str:
+    """Return the name of the array of rows: the chosen or only one."""
+    if variable in arrays:
         return str(variable)
-    if variable is None and len(found) == 1:
-        return next(iter(found))
-    if not found:
-        raise DataError(f"{path} holds no {many} of two or more dimensions, the first of them the rows.")
-    held = "; ".join(f"{name} {shape}" for name, shape in list(found.items())[:20])
-    more = f"; ... ({len(found)} in all)" if len(found) > 20 else ""
-    asked = f"no {many} {variable!r}" if variable is not None else f"several {many}s"
-    raise DataError(f"{path} holds {asked}. Choose with {parameter('variable')}: {held}{more}.")
+    if variable is None and len(arrays) == 1:
+        return next(iter(arrays))
+    if not arrays:
+        raise DataError(f"{path} holds no {noun} with two or more dimensions, the first being the rows. Write one.")
+    listing = "; ".join(f"{name} {shape}" for name, shape in list(arrays.items())[:20])
+    more = f"; ... ({len(arrays)} in all)" if len(arrays) > 20 else ""
+    problem = f"no {noun} {variable!r}" if variable is not None else f"several {noun}s"
+    raise DataError(f"{path} holds {problem}. Choose with {parameter('variable')}: {listing}{more}.")

@@ -1,7 +1,7 @@
-"""Readers of Parquet, and of Arrow's own files (.arrow, .feather), in memory that does not grow with their groups.
+"""Readers of Parquet and Arrow files (.arrow, .feather), in memory that does not grow with row groups.
 
-A Parquet file may lie in folders named KEY=VALUE, as Hive, Spark and Arrow write them. Each key is a column behind
-those of the file, with a value that is read from the name of the folder.
+Files may be in folders named KEY=VALUE, as Hive, Spark and Arrow write them. Each key is a column after those of the
+file, with its value from the folder name.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from dpdist.ingest.readers.base import (
     NoRowsError,
     Places,
     Rows,
+    attempt_each,
     attempted,
     changed,
-    each,
     meant_by_schema,
     no_numbers,
     require_exact,
@@ -46,20 +46,20 @@ from dpdist.rows.encoding import floats
 from dpdist.rows.units import spelled
 from dpdist.storage.atomic import scratch
 
-_ROW_GROUP = 64 << 20  # bytes of a row group from which on so many columns at a time are unpacked as the next line says
+_ROW_GROUP = 64 << 20  # bytes of a row group above which _COLUMNS columns at a time are unpacked
 _COLUMNS = 16
-_PAGES = 2 << 20  # bytes of the pages of a column that Arrow holds while it reads a row group in pieces
-_LARGEST = 1 << 30  # bytes of a row group that are unpacked at once at most: it is read in pages
+_PAGES = 2 << 20  # bytes of pages per column that Arrow holds while it reads a row group
+_LARGEST = 1 << 30  # most bytes of a row group that are unpacked at once
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-"""Not what Python takes beside it: digits of other scripts, and underscores between digits."""
+"""Without the digits of other scripts and the underscores that Python allows."""
 
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and Dask write into the name of a folder for a missing value
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # folder name of a missing value in Hive, Spark and Dask
 
 
 def key_in(name: str) -> tuple[str, str] | None:
-    """Return key and value of the name of a folder, or None.
+    """Parse a folder name into key and value; None if it is not KEY=VALUE.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def key_in(name: str) -> tuple[str, str] | None:
 
 
 def _is_key(cell: Any, text: str | None) -> bool:
-    """Say whether a cell is what the name of a folder says: the same number, however written, or the same text."""
+    """Whether a cell equals the value of a folder name, as number or text."""
     if cell is None or text is None:
         return cell is text
     if isinstance(cell, int | float | Decimal) and _WHOLE.fullmatch(text):
@@ -82,7 +82,7 @@ def _is_key(cell: Any, text: str | None) -> bool:
 
 
 def _type_of(kind: Any) -> np.dtype[np.generic] | None:
-    """Return the type of NumPy for a column of numbers; a decimal without a fraction is a whole number."""
+    """Return the NumPy type of a column of numbers; decimals of scale 0 are whole numbers."""
     if pa.types.is_decimal(kind):
         return np.dtype(np.int64 if kind.scale <= 0 else np.float64)
     if pa.types.is_boolean(kind):
@@ -103,7 +103,7 @@ class Columnar(Tabular):
     @property
     @abstractmethod
     def _rows(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
 
     @abstractmethod
     def _batches(self, names: Sequence[str], fragment: Fragment) -> Iterator[Any]:
@@ -114,33 +114,33 @@ class Columnar(Tabular):
     def stored(self) -> Head:
         schema = self._schema
         added = [key for key, _ in self.keys if key not in schema.names]
-        said = (schema.pandas_metadata or {}).get("index_columns", ())
-        indexes = tuple(place for place, name in enumerate(schema.names) if name in UNNAMED or name in said)
+        pandas_indexes = (schema.pandas_metadata or {}).get("index_columns", ())
+        indexes = tuple(index for index, name in enumerate(schema.names) if name in UNNAMED or name in pandas_indexes)
         kinds = (*schema.types, *(pa.string() for _ in added))
         return Head((*schema.names, *added), self._rows, kinds=kinds, indexes=indexes)
 
-    def cells(self, places: Places, fragment: Fragment = None) -> Generator[Any]:
-        return each(self.path, self._cells(places, fragment))
+    def cells(self, columns: Places, fragment: Fragment = None) -> Generator[Any]:
+        return attempt_each(self.path, self._cells(columns, fragment))
 
-    def _cells(self, places: Places, fragment: Fragment) -> Iterator[Any]:
-        names = [self.stored.names[place] for place in places]
+    def _cells(self, columns: Places, fragment: Fragment) -> Iterator[Any]:
+        names = [self.stored.names[column] for column in columns]
         keys = {key: None if text == _NULL else text for key, text in self.keys}
-        read = [name for place, name in zip(places, names, strict=True) if place < len(self._schema)]
+        read = [name for column, name in zip(columns, names, strict=True) if column < len(self._schema)]
         for batch in self._batches(read, fragment):
-            for name in set(read) & set(keys):  # a column that says otherwise than the folder: one of them is wrong
+            for name in set(read) & set(keys):  # a column that contradicts the folder name
                 if not all(_is_key(cell, keys[name]) for cell in batch.column(name).unique().to_pylist()):
-                    raise DataError(f"{self.path} holds a column called like its folder, with other values. {CURE}")
+                    raise DataError(f"{self.path} has a column named like its folder, with other values. {CURE}")
             arrays = [
                 batch.column(name) if name in read else pa.repeat(pa.scalar(keys[name], pa.string()), batch.num_rows)
                 for name in names
             ]
-            yield pa.RecordBatch.from_arrays(arrays, [str(place) for place in places])
+            yield pa.RecordBatch.from_arrays(arrays, [str(column) for column in columns])
 
-    def _key_value(self, place: int) -> np.generic | None:
-        """Return the number in the name of a folder; None if the column is one of the file."""
-        if place < len(self._schema):
+    def _key_value(self, column: int) -> np.generic | None:
+        """Return the number in a folder name; None for columns of the file."""
+        if column < len(self._schema):
             return None
-        key = self.stored.names[place]
+        key = self.stored.names[column]
         text, value = dict(self.keys)[key], math.inf
         if _WHOLE.fullmatch(text):
             value = int(text)
@@ -148,43 +148,45 @@ class Columnar(Tabular):
             value = float(text)
         if not math.isfinite(value) or (isinstance(value, int) and not -(2**63) <= value < 2**64):
             raise DataError(
-                f"{self.path}, column {key!r}: the value in the name of the folder is not a number. Leave the column "
+                f"{self.path}, column {key!r}: the value in the folder name is not a number. Leave the column "
                 f"out ({parameter('columns')}), or {meant_by_schema()}."
             )
         number: np.generic = (np.min_scalar_type(value) if isinstance(value, int) else np.dtype(np.float64)).type(value)
         return number
 
     def _types(self, keep: Places) -> list[np.dtype[np.generic]]:
-        """Return the types of columns of numbers; AskError if some are none."""
+        """Return the types of columns of numbers; AskError if some are not."""
         names, kinds = self.stored.names, self._schema.types
-        values = {place: self._key_value(place) for place in keep}
-        types = {place: _type_of(kinds[place]) if value is None else value.dtype for place, value in values.items()}
-        if bad := {names[place]: str(kinds[place]) for place, dtype in types.items() if dtype is None}:
-            others = [names[place] for place in keep if names[place] not in bad and place not in self.stored.indexes]
+        values = {column: self._key_value(column) for column in keep}
+        types = {column: _type_of(kinds[column]) if value is None else value.dtype for column, value in values.items()}
+        if bad := {names[column]: str(kinds[column]) for column, dtype in types.items() if dtype is None}:
+            others = [
+                names[column] for column in keep if names[column] not in bad and column not in self.stored.indexes
+            ]
             raise no_numbers(self.path, bad, others)
         return [dtype for dtype in types.values() if dtype is not None]
 
-    def number_survey(self, keep: Places, fragment: Fragment) -> Survey:  # noqa: ARG002 - it is announced
+    def number_survey(self, keep: Places, fragment: Fragment) -> Survey:  # noqa: ARG002 - in the metadata
         if not self._rows:
             raise NoRowsError(self.path)
         return Survey(self._rows, np.result_type(*(STORED[kind.name] for kind in self._types(keep))).name)
 
     def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
-        return each(self.path, self._numbers(keep, fragment, np.result_type(*self._types(keep))))
+        return attempt_each(self.path, self._numbers(keep, fragment, np.result_type(*self._types(keep))))
 
     def _numbers(self, keep: Places, fragment: Fragment, dtype: np.dtype[Any]) -> Iterator[Rows]:
-        names = [self.stored.names[place] for place in keep]
-        values = [self._key_value(place) for place in keep]
+        names = [self.stored.names[index] for index in keep]
+        values = [self._key_value(index) for index in keep]
         row = 0 if fragment is None else fragment[0]
         for batch in self._cells(keep, fragment):
             columns = []
             for name, value, cells in zip(names, values, batch.columns, strict=True):
                 column = cells if value is None else pa.repeat(pa.scalar(value.item()), batch.num_rows)
                 if column.null_count:
-                    at = row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+                    missing_row = row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
                     raise DataError(
-                        f"{self.path}, row {at} (counting from 0), column {name!r}: the value is missing, and no "
-                        f"schema says what becomes of it. Mend it, or {meant_by_schema()}."
+                        f"{self.path}, row {missing_row} (counting from 0), column {name!r}: the value is missing, and "
+                        f"no schema says how to fill it. Correct it, or {meant_by_schema()}."
                     )
                 if pa.types.is_decimal(column.type):
                     column = self._without_decimals(column, name)
@@ -235,40 +237,39 @@ class Parquet(Columnar):
         if fragment is not None or len(keep) <= _COLUMNS or self._largest <= _ROW_GROUP:
             yield from super().numbers(keep, fragment)
             return
-        # Arrow holds a page or two of every column it reads, about 2 MiB each: more than the table, if that is wide
+        # Arrow holds one or two pages per column, about 2 MiB each: more than a wide table
         dtype, rows = np.result_type(*self._types(keep)), self._rows
         with scratch(self.scratch_dir, "unpacked", rows * len(keep) * dtype.itemsize) as folder:
             plain = folder / "X"
             with plain.open("wb") as out:
                 for first in range(0, len(keep), _COLUMNS):
                     start = 0
-                    for block in each(self.path, self._numbers(keep[first : first + _COLUMNS], None, dtype)):
-                        for place, column in enumerate(block.T, first):
-                            out.seek((place * rows + start) * dtype.itemsize)
+                    for block in attempt_each(self.path, self._numbers(keep[first : first + _COLUMNS], None, dtype)):
+                        for index, column in enumerate(block.T, first):
+                            out.seek((index * rows + start) * dtype.itemsize)
                             out.write(np.ascontiguousarray(column).data)
                         start += block.shape[0]
             header = Header((rows, len(keep)), True, dtype, 0, 0)
-            yield from each(self.path, header.blocks(plain, tuple(range(len(keep)))))
+            yield from attempt_each(self.path, header.blocks(plain, tuple(range(len(keep)))))
 
     @cached_property
     def _ends(self) -> Any:
-        """Number of the row behind each row group."""
+        """Row index after each row group."""
         counts = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
         return np.cumsum(counts, dtype=np.int64)
 
     def fragments(self, keep: Places) -> Fragments:
         columns = keep if self.choices.schema is None else tuple(self._mapped.values())
-        memory = min(self._largest, _PAGES * len(columns))  # a row group as a whole, or in pages
+        memory = min(self._largest, _PAGES * len(columns))  # a whole row group, or its pages
         if memory > AT_ONCE:
             raise DataError(
-                f"{self.path} has a row group of {self._largest >> 20} MiB, and reading pieces of {len(columns)} "
-                f"columns of it takes {memory >> 20} MiB at once, more than the {AT_ONCE >> 20} MiB that rows in place "
-                f"may take. Write it with row groups of at most {AT_ONCE >> 20} MiB, or copy its rows with "
-                f"{step('ingest')}."
+                f"{self.path} has a row group of {self._largest >> 20} MiB. Reading {len(columns)} columns takes "
+                f"{memory >> 20} MiB at once, and the limit for rows in place is {AT_ONCE >> 20} MiB. Write it with "
+                f"row groups of at most {AT_ONCE >> 20} MiB, or copy its rows with {step('ingest')}."
             )
         ends = np.unique(self._ends)
         size = np.dtype(np.float64) if self.choices.schema is not None else np.result_type(*self._types(keep))
-        rows = max(1, PIECE // max(1, len(keep) * size.itemsize))  # small row groups go together
+        rows = max(1, PIECE // max(1, len(keep) * size.itemsize))  # merge small row groups
         ends = ends[np.append(ends[:-1] // rows != ends[1:] // rows, True)]
         return Fragments(ends[ends > 0], 2 * memory + 2 * PIECE)
 
@@ -278,18 +279,18 @@ class Parquet(Columnar):
             begins = np.append(0, self._ends[:-1])
             inside = (begins >= fragment[0]) & (self._ends <= fragment[1]) & (begins < self._ends)
             groups = np.flatnonzero(inside).tolist()
-        most = max(1, PIECE // (16 * max(1, len(names))))  # eight bytes as decoded, and as much again on the way
-        # small buffers, no pre-buffering: else whole columns of a row group are in memory as they lie in the file;
-        # no threads: they are hardly faster, and each keeps memory of its own
-        kept = {"buffer_size": 1 << 14, "pre_buffer": False, "page_checksum_verification": True}
-        with self.path.open("rb") as raw, pq.ParquetFile(raw, **kept) as file:
+        batch_rows = max(1, PIECE // (16 * max(1, len(names))))  # eight bytes decoded, and eight in transit
+        # small buffers, no pre-buffering: else Arrow loads whole columns of a row group;
+        # no threads: they are hardly faster, and each takes memory
+        options = {"buffer_size": 1 << 14, "pre_buffer": False, "page_checksum_verification": True}
+        with self.path.open("rb") as raw, pq.ParquetFile(raw, **options) as file:
             if file.metadata.num_rows != self._metadata.num_rows:
                 raise changed(self.path)
-            yield from file.iter_batches(most, row_groups=groups, columns=list(names), use_threads=False)
+            yield from file.iter_batches(batch_rows, row_groups=groups, columns=list(names), use_threads=False)
 
 
 class Arrow(Columnar):
-    """An .arrow or .feather file; a record batch is read at once."""
+    """An .arrow or .feather file; each record batch is read at once."""
 
     @property
     def unpacked(self) -> int:
@@ -304,11 +305,11 @@ class Arrow(Columnar):
         with self.path.open("rb") as file:
             start = file.read(4)
             if start in {b"FEA1", b"\xff\xff\xff\xff"}:
-                what, how = "of the first version of Feather", "pyarrow.feather.read_table(FILE)"
+                problem, reading = "a Feather file of version 1", "pyarrow.feather.read_table(FILE)"
                 if start != b"FEA1":
-                    what, how = "a stream of Arrow, no file", "pyarrow.ipc.open_stream(FILE).read_all()"
+                    problem, reading = "an Arrow stream, not a file", "pyarrow.ipc.open_stream(FILE).read_all()"
                 raise DataError(
-                    f"{self.path} is {what}. Write it again; in Python: pyarrow.feather.write_feather({how}, NEW)."
+                    f"{self.path} is {problem}. Convert it; in Python: pyarrow.feather.write_feather({reading}, NEW)."
                 )
             schema = self._opened(file).schema
             none = self._opened(file, [])
@@ -324,12 +325,12 @@ class Arrow(Columnar):
 
     def _batches(self, names: Sequence[str], fragment: Fragment) -> Iterator[Any]:  # noqa: ARG002 - it has one
         schema = self._schema
-        fields = [place for place, name in enumerate(schema.names) if name in set(names)]
-        most = max(1, PIECE // (16 * max(1, len(names))))
+        fields = [index for index, name in enumerate(schema.names) if name in set(names)]
+        batch_rows = max(1, PIECE // (16 * max(1, len(names))))
         with self.path.open("rb") as file:
-            found = self._opened(file, fields)
-            for i in range(found.num_record_batches):
-                batch = found.get_batch(i)
-                batch.validate(full=True)  # else a length that is not true is memory of this process
-                for start in range(0, batch.num_rows, most):
-                    yield batch.slice(start, most)
+            reader = self._opened(file, fields)
+            for i in range(reader.num_record_batches):
+                batch = reader.get_batch(i)
+                batch.validate(full=True)  # else a false length would read memory of this process
+                for start in range(0, batch.num_rows, batch_rows):
+                    yield batch.slice(start, batch_rows)

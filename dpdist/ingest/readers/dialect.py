@@ -1,7 +1,7 @@
-"""Text of other dialects than commas and points, and the line of Python that writes it as these.
+"""Advice on text without comma separators and decimal points: the pandas call that converts it.
 
-Nothing is converted here: whether 1.234 is a number near one or above a thousand is for whoever knows the file to say.
-So a refusal shows the call of pandas that says it, with what the first lines make certain.
+Nothing is converted here: only the user knows whether 1.234 is near one or above a thousand. So an error shows a pandas
+call with the options that the first lines make certain.
 """
 
 from __future__ import annotations
@@ -19,40 +19,37 @@ _SIGNED = re.compile(r"[+-]?[$€£]? ?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d+)? ?[%$�
 
 
 def otherwise(lines: Sequence[str]) -> str | None:
-    """Return how text is written with commas and points, a sentence after a space, by its first lines.
-
-    Empty where it has one column and nothing else is known of it; None where commas are between cells.
-    """
+    """Return how to convert text, by its first lines: empty if unknown, None if commas separate the cells."""
     sheet = bool(lines) and lines[0].lower().startswith("sep=")
-    aside = int(sheet)  # lines before the table: for a spreadsheet, and comments that are no names of columns
-    for at, line in enumerate(lines[aside:], aside):
-        following = next((other for other in lines[at + 1 :] if other.strip()), "")
+    skipped = int(sheet)  # lines before the table: a spreadsheet hint, and comments that are not column names
+    for number, line in enumerate(lines[skipped:], skipped):
+        following = next((other for other in lines[number + 1 :] if other.strip()), "")
         if line.startswith("#") and not _alike(line, following):
-            aside = at + 1
+            skipped = number + 1
         elif line.strip():
             break
-    rest = [line for line in lines[aside:] if line.strip()] or [""]
+    rest = [line for line in lines[skipped:] if line.strip()] or [""]
     alone = len(_cells(rest[:1], ",")[0]) < 2
     mark = next((mark for mark in _SEPARATORS if _separates(mark, rest, alone=alone)), None)
     mark = lines[0][4] if sheet and lines[0][4:5] in _SEPARATORS else mark
-    if mark is None and not aside:
+    if mark is None and not skipped:
         return "" if alone else None
-    said = [f"The first {aside} line(s) are no part of the table."] if aside else []
-    options = ["FILE", *([f"skiprows={aside}"] if aside else [])]
+    sentences = [f"The first {skipped} line(s) are not part of the table."] if skipped else []
+    options = ["FILE", *([f"skiprows={skipped}"] if skipped else [])]
     header, remark = "", ""
     if mark is not None:
         cells = _cells(rest, mark)
         numbers = [cell.strip() for row in cells for cell in row if _NUMBER.fullmatch(cell.strip())]
-        said.append(f"Its cells seem to be separated by {_SEPARATORS[mark]}.")
+        sentences.append(f"The cells seem to be separated by {_SEPARATORS[mark]}.")
         options.append(r"sep=r'\s+'" if mark == " " else f"sep={mark!r}")
         if any(_DECIMAL_COMMA.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in numbers):
             options.append("decimal=','")
         if all(_NUMBER.fullmatch(cell.strip()) for cell in cells[0]):
             options.append("header=None")
             header = ", header=False"
-        remark = ", and name a mark that separates thousands or decimals (thousands=, decimal=)"
+        remark = ", and state separators of thousands or decimals (thousands=, decimal=)"
     return (
-        f" {' '.join(said)} Save it with commas between cells and points within numbers{remark}; in Python: "
+        f" {' '.join(sentences)} Save it with commas between cells and points within numbers{remark}; in Python: "
         f"pandas.read_csv({', '.join(options)}).to_csv(NEW, index=False{header})."
     )
 
@@ -67,12 +64,12 @@ def _cells(lines: Sequence[str], mark: str) -> Sequence[Sequence[str]]:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Say whether two lines have the same number of cells, and several."""
+    """Whether two lines have the same number of cells, more than one."""
     return any(len(_cells([one], mark)[0]) == len(_cells([other], mark)[0]) > 1 for mark in ",;\t|")
 
 
 def _separates(mark: str, lines: Sequence[str], *, alone: bool) -> bool:
-    """Say whether cells are separated by a mark: beside commas, only if all of these stand within numbers."""
+    """Whether a mark separates the cells; if there are commas, only if all are inside numbers."""
     if alone:
         return len(_cells(lines[:1], mark)[0]) > 1
     cells = _cells(lines, mark)
@@ -83,10 +80,10 @@ def _separates(mark: str, lines: Sequence[str], *, alone: bool) -> bool:
 
 
 def respelled(columns: Mapping[str, Sequence[str]]) -> str | None:
-    """Return that columns hold numbers with commas or signs in them; None: there are none."""
+    """Return the advice on numbers with commas or signs; None if there are none."""
     signed = [
         name for name, cells in columns.items() if cells and all(_SIGNED.fullmatch(cell.strip()) for cell in cells)
     ]
     if not signed:
         return None
-    return f"Columns hold numbers with commas or signs in them: {signed}. Write them as plain numbers, such as 1234.5."
+    return f"These columns hold numbers with commas or signs: {signed}. Write them as plain numbers, such as 1234.5."

@@ -1,18 +1,17 @@
-"""What becomes of genotypes that are more than a pair of two alleles, or less: rules that a person states.
+"""User-chosen rules for genotypes other than pairs of two alleles.
 
-Each is a map of one sample, so the guarantee is about the samples of the file. Which sites a file lists, and with which
-alleles, is taken for public: keep those of a public list (``--columns``).
+Each rule maps one sample, so the guarantee protects the samples of the file. The sites of a file and their alleles
+count as public: keep those of a public list (``--columns``).
 
-* ``multiallelic``: a site of more than two alleles is left out (``skip``), or each alternative allele has a column of
-  its own, named ``NAME:ALLELE``, of the copies of that allele (``split``).
-* ``haploid``: one allele alone, as on X and Y of men, counts once (``single``), or twice as PLINK codes it
-  (``double``).
-* ``field``: the genotype (``GT``), or the expected copies of the alternative allele, from 0 to 2 (``DS``).
-* ``frequencies``: a public file of the frequency p of the counted allele of each variant, of a reference panel and not
-  of these samples. What is missing becomes 2p.
-* ``standardise``: ``yes`` makes each value ``(g - 2p) / sqrt(2p(1 - p))`` (Patterson, Price & Reich 2006).
+* ``multiallelic``: sites with more than two alleles are left out (``skip``), or each alternative allele has a column
+  of counts, named ``NAME:ALLELE`` (``split``).
+* ``haploid``: a single allele, as on X and Y of men, counts once (``single``), or twice as in PLINK (``double``).
+* ``field``: the genotype (``GT``), or the dosage of the alternative allele, from 0 to 2 (``DS``).
+* ``frequencies``: a public file of the frequency p of the counted allele of each variant, from a reference panel and
+  not from these samples. Missing values become 2p.
+* ``standardise``: ``yes`` maps each value to ``(g - 2p) / sqrt(2p(1 - p))`` (Patterson, Price & Reich 2006).
 
-A genotype of which one allele is missing is missing.
+A genotype with one missing allele is missing.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from dpdist.naming import parameter
 
 Counts = npt.NDArray[np.uint8]
 Values = npt.NDArray[Any]
-MISSING = 254  # what marks a count that is missing
+MISSING = 254  # marks a missing count
 _RULES: dict[str, tuple[str, ...]] = {
     "multiallelic": ("skip", "split"), "haploid": ("single", "double"), "field": ("GT", "DS"), "standardise": ("yes",),
 }  # fmt: skip
@@ -47,25 +46,25 @@ _LARGEST_FILE = 1 << 30
 
 @dataclass(frozen=True)
 class Genotypes:
-    """Rules for genotypes (see the module); None: such a genotype, or site, is refused."""
+    """Rules for genotypes (see the module); None: refuse such a genotype or site."""
 
     multiallelic: str | None = None
     haploid: str | None = None
     field: str | None = None
     frequencies: str | None = None  # absolute path of the public file
     standardise: str | None = None
-    digest: str | None = None  # SHA-256 of its content, hexadecimal
+    digest: str | None = None  # SHA-256 of that file, hexadecimal
 
     def __post_init__(self) -> None:
-        for name, known in _RULES.items():
-            if (value := getattr(self, name)) not in {None, *known}:
-                raise UsageError(f"{name} of {parameter('genotypes')} is {' or '.join(known)}, not {value!r}.")
+        for name, choices in _RULES.items():
+            if (value := getattr(self, name)) not in {None, *choices}:
+                raise UsageError(f"{name} of {parameter('genotypes')} is {' or '.join(choices)}, not {value!r}.")
         if self.standardise and self.frequencies is None:
             raise UsageError(f"standardise of {parameter('genotypes')} needs frequencies, a public file.")
 
     @classmethod
     def of(cls, rules: Mapping[str, str], folder: Path | None = None) -> Genotypes | None:
-        """Return what a person stated; None if nothing."""
+        """Parse the rules of a user; None if there are none."""
         names = (*_RULES, "frequencies")
         if unknown := [name for name in rules if name not in names]:
             raise UsageError(f"{parameter('genotypes')} takes {', '.join(names)}, not {listed(unknown)}.")
@@ -77,7 +76,7 @@ class Genotypes:
         return cls(**{**rules, "frequencies": None if path is None else str(path), "digest": digest})
 
     def to_json(self) -> dict[str, str]:
-        """Return JSON values: what was stated, and of the file its digest, wherever it is."""
+        """Return the rules as JSON values, with the digest of the file instead of its path."""
         return self._without("frequencies")
 
     @property
@@ -90,72 +89,74 @@ class Genotypes:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The type of what comes out."""
+        """The type of the mapped values."""
         return np.dtype(np.float32 if self.frequencies is not None or self.field == "DS" else np.uint8)
 
     def allele_frequencies(self, names: Sequence[str]) -> npt.NDArray[np.float64] | None:
-        """Return p of each variant; None where there is no file."""
+        """Return p of each variant; None without a file."""
         if self.frequencies is None:
             return None
-        known = _frequencies(self.frequencies, self.digest or "")
-        if lacking := [name for name in names if name not in known]:
+        by_name = _frequencies(self.frequencies, self.digest or "")
+        if lacking := [name for name in names if name not in by_name]:
             raise DataError(
-                f"{self.frequencies} has no frequency of {counted(len(lacking), 'variant')}, such as "
+                f"{self.frequencies} lacks the frequency of {counted(len(lacking), 'variant')}, such as "
                 f"{listed(lacking[:3])}. Add them, or leave the variants out ({parameter('columns')})."
             )
-        return np.array([known[name] for name in names])
+        return np.array([by_name[name] for name in names])
 
     def finished(self, values: Values, absent: npt.NDArray[np.bool_], p: npt.NDArray[np.float64] | None) -> Values:
-        """Return what becomes of counts or dosages, (samples, v), of which some are absent, by frequencies (v,)."""
+        """Map counts or dosages, (samples, v), with frequencies (v,)."""
         if p is None:
             return values.astype(self.dtype)
-        found = np.where(absent, 2 * p, values)
+        result = np.where(absent, 2 * p, values)
         if self.standardise:
-            found = (found - 2 * p) / np.sqrt(2 * p * (1 - p))
-        return found.astype(self.dtype)
+            result = (result - 2 * p) / np.sqrt(2 * p * (1 - p))
+        return result.astype(self.dtype)
 
 
 NO_RULES = Genotypes()
 
 
-def columns_of_site(where: str, place: str, name: str, alleles: Sequence[str], rules: Genotypes) -> list[str] | None:
-    """Return the names of the columns that a site becomes, one for each alternative allele; None: it is refused."""
-    first, *others = alleles
-    if len(others) == 1:
-        return [f"{where}:{place}:{first}:{others[0]}" if name == "." else name]
+def columns_of_site(
+    contig: str, position: str, name: str, alleles: Sequence[str], rules: Genotypes
+) -> list[str] | None:
+    """Return the column names of a site, one per alternative allele; None if it is refused."""
+    first, *alternatives = alleles
+    if len(alternatives) == 1:
+        return [f"{contig}:{position}:{first}:{alternatives[0]}" if name == "." else name]
     if rules.multiallelic is None:
         return None
     if rules.multiallelic == "skip":
         return []
-    return [f"{where}:{place}:{first}:{each}" if name == "." else f"{name}:{each}" for each in others]
+    return [f"{contig}:{position}:{first}:{allele}" if name == "." else f"{name}:{allele}" for allele in alternatives]
 
 
-def told_apart(names: Sequence[str], alleles: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of columns, and behind one that several have the allele that is counted.
+def unique_names(names: Sequence[str], alleles: Sequence[str]) -> tuple[str, ...]:
+    """Append the counted allele to repeated column names.
 
     Examples
     --------
-    >>> told_apart(["rs1", "rs1", "rs2"], ["T", "C", "A"])
+    >>> unique_names(["rs1", "rs1", "rs2"], ["T", "C", "A"])
     ('rs1:T', 'rs1:C', 'rs2')
     """
     times = Counter(names)
-    return tuple(f"{name}:{one}" if times[name] > 1 else name for name, one in zip(names, alleles, strict=True))
+    return tuple(f"{name}:{allele}" if times[name] > 1 else name for name, allele in zip(names, alleles, strict=True))
 
 
 def not_biallelic(where: str) -> DataError:
-    """Return what is said of a site without two alleles, where nobody said what to do with it."""
+    """Return the error for a site without two alleles."""
     return DataError(
-        f"{where}: not a site of two alleles. Leave such sites out, or give each allele but the first a column of its "
-        f"own ({parameter('genotypes', 'multiallelic=skip')} or split)."
+        f"{where}: the site does not have two alleles. Leave such sites out, or give each alternative allele a column "
+        f"({parameter('genotypes', 'multiallelic=skip')} or split)."
     )
 
 
-def not_called(where: str, rules: Genotypes, cure: str) -> DataError:
-    """Return the error for a dosage out of range, or a genotype that is not a pair of the alleles of its site."""
+def invalid_genotype(where: str, rules: Genotypes, cure: str) -> DataError:
+    """Return the error for an invalid dosage or genotype."""
     if rules.field == "DS":
-        return DataError(f"{where}: the dosage is not a number of copies from 0 to 2. {cure}")
+        return DataError(f"{where}: the dosage is not a number from 0 to 2. {cure}")
     lone = parameter("genotypes", "haploid=single")
-    rule = "" if rules.haploid else f" One allele alone, as on X of men, is read by a rule ({lone}, or double)."
+    rule = "" if rules.haploid else f" For single alleles, as on X of men, choose a rule ({lone}, or double)."
     return DataError(f"{where}: the genotype is not a pair of the alleles of its site.{rule} {cure}")
 
 
@@ -163,15 +164,15 @@ def _read(path: Path) -> bytes:
     try:
         return read_plain(path, _LARGEST_FILE)
     except (OSError, ValueError):
-        raise DataError(f"The file of frequencies {path} cannot be read.") from None
+        raise DataError(f"The file of frequencies {path} cannot be read. Check the path and its permissions.") from None
 
 
 @lru_cache(maxsize=1)
 def _frequencies(path: str, digest: str) -> dict[str, float]:
     content = _read(Path(path))
     if hashlib.sha256(content).hexdigest() != digest:
-        raise DataError(f"The file of frequencies {path} changed while it was used. Ingest again.")
-    found: dict[str, float] = {}
+        raise DataError(f"The file of frequencies {path} changed during the ingest. Ingest again.")
+    frequencies: dict[str, float] = {}
     try:
         text = content.decode()
         rows = csv.reader(io.StringIO(text), delimiter="\t" if "\t" in text.partition("\n")[0] else ",")
@@ -179,16 +180,16 @@ def _frequencies(path: str, digest: str) -> dict[str, float]:
             if number == 1 and row[1:2] == ["frequency"]:
                 continue
             name, frequency = row
-            if name in found:
-                raise DataError(f"{path}, line {number}: {name!r} has a frequency already.")
-            found[name] = float(frequency)
-            if not 0 < found[name] < 1 or not math.isfinite(found[name]):
-                raise ValueError  # noqa: TRY301 - one message for whatever is wrong with a line
+            if name in frequencies:
+                raise DataError(f"{path}, line {number}: {name!r} is repeated. Remove one line.")
+            frequencies[name] = float(frequency)
+            if not 0 < frequencies[name] < 1 or not math.isfinite(frequencies[name]):
+                raise ValueError  # noqa: TRY301 - one message for all faults of a line
     except (ValueError, csv.Error):
         pass
     else:
-        return found
+        return frequencies
     raise DataError(
-        f"{path} is no file of frequencies: a line for each variant with its name and the frequency of the counted "
-        "allele, between 0 and 1, both excluded, separated by a comma or a tab. The first line may be `name,frequency`."
+        f"{path} is not a file of frequencies. Write a line per variant: its name and the frequency of the counted "
+        "allele, above 0 and below 1, separated by a comma or a tab. The first line may be `name,frequency`."
     )

@@ -1,13 +1,12 @@
-"""Files that can hang or crash their library, or fill the memory, are read in a process with limits.
+"""Reads files that may hang or crash their library, or exhaust memory, in a process with limits.
 
-The HDF5 library follows the addresses that a file holds. Some damage makes it loop for ever, some makes it write where
-it must not. Neither can be caught, or even interrupted, in the process in which it happens. Packed data of HDF5, Zarr
-and Parquet may unpack to any number of bytes, whatever the file announces, and their libraries do not stop there.
+The HDF5 library follows addresses in the file. Damage can make it loop endlessly or corrupt memory, and a process can
+neither catch nor interrupt this itself. Packed data of HDF5, Zarr and Parquet may unpack to more bytes than declared.
 
-So another process reads and answers through a pipe. If it hangs, its alarm ends it. If it crashes or takes too much
-memory, the file counts as damaged. It is a new interpreter: nothing is forked beside threads, and the user's script is
-not imported. It takes half a second to start, so a process that is done waits for the next file, for half a minute.
-Where memory cannot be limited (not Linux), this process reads the file.
+So another process reads, and answers through a pipe. If it hangs, its alarm ends it. If it crashes or exceeds its
+memory, the file counts as damaged. It is a new interpreter: no fork next to threads, no import of the user's script.
+It takes half a second to start, so it waits half a minute for the next file. Where memory cannot be limited (not
+Linux), this process reads the file.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from dpdist.naming import Face, current_face, naming
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.storage.atomic import remove_abandoned
 
-ISOLATED = sys.platform == "linux"  # whether other processes read: where their memory can be limited
+ISOLATED = sys.platform == "linux"  # whether other processes read: only Linux limits their memory
 _PATIENCE = 300
-"""Seconds within which a piece must be there: rows of a few MiB, or a chunk of a GiB of which they are a part."""
+"""Time limit in seconds of a block: rows of a few MiB, which may need a chunk of a GiB."""
 _MEMORY = 1 << 30
-"""Bytes that reading may take beyond what the process had when it began, and beyond what is announced to unpack."""
-_ROOM = str(Path(__file__).parents[3])  # where this package is, which may be the current folder
-_IDLE = 30  # seconds for which a process waits for the next file
+"""Most bytes for reading, in addition to the baseline of the process and declared unpacked data."""
+_PACKAGE_ROOT = str(Path(__file__).parents[3])  # may be the current folder
+_IDLE = 30  # seconds to wait for the next file
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_BEGIN = frozenset({"blocks", "rows", "units"})  # questions that begin to read rows
+_BEGIN = frozenset({"blocks", "rows", "units"})  # questions that start reading rows
 _COPIES = 6
-"""Of what is unpacked at once, as many may be in the memory: two chunks, each as it lies, unpacked and in order."""
+"""Copies of unpacked data in memory: two chunks, each as stored, unpacked and reordered."""
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from dpdist.ingest.readers.isolated import serve; serve(int(sys.argv[1]))"
@@ -59,22 +58,22 @@ class _Child:
     """A process that answers, and the pipe to it."""
 
     def __init__(self) -> None:
-        here, there = socket.socketpair()
-        with there:
-            # a module in the current folder is not run for one of Python's own: no "", which is that folder, and -P
-            path = json.dumps([*(each for each in sys.path if each and isinstance(each, str)), _ROOM])
-            words = [sys.executable, "-P", "-c", _START, str(there.fileno()), path]
-            # a session of its own: Ctrl-C in the terminal is for the command, which ends it
-            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and no word of a user
-                words, pass_fds=(there.fileno(),), start_new_session=True,
+        parent_end, child_end = socket.socketpair()
+        with child_end:
+            # modules in the current folder must not shadow Python's own: no "" in the path, and -P
+            path = json.dumps([*(entry for entry in sys.path if entry and isinstance(entry, str)), _PACKAGE_ROOT])
+            command = [sys.executable, "-P", "-c", _START, str(child_end.fileno()), path]
+            # its own session: Ctrl-C goes to the command, which ends this process
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, without user input
+                command, pass_fds=(child_end.fileno(),), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-        self.pipe = Connection(here.detach())
+        self.pipe = Connection(parent_end.detach())
         self.started_in = _surroundings()
         self.owner = os.getpid()
 
     def begins(self) -> bool:
-        """Let it begin the work for one place; False if it has ended."""
+        """Start work on a source; False if the process has ended."""
         with suppress(EOFError, OSError):
             self.answer("begin", _PATIENCE, _MEMORY, current_face())
             return True
@@ -86,26 +85,26 @@ class _Child:
         return self.pipe.recv()
 
     def rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
-        """Return the rows that follow an answer: eight times as fast as by the pipe's own methods."""
-        found: Rows = np.empty(shape, dtype)
-        rest = memoryview(found.reshape(-1).view(np.uint8))
+        """Read the rows that follow an answer, eight times as fast as with the methods of the pipe."""
+        values: Rows = np.empty(shape, dtype)
+        rest = memoryview(values.reshape(-1).view(np.uint8))
         while rest:
-            taken = os.readv(self.pipe.fileno(), [rest])
-            if not taken:
+            count = os.readv(self.pipe.fileno(), [rest])
+            if not count:
                 raise EOFError
-            rest = rest[taken:]
-        return found
+            rest = rest[count:]
+        return values
 
     def end(self) -> int:
-        """End the process, whatever it does, and return its code."""
+        """Kill the process and return its code."""
         self.pipe.close()
-        # one that has ended by itself keeps its code
+        # one that has already ended keeps its code
         self._process.kill()
         return self._process.wait()
 
 
 def _surroundings() -> tuple[Any, ...]:
-    """Return what a process keeps from its start: rights, credentials, the folder of relative paths, and modules."""
+    """Return what a process inherits: rights, credentials, current folder and module path."""
     folder = ""
     with suppress(OSError):  # it was removed
         folder = str(Path.cwd())
@@ -117,7 +116,7 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 def _child() -> _Child:
-    """Return a process that has begun: one that waits, if it started in these surroundings, or a new one."""
+    """Return a started process: an idle one from the same surroundings, or a new one."""
     while _idle:
         with suppress(IndexError):  # another thread took it
             child = _idle.pop()
@@ -128,49 +127,48 @@ def _child() -> _Child:
     if child.begins():
         return child
     raise DpdistError(
-        f"The process that reads files did not start: {sys.executable} ended with code {child.end()}. See whether this "
-        "command works: python -c 'import dpdist.ingest.readers.isolated'"
+        f"The process that reads files did not start: {sys.executable} ended with code {child.end()}. Run this "
+        "command to see why: python -c 'import dpdist.ingest.readers.isolated'"
     )
 
 
 class ReaderProcess:
-    """The process in which all fragile sources of a place are read; it starts with the first question."""
+    """The process that reads all fragile sources of an opener; it starts on demand."""
 
     def __init__(self, scratch_dir: Path) -> None:
-        self._beside = scratch_dir
+        self._scratch_dir = scratch_dir
         self._child: _Child | None = None
         self._sound = True
-        self._known: dict[int, Source] = {}  # they live as long as it: the number of a dead one may be given again
+        self._sources: dict[int, Source] = {}  # kept alive, because the id of a dead object may be reused
 
     @property
     def alive(self) -> bool:
-        """Whether there is such a process."""
         return self._child is not None
 
     def ask(self, source: Source, question: str, *arguments: Any) -> Any:
-        """Ask a source, and return the answer; whatever went wrong is raised here."""
-        if self._child is None or self._child.owner != os.getpid():  # a forked process has one of its own
-            self._known.clear()
+        """Ask a source; return its answer or raise its error."""
+        if self._child is None or self._child.owner != os.getpid():  # a forked process starts its own
+            self._sources.clear()
             self._child, self._sound = _child(), True
         sound, self._sound = self._sound, False
         try:
-            new = None if id(source) in self._known else source
-            self._known[id(source)] = source
+            new = None if id(source) in self._sources else source
+            self._sources[id(source)] = source
             kind, value = self._child.answer(question, id(source), new, *arguments)
-            if kind == "piece":
+            if kind == "rows":
                 value = self._child.rows(*value)
         except (EOFError, OSError):
-            how = "hangs" if self._end() == -signal.SIGALRM else "crashes"
-            cure = "Mend or replace the file and ingest again."
-            said = f"{source.path} cannot be read: it is damaged, and the library that reads it {how}. {cure}"
-            kind, value = DataError, (said,)
+            failure = "hangs" if self._end() == -signal.SIGALRM else "crashes"
+            cure = "Repair or replace the file and ingest again."
+            message = f"{source.path} cannot be read: it is damaged, and its library {failure}. {cure}"
+            kind, value = DataError, (message,)
         if isinstance(kind, type):
             raise kind(*value)
         self._sound = sound
         return value
 
     def close(self) -> None:
-        """Leave the process to the next file; end it if it failed, or is in the middle of an answer."""
+        """Release the process for the next file; end it if it failed or is in the middle of an answer."""
         if self._child is None or self._child.owner != os.getpid():
             return
         if self._sound:
@@ -178,16 +176,16 @@ class ReaderProcess:
                 self._child.answer("end")
                 _idle.append(self._child)
                 self._child = None
-                self._known.clear()
+                self._sources.clear()
                 return
         self._end()
 
     def _end(self) -> int:
-        """End the process, remove what it unpacked, and return its code."""
+        """End the process, remove its scratch files, and return its code."""
         code = 0 if self._child is None else self._child.end()
         self._child, self._sound = None, True
-        self._known.clear()
-        remove_abandoned(self._beside / "unpacked")
+        self._sources.clear()
+        remove_abandoned(self._scratch_dir / "unpacked")
         return code
 
 
@@ -232,14 +230,14 @@ class IsolatedSource(Source):
 
 
 def serve(handle: int) -> None:
-    """Answer the questions that come through a socket, until there are no more."""
+    """Answer questions from a socket until it closes."""
     pipe = Connection(handle)
-    room = _Room()
+    server = _Server()
     with suppress(EOFError, OSError):
-        while pipe.poll(None if room.busy else _IDLE):
-            kind, value = room.reply(*pipe.recv())
+        while pipe.poll(None if server.busy else _IDLE):
+            kind, value = server.reply(*pipe.recv())
             signal.alarm(0)
-            if kind == "piece":
+            if kind == "rows":
                 pipe.send((kind, (value.shape, value.dtype)))
                 rest = memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
                 while rest:
@@ -248,26 +246,26 @@ def serve(handle: int) -> None:
                 pipe.send((kind, value))
 
 
-class _Room:
-    """What the process is that reads: limits that it keeps, and the sources that it was asked for."""
+class _Server:
+    """State of the reading process: its limits and sources."""
 
     def __init__(self) -> None:
         forbid_core_dumps()
         logging.disable()  # a library may log what it reads
-        import pyarrow as pa  # noqa: PLC0415 - a process that reads no such file does without
+        import pyarrow as pa  # noqa: PLC0415 - only in this process
 
-        pa.allocate_buffer(1)  # with its first value Arrow may set a GiB of addresses aside, used or not
-        self._taken = self._memory = 0
+        pa.allocate_buffer(1)  # the first allocation of Arrow may reserve a GiB of address space
+        self._baseline = self._memory = 0
         self._face: Face = current_face()
         self.busy = False
         self._sources: dict[int, Source] = {}
         self._blocks: dict[int, Generator[Rows]] = {}
 
     def reply(self, question: str, *arguments: Any) -> tuple[Any, Any]:
-        """Return the kind of the answer, or the class of the error, and the answer, or the arguments of the error."""
+        """Return kind and value of the answer, or class and arguments of the error."""
         if question == "begin":
             patience, self._memory, self._face = arguments
-            self._taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * _PAGE
+            self._baseline = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * _PAGE
             base.progressed = lambda: signal.alarm(patience)
             self.busy = True
             return "value", None
@@ -279,35 +277,37 @@ class _Room:
             self.busy = False
             return "value", None
         with naming(self._face):
-            return self._of_source(question, *arguments)
+            return self._answer(question, *arguments)
 
-    def _limit(self, more: int) -> None:
+    def _limit(self, extra: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (self._taken + self._memory + more, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (self._baseline + self._memory + extra, hard))
 
-    def _of_source(self, question: str, place: int, new: Source | None, *arguments: Any) -> tuple[Any, Any]:
-        """Answer what a source has of that name; of rows that it began to read, ``next`` ones and ``stop``."""
+    def _answer(self, question: str, number: int, new: Source | None, *arguments: Any) -> tuple[Any, Any]:
+        """Answer with a member of a source; ``next`` and ``stop`` continue and end its current rows."""
         base.progressed()
         if new is not None:
-            self._sources[place] = new
-        source = self._sources[place]
+            self._sources[number] = new
+        source = self._sources[number]
         try:
             self._limit(0)
             if question in _BEGIN or question == "next":
                 self._limit(_COPIES * source.unpacked)
             if question == "next":
-                rows = next(self._blocks[place], None)
-                return ("value", None) if rows is None else ("piece", rows)
+                rows = next(self._blocks[number], None)
+                return ("value", None) if rows is None else ("rows", rows)
             value: Any = None
             if question == "stop":
-                self._blocks.pop(place).close()
+                self._blocks.pop(number).close()
             elif question in _BEGIN:
-                self._blocks[place] = getattr(source, question)(*arguments)
+                self._blocks[number] = getattr(source, question)(*arguments)
             else:
                 value = getattr(source, question)
                 value = value(*arguments) if arguments else value
         except (DpdistError, UncutError) as error:
             return type(error), error.args
         except MemoryError:
-            return DataError, (f"{source.path} cannot be read: it takes more memory than it announces.",)
+            return DataError, (
+                f"{source.path} cannot be read: it takes more memory than it declares. Repair or replace it.",
+            )
         return "value", value

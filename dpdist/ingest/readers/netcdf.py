@@ -1,4 +1,4 @@
-"""Reader of NetCDF files, .nc, through xarray: packed values are unpacked, filled ones are missing."""
+"""Reader of NetCDF files, .nc, through xarray, which unpacks packed values and marks fill values as missing."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ _FILLS = {
     "i2": -32767, "u2": 65535, "i4": -2147483647, "u4": 4294967295, "i8": -9223372036854775806,
     "u8": 18446744073709551614, "f4": 9.969209968386869e36, "f8": 9.969209968386869e36,
 }  # fmt: skip
-"""What the NetCDF library writes where nothing was written, by type; bytes have none."""
+"""Default fill values of the NetCDF library by type; bytes have none."""
 
 
 class _Clamped(io.FileIO):
-    """A file of which no more is asked for than there is: of what a damaged head announces, nothing is set aside."""
+    """A file that clamps reads to its size, so that a damaged header cannot allocate memory."""
 
     def read(self, size: int | None = -1) -> bytes:
-        left = max(0, os.fstat(self.fileno()).st_size - self.tell())
-        found: bytes = super().read(left if size is None or not 0 <= size <= left else size)
-        return found
+        remaining = max(0, os.fstat(self.fileno()).st_size - self.tell())
+        content: bytes = super().read(remaining if size is None or not 0 <= size <= remaining else size)
+        return content
 
 
 def _is_coordinate(variables: Mapping[str, Any], name: str) -> bool:
-    """Say whether a variable gives the places along a dimension: others hold values of rows."""
+    """Whether a variable is the coordinate of a dimension."""
     return name in variables and variables[name].dims == (name,)
 
 
 def meaning_of(array: Any) -> Meaning | None:
-    """Return which values are missing that xarray does not know: those outside of a range, and the default fill."""
+    """Return the missing values that xarray does not decode: out of range, and the default fill value."""
     packed, kind = array.encoding, np.dtype(array.encoding.get("dtype", array.dtype))
     scale, offset = packed.get("scale_factor", 1.0), packed.get("add_offset", 0.0)
     ends = kind if str(packed.get("_Unsigned", "")).lower() != "true" else np.dtype(f"u{kind.itemsize}")
-    said = {
+    bounds = {
         name: np.sort(np.ravel(array.attrs[name]).astype(ends).astype(np.float64) * scale + offset)
         for name in ("valid_range", "valid_min", "valid_max")
         if name in array.attrs
     }
     if scale < 0:
         names = {"valid_min": "valid_max", "valid_max": "valid_min"}
-        said = {names.get(name, name): value for name, value in said.items()}
+        bounds = {names.get(name, name): value for name, value in bounds.items()}
     if array.dtype == np.int64 and "units" in array.attrs:
-        return Meaning.of(said, np.iinfo(np.int64).min)  # the time that is none
+        return Meaning.of(bounds, np.iinfo(np.int64).min)  # NaT
     if "_FillValue" in packed or kind.itemsize == 1 or kind.str[1:] not in _FILLS:
-        return Meaning.of(said)
-    return Meaning.of(said, np.asarray(_FILLS[kind.str[1:]], kind).astype(array.dtype) * scale + offset)
+        return Meaning.of(bounds)
+    return Meaning.of(bounds, np.asarray(_FILLS[kind.str[1:]], kind).astype(array.dtype) * scale + offset)
 
 
 def _h5py() -> Any:
@@ -63,10 +63,7 @@ def _h5py() -> Any:
 
 
 class NetCdf(Chunked):
-    """A variable of a .nc file: its first dimension is the rows, the others are laid out as columns.
-
-    A coordinate of words along the other one of two dimensions names the columns.
-    """
+    """A variable of a .nc file; a text coordinate of the second of two dimensions names the columns."""
 
     takes = ("variable", "rows_dimension")
     needs_file = True
@@ -74,19 +71,19 @@ class NetCdf(Chunked):
 
     @property
     def _classic(self) -> bool:
-        """Whether it is of the format before HDF5."""
+        """Whether it has the format before HDF5."""
         with self.path.open("rb") as file:
             return bool(file.read(3) == b"CDF")
 
     @contextmanager
     def _variables(self) -> Iterator[tuple[Mapping[str, Any], set[str]]]:
-        """Give the variables, of which nothing was read yet, and the names of the coordinates among them."""
+        """Open the variables lazily, with the names of the coordinates."""
         xarray = required("xarray", "netcdf", ".nc files")
         if self._classic:
-            from scipy.io import netcdf_file  # noqa: PLC0415 - only the older format needs it
+            from scipy.io import netcdf_file  # noqa: PLC0415 - only for the older format
 
             with _Clamped(self.path) as file, netcdf_file(file, mmap=True):
-                pass  # its head announces no more than the file holds: xarray would set it aside first
+                pass  # validates the header, for which xarray would allocate memory
             store = xarray.backends.ScipyDataStore(str(self.path), mode="r")
         else:
             h5py = _h5py()
@@ -97,11 +94,11 @@ class NetCdf(Chunked):
                 str(self.path), group=self._group or None, decode_vlen_strings=True, phony_dims="access"
             )
         try:
-            # not as a Dataset: that reads all coordinates at once; and times stay the numbers they are
+            # not as a Dataset, which reads all coordinates at once; times stay numbers
             variables, _, coordinates = xarray.conventions.decode_cf_variables(
                 *store.load(), decode_times=False, decode_timedelta=False
             )
-            yield variables, {*coordinates, *(name for name, each in variables.items() if each.dims == (name,))}
+            yield variables, {*coordinates, *(name for name, variable in variables.items() if variable.dims == (name,))}
         finally:
             store.close()
 
@@ -118,7 +115,7 @@ class NetCdf(Chunked):
     @attempted
     def _name(self) -> str:
         with self._variables() as (variables, coordinates):
-            bounds = bounds_in(each.attrs for each in variables.values())
+            bounds = bounds_in(variable.attrs for variable in variables.values())
             arrays = {
                 f"{self._group}/{name}".removeprefix("/"): array.shape
                 for name, array in variables.items()
@@ -133,9 +130,9 @@ class NetCdf(Chunked):
             return ""
         h5py, inner = _h5py(), []
 
-        def look(name: str, one: Any) -> None:
-            if "/" in name and isinstance(one, h5py.Dataset) and one.ndim > 1:
-                inner.append(f"{name} {one.shape}")
+        def look(name: str, member: Any) -> None:
+            if "/" in name and isinstance(member, h5py.Dataset) and member.ndim > 1:
+                inner.append(f"{name} {member.shape}")
 
         with contained(self.path, h5py) as root:
             root.visititems(look)
@@ -152,15 +149,15 @@ class NetCdf(Chunked):
         )
 
     @attempted
-    def _place_of(self, column: int) -> str:
+    def _position_of(self, column: int) -> str:
         shape, dims = self._layout.shape[1:], self._layout.dims[1:]
         if len(shape) < 2:
             return ""
-        at = np.unravel_index(column, shape)
+        indices = np.unravel_index(column, shape)
         with self._variables() as (variables, _):
             return ", ".join(
-                f"{name} {variables[name].values[place] if _is_coordinate(variables, name) else place}"
-                for name, place in zip(dims, at, strict=True)
+                f"{name} {variables[name].values[index] if _is_coordinate(variables, name) else index}"
+                for name, index in zip(dims, indices, strict=True)
             )
 
     @cached_property
@@ -176,7 +173,7 @@ class NetCdf(Chunked):
             )  # fmt: skip
 
     def _is_stored(self) -> bool:
-        """Say whether any value is in the file; the older format has room for all of them."""
+        """Whether any value is stored; the older format stores all."""
         if self._classic:
             return True
         with _h5py().File(self.path, "r") as file:
@@ -186,12 +183,12 @@ class NetCdf(Chunked):
         with self._variables() as (variables, _):
             if not _is_coordinate(variables, dimension) or variables[dimension].dtype.kind not in "iufOU":
                 return
-            found = variables[dimension]
-            if found.shape != (length,):
+            variable = variables[dimension]
+            if variable.shape != (length,):
                 raise ValueError
-            yield [units_of(found.attrs)]
-            if found.dtype.kind in "OU":
-                longest = self.path.stat().st_size if found.dtype.kind == "O" else found.dtype.itemsize
-                yield from strings(found, length, longest)
+            yield [units_of(variable.attrs)]
+            if variable.dtype.kind in "OU":
+                longest = self.path.stat().st_size if variable.dtype.kind == "O" else variable.dtype.itemsize
+                yield from strings(variable, length, longest)
             else:
-                yield found.values.tolist()
+                yield variable.values.tolist()

@@ -1,4 +1,4 @@
-"""Readers of NumPy's files: .npy, and .npz with one table in it."""
+"""Readers of NumPy files: .npy, and .npz with one table."""
 
 from __future__ import annotations
 
@@ -14,17 +14,27 @@ import numpy as np
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import PIECE, Places, Rows, attempt, bounded, each, ends_of, numbered, require_table
+from dpdist.ingest.readers.base import (
+    PIECE,
+    Places,
+    Rows,
+    attempt,
+    attempt_each,
+    bounded,
+    ends_of,
+    numbered,
+    require_table,
+)
 from dpdist.ingest.readers.chunked import only
 from dpdist.ingest.readers.source import Fragment, Fragments, Head, Source
 from dpdist.storage.atomic import scratch
 
 _PIECE = 1 << 20
-_HEAD = 1 << 14  # bytes in which the head of an array ends: NumPy refuses longer ones, but reads them first
+_HEAD = 1 << 14  # longest header in bytes: NumPy refuses longer ones, but only after reading them
 
 
 class Header(NamedTuple):
-    """The head of a .npy file: what it announces, where its numbers begin, and the bytes there are in all."""
+    """The header of a .npy file, the offset of its numbers, and its size in bytes."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -43,45 +53,43 @@ class Header(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """Bytes that head and numbers take."""
+        """Bytes of header and numbers."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def step(self) -> int:
-        """Rows of a piece."""
+        """Rows per block."""
         return max(1, PIECE // (self.shape[1] * self.dtype.itemsize))
 
     def checked(self, path: object) -> Header:
         require_table(path, self.shape, self.dtype)
         if self.size < self.needed:
-            raise DataError(f"{path} is truncated: shorter than its header announces. Restore the file.")
+            raise DataError(f"{path} is truncated: shorter than its header declares. Restore the file.")
         return self
 
     def blocks(self, path: Any, keep: Places, first: int = 0, last: int | None = None) -> Iterator[Rows]:
-        """Read the rows of the .npy file at path, or some of them.
-
-        Plain reads, no memory map: its pages would count as our memory, and a failing disk would kill the process.
-        """
+        """Yield rows of the .npy file at path."""
+        # no memory map: its pages would count as our memory, and a failing disk would kill the process
         n, d = self.shape
         last = n if last is None else last
         with path.open("rb", **({"buffering": 0} if isinstance(path, Path) else {})) as file:  # readinto fills
 
-            def fill(out: Rows, at: int) -> Rows:
-                file.seek(self.offset + at * self.dtype.itemsize)
-                if file.readinto(out.data) != out.nbytes:
+            def fill(buffer: Rows, first_value: int) -> Rows:
+                file.seek(self.offset + first_value * self.dtype.itemsize)
+                if file.readinto(buffer.data) != buffer.nbytes:
                     raise EOFError
-                return out
+                return buffer
 
             for start in range(first, last, self.step):
                 rows = min(self.step, last - start)
                 if self.fortran:
-                    piece = np.empty((len(keep), rows), dtype=self.dtype)
-                    for place, column in enumerate(keep):
-                        fill(piece[place], column * n + start)
-                    yield piece.T
+                    block = np.empty((len(keep), rows), dtype=self.dtype)
+                    for index, column in enumerate(keep):
+                        fill(block[index], column * n + start)
+                    yield block.T
                 else:
-                    piece = fill(np.empty((rows, d), dtype=self.dtype), start * d)
-                    yield piece if keep == tuple(range(d)) else piece[:, keep]
+                    block = fill(np.empty((rows, d), dtype=self.dtype), start * d)
+                    yield block if keep == tuple(range(d)) else block[:, keep]
 
 
 class Npy(Source):
@@ -107,15 +115,14 @@ class Npy(Source):
         return Fragments(ends_of(self.path, self._header.shape[0], self._header.step), 2 * PIECE)
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
-        return each(self.path, self._header.blocks(self.path, keep, *(fragment or ())))
+        return attempt_each(self.path, self._header.blocks(self.path, keep, *(fragment or ())))
 
 
 class Npz(Npy):
-    """The array that was chosen, X, or the only 2-D one of an .npz archive; ``feature_names`` names its columns.
+    """An array of an .npz archive: the chosen one, X, or the only 2-D one; ``feature_names`` names its columns."""
 
-    The array is unpacked first: a packed one can only be read from the front, and in Fortran order the first row
-    is spread over all of it.
-    """
+    # The array is unpacked first: packed data can only be read from the start, and in Fortran order the first row
+    # extends over all of it.
 
     takes = ("variable",)
     needs_file = True
@@ -128,7 +135,7 @@ class Npz(Npy):
                 for info in archive.infolist():
                     name = info.filename.removesuffix(".npy")
                     if name in members:
-                        raise DataError(f"{self.path} holds two arrays of one name. Write each under its own.")
+                        raise DataError(f"{self.path} holds two arrays with the same name. Rename one.")
                     if info.filename.endswith(".npy"):
                         with archive.open(info) as file:
                             members[name] = info, Header.read(file, info.file_size)
@@ -141,12 +148,12 @@ class Npz(Npy):
         tables = {name: header.shape for name, (_, header) in self._members.items() if len(header.shape) == 2}
         if not tables and {"indices", "indptr", "data", "shape"} <= self._members.keys():
             raise DataError(
-                f"{self.path} holds a sparse matrix of SciPy. Write it as a dense one; in Python: numpy.save(NEW, "
+                f"{self.path} holds a sparse matrix of SciPy. Convert it to a dense one; in Python: numpy.save(NEW, "
                 "scipy.sparse.load_npz(FILE).toarray())."
             )
         if not tables:
-            held = listed(f"{name} of shape {header.shape}" for name, (_, header) in self._members.items())
-            raise DataError(f"{self.path} holds {held or 'no array'}. Save the rows as an array of two dimensions.")
+            listing = listed(f"{name} of shape {header.shape}" for name, (_, header) in self._members.items())
+            raise DataError(f"{self.path} holds {listing or 'no array'}. Save the rows as a 2-D array.")
         chosen = self.choices.variable
         return only(self.path, tables, "X" if chosen is None and "X" in tables else chosen, "array")
 
@@ -158,41 +165,41 @@ class Npz(Npy):
         if "feature_names" not in self._members:
             return numbered(d)
         _, labels = self._members["feature_names"]
-        if self.choices.variable is not None and labels.shape != (d,):  # they are those of another array
+        if self.choices.variable is not None and labels.shape != (d,):  # they belong to another array
             return numbered(d)
         if labels.dtype.kind == "O":
             raise DataError(
-                f"{self.path}: feature_names is an array of Python objects, which may run code and are not read. Save "
-                "it as text, feature_names.astype(str)."
+                f"{self.path}: feature_names is an array of Python objects, which may run code. Save it as text, "
+                "feature_names.astype(str)."
             )
         if labels.shape != (d,) or labels.dtype.kind not in "US":
-            raise DataError(f"{self.path}: feature_names are not {d} words, one for each column. Mend it.")
-        return bounded(self.path, each(self.path, self._labels(labels)))
+            raise DataError(f"{self.path}: feature_names does not hold {d} texts, one per column. Correct it.")
+        return bounded(self.path, attempt_each(self.path, self._labels(labels)))
 
     def _labels(self, labels: Header) -> Iterator[list[str]]:
         size = labels.dtype.itemsize
         if not 0 < size <= _PIECE:
             raise ValueError
-        rest = b""
-        for number, piece in enumerate(self._unpacked("feature_names")):
-            rest += piece if number else piece[labels.offset :]
-            whole = len(rest) // size
-            yield np.frombuffer(rest, dtype=labels.dtype, count=whole).astype(str).tolist()
-            rest = rest[whole * size :]
+        unread = b""
+        for number, block in enumerate(self._unpacked("feature_names")):
+            unread += block if number else block[labels.offset :]
+            count = len(unread) // size
+            yield np.frombuffer(unread, dtype=labels.dtype, count=count).astype(str).tolist()
+            unread = unread[count * size :]
 
     def _unpacked(self, name: str) -> Iterator[bytes]:
-        """Yield a member, and no more than its head announces."""
+        """Yield a member, up to its declared size."""
         info, header = self._members[name]
         if header.size != header.needed:
             raise ValueError
         with zipfile.ZipFile(self.path) as archive, archive.open(info) as file:
-            left = header.size
-            while piece := file.read(_PIECE):  # only at the end is the checksum compared
-                left -= len(piece)
-                if left < 0:
+            remaining = header.size
+            while block := file.read(_PIECE):  # the checksum is compared at the end
+                remaining -= len(block)
+                if remaining < 0:
                     raise ValueError
-                yield piece
-            if left:
+                yield block
+            if remaining:
                 raise EOFError
 
     def fragments(self, keep: Places) -> Fragments:
@@ -202,6 +209,6 @@ class Npz(Npy):
         with scratch(self.scratch_dir, "unpacked", self._header.size) as folder:
             plain = folder / "X.npy"
             with plain.open("wb") as out:
-                for piece in each(self.path, self._unpacked(self._member)):
-                    out.write(piece)
-            yield from each(self.path, self._header.blocks(plain, keep))
+                for block in attempt_each(self.path, self._unpacked(self._member)):
+                    out.write(block)
+            yield from attempt_each(self.path, self._header.blocks(plain, keep))

@@ -1,6 +1,6 @@
 """Readers of PLINK genotypes: .bed with .bim and .fam, and of PLINK 2: .pgen with .pvar and .psam.
 
-The texts are read here, and the genotypes by bed-reader and pgenlib. pgenlib is native code: another process asks it.
+bed-reader and pgenlib read the genotypes. pgenlib is native code, and runs in another process.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import numpy.typing as npt
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import CURE, MOST_LABELS, Places, attempt, attempted, require_columns, required
-from dpdist.ingest.readers.calls import FID_IID, Called, Calls, Facts, Site
-from dpdist.ingest.readers.genotypes import NO_RULES, Genotypes, columns_of_site, not_biallelic, told_apart
+from dpdist.ingest.readers.calls import FID_IID, Calls, Facts, MaskedCounts, Site
+from dpdist.ingest.readers.genotypes import NO_RULES, Genotypes, columns_of_site, not_biallelic, unique_names
 from dpdist.naming import parameter
 
-_MISSING = -127  # what bed-reader gives where a genotype is missing, and pgenlib
-_ABSENT = -9
-_FIELDS = 6  # of each line of a .bim or .fam
+_MISSING = -127  # missing genotype in bed-reader
+_ABSENT = -9  # missing genotype in pgenlib
+_FIELDS = 6  # per line of a .bim or .fam
 _LINE = 1 << 20
 _SITE = ("#CHROM", "POS", "ID", "REF", "ALT")
 _SITE_OF_BIM = {5: (0, 2, 1, 4, 3), 6: (0, 3, 1, 5, 4)}
-"""Where these stand in a line of a .pvar without a header, which is that of a .bim."""
+"""Indices of these in a line of a .pvar without a header, which has the columns of a .bim."""
 _MOST_SAMPLES = 1 << 27
 
 
 class Plink(Calls):
-    """A .bed file: how many copies of allele 1 (fifth column of .bim) each sample has, 0, 1 or 2."""
+    """A .bed file: counts of allele 1 (fifth column of .bim), 0, 1 or 2."""
 
     needs_file = True
     companions = (".bim", ".fam")
@@ -40,7 +40,7 @@ class Plink(Calls):
     @attempted
     def facts(self) -> Facts:
         required("bed_reader", "genomics", ".bed files")
-        bim, fam = (_beside(self.path, suffix) for suffix in self.companions)
+        bim, fam = (_companion(self.path, suffix) for suffix in self.companions)
         people, sites = attempt(fam, lambda: _samples(fam)), attempt(bim, lambda: _sites(bim, NO_RULES))
         names = sites.names
         with self.path.open("rb") as file:
@@ -48,17 +48,17 @@ class Plink(Calls):
         inner, outer = (len(people[0]), len(names)) if by_variant else (len(names), len(people[0]))
         if size != 3 + outer * -(-inner // 4):
             raise DataError(
-                f"{self.path} is not as long as its .fam and .bim announce: {len(people[0])} samples of {len(names)} "
-                "variants. Restore the files."
+                f"{self.path} has another length than its .fam and .bim declare: {len(people[0])} samples of "
+                f"{len(names)} variants. Restore the files."
             )
         if wrong := [name for name in ("multiallelic", "haploid", "field") if getattr(self.rules, name) is not None]:
             raise UsageError(
-                f"A .bed file holds counts of one of two alleles: leave {listed(wrong)} out of "
+                f"A .bed file holds counts of one of two alleles. Leave {listed(wrong)} out of "
                 f"{parameter('genotypes')}."
             )
         return Facts(len(people[0]), dict(zip(FID_IID, people, strict=True)), names, sites.pairs)
 
-    def calls(self, keep: Places) -> Iterator[Called]:
+    def calls(self, keep: Places) -> Iterator[MaskedCounts]:
         width = self.width
         unread = dict.fromkeys((
             "fid", "iid", "father", "mother", "sex", "pheno", "chromosome", "sid", "cm_position", "bp_position",
@@ -76,13 +76,13 @@ class Sites(NamedTuple):
     """The variants of a file."""
 
     names: tuple[str, ...]  # of the columns
-    sites: list[Site]  # where each column is
-    alleles: list[int]  # how many each variant has
-    pairs: list[tuple[str, str]]  # the alleles of each column: that which it counts, and the other one
+    sites: list[Site]  # of the columns
+    alleles: list[int]  # number per variant
+    pairs: list[tuple[str, str]]  # counted and other allele per column
 
 
 class Plink2(Calls):
-    """A .pgen file: how many copies of the alternative allele, or of each, each sample has, or their dosage."""
+    """A .pgen file: counts or dosages of the alternative alleles."""
 
     needs_file = True
     fragile = True
@@ -91,66 +91,66 @@ class Plink2(Calls):
     @cached_property
     def _sites(self) -> Sites:
         if self.rules.haploid is not None:
-            raise UsageError(f"A .pgen file holds pairs of alleles: leave haploid out of {parameter('genotypes')}.")
-        path = _beside(self.path, ".pvar")
+            raise UsageError(f"A .pgen file holds pairs of alleles. Leave haploid out of {parameter('genotypes')}.")
+        path = _companion(self.path, ".pvar")
         return attempt(path, lambda: _sites(path, self.rules))
 
     @cached_property
     @attempted
     def facts(self) -> Facts:
         required("pgenlib", "genomics", ".pgen files")
-        path, sites = _beside(self.path, ".psam"), self._sites
+        path, sites = _companion(self.path, ".psam"), self._sites
         people = attempt(path, lambda: _samples(path))
         with self._read() as file:
             announced = file.get_raw_sample_ct(), file.get_variant_ct()
         count = len(people[0])
         if announced != (count, len(sites.alleles)):
             raise DataError(
-                f"{self.path} does not hold what its .psam and .pvar announce: {count} samples of {len(sites.alleles)} "
-                "variants. Restore the files."
+                f"{self.path} does not match its .psam and .pvar: {count} samples of {len(sites.alleles)} variants. "
+                "Restore the files."
             )
         return Facts(count, dict(zip(FID_IID, people, strict=True)), sites.names, sites.pairs, sites.sites)
 
     def _read(self) -> Any:
         library = required("pgenlib", "genomics", ".pgen files")
         alleles = self._sites.alleles
-        begins = np.concatenate([[0], np.cumsum(alleles)]).astype(np.uintp)  # those of each variant, of all counted on
+        begins = np.concatenate([[0], np.cumsum(alleles)]).astype(np.uintp)  # first allele of each variant, cumulative
         several = {} if set(alleles) == {2} else {"allele_idx_offsets": begins}
         return library.PgenReader(str(self.path).encode(), **several)
 
-    def calls(self, keep: Places) -> Iterator[Called]:
+    def calls(self, keep: Places) -> Iterator[MaskedCounts]:
         width = self.width
         with self._read() as file:
             for first in range(0, len(keep), width):
-                counts = self._counted(file, [self.facts.sites[place] for place in keep[first : first + width]]).T
+                counts = self._counted(file, [self.facts.sites[column] for column in keep[first : first + width]]).T
                 yield counts, counts == _ABSENT
 
     def _counted(self, file: Any, sites: list[Site]) -> npt.NDArray[Any]:
-        """Return the copies or dosages of alleles, (columns, samples)."""
+        """Return allele counts or dosages, (columns, samples)."""
         dosages = self.rules.field == "DS"
-        found = np.full((len(sites), self.facts.samples), _ABSENT, np.float32 if dosages else np.int8)
+        counts = np.full((len(sites), self.facts.samples), _ABSENT, np.float32 if dosages else np.int8)
         if all(site.allele == 1 for site in sites):
             variants = np.array([site.variant for site in sites], np.uint32)
-            (file.read_dosages_list if dosages else file.read_list)(variants, found)
+            (file.read_dosages_list if dosages else file.read_list)(variants, counts)
         else:
-            for row, site in zip(found, sites, strict=True):
+            for row, site in zip(counts, sites, strict=True):
                 (file.read_dosages if dosages else file.read)(site.variant, row, allele_idx=site.allele)
-        if not ((found == _ABSENT) | ((found >= 0) & (found <= 2))).all():
-            raise DataError(f"{self.path} holds what is no number of copies from 0 to 2. {CURE}")
-        return found
+        if not ((counts == _ABSENT) | ((counts >= 0) & (counts <= 2))).all():
+            raise DataError(f"{self.path} holds allele counts outside 0 to 2. {CURE}")
+        return counts
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    place = path.with_suffix(suffix)
-    if not place.is_file():
-        packed = place.with_name(place.name + ".zst")
-        cure = f"Unpack {packed.name} (zstd -d)." if packed.is_file() else "Put it there."
-        raise DataError(f"{path} needs {place.name} beside it. {cure}")
-    return place
+def _companion(path: Path, suffix: str) -> Path:
+    companion = path.with_suffix(suffix)
+    if not companion.is_file():
+        packed = companion.with_name(companion.name + ".zst")
+        cure = f"Unpack {packed.name} (zstd -d)." if packed.is_file() else "Add it."
+        raise DataError(f"{path} needs {companion.name} in the same folder. {cure}")
+    return companion
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of every line that is not empty, and no comment: PLINK 1 knows none."""
+    """Yield number and text of every line that is neither empty nor a comment; PLINK 1 has no comments."""
     comment = () if path.suffix in Plink.companions else b"##"
     with path.open("rb") as file:
         number = 0
@@ -166,29 +166,29 @@ def _records(
     path: Path,
     header: Callable[[list[str]], Sequence[int | None] | None],
     plain: Callable[[int], Sequence[int] | None],
-    what: str,
+    expected: str,
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and wanted fields of every line; where they stand is told by a header, or by how many there are."""
-    where: Sequence[int | None] | None = None
-    old = path.suffix in Plink.companions  # without a header, and always as wide
+    """Yield number and fields of every line; a header, or the number of fields, gives their order."""
+    indexes: Sequence[int | None] | None = None
+    old = path.suffix in Plink.companions  # no header, and a fixed number of fields
     for number, line in _lines(path):
         fields = line.split()
-        if where is None:
-            where = None if old else header(fields)
-            if where is not None:
+        if indexes is None:
+            indexes = None if old else header(fields)
+            if indexes is not None:
                 continue
-            where = plain(len(fields))
+            indexes = plain(len(fields))
         sound = len(fields) == _FIELDS if old else not line.startswith("#")
-        if where is None or not sound or len(fields) <= max(place or 0 for place in where):
+        if indexes is None or not sound or len(fields) <= max(index or 0 for index in indexes):
             raise DataError(
-                f"{path}, line {number} has {len(fields)} fields, and is not what such a file has there: "
-                f"{f'{_FIELDS} fields' if old else what}, separated by tabs or spaces. {CURE}"
+                f"{path}, line {number} has {len(fields)} fields. Expected: "
+                f"{f'{_FIELDS} fields' if old else expected}, separated by tabs or spaces. {CURE}"
             )
-        yield number, ["0" if place is None else fields[place] for place in where]
+        yield number, ["0" if index is None else fields[index] for index in indexes]
 
 
 def _samples(path: Path) -> tuple[list[str], list[str]]:
-    """Return the family, "0" where there is none, and the name of each sample of a .psam or .fam."""
+    """Return family, "0" if none, and name of each sample of a .psam or .fam."""
 
     def header(fields: list[str]) -> tuple[int | None, int] | None:
         if fields[0] not in {"#FID", "#IID"} or "IID" not in (fields[0][1:], *fields[1:2]):
@@ -196,8 +196,8 @@ def _samples(path: Path) -> tuple[list[str], list[str]]:
         return (0, 1) if fields[0] == "#FID" else (None, 0)
 
     families, people = list[str](), list[str]()
-    what = "a header that begins with #FID and IID, or with #IID, if any, and a line for each sample"
-    for _, (family, person) in _records(path, header, lambda count: (0, 1) if count > 1 else None, what):
+    expected = "an optional header that begins with #FID and IID, or with #IID, and a line per sample"
+    for _, (family, person) in _records(path, header, lambda count: (0, 1) if count > 1 else None, expected):
         families.append(family)
         people.append(person)
         if len(people) > _MOST_SAMPLES:
@@ -212,18 +212,18 @@ def _sites(path: Path, rules: Genotypes) -> Sites:
 
     names, sites, alleles, pairs = list[str](), list[Site](), list[int](), list[tuple[str, str]]()
     letters, old = 0, path.suffix == ".bim"
-    what = f"a header that names {', '.join(_SITE)}, if any, and a line for each variant"
-    for number, (contig, position, name, first, others) in _records(path, header, _SITE_OF_BIM.get, what):
-        told = [first, *((others,) if old else () if others == "." else others.split(","))]
-        made = columns_of_site(contig, position, "." if old and name == "0" else name, told, rules)
-        if made is None:
+    expected = f"an optional header with {', '.join(_SITE)}, and a line per variant"
+    for number, (contig, position, name, first, others) in _records(path, header, _SITE_OF_BIM.get, expected):
+        site_alleles = [first, *((others,) if old else () if others == "." else others.split(","))]
+        columns = columns_of_site(contig, position, "." if old and name == "0" else name, site_alleles, rules)
+        if columns is None:
             raise not_biallelic(f"{path}, line {number}")
-        sites += [Site(len(alleles), allele, len(made)) for allele in range(1, len(made) + 1)]
-        alleles.append(max(2, len(told)))
-        names += made
-        pairs += [(other, first) for other in told[1:]] if made else []
-        letters += sum(map(len, made))
+        sites += [Site(len(alleles), allele, len(columns)) for allele in range(1, len(columns) + 1)]
+        alleles.append(max(2, len(site_alleles)))
+        names += columns
+        pairs += [(other, first) for other in site_alleles[1:]] if columns else []
+        letters += sum(map(len, columns))
         require_columns(path, len(names))
         if letters > MOST_LABELS:
-            raise DataError(f"{path}: the names of its columns take more than {MOST_LABELS >> 20} MiB. Take fewer.")
-    return Sites(told_apart(names, [counted for counted, _ in pairs]), sites, alleles, pairs)
+            raise DataError(f"{path} has column names of more than {MOST_LABELS >> 20} MiB. Split it by variants.")
+    return Sites(unique_names(names, [counted for counted, _ in pairs]), sites, alleles, pairs)

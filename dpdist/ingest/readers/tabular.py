@@ -1,6 +1,6 @@
-"""Tables whose columns have types of their own, as numbers, or mapped to numbers by a schema.
+"""Tables with typed columns: numbers, or mapped to numbers by a schema.
 
-Each batch is mapped by itself, where it is read. So the rows have the same bits, whatever they are read with.
+Each batch is mapped separately on its reader, so the bits of a row do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from dpdist.rows.encoding import Fault, UnfitError, encoded, require_types, unit
 
 
 class Tabular(Source):
-    """A table; columns of other things than numbers are allowed where they are not kept, or a schema maps them."""
+    """A table; columns that are not kept, or mapped by a schema, need not be numbers."""
 
     takes: ClassVar[tuple[str, ...]] = ("schema",)
 
     @property
     @abstractmethod
     def stored(self) -> Head:
-        """The columns as they are stored, and behind them the keys of the folders."""
+        """The stored columns, followed by the keys of the folders."""
 
     @abstractmethod
-    def cells(self, places: Places, fragment: Fragment = None) -> Generator[Any]:
-        """Yield columns as they are stored, in this order, as Arrow batches."""
+    def cells(self, columns: Places, fragment: Fragment = None) -> Generator[Any]:
+        """Yield stored columns, in this order, as Arrow batches."""
 
     @abstractmethod
     def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
-        """Yield columns that hold numbers."""
+        """Yield columns of numbers."""
 
     @abstractmethod
     def number_survey(self, keep: Places, fragment: Fragment) -> Survey:
-        """Return rows and type of columns that hold numbers."""
+        """Return rows and type of columns of numbers."""
 
     def row_in(self, fragment: Fragment, row: int) -> str:
-        """Return how a message names a row, by its number from the start of a fragment."""
+        """Return the name of a row in messages, by its index in a fragment."""
         return f"row {row + (0 if fragment is None else fragment[0])} (counting from 0)"
 
     @cached_property
@@ -52,19 +52,19 @@ class Tabular(Source):
         schema = self.choices.schema
         if schema is None:
             return self.stored
-        self._mapped  # noqa: B018 - refuses what does not fit
+        self._mapped  # noqa: B018 - validates
         return self.stored._replace(names=schema.features, indexes=())
 
     @cached_property
     def _mapped(self) -> dict[str, int]:
-        """Places of the columns that the schema reads, by name; UsageError if the file has other columns."""
+        """Indices of the columns of the schema by name; UsageError if some are missing."""
         schema, stored = self.choices.schema, self.stored
         if schema is None:
             return {}
-        found = {stored.names[place]: place for place in schema.places(stored.names)}
+        indexes = {stored.names[index]: index for index in schema.places(stored.names)}
         if stored.kinds is not None:
             require_types(schema, dict(zip(stored.names, stored.kinds, strict=True)))
-        return found
+        return indexes
 
     def survey(self, keep: Places, fragment: Fragment = None) -> Survey:
         if self.choices.schema is None:
@@ -82,22 +82,24 @@ class Tabular(Source):
         if schema is None:
             yield from self.numbers(keep, fragment)
             return
-        whole = keep == tuple(range(len(schema.features)))
-        for block in self._made(fragment, partial(encoded, schema)):
-            yield block if whole else block[:, list(keep)]
+        all_columns = keep == tuple(range(len(schema.features)))
+        for block in self._encode_batches(fragment, partial(encoded, schema)):
+            yield block if all_columns else block[:, list(keep)]
 
     def rows(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
-        # by a schema a row that is dropped is of NaN, and what else is not finite was refused
+        # a schema marks dropped rows by NaN, and refuses other non-finite values
         return super().rows(keep, fragment) if self.choices.schema is None else self.blocks(keep, fragment)
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
         schema = self.choices.schema
         if schema is None:
             return super().units(key, labels)
-        return self._made(None, lambda columns, _: iter([units_of(schema, columns, key)]))
+        return self._encode_batches(None, lambda columns, _: iter([units_of(schema, columns, key)]))
 
-    def _made(self, fragment: Fragment, make: Callable[[Mapping[str, Any], int], Iterator[Rows]]) -> Generator[Rows]:
-        """Yield what is made of each batch; all columns with a value that cannot be used are told at once."""
+    def _encode_batches(
+        self, fragment: Fragment, make: Callable[[Mapping[str, Any], int], Iterator[Rows]]
+    ) -> Generator[Rows]:
+        """Map each batch; the error names all columns with invalid values."""
         faults, row, failed = dict[str, Fault](), 0, ""
         with closing(self.cells(tuple(self._mapped.values()), fragment)) as batches:
             for batch in batches:
@@ -109,12 +111,12 @@ class Tabular(Source):
                 except UnfitError as error:
                     for fault in error.after(row).faults:
                         faults.setdefault(fault.column, fault)
-                except pa.ArrowException as error:  # which may quote a cell
+                except pa.ArrowException as error:  # may quote a cell
                     failed = type(error).__name__
                 if failed:
                     raise DataError(
-                        f"{self.path} cannot be read: Arrow does not know what to do with a column ({failed}). Write "
-                        "it with plain types; in Python: pyarrow.parquet.write_table(TABLE, NEW)."
+                        f"{self.path} cannot be read: Arrow does not support the type of a column ({failed}). Write it "
+                        "with plain types; in Python: pyarrow.parquet.write_table(TABLE, NEW)."
                     )
                 row += batch.num_rows
         if faults:
@@ -122,18 +124,18 @@ class Tabular(Source):
 
 
 def matrix(columns: Sequence[Any], rows: int, dtype: npt.DTypeLike) -> Rows:
-    """Put columns of Arrow side by side, (rows, columns)."""
+    """Stack Arrow columns, (rows, columns)."""
     out = np.empty((len(columns), rows), dtype=dtype)
-    for place, column in enumerate(columns):
-        out[place] = as_numpy(column)
+    for index, column in enumerate(columns):
+        out[index] = as_numpy(column)
     return out.T
 
 
 def as_numpy(column: Any) -> Rows:
-    """Return a column of Arrow as NumPy has it."""
+    """Convert an Arrow column to NumPy."""
     if (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) and not column.null_count:
-        found: Any = np.from_dlpack(column)  # to_numpy imports pandas, in every process that reads
+        values: Any = np.from_dlpack(column)  # to_numpy would import pandas
     else:
-        found = column.to_numpy(zero_copy_only=False)
-    numbers: Rows = found
+        values = column.to_numpy(zero_copy_only=False)
+    numbers: Rows = values
     return numbers

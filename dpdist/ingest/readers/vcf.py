@@ -1,15 +1,14 @@
 """Readers of genotypes: VCF text, .vcf and .vcf.gz, and VCF Zarr, as bio2zarr and sgkit write it.
 
-Rows are samples, columns variants of two alleles. What else a site may be is read by rules
-(:mod:`dpdist.ingest.readers.genotypes`), and refused without. The file stores variant after variant, so it is
-transposed first.
+Rows are samples, columns are variants with two alleles. Other sites need rules
+(:mod:`dpdist.ingest.readers.genotypes`). Files store one variant after another, and are transposed first.
 
-Of text this is a strict reader of the one field that is needed, GT or DS. It is not htslib, which repeats words of a
-damaged file on standard error and ignores surplus cells; a line of junk can crash its Python readers. It is never cut
-by bytes: a row has one cell in each line, and no range of bytes holds whole rows.
+The reader of text is strict, and parses only the field GT or DS. It does not use htslib, which prints text of damaged
+files on standard error and ignores surplus cells, and whose Python readers crash on some lines. Text is not cut into
+fragments: every line holds one cell of each row.
 
-In VCF Zarr ``call_genotype`` is (variants, samples, ploidy): an allele of each, -1 where it is missing, and -2 where
-there is none, as for one allele alone among pairs. ``call_DS`` is (variants, samples).
+In VCF Zarr, ``call_genotype`` is (variants, samples, ploidy), -1 for a missing allele and -2 for none, as in a haploid
+call among diploid ones. ``call_DS`` is (variants, samples).
 
 References
 ----------
@@ -30,28 +29,28 @@ import numpy.typing as npt
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import CURE, MOST_LABELS, Places, Rows, attempted, changed
-from dpdist.ingest.readers.calls import Called, Calls, Facts, Site
+from dpdist.ingest.readers.calls import Calls, Facts, MaskedCounts, Site
 from dpdist.ingest.readers.chunked import chunk_bytes, require_chunks
-from dpdist.ingest.readers.genotypes import MISSING, columns_of_site, not_biallelic, not_called, told_apart
+from dpdist.ingest.readers.genotypes import MISSING, columns_of_site, invalid_genotype, not_biallelic, unique_names
 from dpdist.ingest.readers.source import Fragment, neighbours, width_for
-from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign, says
+from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign, root_matches
 
 _LINE = 64 << 20
 _MOST_SAMPLES = 1 << 21
-"""Samples of a file at most: one line names them all, and names take more memory than they have letters."""
+"""Most samples of a file: one line names them all, and names take more memory than letters."""
 _FIXED = 9
 _BAD = 255
 _END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 """The empty block that ends every BGZF file."""
 
 _CALLS, _DOSES = "call_genotype", "call_DS"
-_TOGETHER = 4096  # variants whose names are read at once
+_TOGETHER = 4096  # variants read at once
 _ABSENT, _NONE = -1, -2
-"""Of an allele: it is missing, or there is none."""
+"""Missing allele, and no allele."""
 
 
 class Vcf(Calls):
-    """A .vcf or .vcf.gz file: how many copies of the alternative allele each sample has, 0, 1 or 2, phased or not."""
+    """A .vcf or .vcf.gz file: counts of the alternative allele, 0, 1 or 2, phased or not."""
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         packed = self.path.suffix.lower() == ".gz"
@@ -64,24 +63,26 @@ class Vcf(Calls):
                 yield number, line.rstrip(b"\r\n")
 
     def _records(self) -> Iterator[tuple[int, list[bytes], bytes]]:
-        """Yield the number of the line, its fixed fields and the rest of every variant; first of the header's."""
+        """Yield line number, fixed fields and remaining text of the header and every variant."""
         started = False
         for number, line in self._lines():
             if not started and line.startswith(b"##"):
                 continue
             fields = line.split(b"\t", _FIXED)
             if not started and line.startswith(b"#CHROM") and len(fields) in {_FIXED - 1, _FIXED}:
-                raise DataError(f"{self.path} names no samples: it lists sites, and there is no row to take from it.")
+                raise DataError(
+                    f"{self.path} lists sites without samples, so it has no rows. Ingest a file with genotypes."
+                )
             if started is line.startswith(b"#") or len(fields) <= _FIXED:
                 raise DataError(
-                    f"{self.path}, line {number} is not what VCF text has there: header lines, one that begins with "
-                    f"#CHROM and names the samples, and a line of tab-separated fields for every variant. {CURE}"
+                    f"{self.path}, line {number} is not valid VCF: header lines, one that begins with #CHROM and names "
+                    f"the samples, and a line of tab-separated fields per variant. {CURE}"
                 )
             started = True
             yield number, fields[:_FIXED], fields[_FIXED]
 
     def _require_end(self) -> None:
-        """Refuse what bgzip wrote and something cut: gzip itself would take it for complete."""
+        """Refuse truncated bgzip files, which gzip would accept."""
         if self.path.suffix.lower() != ".gz":
             return
         with self.path.open("rb") as raw:
@@ -89,7 +90,7 @@ class Vcf(Calls):
             size = self.path.stat().st_size
             raw.seek(max(0, size - len(_END)))
             if blocked and raw.read() != _END:
-                raise DataError(f"{self.path} is truncated: the block that ends it is not there. Restore the file.")
+                raise DataError(f"{self.path} is truncated: its last block is missing. Restore the file.")
 
     @cached_property
     @attempted
@@ -102,64 +103,65 @@ class Vcf(Calls):
                     raise DataError(f"{self.path} names more than {_MOST_SAMPLES} samples. Split it by samples.")
                 people = [name.decode() for name in rest.split(b"\t")]
                 continue
-            made = self._columns_of(number, fields)
-            names += made
-            alleles += [(other, fields[3].decode()) for other in fields[4].decode().split(",")] if made else []
-        return Facts(len(people), {"sample": people}, told_apart(names, [counted for counted, _ in alleles]), alleles)
+            columns = self._columns_of(number, fields)
+            names += columns
+            alleles += [(other, fields[3].decode()) for other in fields[4].decode().split(",")] if columns else []
+        return Facts(len(people), {"sample": people}, unique_names(names, [counted for counted, _ in alleles]), alleles)
 
     def _columns_of(self, number: int, fields: list[bytes]) -> list[str]:
-        """Return the names of the columns that a variant becomes, one for each alternative allele."""
-        where, bp, name, one, other = (field.decode() for field in fields[:5])
-        made = columns_of_site(where, bp, name, [one, *(() if other == "." else other.split(","))], self.rules)
-        if made is None:
+        """Return the column names of a variant, one per alternative allele."""
+        contig, bp, name, reference, other = (field.decode() for field in fields[:5])
+        alleles = [reference, *(() if other == "." else other.split(","))]
+        columns = columns_of_site(contig, bp, name, alleles, self.rules)
+        if columns is None:
             raise not_biallelic(f"{self.path}, line {number}")
-        known = fields[-1].split(b":")
-        if made and self.rules.field == "DS" and b"DS" not in known:
-            raise DataError(f"{self.path}, line {number} gives no dosages (DS). {CURE}")
-        if made and self.rules.field != "DS" and known[0] != b"GT":
-            raise DataError(f"{self.path}, line {number} gives no genotypes (GT) as the first of its fields. {CURE}")
-        return made
+        formats = fields[-1].split(b":")
+        if columns and self.rules.field == "DS" and b"DS" not in formats:
+            raise DataError(f"{self.path}, line {number} has no dosages (DS). {CURE}")
+        if columns and self.rules.field != "DS" and formats[0] != b"GT":
+            raise DataError(f"{self.path}, line {number} does not have genotypes (GT) as its first field. {CURE}")
+        return columns
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
-        # columns come as they are in the file, and are put in order when they are rows
+        # columns come in file order, and are reordered as rows
         order = np.argsort(np.argsort(keep))
-        for piece in super().blocks(tuple(sorted(keep)), fragment):
-            yield piece if (np.diff(order) == 1).all() else piece[:, order]
+        for block in super().blocks(tuple(sorted(keep)), fragment):
+            yield block if (np.diff(order) == 1).all() else block[:, order]
 
-    def calls(self, keep: Places) -> Iterator[Called]:
-        wanted, width, columns = frozenset(keep), max(1, self.width // 2), list[Called]()  # they are there twice
-        place, records = 0, self._records()
-        next(records)  # the header's
+    def calls(self, keep: Places) -> Iterator[MaskedCounts]:
+        kept, width, columns = frozenset(keep), max(1, self.width // 2), list[MaskedCounts]()  # two copies in memory
+        column, records = 0, self._records()
+        next(records)  # the header
         for number, fields, rest in records:
-            made = self._columns_of(number, fields)
+            names = self._columns_of(number, fields)
             cells = None
-            for allele in range(1, len(made) + 1):
-                if place in wanted:
+            for allele in range(1, len(names) + 1):
+                if column in kept:
                     cells = self._cells(number, fields, rest) if cells is None else cells
-                    columns.append(self._values(number, cells, allele, len(made)))
-                place += 1
+                    columns.append(self._values(number, cells, allele, len(names)))
+                column += 1
                 if len(columns) == width:
                     yield _side_by_side(columns)
                     columns = []
-        if place != len(self.facts.names):
+        if column != len(self.facts.names):
             raise changed(self.path)
         if columns:
             yield _side_by_side(columns)
 
     def _cells(self, number: int, fields: list[bytes], rest: bytes) -> list[bytes]:
         samples = self.facts.samples
-        found = rest.count(b"\t") + 1  # before they are set apart: cells of a byte take dozens
-        if found != samples:
-            raise DataError(f"{self.path}, line {number} has {found} genotypes, not {samples}. {CURE}")
+        count = rest.count(b"\t") + 1  # before the split: a cell of one byte takes dozens
+        if count != samples:
+            raise DataError(f"{self.path}, line {number} has {count} genotypes, not {samples}. {CURE}")
         cells = rest.split(b"\t")
         if b":" not in fields[-1]:
             return cells
-        place = fields[-1].split(b":").index(b"DS" if self.rules.field == "DS" else b"GT")
-        # fields at the end may be left out, and are missing then
-        parts = (cell.split(b":", place + 1) for cell in cells)
-        return [part[place] if len(part) > place else b"." for part in parts]
+        index = fields[-1].split(b":").index(b"DS" if self.rules.field == "DS" else b"GT")
+        # omitted trailing fields are missing
+        parts = (cell.split(b":", index + 1) for cell in cells)
+        return [part[index] if len(part) > index else b"." for part in parts]
 
-    def _values(self, number: int, cells: list[bytes], allele: int, alleles: int) -> Called:
+    def _values(self, number: int, cells: list[bytes], allele: int, alleles: int) -> MaskedCounts:
         if self.rules.field == "DS":
             values: Any = np.array([_dosage(cell, allele, alleles) for cell in cells])
             wrong, absent = np.isnan(values), values < 0
@@ -169,52 +171,52 @@ class Vcf(Calls):
             wrong, absent = values == _BAD, values == MISSING
         if wrong.any():
             where = f"{self.path}, line {number}, sample {int(np.argmax(wrong)) + 1}"
-            raise not_called(where, self.rules, CURE)
+            raise invalid_genotype(where, self.rules, CURE)
         return values, absent
 
 
-def _side_by_side(columns: Sequence[Called]) -> Called:
-    values, absent = (np.stack(each, axis=1) for each in zip(*columns, strict=True))
+def _side_by_side(columns: Sequence[MaskedCounts]) -> MaskedCounts:
+    values, absent = (np.stack(arrays, axis=1) for arrays in zip(*columns, strict=True))
     return values, absent
 
 
 @lru_cache(maxsize=1 << 14)
 def _copies(cell: bytes, allele: int, alleles: int, haploid: str | None) -> int:
-    """Return how often an allele is in a genotype, :data:`MISSING`, or :data:`_BAD`."""
-    # from version 4.4 on a phase may stand before the first allele
+    """Count an allele in a genotype; :data:`MISSING` or :data:`_BAD` otherwise."""
+    # since version 4.4 a phase may precede the first allele
     parts = cell.replace(b"|", b"/").removeprefix(b"/").split(b"/")
     if len(parts) > 2 or not all(part == b"." or (part.isdigit() and len(part) < 4) for part in parts):
         return _BAD
-    known = [int(part) for part in parts if part != b"."]
-    if any(part > alleles for part in known):
+    called = [int(part) for part in parts if part != b"."]
+    if any(part > alleles for part in called):
         return _BAD
-    if len(known) < len(parts):
+    if len(called) < len(parts):
         return MISSING
     if len(parts) == 1:
-        return _BAD if haploid is None else (known[0] == allele) * (2 if haploid == "double" else 1)
-    return known.count(allele)
+        return _BAD if haploid is None else (called[0] == allele) * (2 if haploid == "double" else 1)
+    return called.count(allele)
 
 
 def _dosage(cell: bytes, allele: int, alleles: int) -> float:
-    """Return the expected copies of an allele; -1 where they are missing, NaN where they make no sense."""
+    """Return the dosage of an allele; -1 if missing, NaN if invalid."""
     if cell == b".":
         return -1.0
     parts = cell.split(b",")
     try:
-        found = -1.0 if parts[allele - 1] == b"." else float(parts[allele - 1])
+        dosage = -1.0 if parts[allele - 1] == b"." else float(parts[allele - 1])
     except (ValueError, IndexError):
         return math.nan
-    sound = len(parts) == alleles and (parts[allele - 1] == b"." or 0 <= found <= 2)
-    return found if sound else math.nan
+    sound = len(parts) == alleles and (parts[allele - 1] == b"." or 0 <= dosage <= 2)
+    return dosage if sound else math.nan
 
 
 def is_vcf_zarr(path: Any) -> bool:
-    """Tell whether a store holds genotypes by variant; a damaged one does not."""
-    return says(path, lambda root: getattr(root.get(_CALLS), "ndim", 0) == 3 and "variant_allele" in root)
+    """Whether a store holds genotypes by variant; False if it is damaged."""
+    return root_matches(path, lambda root: getattr(root.get(_CALLS), "ndim", 0) == 3 and "variant_allele" in root)
 
 
 class VcfZarr(Calls):
-    """A store of genotypes: how many copies of the alternative allele each sample has, 0, 1 or 2."""
+    """A VCF Zarr store: counts of the alternative allele, 0, 1 or 2."""
 
     fragile = True
 
@@ -228,58 +230,64 @@ class VcfZarr(Calls):
         require_foreign(self.path, _CALLS)
         with opened(self.path) as root:
             if self._array not in root:
-                raise DataError(f"{self.path} gives no dosages (DS). {CURE}")
+                raise DataError(f"{self.path} has no dosages (DS). {CURE}")
             values, alleles = root[self._array], root["variant_allele"]
             shape = values.shape
             if (values.ndim, values.dtype.kind) != ((2, "f") if self._array == _DOSES else (3, "i")):
-                raise DataError(f"{self.path}: {self._array} has another shape or type than VCF Zarr gives it. {CURE}")
+                raise DataError(f"{self.path}: {self._array} does not have the shape and type of VCF Zarr. {CURE}")
             require_chunks(self.path, chunk_bytes(values))
             if self._array == _CALLS and shape[2] > 2:
-                raise DataError(f"{self.path} holds genotypes of more than two alleles each, and people are diploid.")
+                raise DataError(
+                    f"{self.path} holds genotypes with more than two alleles. Only diploid ones are read: {CURE}"
+                )
             if len(shape) < 2 or alleles.shape[0] != shape[0]:
-                raise DataError(f"{self.path}: its arrays are of different numbers of variants. {CURE}")
+                raise DataError(f"{self.path}: its arrays have different numbers of variants. {CURE}")
             people = self._people(root, shape[1])
-            names, places, pairs = list[str](), list[Site](), list[tuple[str, str]]()
-            for variant, (where, place, name, some) in enumerate(self._fixed(root, shape[0])):
-                made = columns_of_site(where, place, name, some, self.rules)
-                if made is None:
+            names, sites, pairs = list[str](), list[Site](), list[tuple[str, str]]()
+            for variant, (contig, position, name, site_alleles) in enumerate(self._fixed(root, shape[0])):
+                columns = columns_of_site(contig, position, name, site_alleles, self.rules)
+                if columns is None:
                     raise not_biallelic(f"{self.path}, variant {variant} (counting from 0)")
-                if len(made) > 1 and self._array == _DOSES:
-                    raise DataError(f"{self.path} has one dosage for each sample, and variant {variant} more alleles.")
-                names += made
-                pairs += [(other, some[0]) for other in some[1:]] if made else []
-                places += [Site(variant, allele, len(made)) for allele in range(1, len(made) + 1)]
+                if len(columns) > 1 and self._array == _DOSES:
+                    raise DataError(
+                        f"{self.path} has one dosage per sample, but variant {variant} has more alleles. {CURE}"
+                    )
+                names += columns
+                pairs += [(other, site_alleles[0]) for other in site_alleles[1:]] if columns else []
+                sites += [Site(variant, allele, len(columns)) for allele in range(1, len(columns) + 1)]
         if not holds_values(self.path, self._array):
-            raise DataError(f"{self.path} announces genotypes of which nothing is stored. Restore it.")
-        return Facts(shape[1], people, told_apart(names, [counted for counted, _ in pairs]), pairs, places)
+            raise DataError(f"{self.path} declares genotypes without stored values. Restore it.")
+        return Facts(shape[1], people, unique_names(names, [counted for counted, _ in pairs]), pairs, sites)
 
     def _people(self, root: Any, samples: int) -> dict[str, list[str]]:
         names = root.get("sample_id")
         if names is None:
             return {}
         if names.shape != (samples,):
-            raise DataError(f"{self.path} names another number of samples than it has genotypes of. {CURE}")
-        return {"sample": _words(names, 0, samples)}
+            raise DataError(f"{self.path} has different numbers of sample names and genotypes. {CURE}")
+        return {"sample": _texts(names, 0, samples)}
 
     def _fixed(self, root: Any, variants: int) -> Iterator[tuple[str, str, str, list[str]]]:
-        """Yield where each variant is, its place there, its name, and its alleles."""
-        contigs = _words(root["contig_id"], 0, root["contig_id"].shape[0])
+        """Yield contig, position, name and alleles of each variant."""
+        contigs = _texts(root["contig_id"], 0, root["contig_id"].shape[0])
         marks = {name: root[f"variant_{name}"] for name in ("contig", "position", "allele")}
         ids, size = root.get("variant_id"), 0
         for array in (*marks.values(), *(() if ids is None else (ids,))):
             if array.shape[0] != variants:
-                raise DataError(f"{self.path}: its arrays are of different numbers of variants. {CURE}")
+                raise DataError(f"{self.path}: its arrays have different numbers of variants. {CURE}")
             require_chunks(self.path, chunk_bytes(array))
         for start in range(0, variants, _TOGETHER):
             stop = min(start + _TOGETHER, variants)
-            where, places = (np.asarray(marks[name][start:stop]).tolist() for name in ("contig", "position"))
-            alleles = [[_word(each) for each in some] for some in np.asarray(marks["allele"][start:stop]).tolist()]
-            named = ["."] * (stop - start) if ids is None else _words(ids, start, stop)
-            for contig, place, name, some in zip(where, places, named, alleles, strict=True):
-                size += len(name) + sum(map(len, some))
+            contig_indexes, positions, texts = (np.asarray(array[start:stop]).tolist() for array in marks.values())
+            alleles = [[_text(allele) for allele in site_texts] for site_texts in texts]
+            named = ["."] * (stop - start) if ids is None else _texts(ids, start, stop)
+            for contig, position, name, site_alleles in zip(contig_indexes, positions, named, alleles, strict=True):
+                size += len(name) + sum(map(len, site_alleles))
                 if size > MOST_LABELS:
-                    raise DataError(f"{self.path} names its variants by more than {MOST_LABELS >> 20} MiB.")
-                yield contigs[contig], str(place), name or ".", [some[0], *filter(None, some[1:])]
+                    raise DataError(
+                        f"{self.path} has variant names of more than {MOST_LABELS >> 20} MiB. Split it by variants."
+                    )
+                yield contigs[contig], str(position), name or ".", [site_alleles[0], *filter(None, site_alleles[1:])]
 
     @cached_property
     @attempted
@@ -287,19 +295,19 @@ class VcfZarr(Calls):
         with opened(self.path) as root:
             return chunk_bytes(root[self._array])
 
-    def calls(self, keep: Places) -> Iterator[Called]:
+    def calls(self, keep: Places) -> Iterator[MaskedCounts]:
         sites, width = self.facts.sites, width_for(self.facts.samples, np.dtype(np.float64))
         with opened(self.path) as root:
             values = root[self._array]
             for run in neighbours(keep, width):
-                some = keep[run]
-                start = sites[some[0]].variant
-                block = np.asarray(values[start : sites[some[-1]].variant + 1])
-                found = [self._counts(block[sites[place].variant - start], sites[place]) for place in some]
-                counts, absent = (np.stack(each, axis=1) for each in zip(*found, strict=True))
+                columns = keep[run]
+                start = sites[columns[0]].variant
+                block = np.asarray(values[start : sites[columns[-1]].variant + 1])
+                counted = [self._counts(block[sites[column].variant - start], sites[column]) for column in columns]
+                counts, absent = (np.stack(arrays, axis=1) for arrays in zip(*counted, strict=True))
                 yield counts, absent
 
-    def _counts(self, values: npt.NDArray[Any], place: Site) -> Called:
+    def _counts(self, values: npt.NDArray[Any], site: Site) -> MaskedCounts:
         if self.rules.field == "DS":
             absent = np.isnan(values)
             wrong = ~absent & ~((values >= 0) & (values <= 2))
@@ -308,19 +316,19 @@ class VcfZarr(Calls):
             alleles = (values != _NONE).sum(axis=1)
             absent = (values == _ABSENT).any(axis=1) | (alleles == 0)
             lone = (alleles == 1) & ~absent
-            wrong = ((values > place.columns) | (values < _NONE)).any(axis=1)
+            wrong = ((values > site.columns) | (values < _NONE)).any(axis=1)
             wrong |= lone & (self.rules.haploid is None)
-            counts = (values == place.allele).sum(axis=1)
+            counts = (values == site.allele).sum(axis=1)
             counts[lone] *= 2 if self.rules.haploid == "double" else 1
         if wrong.any():
-            where = f"{self.path}, variant {place.variant}, sample {int(np.argmax(wrong))} (counting from 0)"
-            raise not_called(where, self.rules, CURE)
+            where = f"{self.path}, variant {site.variant}, sample {int(np.argmax(wrong))} (counting from 0)"
+            raise invalid_genotype(where, self.rules, CURE)
         return counts, absent
 
 
-def _words(array: Any, start: int, stop: int) -> list[str]:
-    return [_word(each) for each in np.asarray(array[start:stop]).tolist()]
+def _texts(array: Any, start: int, stop: int) -> list[str]:
+    return [_text(value) for value in np.asarray(array[start:stop]).tolist()]
 
 
-def _word(each: object) -> str:
-    return each.decode() if isinstance(each, bytes) else str(each)
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,10 +1,9 @@
-"""Reader of Zarr stores, of either format: an array of rows, or one array of a group.
+"""Reader of Zarr stores, formats 2 and 3: an array of rows, or one array of a group.
 
-A chunk that is not there is read as its fill value, as Zarr means it: such a store does not say what it has lost.
+Missing chunks are read as the fill value, as Zarr specifies: a store does not reveal what it has lost.
 
-A store names the codecs that unpack it, and among those that libraries know are some that run what they unpack
-(``pickle``). So only known ones are followed. Nor are links: they lead to files that whoever made the store could not
-read himself.
+A store names its codecs, and some that libraries know execute their input (``pickle``). So only listed codecs are used.
+Links are not followed: they may lead to files that the author of the store could not read.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ from dpdist.ingest.readers.hdf5 import strings
 from dpdist.ingest.readers.source import Fragments, State, version_of
 from dpdist.naming import step
 
-MARKS = ("zarr.json", ".zarray", ".zgroup")  # files of which one is at the root of every store
+MARKS = ("zarr.json", ".zarray", ".zgroup")  # every store has one of these at its root
 _METADATA = frozenset({*MARKS, ".zattrs", ".zmetadata"})
 _PACKED = frozenset({"zarr.json", ".zarray", ".zmetadata"})  # metadata that names codecs
-_FEW = {"async.concurrency": 2}  # so many unpacked chunks at a time
-_PARTS = 1 << 24  # chunks of a shard at most: their places are read together
+_FEW = {"async.concurrency": 2}  # unpacked chunks at a time
+_PARTS = 1 << 24  # most chunks of a shard: its index is read at once
 _CODECS = frozenset({
     "bytes", "endian", "transpose", "sharding_indexed", "vlen-utf8", "vlen-bytes",
     "blosc", "zstd", "gzip", "zlib", "bz2", "lzma", "lz4",
     "crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3",
     "shuffle", "delta", "fixedscaleoffset", "quantize", "bitround", "packbits", "astype",
 })  # fmt: skip
-"""Codecs that unpack numbers and words, and do nothing else."""
+"""Codecs that only unpack numbers and text."""
 
 
 class _Guarded(WrapperStore[Any]):
-    """A store of which only plain files are read, and metadata of a size that holds names, with known codecs."""
+    """A store limited to plain files, and metadata of bounded size with listed codecs."""
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
         root = getattr(self._store, "root", None)
@@ -64,36 +63,38 @@ class _Guarded(WrapperStore[Any]):
             require_plain(root, key)
         if key.rpartition("/")[2] not in _METADATA:  # a chunk
             return await self._store.get(key, prototype, byte_range)
-        found = await self._store.get(key, prototype, RangeByteRequest(0, MOST_LABELS + 1))
-        if found is not None:
-            _require_known(str(root or self._store), key, found.to_bytes())
-        return found
+        content = await self._store.get(key, prototype, RangeByteRequest(0, MOST_LABELS + 1))
+        if content is not None:
+            _require_known(str(root or self._store), key, content.to_bytes())
+        return content
 
 
 def _require_known(store: str, key: str, content: bytes) -> None:
     if len(content) > MOST_LABELS:
-        raise DataError(f"{store}: {key!r} is of more than {MOST_LABELS >> 20} MiB. Remove what is not needed.")
+        raise DataError(
+            f"{store}: {key!r} is larger than {MOST_LABELS >> 20} MiB. Remove attributes that are not needed."
+        )
     last = key.rpartition("/")[2]
-    # only of version 2 a name can be that of a file of attributes; of version 3 it is that of an array
+    # only in format 2 can a name be a file of attributes; in format 3 it is an array
     noted = ".zattrs" if last == ".zmetadata" else None
     for name in _codecs_in(json.loads(content), noted) if last in _PACKED else ():
         if str(name).removeprefix("numcodecs.") not in _CODECS:
             raise DataError(
-                f"{store} is packed by the codec {str(name)[:40]!r}, which is not read here. Write it with blosc, "
-                "zstd or gzip, or without a codec."
+                f"{store} uses the codec {str(name)[:40]!r}, which is not supported. Write it with blosc, zstd or "
+                "gzip, or without a codec."
             )
 
 
 def _codecs_in(metadata: Any, noted: str | None) -> Iterator[Any]:
-    """Yield the names of all codecs in the metadata of a store, at whatever depth; what people noted names none."""
+    """Yield the names of all codecs in metadata, at any depth, outside of user attributes."""
     for key, inner in metadata.items() if isinstance(metadata, dict) else ():
-        if key == "metadata":  # consolidated: of arrays and groups, by their names
+        if key == "metadata":  # consolidated metadata of arrays and groups, by name
             for name, node in dict(inner or {}).items():
                 yield from _codecs_in(node, noted) if name.rpartition("/")[2] != noted else ()
         elif key in {"codecs", "index_codecs", "filters", "compressor"}:
             for codec in inner if isinstance(inner, list) else [inner] if inner else ():
-                told = [codec] if isinstance(codec, str) else [codec[key] for key in ("name", "id") if key in codec]
-                yield from told or [""]
+                names = [codec] if isinstance(codec, str) else [codec[key] for key in ("name", "id") if key in codec]
+                yield from names or [""]
                 yield from _codecs_in(codec, noted)
         elif key != "attributes":
             yield from _codecs_in(inner, noted)
@@ -101,64 +102,64 @@ def _codecs_in(metadata: Any, noted: str | None) -> Iterator[Any]:
 
 @contextmanager
 def opened(path: Any, way: Callable[..., Any] = zarr.open, **options: Any) -> Iterator[Any]:
-    """Give the array or group at a place, local or in an object store."""
+    """Open an array or group, local or in an object store."""
     store: Any
     if isinstance(path, Path):
         store = LocalStore(path, read_only=True)
-        options = {"use_consolidated": False} | options  # it may be of before rows were appended
+        options = {"use_consolidated": False} | options  # it may predate appended rows
     else:
         store = FsspecStore.from_url(path.address, read_only=True)
     with zarr.config.set(_FEW):
         yield way(_Guarded(store), mode="r", **options)
 
 
-def says(path: Any, question: Callable[[Any], bool]) -> bool:
-    """Ask the root of a store; a damaged one says no."""
+def root_matches(path: Any, question: Callable[[Any], bool]) -> bool:
+    """Whether the root of a store satisfies a predicate; False if it is damaged."""
 
-    def asked() -> bool:
+    def matches() -> bool:
         with opened(path) as root:
             return isinstance(root, zarr.Group) and question(root)
 
     try:
-        return attempt(path, asked)
+        return attempt(path, matches)
     except DataError:
         return False
 
 
 def is_anndata(path: Any) -> bool:
-    """Tell whether a store says that it is AnnData."""
-    return says(path, _is_anndata)
+    """Whether a store is AnnData."""
+    return root_matches(path, _is_anndata)
 
 
 def _is_anndata(group: zarr.Group) -> bool:
-    """Say whether a group is AnnData: it says so from version 0.8 on, and annotates rows and columns before."""
+    """Whether a group is AnnData: marked since version 0.8, before by annotations of rows and columns."""
     return group.attrs.get("encoding-type") == "anndata" or all(
         name in group and group[name].attrs.get("encoding-type") == "dataframe" for name in ("obs", "var")
     )
 
 
-def require_foreign(path: Any, place: str) -> None:
-    """Refuse an array of a store that is a table of dpdist, or lies in one."""
+def require_foreign(path: Any, array_path: str) -> None:
+    """Refuse an array that is, or is inside, a table of dpdist."""
 
     def ours() -> bool:
-        with opened(path, zarr.open_group, use_consolidated=False) as root:  # what was consolidated may be of before
-            inner = accumulate(place.split("/"), "{}/{}".format)
+        with opened(path, zarr.open_group, use_consolidated=False) as root:  # consolidated metadata may be outdated
+            inner = accumulate(array_path.split("/"), "{}/{}".format)
             return "dpdist" in root.attrs or any("dpdist" in root[name].attrs for name in inner)
 
     if attempt(path, ours):
-        raise _made_by_us(f"{path}/{place}")
+        raise _own_store_error(f"{path}/{array_path}")
 
 
-def _made_by_us(path: Any) -> RefusedError:
+def _own_store_error(path: Any) -> RefusedError:
     return RefusedError(
-        f"{path} was made by dpdist. Its rows have a budget already, and a copy would get another one. Use the rows "
-        "where they are, or ingest their source."
+        f"{path} was written by dpdist. Its rows already have a budget, and a copy would get a second one. Use these "
+        "rows, or ingest their source."
     )
 
 
-def holds_values(path: Any, place: str = "") -> bool:
-    """Tell whether any chunk of an array in a store is there."""
-    for name in place.split("/") if place else ():
+def holds_values(path: Any, array_path: str = "") -> bool:
+    """Whether any chunk of an array exists."""
+    for name in array_path.split("/") if array_path else ():
         path = path / name
     entries = [path]
     while entries:
@@ -173,56 +174,58 @@ def holds_values(path: Any, place: str = "") -> bool:
 
 
 def _meaning(path: Any, array: Any) -> Meaning | None:
-    """Return what xarray's attributes say of an array; in format 2 its fill value stands for missing ones, too."""
-    said = dict(array.attrs)
-    if "_Unsigned" in said:
-        raise DataError(f"{path} is marked as _Unsigned, which Zarr has types for. Write it as unsigned numbers.")
-    absent = [said[name] for name in ("_FillValue", "missing_value") if name in said]
-    if array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in said and array.fill_value is not None:
+    """Return the xarray attributes of an array; in format 2 its fill value also marks missing values."""
+    attributes = dict(array.attrs)
+    if "_Unsigned" in attributes:
+        raise DataError(
+            f"{path} has the attribute _Unsigned, which Zarr does not need. Write it with an unsigned type."
+        )
+    absent = [attributes[name] for name in ("_FillValue", "missing_value") if name in attributes]
+    if array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in attributes and array.fill_value is not None:
         absent.append(array.fill_value)
     absent = [fill_of(value) for value in absent]
-    if array.dtype == np.int64 and "units" in said:  # the time that is none, as xarray stores it
+    if array.dtype == np.int64 and "units" in attributes:  # NaT, as xarray stores it
         absent.append(np.iinfo(np.int64).min)
-    if array.dtype.kind == "f":  # JSON writes 1e20 of a float32 as the double that it is not
+    if array.dtype.kind == "f":  # JSON writes a float32 of 1e20 as another double
         absent = [np.asarray(value, np.float64).astype(array.dtype) for value in absent]
-    return Meaning.of(said, *absent)
+    return Meaning.of(attributes, *absent)
 
 
 class Store(Chunked):
-    """A Zarr array, or the array of a group that ``--variable`` names or that is the only one."""
+    """A Zarr array: the root, or the chosen or only one of a group."""
 
     takes = ("variable", "rows_dimension")
     fragile = True
 
     @cached_property
     @attempted
-    def _place(self) -> str | None:
-        """Path of the array in the group; None: the store is the array."""
+    def _array_path(self) -> str | None:
+        """Path of the array in the group; None if the root is the array."""
         with opened(self.path) as root:
             if "dpdist" in root.attrs:
-                raise _made_by_us(self.path)
+                raise _own_store_error(self.path)
             members = {} if isinstance(root, zarr.Array) else dict(sorted(root.members(max_depth=None)))
-            inner = [name for name, each in members.items() if isinstance(each, zarr.Group) and _is_anndata(each)]
-            bounds = bounds_in(each.attrs for each in members.values())
+            inner = [name for name, member in members.items() if isinstance(member, zarr.Group) and _is_anndata(member)]
+            bounds = bounds_in(member.attrs for member in members.values())
             arrays = {"": root.shape} if isinstance(root, zarr.Array) else {
-                name: each.shape
-                for name, each in members.items()
-                if isinstance(each, zarr.Array) and each.ndim > 1 and name.rpartition("/")[2] not in bounds
+                name: member.shape
+                for name, member in members.items()
+                if isinstance(member, zarr.Array) and member.ndim > 1 and name.rpartition("/")[2] not in bounds
                 and not any(name.startswith(f"{other}/") for other in inner)
             }  # fmt: skip
         if inner and self.choices.variable not in arrays:
-            # what stands beside X in AnnData was computed from all rows, and X is not told from it by its shape
-            raise DataError(f"{self.path} holds AnnData. Ingest one of it by itself, such as {self.path / inner[0]}.")
+            # other arrays of AnnData were computed from all rows, and may have the shape of X
+            raise DataError(f"{self.path} holds AnnData. Ingest one of them by itself, such as {self.path / inner[0]}.")
         if "" in arrays and self.choices.variable is None:
             return None
-        place = only(self.path, arrays, self.choices.variable, "array")
-        require_foreign(self.path, place)
-        return place
+        array_path = only(self.path, arrays, self.choices.variable, "array")
+        require_foreign(self.path, array_path)
+        return array_path
 
     @cached_property
     def _array(self) -> Any:
         with opened(self.path) as root:
-            return root if self._place is None else root[self._place]
+            return root if self._array_path is None else root[self._array_path]
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -235,31 +238,31 @@ class Store(Chunked):
         size = high * layout.row_bytes
         if size > AT_ONCE:
             raise DataError(
-                f"{self.path} has chunks of {high} rows, which are {size >> 20} MiB with all columns. They are "
-                f"unpacked together wherever rows are read in place, of which no more than {AT_ONCE >> 20} MiB are "
-                f"read at once. Write it with chunks of fewer rows, or copy its rows with {step('ingest')}."
+                f"{self.path} has chunks of {high} rows, {size >> 20} MiB with all columns. Reading rows in place "
+                f"unpacks them at once, and the limit is {AT_ONCE >> 20} MiB. Write it with chunks of fewer rows, or "
+                f"copy its rows with {step('ingest')}."
             )
         return Fragments(ends_of(self.path, layout.shape[0], high * max(1, PIECE // size)), 4 * max(size, PIECE))
 
     @attempted
     def state(self, start: int, stop: int) -> State:
-        """Return the state of the chunks in which rows lie, or of the shards; one that is absent is not counted."""
+        """Return the state of the existing chunks or shards that hold rows."""
         if not isinstance(self.path, Path):
-            return State(0, 0, version_of([]))  # asked for each, a store would be asked twice for every chunk
+            return State(0, 0, version_of([]))  # would double the requests to the store
         versions = []
         for path in self._chunk_files(start, stop):
             with suppress(FileNotFoundError):
-                about = path.lstat()
-                versions.append((path.relative_to(self.path).as_posix(), about.st_size, about.st_mtime_ns))
+                status = path.lstat()
+                versions.append((path.relative_to(self.path).as_posix(), status.st_size, status.st_mtime_ns))
         return State(len(versions), sum(size for _, size, _ in versions), version_of(versions))
 
     def _chunk_files(self, start: int, stop: int) -> Iterator[Path]:
-        array, root = self._array, self.path / (self._place or "")
+        array, root = self._array, self.path / (self._array_path or "")
         stored, axis = array.shards or array.chunks, self._layout.axis
-        places = [range(-(-n // length)) for n, length in zip(array.shape, stored, strict=True)]
-        places[axis] = range(start // stored[axis], -(-stop // stored[axis]))
-        for place in product(*places):
-            yield root / array.metadata.encode_chunk_key(place)
+        index_ranges = [range(-(-n // length)) for n, length in zip(array.shape, stored, strict=True)]
+        index_ranges[axis] = range(start // stored[axis], -(-stop // stored[axis]))
+        for index in product(*index_ranges):
+            yield root / array.metadata.encode_chunk_key(index)
 
     @cached_property
     @attempted
@@ -269,14 +272,14 @@ class Store(Chunked):
                 raise ValueError
             return Layout(
                 array.shape, array.dtype, tuple(map(min, array.chunks, array.shape)),
-                holds_values(self.path, self._place or ""), self._dims(array),
-                meaning=_meaning(self.path, array), name=self._place or "", units=units_of(array.attrs),
+                holds_values(self.path, self._array_path or ""), self._dims(array),
+                meaning=_meaning(self.path, array), name=self._array_path or "", units=units_of(array.attrs),
             )  # fmt: skip
 
     def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:
-        if self._place is None:
+        if self._array_path is None:
             return
-        scratch_dir = self._place.rpartition("/")[0]
+        scratch_dir = self._array_path.rpartition("/")[0]
         with opened(self.path) as root:
             array = root.get(f"{scratch_dir}/{dimension}".removeprefix("/"))
             if not isinstance(array, zarr.Array) or array.shape != (length,) or array.dtype.kind not in "iufOUST":
@@ -289,12 +292,12 @@ class Store(Chunked):
                 yield np.asarray(array[:]).tolist()
 
     def _dims(self, array: Any) -> tuple[str, ...]:
-        """Return the names of the dimensions; in VCF Zarr the first is of variants where nothing is said."""
-        said = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-        if said and all(isinstance(name, str) for name in said):
-            return tuple(said)
+        """Return the names of the dimensions; in VCF Zarr the first defaults to variants."""
+        names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+        if names and all(isinstance(name, str) for name in names):
+            return tuple(names)
         with opened(self.path) as root:
             by_variant = "vcf_zarr_version" in root.attrs
-        if by_variant or (self._place or self.path.name).rpartition("/")[2] == "call_genotype":
+        if by_variant or (self._array_path or self.path.name).rpartition("/")[2] == "call_genotype":
             return ("variants", *(str(i) for i in range(1, array.ndim)))
         return ()
