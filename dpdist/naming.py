@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _OPTION = "options."
+SPELLINGS = {"center": "centre", "synthesize": "synthesise"}
+"""Other spellings of options, job-file keys and commands."""
 
 
 class Face(Protocol):

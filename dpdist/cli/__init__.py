@@ -21,7 +21,7 @@ from dpdist._util import interruption
 from dpdist._version import __version__
 from dpdist.cli.output import BARS, say
 from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
-from dpdist.naming import COMMAND_LINE, naming
+from dpdist.naming import COMMAND_LINE, SPELLINGS, naming
 
 _COMMANDS = {
     "audit": ("mechanisms", "audit_command", "Attack a mechanism on synthetic tables, and bound its loss from below."),
@@ -57,6 +57,7 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as of click
         """Import a command; None if there is none of that name."""
+        cmd_name = SPELLINGS.get(cmd_name, cmd_name)
         if cmd_name not in _COMMANDS:
             return None
         module, name, _ = _COMMANDS[cmd_name]

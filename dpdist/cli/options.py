@@ -22,7 +22,7 @@ from dpdist.errors import UsageError
 from dpdist.ingest.remote import location_of
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.ledger.ledger import Ledger
-from dpdist.naming import COMMAND_LINE, naming
+from dpdist.naming import COMMAND_LINE, SPELLINGS, naming
 from dpdist.options import (
     CLIP,
     EXPERT,
@@ -98,6 +98,14 @@ class Option(click.Option):
 class GroupedCommand(click.Command):
     """A command whose help lists options by what they are about."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse both spellings of an option: click would take the last one."""
+        typed = {argument.partition("=")[0] for argument in args}
+        for spelling, name in SPELLINGS.items():
+            if {f"--{spelling}", f"--{name}"} <= typed:
+                raise UsageError(f"--{name} and --{spelling} are the same option. Use one of them.")
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section for each group."""
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in _GROUPS}
@@ -137,7 +145,8 @@ def _clicked(name: str, field: msgspec.structs.FieldInfo, changed: Mapping[str, 
         elif field.default is not None and get_origin(kind) is not tuple:
             more |= {"default": field.default if kind is int else str(field.default), "show_default": True}
     flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-    return click.option(flag, name, cls=Option, **{**more, **changed})
+    spellings = [f"--{spelling}" for spelling, standard in SPELLINGS.items() if standard == name]
+    return click.option(flag, *spellings, name, cls=Option, **{**more, **changed})
 
 
 def _given(field: msgspec.structs.FieldInfo, value: Any) -> Any:

@@ -21,7 +21,7 @@ from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.readers.genotypes import Genotypes
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.ingest.sources import SourceLocation
-from dpdist.jobs.sections import JOB_FILE, Release, Rows, Sections, mistakes, sections_of
+from dpdist.jobs.sections import JOB_FILE, Release, Rows, Sections, mistakes, sections_of, with_standard_spellings
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import naming, step
@@ -95,6 +95,7 @@ def read_job(
         raise UsageError(f"{path} is not TOML: {error}.") from None
     if continual is not None and isinstance(content.get("release"), dict):
         content["release"]["continual"] = continual
+    content = with_standard_spellings(content)
     with naming(JOB_FILE):
         _require_none(path, [UsageError(f"{said}.") for said in mistakes(content)])
         sections = sections_of(content)

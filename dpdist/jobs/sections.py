@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dpdist._util.text import has_control
-from dpdist.naming import COMMAND_LINE
+from dpdist.naming import COMMAND_LINE, SPELLINGS
 from dpdist.options import (
     FILE,
     FLAG,
@@ -138,6 +138,21 @@ _MODELS: dict[str, type[Options]] = {
 KEYS = {section: fields_of(model) for section, model in _MODELS.items()}
 
 
+def with_standard_spellings(content: Mapping[str, object]) -> dict[str, object]:
+    """Return a parsed file with its keys in their standard spelling; a key given in both keeps both."""
+    return {
+        section: {_standard(name, section, values): value for name, value in values.items()}
+        if isinstance(values, dict)
+        else values
+        for section, values in content.items()
+    }
+
+
+def _standard(name: str, section: str, values: Mapping[str, object]) -> str:
+    standard = SPELLINGS.get(name, name)
+    return standard if standard in KEYS.get(section, ()) and standard not in values else name
+
+
 def mistakes(content: Mapping[str, object]) -> Iterator[str]:
     """Yield a sentence for everything in a parsed file that is not as the types say; none: it can be read."""
     for section, values in content.items():
@@ -155,7 +170,9 @@ def mistakes(content: Mapping[str, object]) -> Iterator[str]:
 def _mistakes_in(section: str, values: Mapping[str, object]) -> Iterator[str]:
     keys = KEYS[section]
     for name in values:
-        if name not in keys:
+        if SPELLINGS.get(name) in values:
+            yield f"[{section}] {SPELLINGS[name]} and {name} are the same key; use one of them"
+        elif name not in keys:
             yield f"[{section}] has no key {name!r}; its keys are {', '.join(keys)}"
     for name, key in keys.items():
         if name in values:
@@ -209,6 +226,8 @@ def schema() -> dict[str, Any]:
     _, types = msgspec.json.schema_components([Sections], schema_hook=_schema_of)
     for kind in types.values():  # of a docstring editors show its first line
         kind["description"] = kind["description"].partition("\n")[0]
+        keys = kind.get("properties", {})
+        keys |= {spelling: keys[name] for spelling, name in SPELLINGS.items() if name in keys}
     whole = types.pop("Sections") | {"title": "dpdist job file", "$defs": types}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_null(whole)}
 

@@ -121,6 +121,13 @@ def test_what_is_not_private_as_claimed_is_marked_and_kept_from_others(call: Cal
 
 
 @pytest.mark.usefixtures("table")
+def test_a_command_takes_both_spellings(call: Call) -> None:
+    tables = [(call(name, "release.zarr", f"{name}.csv", "--rows", "5", "--seed", "7").code, Path(f"{name}.csv"))
+              for name in ("synthesise", "synthesize")]  # fmt: skip
+    assert [(code, path.read_text()) for code, path in tables] == [(0, tables[0][1].read_text())] * 2
+
+
+@pytest.mark.usefixtures("table")
 def test_synthetic_rows_come_in_the_kinds_of_files_that_are_ingested(call: Call) -> None:
     asked = ("synthesise", "release.zarr")
     said = call(*asked, "drawn.csv", "--rows", "3000", "--seed", "7")

@@ -40,6 +40,16 @@ def test_a_release_tells_its_guarantee_and_is_the_same_bytes_again_without_a_clu
     assert losses(Ledger(here / "rows.ledger")) == spent
 
 
+def test_an_option_takes_both_spellings_but_not_at_once(here: Path, call: Call) -> None:
+    assert "--centre, --center" in call("release", "--help").out
+    said = call("release", "rows.zarr", "r.zarr", *LOSS, "--centre", "private", "--center=none")
+    assert (said.code, said.message) == (2, "dpdist: --centre and --center are the same option. Use one of them.")
+    assert_nothing_spent(here)
+    first = call("release", "rows.zarr", "release.zarr", *LOSS, "--center", "private", "--json")
+    again = call("release", "rows.zarr", "release.zarr", *LOSS, "--centre", "private", "--json")
+    assert (first.json["fresh"], again.json["fresh"]) == (True, False)
+
+
 REFUSED: list[tuple[int, str, tuple[str, ...]]] = [  # each without its own --scheduler uses the running cluster
     # numbers
     (4, "Epsilon", ("--epsilon", "nan")),

@@ -301,6 +301,16 @@ def test_the_schema_that_editors_read_is_that_of_the_types_and_takes_every_job_o
     assert [valid(text) for text in jobs()] == [True] * 6
 
 
+def test_a_job_file_takes_both_spellings_of_a_key_but_not_at_once(
+    job: Callable[[str], Job], refused: Callable[..., str]
+) -> None:
+    british, american = (minimal(release={name: '"private"'}) for name in ("centre", "center"))
+    assert (job(american), valid(american)) == (job(british), True)
+    both = minimal(release={"centre": '"private"', "center": '"none"'})
+    assert refused(both) == "/job.toml: [release] centre and center are the same key; use one of them."
+    assert "[rows] has no key 'center'" in refused(minimal(rows={"center": '"private"'}))
+
+
 def test_an_editor_sees_what_a_run_would_refuse(refused: Callable[..., str]) -> None:
     assert valid(minimal())
     for old, new in (
