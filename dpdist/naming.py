@@ -43,7 +43,7 @@ _ESTIMATORS = {
     "for_reproduction": "for_reproduction to dpdist.ReleaseRequest",
 }  # fmt: skip
 _BUDGET = {**_PARTS, "budget_delta_reserve": "delta_reserve"}
-_SPELLED = {
+_KEYWORDS = {
     ("centre", "none"): ("centring", "'none'"),
     ("centre", "private"): ("centring", "'private'"),
     ("trusted", "worker"): ("trusted_worker", "True"),
@@ -72,14 +72,14 @@ class Python:
     """Parameters and functions, as a script calls them; some are called otherwise."""
 
     renamed: Mapping[str, str]
-    spelled: Mapping[tuple[str, str], tuple[str, str]]
+    keywords: Mapping[tuple[str, str], tuple[str, str]]
 
     def parameter(self, name: str, value: str | None) -> str:
         """Write ``name`` or ``name='value'``."""
         if name.startswith(_OPTION):
             return f"options={{{name.removeprefix(_OPTION)!r}: {'...' if value is None else value}}}"
-        if value is not None and (name, value) in self.spelled:
-            return "=".join(self.spelled[name, value])
+        if value is not None and (name, value) in self.keywords:
+            return "=".join(self.keywords[name, value])
         name = self.renamed.get(name, name)
         return name if value is None else f"{name}={_written(value)}"
 
@@ -93,8 +93,8 @@ class Python:
             parameters["budget"] = f"dpdist.PrivacyLoss.parse({', '.join(loss)})"
         if name == "release" and parameters:
             parameters = {"request": "dpdist.ReleaseRequest(...)"}
-        given = [*map(_written, operands), *(f"{key}={value}" for key, value in parameters.items())]
-        return f"dpdist.{_STEPS[name]}" + (f"({', '.join(given)})" if given else "")
+        arguments = [*map(_written, operands), *(f"{key}={value}" for key, value in parameters.items())]
+        return f"dpdist.{_STEPS[name]}" + (f"({', '.join(arguments)})" if arguments else "")
 
 
 def _written(value: str) -> str:
@@ -119,28 +119,28 @@ class CommandLine:
 
     def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
         """Write the command."""
-        given = [self.parameter(key, value or None) for key, value in parameters.items()]
-        return " ".join(["dpdist", name, *map(shlex.quote, operands), *given])
+        arguments = [self.parameter(key, value or None) for key, value in parameters.items()]
+        return " ".join(["dpdist", name, *map(shlex.quote, operands), *arguments])
 
 
-PYTHON, ESTIMATORS, BUDGET = Python(_FUNCTIONS, _SPELLED), Python(_ESTIMATORS, {}), Python(_BUDGET, _SPELLED)
+PYTHON, ESTIMATORS, BUDGET = Python(_FUNCTIONS, _KEYWORDS), Python(_ESTIMATORS, {}), Python(_BUDGET, _KEYWORDS)
 COMMAND_LINE = CommandLine()
-_FACE: ContextVar[Face] = ContextVar("face", default=PYTHON)
+_INTERFACE: ContextVar[Face] = ContextVar("face", default=PYTHON)
 
 
 @contextmanager
 def naming(face: Face) -> Iterator[None]:
     """Let the messages of a block name parameters and steps as a face does."""
-    token = _FACE.set(face)
+    token = _INTERFACE.set(face)
     try:
         yield
     finally:
-        _FACE.reset(token)
+        _INTERFACE.reset(token)
 
 
 def current_face() -> Face:
     """Return who is spoken to, so that work elsewhere can speak to the same."""
-    return _FACE.get()
+    return _INTERFACE.get()
 
 
 def parameter(name: str, value: object = None) -> str:

@@ -59,14 +59,16 @@ FILE, WORD, FLAG, WHOLE = "a path in quotes", "text in quotes", "true or false",
 AMOUNT = "a number, such as 2, 0.5 or 1e-6"
 
 
-def option(description: str, expected: str, group: str = "", metavar: str | None = None, **more: Any) -> Meta:
+def option(description: str, expected: str, group: str = "", metavar: str | None = None, **constraints: Any) -> Meta:
     """Say what an option is for, what it takes in a job file, and where a command's help lists it."""
-    return Meta(description=description, extra={"expected": expected, "group": group, "metavar": metavar}, **more)
+    return Meta(
+        description=description, extra={"expected": expected, "group": group, "metavar": metavar}, **constraints
+    )
 
 
 def meta_of(kind: Any) -> Any:
     """Return what is said of an option, by its type; None of a field that is none."""
-    return next((each for each in getattr(kind, "__metadata__", ()) if each.extra), None)
+    return next((meta for meta in getattr(kind, "__metadata__", ()) if meta.extra), None)
 
 
 def kinds_of(kind: Any) -> Iterator[Any]:
@@ -74,8 +76,8 @@ def kinds_of(kind: Any) -> Iterator[Any]:
     if get_origin(kind) is Annotated:
         yield from kinds_of(get_args(kind)[0])
     elif get_origin(kind) in {Union, UnionType}:
-        for each in get_args(kind):
-            yield from kinds_of(each)
+        for member in get_args(kind):
+            yield from kinds_of(member)
     else:
         yield kind
 
@@ -366,5 +368,5 @@ class ClusterOptions(Options, frozen=True, kw_only=True):
 def fields_of(kind: type[Options]) -> dict[str, msgspec.structs.FieldInfo]:
     """Return the options of a class by their names, its own before those that it inherits."""
     fields = {field.name: field for field in msgspec.structs.fields(kind) if meta_of(field.type) is not None}
-    own = [name for name in fields if name in kind.__annotations__]
-    return {name: fields[name] for name in (*own, *(name for name in fields if name not in own))}
+    declared = [name for name in fields if name in kind.__annotations__]
+    return {name: fields[name] for name in (*declared, *(name for name in fields if name not in declared))}

@@ -65,39 +65,39 @@ class Band:
 
     def block(self, values: Triangle, rows: range, columns: range) -> npt.NDArray[np.int64]:
         """Return a rectangle of the symmetric matrix out of the packed band."""
-        out = np.empty((len(rows), len(columns)), dtype=np.int64)
+        block = np.empty((len(rows), len(columns)), dtype=np.int64)
         starts = self.diagonal
         for i, row in enumerate(rows):
             first = max(row, columns.start)
             begin = starts[row - self.start] + first - row
-            out[i, first - columns.start :] = values[begin : begin + columns.stop - first]
+            block[i, first - columns.start :] = values[begin : begin + columns.stop - first]
         square = min(len(rows), len(columns)) if rows.start == columns.start else 0
         for i in range(1, square):
-            out[i, :i] = out[:i, i]
-        return out
+            block[i, :i] = block[:i, i]
+        return block
 
 
 def packed(matrix: npt.NDArray[np.generic]) -> Triangle:
     """Pack the upper triangle of a matrix of integers row by row, int64."""
     rows, size = matrix.shape
-    out = np.empty(Band(0, rows, size).entries, dtype=np.int64)
+    triangle = np.empty(Band(0, rows, size).entries, dtype=np.int64)
     start = 0
     for i in range(rows):
-        out[start : start + size - i] = matrix[i, i:]
+        triangle[start : start + size - i] = matrix[i, i:]
         start += size - i
-    return out
+    return triangle
 
 
 def unpacked(triangle: Triangle, size: int) -> npt.NDArray[np.int64]:
     """Return the symmetric (size, size) matrix of a packed triangle."""
-    out = np.empty((size, size), dtype=np.int64)
+    matrix = np.empty((size, size), dtype=np.int64)
     start = 0
     for i in range(size):
         row = triangle[start : start + size - i]
-        out[i, i:] = row
-        out[i:, i] = row
+        matrix[i, i:] = row
+        matrix[i:, i] = row
         start += size - i
-    return out
+    return matrix
 
 
 def rounded(matrix: npt.NDArray[np.float64]) -> Triangle:

@@ -61,21 +61,23 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, name, _ = _COMMANDS[cmd_name]
-        found: click.Command = getattr(import_module(f"dpdist.cli.{module}"), name)
-        return found
+        command: click.Command = getattr(import_module(f"dpdist.cli.{module}"), name)
+        return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return what a word may become, and import no command: whoever presses Tab waits."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         return [
-            CompletionItem(name, help=what) for name, (*_, what) in _COMMANDS.items() if name.startswith(incomplete)
+            CompletionItem(name, help=summary)
+            for name, (*_, summary) in _COMMANDS.items()
+            if name.startswith(incomplete)
         ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as of click
         """Write what each command does, and import none."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, what) for name, (*_, what) in _COMMANDS.items()])
+            formatter.write_dl([(name, summary) for name, (*_, summary) in _COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -111,7 +113,7 @@ def _outcome(command: click.Command) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", NoWitnessWarning)
-            warnings.showwarning = _told(warnings.showwarning)
+            warnings.showwarning = _warning_printer(warnings.showwarning)
             code = command(standalone_mode=False)
     except DpdistError as error:
         return _failed(str(error), error.exit_code)
@@ -135,19 +137,19 @@ def _unforeseen(error: Exception) -> tuple[str, int]:
     """Return what to say of an error that is none of ours, and the exit code."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # wherever a path is first looked at
         return "The name of a file or folder is longer than the file system takes. Give a shorter one.", 2
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
-    return f"This is a defect in dpdist: {where}. Please report it with the command you ran.", 1
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    location = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+    return f"This is a defect in dpdist: {location}. Please report it with the command you ran.", 1
 
 
-def _told(shown: Callable[..., None]) -> Callable[..., None]:
+def _warning_printer(shown: Callable[..., None]) -> Callable[..., None]:
     """Return a way to show warnings that says ours in words."""
 
-    def show(message: Warning | str, category: type[Warning], *others: object, **more: object) -> None:
+    def show(message: Warning | str, category: type[Warning], *args: object, **kwargs: object) -> None:
         if issubclass(category, NoWitnessWarning):
             say(f"dpdist: {message}")
         else:
-            shown(message, category, *others, **more)
+            shown(message, category, *args, **kwargs)
 
     return show
 

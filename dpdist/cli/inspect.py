@@ -6,7 +6,7 @@ import json
 
 import click
 
-from dpdist.cli.options import LEDGER, PLACE, count_of, json_option, ledger_option
+from dpdist.cli.options import LEDGER, STORE, count_of, json_option, ledger_option
 from dpdist.cli.output import BARS, answer, show
 from dpdist.errors import DataError, UsageError
 from dpdist.ledger.address import LedgerAddress
@@ -19,7 +19,7 @@ from dpdist.storage.store import AnyStore, store_at
 
 
 @click.command()
-@click.argument("path", type=PLACE, metavar="ROWS")
+@click.argument("path", type=STORE, metavar="ROWS")
 @ledger_option
 @click.option("--verify", is_flag=True, help="Read every chunk and check it against its checksum, and its seal.")
 @click.option("--clean", is_flag=True, help="Remove what commands that were killed left here a day ago or longer.")
@@ -54,8 +54,8 @@ def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: b
 
 
 @click.command("report")
-@click.argument("release", type=PLACE)
-@click.argument("out", type=PLACE)
+@click.argument("release", type=STORE)
+@click.argument("out", type=STORE)
 @click.option("--components", default="auto", metavar="K|auto", help="How many to show [default: auto].")
 @click.option("--image", metavar="HxW", help="Draw components as images of this shape, such as 28x28.")
 @click.option("--ledger", type=LEDGER, help="The ledger that was charged, to show what is left of the budget.")
@@ -86,5 +86,5 @@ def report_command(
         on=None if on is None else columns_from(on),
     )
     mark = "" if opened.private_as_claimed else f" {opened.status.upper()}: do not publish it."
-    words = f"{out}: open it in a browser. It loads nothing from anywhere.{mark}"
-    answer(as_json, {"report": str(out), "status": opened.status}, words)
+    message = f"{out}: open it in a browser. It loads nothing from anywhere.{mark}"
+    answer(as_json, {"report": str(out), "status": opened.status}, message)

@@ -45,7 +45,7 @@ _BAR = 40
 @grouped()
 @click.argument("job", type=LOCAL)
 @options(
-    ClusterOptions, "where", without={"workers", "trusted"},
+    ClusterOptions, "cluster_settings", without={"workers", "trusted"},
     changed={"scheduler": {"help": "Address of a Dask scheduler, instead of what JOB.toml names."}},
 )  # fmt: skip
 @click.option(
@@ -56,20 +56,20 @@ _BAR = 40
 @click.option("--dry-run", is_flag=True, help="Tell what would be released and spent, and do nothing.")
 @json_option
 @naming(JOB_FILE)
-def run(job: Path, where: ClusterOptions, continual: int | None, dry_run: bool, as_json: bool) -> None:
+def run(job: Path, cluster_settings: ClusterOptions, continual: int | None, dry_run: bool, as_json: bool) -> None:
     """Run a whole job from JOB.toml. Running it again publishes nothing new."""
-    read = job_file.read_job(
+    parsed = job_file.read_job(
         job,
-        scheduler=where.scheduler,
-        certificates=certificates_of(where),
-        insecure=where.insecure,
+        scheduler=cluster_settings.scheduler,
+        certificates=certificates_of(cluster_settings),
+        insecure=cluster_settings.insecure,
         continual=continual,
     )
     if dry_run:
-        preview = job_status.preview(read)
+        preview = job_status.preview(parsed)
         answer(as_json, preview.to_json(), status_report.preview_words(preview))
         return
-    outcome = job_runs.run(read, say=say, progress=BARS)
+    outcome = job_runs.run(parsed, say=say, progress=BARS)
     if as_json:
         click.echo(json.dumps(outcome.to_json()))
 
@@ -81,15 +81,15 @@ def run(job: Path, where: ClusterOptions, continual: int | None, dry_run: bool, 
 @naming(JOB_FILE)
 def status(job: Path, textfile: Path | None, as_json: bool) -> None:
     """Show where a job stands: its budget, its releases, what is unfinished, and which periods wait."""
-    found = job_status.status_of(job_file.read_job(job))
+    current = job_status.status_of(job_file.read_job(job))
     if textfile is not None:
-        replace_file(textfile, status_report.textfile(found).encode(), "metrics")
+        replace_file(textfile, status_report.textfile(current).encode(), "metrics")
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        click.echo(json.dumps(current.to_json()))
     else:
-        show(status_report.status_words(found))
-    if found.refused is not None:
-        raise RefusedError(found.refused)
+        show(status_report.status_words(current))
+    if current.refused is not None:
+        raise RefusedError(current.refused)
 
 
 @grouped("demo")
@@ -115,12 +115,12 @@ def demo_command(directory: Path, cluster: Cluster) -> None:
     _step(2, "Release: one private second moment, charged once", f"dpdist release {rows} {released}")
     request = ReleaseRequest(mechanism="gaussian", loss=_LOSS, clip_norm=_CLIP)
     outcome = release.release_rows(rows, released, request, cluster=cluster)
-    how = "computed now" if outcome.fresh else "published before: the same bytes, nothing spent"
-    click.echo(f"   {outcome.release.mechanism}, {_LOSS} under {outcome.release.neighbours} ({how})")
+    origin = "computed now" if outcome.fresh else "published before: the same bytes, nothing spent"
+    click.echo(f"   {outcome.release.mechanism}, {_LOSS} under {outcome.release.neighbours} ({origin})")
     click.echo(wrapped(str(Ledger(budget.default_ledger(rows)).balance()), "   ", "   "))
 
     _step(3, "Components: free post-processing of the release", f"dpdist pca {released} {model}")
-    found = fit_components(released, model, _COMPONENTS)[0].components
+    components = fit_components(released, model, _COMPONENTS)[0].components
 
     _step(4, "Scores: every row projected, on every worker (private)", f"dpdist project {rows} {model} {scores}")
     project_rows(rows, model, scores, cluster=cluster)
@@ -131,14 +131,14 @@ def demo_command(directory: Path, cluster: Cluster) -> None:
     moment = exact.T @ exact
     best, best_vectors = top_eigenpairs(moment / digits.shape[0], _COMPONENTS)
     click.echo("   eigenvalue per row, private and exact:")
-    values = found.eigenvalues if found.eigenvalues is not None else best  # gaussian releases them
+    values = components.eigenvalues if components.eigenvalues is not None else best  # gaussian releases them
     for i, (private, true) in enumerate(zip(values, best, strict=True), 1):
         bar = "█" * max(1, round(_BAR * private / values[0]))
         click.echo(f"   {i}  {private:9.1f}  {true:9.1f}  {bar}")
-    share = captured_variance(found.components, moment)
+    share = captured_variance(components.components, moment)
     click.echo(f"   The {_COMPONENTS} private components capture {share:.1%} of what the best {_COMPONENTS} capture.")
     picture = directory / "components.svg"
-    replace_file(picture, figures.side_by_side(found.components, best_vectors, 8).encode(), "picture")
+    replace_file(picture, figures.side_by_side(components.components, best_vectors, 8).encode(), "picture")
     click.echo(f"   {picture} shows them as images, private above exact.")
     click.echo(f"Everything is in {directory}. Run the same command again: nothing more is spent.")
 

@@ -11,7 +11,7 @@ import msgspec
 from click.core import ParameterSource
 
 from dpdist._util.text import wrapped
-from dpdist.cli.options import LOCAL, PLACE, bandwidth_of, cluster_options, grouped, json_option, options
+from dpdist.cli.options import LOCAL, STORE, bandwidth_of, cluster_options, grouped, json_option, options
 from dpdist.cli.output import answer
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.registered import open_rows
@@ -52,17 +52,17 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"mechanisms": [asdict(s) for s in statements]}))
     elif name is None:
-        first = [MECHANISMS[each].info for each in RECOMMENDED]
-        rest = [each for each in statements if each not in first]
-        click.echo(text.comparison(first + rest if every else first, 0 if every else len(rest)))
+        first = [MECHANISMS[recommended].info for recommended in RECOMMENDED]
+        others = [info for info in statements if info not in first]
+        click.echo(text.comparison(first + others if every else first, 0 if every else len(others)))
     else:
         click.echo(text.details(statements[0]))
 
 
 def _private_count(table: RowsTable | PeriodicTable) -> bool:
     """Say whether releases of a table were charged under add-remove, so that its number of rows is private."""
-    place = absolute(ledger_place(table, None))
-    records = Ledger(place).records if table.ledger_id is not None and Ledger.stands_at(place) else []
+    address = absolute(ledger_place(table, None))
+    records = Ledger(address).records if table.ledger_id is not None and Ledger.stands_at(address) else []
     return any(record.guarantee.neighbours is Neighbours.ADD_REMOVE for record in records)
 
 
@@ -102,21 +102,21 @@ def _refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int) ->
     return choice_refused(request, columns, rows, max_rows)
 
 
-_OF_A_CLUSTER = {
+_CLUSTER_PARAMETERS = {
     "dtype": "dtype", "workers": "workers", "memory-per-worker": "memory", "store-bandwidth": "bandwidth",
 }  # fmt: skip
 """Options of a forecast that say nothing without --cluster, and their parameters."""
 
 
-_ASKED = {"neighbours", "mechanism", "centre", "scale", "scale_share", "grid_bits", "rows_at_most", "options"}
+_REQUEST_NAMES = {"neighbours", "mechanism", "centre", "scale", "scale_share", "grid_bits", "rows_at_most", "options"}
 
 
 @grouped("forecast")
-@click.argument("table", type=PLACE, required=False, metavar="[ROWS]")
+@click.argument("table", type=STORE, required=False, metavar="[ROWS]")
 @click.option("--d", "columns", type=click.IntRange(1), help="Columns of the table.")
 @click.option("--n", "rows", type=int, help="Rows of the table, or a public guess.")
 @options(
-    RequestOptions, "asked", names={"epsilon", "delta", "clip", *_ASKED},
+    RequestOptions, "request_options", names={"epsilon", "delta", "clip", *_REQUEST_NAMES},
     changed={
         "clip": {"default": "1.0", "show_default": True, "required": False, "group": CLIP},
         "centre": {
@@ -146,7 +146,7 @@ _ASKED = {"neighbours", "mechanism", "centre", "scale", "scale_share", "grid_bit
 )  # fmt: skip
 @json_option
 def forecast_command(
-    table: AnyStore | None, columns: int | None, rows: int | None, asked: RequestOptions, spectrum: str | None,
+    table: AnyStore | None, columns: int | None, rows: int | None, request_options: RequestOptions, spectrum: str | None,
     norms: str | None, max_rows: int | None, max_periods: int | None, plot: Path | None, cluster: bool, dtype: str,
     workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -159,15 +159,19 @@ def forecast_command(
     node, and the time of an ingest, of one read and of a release. The time is for cores like this one, and processes
     that read and send 1 GB/s, as far as --store-bandwidth allows.
     """
-    given = click.get_current_context().get_parameter_source
-    unused = [f"--{name}" for name, value in _OF_A_CLUSTER.items() if given(value) is not ParameterSource.DEFAULT]
+    source_of = click.get_current_context().get_parameter_source
+    unused = [
+        f"--{name}" for name, value in _CLUSTER_PARAMETERS.items() if source_of(value) is not ParameterSource.DEFAULT
+    ]
     if unused and not cluster:
         raise UsageError(f"{', '.join(unused)} is about the cost on a cluster: add --cluster.")
-    columns, rows, max_rows, max_periods = _described(table, columns, rows, max_rows, max_periods, asked.neighbours)
+    columns, rows, max_rows, max_periods = _described(
+        table, columns, rows, max_rows, max_periods, request_options.neighbours
+    )
     try:
-        request = request_from(asked)
+        request = request_from(request_options)
     except UsageError as error:
-        if asked.mechanism in ORBITS and not spectrum:  # all that is missing at once
+        if request_options.mechanism in ORBITS and not spectrum:  # all that is missing at once
             raise UsageError(
                 f"{error} Its forecast also needs a public guess of the eigenvalues: --spectrum."
             ) from None
@@ -178,39 +182,39 @@ def forecast_command(
                 f"The forecast of {request.mechanism} says how large its error is, and nothing about --plot, --norms, "
                 "--cluster, --max-rows or --max-periods: leave them out."
             )
-        drawn = forecast_orbit(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
-        answer(as_json, drawn.to_json(), text.orbit_forecast(drawn))
+        orbit = forecast_orbit(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
+        answer(as_json, orbit.to_json(), text.orbit_forecast(orbit))
         return
-    found = forecast_release(
+    result = forecast_release(
         request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else (),
         numbers_from(norms, "--norms") if norms else (), max_rows=max_rows, max_periods=max_periods,
     )  # fmt: skip
     if plot is not None:
-        draw_forecast(found, plot)
-    value, words = found.to_json(), text.forecast(found)
-    once = found.person.counted_once
+        draw_forecast(result, plot)
+    value, message = result.to_json(), text.forecast(result)
+    once = result.person.counted_once
     public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
     parts = request.on_grid(columns, public, once).parts(columns, once)
     if parts is not None:
         value["parts"] = parts.to_json()
-        words += f"\n\n{text.parts(parts, request)}"
+        message += f"\n\n{text.parts(parts, request)}"
         value["refused"] = refused = _refused(request, columns, rows, once)
-        words += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
+        message += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
     if cluster:
         independent = isinstance(request.with_placeholders.calibrated(columns), IndependentEntries)
-        shape, bound = cost.described(rows, columns, dtype), found.request.bound(columns)
+        shape, bound = cost.described(rows, columns, dtype), result.request.bound(columns)
         costs = cost.forecast(
             shape, bound, workers, int(memory * 2**30), divisible=independent, bandwidth=bandwidth_of(bandwidth)
         )  # fmt: skip
-        value["cluster"] = [each.to_json() for each in costs]
-        words += f"\n\n{text.costs(costs)}"
-    answer(as_json, value, words)
+        value["cluster"] = [estimate.to_json() for estimate in costs]
+        message += f"\n\n{text.costs(costs)}"
+    answer(as_json, value, message)
 
 
 @grouped("audit")
 @click.argument("mechanism", type=click.Choice(list(MECHANISMS)), metavar="MECHANISM")
 @options(
-    RequestOptions, "asked", names={"epsilon", "delta", "neighbours", "options"}, clip="1",
+    RequestOptions, "request_options", names={"epsilon", "delta", "neighbours", "options"}, clip="1",
     changed={"epsilon": {"help": "The epsilon that is claimed."}, "delta": {"help": "The delta that is claimed."}},
 )  # fmt: skip
 @click.option("--d", "columns", type=click.IntRange(1), default=3, show_default=True, help="Columns of the tables.")
@@ -220,7 +224,7 @@ def forecast_command(
 @click.option("--plot", type=LOCAL, help="Draw the privacy profile, claimed, proved and measured, to this picture.")
 @json_option
 def audit_command(
-    mechanism: str, asked: RequestOptions, columns: int, draws: int, confidence: float, cluster: Cluster,
+    mechanism: str, request_options: RequestOptions, columns: int, draws: int, confidence: float, cluster: Cluster,
     plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Attack MECHANISM on synthetic tables and bound its epsilon and delta from below. Touches no ledger."""
@@ -228,7 +232,7 @@ def audit_command(
     from dpdist.pipeline import audit  # noqa: PLC0415
     from dpdist.report.figures import draw_profile  # noqa: PLC0415
 
-    request = request_from(msgspec.structs.replace(asked, mechanism=mechanism))
+    request = request_from(msgspec.structs.replace(request_options, mechanism=mechanism))
     result = audit.audit_mechanism(
         mechanism, request.loss, columns=columns, draws=draws, confidence=confidence, neighbours=request.neighbours,
         options=request.options, cluster=cluster,

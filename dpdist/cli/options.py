@@ -47,7 +47,7 @@ from dpdist.storage.store import AnyStore, store_at
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Place(click.Path):
+class PathOrAddress(click.Path):
     """A path with a last name, or an address where ``read`` makes one of the text."""
 
     def __init__(self, read: Callable[[str], Any]) -> None:
@@ -71,11 +71,11 @@ def _local(text: str) -> Path:
     return Path(text)
 
 
-SOURCE = Place(location_of)
-PLACE = Place(lambda text: store_at(text) if is_address(text) else Path(text))
-LOCAL = Place(_local)
-LEDGER = Place(lambda text: address_of(text, Path()))
-_TYPES = {"ledger": LEDGER, "schema": PLACE, "tls_ca": LOCAL, "tls_cert": LOCAL, "tls_key": LOCAL}
+SOURCE = PathOrAddress(location_of)
+STORE = PathOrAddress(lambda text: store_at(text) if is_address(text) else Path(text))
+LOCAL = PathOrAddress(_local)
+LEDGER = PathOrAddress(lambda text: address_of(text, Path()))
+_TYPES = {"ledger": LEDGER, "schema": STORE, "tls_ca": LOCAL, "tls_cert": LOCAL, "tls_key": LOCAL}
 _FLAGS = {"options": "--option"}
 """Of options that are called otherwise here."""
 _REQUIRED = "Required"
@@ -90,8 +90,8 @@ def json_option(command: Command) -> Command:
 class Option(click.Option):
     """An option that says what it is about."""
 
-    def __init__(self, *words: Any, group: str = "", **more: Any) -> None:
-        super().__init__(*words, **more)
+    def __init__(self, *declarations: Any, group: str = "", **attributes: Any) -> None:
+        super().__init__(*declarations, **attributes)
         self.group = group
 
 
@@ -109,9 +109,9 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section for each group."""
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in _GROUPS}
-        for each in self.get_params(ctx):
-            if isinstance(each, click.Option) and (record := each.get_help_record(ctx)):
-                groups[each.group if isinstance(each, Option) else ""].append(record)
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                groups[parameter.group if isinstance(parameter, Option) else ""].append(record)
         for name, rows in groups.items():
             if rows:
                 with formatter.section(name or "Options"):
@@ -123,35 +123,41 @@ grouped = functools.partial(click.command, cls=GroupedCommand)
 
 def _type(kind: Any, examples: list[Any] | None) -> Any:
     """Return how a command reads a value that is no flag and no table."""
-    words = examples or (get_args(kind) if get_origin(kind) is Literal else ())
+    choices = examples or (get_args(kind) if get_origin(kind) is Literal else ())
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        words = tuple(kind)
-    return click.Choice([str(word) for word in words]) if words else int if kind is int else str
+        choices = tuple(kind)
+    return click.Choice([str(choice) for choice in choices]) if choices else int if kind is int else str
 
 
-def _clicked(name: str, field: msgspec.structs.FieldInfo, changed: Mapping[str, Any]) -> Callable[[Command], Command]:
+def _click_option(
+    name: str, field: msgspec.structs.FieldInfo, changed: Mapping[str, Any]
+) -> Callable[[Command], Command]:
     """Return the option of a command that a field is."""
     meta = meta_of(field.type)
-    kind = next(each for each in kinds_of(field.type) if each is not type(None))
-    more: dict[str, Any] = {"help": meta.description, "metavar": meta.extra["metavar"], "group": meta.extra["group"]}
+    kind = next(member for member in kinds_of(field.type) if member is not type(None))
+    attributes: dict[str, Any] = {
+        "help": meta.description,
+        "metavar": meta.extra["metavar"],
+        "group": meta.extra["group"],
+    }
     if kind is bool:
-        more |= {"is_flag": True}
+        attributes |= {"is_flag": True}
     elif get_origin(kind) is dict:
-        more |= {"multiple": True, "metavar": "NAME=VALUE"}
+        attributes |= {"multiple": True, "metavar": "NAME=VALUE"}
     else:
-        more["type"] = _TYPES.get(name) or _type(kind, meta.examples)
+        attributes["type"] = _TYPES.get(name) or _type(kind, meta.examples)
         if field.required:
-            more |= {"required": True, "group": _REQUIRED}
+            attributes |= {"required": True, "group": _REQUIRED}
         elif field.default is not None and get_origin(kind) is not tuple:
-            more |= {"default": field.default if kind is int else str(field.default), "show_default": True}
+            attributes |= {"default": field.default if kind is int else str(field.default), "show_default": True}
     flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
     spellings = [f"--{spelling}" for spelling, standard in SPELLINGS.items() if standard == name]
-    return click.option(flag, *spellings, name, cls=Option, **{**more, **changed})
+    return click.option(flag, *spellings, name, cls=Option, **{**attributes, **changed})
 
 
-def _given(field: msgspec.structs.FieldInfo, value: Any) -> Any:
+def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
     """Return what was typed as what the field holds."""
-    kinds = {get_origin(each) for each in kinds_of(field.type)}
+    kinds = {get_origin(kind) for kind in kinds_of(field.type)}
     if tuple in kinds:
         return field.default if value is None else tuple(columns_from(value))
     return options_from(value) if dict in kinds else value
@@ -170,17 +176,17 @@ def options(
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def collected(arithmetic: str | None = None, **given: Any) -> None:
+        def collected(arithmetic: str | None = None, **arguments: Any) -> None:
             if arithmetic:
-                given["options"] = (*given["options"], f"arithmetic={arithmetic}")
-            found = {name: _given(field, given.pop(name)) for name, field in fields.items()}
-            command(**{into: kind(**found, **fixed)}, **given)
+                arguments["options"] = (*arguments["options"], f"arithmetic={arithmetic}")
+            values = {name: _parsed(field, arguments.pop(name)) for name, field in fields.items()}
+            command(**{into: kind(**values, **fixed)}, **arguments)
 
         if "options" in fields:
-            words = "Short for --option arithmetic=..., where there is a choice."
-            collected = click.option("--arithmetic", cls=Option, group=EXPERT, help=words)(collected)
+            shorthand = "Short for --option arithmetic=..., where there is a choice."
+            collected = click.option("--arithmetic", cls=Option, group=EXPERT, help=shorthand)(collected)
         for name, field in reversed(fields.items()):
-            collected = _clicked(name, field, changed.get(name, {}))(collected)
+            collected = _click_option(name, field, changed.get(name, {}))(collected)
         return collected
 
     return add
@@ -189,40 +195,40 @@ def options(
 def cluster_options(command: Callable[..., None], *, trusted: bool = False) -> Callable[..., None]:
     """Add the options about where to compute, and who is trusted if asked; the command gets a ``cluster``."""
 
-    @options(ClusterOptions, "where", without=() if trusted else {"trusted"})
+    @options(ClusterOptions, "settings", without=() if trusted else {"trusted"})
     @functools.wraps(command)
-    def collected(where: ClusterOptions, **others: object) -> None:
+    def collected(settings: ClusterOptions, **arguments: object) -> None:
         cluster = Cluster(
-            where.scheduler, where.workers, trusted_worker=where.trusted == "worker",
-            certificates=certificates_of(where), insecure=where.insecure, progress=BARS,
+            settings.scheduler, settings.workers, trusted_worker=settings.trusted == "worker",
+            certificates=certificates_of(settings), insecure=settings.insecure, progress=BARS,
         )  # fmt: skip
-        command(cluster=cluster, **others)
+        command(cluster=cluster, **arguments)
 
     return collected
 
 
-def certificates_of(where: ClusterOptions) -> Certificates | None:
+def certificates_of(settings: ClusterOptions) -> Certificates | None:
     """Return the certificates that are named, if any."""
     with naming(COMMAND_LINE):  # also where a job file is run
-        return Certificates.of(where.tls_ca, where.tls_cert, where.tls_key)
+        return Certificates.of(settings.tls_ca, settings.tls_cert, settings.tls_key)
 
 
 def ledger_option(command: Command) -> Command:
     """Add the place of the budget; the command gets ``ledger``."""
-    return _clicked("ledger", fields_of(ReleaseOptions)["ledger"], {})(command)
+    return _click_option("ledger", fields_of(ReleaseOptions)["ledger"], {})(command)
 
 
-def kept_in(rows: AnyStore, table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | None:
+def budget_location(rows: AnyStore, table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | None:
     """Return where the budget of rows is kept, if they have one, as the rows were typed."""
     return ledger_place(replace(table, store=store_at(rows)), ledger) if table.budget else None
 
 
-def budget_words(table: RowsTable, place: LedgerAddress | None) -> str:
+def budget_message(table: RowsTable, ledger: LedgerAddress | None) -> str:
     """Say which budget rows have, and where it is kept."""
     if not table.budget:
         return "No budget declared yet."
-    kept = f" in {place}" if place is not None and Ledger.stands_at(place) else ""
-    return f"Budget {table.budget}{kept}."
+    location = f" in {ledger}" if ledger is not None and Ledger.stands_at(ledger) else ""
+    return f"Budget {table.budget}{location}."
 
 
 def count_of(components: str) -> int | None:
@@ -245,8 +251,8 @@ def bandwidth_of(text: str | None) -> float | None:
     """Return the bytes a second of a text such as 10GB; None for None."""
     if text is None:
         return None
-    found = re.fullmatch(rf"([0-9]{{1,15}}(?:\.[0-9]{{1,15}})?) ?({'|'.join(AMOUNTS)})", text)
-    number = float(found[1]) * 1000 ** AMOUNTS.index(found[2]) if found else 0.0
+    match = re.fullmatch(rf"([0-9]{{1,15}}(?:\.[0-9]{{1,15}})?) ?({'|'.join(AMOUNTS)})", text)
+    number = float(match[1]) * 1000 ** AMOUNTS.index(match[2]) if match else 0.0
     if number <= 0:
         raise UsageError(f"--store-bandwidth takes a number above 0 with one of {listed(AMOUNTS)}, such as 10GB.")
     return number

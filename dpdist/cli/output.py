@@ -14,7 +14,7 @@ import click
 from dpdist._util.text import fitted, printable
 
 _NARROWEST, _WIDEST = 4, 36
-_BESIDE = 22
+_MARGIN = 22
 """Columns of what stands beside a bar: the share, and the time that is left."""
 
 
@@ -30,7 +30,7 @@ class Bars:
         if self._bar is None or label != self._label or done < self._bar.pos:
             self.end()
             self._label = label
-            width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns - len(label) - _BESIDE))
+            width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns - len(label) - _MARGIN))
             bar = click.progressbar(length=total, label=label, file=sys.stderr, width=width)
             self._bar = self._stack.enter_context(bar)
         self._bar.length = total
@@ -70,9 +70,9 @@ def show(text: str) -> None:
     click.echo(printable(text))
 
 
-def answer(as_json: bool, value: Mapping[str, object], words: str) -> None:
+def answer(as_json: bool, value: Mapping[str, object], message: str) -> None:
     """Print what was done: one JSON object on standard output, or words."""
     if as_json:
         click.echo(json.dumps(value))
     else:
-        say(words)
+        say(message)

@@ -15,13 +15,13 @@ import click
 from dpdist._util.text import NEXT, counted, exactly, rounded_up
 from dpdist.cli.options import (
     LOCAL,
-    PLACE,
+    STORE,
     SOURCE,
-    budget_words,
+    budget_message,
     cluster_options,
     grouped,
     json_option,
-    kept_in,
+    budget_location,
     ledger_option,
     options,
 )
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dpdist.ingest.sources import SourceLocation
 
 _COLUMNS = "Comma-separated names of the columns to keep, in this order."
-_OF_BOUND = {
+_BOUND_OPTIONS = {
     "epsilon": {"help": "Privacy loss epsilon to spend on the choice: a small part, such as 0.1."},
     "delta": {
         "help": "Privacy loss delta. Above 0 the noise is Gaussian, and costs little beside other Gaussian releases. "
@@ -62,8 +62,8 @@ _OF_BOUND = {
 
 @grouped()
 @click.argument("source", type=SOURCE)
-@click.argument("rows", type=PLACE)
-@options(IngestOptions, "asked", changed={"columns": {"metavar": "NAMES", "help": _COLUMNS}})
+@click.argument("rows", type=STORE)
+@options(IngestOptions, "ingest_options", changed={"columns": {"metavar": "NAMES", "help": _COLUMNS}})
 @ledger_option
 @click.option(
     "--compress", is_flag=True, help="Compress the chunks: for slow disks; reading costs more processor time."
@@ -71,7 +71,7 @@ _OF_BOUND = {
 @cluster_options
 @json_option
 def ingest(
-    source: SourceLocation, rows: AnyStore, asked: IngestOptions, ledger: LedgerAddress | None, compress: bool,
+    source: SourceLocation, rows: AnyStore, ingest_options: IngestOptions, ledger: LedgerAddress | None, compress: bool,
     cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
     """Write ROWS, a Zarr array, from SOURCE: a file, a folder of files, or the address of one (s3://, gs://, https://).
@@ -85,21 +85,21 @@ def ingest(
 
     A small SOURCE is read by this process, one of 256 MiB or more by a worker per core, or by those that are named.
     """
-    budget, fresh = asked.budget, not store_at(rows).exists()
+    budget, fresh = ingest_options.budget, not store_at(rows).exists()
     table = ingest_rows(
         source, rows, budget=budget, ledger=ledger, compress=compress, progress=BARS, say=say, cluster=cluster,
-        **asked.parameters,
+        **ingest_options.parameters,
     )  # fmt: skip
-    place = kept_in(rows, table, ledger)
+    address = budget_location(rows, table, ledger)
     norm = None if table.schema is None else table.schema.norm
     longest = None if norm is None else rounded_up(norm)
-    value = _table_json(rows, table, fresh, str(place) if asked.budget else None)
-    words = _table_words(rows, table, "" if fresh else ", ingested before from the same files and left alone")
-    words += budget_words(table, place)
+    value = _table_json(rows, table, fresh, str(address) if ingest_options.budget else None)
+    message = _table_message(rows, table, "" if fresh else ", ingested before from the same files and left alone")
+    message += budget_message(table, address)
     if longest is not None:
         value["norm"] = norm
-        words += f" By the schema no row is longer than {longest}: --clip {longest} shortens none."
-    answer(as_json, value, words)
+        message += f" By the schema no row is longer than {longest}: --clip {longest} shortens none."
+    answer(as_json, value, message)
 
 
 def _table_json(rows: AnyStore, table: RowsTable, fresh: bool, ledger: str | None) -> dict[str, object]:
@@ -109,17 +109,17 @@ def _table_json(rows: AnyStore, table: RowsTable, fresh: bool, ledger: str | Non
     }  # fmt: skip
 
 
-def _table_words(rows: AnyStore, table: RowsTable, more: str) -> str:
+def _table_message(rows: AnyStore, table: RowsTable, remark: str) -> str:
     shape = f"{counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}"
-    return f"{rows}: {shape}, {counted(table.chunks, 'chunk')}{more}. "
+    return f"{rows}: {shape}, {counted(table.chunks, 'chunk')}{remark}. "
 
 
 @click.command("schema")
 @click.argument("source", type=SOURCE)
 @click.argument("draft", type=LOCAL, required=False)
-@options(IngestOptions, "asked", names={"header"})
+@options(IngestOptions, "ingest_options", names={"header"})
 @json_option
-def schema_command(source: SourceLocation, draft: Path | None, asked: IngestOptions, as_json: bool) -> None:
+def schema_command(source: SourceLocation, draft: Path | None, ingest_options: IngestOptions, as_json: bool) -> None:
     """Write DRAFT, a TOML file that says what the columns of SOURCE mean, for you to complete; without it, print it.
 
     SOURCE is .csv, .csv.gz, .parquet, .arrow or .feather, or a folder of these. The draft is made of names and stored
@@ -128,7 +128,7 @@ def schema_command(source: SourceLocation, draft: Path | None, asked: IngestOpti
     """
     from dpdist.pipeline.sources import draft_schema  # noqa: PLC0415 - its readers are slow to import
 
-    header = asked.header
+    header = ingest_options.header
     text = draft_schema(source, header=header)
     if draft is None:
         show(json.dumps({"draft": text}) if as_json else text.rstrip())
@@ -154,13 +154,13 @@ def schema_command(source: SourceLocation, draft: Path | None, asked: IngestOpti
 
 @grouped()
 @click.argument("source", type=SOURCE)
-@click.argument("rows", type=PLACE)
-@options(IngestOptions, "asked", names={*fields_of(BudgetOptions), "variable"})
+@click.argument("rows", type=STORE)
+@options(IngestOptions, "ingest_options", names={*fields_of(BudgetOptions), "variable"})
 @ledger_option
 @cluster_options
 @json_option
 def register(
-    source: SourceLocation, rows: AnyStore, asked: IngestOptions, ledger: LedgerAddress | None, cluster: Cluster,
+    source: SourceLocation, rows: AnyStore, ingest_options: IngestOptions, ledger: LedgerAddress | None, cluster: Cluster,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Make ROWS of SOURCE without a copy: .npy, .parquet or .zarr, or a folder of such files.
@@ -172,29 +172,29 @@ def register(
     """
     from dpdist.pipeline.sources import register_rows  # noqa: PLC0415 - its readers are slow to import
 
-    budget, fresh = asked.budget, not store_at(rows).exists()
-    table = register_rows(source, rows, budget=budget, ledger=ledger, variable=asked.variable, cluster=cluster)
-    place = kept_in(rows, table, ledger)
-    words = _table_words(rows, table, f" in place{'' if fresh else ', registered before and left alone'}")
-    value = _table_json(rows, table, fresh, str(place) if table.budget else None)
-    answer(as_json, value, f"{words}Do not change {source}. {budget_words(table, place)}")
+    budget, fresh = ingest_options.budget, not store_at(rows).exists()
+    table = register_rows(source, rows, budget=budget, ledger=ledger, variable=ingest_options.variable, cluster=cluster)
+    address = budget_location(rows, table, ledger)
+    message = _table_message(rows, table, f" in place{'' if fresh else ', registered before and left alone'}")
+    value = _table_json(rows, table, fresh, str(address) if table.budget else None)
+    answer(as_json, value, f"{message}Do not change {source}. {budget_message(table, address)}")
 
 
 @grouped("release")
-@click.argument("rows", type=PLACE)
-@click.argument("release", type=PLACE)
-@options(RequestOptions, "asked", without={"ledger"}, changed={"clip": {"required": False}})
+@click.argument("rows", type=STORE)
+@click.argument("release", type=STORE)
+@options(RequestOptions, "request_options", without={"ledger"}, changed={"clip": {"required": False}})
 @ledger_option
 @partial(cluster_options, trusted=True)
 @json_option
 def release_command(
-    rows: AnyStore, release: AnyStore, asked: RequestOptions, ledger: LedgerAddress | None, cluster: Cluster,
+    rows: AnyStore, release: AnyStore, request_options: RequestOptions, ledger: LedgerAddress | None, cluster: Cluster,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
-    if asked.clip is None:
+    if request_options.clip is None:
         raise UsageError(_without_clip(rows))
-    request = request_from(asked)
+    request = request_from(request_options)
     outcome = release_rows(rows, release, request, ledger=ledger, cluster=cluster, say=say)
     answer(as_json, outcome.to_json(), outcome.describe())
 
@@ -213,8 +213,8 @@ def _without_clip(rows: AnyStore) -> str:
 
 
 @click.command()
-@click.argument("target", type=PLACE, metavar="SUM")
-@click.argument("releases", type=PLACE, nargs=-1, required=True)
+@click.argument("target", type=STORE, metavar="SUM")
+@click.argument("releases", type=STORE, nargs=-1, required=True)
 @click.option(
     "--disjoint",
     is_flag=True,
@@ -224,28 +224,28 @@ def _without_clip(rows: AnyStore) -> str:
 def combine(target: AnyStore, releases: tuple[AnyStore, ...], disjoint: bool, as_json: bool) -> None:
     """Write SUM, the sum of RELEASES of disjoint rows, with their joint guarantee. Free post-processing."""
     outcome = combine_releases(releases, target, disjoint=disjoint)
-    made, fresh = outcome.release, outcome.fresh
+    total, fresh = outcome.release, outcome.fresh
     before = "" if fresh else ", written before and left alone"
-    value = {"release": str(target), "fresh": fresh, **made.attributes(), "cautions": list(made.cautions)}
-    words = (
-        f"{target}: {made.release_id}, the sum of {counted(len(made.releases), 'release')}{before}. {made.mechanism}, "
-        f"{made.guarantee_words()}{_condition(made, disjoint=disjoint)}. This file is public."
+    value = {"release": str(target), "fresh": fresh, **total.attributes(), "cautions": list(total.cautions)}
+    message = (
+        f"{target}: {total.release_id}, the sum of {counted(len(total.releases), 'release')}{before}. {total.mechanism}, "
+        f"{total.guarantee_words()}{_condition(total, disjoint=disjoint)}. This file is public."
     )
-    answer(as_json, value, words + in_words(made.cautions))
+    answer(as_json, value, message + in_words(total.cautions))
 
 
-def _condition(made: Release, *, disjoint: bool) -> str:
+def _condition(total: Release, *, disjoint: bool) -> str:
     """Say what the guarantee of a sum rests on, as part of a sentence."""
-    if not disjoint or len({extent.dataset for extent in made.extents}) == 1:
+    if not disjoint or len({extent.dataset for extent in total.extents}) == 1:
         return ""
-    return f", provided that, as you say, no {made.unit.column if made.unit else 'row'} is in two of the tables"
+    return f", provided that, as you say, no {total.unit.column if total.unit else 'row'} is in two of the tables"
 
 
 @grouped()
-@click.argument("rows", type=PLACE)
+@click.argument("rows", type=STORE)
 @options(
-    ReleaseOptions, "asked", names={"epsilon", "delta", "neighbours", "centre", "scale", "accept_large_delta"},
-    changed=_OF_BOUND, clip="",
+    ReleaseOptions, "release_options", names={"epsilon", "delta", "neighbours", "centre", "scale", "accept_large_delta"},
+    changed=_BOUND_OPTIONS, clip="",
 )  # fmt: skip
 @click.option(
     "--quantile",
@@ -270,7 +270,7 @@ def _condition(made: Release, *, disjoint: bool) -> str:
 @partial(cluster_options, trusted=True)
 @json_option
 def bound(
-    rows: AnyStore, asked: ReleaseOptions, quantile: str | None, components: int | None, release_epsilon: str | None,
+    rows: AnyStore, release_options: ReleaseOptions, quantile: str | None, components: int | None, release_epsilon: str | None,
     grid: str, ledger: LedgerAddress | None, cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose the clip norm of ROWS privately: a quantile of the norms of its rows, for a small epsilon.
@@ -279,12 +279,12 @@ def bound(
     or --components, costs nothing. Exit code 4 if the quantile may lie beyond the grid.
     """
     choice = clip_norm.choose_clip_norm(
-        rows, norms_request_from(asked, grid), quantile, components=components, release_epsilon=release_epsilon,
-        ledger=ledger, cluster=cluster, budget_delta=asked.delta is None, say=say,
+        rows, norms_request_from(release_options, grid), quantile, components=components, release_epsilon=release_epsilon,
+        ledger=ledger, cluster=cluster, budget_delta=release_options.delta is None, say=say,
     )  # fmt: skip
-    following = next_command(rows, choice, asked.centre, asked.scale)
-    words = choice.describe() if following is None else f"{choice.describe()}\n{NEXT}{following}"
-    answer(as_json, {**choice.to_json(), "next": following}, words)
+    following = next_command(rows, choice, release_options.centre, release_options.scale)
+    message = choice.describe() if following is None else f"{choice.describe()}\n{NEXT}{following}"
+    answer(as_json, {**choice.to_json(), "next": following}, message)
     if following is None:
         click.get_current_context().exit(DataError.exit_code)
 
@@ -295,11 +295,13 @@ def next_command(rows: AnyStore, choice: clip_norm.ClipChoice, centre: str, scal
         return None
     neighbours, loss = choice.histogram.guarantee.neighbours, choice.histogram.guarantee.loss
     files = {"centre": centre, "scale": scale}
-    more = "".join(f" --{word} {shlex.quote(file)}" for word, file in files.items() if file != "none")
-    more += f" --delta {_delta(loss)}" if loss.delta_atto else ""
-    more += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
+    arguments = "".join(f" --{option} {shlex.quote(file)}" for option, file in files.items() if file != "none")
+    arguments += f" --delta {_delta(loss)}" if loss.delta_atto else ""
+    arguments += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
     epsilon = "E" if choice.purpose is None else f"{choice.purpose.loss.epsilon:.12g}"
-    return f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon {epsilon} --clip {exactly(choice.clip)}{more}"
+    return (
+        f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon {epsilon} --clip {exactly(choice.clip)}{arguments}"
+    )
 
 
 def _delta(loss: PrivacyLoss) -> str:

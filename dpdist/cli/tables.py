@@ -25,11 +25,11 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def kind_of(out: AnyStore, kinds: Sequence[str]) -> str:
     """Return how a file ends."""
     name = str(store_at(out)).rpartition("/")[2]
-    found = next((each for each in kinds if name.endswith(each)), None)
-    if found is None:
-        known = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
-        raise UsageError(f"A file that ends in {known} is written, and {name} does not.")
-    return found
+    kind = next((suffix for suffix in kinds if name.endswith(suffix)), None)
+    if kind is None:
+        suffixes = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+        raise UsageError(f"A file that ends in {suffixes} is written, and {name} does not.")
+    return kind
 
 
 def in_csv(name: str) -> str:
@@ -48,7 +48,7 @@ def csv_of(names: Sequence[str], rows: Sequence[Sequence[object]]) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([in_csv(name) for name in names])
-    writer.writerows([_cell(each) for each in row] for row in rows)
+    writer.writerows([_cell(value) for value in row] for row in rows)
     return text.getvalue().encode()
 
 
@@ -63,22 +63,22 @@ def parquet_of(columns: Mapping[str, Sequence[object]], release: Release) -> byt
     import pyarrow as pa  # noqa: PLC0415 - it takes its time, and other kinds do without
     from pyarrow import parquet  # noqa: PLC0415
 
-    told = {"dpdist.status": release.status, "dpdist.release_id": release.release_id}
-    written = io.BytesIO()
-    parquet.write_table(pa.table(dict(columns)).replace_schema_metadata(told), written)
-    return written.getvalue()
+    metadata = {"dpdist.status": release.status, "dpdist.release_id": release.release_id}
+    buffer = io.BytesIO()
+    parquet.write_table(pa.table(dict(columns)).replace_schema_metadata(metadata), buffer)
+    return buffer.getvalue()
 
 
-def write_table(out: AnyStore, columns: Mapping[str, Sequence[object]], release: Release, what: str) -> None:
+def write_table(out: AnyStore, columns: Mapping[str, Sequence[object]], release: Release, noun: str) -> None:
     """Write a .csv or .parquet file about a release; such a file that is there is replaced."""
-    kind, place = kind_of(out, KINDS), store_at(out)
+    kind, store = kind_of(out, KINDS), store_at(out)
     if not release.private_as_claimed:
         columns = {**columns, "status": [release.status] * len(next(iter(columns.values())))}
     rows = list(zip(*columns.values(), strict=True))
     content = csv_of(list(columns), rows) if kind == ".csv" else parquet_of(columns, release)
     head = content.partition(b"\n")[0]
 
-    def own(found: bytes) -> bool:
-        return b"dpdist.release_id" in found if kind == ".parquet" else found.startswith(head)
+    def own(previous: bytes) -> bool:
+        return b"dpdist.release_id" in previous if kind == ".parquet" else previous.startswith(head)
 
-    replace_own(place, content, what, private=not release.private_as_claimed, own=own)
+    replace_own(store, content, noun, private=not release.private_as_claimed, own=own)

@@ -68,7 +68,7 @@ class Job:
     choices: Choices = field(default_factory=Choices)
 
     @property
-    def needs_law(self) -> bool:
+    def needs_noise_distribution(self) -> bool:
         """Whether the number of components follows from the law of the noise."""
         return self.components is None or not (isinstance(self.components, int) or self.correlation)
 
@@ -97,9 +97,9 @@ def read_job(
         content["release"]["continual"] = continual
     content = with_standard_spellings(content)
     with naming(JOB_FILE):
-        _require_none(path, [UsageError(f"{said}.") for said in mistakes(content)])
+        _require_none(path, [UsageError(f"{sentence}.") for sentence in mistakes(content)])
         sections = sections_of(content)
-        errors: list[DpdistError] = [UsageError(said) for said in _contradictions(sections)]
+        errors: list[DpdistError] = [UsageError(sentence) for sentence in _contradictions(sections)]
         files = _Files(path.absolute().parent, errors)
         job = _job(sections, files, scheduler=scheduler, certificates=certificates, insecure=insecure)
         _require_none(path, errors)
@@ -137,7 +137,7 @@ class _Files:
     def path(self, text: str | None) -> Path | None:
         return None if text is None else self.make(lambda: self.folder / local(text))
 
-    def place(self, text: str) -> Path | Store:
+    def store(self, text: str) -> Path | Store:
         return self.make(lambda: store_at(text) if is_address(text) else self.folder / local(text))
 
 
@@ -145,26 +145,26 @@ def _job(
     sections: Sections, files: _Files, *, scheduler: str | None, certificates: Certificates | None, insecure: bool
 ) -> Job:
     rows, release, pca, project = sections.rows, sections.release, sections.pca, sections.project
-    where, make = sections.cluster or ClusterOptions(), files.make
-    shown = [files.path(file) for file in (where.tls_ca, where.tls_cert, where.tls_key)]
+    settings, make = sections.cluster or ClusterOptions(), files.make
+    certificate_files = [files.path(file) for file in (settings.tls_ca, settings.tls_cert, settings.tls_key)]
     return Job(
-        rows=files.place(rows.path),
+        rows=files.store(rows.path),
         source=None if rows.source is None else make(partial(_source, rows.source, files.folder)),
         budget=make(lambda: rows.budget),
         columns=rows.columns,
-        release=files.place(release.path),
+        release=files.store(release.path),
         request=_request(release, files, None if pca is None else pca.components.number),
         ledger=None if release.ledger is None else make(partial(address_of, release.ledger, files.folder)),
-        model=None if pca is None else files.place(pca.path),
+        model=None if pca is None else files.store(pca.path),
         components=None if pca is None else pca.components.number,
-        scores=None if project is None else files.place(project.path),
+        scores=None if project is None else files.store(project.path),
         cluster=make(
             lambda: Cluster(
-                scheduler or where.scheduler,
-                None if scheduler else where.workers,
-                trusted_worker=where.trusted == "worker",
-                certificates=certificates or Certificates.of(*shown),
-                insecure=insecure or where.insecure,
+                scheduler or settings.scheduler,
+                None if scheduler else settings.workers,
+                trusted_worker=settings.trusted == "worker",
+                certificates=certificates or Certificates.of(*certificate_files),
+                insecure=insecure or settings.insecure,
             )
         ),
         unit=make(lambda: unit_from(rows.privacy_unit, rows.max_rows, rows.keep, rows.max_periods)),
@@ -188,8 +188,8 @@ def _plan(release: Release) -> Tree | Toeplitz:
 
 
 def _source(text: str, folder: Path) -> SourceLocation:
-    place = location_of(text)
-    return folder / place if isinstance(place, Path) else place
+    location = location_of(text)
+    return folder / location if isinstance(location, Path) else location
 
 
 def _is_remote(text: str) -> bool:
@@ -210,8 +210,8 @@ def _request(release: Release, files: _Files, number: float | None) -> ReleaseRe
     before = len(files.errors)
     shared = {name: getattr(release, name) for name in ReleaseOptions.__struct_fields__}
     components = number if release.clip == "private" and isinstance(number, int) else None
-    asked = RequestOptions(**shared, components=components, period=release.period or "")
-    request = files.make(lambda: request_from(asked, files.folder))
+    options = RequestOptions(**shared, components=components, period=release.period or "")
+    request = files.make(lambda: request_from(options, files.folder))
     if len(files.errors) > before:  # the first of its mistakes; each of these keys may hold another
         files.make(lambda: PrivacyLoss.parse(release.epsilon))
         files.make(lambda: PrivacyLoss.parse("1", release.delta or "0"))
@@ -226,15 +226,15 @@ def _request(release: Release, files: _Files, number: float | None) -> ReleaseRe
 
 def _require_none(path: Path, errors: Sequence[DpdistError]) -> None:
     """Refuse a file in which something is wrong, and say all of it."""
-    said = list(dict.fromkeys(map(str, errors)))
-    if not said:
+    messages = list(dict.fromkeys(map(str, errors)))
+    if not messages:
         return
     kinds = [kind for kind in (DataError, RefusedError) if all(isinstance(error, kind) for error in errors)]
     kind = kinds[0] if kinds else UsageError
-    if len(said) == 1:
-        raise kind(f"{path}: {said[0]}")
-    listed = " ".join(f"({number}) {sentence}" for number, sentence in enumerate(said, 1))
-    raise kind(f"{path} has {len(said)} mistakes. {listed}")
+    if len(messages) == 1:
+        raise kind(f"{path}: {messages[0]}")
+    listed = " ".join(f"({number}) {sentence}" for number, sentence in enumerate(messages, 1))
+    raise kind(f"{path} has {len(messages)} mistakes. {listed}")
 
 
 def _contradictions(sections: Sections) -> Iterator[str]:

@@ -35,7 +35,7 @@ from dpdist._util.text import fields_as_json
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ingest.periods import changes, discard, take_in, waiting
 from dpdist.jobs.job_file import Job
-from dpdist.jobs.series import Series, open_series, past_horizon, whole_of
+from dpdist.jobs.series import Series, open_series, past_horizon, series_guarantee
 from dpdist.jobs.totals import conclude
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.state import State
@@ -81,10 +81,10 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     for folder in filter(None, (series.releases, series.releases / "total", series.models)):
         make_public_folder(folder)
     _require_unchanged(series)
-    count, fresh, there = 0, list[str](), {path.name for path in series.releases.iterdir()}
+    count, fresh, published = 0, list[str](), {path.name for path in series.releases.iterdir()}
     with job.cluster.kept() as cluster:
         for count, periods in _counts(series, sources, say, problems):
-            fresh += _release(series, periods[:count], len(periods), there, cluster, say)
+            fresh += _release(series, periods[:count], len(periods), published, cluster, say)
     total, model = conclude(series, list(series.ledger.periods)[:count], say)
     problems = _changed(series, sources) + problems + strays
     try:
@@ -159,40 +159,40 @@ def _close(series: Series, period: str, entry: Path, say: Callable[[str], None])
 
 def _changed(series: Series, sources: dict[str, Path]) -> list[DpdistError]:
     """Return what is wrong with the sources of closed periods."""
-    found = (changes(series.table, p, sources[p]) for p in series.ledger.periods if p in sources)
-    return [RefusedError(problem) for problem in found if problem]
+    problems = (changes(series.table, p, sources[p]) for p in series.ledger.periods if p in sources)
+    return [RefusedError(problem) for problem in problems if problem]
 
 
 def _release(
     series: Series,
     periods: Sequence[str],
     closed: int,
-    there: Collection[str],
+    published: Collection[str],
     cluster: Cluster,
     say: Callable[[str], None],
 ) -> list[str]:
     """Release the nodes that end with the last of some periods; return the ids of those that were computed now.
 
-    ``there`` are the names that were published when the run began.
+    ``published`` are the names that were published when the run began.
     """
     _choose_scale(series, cluster, say)
     nodes = [(node, series.path_of(periods, node)) for node in series.plan.released(len(periods))]
     if len(periods) < closed:  # published on an earlier night
-        nodes = [(node, target) for node, target in nodes if target.name not in there]
-    if nodes and series.job.model is not None and series.job.needs_law:
+        nodes = [(node, target) for node, target in nodes if target.name not in published]
+    if nodes and series.job.model is not None and series.job.needs_noise_distribution:
         require_law(series.request, len(series.columns))
     fresh = []
     for number, (node, target) in enumerate(nodes):
         span = series.span(node)
-        request = series.asked(node, span)
+        request = series.request_for(node, span)
         release_id = request.release_id(span)
         _require_same_job(target, release_id)
         record = series.ledger.record(release_id)
         if number and target.exists() and record is not None and record.state is State.PUBLISHED:
             continue  # the first of the last night is looked at, so that a changed ledger is noticed
-        _require_whole(series, release_id, span)
+        _require_series_budget(series, release_id, span)
         _require_small_delta(series, release_id, periods)
-        outcome: Outcome = release.release_table(span, target, request, ledger=series.place, cluster=cluster)
+        outcome: Outcome = release.release_table(span, target, request, ledger=series.ledger_address, cluster=cluster)
         if outcome.fresh:
             fresh.append(outcome.release.release_id)
             say(outcome.describe())
@@ -206,11 +206,11 @@ def _choose_scale(series: Series, cluster: Cluster, say: Callable[[str], None]) 
         return
     if chosen.state() in {None, State.ABORTED}:
         chosen.require_seen()
-        whole = chosen.request.parts(chosen.table).guarantee
+        guarantee = chosen.request.parts(chosen.table).guarantee
         accounts = series.ledger.accounts(chosen.request.guarantee(chosen.table))
-        if accounts is not None and not accounts.holds(Charge(whole, tuple(chosen.table.seals))):
+        if accounts is not None and not accounts.holds(Charge(guarantee, tuple(chosen.table.seals))):
             raise RefusedError(
-                f"The scale of all periods and their releases together cost each row {whole.loss}; the budget is "
+                f"The scale of all periods and their releases together cost each row {guarantee.loss}; the budget is "
                 f"{series.ledger.budget}, and of it there is left for a row of {', '.join(chosen.table.seals)}: "
                 f"{accounts.left(chosen.table.seals)}. Nothing was charged or drawn. Ask for less "
                 f"({parameter('epsilon')})."
@@ -234,13 +234,13 @@ def _require_unchanged(series: Series) -> None:
             if series.first_scale is not None and series.first_scale.state() not in _DRAWN:
                 raise _other_parameters(target)
             span = series.span(node)
-            _require_same_job(target, series.asked(node, span).release_id(span))
+            _require_same_job(target, series.request_for(node, span).release_id(span))
             return
 
 
 def _require_same_job(target: Path, release_id: str) -> None:
-    found = (attributes_of(store_at(target)) or {}).get("release_id", release_id)
-    if found != release_id:
+    published_id = (attributes_of(store_at(target)) or {}).get("release_id", release_id)
+    if published_id != release_id:
         raise _other_parameters(target)
 
 
@@ -252,16 +252,16 @@ def _other_parameters(target: Path) -> RefusedError:
     )
 
 
-def _require_whole(series: Series, release_id: str, span: Span) -> None:
+def _require_series_budget(series: Series, release_id: str, span: Span) -> None:
     """Refuse a night where a row of a period to come could not bear all nights: the series could not go on."""
     record = series.ledger.record(release_id)
     if not isinstance(series.plan, Toeplitz) or (record is not None and record.state is not State.ABORTED):
         return
-    night = series.request.guarantee(span)
-    accounts = None if night is None else series.ledger.accounts(night)
-    if night is None or accounts is None:
+    guarantee = series.request.guarantee(span)
+    accounts = None if guarantee is None else series.ledger.accounts(guarantee)
+    if guarantee is None or accounts is None:
         return  # the charge itself will say why
-    if not accounts.to_come.holds(whole_of(night, series.plan)):
+    if not accounts.to_come.holds(series_guarantee(guarantee, series.plan)):
         raise RefusedError(
             f"The nights of this series together cost each row {series.job.request.loss}; the budget is "
             f"{series.ledger.budget}, and of it there is left for a row to come: {accounts.to_come.left()}. Nothing "
@@ -271,7 +271,7 @@ def _require_whole(series: Series, release_id: str, span: Span) -> None:
 
 def _require_small_delta(series: Series, release_id: str, periods: Sequence[str]) -> None:
     """Refuse to go on when delta is not below one over the number of all rows so far, unless that was accepted."""
-    record, asked = series.ledger.record(release_id), series.job.request
-    if asked.loss.delta_atto and (record is None or record.state is State.ABORTED):
+    record, request = series.ledger.record(release_id), series.job.request
+    if request.loss.delta_atto and (record is None or record.state is State.ABORTED):
         rows = series.table.count(periods)
-        checks.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
+        checks.require_small_delta(request.loss, request.neighbours, rows, accepted=request.accept_large_delta)

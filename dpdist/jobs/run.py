@@ -46,12 +46,12 @@ def require_same_rows(job: Job, table: RowsTable) -> None:
     cure = "Change the job file, or name another place for rows that are ingested so ([rows] path)."
     schema = job.choices.schema
     if job.source is not None and schema != table.schema:
-        held = "no schema" if table.schema is None else "a schema" if schema is None else "another schema"
-        wanted = "none" if schema is None else "one" if table.schema is None else "its own"
-        raise RefusedError(f"{job.rows} was made with {held}, and the job asks for {wanted}. {cure}")
+        actual = "no schema" if table.schema is None else "a schema" if schema is None else "another schema"
+        requested = "none" if schema is None else "one" if table.schema is None else "its own"
+        raise RefusedError(f"{job.rows} was made with {actual}, and the job asks for {requested}. {cure}")
     if job.unit != table.unit and (job.unit is not None or job.source is not None):
         raise RefusedError(
-            f"{job.rows} protects {_unit_words(table.unit)}, and the job asks for {_unit_words(job.unit)}. {cure}"
+            f"{job.rows} protects {_describe_unit(table.unit)}, and the job asks for {_describe_unit(job.unit)}. {cure}"
         )
     if job.columns is not None and job.columns != table.names:
         raise RefusedError(
@@ -72,11 +72,11 @@ def require_components(job: Job, table: RowsTable) -> None:
             f"ask for {table.columns} or fewer.",
             parameter="components",
         )
-    if job.model is not None and job.needs_law:
+    if job.model is not None and job.needs_noise_distribution:
         require_law(job.request, table.columns)
 
 
-def _unit_words(unit: Unit | None) -> str:
+def _describe_unit(unit: Unit | None) -> str:
     return "each row alone" if unit is None else f"the rows of one {unit.column}, {unit.max_rows} at most"
 
 

@@ -181,15 +181,15 @@ def _mistakes_in(section: str, values: Mapping[str, object]) -> Iterator[str]:
             yield f"[{section}] needs {name!r}, {_expected(key.type)}"
 
 
-def _mistakes(where: str, kind: Any, value: object) -> Iterator[str]:
+def _mistakes(key: str, kind: Any, value: object) -> Iterator[str]:
     try:
         msgspec.convert(value, kind, builtin_types=(Decimal,), dec_hook=_typed)
     except msgspec.ValidationError:
-        yield f"{where} must be {_expected(kind)}"
+        yield f"{key} must be {_expected(kind)}"
     else:
         texts = value if isinstance(value, list) else [value]
         if any(isinstance(text, str) and has_control(text) for text in texts):
-            yield f"{where} holds a control character; take it out"
+            yield f"{key} holds a control character; take it out"
 
 
 def _expected(kind: Any) -> str:
@@ -228,8 +228,8 @@ def schema() -> dict[str, Any]:
         kind["description"] = kind["description"].partition("\n")[0]
         keys = kind.get("properties", {})
         keys |= {spelling: keys[name] for spelling, name in SPELLINGS.items() if name in keys}
-    whole = types.pop("Sections") | {"title": "dpdist job file", "$defs": types}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_null(whole)}
+    sections = types.pop("Sections") | {"title": "dpdist job file", "$defs": types}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_null(sections)}
 
 
 def _schema_of(kind: type) -> dict[str, Any]:
@@ -244,12 +244,12 @@ def _schema_of(kind: type) -> dict[str, Any]:
 def _without_null(value: Any) -> Any:
     """Leave out that a key may be null, which no TOML file can say."""
     if isinstance(value, list):
-        return [_without_null(each) for each in value if each != {"type": "null"}]
+        return [_without_null(member) for member in value if member != {"type": "null"}]
     if not isinstance(value, dict):
         return value
-    kept = {name: _without_null(each) for name, each in value.items() if name != "default" or each is not None}
-    choices = kept.get("anyOf", ())
-    return {**choices[0], **{n: v for n, v in kept.items() if n != "anyOf"}} if len(choices) == 1 else kept
+    entries = {name: _without_null(member) for name, member in value.items() if name != "default" or member is not None}
+    choices = entries.get("anyOf", ())
+    return {**choices[0], **{n: v for n, v in entries.items() if n != "anyOf"}} if len(choices) == 1 else entries
 
 
 class JobFile:

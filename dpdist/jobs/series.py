@@ -35,7 +35,7 @@ class Series:
     job: Job
     table: PeriodicTable
     ledger: Ledger
-    place: LedgerAddress
+    ledger_address: LedgerAddress
 
     @property
     def plan(self) -> Tree | Toeplitz:
@@ -50,12 +50,14 @@ class Series:
         """
         (leaf,) = self.plan.released(1)
         first, target = self.span(leaf), self.path_of(list(self.ledger.periods), leaf)
-        asked = replace(self._shared, loss=self._loss_of(leaf))
-        named = replace(asked, period=first.label)
-        charged = replace(trusted.charged_request(named, first, self.ledger, store_at(target)), period=asked.period)
+        request = replace(self._shared, loss=self._loss_of(leaf))
+        labelled = replace(request, period=first.label)
+        charged = replace(
+            trusted.charged_request(labelled, first, self.ledger, store_at(target)), period=request.period
+        )
         return charged if first.unit is None else replace(charged, grid_bits=charged.of_table(first).grid_bits)
 
-    def asked(self, node: Node | Night, span: Span) -> ReleaseRequest:
+    def request_for(self, node: Node | Night, span: Span) -> ReleaseRequest:
         """Return what is asked of a node or a night."""
         return replace(self.request, loss=self._loss_of(node), period=span.label)
 
@@ -72,7 +74,7 @@ class Series:
         older = FirstScaleRequest(replace(self.job.request, choice_rule=FIRST_RULE))
         record = self.ledger.record(older.release_id(first))
         charged = record is not None and record.state is not State.ABORTED
-        return FirstScale(older if charged else FirstScaleRequest(self.job.request), first, self.place)
+        return FirstScale(older if charged else FirstScaleRequest(self.job.request), first, self.ledger_address)
 
     @cached_property
     def _shared(self) -> ReleaseRequest:
@@ -154,9 +156,11 @@ def share_of(
 def require_same_unit(job: Job, table: PeriodicTable) -> None:
     """Refuse a folder of periods with another privacy unit than a job says."""
     if job.unit != table.unit:
-        held, wanted = ("one row" if unit is None else f"{unit.column}, {unit.most}" for unit in (table.unit, job.unit))
+        actual, requested = (
+            "one row" if unit is None else f"{unit.column}, {unit.most}" for unit in (table.unit, job.unit)
+        )
         raise RefusedError(
-            f"{job.rows} protects {held}, and the job asks for {wanted}. That is declared once, with the first period. "
+            f"{job.rows} protects {actual}, and the job asks for {requested}. That is declared once, with the first period. "
             "Change the job file, or name another place for these rows ([rows] path)."
         )
 
@@ -168,11 +172,11 @@ def open_series(job: Job) -> Series:
     return Series(job, table, ledger, job.ledger or budget.default_ledger(job.rows))
 
 
-def whole_of(night: Guarantee, plan: Toeplitz) -> Guarantee:
+def series_guarantee(guarantee: Guarantee, plan: Toeplitz) -> Guarantee:
     """Return what all nights of a series together cost a row that is in all of them, from what one night guarantees."""
-    if night.mu_squared is None:
+    if guarantee.mu_squared is None:
         raise AssertionError("a night is a Gaussian release")
-    return replace(night, mu_squared=night.mu_squared * plan.shares)
+    return replace(guarantee, mu_squared=guarantee.mu_squared * plan.shares)
 
 
 def past_horizon(horizon: int, period: str) -> str:

@@ -18,7 +18,7 @@ from dpdist.ingest.periods import waiting
 from dpdist.ingest.registered import open_rows
 from dpdist.jobs.job_file import Job
 from dpdist.jobs.run import require_components, require_same_rows
-from dpdist.jobs.series import past_horizon, require_same_unit, share_of, whole_of
+from dpdist.jobs.series import past_horizon, require_same_unit, share_of, series_guarantee
 from dpdist.jobs.totals import TotalNoise, TotalReads, largest, total_noise, total_reads
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
@@ -88,7 +88,7 @@ class Preview:
             "left": None if self.left is None else self.left.to_json(),
             "fits": self.fits,
             **{name: as_json(value) for name, value in optional.items() if value is not None},
-            **{name: each.to_json() for name, each in zip(("total", "largest_total"), self.totals, strict=False)},
+            **{name: reads.to_json() for name, reads in zip(("total", "largest_total"), self.totals, strict=False)},
         }
 
 
@@ -200,7 +200,7 @@ class _NextRun:
             if self.record is not None and self.record.state is not State.ABORTED:
                 return []
             _require_small_delta(job, table.rows)
-        return [("the whole table", Charge(_proved(job.request.proved(self.columns, self.max_rows))))]
+        return [("the whole table", Charge(_require_private(job.request.proved(self.columns, self.max_rows))))]
 
     def _of_periods(self) -> list[tuple[str, Charge]]:
         job, periods = self.job, self.periods
@@ -208,19 +208,19 @@ class _NextRun:
             require_same_unit(job, open_periods(job.rows))
         if len(periods) > len(self.closed):
             _require_small_delta(job, open_periods(job.rows).count(self.closed) if self.closed else 1)
-        charged = {(record.periods, record.weights) for record in self.charged if not _of_scale(record)}
-        asked = job.request if self.parts is None else self.parts.moment
-        out = []
+        known_spans = {(record.periods, record.weights) for record in self.charged if not _of_scale(record)}
+        period_request = job.request if self.parts is None else self.parts.moment
+        charges = []
         for count in range(1, self.released + 1):
             for node in job.plan.released(count):
                 names = tuple(periods[node.start : node.stop])
-                if (names, node.weights) in charged:
+                if (names, node.weights) in known_spans:
                     continue
-                request = replace(asked, loss=share_of(asked, self.columns, job.plan, node, job.unit))
+                request = replace(period_request, loss=share_of(period_request, self.columns, job.plan, node, job.unit))
                 changed = counted_rows(job.unit, len(names), weighted=bool(node.weights)) * max(node.weights, default=1)
-                guarantee = _proved(request.calibrated(self.columns, changed).guarantee)
-                out.append((node.label(periods), Charge(guarantee, names, node.weights)))
-        return out
+                guarantee = _require_private(request.calibrated(self.columns, changed).guarantee)
+                charges.append((node.label(periods), Charge(guarantee, names, node.weights)))
+        return charges
 
     @property
     def released(self) -> int:
@@ -248,12 +248,12 @@ def _release_id(job: Job, ledger: Ledger | None) -> str:
     return charged_request(job.request, table, ledger, store_at(job.release)).release_id(table)
 
 
-def _require_places(job: Job) -> None:
+def _require_paths(job: Job) -> None:
     """Refuse paths that the run would refuse: of what is read and not there, or written and cannot be."""
     if isinstance(job.source, Path) and not job.source.exists():
         raise DataError(f"There is no source at {job.source}.")
-    there = store_at(job.rows).exists()
-    if not there:
+    exists = store_at(job.rows).exists()
+    if not exists:
         if job.source is None:
             open_rows(job.rows)  # says how rows are made
         store_at(job.rows).require_new("rows")
@@ -261,19 +261,19 @@ def _require_places(job: Job) -> None:
         for folder in filter(None, (job.release, job.model)):
             require_folder(local(str(folder)))
         return
-    release_id = _release_id(job, None) if there else None
+    release_id = _release_id(job, None) if exists else None
     stands_at(store_at(job.release), release_id)
-    for path, what in ((job.model, "model"), (job.scores, "scores")):
-        if path is not None and (release_id is None or not made_from(path, what, release_id=release_id)):
-            store_at(path).require_new(what)
+    for path, noun in ((job.model, "model"), (job.scores, "scores")):
+        if path is not None and (release_id is None or not made_from(path, noun, release_id=release_id)):
+            store_at(path).require_new(noun)
 
 
 def _require_small_delta(job: Job, rows: int) -> None:
-    asked = job.request
-    checks.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
+    request = job.request
+    checks.require_small_delta(request.loss, request.neighbours, rows, accepted=request.accept_large_delta)
 
 
-def _proved(guarantee: Guarantee | None) -> Guarantee:
+def _require_private(guarantee: Guarantee | None) -> Guarantee:
     if guarantee is None:
         raise AssertionError("a job asks for what is private as claimed")
     return guarantee
@@ -281,7 +281,7 @@ def _proved(guarantee: Guarantee | None) -> Guarantee:
 
 def preview(job: Job) -> Preview:
     """Return what the next run would release and spend; nothing is read, created or charged."""
-    _require_places(job)
+    _require_paths(job)
     ledger = ledger_of(job.rows, job.ledger, job.budget)
     run = _NextRun(job, ledger)
     if ledger is not None and (run.record is None or not run.record.given_out):  # else the witness is not asked
@@ -298,7 +298,7 @@ def preview(job: Job) -> Preview:
     fits, left = filters is not None or not plan, None
     if filters is not None:
         if nodes and isinstance(job.plan, Toeplitz):
-            fits = filters.to_come.holds(whole_of(nodes[0][1].guarantee, job.plan))
+            fits = filters.to_come.holds(series_guarantee(nodes[0][1].guarantee, job.plan))
         for period in fresh:
             filters.close(period)
         fits = fits and all(filters.book(f"planned {number}", charge) for number, (_, charge) in enumerate(plan))

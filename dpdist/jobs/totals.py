@@ -125,14 +125,14 @@ def conclude(series: Series, periods: Sequence[str], say: Callable[[str], None])
         return None, None
     total = series.total_path(periods[-1])
     _write_total(series, periods, total)
-    together = " for all releases that it is made of, together" if series.plan.shares > 1 else ""
+    scope = " for all releases that it is made of, together" if series.plan.shares > 1 else ""
     released = open_release(total)
-    words = f"{released.guarantee_words()}{together}"
+    guarantee = f"{released.guarantee_words()}{scope}"
     if series.first_scale is not None:
-        both = series.first_scale.request.parts(series.first_scale.table).guarantee.loss
-        words += f"; with the choice of the scale, which rows of {periods[0]} bear as well, {both}"
+        loss = series.first_scale.request.parts(series.first_scale.table).guarantee.loss
+        guarantee += f"; with the choice of the scale, which rows of {periods[0]} bear as well, {loss}"
     say(
-        f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
+        f"{total}: the total of {counted(len(periods), 'period')}, {guarantee}. This file is public."
         f"{checks.in_words(released.cautions)}"
     )
     parts = [(total, series.models)]
@@ -141,19 +141,19 @@ def conclude(series: Series, periods: Sequence[str], say: Callable[[str], None])
         last = counted(min(job.window, len(periods)), "period")
         say(f"{window}: that of the last {last}, from the same releases. This file is public.")
         parts.append((window, series.models and series.models / window.parent.name))
-    made = [_fit(job, of, folder / of.name, say) for of, folder in parts if folder is not None]
-    return total, made[0] if made else None
+    models = [_fit(job, path, folder / path.name, say) for path, folder in parts if folder is not None]
+    return total, models[0] if models else None
 
 
-def _fit(job: Job, of: Path, model: Path, say: Callable[[str], None]) -> Path | None:
+def _fit(job: Job, path: Path, model: Path, say: Callable[[str], None]) -> Path | None:
     """Write the components of a total or a window; None where all of them drown in the noise."""
     make_public_folder(model.parent)
     try:
-        found, _, _ = fit_components(of, model, job.components, correlation=job.correlation, cluster=job.cluster)
+        fitted, _, _ = fit_components(path, model, job.components, correlation=job.correlation, cluster=job.cluster)
     except BelowNoiseError as error:  # more periods may lift some above it: the release of this one is no failure
-        say(f"No model of {of} was written. {error}")
+        say(f"No model of {path} was written. {error}")
         return None
-    say(f"{model}: {counted(len(found.components.components), 'component')}.")
+    say(f"{model}: {counted(len(fitted.components.components), 'component')}.")
     return model
 
 
@@ -173,13 +173,13 @@ def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
         return
     for node in reversed(total_of(len(periods), plan.levels)):
         parts.append(estimated(node, partial(_opened, series, periods)))
-        known = _known_total(series, plan, periods[: node.start])
-        if known is not None:
-            parts.append(known)
+        earlier_total = _known_total(series, plan, periods[: node.start])
+        if earlier_total is not None:
+            parts.append(earlier_total)
             break
     total = combined(parts)
-    stands = set((attributes_of(store_at(target)) or {}).get("releases", ()))
-    if not (stands and stands < set(total.releases)):
+    published_ids = set((attributes_of(store_at(target)) or {}).get("releases", ()))
+    if not (published_ids and published_ids < set(total.releases)):
         write_sum(total, target)
 
 
@@ -218,6 +218,6 @@ def _known_total(series: Series, plan: Tree, periods: Sequence[str]) -> Release 
     """Return the published total of some periods, or None if there is none or it was not made of all their releases."""
     if not periods or not (target := series.total_path(periods[-1])).exists():
         return None
-    known = open_release(target)
+    total = open_release(target)
     number = sum((2 << node.level) - 1 for node in total_of(len(periods), plan.levels))
-    return known if len(known.releases) == number else None
+    return total if len(total.releases) == number else None
