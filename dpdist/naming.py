@@ -1,9 +1,8 @@
-"""How messages name what people can set: each face of the product in its own words.
+"""Names of parameters and steps in messages, for each interface.
 
-A message is written once, in the library, and read by people who type options, who write job files and who call
-functions. So it does not spell what they can set: it names a parameter by :func:`parameter` and a step by :func:`step`.
-These write it as the :class:`Face` of the moment does: Python's, unless a block is within :func:`naming`. Tasks that
-run elsewhere take the face along.
+The library's messages are read by users of the command line, of job files and of Python. A message names a parameter
+with :func:`parameter` and a step with :func:`step`, which write it for the current :class:`Face`: Python, unless
+:func:`naming` sets another. Tasks on workers take the face along.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ SPELLINGS = {"center": "centre", "synthesize": "synthesise"}
 
 
 class Face(Protocol):
-    """Where people meet the product: the command line, a job file, Python."""
+    """An interface: the command line, a job file, or Python."""
 
     def parameter(self, name: str, value: str | None) -> str:
-        """Write a parameter, and its value if one is given."""
+        """Write a parameter, with its value if given."""
         ...
 
     def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
-        """Write a step to take."""
+        """Write a step."""
         ...
 
 
@@ -48,7 +47,7 @@ _KEYWORDS = {
     ("centre", "private"): ("centring", "'private'"),
     ("trusted", "worker"): ("trusted_worker", "True"),
 }
-"""What is not called in Python as it is on the command line and in job files: of functions, estimators and a Budget."""
+"""Names of parameters in Python that differ from those of options, for functions, estimators and Budget."""
 _STEPS = {
     "ingest": "ingest_rows",
     "schema": "draft_schema",
@@ -64,12 +63,12 @@ _STEPS = {
     "inspect": "inspect_path",
     "mechanisms": "list_mechanisms",
 }
-"""Of the steps that have one; the others are commands only."""
+"""Functions of the commands that have one."""
 
 
 @dataclass(frozen=True)
 class Python:
-    """Parameters and functions, as a script calls them; some are called otherwise."""
+    """Writes parameters and calls for Python."""
 
     renamed: Mapping[str, str]
     keywords: Mapping[tuple[str, str], tuple[str, str]]
@@ -84,7 +83,7 @@ class Python:
         return name if value is None else f"{name}={_written(value)}"
 
     def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
-        """Write the function's call, or the command where there is no function."""
+        """Write the call, or the command if there is no function."""
         if name not in _STEPS:
             return COMMAND_LINE.step(name, operands, parameters)
         parameters = {key: _written(value) for key, value in parameters.items()}
@@ -98,7 +97,7 @@ class Python:
 
 
 def _written(value: str) -> str:
-    """Write a value as Python does; what stands for one, such as ROWS, as it is."""
+    """Write a value as a Python literal; a placeholder, such as ROWS, unchanged."""
     if value.isupper():
         return value
     try:
@@ -109,7 +108,7 @@ def _written(value: str) -> str:
 
 
 class CommandLine:
-    """Options and commands, as they are typed."""
+    """Writes options and commands."""
 
     def parameter(self, name: str, value: str | None) -> str:
         """Write ``--name`` or ``--name value``."""
@@ -130,7 +129,7 @@ _INTERFACE: ContextVar[Face] = ContextVar("face", default=PYTHON)
 
 @contextmanager
 def naming(face: Face) -> Iterator[None]:
-    """Let the messages of a block name parameters and steps as a face does."""
+    """Name parameters and steps in the messages of a block as ``face`` does."""
     token = _INTERFACE.set(face)
     try:
         yield
@@ -139,12 +138,12 @@ def naming(face: Face) -> Iterator[None]:
 
 
 def current_face() -> Face:
-    """Return who is spoken to, so that work elsewhere can speak to the same."""
+    """Return the current face, for use on a worker."""
     return _INTERFACE.get()
 
 
 def parameter(name: str, value: object = None) -> str:
-    """Return how a message names a parameter.
+    """Return the name of a parameter in a message.
 
     Examples
     --------
@@ -158,7 +157,7 @@ def parameter(name: str, value: object = None) -> str:
 
 
 def step(name: str, *operands: object, **parameters: object) -> str:
-    """Return how a message names a step to take.
+    """Return a step, as written in a message.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The commands covariance, synthesise and regress: what follows from a release, at no cost."""
+"""The commands covariance, synthesise and regress: free post-processing of a release."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _MATRIX_KINDS = (".csv", ".npz")
     type=click.Choice([method.value for method in Shrinkage]),
     default=Shrinkage.OPTIMAL.value,
     show_default=True,
-    help="optimal: by the law of the noise, positive definite; trace: nearest possible one; none: as released.",
+    help="optimal: positive definite, by the noise distribution; trace: nearest semidefinite; none: as released.",
 )
 @json_option
 def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json: bool) -> None:
-    """Write OUT, the covariance of RELEASE, shrunk to be near the exact one and positive. Free.
+    """Write OUT, the covariance matrix of RELEASE, shrunk towards the exact one. Free.
 
-    OUT ends in .csv, a table of the matrix with the names of the columns above it, or in .npz: covariance, correlation,
-    partial correlation given all other columns, location, and between which ends each entry lies (low, high) in 95 of
-    100 releases. They are in units of the source. Columns that did not stand above the noise are named there, and those
-    of which a private scale saw too little; of those that weigh nothing all numbers are nan.
+    OUT ends in .csv, for the matrix under a header of column names, or in .npz, for covariance, correlation, partial
+    correlation given all other columns, location, and 95 % intervals (low, high) of each entry, all in units of the
+    source. The .npz also names the columns below the noise and those with too few values for a private scale. Columns
+    without weight are nan.
     """
     store = store_at(out)
     kind = kind_of(out, _MATRIX_KINDS)
@@ -61,9 +61,7 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
     lines, head = content.count(b"\n"), content.partition(b"\n")[0]
 
     def own(content: bytes) -> bool:
-        same_table = content.count(b"\n") == lines and content.startswith(
-            head
-        )  # a table of these columns has other rows
+        same_table = content.count(b"\n") == lines and content.startswith(head)  # not a data table with these columns
         return b"correlation.npy" in content if kind == ".npz" else same_table
 
     replace_own(store, content, "covariance", private=not opened.private_as_claimed, own=own)
@@ -82,10 +80,8 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
         **blindly_scaled_json(opened),
         "shortened": lengths.to_json(),
     }
-    above_noise = (
-        "" if result.seen is None else f" {result.seen} of {counted(d, 'direction')} vary more than the noise."
-    )
-    noise_mark = " DROWNED: it says little." if result.seen == 0 else ""
+    above_noise = "" if result.seen is None else f" {result.seen} of {counted(d, 'direction')} above the noise."
+    noise_mark = " BELOW THE NOISE: it contains little information." if result.seen == 0 else ""
     mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
     summary = f"covariance of {counted(d, 'column')} {lengths.describe()}, shrinkage {shrinkage}."
     message = f"{out}: {summary}{above_noise}{noise_mark}{mark}"
@@ -95,7 +91,7 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
 
 
 def _partial(release: Release, estimate: Covariance) -> tuple[Partial | None, str]:
-    """Return partial correlations of the columns that weigh something, or none, and what there is to say of them."""
+    """Return the partial correlations, or None, and a remark on them."""
     try:
         partial = partial_correlation(release, estimate.known)
     except (UsageError, DataError) as error:
@@ -103,8 +99,8 @@ def _partial(release: Release, estimate: Covariance) -> tuple[Partial | None, st
     if not partial.ridge:
         return partial, ""
     return partial, (
-        f"Partial correlations are those after {partial.ridge:.6g} was added to the sum of squares of each column, as not "
-        "every direction among them stands clear of the noise: they lie nearer to 0."
+        f"Partial correlations are shrunk towards 0: {partial.ridge:.6g} was added to the sum of squares of each "
+        "column, as some directions are not clear of the noise."
     )
 
 
@@ -141,19 +137,19 @@ _ROW_KINDS = (".csv", ".parquet", ".npy", ".zarr")
 @click.command("synthesise")
 @click.argument("release", type=STORE)
 @click.argument("out", type=STORE)
-@click.option("--rows", "count", required=True, type=click.IntRange(min=1), metavar="N", help="How many to draw.")
+@click.option("--rows", "count", required=True, type=click.IntRange(min=1), metavar="N", help="Number of rows to draw.")
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="Of the generator, to draw the same rows again; never from private data [default: the operating system's].",
+    help="Seed, to draw the same rows again; never from private data [default: from the operating system].",
 )
 @json_option
 def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, as_json: bool) -> None:
-    """Write OUT, rows drawn from a normal law with the mean and the shrunk covariance of RELEASE. Free.
+    """Write OUT, rows drawn from a normal distribution with the mean and shrunk covariance of RELEASE. Free.
 
-    OUT ends in .csv, .parquet, .npy or .zarr. Its columns are those of the release, in units of the source: of a
-    category one for each of its values. All hold real numbers, and nothing but means, variances and correlations of
-    the rows. Columns that weigh nothing in the release are left out. A file that is there is replaced, a .zarr is not.
+    OUT ends in .csv, .parquet, .npy or .zarr. Its columns are those of the release, as real numbers in units of the
+    source; a category has one column per value. Synthetic rows reproduce only means, variances and correlations.
+    Columns without weight in the release are omitted. An existing file is replaced, an existing .zarr is not.
     """
     store = store_at(out)
     name = str(store).rpartition("/")[2]
@@ -190,16 +186,16 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
 
 
 def about_rows(model: Synthetic, release: Release) -> str:
-    """Say what synthetic rows have of the rows, and how far that is off."""
-    message = "They have means, variances and correlations of the rows, and nothing else of them."
+    """Describe what synthetic rows share with the rows, and the error."""
+    message = "They reproduce means, variances and correlations of the rows, and nothing else."
     if model.distance is not None:
         message += (
-            f" The covariance that they are drawn from is about {100 * model.distance:.2g} % off by the noise "
-            "(Frobenius norm, units of the clip norm); their own sampling error comes on top."
+            f" The noise puts their covariance about {100 * model.distance:.2g} % off (Frobenius norm, units of the "
+            "clip norm); their sampling error comes on top."
         )
     kinds = set() if release.schema is None else {column.kind for column in release.schema.columns}
     if kinds & {"category", "boolean"}:
-        message += " Columns of categories and booleans hold numbers about the share of their ones, not 0 and 1."
+        message += " Columns of categories and booleans contain real numbers around the share of ones, not 0 and 1."
     return message
 
 
@@ -244,33 +240,35 @@ def _write_zarr(store: Store, rows: Matrix, model: Synthetic, release: Release) 
 @click.command()
 @click.argument("release", type=STORE)
 @click.option(
-    "--target", required=True, help="Column to explain, or several, comma-separated; a category is all of its own."
+    "--target",
+    required=True,
+    help="Comma-separated columns to explain; a category means all of its columns.",
 )
 @click.option("--on", help="Comma-separated columns to explain it by [default: all others].")
 @click.option(
     "--ridge",
     default="auto",
     metavar="auto|L",
-    help="Added to the sum of squares of each column; auto: 0 where all directions are clear of the noise, else its "
-    "edge [default: auto].",
+    help="Added to the sum of squares of each column; auto: 0 if all directions are clear of the noise, else the "
+    "noise edge [default: auto].",
 )
 @click.option(
     "--components",
     metavar="K|auto",
-    help="Regress on K principal components of these columns instead of a ridge; auto: those clear of the noise.",
+    help="Regress on K principal components instead of using a ridge; auto: those clear of the noise.",
 )
 @click.option(
-    "--table", "out", type=STORE, help="Write all coefficients with their ends to this .csv or .parquet file too."
+    "--table", "out", type=STORE, help="Also write all coefficients with their intervals to this .csv or .parquet file."
 )
 @json_option
 def regress(
     release: AnyStore, target: str, on: str | None, ridge: str, components: str | None, out: AnyStore | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Explain a column of RELEASE by others: coefficients in the units of the source, with intervals. Free.
+    """Regress a column of RELEASE on others: coefficients in units of the source, with intervals. Free.
 
-    It is a ridge regression of the rows as they were shortened to the clip norm, or a principal component regression. A
-    category of a schema stands for the columns of its categories.
+    It is a ridge regression, or a principal component regression, of the rows clipped to the clip norm. A category of a
+    schema means the columns of its values.
     """
     if out is not None:
         kind_of(out, KINDS)
@@ -297,13 +295,13 @@ def regress(
     tables = "\n\n".join(regression(tables_json, opened) for tables_json in fits)
     remarks = " ".join(filter(None, (about_intervals(opened, fits[0]), blindly)))
     if on is None and opened.blindly_scaled[1]:
-        remarks += " They are left out here."
+        remarks += " They are omitted here."
     first = f"{wrapped(warning)}\n" if (warning := lengths.warning()) else ""
     answer(as_json, value, f"{mark}{first}{tables}\n{wrapped((remarks + in_words(opened.cautions)).rstrip())}")
 
 
 def _columns_of(fits: Sequence[Regression]) -> dict[str, list[object]]:
-    """Return all estimates as a table: a row for the intercept of each target, and one for each coefficient."""
+    """Return all estimates as a table: one row per intercept and coefficient."""
     rows = [
         {"target": fit.target, "name": name, **estimate.to_json()}
         for fit in fits
@@ -313,7 +311,7 @@ def _columns_of(fits: Sequence[Regression]) -> dict[str, list[object]]:
 
 
 def ridge_of(text: str) -> float | None:
-    """Return a ridge as typed; None for auto."""
+    """Parse a ridge; None for auto."""
     if text == "auto":
         return None
     try:

@@ -1,4 +1,4 @@
-"""The steps that follow a release: pca and project."""
+"""The commands pca and project."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from dpdist.storage.store import AnyStore
 @click.option(
     "--drop-first",
     is_flag=True,
-    help="With --correlation: leave out the first column of each categorical variable, which the others determine.",
+    help="With --correlation: omit the first column of each categorical variable, which the others determine.",
 )
-@click.option("--plot", type=LOCAL, help="Draw the eigenvalues, and what noise alone stays below, to this picture.")
+@click.option("--plot", type=LOCAL, help="Draw the eigenvalues and the noise edge to this image file.")
 @click.option(
-    "--table", "out", type=STORE, help="Write all loadings with their ends to this .csv or .parquet file too."
+    "--table", "out", type=STORE, help="Also write all loadings with their intervals to this .csv or .parquet file."
 )
 @cluster_options
 @json_option
@@ -44,14 +44,14 @@ def pca(
     release: AnyStore, model: AnyStore, components_options: ComponentsOptions, drop_first: bool, plot: Path | None,
     out: AnyStore | None, cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write MODEL, the top principal components of RELEASE, and say how far each one is signal. Free.
+    """Write MODEL, the top principal components of RELEASE, and print how far each is above the noise. Free.
 
-    A release of thousands of columns is multiplied from the disk, on the cluster if --scheduler or --workers is given.
-    As many components of the same release that stand there already are left alone; nothing else is replaced.
+    A release of thousands of columns is read from disk, on the cluster if --scheduler or --workers is given. An
+    existing MODEL of the same release and number of components is left as it is; any other is refused.
     """
     correlation = components_options.correlation
     if correlation and plot is not None:
-        raise UsageError("--plot shows eigenvalues over the noise of the second moment: leave it or --correlation out.")
+        raise UsageError("--plot draws eigenvalues of the second moment only. Omit --plot or --correlation.")
     if out is not None:
         kind_of(out, KINDS)
     fitted, opened, fresh = fit_components(
@@ -91,7 +91,7 @@ def pca(
     warning = in_words(opened.cautions)
     if opened.status != "private":
         warning = f" {opened.status.upper()}: do not publish it."
-    before = "" if fresh else ", written before and left alone"
+    before = "" if fresh else ", unchanged"
     message = (
         f"{model}: {counted(len(components.components), 'component')} {lengths.describe()}{largest}{before}.{warning}"
     )
@@ -114,7 +114,7 @@ def pca(
 def project(rows: AnyStore, model: AnyStore, scores: AnyStore, cluster: Cluster, as_json: bool) -> None:
     """Write SCORES, the rows projected on MODEL's components. Scores are as private as the rows.
 
-    Run again, it leaves them alone; what was made from other rows or another model is not replaced.
+    Existing SCORES of the same rows and model are left as they are; any others are refused.
     """
     count, fresh = project_rows(rows, model, scores, cluster=cluster)
     value = {"scores": str(scores), "fresh": fresh, "n": count, "private": True}

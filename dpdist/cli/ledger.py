@@ -1,4 +1,4 @@
-"""The commands about a budget: ledger create, show, verify, export and adopt."""
+"""The commands ledger create, show, verify, attest, export and adopt."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from dpdist.storage.store import AnyStore
 
 @click.group()
 def ledger() -> None:
-    """Create, show, check, export or mend a budget."""
+    """Create, show, verify, export or repair a ledger."""
 
 
 @ledger.command("create")
 @click.argument("ledger", type=LEDGER)
-@click.option("--rows", required=True, type=STORE, help="The rows whose budget it is.")
+@click.option("--rows", required=True, type=STORE, help="The rows that the budget protects.")
 @options(BudgetOptions, "budget_options")
 @json_option
 def ledger_create(ledger: LedgerAddress, rows: AnyStore, budget_options: BudgetOptions, as_json: bool) -> None:
-    """Declare a budget for ROWS in LEDGER, a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
+    """Declare a budget. LEDGER is a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
     budget, fresh = budget_options.budget, not Ledger.stands_at(ledger)
     created = create_ledger(ledger, rows, budget)
-    before = "" if fresh else ", created before for these rows and left alone"
+    before = "" if fresh else ", unchanged"
     value = {"ledger": str(ledger), "fresh": fresh, **created.budget.to_json()}
     answer(as_json, value, f"{ledger}: budget {created.budget}{before}.")
 
@@ -41,7 +41,7 @@ def ledger_create(ledger: LedgerAddress, rows: AnyStore, budget_options: BudgetO
 @click.argument("ledger", type=LEDGER)
 @json_option
 def ledger_show(ledger: LedgerAddress, as_json: bool) -> None:
-    """Show budget, balance and releases."""
+    """Show the budget, the balance and all releases."""
     opened = Ledger(ledger)
     balance, missing = opened.balance(), opened.missing()
     if as_json:
@@ -62,7 +62,7 @@ def ledger_show(ledger: LedgerAddress, as_json: bool) -> None:
 
 
 def _refused(opened: Ledger) -> str | None:
-    """Return why every new charge would be refused; None where it would not."""
+    """Return why every new charge would be refused, or None."""
     try:
         opened.require_current()
     except RefusedError as error:
@@ -76,10 +76,12 @@ def _show_line(label: str, text: str) -> None:
 
 @ledger.command("verify")
 @click.argument("ledger", type=LEDGER)
-@click.option("--release", "releases", type=STORE, multiple=True, help="A release it must know of; repeatable.")
+@click.option(
+    "--release", "releases", type=STORE, multiple=True, help="A release that LEDGER must contain; repeatable."
+)
 @json_option
 def ledger_verify(ledger: LedgerAddress, releases: tuple[AnyStore, ...], as_json: bool) -> None:
-    """Check the journal's chain, the balance, the committed releases, and that no published RELEASE was forgotten."""
+    """Verify journal, balance and committed releases. With --release, check that the ledger contains it."""
     opened = verify_ledger(ledger, releases)
     count, guarantee = len(opened.records), opened.balance().promise
     value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": count, "guarantee": guarantee}
@@ -89,13 +91,13 @@ def ledger_verify(ledger: LedgerAddress, releases: tuple[AnyStore, ...], as_json
 
 @ledger.command("attest")
 @click.argument("ledger", type=LEDGER)
-@click.option("--fixed-beforehand", is_flag=True, required=True, help="Say so; the journal keeps the statement.")
+@click.option("--fixed-beforehand", is_flag=True, required=True, help="Required; the journal records the statement.")
 @json_option
 def ledger_attest(ledger: LedgerAddress, fixed_beforehand: bool, as_json: bool) -> None:  # noqa: ARG001 - required
-    """State that every request so far was fixed before the first answer; for a ledger of an older version only.
+    """Attest that all requests were fixed before the first answer. Only for ledgers of an older version.
 
-    Without caps that were fixed beforehand nothing is proved of releases of several kinds together. If no request
-    followed from an answer, the ledger can go on, and `show` and every later release repeat the condition.
+    Such a ledger has no caps, so nothing is proved for its releases of several kinds together. If no request depended
+    on an answer, attest it: the ledger can be used again, and `show` and every later release repeat the condition.
     """
     balance = Ledger(ledger).attest()
     answer(as_json, {"ledger": str(ledger), **balance.to_json()}, f"{ledger}: {balance}.")
@@ -112,13 +114,13 @@ def ledger_export(ledger: LedgerAddress) -> None:
 @click.argument("ledger", type=LEDGER)
 @json_option
 def ledger_adopt(ledger: LedgerAddress, as_json: bool) -> None:
-    """Charge what copies of LEDGER have released, after it was copied or restored from a backup.
+    """Charge LEDGER for releases of its copies. Use it after LEDGER was copied or restored from a backup.
 
-    What was released elsewhere is never drawn here. If the witness is lost, the whole budget is charged.
+    Noise of those releases is not drawn again. If the witness is lost, the whole budget is charged.
     """
     opened = Ledger(ledger)
     adopted = opened.adopt()
-    message = f"{ledger}: nothing was missing."
+    message = f"{ledger}: nothing is missing."
     if adopted:
         message = f"{ledger}: charged {counted(len(adopted), 'release')} committed elsewhere: {listed(adopted)}."
     if opened.exhausted:

@@ -1,4 +1,4 @@
-"""What commands share: kinds of arguments, and groups of options."""
+"""Argument types and option groups that commands share."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class PathOrAddress(click.Path):
-    """A path with a last name, or an address where ``read`` makes one of the text."""
+    """A path that has a name, or an address if ``read`` returns one."""
 
     def __init__(self, read: Callable[[str], Any]) -> None:
         super().__init__()
         self._read = read
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return a path, or an address."""
+        """Return a path or an address."""
         path = self._read(str(value))
         if isinstance(path, Path):
-            path = Path(str(super().convert(str(path), param, ctx)))  # refuses what cannot be read
+            path = Path(str(super().convert(str(path), param, ctx)))  # refuses unreadable paths
             path = path if path.name else path.absolute()
-            if not str(value) or not path.name:  # an empty one is an unset shell variable, not the current folder
+            if not str(value) or not path.name:  # empty: an unset shell variable, not the current folder
                 self.fail("The path is empty, or the root folder. Name a file or folder.", param, ctx)
         return path
 
 
 def _local(text: str) -> Path:
     if is_address(text):
-        raise click.BadParameter("This is a file or folder of this machine, and no address.")
+        raise click.BadParameter("Give a file or folder on this machine, not an address.")
     return Path(text)
 
 
@@ -77,18 +77,18 @@ LOCAL = PathOrAddress(_local)
 LEDGER = PathOrAddress(lambda text: address_of(text, Path()))
 _TYPES = {"ledger": LEDGER, "schema": STORE, "tls_ca": LOCAL, "tls_cert": LOCAL, "tls_key": LOCAL}
 _FLAGS = {"options": "--option"}
-"""Of options that are called otherwise here."""
+"""Options whose name differs from that of their field."""
 _REQUIRED = "Required"
 _GROUPS = (_REQUIRED, "", PRIVACY, CLIP, READING, WHERE, EXPERT)
 
 
 def json_option(command: Command) -> Command:
-    """Add ``--json``; the command gets ``as_json``."""
+    """Add ``--json``, passed as ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
 
 
 class Option(click.Option):
-    """An option that says what it is about."""
+    """An option that belongs to a group of the help page."""
 
     def __init__(self, *declarations: Any, group: str = "", **attributes: Any) -> None:
         super().__init__(*declarations, **attributes)
@@ -96,7 +96,7 @@ class Option(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists options by what they are about."""
+    """A command whose help page groups the options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse both spellings of an option: click would take the last one."""
@@ -107,7 +107,7 @@ class GroupedCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for each group."""
+        """Write a section per group."""
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in _GROUPS}
         for parameter in self.get_params(ctx):
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
@@ -122,7 +122,7 @@ grouped = functools.partial(click.command, cls=GroupedCommand)
 
 
 def _type(kind: Any, examples: list[Any] | None) -> Any:
-    """Return how a command reads a value that is no flag and no table."""
+    """Return the click type of a value that is neither a flag nor a table."""
     choices = examples or (get_args(kind) if get_origin(kind) is Literal else ())
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         choices = tuple(kind)
@@ -132,7 +132,7 @@ def _type(kind: Any, examples: list[Any] | None) -> Any:
 def _click_option(
     name: str, field: msgspec.structs.FieldInfo, changed: Mapping[str, Any]
 ) -> Callable[[Command], Command]:
-    """Return the option of a command that a field is."""
+    """Return the click option for a field."""
     meta = meta_of(field.type)
     kind = next(member for member in kinds_of(field.type) if member is not type(None))
     attributes: dict[str, Any] = {
@@ -156,7 +156,7 @@ def _click_option(
 
 
 def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
-    """Return what was typed as what the field holds."""
+    """Return a typed value as the value of its field."""
     kinds = {get_origin(kind) for kind in kinds_of(field.type)}
     if tuple in kinds:
         return field.default if value is None else tuple(columns_from(value))
@@ -167,7 +167,7 @@ def options(
     kind: type[Options], into: str, *, names: Container[str] | None = None, without: Container[str] = (),
     changed: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), **fixed: object,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
-    """Add the options of a class, or those that are named; the command gets them as one object of the class."""
+    """Add the options of a class, or those in ``names``, and pass them to the command as an instance ``into``."""
     fields = {
         name: field
         for name, field in fields_of(kind).items()
@@ -183,7 +183,7 @@ def options(
             command(**{into: kind(**values, **fixed)}, **arguments)
 
         if "options" in fields:
-            shorthand = "Short for --option arithmetic=..., where there is a choice."
+            shorthand = "Short for --option arithmetic=..., for mechanisms with several."
             collected = click.option("--arithmetic", cls=Option, group=EXPERT, help=shorthand)(collected)
         for name, field in reversed(fields.items()):
             collected = _click_option(name, field, changed.get(name, {}))(collected)
@@ -193,7 +193,7 @@ def options(
 
 
 def cluster_options(command: Callable[..., None], *, trusted: bool = False) -> Callable[..., None]:
-    """Add the options about where to compute, and who is trusted if asked; the command gets a ``cluster``."""
+    """Add the options for where to compute, and pass a ``cluster`` to the command."""
 
     @options(ClusterOptions, "settings", without=() if trusted else {"trusted"})
     @functools.wraps(command)
@@ -208,23 +208,23 @@ def cluster_options(command: Callable[..., None], *, trusted: bool = False) -> C
 
 
 def certificates_of(settings: ClusterOptions) -> Certificates | None:
-    """Return the certificates that are named, if any."""
-    with naming(COMMAND_LINE):  # also where a job file is run
+    """Return the TLS certificates, or None."""
+    with naming(COMMAND_LINE):  # also for run, whose messages name job-file keys
         return Certificates.of(settings.tls_ca, settings.tls_cert, settings.tls_key)
 
 
 def ledger_option(command: Command) -> Command:
-    """Add the place of the budget; the command gets ``ledger``."""
+    """Add ``--ledger``, passed as ``ledger``."""
     return _click_option("ledger", fields_of(ReleaseOptions)["ledger"], {})(command)
 
 
 def budget_location(rows: AnyStore, table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | None:
-    """Return where the budget of rows is kept, if they have one, as the rows were typed."""
+    """Return the ledger of rows, relative if the rows were; None without a budget."""
     return ledger_place(replace(table, store=store_at(rows)), ledger) if table.budget else None
 
 
 def budget_message(table: RowsTable, ledger: LedgerAddress | None) -> str:
-    """Say which budget rows have, and where it is kept."""
+    """Describe the budget of rows and its ledger."""
     if not table.budget:
         return "No budget declared yet."
     location = f" in {ledger}" if ledger is not None and Ledger.stands_at(ledger) else ""
@@ -232,7 +232,7 @@ def budget_message(table: RowsTable, ledger: LedgerAddress | None) -> str:
 
 
 def count_of(components: str) -> int | None:
-    """Return a number of components as typed; None for auto."""
+    """Parse a number of components; None for auto."""
     if components == "auto":
         return None
     if not components.isdecimal():
@@ -241,14 +241,14 @@ def count_of(components: str) -> int | None:
 
 
 def share_of(components: str) -> float | None:
-    """Return a number of components as typed, or below 1 the share of the variance that they hold; None for auto."""
+    """Parse a number of components, or a share of the variance below 1; None for auto."""
     if components != "auto" and not re.fullmatch(r"0?\.[0-9]{1,15}", components) and not components.isdecimal():
         raise UsageError(f"--components takes a number, a share of the variance or auto, not {components!r}.")
     return Components(components).number
 
 
 def bandwidth_of(text: str | None) -> float | None:
-    """Return the bytes a second of a text such as 10GB; None for None."""
+    """Parse bytes per second, such as 10GB."""
     if text is None:
         return None
     match = re.fullmatch(rf"([0-9]{{1,15}}(?:\.[0-9]{{1,15}})?) ?({'|'.join(AMOUNTS)})", text)

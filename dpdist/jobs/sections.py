@@ -1,7 +1,6 @@
-"""The sections of a job file as types: from them come the checks, the messages and the schema that editors read.
+"""The sections of a job file as types, from which its checks, messages and JSON schema derive.
 
-The schema is ``job.schema.json`` beside this file. A test compares the two, and ``python -m dpdist.jobs.sections``
-writes it anew.
+``python -m dpdist.jobs.sections`` writes the schema, ``job.schema.json`` in this folder; a test compares them.
 """
 
 from __future__ import annotations
@@ -42,65 +41,62 @@ SCHEMA = Path(__file__).with_name("job.schema.json")
 
 
 class Rows(IngestOptions, frozen=True, kw_only=True):
-    """The rows, and what they are made from where they do not exist yet."""
+    """The rows, and their source."""
 
     path: Annotated[
         str,
-        option(
-            "Folder of the rows, or s3://bucket/rows.zarr; they are ingested only when it does not exist yet.", FILE
-        ),
+        option("Folder of the rows, or s3://bucket/rows.zarr; rows are ingested if it does not exist.", FILE),
     ]
     source: Annotated[
         str | None,
-        option("What rows are made from: a file or folder, or its address, such as s3://bucket/folder.", FILE),
+        option("The source of the rows: a file, a folder, or an address such as s3://bucket/folder.", FILE),
     ] = None
-    in_place: Annotated[bool, option("Whether rows are registered where they are in source, and not copied.", FLAG)] = (
-        False
-    )
+    in_place: Annotated[bool, option("Whether rows are registered in place instead of copied.", FLAG)] = False
     max_periods: Annotated[
-        int | None, option("Periods in which rows of each privacy unit are kept at most, the first ones.", WHOLE)
+        int | None, option("Largest number of periods with rows of each privacy unit; the first ones are kept.", WHOLE)
     ] = None
     exclude: Annotated[
         str | None,
-        option("A private list of privacy units, one a line, whose rows of periods to come are left out.", FILE),
+        option("A private list of privacy units, one per line, to leave out of new periods.", FILE),
     ] = None
     periods: Annotated[
-        bool, option("Whether path is a folder of periods, and source one of an entry per period.", FLAG)
+        bool, option("Whether path is a folder of periods, and source a folder with one entry per period.", FLAG)
     ] = False
 
 
 class Release(ReleaseOptions, frozen=True, kw_only=True):
-    """What is released of the rows."""
+    """The release of the rows."""
 
     path: Annotated[str, option("Folder or address of the release; with periods, folder of the releases.", FILE)]
     period: Annotated[str | None, option("Names one of several releases with the same parameters.", WORD)] = None
     continual: Annotated[
         Annotated[int, Meta(ge=1, le=2**20)] | None,
         option(
-            "With periods: for so many, the noise of their total grows with the logarithm of their number only.",
+            "With periods: how many to plan for. The noise of their total grows with the logarithm.",
             f"a number of periods, from 1 to {2**20}",
         ),
     ] = None
     factorisation: Annotated[
         Literal["tree", "square-root", "banded"] | None,
         option(
-            "With periods: tree (the default) adds runs of periods. square-root, for as many as continual says, and "
-            "banded, for any number, add all or the last ones by weights: less noise, and they are read every night.",
+            "With periods: tree (the default) releases sums of consecutive periods. square-root, for at most continual "
+            "periods, and banded, for any number, release weighted sums: less noise, but each run reads all or the "
+            "last periods again.",
             '"tree", "square-root" or "banded"',
         ),
     ] = None
     band: Annotated[
         Annotated[int, Meta(ge=1, le=LONGEST)] | None,
         option(
-            f"Of a banded factorisation: how many periods a night reads at most [default: {BAND}].",
+            f"For a banded factorisation: largest number of periods that a release reads [default: {BAND}].",
             f"a number of periods, from 1 to {LONGEST}",
         ),
     ] = None
     window: Annotated[
         Annotated[int, Meta(ge=1, le=2**20)] | None,
         option(
-            "Of a square root or a banded factorisation: the last periods of which the sum is written too, from the "
-            "same releases.",
+            "For a square-root or banded factorisation: also write the sum of this many last periods, from the same "
+            "releases.",
             "a number of periods, at least 1",
         ),
     ] = None
@@ -113,13 +109,13 @@ class Pca(ComponentsOptions, frozen=True, kw_only=True):
 
 
 class Project(Options, frozen=True, kw_only=True):
-    """The scores of the rows, as private as the rows."""
+    """The scores of the rows; they are as private as the rows."""
 
     path: Annotated[str, option("Folder or address of the scores.", FILE)]
 
 
 class Sections(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole job: rows, their release and, where wanted, its components and the scores of the rows."""
+    """A job: rows, their release and, optionally, components and scores."""
 
     rows: Rows
     release: Release
@@ -154,7 +150,7 @@ def _standard(name: str, section: str, values: Mapping[str, object]) -> str:
 
 
 def mistakes(content: Mapping[str, object]) -> Iterator[str]:
-    """Yield a sentence for everything in a parsed file that is not as the types say; none: it can be read."""
+    """Yield a sentence for each mistake in a parsed file."""
     for section, values in content.items():
         if section not in KEYS:
             yield f"There is no section or key {section!r}; the sections are {', '.join(KEYS)}"
@@ -189,7 +185,7 @@ def _mistakes(key: str, kind: Any, value: object) -> Iterator[str]:
     else:
         texts = value if isinstance(value, list) else [value]
         if any(isinstance(text, str) and has_control(text) for text in texts):
-            yield f"{key} holds a control character; take it out"
+            yield f"{key} contains a control character; remove it"
 
 
 def _expected(kind: Any) -> str:
@@ -217,14 +213,14 @@ def _typed(kind: type, value: object) -> Amount | Clip | Components:
 
 
 def sections_of(content: Mapping[str, object]) -> Sections:
-    """Return the sections of a parsed file in which there are no :func:`mistakes`."""
+    """Return the sections of a parsed file without :func:`mistakes`."""
     return msgspec.convert(content, Sections, builtin_types=(Decimal,), dec_hook=_typed)
 
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a job file."""
     _, types = msgspec.json.schema_components([Sections], schema_hook=_schema_of)
-    for kind in types.values():  # of a docstring editors show its first line
+    for kind in types.values():  # editors show the first line
         kind["description"] = kind["description"].partition("\n")[0]
         keys = kind.get("properties", {})
         keys |= {spelling: keys[name] for spelling, name in SPELLINGS.items() if name in keys}
@@ -242,7 +238,7 @@ def _schema_of(kind: type) -> dict[str, Any]:
 
 
 def _without_null(value: Any) -> Any:
-    """Leave out that a key may be null, which no TOML file can say."""
+    """Omit null, which TOML lacks."""
     if isinstance(value, list):
         return [_without_null(member) for member in value if member != {"type": "null"}]
     if not isinstance(value, dict):
@@ -253,7 +249,7 @@ def _without_null(value: Any) -> Any:
 
 
 class JobFile:
-    """Parameters as keys of a job file; those that have none, and steps, as they are typed."""
+    """Names parameters as keys of a job file, and steps as commands."""
 
     def parameter(self, name: str, value: str | None) -> str:
         """Write ``clip in [release]`` or ``mechanism = "gaussian" in [release]``."""
