@@ -208,7 +208,7 @@ def test_what_makes_no_sense_together_is_refused(refused: Callable[..., str]) ->
         ("[project] needs [pca]", {"project": {"path": '"s"'}}),
         ("budget_epsilon", {"rows": {"budget_delta": "1e-6"}}),
         ("not both", {"cluster": {"scheduler": '"tcp://127.0.0.1:1"', "workers": "2"}}),
-        ("cannot be kept with periods", {"rows": periods, "cluster": {"trusted": '"worker"'}}),
+        ("is not possible with periods", {"rows": periods, "cluster": {"trusted": '"worker"'}}),
         ('mechanism = "two-sided-wishart" in [release]', {"release": {"mechanism": '"gaussian"'}}),
         ('mechanism = "gaussian" in [release]', {"release": {"mechanism": '"two-sided-wishart"', "delta": "1e-6"}}),
     ):
@@ -251,7 +251,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(refused: Callable[..., str]) ->
         "[release] path must be a path in quotes.",
         '[release] clip must be a number, such as 8.5, "private" or "auto".',
         '[release] neighbours must be "replace-one" or "add-remove".',
-        "[pca] path holds a control character; take it out.",
+        "[pca] path contains a control character; remove it.",
         '[pca] components must be a whole number of at least 1, a share of the variance such as 0.9, or "auto"',
         "There is no section or key 'projection'; the sections are rows, release, pca, project, cluster.",
     ):

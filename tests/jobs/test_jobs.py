@@ -303,7 +303,7 @@ def test_a_job_takes_rows_by_its_schema_and_no_others(folder: Path) -> None:
     (folder / "table.csv").write_text("who,age,sex\na,41,m\nb,30,f\na,22,f\n")
     (folder / "schema.toml").write_text(PERSONS)
     for more, said in (
-        ('columns = ["age", "sex"]', "columns is said by the schema"),
+        ('columns = ["age", "sex"]', "columns is defined by the schema"),
         ("in_place = true", "schema maps rows to others as they are copied"),
         ("periods = true", r"has a privacy unit. With periods = true it needs max_periods in \[rows\]"),
     ):
@@ -315,7 +315,7 @@ def test_a_job_takes_rows_by_its_schema_and_no_others(folder: Path) -> None:
     assert found.schema == Schema.read(folder / "schema.toml")
     assert (found.names, found.rows, found.unit) == (("age", "sex=f", "sex=m"), 2, found.schema.unit)
     (folder / "schema.toml").write_text(PERSONS.replace("100", "90"))
-    with pytest.raises(RefusedError, match="made with another schema, and the job asks for its own"):
+    with pytest.raises(RefusedError, match="has another schema, and the job file its own"):
         by_schema(folder, "table.csv")
     (folder / "schema.toml").write_text(PERSONS.replace("[0, 100]", "[]"))
     with pytest.raises(UsageError, match=r"job.toml: The schema .*schema.toml cannot be used: line 8, column 'age'"):

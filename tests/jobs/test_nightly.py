@@ -89,7 +89,7 @@ def test_late_changed_and_repeated_files_are_refused_and_new_periods_still_relea
     before = place.ledger.records
 
     place.arrive("d2", "d5")
-    refused(place, r"d2.npy came late: the period d2 comes before d4")
+    refused(place, r"d2.npy is late: its period d2 is before d4")
     assert len(place.ledger.records) == len(before) + 1  # d5
     (place.incoming / "d2.npy").unlink()
 
@@ -347,7 +347,7 @@ def test_jobs_that_make_no_sense_are_refused(place: Place) -> None:
     for job, match in (
         (JOB.replace('source = "incoming"\n', ""), "needs source"),
         (JOB.replace('"incoming"', '"s3://bucket/incoming"'), "source is an address"),
-        (JOB + 'id = "x"\n', "id is told by the periods"),
+        (JOB + 'id = "x"\n', "id is set by the periods"),
         (JOB + "continual = 0\n", "from 1 to"),
         (JOB + 'factorisation = "square-root"\ncontinual = 5000\n', "4096 periods at most"),
         (JOB + 'factorisation = "banded"\ncontinual = 3\n', "continual names one"),
@@ -364,8 +364,8 @@ def test_jobs_that_make_no_sense_are_refused(place: Place) -> None:
 def test_a_mechanism_that_a_series_cannot_use_spends_nothing(place: Place) -> None:
     place.arrive("d1")
     for more, match in (
-        ('mechanism = "bingham"\noptions = {components = 2}\n', "cannot be added up"),
-        ('mechanism = "two-sided-wishart"\nfactorisation = "banded"\n', "cannot add periods by weights"),
+        ('mechanism = "bingham"\noptions = {components = 2}\n', "cannot be added up over periods"),
+        ('mechanism = "two-sided-wishart"\nfactorisation = "banded"\n', "cannot release weighted sums"),
         ('delta = 1e-6\nmechanism = "mvg-exact"\n[pca]\npath = "m"\ncomponents = "auto"\n', "no known law"),
     ):
         place.job.write_text(JOB.replace("\ndelta = 1e-6", "") + more)

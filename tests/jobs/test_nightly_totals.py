@@ -184,10 +184,10 @@ def test_a_series_ends_and_keeps_its_parameters(year: tuple[Place, list[Counter[
     before, entries = place.files(), place.events()
     assert place.run().released == ()
     place.arrive("d4")
-    with pytest.raises(RefusedError, match=r"The period d4 comes after the 3 that this series is for"):
+    with pytest.raises(RefusedError, match=r"The period d4 exceeds the 3 periods of this series"):
         place.run()
     found = status.preview(job_file.read_job(place.job))
-    assert (found.releases, "d4 comes after the 3" in preview_words(found)) == ((), True)
+    assert (found.releases, "d4 exceeds the 3" in preview_words(found)) == ((), True)
     assert "3 closed of 3, the last d3; waiting: d4" in status_words(status.status_of(job_file.read_job(place.job)))
     for other in (ROOT.replace("= 3", "= 4"), BANDED, JOB + "continual = 3\n"):
         place.job.write_text(other)  # a tree has other releases besides, and may not charge them before this is noticed
@@ -306,6 +306,6 @@ def test_a_series_whose_nights_the_budget_does_not_hold_together_is_not_begun(pl
     place.job.write_text(ROOT.replace("budget_epsilon = 1\n", "budget_epsilon = 0.95\n"))
     place.arrive("d1")
     assert not status.preview(job_file.read_job(place.job)).fits
-    with pytest.raises(RefusedError, match=r"The nights of this series together cost each row epsilon 1, .* 0\.95"):
+    with pytest.raises(RefusedError, match=r"All releases of this series together cost each row epsilon 1, .* 0\.95"):
         place.run()
     assert place.ledger.records == []

@@ -152,7 +152,7 @@ def test_tables_hold_all_loadings_and_coefficients_to_the_bit(
     for words in (("pca", place / "release.zarr", tmp_path / "n.zarr", "--components", "1"),
                     ("regress", place / "release.zarr", "--target", "mass")):  # fmt: skip
         wrong = call(*words, "--table", tmp_path / "x.txt")
-        assert (wrong.code, "ends in .csv or .parquet" in wrong.err) == (2, True)
+        assert (wrong.code, "must end in .csv or .parquet" in wrong.err) == (2, True)
     assert not (tmp_path / "n.zarr").exists()
 
 
