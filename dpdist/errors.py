@@ -204,10 +204,7 @@ class ResumableError(DpdistError):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress output of libraries about damaged files, which may quote their contents.
-
-    This includes warnings, and errors that Python reports when it collects a partly constructed object.
-    """
+    """Suppress warnings and unraisable errors of libraries, which may quote the contents of a damaged file."""
     before = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:

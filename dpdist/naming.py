@@ -145,8 +145,6 @@ def current_face() -> Face:
 def parameter(name: str, value: object = None) -> str:
     """Return the name of a parameter in a message.
 
-    Examples
-    --------
     >>> parameter("grid_bits"), parameter("mechanism", "gaussian")
     ('grid_bits', "mechanism='gaussian'")
     >>> with naming(COMMAND_LINE):
@@ -159,8 +157,6 @@ def parameter(name: str, value: object = None) -> str:
 def step(name: str, *operands: object, **parameters: object) -> str:
     """Return a step, as written in a message.
 
-    Examples
-    --------
     >>> step("ingest", "SOURCE", "rows.zarr", budget_epsilon="E")
     "dpdist.ingest_rows(SOURCE, 'rows.zarr', budget=dpdist.PrivacyLoss.parse(E))"
     >>> with naming(COMMAND_LINE):

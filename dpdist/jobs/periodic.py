@@ -172,10 +172,7 @@ def _release(
     cluster: Cluster,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Release the nodes that end with the last period; return the ids of those computed in this run.
-
-    ``published`` are the file names at the start of the run.
-    """
+    """Release the nodes that end with the last period; return new ids. ``published``: file names before the run."""
     _choose_scale(series, cluster, say)
     nodes = [(node, series.path_of(periods, node)) for node in series.plan.released(len(periods))]
     if len(periods) < closed:  # published by an earlier run

@@ -44,10 +44,7 @@ class Series:
 
     @cached_property
     def request(self) -> ReleaseRequest:
-        """The request of the first release: a share of the loss.
-
-        Releases that are added up share one grid, so all are rounded as the first one.
-        """
+        """The request of the first release; the others share its grid, as they are added up."""
         (leaf,) = self.plan.released(1)
         first, target = self.span(leaf), self.path_of(list(self.ledger.periods), leaf)
         request = replace(self._shared, loss=self._loss_of(leaf))
@@ -124,11 +121,9 @@ class Series:
 def share_of(
     request: ReleaseRequest, columns: int, plan: Tree | Toeplitz, node: Node | Night, unit: Unit | None
 ) -> PrivacyLoss:
-    """Return the loss of one release, so that all releases together have the requested loss.
-
-    If a person may be in several periods, the share of a node is proportional to the square of the number of rows for
-    which it counts the person, so all nodes have the same noise up to the rounding of epsilon.
-    """
+    """Return the loss of one release, so that all releases together have the requested loss."""
+    # With a privacy unit, the share of a node is proportional to the square of the number of rows for which it counts
+    # the unit, so all nodes have the same noise up to the rounding of epsilon.
     if unit is not None and request.mechanism != "gaussian":
         raise UsageError(
             f"{request.mechanism} cannot protect a privacy unit with rows in several periods. Use "

@@ -55,16 +55,7 @@ class TotalNoise:
 
 
 def opened(plan: Tree | Toeplitz, count: int, window: int | None) -> int:
-    """Return how many releases and totals a total and its window open.
-
-    Examples
-    --------
-    >>> from dpdist.release.series import banded
-    >>> [opened(banded(64), count, None) for count in (1, 2, 365)], opened(banded(64), 365, 30)
-    ([1, 2, 17], 18)
-    >>> [opened(Tree(9), count, None) for count in (1, 7, 256)]
-    [1, 2, 511]
-    """
+    """Return how many releases and totals a total and its window open."""
     if isinstance(plan, Tree):
         last = total_of(count, plan.levels)[-1]
         return (2 << last.level) - 1 + (last.start > 0)
@@ -73,14 +64,7 @@ def opened(plan: Tree | Toeplitz, count: int, window: int | None) -> int:
 
 
 def largest(plan: Tree | Toeplitz, window: int | None) -> int:
-    """Return the number of periods whose total opens the most files.
-
-    Examples
-    --------
-    >>> from dpdist.release.series import banded, square_root
-    >>> largest(Tree(9), None), largest(banded(64), None), largest(square_root(365), 7)
-    (256, 65, 210)
-    """
+    """Return the number of periods whose total opens the most files."""
     if isinstance(plan, Tree):
         return max(2, 1 << (plan.levels - 1))
     last = plan.horizon or len(plan.weights) + 1 + (window or 0)
@@ -161,11 +145,8 @@ def _opened(series: Series, periods: Sequence[str], node: Node | Night) -> Relea
 
 
 def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
-    """Write the total of some periods: for a tree, the sum of the best estimates of its roots.
-
-    The total before the last root, if published, replaces its releases. A total of an older version, which used roots
-    only, is kept but not used.
-    """
+    """Write the total of some periods: for a tree, the sum of the best estimates of its roots."""
+    # A published total before the last root replaces its releases; one of an older version, from roots only, is unused.
     plan, parts = series.plan, list[Release]()
     if isinstance(plan, Toeplitz):
         _write_totals(series, plan, periods)

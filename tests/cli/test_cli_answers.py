@@ -1,4 +1,4 @@
-"""covariance, synthesise and regress: the files that they write, what they print, mark and refuse, and what helps."""
+"""The commands covariance, synthesise and regress: files, output, marks, refusals and their cures."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_table_and_arrays_hold_what_the_estimator_does(call: Call) -> None:
     assert ", shrinkage optimal. 4 of 4 directions above the noise." in said.err
     assert "found.csv: covariance of 4 columns of rows clipped to norm" in said.err
     assert np.array_equal(numbers("found.csv"), fitted.covariance_)
-    for kind in ("none", "trace"):  # what is there is replaced
+    for kind in ("none", "trace"):  # existing files are replaced
         assert call("covariance", "release.zarr", "found.csv", "--shrinkage", kind).code == 0
         known = PrivateCovariance.from_release("release.zarr", kind).covariance_
         assert np.array_equal(numbers("found.csv"), known)
@@ -285,7 +285,7 @@ def test_a_refusal_says_what_can_be_asked(
     before = sorted(things.iterdir())
     command, *rest = asked
     told = call(command, f"{thing}.zarr", *rest)
-    drowned = thing == "drowned" or "0.99999" in asked  # the command makes sense, and this release cannot answer it
+    drowned = thing == "drowned" or "0.99999" in asked  # a valid command that this release cannot answer
     assert told.code == (4 if drowned else 2)
     assert said in told.message
     assert sorted(things.iterdir()) == before

@@ -1,4 +1,4 @@
-"""A release by the command line: what it guarantees is told; one that is refused says why, costs and leaves nothing."""
+"""The command release: it prints the guarantee; a refusal gives the reason, costs nothing and leaves nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_release_tells_its_guarantee_and_is_the_same_bytes_again_without_a_clu
     assert (guarantee["epsilon_micro"], guarantee["delta_atto"]) == (10**6, 10**12)
     first = tree(here / "release.zarr")
     shutil.rmtree(here / "release.zarr")
-    # nobody answers there; the bytes come from the ledger
+    # no scheduler there; the bytes come from the ledger
     said = call("release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", "tcp://127.0.0.1:1")
     assert (said.code, "nothing spent" in said.err) == (0, True)
     assert tree(here / "release.zarr") == first

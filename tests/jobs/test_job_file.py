@@ -1,4 +1,4 @@
-"""JOB.toml and public centres: read exactly, checked completely, and refused with the place of each mistake."""
+"""JOB.toml and public centres: read exactly, checked completely, and refused with the location of each mistake."""
 
 from __future__ import annotations
 

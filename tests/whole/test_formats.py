@@ -91,7 +91,7 @@ def test_a_card_says_what_the_release_promises(place: Path, call: Call) -> None:
     assert card["rows"]["columns"] == HOSTILE
     assert card["cautions"] == list(release.cautions) != []
     refused = call("report", place / "release.zarr", place / "card.json")
-    assert (refused.code, "is printed by: dpdist inspect" in refused.err) == (2, True)
+    assert (refused.code, "run: dpdist inspect" in refused.err) == (2, True)
 
 
 def test_a_card_of_what_is_not_private_says_so_and_one_with_a_ledger_what_was_charged(
