@@ -16,7 +16,7 @@ from support.nightly_scene import Place
 from support.tallies import FALSE_ALARM
 
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.jobs import job_file, status
+from dpdist.jobs import job_file, status, totals
 from dpdist.jobs.series import open_series
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -27,7 +27,7 @@ from dpdist.pca.model import open_model
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined, write_sum
-from dpdist.release.series import Toeplitz, variance_factor
+from dpdist.release.series import Toeplitz, Tree, banded, square_root, variance_factor
 from dpdist.report.status import preview_words, status_words
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.chunks import ChunkReader
