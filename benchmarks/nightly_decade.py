@@ -114,7 +114,7 @@ class Series:
                 if count > end - 16 and isinstance(self.plan, Tree):
                     series = open_series(job_file.read_job(self.folder / "job.toml"))
                     span = series.span(node)
-                    release_id = series.asked(node, span).release_id(span)
+                    release_id = series.request_for(node, span).release_id(span)
                     combine.write_sum(self.of(node.start, node.stop, release_id), target)
                 else:
                     target.mkdir()

@@ -1,8 +1,8 @@
 """Differentially private second-moment matrices and PCA of large tables, on Dask and Zarr.
 
-Whatever is listed in ``__all__`` is public: the steps of a job as functions, what they take and give, the estimators,
-and the errors. Everything else may change with any version. What a release, a model, scores and a ledger hold is a
-format, and stays readable.
+The names in ``__all__`` are public: the steps of a job as functions, their parameters and results, the estimators, and
+the errors. Everything else may change with any version. The formats of releases, models, scores and ledgers stay
+readable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dpdist._version import __version__
 
-if TYPE_CHECKING:  # a name is written twice to be exported to type checkers
+if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.errors import BelowNoiseWarning as BelowNoiseWarning
     from dpdist.errors import ClippedRowsWarning as ClippedRowsWarning
     from dpdist.errors import DataError as DataError
@@ -100,7 +100,7 @@ __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604 - the names above, which are
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for when it is: whoever needs a request does without the estimators and scikit-learn."""
+    """Import a name on first use, so that scikit-learn, for example, is imported for estimators only."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

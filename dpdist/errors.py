@@ -1,20 +1,16 @@
-"""Errors a user can meet, each with the exit code the command line promises.
+"""Errors and warnings, with the exit codes of the command line.
 
 Hierarchy::
 
     DpdistError            exit 1   a defect in dpdist
-    ├── UsageError         exit 2   the command or combination of options makes no sense
+    ├── UsageError         exit 2   an invalid command or combination of options
     ├── RefusedError       exit 3   budget, guarantee or an unsafe option
     ├── DataError          exit 4   rows, files, cluster, or the value of a number cannot be used
     │   └── BelowNoiseError         the requested part of a release is below its noise
-    └── ResumableError     exit 5   stopped half-way; the same command resumes
+    └── ResumableError     exit 5   interrupted; the same command resumes
 
-Beside them :class:`PrivacyLeakWarning`, for what goes on although it gives private data away,
-:class:`WeakGuaranteeWarning`, for what is proved and promises little, and :class:`ClippedRowsWarning`, for what is
-private and tells little of the rows.
-
-A message says what happened, where, and how to mend it, in one paragraph. It never carries a value computed
-from private rows, because messages travel: to logs, dashboards and other people's terminals.
+A message is one paragraph: what happened, where, and what to do. It contains no value computed from private rows,
+because messages end up in logs, dashboards and other people's terminals.
 """
 
 from __future__ import annotations
@@ -28,19 +24,19 @@ from dpdist.naming import parameter as named
 
 
 class DpdistError(Exception):
-    """Base of every error this package raises on purpose.
+    """Base class of the errors of this package.
 
     Parameters
     ----------
     message : str, default ""
         One paragraph.
     parameter : str, default None
-        The parameter whose value is at fault, as of :func:`dpdist.naming.parameter`; it is named at the end. None: none
-        is.
+        The parameter with the invalid value, if any; the message ends with its name
+        (:func:`dpdist.naming.parameter`).
 
     See Also
     --------
-    UsageError, RefusedError, DataError, ResumableError : The kinds that a user meets.
+    UsageError, RefusedError, DataError, ResumableError : The subclasses.
 
     Examples
     --------
@@ -58,7 +54,7 @@ class DpdistError(Exception):
 
 
 class UsageError(DpdistError):
-    """The request makes no sense whatever the data are: an unknown name, a missing option, a bad combination.
+    """The request is invalid for any data: an unknown name, a missing option, an impossible combination.
 
     See Also
     --------
@@ -80,7 +76,7 @@ class RefusedError(DpdistError):
 
     See Also
     --------
-    Ledger, Budget : What may still be asked for.
+    Ledger, Budget : The remaining budget.
 
     Examples
     --------
@@ -95,11 +91,11 @@ class RefusedError(DpdistError):
 
 
 class DataError(DpdistError):
-    """The rows, a file, a folder, the cluster, or the value of a number cannot be used as they are.
+    """The rows, a file, a folder, the cluster, or the value of a number cannot be used.
 
     See Also
     --------
-    UsageError : What makes no sense whatever the data are.
+    UsageError : A request that is invalid for any data.
 
     Examples
     --------
@@ -117,15 +113,15 @@ class BelowNoiseError(DataError):
 
 
 class PrivacyLeakWarning(UserWarning):
-    """A parameter was computed from the rows without spending budget: on private data its value is a leak.
+    """A parameter was computed from the rows without spending budget: on private data, its value is a leak.
 
-    It names the parameter. Published experiments that are repeated on public data warn, and estimators that see that a
-    parameter can only come from their rows. So does every ``score`` of an estimator: parameters that are chosen by
-    scores come from the rows. No command takes a parameter from the rows.
+    The message names the parameter. Reproductions of published experiments on public data raise this warning, and
+    estimators whose parameter can only come from their rows. So does every ``score`` of an estimator, as parameters
+    chosen by scores come from the rows. No command computes a parameter from the rows.
 
     See Also
     --------
-    PrivatePCA, PrivateCovariance, PrivateRidge : Give it, of a clip norm or a mean that was taken from X.
+    PrivatePCA, PrivateCovariance, PrivateRidge : Warn about a clip norm or a mean computed from X.
 
     Examples
     --------
@@ -137,34 +133,34 @@ class PrivacyLeakWarning(UserWarning):
 
 
 class WeakGuaranteeWarning(UserWarning):
-    """A guarantee was asked for that is proved and hardly protects anybody: a large epsilon, or a large delta.
+    """The requested guarantee is proved but weak: a large epsilon, or a large delta.
 
-    The command line says the same in its own words.
+    Commands print the same as a caution.
 
     See Also
     --------
-    release_rows, choose_clip_norm, PrivatePCA, PrivateCovariance, PrivateRidge : Give it.
+    release_rows, choose_clip_norm, PrivatePCA, PrivateCovariance, PrivateRidge : Raise this warning.
     """
 
 
 class ClippedRowsWarning(UserWarning):
-    """Nearly every row was clipped to the clip norm: the values of the release are those of clipped rows.
+    """Nearly every row was clipped to the clip norm, so the release describes clipped rows.
 
     Also available as ``ShortenedRowsWarning``, its name in earlier versions.
 
     See Also
     --------
-    PrivatePCA, PrivateCovariance, PrivateRidge : Give it.
-    choose_clip_norm : Chooses a clip norm that most rows are within.
+    PrivatePCA, PrivateCovariance, PrivateRidge : Raise this warning.
+    choose_clip_norm : Chooses a clip norm above the norms of most rows.
     """
 
 
 class NoWitnessWarning(UserWarning):
-    """A ledger was used before witnesses were kept: it says once that copies used until then cannot be seen.
+    """A ledger is older than its witness, so use of earlier copies cannot be detected. Raised once per ledger.
 
     See Also
     --------
-    Ledger : Gives it.
+    Ledger : Raises this warning.
     """
 
 
@@ -175,8 +171,8 @@ class BelowNoiseWarning(UserWarning):
 
     See Also
     --------
-    PrivatePCA, PrivateRidge, PrivateCovariance : Give it.
-    forecast_release : Says beforehand which components will be told from noise.
+    PrivatePCA, PrivateRidge, PrivateCovariance : Raise this warning.
+    forecast_release : Predicts the components above the noise.
     """
 
 
@@ -184,7 +180,7 @@ ShortenedRowsWarning, DrownedWarning = ClippedRowsWarning, BelowNoiseWarning
 
 
 class ResumableError(DpdistError):
-    """Work stopped half-way; nothing is lost, and the same command or call resumes it.
+    """Work was interrupted; nothing is lost, and the same command or call resumes it.
 
     See Also
     --------
@@ -192,7 +188,7 @@ class ResumableError(DpdistError):
 
     Examples
     --------
-    Whoever runs a job unattended asks again:
+    An unattended job repeats the call:
 
     >>> import dpdist
     >>> def released(rows, release, request):
@@ -208,11 +204,7 @@ class ResumableError(DpdistError):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let libraries print nothing about a file that may be damaged: what is wrong with it is told in one sentence.
-
-    Warnings are dropped. So is what Python reports when a half-made object of a library fails once more as it is
-    collected. Both may quote what stands in the file.
-    """
+    """Suppress warnings and unraisable errors of libraries, which may quote the contents of a damaged file."""
     before = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:

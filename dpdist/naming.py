@@ -1,9 +1,8 @@
-"""How messages name what people can set: each face of the product in its own words.
+"""Names of parameters and steps in messages, for each interface.
 
-A message is written once, in the library, and read by people who type options, who write job files and who call
-functions. So it does not spell what they can set: it names a parameter by :func:`parameter` and a step by :func:`step`.
-These write it as the :class:`Face` of the moment does: Python's, unless a block is within :func:`naming`. Tasks that
-run elsewhere take the face along.
+The library's messages are read by users of the command line, of job files and of Python. A message names a parameter
+with :func:`parameter` and a step with :func:`step`, which write it for the current :class:`Face`: Python, unless
+:func:`naming` sets another. Tasks on workers take the face along.
 """
 
 from __future__ import annotations
@@ -16,17 +15,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _OPTION = "options."
+SPELLINGS = {"center": "centre", "synthesize": "synthesise"}
+"""Other spellings of options, job-file keys and commands."""
 
 
 class Face(Protocol):
-    """Where people meet the product: the command line, a job file, Python."""
+    """An interface: the command line, a job file, or Python."""
 
     def parameter(self, name: str, value: str | None) -> str:
-        """Write a parameter, and its value if one is given."""
+        """Write a parameter, with its value if given."""
         ...
 
     def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
-        """Write a step to take."""
+        """Write a step."""
         ...
 
 
@@ -41,12 +42,12 @@ _ESTIMATORS = {
     "for_reproduction": "for_reproduction to dpdist.ReleaseRequest",
 }  # fmt: skip
 _BUDGET = {**_PARTS, "budget_delta_reserve": "delta_reserve"}
-_SPELLED = {
+_KEYWORDS = {
     ("centre", "none"): ("centring", "'none'"),
     ("centre", "private"): ("centring", "'private'"),
     ("trusted", "worker"): ("trusted_worker", "True"),
 }
-"""What is not called in Python as it is on the command line and in job files: of functions, estimators and a Budget."""
+"""Names of parameters in Python that differ from those of options, for functions, estimators and Budget."""
 _STEPS = {
     "ingest": "ingest_rows",
     "schema": "draft_schema",
@@ -62,27 +63,27 @@ _STEPS = {
     "inspect": "inspect_path",
     "mechanisms": "list_mechanisms",
 }
-"""Of the steps that have one; the others are commands only."""
+"""Functions of the commands that have one."""
 
 
 @dataclass(frozen=True)
 class Python:
-    """Parameters and functions, as a script calls them; some are called otherwise."""
+    """Writes parameters and calls for Python."""
 
     renamed: Mapping[str, str]
-    spelled: Mapping[tuple[str, str], tuple[str, str]]
+    keywords: Mapping[tuple[str, str], tuple[str, str]]
 
     def parameter(self, name: str, value: str | None) -> str:
         """Write ``name`` or ``name='value'``."""
         if name.startswith(_OPTION):
             return f"options={{{name.removeprefix(_OPTION)!r}: {'...' if value is None else value}}}"
-        if value is not None and (name, value) in self.spelled:
-            return "=".join(self.spelled[name, value])
+        if value is not None and (name, value) in self.keywords:
+            return "=".join(self.keywords[name, value])
         name = self.renamed.get(name, name)
         return name if value is None else f"{name}={_written(value)}"
 
     def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
-        """Write the function's call, or the command where there is no function."""
+        """Write the call, or the command if there is no function."""
         if name not in _STEPS:
             return COMMAND_LINE.step(name, operands, parameters)
         parameters = {key: _written(value) for key, value in parameters.items()}
@@ -91,12 +92,12 @@ class Python:
             parameters["budget"] = f"dpdist.PrivacyLoss.parse({', '.join(loss)})"
         if name == "release" and parameters:
             parameters = {"request": "dpdist.ReleaseRequest(...)"}
-        given = [*map(_written, operands), *(f"{key}={value}" for key, value in parameters.items())]
-        return f"dpdist.{_STEPS[name]}" + (f"({', '.join(given)})" if given else "")
+        arguments = [*map(_written, operands), *(f"{key}={value}" for key, value in parameters.items())]
+        return f"dpdist.{_STEPS[name]}" + (f"({', '.join(arguments)})" if arguments else "")
 
 
 def _written(value: str) -> str:
-    """Write a value as Python does; what stands for one, such as ROWS, as it is."""
+    """Write a value as a Python literal; a placeholder, such as ROWS, unchanged."""
     if value.isupper():
         return value
     try:
@@ -107,7 +108,7 @@ def _written(value: str) -> str:
 
 
 class CommandLine:
-    """Options and commands, as they are typed."""
+    """Writes options and commands."""
 
     def parameter(self, name: str, value: str | None) -> str:
         """Write ``--name`` or ``--name value``."""
@@ -117,35 +118,33 @@ class CommandLine:
 
     def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
         """Write the command."""
-        given = [self.parameter(key, value or None) for key, value in parameters.items()]
-        return " ".join(["dpdist", name, *map(shlex.quote, operands), *given])
+        arguments = [self.parameter(key, value or None) for key, value in parameters.items()]
+        return " ".join(["dpdist", name, *map(shlex.quote, operands), *arguments])
 
 
-PYTHON, ESTIMATORS, BUDGET = Python(_FUNCTIONS, _SPELLED), Python(_ESTIMATORS, {}), Python(_BUDGET, _SPELLED)
+PYTHON, ESTIMATORS, BUDGET = Python(_FUNCTIONS, _KEYWORDS), Python(_ESTIMATORS, {}), Python(_BUDGET, _KEYWORDS)
 COMMAND_LINE = CommandLine()
-_FACE: ContextVar[Face] = ContextVar("face", default=PYTHON)
+_INTERFACE: ContextVar[Face] = ContextVar("face", default=PYTHON)
 
 
 @contextmanager
 def naming(face: Face) -> Iterator[None]:
-    """Let the messages of a block name parameters and steps as a face does."""
-    token = _FACE.set(face)
+    """Name parameters and steps in the messages of a block as ``face`` does."""
+    token = _INTERFACE.set(face)
     try:
         yield
     finally:
-        _FACE.reset(token)
+        _INTERFACE.reset(token)
 
 
 def current_face() -> Face:
-    """Return who is spoken to, so that work elsewhere can speak to the same."""
-    return _FACE.get()
+    """Return the current face, for use on a worker."""
+    return _INTERFACE.get()
 
 
 def parameter(name: str, value: object = None) -> str:
-    """Return how a message names a parameter.
+    """Return the name of a parameter in a message.
 
-    Examples
-    --------
     >>> parameter("grid_bits"), parameter("mechanism", "gaussian")
     ('grid_bits', "mechanism='gaussian'")
     >>> with naming(COMMAND_LINE):
@@ -156,10 +155,8 @@ def parameter(name: str, value: object = None) -> str:
 
 
 def step(name: str, *operands: object, **parameters: object) -> str:
-    """Return how a message names a step to take.
+    """Return a step, as written in a message.
 
-    Examples
-    --------
     >>> step("ingest", "SOURCE", "rows.zarr", budget_epsilon="E")
     "dpdist.ingest_rows(SOURCE, 'rows.zarr', budget=dpdist.PrivacyLoss.parse(E))"
     >>> with naming(COMMAND_LINE):

@@ -1,9 +1,8 @@
-"""Every option, once: name, type, default, and the sentence that says what it is for.
+"""All options: name, type, default and help text.
 
-Options of commands (:mod:`dpdist.cli.options`), keys of a job file, its checks and its schema
-(:mod:`dpdist.jobs.sections`) and the pages about both are made of these classes; a request is made of
-:class:`RequestOptions` by every face. ``--budget-epsilon`` is ``budget_epsilon`` in a job file and in Python; what is
-called otherwise somewhere stands in :mod:`dpdist.naming`.
+Command-line options (:mod:`dpdist.cli.options`), the keys, checks and schema of job files (:mod:`dpdist.jobs.sections`)
+and the reference pages derive from these classes. All interfaces create requests from :class:`RequestOptions`.
+``--budget-epsilon`` is ``budget_epsilon`` in job files and in Python; :mod:`dpdist.naming` lists the exceptions.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.rows.units import Keep
 
 ROWS_AT_MOST = 10**7
-"""Rows that a table of a private number of rows is taken to have at most, where nobody says another number."""
+"""Default upper bound on a private number of rows."""
 Word = Literal["private", "auto"]
 Header = Literal["yes", "no"]
 
 
 class Amount(str):
-    """A number as it is written, with every digit."""
+    """A number as written, with all digits."""
 
     __slots__ = ()
 
 
 class Clip(str):
-    """A number as it is written, ``private`` or ``auto``."""
+    """A number as written, ``private`` or ``auto``."""
 
     __slots__ = ()
 
@@ -46,7 +45,7 @@ class Components(str):
 
     @property
     def number(self) -> float | None:
-        """A number, an int, or a share, a float; None for ``auto``."""
+        """The number as an int, or the share as a float; None for ``auto``."""
         if self == "auto":
             return None
         return int(self) if self.isdecimal() else float(self)
@@ -59,23 +58,25 @@ FILE, WORD, FLAG, WHOLE = "a path in quotes", "text in quotes", "true or false",
 AMOUNT = "a number, such as 2, 0.5 or 1e-6"
 
 
-def option(description: str, expected: str, group: str = "", metavar: str | None = None, **more: Any) -> Meta:
-    """Say what an option is for, what it takes in a job file, and where a command's help lists it."""
-    return Meta(description=description, extra={"expected": expected, "group": group, "metavar": metavar}, **more)
+def option(description: str, expected: str, group: str = "", metavar: str | None = None, **constraints: Any) -> Meta:
+    """Return the description of an option, its job-file value and its group in help pages."""
+    return Meta(
+        description=description, extra={"expected": expected, "group": group, "metavar": metavar}, **constraints
+    )
 
 
 def meta_of(kind: Any) -> Any:
-    """Return what is said of an option, by its type; None of a field that is none."""
-    return next((each for each in getattr(kind, "__metadata__", ()) if each.extra), None)
+    """Return the metadata of an option from its type; None if the field is not an option."""
+    return next((meta for meta in getattr(kind, "__metadata__", ()) if meta.extra), None)
 
 
 def kinds_of(kind: Any) -> Iterator[Any]:
-    """Yield the types that a type is a union of."""
+    """Yield the members of a union."""
     if get_origin(kind) is Annotated:
         yield from kinds_of(get_args(kind)[0])
     elif get_origin(kind) in {Union, UnionType}:
-        for each in get_args(kind):
-            yield from kinds_of(each)
+        for member in get_args(kind):
+            yield from kinds_of(member)
     else:
         yield kind
 
@@ -85,24 +86,24 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class BudgetOptions(Options, frozen=True, kw_only=True):
-    """What all releases of the rows together may cost."""
+    """The budget for all releases of the rows."""
 
     budget_epsilon: Annotated[
         Amount | None,
-        option("Largest total epsilon of all releases together; declared when rows are ingested.", AMOUNT, PRIVACY),
+        option("Largest total epsilon of all releases; declared when rows are ingested.", AMOUNT, PRIVACY),
     ] = None
     budget_delta: Annotated[Amount | None, option("Largest total delta of all releases.", AMOUNT, PRIVACY)] = None
     budget_pure: Annotated[
         Amount | None,
-        option("Part of epsilon for releases that are not Gaussian, beside Gaussian ones.", AMOUNT, PRIVACY),
+        option("Part of epsilon for releases that are not Gaussian.", AMOUNT, PRIVACY),
     ] = None
     budget_delta_reserve: Annotated[
-        Amount | None, option("Part of delta for releases with a delta that are not Gaussian.", AMOUNT, PRIVACY)
+        Amount | None, option("Part of delta for releases that have a delta and are not Gaussian.", AMOUNT, PRIVACY)
     ] = None
 
     @property
     def budget(self) -> PrivacyLoss | None:
-        """The budget; None where none is declared."""
+        """The budget, or None."""
         parts = {name: getattr(self, name) for name in ("budget_delta", "budget_pure", "budget_delta_reserve")}
         if self.budget_epsilon is not None:
             return PrivacyLoss.declared(self.budget_epsilon, *(part or "0" for part in parts.values()))
@@ -112,27 +113,27 @@ class BudgetOptions(Options, frozen=True, kw_only=True):
 
 
 class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
-    """How rows are made from a source."""
+    """Ingestion of rows from a source."""
 
     columns: Annotated[
         Annotated[tuple[str, ...], Meta(min_length=1)] | None,
         option("Names of the columns to keep, in this order.", "a list of at least one column name", READING),
     ] = None
     variable: Annotated[
-        str | None, option("The array of rows, where .nc, .zarr, .npz or .h5ad hold several.", WORD, READING)
+        str | None, option("The array of rows, if a .nc, .zarr, .npz or .h5ad contains several.", WORD, READING)
     ] = None
     rows_dimension: Annotated[
         str | None,
-        option("The dimension of an array along which the rows are [default: the first].", WORD, READING, "NAME"),
+        option("The dimension of an array along its rows [default: the first].", WORD, READING, "NAME"),
     ] = None
     missing: Annotated[
-        int | None, option("Alleles to put where a genotype is missing: 0, 1 or 2 [default: refused].", WHOLE, READING)
+        int | None, option("Alleles to use for a missing genotype: 0, 1 or 2 [default: refuse].", WHOLE, READING)
     ] = None
     genotypes: Annotated[
         dict[str, str],
         option(
-            "Rules for genotypes: multiallelic=skip or split; haploid=single or double; field=DS; frequencies=FILE, a "
-            "public one, twice which replaces what is missing; standardise=yes, by these.",
+            "Rules for genotypes: multiallelic=skip or split; haploid=single or double; field=DS; frequencies=FILE, "
+            "public ones, to replace a missing genotype by twice the frequency; standardise=yes, by these frequencies.",
             'a table, such as {multiallelic = "skip"}',
             READING,
         ),
@@ -140,7 +141,7 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
     header: Annotated[
         Header | None,
         option(
-            "Whether the first line of text names the columns, or is a row [default: refused where that is in doubt].",
+            "Whether the first line of text names the columns [default: refuse if unclear].",
             '"yes" or "no"',
             READING,
         ),
@@ -148,8 +149,8 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
     schema: Annotated[
         str | None,
         option(
-            "What the columns mean: a TOML file (dpdist schema drafts one), or rows, a release or a model made with "
-            "it.",
+            "The meaning of the columns: a TOML file (drafted by dpdist schema), or rows, a release or a model made "
+            "with one.",
             FILE,
             READING,
         ),
@@ -157,46 +158,46 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
     privacy_unit: Annotated[
         str | None,
         option(
-            "What says whose row it is, and is not stored: a column of whole numbers, obs/NAME of AnnData, or FID or "
-            "FID,IID of a .fam.",
+            "Identifies the person or other unit of each row, and is not stored: a column of whole numbers, obs/NAME "
+            "of AnnData, or FID or FID,IID of a .fam.",
             "a column's name in quotes",
             PRIVACY,
         ),
     ] = None
     max_rows: Annotated[
-        int | None, option("Rows kept of each privacy unit at most; with periods, of each period.", WHOLE, PRIVACY)
+        int | None, option("Largest number of rows kept of each privacy unit, per period if any.", WHOLE, PRIVACY)
     ] = None
-    keep: Annotated[Keep | None, option("Which of them [default: first].", '"first" or "random"', PRIVACY)] = None
+    keep: Annotated[Keep | None, option("Which rows to keep [default: first].", '"first" or "random"', PRIVACY)] = None
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What :func:`dpdist.ingest_rows` takes besides the budget."""
+        """Parameters of :func:`dpdist.ingest_rows` except the budget."""
         return {name: getattr(self, name) for name in fields_of(type(self)) if not name.startswith("budget")}
 
 
 class ReleaseOptions(Options, frozen=True, kw_only=True):
-    """What is released of rows."""
+    """A release of rows."""
 
     epsilon: Annotated[Amount, option("Privacy loss epsilon, in steps of a millionth.", AMOUNT, PRIVACY)]
     clip: Annotated[
         Clip,
         option(
-            "Public clip norm C, from public knowledge or dpdist bound; never from the data. private: the release "
-            "chooses it first, from a private histogram of the norms (of scaled rows, with a private scale). auto: "
-            "1.75 sqrt(d), for columns that are divided by a scale, or of those that a private one saw.",
+            "Public clip norm C, from public knowledge or dpdist bound, never from the data. private: choose it first, "
+            "from a private histogram of the norms (of scaled rows, with a private scale). auto, with a scale: "
+            "1.75 sqrt(d), where d counts the columns with a known scale.",
             'a number, such as 8.5, "private" or "auto"',
             CLIP,
         ),
     ]
     delta: Annotated[
         Amount | None,
-        option("Privacy loss delta. Leave it out for pure differential privacy.", "a number, such as 1e-6", PRIVACY),
+        option("Privacy loss delta. Omit it for pure differential privacy.", "a number, such as 1e-6", PRIVACY),
     ] = None
     mechanism: Annotated[
         str | None,
         option(
-            f"Recommended are {RECOMMENDED[0]}, the default with a delta, and {RECOMMENDED[1]}, the default without; "
-            "dpdist mechanisms --all lists the others.",
+            f"Mechanism [default: {RECOMMENDED[0]} with a delta, {RECOMMENDED[1]} without; dpdist mechanisms --all "
+            "lists the others].",
             WORD,
             PRIVACY,
             "NAME",
@@ -206,8 +207,8 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     neighbours: Annotated[
         Neighbours,
         option(
-            "Which two tables cannot be told apart: with one row exchanged, or with one row more, where their number "
-            "is private.",
+            "Neighbouring tables: replace-one differ in one row; add-remove have one row more or less, so the number "
+            "of rows is private.",
             " or ".join(f'"{relation}"' for relation in Neighbours),
             PRIVACY,
         ),
@@ -215,8 +216,8 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     centre: Annotated[
         str,
         option(
-            "none, private, or a file (.npz, .npy, .json) with a public centre and scale per column, or a release.zarr "
-            "whose rows had them.",
+            "none, private, or a file (.npz, .npy, .json) with a public centre and scale of each column, or a "
+            "release.zarr with them.",
             '"none", "private" or a path',
             CLIP,
             "[none|private|FILE]",
@@ -225,9 +226,8 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     scale: Annotated[
         str,
         option(
-            "private: the release chooses a scale of each column first, from private histograms, and shifts by a "
-            "centre from the same, unless a public one is named; with periods, that of the first does so for all. Or a "
-            "file (.npz, .npy, .json) with a public one.",
+            "private: choose a scale and, unless given, a centre of each column first, from private histograms; with "
+            "periods, from those of the first one. Or a file (.npz, .npy, .json) with a public scale.",
             '"none", "private" or a path',
             CLIP,
             "[none|private|FILE]",
@@ -236,8 +236,8 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     scale_share: Annotated[
         Amount | None,
         option(
-            "With a private scale: the share of the release's mu² (or epsilon) that its choice takes [default: .01 to "
-            ".25, by n, epsilon and d].",
+            "With a private scale: the share of the release's mu² (or epsilon) for its choice [default: .01 to .25, by "
+            "n, epsilon and d].",
             "a number, such as 0.1",
             EXPERT,
             "SHARE",
@@ -246,7 +246,7 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     grid_bits: Annotated[
         int | None,
         option(
-            "The clip norm is 2^B grid steps [default: so many that rounding is below 5 % of the noise].",
+            "The clip norm is 2^B grid steps [default: enough for rounding below 5 % of the noise].",
             WHOLE,
             EXPERT,
             "B",
@@ -255,8 +255,8 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     rows_at_most: Annotated[
         Annotated[int, Meta(ge=1, le=2**63 - 1)],
         option(
-            "Public: rows of the table at most, where their number is private or they come in periods. Grid bits "
-            "follow from it.",
+            "Public upper bound on the number of rows, if that is private or there are periods. It determines the grid "
+            "bits.",
             "a number of rows, at least 1",
             EXPERT,
             "N",
@@ -266,17 +266,15 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
         dict[str, Any],
         option("Parameters of the mechanism, by their names.", "a table, such as {components = 10}", EXPERT),
     ] = {}
-    id: Annotated[str | None, option("Release id [default: follows from data set and parameters].", WORD, PRIVACY)] = (
-        None
-    )
+    id: Annotated[str | None, option("Release id [default: from data set and parameters].", WORD, PRIVACY)] = None
     accept_large_delta: Annotated[
-        bool, option("Allow a delta that is not below 1/n: it lets a random row be published as it is.", FLAG, PRIVACY)
+        bool, option("Allow a delta of 1/n or more, which would permit publishing a random row.", FLAG, PRIVACY)
     ] = False
     ledger: Annotated[
         str | None,
         option(
-            "The budget's folder, or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME without a password "
-            "[default: that of the rows with the suffix .ledger].",
+            "Folder of the ledger, or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME without a password "
+            "[default: path of the rows with the suffix .ledger].",
             "a path or an address in quotes",
             PRIVACY,
         ),
@@ -284,12 +282,12 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
 
 
 class RequestOptions(ReleaseOptions, frozen=True, kw_only=True):
-    """With what a job file says elsewhere, or not at all."""
+    """A release, with the options that a job file has elsewhere or not at all."""
 
     components: Annotated[
         int | None,
         option(
-            "With a private clip norm: choose the norm that suits K components. Without it, the 0.95-quantile.",
+            "With a private clip norm: choose it for K components [default: the 0.95-quantile].",
             WHOLE,
             CLIP,
             "K",
@@ -298,7 +296,7 @@ class RequestOptions(ReleaseOptions, frozen=True, kw_only=True):
     targets: Annotated[
         tuple[str, ...],
         option(
-            "With a private scale: comma-separated columns that regress will explain. Noise hides less of them.",
+            "With a private scale: comma-separated columns to explain with regress; noise affects them less.",
             "a list of names",
             CLIP,
             "NAMES",
@@ -307,7 +305,7 @@ class RequestOptions(ReleaseOptions, frozen=True, kw_only=True):
     for_reproduction: Annotated[
         bool,
         option(
-            "Allow a mechanism that is not private as claimed: no ledger, and only of rows that never had a budget.",
+            "Allow a mechanism that is not private as claimed: without a ledger, for rows that never had a budget.",
             FLAG,
             EXPERT,
         ),
@@ -316,14 +314,14 @@ class RequestOptions(ReleaseOptions, frozen=True, kw_only=True):
 
 
 class ComponentsOptions(Options, frozen=True, kw_only=True):
-    """How many principal components are taken of a release, and which."""
+    """Principal components of a release."""
 
     components: Annotated[
         Components,
         option(
-            "Number of principal components; the share of the variance that they hold for sure, such as 0.9; or auto: "
-            "those that can be told from noise.",
-            'a whole number of at least 1, a share of the variance such as 0.9, or "auto": those that can be told from '
+            "Number of principal components; or the share of the variance that they certainly contain, such as 0.9; or "
+            "auto: all components above the noise.",
+            'a whole number of at least 1, a share of the variance such as 0.9, or "auto": all components above the '
             "noise",
             metavar="K|SHARE|auto",
         ),
@@ -331,7 +329,7 @@ class ComponentsOptions(Options, frozen=True, kw_only=True):
     correlation: Annotated[
         bool,
         option(
-            "Components of the correlation matrix: of columns standardised by what was released, without drowned ones.",
+            "Components of the correlation matrix, by the released variances, without columns below the noise.",
             FLAG,
         ),
     ] = False
@@ -345,12 +343,12 @@ class ClusterOptions(Options, frozen=True, kw_only=True):
         option("Address of an existing Dask scheduler, such as tls://10.0.0.1:8786.", "an address in quotes", WHERE),
     ] = None
     workers: Annotated[
-        int | None, option("Local worker processes [default: none, but threads of this process].", WHOLE, WHERE)
+        int | None, option("Local worker processes [default: threads of this process].", WHOLE, WHERE)
     ] = None
     trusted: Annotated[
         Literal["driver", "worker"],
         option(
-            "Where ledger and noise live: here, or on the worker started with --resources trusted=1.",
+            "Where noise is drawn and the ledger kept: here, or on the worker started with --resources trusted=1.",
             "driver or worker, in quotes",
             WHERE,
         ),
@@ -358,13 +356,13 @@ class ClusterOptions(Options, frozen=True, kw_only=True):
     tls_ca: Annotated[str | None, option("Certificate of the cluster's CA, for a tls:// scheduler.", FILE, WHERE)] = (
         None
     )
-    tls_cert: Annotated[str | None, option("Your certificate, of that CA.", FILE, WHERE)] = None
-    tls_key: Annotated[str | None, option("The certificate's key.", FILE, WHERE)] = None
+    tls_cert: Annotated[str | None, option("Your certificate, signed by that CA.", FILE, WHERE)] = None
+    tls_key: Annotated[str | None, option("The key of the certificate.", FILE, WHERE)] = None
     insecure: Annotated[bool, option("Allow an unencrypted scheduler on the network.", FLAG, WHERE)] = False
 
 
 def fields_of(kind: type[Options]) -> dict[str, msgspec.structs.FieldInfo]:
-    """Return the options of a class by their names, its own before those that it inherits."""
+    """Return the options of a class by name, inherited ones last."""
     fields = {field.name: field for field in msgspec.structs.fields(kind) if meta_of(field.type) is not None}
-    own = [name for name in fields if name in kind.__annotations__]
-    return {name: fields[name] for name in (*own, *(name for name in fields if name not in own))}
+    declared = [name for name in fields if name in kind.__annotations__]
+    return {name: fields[name] for name in (*declared, *(name for name in fields if name not in declared))}

@@ -1,8 +1,8 @@
-"""The packed upper triangle of a symmetric integer matrix: how moments and noise travel between the rooms.
+"""The packed upper triangle of a symmetric integer matrix, in which moments and noise are passed.
 
-A matrix that does not fit a process travels in bands: rows of the triangle, which lie in its packed entries one after
-the other. From row i on, the rows of a triangle of size d are the first rows of a triangle of size d - i, so a band
-needs no arithmetic of its own.
+A matrix that does not fit in the memory of a process is passed in bands: consecutive rows of the triangle, contiguous
+in packed form. The rows of a triangle of size d from row i are the first rows of a triangle of size d - i, so a band
+needs no special arithmetic.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 Triangle = npt.NDArray[np.int64]
-"""Row by row: entry (i, j), i <= j, stands at ``i size - i(i-1)/2 + (j - i)``."""
+"""Row by row: entry (i, j), i <= j, has index ``i size - i(i-1)/2 + (j - i)``."""
 TILE = 1024
-"""Side of the square tiles a released matrix is stored in; bands are cut where tiles are."""
+"""Side of the square tiles of a stored release; bands end at tiles."""
 _LARGEST = float(np.nextafter(2.0**63, 0))
 
 
@@ -34,7 +34,7 @@ class Band:
 
     @classmethod
     def whole(cls, size: int) -> Band:
-        """Return the band that is all of the triangle."""
+        """Return the band of the whole triangle."""
         return cls(0, size, size)
 
     @property
@@ -44,7 +44,7 @@ class Band:
 
     @property
     def width(self) -> int:
-        """Length of the first row; each next one is shorter by one."""
+        """Length of the first row; each row is one shorter than the previous one."""
         return self.size - self.start
 
     @property
@@ -58,53 +58,53 @@ class Band:
         return diagonal_positions(self.width)[: self.height]
 
     def tiles(self) -> Iterator[tuple[range, range]]:
-        """Yield rows and columns of the tiles of the triangle that the band covers; it must start where a tile does."""
+        """Yield the rows and columns of each tile of the band, which must start at a tile."""
         for row in range(self.start, self.stop, TILE):
             for column in range(row, self.size, TILE):
                 yield range(row, min(row + TILE, self.stop)), range(column, min(column + TILE, self.size))
 
     def block(self, values: Triangle, rows: range, columns: range) -> npt.NDArray[np.int64]:
-        """Return a rectangle of the symmetric matrix out of the packed band."""
-        out = np.empty((len(rows), len(columns)), dtype=np.int64)
+        """Return a rectangle of the symmetric matrix from the packed band."""
+        block = np.empty((len(rows), len(columns)), dtype=np.int64)
         starts = self.diagonal
         for i, row in enumerate(rows):
             first = max(row, columns.start)
             begin = starts[row - self.start] + first - row
-            out[i, first - columns.start :] = values[begin : begin + columns.stop - first]
+            block[i, first - columns.start :] = values[begin : begin + columns.stop - first]
         square = min(len(rows), len(columns)) if rows.start == columns.start else 0
         for i in range(1, square):
-            out[i, :i] = out[:i, i]
-        return out
+            block[i, :i] = block[:i, i]
+        return block
 
 
 def packed(matrix: npt.NDArray[np.generic]) -> Triangle:
     """Pack the upper triangle of a matrix of integers row by row, int64."""
     rows, size = matrix.shape
-    out = np.empty(Band(0, rows, size).entries, dtype=np.int64)
+    triangle = np.empty(Band(0, rows, size).entries, dtype=np.int64)
     start = 0
     for i in range(rows):
-        out[start : start + size - i] = matrix[i, i:]
+        triangle[start : start + size - i] = matrix[i, i:]
         start += size - i
-    return out
+    return triangle
 
 
 def unpacked(triangle: Triangle, size: int) -> npt.NDArray[np.int64]:
     """Return the symmetric (size, size) matrix of a packed triangle."""
-    out = np.empty((size, size), dtype=np.int64)
+    matrix = np.empty((size, size), dtype=np.int64)
     start = 0
     for i in range(size):
         row = triangle[start : start + size - i]
-        out[i, i:] = row
-        out[i:, i] = row
+        matrix[i, i:] = row
+        matrix[i:, i] = row
         start += size - i
-    return out
+    return matrix
 
 
 def rounded(matrix: npt.NDArray[np.float64]) -> Triangle:
     """Round the symmetric part of a (d, d) matrix of lattice units to the lattice and pack it.
 
-    Rounding a released number, or cutting it off where int64 ends, is post-processing, so a guarantee about the real
-    number carries over. A refusal that depended on the released number would be a leak.
+    Rounding a released number and clipping it to int64 are post-processing, so the guarantee is preserved. A refusal
+    that depended on the released number would be a leak.
     """
     return packed(np.clip(np.rint((matrix + matrix.T) / 2), -_LARGEST, _LARGEST))
 

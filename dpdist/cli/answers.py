@@ -1,4 +1,4 @@
-"""The commands covariance, synthesise and regress: what follows from a release, at no cost."""
+"""The commands covariance, synthesise and regress: free post-processing of a release."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpdist.answers.design import Partial, partial_correlation
 from dpdist.answers.regression import Regression, regressions
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import Synthetic, synthetic
-from dpdist.cli.options import PLACE, count_of, json_option
+from dpdist.cli.options import STORE, count_of, json_option
 from dpdist.cli.output import answer
 from dpdist.cli.tables import KINDS, csv_of, kind_of, parquet_of, write_table
 from dpdist.errors import DataError, UsageError
@@ -34,37 +34,37 @@ _MATRIX_KINDS = (".csv", ".npz")
 
 
 @click.command("covariance")
-@click.argument("release", type=PLACE)
-@click.argument("out", type=PLACE)
+@click.argument("release", type=STORE)
+@click.argument("out", type=STORE)
 @click.option(
     "--shrinkage",
-    type=click.Choice([each.value for each in Shrinkage]),
+    type=click.Choice([method.value for method in Shrinkage]),
     default=Shrinkage.OPTIMAL.value,
     show_default=True,
-    help="optimal: by the law of the noise, positive definite; trace: nearest possible one; none: as released.",
+    help="optimal: positive definite, by the noise distribution; trace: nearest semidefinite; none: as released.",
 )
 @json_option
 def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json: bool) -> None:
-    """Write OUT, the covariance of RELEASE, shrunk to be near the exact one and positive. Free.
+    """Write OUT, the covariance matrix of RELEASE, shrunk towards the exact one. Free.
 
-    OUT ends in .csv, a table of the matrix with the names of the columns above it, or in .npz: covariance, correlation,
-    partial correlation given all other columns, location, and between which ends each entry lies (low, high) in 95 of
-    100 releases. They are in units of the source. Columns that did not stand above the noise are named there, and those
-    of which a private scale saw too little; of those that weigh nothing all numbers are nan.
+    OUT ends in .csv, for the matrix under a header of column names, or in .npz, for covariance, correlation, partial
+    correlation given all other columns, location, and 95 % intervals (low, high) of each entry, all in units of the
+    source. The .npz also names the columns below the noise and those with too few values for a private scale. Columns
+    without weight are nan.
     """
-    place = store_at(out)
+    store = store_at(out)
     kind = kind_of(out, _MATRIX_KINDS)
     opened = open_release(release)
-    found = covariance(opened, Shrinkage(shrinkage), source_units(opened))
-    partial, told = _partial(opened, found) if kind == ".npz" else (None, "")
-    content = csv_of(opened.names, found.matrix.tolist()) if kind == ".csv" else _arrays(found, partial, opened)
+    result = covariance(opened, Shrinkage(shrinkage), source_units(opened))
+    partial, remark = _partial(opened, result) if kind == ".npz" else (None, "")
+    content = csv_of(opened.names, result.matrix.tolist()) if kind == ".csv" else _arrays(result, partial, opened)
     lines, head = content.count(b"\n"), content.partition(b"\n")[0]
 
-    def own(found: bytes) -> bool:
-        alike = found.count(b"\n") == lines and found.startswith(head)  # a table of these columns has other rows
-        return b"correlation.npy" in found if kind == ".npz" else alike
+    def own(content: bytes) -> bool:
+        same_table = content.count(b"\n") == lines and content.startswith(head)  # not a data table with these columns
+        return b"correlation.npy" in content if kind == ".npz" else same_table
 
-    replace_own(place, content, "covariance", private=not opened.private_as_claimed, own=own)
+    replace_own(store, content, "covariance", private=not opened.private_as_claimed, own=own)
     lengths = clipped_rows(opened)
     d = opened.bound.columns
     value = {
@@ -72,62 +72,62 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
         "status": opened.status,
         "columns": d,
         "shrinkage": shrinkage,
-        "directions_above_noise": found.seen,
-        "covariance_error": found.distance,
+        "directions_above_noise": result.seen,
+        "covariance_error": result.distance,
         "partial_ridge": None if partial is None else partial.ridge,
         "cautions": list(opened.cautions),
-        "drowned": [opened.names[i] for i in found.drowned],
+        "drowned": [opened.names[i] for i in result.drowned],
         **blindly_scaled_json(opened),
         "shortened": lengths.to_json(),
     }
-    seen = "" if found.seen is None else f" {found.seen} of {counted(d, 'direction')} vary more than the noise."
-    drowned = " DROWNED: it says little." if found.seen == 0 else ""
+    above_noise = "" if result.seen is None else f" {result.seen} of {counted(d, 'direction')} above the noise."
+    noise_mark = " BELOW THE NOISE: it contains little information." if result.seen == 0 else ""
     mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
-    what = f"covariance of {counted(d, 'column')} {lengths.describe()}, shrinkage {shrinkage}."
-    words = f"{out}: {what}{seen}{drowned}{mark}"
-    named = drowned_words(found, opened.names), blindly_scaled_words(opened)
-    words = " ".join(filter(None, (f"{words}{in_words(opened.cautions)}", told, *named)))
-    answer(as_json, value, f"{words}\n{lengths.warning()}".rstrip())
+    summary = f"covariance of {counted(d, 'column')} {lengths.describe()}, shrinkage {shrinkage}."
+    message = f"{out}: {summary}{above_noise}{noise_mark}{mark}"
+    column_remarks = drowned_words(result, opened.names), blindly_scaled_words(opened)
+    message = " ".join(filter(None, (f"{message}{in_words(opened.cautions)}", remark, *column_remarks)))
+    answer(as_json, value, f"{message}\n{lengths.warning()}".rstrip())
 
 
-def _partial(release: Release, found: Covariance) -> tuple[Partial | None, str]:
-    """Return partial correlations of the columns that weigh something, or none, and what there is to say of them."""
+def _partial(release: Release, estimate: Covariance) -> tuple[Partial | None, str]:
+    """Return the partial correlations, or None, and a remark on them."""
     try:
-        made = partial_correlation(release, found.known)
+        partial = partial_correlation(release, estimate.known)
     except (UsageError, DataError) as error:
         return None, f"No partial correlations: {error}"
-    if not made.ridge:
-        return made, ""
-    return made, (
-        f"Partial correlations are those after {made.ridge:.6g} was added to the sum of squares of each column, as not "
-        "every direction among them stands clear of the noise: they lie nearer to 0."
+    if not partial.ridge:
+        return partial, ""
+    return partial, (
+        f"Partial correlations are shrunk towards 0: {partial.ridge:.6g} was added to the sum of squares of each "
+        "column, as some directions are not clear of the noise."
     )
 
 
-def _arrays(found: Covariance, partial: Partial | None, release: Release) -> bytes:
-    ends = {"": found.intervals, "correlation_": found.correlation_intervals}
+def _arrays(estimate: Covariance, partial: Partial | None, release: Release) -> bytes:
+    ends = {"": estimate.intervals, "correlation_": estimate.correlation_intervals}
     if partial is not None:
-        ends["partial_correlation_"] = spread_out(partial.intervals, found.known, len(found.matrix))
+        ends["partial_correlation_"] = spread_out(partial.intervals, estimate.known, len(estimate.matrix))
     arrays: dict[str, Any] = {}
-    for what, pairs in ends.items():
+    for prefix, pairs in ends.items():
         if pairs is not None:
-            arrays |= {f"{what}low": pairs[..., 0], f"{what}high": pairs[..., 1]}
+            arrays |= {f"{prefix}low": pairs[..., 0], f"{prefix}high": pairs[..., 1]}
     if partial is not None:
-        arrays["partial_correlation"] = spread_out(partial.matrix, found.known, len(found.matrix))
+        arrays["partial_correlation"] = spread_out(partial.matrix, estimate.known, len(estimate.matrix))
         arrays["partial_ridge"] = np.array(partial.ridge)
     arrays |= {
-        "covariance": found.matrix,
-        "correlation": found.correlation,
-        "location": found.location,
+        "covariance": estimate.matrix,
+        "correlation": estimate.correlation,
+        "location": estimate.location,
         "names": np.array(release.names, dtype=np.str_),
-        "drowned": np.array([release.names[i] for i in found.drowned], dtype=np.str_),
-        **{what: np.array(names, dtype=np.str_) for what, names in blindly_scaled_json(release).items()},
+        "drowned": np.array([release.names[i] for i in estimate.drowned], dtype=np.str_),
+        **{prefix: np.array(names, dtype=np.str_) for prefix, names in blindly_scaled_json(release).items()},
         "status": np.array(release.status),
         "release_id": np.array(release.release_id),
     }
-    written = io.BytesIO()
-    np.savez(written, **arrays)
-    return written.getvalue()
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
 
 
 Matrix = npt.NDArray[np.float64]
@@ -135,92 +135,96 @@ _ROW_KINDS = (".csv", ".parquet", ".npy", ".zarr")
 
 
 @click.command("synthesise")
-@click.argument("release", type=PLACE)
-@click.argument("out", type=PLACE)
-@click.option("--rows", "count", required=True, type=click.IntRange(min=1), metavar="N", help="How many to draw.")
+@click.argument("release", type=STORE)
+@click.argument("out", type=STORE)
+@click.option("--rows", "count", required=True, type=click.IntRange(min=1), metavar="N", help="Number of rows to draw.")
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="Of the generator, to draw the same rows again; never from private data [default: the operating system's].",
+    help="Seed, to draw the same rows again; never from private data [default: from the operating system].",
 )
 @json_option
 def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, as_json: bool) -> None:
-    """Write OUT, rows drawn from a normal law with the mean and the shrunk covariance of RELEASE. Free.
+    """Write OUT, rows drawn from a normal distribution with the mean and shrunk covariance of RELEASE. Free.
 
-    OUT ends in .csv, .parquet, .npy or .zarr. Its columns are those of the release, in units of the source: of a
-    category one for each of its values. All hold real numbers, and nothing but means, variances and correlations of
-    the rows. Columns that weigh nothing in the release are left out. A file that is there is replaced, a .zarr is not.
+    OUT ends in .csv, .parquet, .npy or .zarr. Its columns are those of the release, as real numbers in units of the
+    source; a category has one column per value. Synthetic rows reproduce only means, variances and correlations.
+    Columns without weight in the release are omitted. An existing file is replaced, an existing .zarr is not.
     """
-    place = store_at(out)
-    name = str(place).rpartition("/")[2]
+    store = store_at(out)
+    name = str(store).rpartition("/")[2]
     kind = kind_of(out, _ROW_KINDS)
     if kind == ".zarr":
-        place.require_new("table")
+        store.require_new("table")
     opened = open_release(release)
-    found = synthetic(opened, source_units(opened))
-    rows = found.draw(count, np.random.default_rng(seed))
+    model = synthetic(opened, source_units(opened))
+    rows = model.draw(count, np.random.default_rng(seed))
     private = not opened.private_as_claimed
     if kind == ".zarr":
-        _write_zarr(place, rows, found, opened)
+        _write_zarr(store, rows, model, opened)
     else:
-        content = _file(kind, rows, found, opened)
-        place.parent.replace(name, content, "table", private=private)
+        content = _file(kind, rows, model, opened)
+        store.parent.replace(name, content, "table", private=private)
     lengths = clipped_rows(opened)
     value = {
         "table": str(out),
         "status": opened.status,
         "rows": count,
-        "columns": list(found.names),
+        "columns": list(model.names),
         "seed": seed,
-        "covariance_error": found.distance,
+        "covariance_error": model.distance,
         "cautions": list(opened.cautions),
         **blindly_scaled_json(opened),
         "shortened": lengths.to_json(),
     }
     mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
-    rows_words = f"{counted(count, 'synthetic row')} of {counted(len(found.names), 'column')}"
-    words = f"{out}: {rows_words}, by the moment {lengths.describe()}.{mark}"
-    words += in_words(opened.cautions)
-    parts = (about(found, opened), found.drowned, blindly_scaled_words(opened), lengths.warning())
-    answer(as_json, value, "\n".join((words, wrapped(" ".join(filter(None, parts))))))
+    shape = f"{counted(count, 'synthetic row')} of {counted(len(model.names), 'column')}"
+    message = f"{out}: {shape}, by the moment {lengths.describe()}.{mark}"
+    message += in_words(opened.cautions)
+    parts = (about_rows(model, opened), model.drowned, blindly_scaled_words(opened), lengths.warning())
+    answer(as_json, value, "\n".join((message, wrapped(" ".join(filter(None, parts))))))
 
 
-def about(found: Synthetic, release: Release) -> str:
-    """Say what synthetic rows have of the rows, and how far that is off."""
-    said = "They have means, variances and correlations of the rows, and nothing else of them."
-    if found.distance is not None:
-        said += (
-            f" The covariance that they are drawn from is about {100 * found.distance:.2g} % off by the noise "
-            "(Frobenius norm, units of the clip norm); their own sampling error comes on top."
+def about_rows(model: Synthetic, release: Release) -> str:
+    """Describe what synthetic rows share with the rows, and the error."""
+    message = "They reproduce means, variances and correlations of the rows, and nothing else."
+    if model.distance is not None:
+        message += (
+            f" The noise puts their covariance about {100 * model.distance:.2g} % off (Frobenius norm, units of the "
+            "clip norm); their sampling error comes on top."
         )
     kinds = set() if release.schema is None else {column.kind for column in release.schema.columns}
     if kinds & {"category", "boolean"}:
-        said += " Columns of categories and booleans hold numbers about the share of their ones, not 0 and 1."
-    return said
+        message += " Columns of categories and booleans contain real numbers around the share of ones, not 0 and 1."
+    return message
 
 
-def _file(kind: str, rows: Matrix, found: Synthetic, release: Release) -> bytes:
+def _file(kind: str, rows: Matrix, model: Synthetic, release: Release) -> bytes:
     if kind == ".parquet":
-        return parquet_of(dict(zip(found.names, rows.T, strict=True)), release)
-    written = io.BytesIO()
+        return parquet_of(dict(zip(model.names, rows.T, strict=True)), release)
+    buffer = io.BytesIO()
     if kind == ".npy":
-        np.save(written, rows)
+        np.save(buffer, rows)
     else:
-        written.write(csv_of(found.names, ()))
-        np.savetxt(written, rows, delimiter=",", fmt="%.17g")
-    return written.getvalue()
+        buffer.write(csv_of(model.names, ()))
+        np.savetxt(buffer, rows, delimiter=",", fmt="%.17g")
+    return buffer.getvalue()
 
 
-def _write_zarr(place: Store, rows: Matrix, found: Synthetic, release: Release) -> None:
+def _write_zarr(store: Store, rows: Matrix, model: Synthetic, release: Release) -> None:
     import zarr  # noqa: PLC0415
     from zarr.core.buffer import Buffer  # noqa: PLC0415
     from zarr.storage import MemoryStore  # noqa: PLC0415
 
     objects: dict[str, Buffer] = {}
-    told: dict[str, Any] = {"columns": list(found.names), "status": release.status, "release_id": release.release_id}
+    attributes: dict[str, Any] = {
+        "columns": list(model.names),
+        "status": release.status,
+        "release_id": release.release_id,
+    }
     high = max(1, min(len(rows), (16 << 20) // rows[:1].nbytes))
     array = zarr.create_array(
-        MemoryStore(objects), shape=rows.shape, chunks=(high, rows.shape[1]), attributes=told, zarr_format=3,
+        MemoryStore(objects), shape=rows.shape, chunks=(high, rows.shape[1]), attributes=attributes, zarr_format=3,
         **array_options(rows.dtype),
     )  # fmt: skip
     array[...] = rows
@@ -228,41 +232,43 @@ def _write_zarr(place: Store, rows: Matrix, found: Synthetic, release: Release) 
     def identity() -> str:
         return digest_of_objects(objects)
 
-    with place.staged("table", private=not release.private_as_claimed, identity=identity, keys=objects.keys) as aside:
+    with store.staged("table", private=not release.private_as_claimed, identity=identity, keys=objects.keys) as staging:
         for key, content in objects.items():
-            aside.put(key, content.to_bytes())
+            staging.put(key, content.to_bytes())
 
 
 @click.command()
-@click.argument("release", type=PLACE)
+@click.argument("release", type=STORE)
 @click.option(
-    "--target", required=True, help="Column to explain, or several, comma-separated; a category is all of its own."
+    "--target",
+    required=True,
+    help="Comma-separated columns to explain; a category means all of its columns.",
 )
 @click.option("--on", help="Comma-separated columns to explain it by [default: all others].")
 @click.option(
     "--ridge",
     default="auto",
     metavar="auto|L",
-    help="Added to the sum of squares of each column; auto: 0 where all directions are clear of the noise, else its "
-    "edge [default: auto].",
+    help="Added to the sum of squares of each column; auto: 0 if all directions are clear of the noise, else the "
+    "noise edge [default: auto].",
 )
 @click.option(
     "--components",
     metavar="K|auto",
-    help="Regress on K principal components of these columns instead of a ridge; auto: those clear of the noise.",
+    help="Regress on K principal components instead of using a ridge; auto: those clear of the noise.",
 )
 @click.option(
-    "--table", "out", type=PLACE, help="Write all coefficients with their ends to this .csv or .parquet file too."
+    "--table", "out", type=STORE, help="Also write all coefficients with their intervals to this .csv or .parquet file."
 )
 @json_option
 def regress(
     release: AnyStore, target: str, on: str | None, ridge: str, components: str | None, out: AnyStore | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Explain a column of RELEASE by others: coefficients in the units of the source, with intervals. Free.
+    """Regress a column of RELEASE on others: coefficients in units of the source, with intervals. Free.
 
-    It is a ridge regression of the rows as they were shortened to the clip norm, or a principal component regression. A
-    category of a schema stands for the columns of its categories.
+    It is a ridge regression, or a principal component regression, of the rows clipped to the clip norm. A category of a
+    schema means the columns of its values.
     """
     if out is not None:
         kind_of(out, KINDS)
@@ -270,12 +276,12 @@ def regress(
     targets = places_of(opened, columns_from(target), "target")
     chosen = beside(opened, targets) if on is None else places_of(opened, columns_from(on), "on")
     number = None if components is None else count_of(components)
-    among = components if number is None else number
-    found = regressions(opened, targets, chosen, ridge_of(ridge), source_units(opened), components=among)
+    component_count = components if number is None else number
+    fits = regressions(opened, targets, chosen, ridge_of(ridge), source_units(opened), components=component_count)
     if out is not None:
-        write_table(out, _columns_of(found), opened, "table of coefficients")
+        write_table(out, _columns_of(fits), opened, "table of coefficients")
     lengths, blindly = clipped_rows(opened), blindly_scaled_words(opened)
-    each = [one.to_json() for one in found]
+    tables_json = [fit.to_json() for fit in fits]
     value = {
         "release": str(release),
         "status": opened.status,
@@ -283,29 +289,29 @@ def regress(
         "unit": None if opened.unit is None else opened.unit.to_json(),
         **blindly_scaled_json(opened),
         "shortened": lengths.to_json(),
-        **(each[0] if len(each) == 1 else {"regressions": each}),
+        **(tables_json[0] if len(tables_json) == 1 else {"regressions": tables_json}),
     }
     mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
-    tables = "\n\n".join(regression(each, opened) for each in found)
-    about = " ".join(filter(None, (about_intervals(opened, found[0]), blindly)))
+    tables = "\n\n".join(regression(tables_json, opened) for tables_json in fits)
+    remarks = " ".join(filter(None, (about_intervals(opened, fits[0]), blindly)))
     if on is None and opened.blindly_scaled[1]:
-        about += " They are left out here."
+        remarks += " They are omitted here."
     first = f"{wrapped(warning)}\n" if (warning := lengths.warning()) else ""
-    answer(as_json, value, f"{mark}{first}{tables}\n{wrapped((about + in_words(opened.cautions)).rstrip())}")
+    answer(as_json, value, f"{mark}{first}{tables}\n{wrapped((remarks + in_words(opened.cautions)).rstrip())}")
 
 
-def _columns_of(found: Sequence[Regression]) -> dict[str, list[object]]:
-    """Return all estimates as a table: a row for the intercept of each target, and one for each coefficient."""
+def _columns_of(fits: Sequence[Regression]) -> dict[str, list[object]]:
+    """Return all estimates as a table: one row per intercept and coefficient."""
     rows = [
-        {"target": each.target, "name": name, **estimate.to_json()}
-        for each in found
-        for name, estimate in (("(intercept)", each.intercept), *zip(each.names, each.coefficients, strict=True))
+        {"target": fit.target, "name": name, **estimate.to_json()}
+        for fit in fits
+        for name, estimate in (("(intercept)", fit.intercept), *zip(fit.names, fit.coefficients, strict=True))
     ]
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def ridge_of(text: str) -> float | None:
-    """Return a ridge as typed; None for auto."""
+    """Parse a ridge; None for auto."""
     if text == "auto":
         return None
     try:

@@ -1,4 +1,4 @@
-"""The steps that follow a release: pca and project."""
+"""The commands pca and project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from dpdist._util.text import counted, wrapped
 from dpdist.answers.captured import WIDE, captured
-from dpdist.cli.options import LOCAL, PLACE, cluster_options, grouped, json_option, options, share_of
+from dpdist.cli.options import LOCAL, STORE, cluster_options, grouped, json_option, options, share_of
 from dpdist.cli.output import answer
 from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.errors import UsageError
@@ -26,88 +26,95 @@ from dpdist.storage.store import AnyStore
 
 
 @grouped()
-@click.argument("release", type=PLACE)
-@click.argument("model", type=PLACE)
-@options(ComponentsOptions, "asked")
+@click.argument("release", type=STORE)
+@click.argument("model", type=STORE)
+@options(ComponentsOptions, "components_options")
 @click.option(
     "--drop-first",
     is_flag=True,
-    help="With --correlation: leave out the first column of each categorical variable, which the others determine.",
+    help="With --correlation: omit the first column of each categorical variable, which the others determine.",
 )
-@click.option("--plot", type=LOCAL, help="Draw the eigenvalues, and what noise alone stays below, to this picture.")
+@click.option("--plot", type=LOCAL, help="Draw the eigenvalues and the noise edge to this image file.")
 @click.option(
-    "--table", "out", type=PLACE, help="Write all loadings with their ends to this .csv or .parquet file too."
+    "--table", "out", type=STORE, help="Also write all loadings with their intervals to this .csv or .parquet file."
 )
 @cluster_options
 @json_option
 def pca(
-    release: AnyStore, model: AnyStore, asked: ComponentsOptions, drop_first: bool, plot: Path | None,
+    release: AnyStore, model: AnyStore, components_options: ComponentsOptions, drop_first: bool, plot: Path | None,
     out: AnyStore | None, cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write MODEL, the top principal components of RELEASE, and say how far each one is signal. Free.
+    """Write MODEL, the top principal components of RELEASE, and print how far each is above the noise. Free.
 
-    A release of thousands of columns is multiplied from the disk, on the cluster if --scheduler or --workers is given.
-    As many components of the same release that stand there already are left alone; nothing else is replaced.
+    A release of thousands of columns is read from disk, on the cluster if --scheduler or --workers is given. An
+    existing MODEL of the same release and number of components is left as it is; any other is refused.
     """
-    correlation = asked.correlation
+    correlation = components_options.correlation
     if correlation and plot is not None:
-        raise UsageError("--plot shows eigenvalues over the noise of the second moment: leave it or --correlation out.")
+        raise UsageError("--plot draws eigenvalues of the second moment only. Omit --plot or --correlation.")
     if out is not None:
         kind_of(out, KINDS)
     fitted, opened, fresh = fit_components(
-        release, model, share_of(asked.components), correlation=correlation, drop_first=drop_first, cluster=cluster
+        release,
+        model,
+        share_of(components_options.components),
+        correlation=correlation,
+        drop_first=drop_first,
+        cluster=cluster,
     )
-    found = fitted.components
-    standardised = correlation_of(opened, len(found.components), drop_first=drop_first) if correlation else None
-    told = standardised.alignment if standardised else alignment(opened, found)
-    ends = None if told is None else told.loadings
-    held = None if correlation or told is None or len(opened.names) > WIDE else captured(opened, found)
+    components = fitted.components
+    standardised = correlation_of(opened, len(components.components), drop_first=drop_first) if correlation else None
+    noise_alignment = standardised.alignment if standardised else alignment(opened, components)
+    ends = None if noise_alignment is None else noise_alignment.loadings
+    share = None if correlation or noise_alignment is None or len(opened.names) > WIDE else captured(opened, components)
     lengths = clipped_rows(opened)
     if plot is not None:
-        draw_scree(require_alignment(opened, found), plot)
+        draw_scree(require_alignment(opened, components), plot)
     if out is not None:
-        write_table(out, loadings_table(found, ends, opened.names), opened, "table of loadings")
+        write_table(out, loadings_table(components, ends, opened.names), opened, "table of loadings")
     value = {
         "model": str(model),
         "fresh": fresh,
-        "components": len(found.components),
+        "components": len(components.components),
         "status": opened.status,
-        "eigenvalues": None if found.eigenvalues is None else found.eigenvalues.tolist(),
-        "eigenvalues_per_row": found.per_row,
+        "eigenvalues": None if components.eigenvalues is None else components.eigenvalues.tolist(),
+        "eigenvalues_per_row": components.per_row,
         "cautions": list(opened.cautions),
         "shortened": lengths.to_json(),
-        **({} if told is None else told.to_json()),
-        **({} if held is None else held.to_json()),
+        **({} if noise_alignment is None else noise_alignment.to_json()),
+        **({} if share is None else share.to_json()),
         **({} if standardised is None else standardised.to_json()),
-        **loadings_json(found.components, ends, opened.names),
+        **loadings_json(components.components, ends, opened.names),
         **blindly_scaled_json(opened),
     }
-    largest = "" if found.eigenvalues is None else f", largest eigenvalue {found.eigenvalues[0]:.6g}"
+    largest = "" if components.eigenvalues is None else f", largest eigenvalue {components.eigenvalues[0]:.6g}"
     warning = in_words(opened.cautions)
     if opened.status != "private":
         warning = f" {opened.status.upper()}: do not publish it."
-    before = "" if fresh else ", written before and left alone"
-    words = f"{model}: {counted(len(found.components), 'component')} {lengths.describe()}{largest}{before}.{warning}"
-    table = "" if told is None else f"\n{text.alignment(told)}"
-    if told is not None and (largest := text.loadings(found.components, told, opened.names)):
+    before = "" if fresh else ", unchanged"
+    message = (
+        f"{model}: {counted(len(components.components), 'component')} {lengths.describe()}{largest}{before}.{warning}"
+    )
+    table = "" if noise_alignment is None else f"\n{text.alignment(noise_alignment)}"
+    if noise_alignment is not None and (largest := text.loadings(components.components, noise_alignment, opened.names)):
         table += f"\n{largest}"
-    table += "" if held is None else f"\n{wrapped(held.describe())}"
+    table += "" if share is None else f"\n{wrapped(share.describe())}"
     if standardised is not None:
         table = f"\n{text.standardised(standardised, opened.names)}"
     table += f"\n{blindly}" if (blindly := blindly_scaled_words(opened)) else ""
-    answer(as_json, value, f"{wrapped(words)}{table}\n{wrapped(lengths.warning())}".rstrip())
+    answer(as_json, value, f"{wrapped(message)}{table}\n{wrapped(lengths.warning())}".rstrip())
 
 
 @grouped()
-@click.argument("rows", type=PLACE)
-@click.argument("model", type=PLACE)
-@click.argument("scores", type=PLACE)
+@click.argument("rows", type=STORE)
+@click.argument("model", type=STORE)
+@click.argument("scores", type=STORE)
 @cluster_options
 @json_option
 def project(rows: AnyStore, model: AnyStore, scores: AnyStore, cluster: Cluster, as_json: bool) -> None:
     """Write SCORES, the rows projected on MODEL's components. Scores are as private as the rows.
 
-    Run again, it leaves them alone; what was made from other rows or another model is not replaced.
+    Existing SCORES of the same rows and model are left as they are; any others are refused.
     """
     count, fresh = project_rows(rows, model, scores, cluster=cluster)
     value = {"scores": str(scores), "fresh": fresh, "n": count, "private": True}

@@ -1,4 +1,4 @@
-"""The commands that look at what there is: inspect says what a path holds, report makes a page of a release."""
+"""The commands inspect and report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import click
 
-from dpdist.cli.options import LEDGER, PLACE, count_of, json_option, ledger_option
+from dpdist.cli.options import LEDGER, STORE, count_of, json_option, ledger_option
 from dpdist.cli.output import BARS, answer, show
 from dpdist.errors import DataError, UsageError
 from dpdist.ledger.address import LedgerAddress
@@ -19,26 +19,23 @@ from dpdist.storage.store import AnyStore, store_at
 
 
 @click.command()
-@click.argument("path", type=PLACE, metavar="ROWS")
+@click.argument("path", type=STORE, metavar="ROWS")
 @ledger_option
-@click.option("--verify", is_flag=True, help="Read every chunk and check it against its checksum, and its seal.")
-@click.option("--clean", is_flag=True, help="Remove what commands that were killed left here a day ago or longer.")
+@click.option("--verify", is_flag=True, help="Read every chunk and check it against its checksum and seal.")
+@click.option("--clean", is_flag=True, help="Remove files that killed commands left here more than a day ago.")
 @json_option
 def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: bool, as_json: bool) -> None:
     """Describe ROWS and their budget, or a release, a model or scores.
 
-    No value and no statistic of a row is printed. Exit code 4 if something is damaged. With --json, a release has its
-    privacy card under the key card: what is promised and on which grounds; with --ledger also what was charged. With
-    --clean, list what was removed of attempts at this place that no process holds and nothing names; what stands there
-    is not touched.
+    Prints no values or statistics of rows. Exit code 4 if something is damaged. With --json, the key card of a release
+    is its privacy card: the guarantee and its grounds, and with --ledger the charge. With --clean, remove and list the
+    remains of unfinished attempts that no process uses; nothing else is touched.
     """
     if clean:
         if verify:
-            raise UsageError("--clean removes leftovers, and --verify reads what is there: give one of them.")
+            raise UsageError("--clean and --verify cannot be combined. Run one after the other.")
         removed = store_at(path).clean()
-        show(
-            json.dumps({"removed": removed}) if as_json else "\n".join(removed or ["Nothing was left here to remove."])
-        )
+        show(json.dumps({"removed": removed}) if as_json else "\n".join(removed or ["There is nothing to remove."]))
         return
     facts = inspect_path(path, ledger=ledger, verify=verify, progress=BARS)
     if not as_json:
@@ -54,27 +51,27 @@ def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: b
 
 
 @click.command("report")
-@click.argument("release", type=PLACE)
-@click.argument("out", type=PLACE)
-@click.option("--components", default="auto", metavar="K|auto", help="How many to show [default: auto].")
+@click.argument("release", type=STORE)
+@click.argument("out", type=STORE)
+@click.option("--components", default="auto", metavar="K|auto", help="Number of components to show [default: auto].")
 @click.option("--image", metavar="HxW", help="Draw components as images of this shape, such as 28x28.")
-@click.option("--ledger", type=LEDGER, help="The ledger that was charged, to show what is left of the budget.")
-@click.option("--target", help="Columns to explain by others, comma-separated; as of regress.")
+@click.option("--ledger", type=LEDGER, help="The ledger that was charged, to show the remaining budget.")
+@click.option("--target", help="Comma-separated columns to explain by others, as for regress.")
 @click.option("--on", help="Comma-separated columns to explain them by [default: all others].")
 @json_option
 def report_command(
     release: AnyStore, out: AnyStore, components: str, image: str | None, ledger: LedgerAddress | None,
     target: str | None, on: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write OUT, one HTML page about RELEASE for people: guarantee, components, noise and budget. Free.
+    """Write OUT, an HTML report on RELEASE: guarantee, components, noise and budget. Free.
 
-    It loads nothing from anywhere and runs nothing. It is readable on a phone, in the dark and on paper. What is
-    promised and on which grounds, for programs, is the card that inspect --json prints.
+    The page contains no scripts and loads nothing. It is readable on a phone, in dark mode and on paper. For programs,
+    inspect --json prints the guarantee and its grounds.
     """
     from dpdist.report import html  # noqa: PLC0415 - scipy.special and templates, only needed here
 
     if str(store_at(out)).endswith(".json"):
-        raise UsageError(f"A report is a page of HTML. The privacy card is printed by: dpdist inspect {release} --json")
+        raise UsageError(f"A report is an HTML page. To print the privacy card, run: dpdist inspect {release} --json")
     opened = open_release(release)
     html.write(
         opened,
@@ -86,5 +83,5 @@ def report_command(
         on=None if on is None else columns_from(on),
     )
     mark = "" if opened.private_as_claimed else f" {opened.status.upper()}: do not publish it."
-    words = f"{out}: open it in a browser. It loads nothing from anywhere.{mark}"
-    answer(as_json, {"report": str(out), "status": opened.status}, words)
+    message = f"{out}: open it in a browser. It loads nothing from the network.{mark}"
+    answer(as_json, {"report": str(out), "status": opened.status}, message)

@@ -1,7 +1,7 @@
-"""Commands that run many steps: a job of a file, how it stands, the demonstration.
+"""The commands run, status and demo.
 
-The demonstration's data are scikit-learn's 1797 handwritten digits of 8 x 8 pixels, which are public: only therefore
-may it compare with the exact answer.
+The demonstration uses scikit-learn's 1797 handwritten digits of 8 x 8 pixels. They are public, so it may compare with
+the exact answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dpdist.runtime.cluster import Cluster
 from dpdist.storage.atomic import make_public_folder, replace_file
 
 _CLIP = 64.0
-"""Public: a pixel is 0..16 by construction, and a quarter of the 64 pixels at full ink has this norm."""
+"""Public: pixels are 0..16 by construction, and an image with a quarter of its 64 pixels at 16 has this norm."""
 _COMPONENTS = 5
 _LOSS = PrivacyLoss.parse("1", "1e-6")
 _BUDGET = PrivacyLoss.parse("2", "1e-5")
@@ -45,59 +45,59 @@ _BAR = 40
 @grouped()
 @click.argument("job", type=LOCAL)
 @options(
-    ClusterOptions, "where", without={"workers", "trusted"},
-    changed={"scheduler": {"help": "Address of a Dask scheduler, instead of what JOB.toml names."}},
+    ClusterOptions, "cluster_settings", without={"workers", "trusted"},
+    changed={"scheduler": {"help": "Address of a Dask scheduler, instead of the one in JOB.toml."}},
 )  # fmt: skip
 @click.option(
     "--continual",
     type=int,
-    help="With periods: how many the noise of the total is planned for. It grows with their logarithm.",
+    help="With periods: how many to plan for. The noise of their total grows with the logarithm.",
 )
-@click.option("--dry-run", is_flag=True, help="Tell what would be released and spent, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be released and spent, and stop.")
 @json_option
 @naming(JOB_FILE)
-def run(job: Path, where: ClusterOptions, continual: int | None, dry_run: bool, as_json: bool) -> None:
-    """Run a whole job from JOB.toml. Running it again publishes nothing new."""
-    read = job_file.read_job(
+def run(job: Path, cluster_settings: ClusterOptions, continual: int | None, dry_run: bool, as_json: bool) -> None:
+    """Run all steps of JOB.toml. Running it again publishes nothing new."""
+    parsed = job_file.read_job(
         job,
-        scheduler=where.scheduler,
-        certificates=certificates_of(where),
-        insecure=where.insecure,
+        scheduler=cluster_settings.scheduler,
+        certificates=certificates_of(cluster_settings),
+        insecure=cluster_settings.insecure,
         continual=continual,
     )
     if dry_run:
-        preview = job_status.preview(read)
+        preview = job_status.preview(parsed)
         answer(as_json, preview.to_json(), status_report.preview_words(preview))
         return
-    outcome = job_runs.run(read, say=say, progress=BARS)
+    outcome = job_runs.run(parsed, say=say, progress=BARS)
     if as_json:
         click.echo(json.dumps(outcome.to_json()))
 
 
 @click.command()
 @click.argument("job", type=LOCAL)
-@click.option("--textfile", type=LOCAL, help="Also write it for node_exporter's textfile collector (Prometheus).")
+@click.option("--textfile", type=LOCAL, help="Also write metrics for node_exporter's textfile collector (Prometheus).")
 @json_option
 @naming(JOB_FILE)
 def status(job: Path, textfile: Path | None, as_json: bool) -> None:
-    """Show where a job stands: its budget, its releases, what is unfinished, and which periods wait."""
-    found = job_status.status_of(job_file.read_job(job))
+    """Show the state of a job: budget, releases, unfinished work and waiting periods."""
+    current = job_status.status_of(job_file.read_job(job))
     if textfile is not None:
-        replace_file(textfile, status_report.textfile(found).encode(), "metrics")
+        replace_file(textfile, status_report.textfile(current).encode(), "metrics")
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        click.echo(json.dumps(current.to_json()))
     else:
-        show(status_report.status_words(found))
-    if found.refused is not None:
-        raise RefusedError(found.refused)
+        show(status_report.status_words(current))
+    if current.refused is not None:
+        raise RefusedError(current.refused)
 
 
 @grouped("demo")
 @click.argument("directory", type=LOCAL, default=Path("dpdist-demo"))
 @cluster_options
 def demo_command(directory: Path, cluster: Cluster) -> None:
-    """Do everything on a bundled real data set (1797 handwritten digits), on this machine."""
-    from sklearn.datasets import load_digits  # noqa: PLC0415 - it doubles the start-up, for its data set only
+    """Run all steps on a bundled data set (1797 handwritten digits) on this machine."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - it doubles the start-up time
 
     make_public_folder(directory)
     rows, released = directory / "rows.zarr", directory / "release.zarr"
@@ -115,12 +115,12 @@ def demo_command(directory: Path, cluster: Cluster) -> None:
     _step(2, "Release: one private second moment, charged once", f"dpdist release {rows} {released}")
     request = ReleaseRequest(mechanism="gaussian", loss=_LOSS, clip_norm=_CLIP)
     outcome = release.release_rows(rows, released, request, cluster=cluster)
-    how = "computed now" if outcome.fresh else "published before: the same bytes, nothing spent"
-    click.echo(f"   {outcome.release.mechanism}, {_LOSS} under {outcome.release.neighbours} ({how})")
+    origin = "computed now" if outcome.fresh else "published before: same bytes, nothing spent"
+    click.echo(f"   {outcome.release.mechanism}, {_LOSS} under {outcome.release.neighbours} ({origin})")
     click.echo(wrapped(str(Ledger(budget.default_ledger(rows)).balance()), "   ", "   "))
 
     _step(3, "Components: free post-processing of the release", f"dpdist pca {released} {model}")
-    found = fit_components(released, model, _COMPONENTS)[0].components
+    components = fit_components(released, model, _COMPONENTS)[0].components
 
     _step(4, "Scores: every row projected, on every worker (private)", f"dpdist project {rows} {model} {scores}")
     project_rows(rows, model, scores, cluster=cluster)
@@ -131,14 +131,14 @@ def demo_command(directory: Path, cluster: Cluster) -> None:
     moment = exact.T @ exact
     best, best_vectors = top_eigenpairs(moment / digits.shape[0], _COMPONENTS)
     click.echo("   eigenvalue per row, private and exact:")
-    values = found.eigenvalues if found.eigenvalues is not None else best  # gaussian releases them
+    values = components.eigenvalues if components.eigenvalues is not None else best  # gaussian releases them
     for i, (private, true) in enumerate(zip(values, best, strict=True), 1):
         bar = "█" * max(1, round(_BAR * private / values[0]))
         click.echo(f"   {i}  {private:9.1f}  {true:9.1f}  {bar}")
-    share = captured_variance(found.components, moment)
-    click.echo(f"   The {_COMPONENTS} private components capture {share:.1%} of what the best {_COMPONENTS} capture.")
+    share = captured_variance(components.components, moment)
+    click.echo(f"   The {_COMPONENTS} private components capture {share:.1%} of the variance of the exact ones.")
     picture = directory / "components.svg"
-    replace_file(picture, figures.side_by_side(found.components, best_vectors, 8).encode(), "picture")
+    replace_file(picture, figures.side_by_side(components.components, best_vectors, 8).encode(), "picture")
     click.echo(f"   {picture} shows them as images, private above exact.")
     click.echo(f"Everything is in {directory}. Run the same command again: nothing more is spent.")
 

@@ -1,4 +1,4 @@
-"""The commands about a budget: ledger create, show, verify, export and adopt."""
+"""The commands ledger create, show, verify, attest, export and adopt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import click
 
 from dpdist._util.text import counted, listed, wrapped
-from dpdist.cli.options import LEDGER, PLACE, json_option, options
+from dpdist.cli.options import LEDGER, STORE, json_option, options
 from dpdist.cli.output import answer, show
 from dpdist.errors import RefusedError
 from dpdist.ledger.address import LedgerAddress
@@ -20,28 +20,28 @@ from dpdist.storage.store import AnyStore
 
 @click.group()
 def ledger() -> None:
-    """Create, show, check, export or mend a budget."""
+    """Create, show, verify, export or repair a ledger."""
 
 
 @ledger.command("create")
 @click.argument("ledger", type=LEDGER)
-@click.option("--rows", required=True, type=PLACE, help="The rows whose budget it is.")
-@options(BudgetOptions, "asked")
+@click.option("--rows", required=True, type=STORE, help="The rows that the budget protects.")
+@options(BudgetOptions, "budget_options")
 @json_option
-def ledger_create(ledger: LedgerAddress, rows: AnyStore, asked: BudgetOptions, as_json: bool) -> None:
-    """Declare a budget for ROWS in LEDGER, a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
-    budget, fresh = asked.budget, not Ledger.stands_at(ledger)
-    made = create_ledger(ledger, rows, budget)
-    before = "" if fresh else ", created before for these rows and left alone"
-    value = {"ledger": str(ledger), "fresh": fresh, **made.budget.to_json()}
-    answer(as_json, value, f"{ledger}: budget {made.budget}{before}.")
+def ledger_create(ledger: LedgerAddress, rows: AnyStore, budget_options: BudgetOptions, as_json: bool) -> None:
+    """Declare a budget. LEDGER is a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
+    budget, fresh = budget_options.budget, not Ledger.stands_at(ledger)
+    created = create_ledger(ledger, rows, budget)
+    before = "" if fresh else ", unchanged"
+    value = {"ledger": str(ledger), "fresh": fresh, **created.budget.to_json()}
+    answer(as_json, value, f"{ledger}: budget {created.budget}{before}.")
 
 
 @ledger.command("show")
 @click.argument("ledger", type=LEDGER)
 @json_option
 def ledger_show(ledger: LedgerAddress, as_json: bool) -> None:
-    """Show budget, balance and releases."""
+    """Show the budget, the balance and all releases."""
     opened = Ledger(ledger)
     balance, missing = opened.balance(), opened.missing()
     if as_json:
@@ -50,19 +50,19 @@ def ledger_show(ledger: LedgerAddress, as_json: bool) -> None:
     refused = _refused(opened)
     if refused is not None:
         behind = missing or opened.exhausted_elsewhere
-        _told("", f"{'BEHIND ITS WITNESS' if behind else 'NOTHING NEW CAN BE RELEASED'}: {refused}")
-    _told("budget", str(balance.budget))
-    _told("balance", balance.so_far)
-    _told("", balance.rest)
-    _told("guarantee", balance.promise)
+        _show_line("", f"{'BEHIND ITS WITNESS' if behind else 'NOTHING NEW CAN BE RELEASED'}: {refused}")
+    _show_line("budget", str(balance.budget))
+    _show_line("balance", balance.so_far)
+    _show_line("", balance.rest)
+    _show_line("guarantee", balance.promise)
     for record in opened.records:
-        what = f"{record.parameters['mechanism']}, {record.guarantee.loss}, {record.guarantee.neighbours}"
+        request = f"{record.parameters['mechanism']}, {record.guarantee.loss}, {record.guarantee.neighbours}"
         part = f"; {len(record.stages)} of {record.draws} draws committed" if record.state is State.STAGED else ""
-        _told(record.state, f"{record.release_id}  {what}{part}")
+        _show_line(record.state, f"{record.release_id}  {request}{part}")
 
 
 def _refused(opened: Ledger) -> str | None:
-    """Return why every new charge would be refused; None where it would not."""
+    """Return why every new charge would be refused, or None."""
     try:
         opened.require_current()
     except RefusedError as error:
@@ -70,32 +70,34 @@ def _refused(opened: Ledger) -> str | None:
     return None
 
 
-def _told(label: str, text: str) -> None:
+def _show_line(label: str, text: str) -> None:
     show(wrapped(text, f"{label:<10} ", " " * 11))
 
 
 @ledger.command("verify")
 @click.argument("ledger", type=LEDGER)
-@click.option("--release", "releases", type=PLACE, multiple=True, help="A release it must know of; repeatable.")
+@click.option(
+    "--release", "releases", type=STORE, multiple=True, help="A release that LEDGER must contain; repeatable."
+)
 @json_option
 def ledger_verify(ledger: LedgerAddress, releases: tuple[AnyStore, ...], as_json: bool) -> None:
-    """Check the journal's chain, the balance, the committed releases, and that no published RELEASE was forgotten."""
+    """Verify journal, balance and committed releases. With --release, check that the ledger contains it."""
     opened = verify_ledger(ledger, releases)
-    count, promise = len(opened.records), opened.balance().promise
-    value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": count, "guarantee": promise}
-    words = f"{ledger}: intact, {counted(count, 'release')}, head {opened.head}. Guarantee: {promise}."
-    answer(as_json, value, words)
+    count, guarantee = len(opened.records), opened.balance().promise
+    value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": count, "guarantee": guarantee}
+    message = f"{ledger}: intact, {counted(count, 'release')}, head {opened.head}. Guarantee: {guarantee}."
+    answer(as_json, value, message)
 
 
 @ledger.command("attest")
 @click.argument("ledger", type=LEDGER)
-@click.option("--fixed-beforehand", is_flag=True, required=True, help="Say so; the journal keeps the statement.")
+@click.option("--fixed-beforehand", is_flag=True, required=True, help="Required; the journal records the statement.")
 @json_option
 def ledger_attest(ledger: LedgerAddress, fixed_beforehand: bool, as_json: bool) -> None:  # noqa: ARG001 - required
-    """State that every request so far was fixed before the first answer; for a ledger of an older version only.
+    """Attest that all requests were fixed before the first answer. Only for ledgers of an older version.
 
-    Without caps that were fixed beforehand nothing is proved of releases of several kinds together. If no request
-    followed from an answer, the ledger can go on, and `show` and every later release repeat the condition.
+    Such a ledger has no caps, so nothing is proved for its releases of several kinds together. If no request depended
+    on an answer, attest it: the ledger can be used again, and `show` and every later release repeat the condition.
     """
     balance = Ledger(ledger).attest()
     answer(as_json, {"ledger": str(ledger), **balance.to_json()}, f"{ledger}: {balance}.")
@@ -112,19 +114,21 @@ def ledger_export(ledger: LedgerAddress) -> None:
 @click.argument("ledger", type=LEDGER)
 @json_option
 def ledger_adopt(ledger: LedgerAddress, as_json: bool) -> None:
-    """Charge what copies of LEDGER have released, after it was copied or restored from a backup.
+    """Charge LEDGER for releases of its copies. Use it after LEDGER was copied or restored from a backup.
 
-    What was released elsewhere is never drawn here. If the witness is lost, the whole budget is charged.
+    Noise of those releases is not drawn again. If the witness is lost, the whole budget is charged.
     """
     opened = Ledger(ledger)
     adopted = opened.adopt()
-    words = f"{ledger}: nothing was missing."
+    message = f"{ledger}: nothing is missing."
     if adopted:
-        words = f"{ledger}: charged {counted(len(adopted), 'release')} committed elsewhere: {listed(adopted)}."
+        message = f"{ledger}: charged {counted(len(adopted), 'release')} committed elsewhere: {listed(adopted)}."
     if opened.exhausted:
-        words += " The whole budget is charged: the witness was lost, or a release could have been charged in two ways."
+        message += (
+            " The whole budget is charged: the witness was lost, or a release could have been charged in two ways."
+        )
     value = {"ledger": str(ledger), "adopted": adopted, "exhausted": opened.exhausted, "head": opened.head}
-    answer(as_json, value, words)
+    answer(as_json, value, message)
 
 
 def _ledger_json(opened: Ledger) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The commands that say what a mechanism is worth: mechanisms, forecast and audit. They touch no data, no ledger."""
+"""The commands mechanisms, forecast and audit. They read no data and charge no ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from click.core import ParameterSource
 
 from dpdist._util.text import wrapped
-from dpdist.cli.options import LOCAL, PLACE, bandwidth_of, cluster_options, grouped, json_option, options
+from dpdist.cli.options import LOCAL, STORE, bandwidth_of, cluster_options, grouped, json_option, options
 from dpdist.cli.output import answer
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.registered import open_rows
@@ -44,25 +44,25 @@ from dpdist.storage.store import AnyStore
 @click.option("--all", "every", is_flag=True, help="List every mechanism, not only the recommended ones.")
 @json_option
 def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
-    """List the recommended mechanisms: what each one claims and what is proved. With NAME, describe one.
+    """List the recommended mechanisms with their claimed and proved guarantees. With NAME, describe one.
 
-    --all lists every published mechanism, the recommended ones first. --json prints all of them.
+    --all lists all published mechanisms, the recommended ones first. --json prints all of them.
     """
     statements = [info for info in list_mechanisms() if name in {None, info.name}]
     if as_json:
         click.echo(json.dumps({"mechanisms": [asdict(s) for s in statements]}))
     elif name is None:
-        first = [MECHANISMS[each].info for each in RECOMMENDED]
-        rest = [each for each in statements if each not in first]
-        click.echo(text.comparison(first + rest if every else first, 0 if every else len(rest)))
+        first = [MECHANISMS[recommended].info for recommended in RECOMMENDED]
+        others = [info for info in statements if info not in first]
+        click.echo(text.comparison(first + others if every else first, 0 if every else len(others)))
     else:
         click.echo(text.details(statements[0]))
 
 
 def _private_count(table: RowsTable | PeriodicTable) -> bool:
-    """Say whether releases of a table were charged under add-remove, so that its number of rows is private."""
-    place = absolute(ledger_place(table, None))
-    records = Ledger(place).records if table.ledger_id is not None and Ledger.stands_at(place) else []
+    """Return whether the number of rows is private: a release was charged under add-remove."""
+    address = absolute(ledger_place(table, None))
+    records = Ledger(address).records if table.ledger_id is not None and Ledger.stands_at(address) else []
     return any(record.guarantee.neighbours is Neighbours.ADD_REMOVE for record in records)
 
 
@@ -70,12 +70,12 @@ def _described(
     table: AnyStore | None, columns: int | None, rows: int | None, max_rows: int | None, max_periods: int | None,
     neighbours: str,
 ) -> tuple[int, int, int, int | None]:  # fmt: skip
-    """Return d, n, and the most rows and periods of a privacy unit: what was typed, else what a table declares."""
+    """Return d, n, max_rows and max_periods: as typed, else as declared by the table."""
     if table is not None:
         periods = open_periods(table) if is_periodic(table) else None
         closed = () if periods is None else tuple(Ledger(absolute(ledger_place(periods, None))).periods)
         if periods is not None and not closed:
-            raise UsageError(f"No period of {table} is closed yet: name --d and --n.")
+            raise UsageError(f"No period of {table} is closed yet. Give --d and --n.")
         opened = open_rows(table if periods is None else periods.rows_of(closed[-1]))
         columns = opened.columns if columns is None else columns
         if rows is None and neighbours == Neighbours.REPLACE_ONE and not _private_count(periods or opened):
@@ -86,14 +86,14 @@ def _described(
     if columns is None or rows is None:
         missing = " and ".join(name for name, value in (("--d", columns), ("--n", rows)) if value is None)
         raise UsageError(
-            f"A forecast needs {missing}, a public guess; or ROWS, of which it takes the columns, and the number of "
-            "rows where that is public."
+            f"A forecast needs {missing}, as a public guess, or ROWS: it uses the number of columns, and the number "
+            "of rows if that is public."
         )
     return columns, rows, 1 if max_rows is None else max_rows, max_periods
 
 
 def _refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int) -> str | None:
-    """Say why a release would be refused that chooses what this many rows do not show; else None."""
+    """Return why too few rows would make the release be refused, or None."""
     if "scale" in request.chooses:
         try:
             require_seen(request, ColumnCounting(grids_of_numbers(columns)), rows, max_rows)
@@ -102,133 +102,143 @@ def _refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int) ->
     return choice_refused(request, columns, rows, max_rows)
 
 
-_OF_A_CLUSTER = {
+_CLUSTER_PARAMETERS = {
     "dtype": "dtype", "workers": "workers", "memory-per-worker": "memory", "store-bandwidth": "bandwidth",
 }  # fmt: skip
-"""Options of a forecast that say nothing without --cluster, and their parameters."""
+"""Options of a forecast that need --cluster, and their parameters."""
 
-
-_ASKED = {"neighbours", "mechanism", "centre", "scale", "scale_share", "grid_bits", "rows_at_most", "options"}
+_REQUEST_NAMES = {"neighbours", "mechanism", "centre", "scale", "scale_share", "grid_bits", "rows_at_most", "options"}
 
 
 @grouped("forecast")
-@click.argument("table", type=PLACE, required=False, metavar="[ROWS]")
-@click.option("--d", "columns", type=click.IntRange(1), help="Columns of the table.")
-@click.option("--n", "rows", type=int, help="Rows of the table, or a public guess.")
+@click.argument("table", type=STORE, required=False, metavar="[ROWS]")
+@click.option("--d", "columns", type=click.IntRange(1), help="Number of columns.")
+@click.option("--n", "rows", type=int, help="Number of rows, or a public guess.")
 @options(
-    RequestOptions, "asked", names={"epsilon", "delta", "clip", *_ASKED},
+    RequestOptions, "request_options", names={"epsilon", "delta", "clip", *_REQUEST_NAMES},
     changed={
         "clip": {"default": "1.0", "show_default": True, "required": False, "group": CLIP},
         "centre": {
-            "type": click.Choice(["none", "private"]), "metavar": None, "help": "private: releases the mean as well.",
+            "type": click.Choice(["none", "private"]), "metavar": None, "help": "private: release the mean as well.",
         },
     },
 )  # fmt: skip
-@click.option("--spectrum", help="Public guess of the variances of the components: 4,2,0.5. Never from the data.")
+@click.option("--spectrum", help="Public guess of the components' variances, such as 4,2,0.5. Never from the data.")
 @click.option(
     "--norms",
-    help="Public guess of the rows' norms, equally many of each: 5,10,40. Says what each costs as a clip norm.",
+    help="Public guess of the row norms, equally frequent, such as 5,10,40. Show the cost of each as a clip norm.",
 )
 @click.option(
-    "--max-rows", type=int, help="Rows of a privacy unit at most; where rows come in periods, in each. [default: 1]"
+    "--max-rows",
+    type=int,
+    help="Largest number of rows of a privacy unit, per period if any. [default: 1]",
 )
-@click.option("--max-periods", type=int, help="Periods that a privacy unit has rows in at most; for gaussian.")
-@click.option("--plot", type=LOCAL, help="Draw the quality of each component against the number of rows.")
-@click.option("--cluster", is_flag=True, help="Also print what a cluster needs: tasks, bytes, memory and time.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="As rows are stored.")
+@click.option("--max-periods", type=int, help="Largest number of periods with rows of a privacy unit; for gaussian.")
+@click.option("--plot", type=LOCAL, help="Draw component quality against the number of rows to this image file.")
+@click.option("--cluster", is_flag=True, help="Also forecast tasks, bytes, memory and time on a cluster.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Type of stored rows.")
 @click.option(
-    "--workers", multiple=True, type=int, default=(1,), show_default=True, help="Workers of that cluster; repeatable."
+    "--workers",
+    multiple=True,
+    type=int,
+    default=(1,),
+    show_default=True,
+    help="Workers of that cluster; repeatable.",
 )
-@click.option("--memory-per-worker", "memory", type=float, default=16.0, show_default=True, help="GiB of each process.")
+@click.option("--memory-per-worker", "memory", type=float, default=16.0, show_default=True, help="GiB per process.")
 @click.option(
     "--store-bandwidth", "bandwidth", metavar="BYTES",
-    help="Bytes a second that the store of the rows gives all workers together, such as 10GB [default: no limit].",
+    help="Bytes per second from the store of the rows to all workers together, such as 10GB [default: no limit].",
 )  # fmt: skip
 @json_option
 def forecast_command(
-    table: AnyStore | None, columns: int | None, rows: int | None, asked: RequestOptions, spectrum: str | None,
-    norms: str | None, max_rows: int | None, max_periods: int | None, plot: Path | None, cluster: bool, dtype: str,
-    workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
+    table: AnyStore | None, columns: int | None, rows: int | None, request_options: RequestOptions,
+    spectrum: str | None, norms: str | None, max_rows: int | None, max_periods: int | None, plot: Path | None,
+    cluster: bool, dtype: str, workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Forecast what a budget buys: how large the noise is, and which components are told from it. Free.
+    """Forecast the noise of a release and the components above it. Free.
 
-    Of ROWS it takes the columns, the privacy unit, and their number where that is public: nothing of the data. Without
-    it, --d and --n say them.
+    ROWS provides the number of columns, the privacy unit, and the number of rows if that is public. Its data are not
+    read. Without ROWS, give --d and --n.
 
-    With --cluster, also forecast the tasks, the bytes that are read and sent, the memory of a worker and of the trusted
-    node, and the time of an ingest, of one read and of a release. The time is for cores like this one, and processes
-    that read and send 1 GB/s, as far as --store-bandwidth allows.
+    With --cluster, also forecast the tasks, the bytes read and sent, the memory of a worker and of the trusted node,
+    and the time of an ingest, of one read and of a release. Times assume cores like this one, and processes that read
+    and send 1 GB/s within --store-bandwidth.
     """
-    given = click.get_current_context().get_parameter_source
-    unused = [f"--{name}" for name, value in _OF_A_CLUSTER.items() if given(value) is not ParameterSource.DEFAULT]
+    source_of = click.get_current_context().get_parameter_source
+    unused = [
+        f"--{name}" for name, value in _CLUSTER_PARAMETERS.items() if source_of(value) is not ParameterSource.DEFAULT
+    ]
     if unused and not cluster:
-        raise UsageError(f"{', '.join(unused)} is about the cost on a cluster: add --cluster.")
-    columns, rows, max_rows, max_periods = _described(table, columns, rows, max_rows, max_periods, asked.neighbours)
+        raise UsageError(f"{', '.join(unused)} needs --cluster.")
+    columns, rows, max_rows, max_periods = _described(
+        table, columns, rows, max_rows, max_periods, request_options.neighbours
+    )
     try:
-        request = request_from(asked)
+        request = request_from(request_options)
     except UsageError as error:
-        if asked.mechanism in ORBITS and not spectrum:  # all that is missing at once
+        if request_options.mechanism in ORBITS and not spectrum:  # report all missing options at once
             raise UsageError(
-                f"{error} Its forecast also needs a public guess of the eigenvalues: --spectrum."
+                f"{error} Its forecast also needs a public guess of the eigenvalues (--spectrum)."
             ) from None
         raise
     if request.mechanism in ORBITS:
         if plot is not None or norms or cluster or max_rows != 1 or max_periods is not None:
             raise UsageError(
-                f"The forecast of {request.mechanism} says how large its error is, and nothing about --plot, --norms, "
-                "--cluster, --max-rows or --max-periods: leave them out."
+                f"The forecast of {request.mechanism} does not support --plot, --norms, --cluster, --max-rows and "
+                "--max-periods. Omit them."
             )
-        drawn = forecast_orbit(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
-        answer(as_json, drawn.to_json(), text.orbit_forecast(drawn))
+        orbit = forecast_orbit(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
+        answer(as_json, orbit.to_json(), text.orbit_forecast(orbit))
         return
-    found = forecast_release(
+    result = forecast_release(
         request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else (),
         numbers_from(norms, "--norms") if norms else (), max_rows=max_rows, max_periods=max_periods,
     )  # fmt: skip
     if plot is not None:
-        draw_forecast(found, plot)
-    value, words = found.to_json(), text.forecast(found)
-    once = found.person.counted_once
+        draw_forecast(result, plot)
+    value, message = result.to_json(), text.forecast(result)
+    once = result.person.counted_once
     public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
     parts = request.on_grid(columns, public, once).parts(columns, once)
     if parts is not None:
         value["parts"] = parts.to_json()
-        words += f"\n\n{text.parts(parts, request)}"
+        message += f"\n\n{text.parts(parts, request)}"
         value["refused"] = refused = _refused(request, columns, rows, once)
-        words += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
+        message += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
     if cluster:
         independent = isinstance(request.with_placeholders.calibrated(columns), IndependentEntries)
-        shape, bound = cost.described(rows, columns, dtype), found.request.bound(columns)
+        shape, bound = cost.described(rows, columns, dtype), result.request.bound(columns)
         costs = cost.forecast(
             shape, bound, workers, int(memory * 2**30), divisible=independent, bandwidth=bandwidth_of(bandwidth)
         )  # fmt: skip
-        value["cluster"] = [each.to_json() for each in costs]
-        words += f"\n\n{text.costs(costs)}"
-    answer(as_json, value, words)
+        value["cluster"] = [estimate.to_json() for estimate in costs]
+        message += f"\n\n{text.costs(costs)}"
+    answer(as_json, value, message)
 
 
 @grouped("audit")
 @click.argument("mechanism", type=click.Choice(list(MECHANISMS)), metavar="MECHANISM")
 @options(
-    RequestOptions, "asked", names={"epsilon", "delta", "neighbours", "options"}, clip="1",
-    changed={"epsilon": {"help": "The epsilon that is claimed."}, "delta": {"help": "The delta that is claimed."}},
+    RequestOptions, "request_options", names={"epsilon", "delta", "neighbours", "options"}, clip="1",
+    changed={"epsilon": {"help": "Claimed epsilon."}, "delta": {"help": "Claimed delta."}},
 )  # fmt: skip
-@click.option("--d", "columns", type=click.IntRange(1), default=3, show_default=True, help="Columns of the tables.")
+@click.option("--d", "columns", type=click.IntRange(1), default=3, show_default=True, help="Number of columns.")
 @click.option("--draws", type=int, default=20_000, show_default=True, help="Draws from each of the two tables.")
-@click.option("--confidence", type=float, default=0.999, show_default=True, help="Of each bound.")
+@click.option("--confidence", type=float, default=0.999, show_default=True, help="Confidence level of each bound.")
 @cluster_options
-@click.option("--plot", type=LOCAL, help="Draw the privacy profile, claimed, proved and measured, to this picture.")
+@click.option("--plot", type=LOCAL, help="Draw the claimed, proved and measured privacy profiles to this image file.")
 @json_option
 def audit_command(
-    mechanism: str, asked: RequestOptions, columns: int, draws: int, confidence: float, cluster: Cluster,
+    mechanism: str, request_options: RequestOptions, columns: int, draws: int, confidence: float, cluster: Cluster,
     plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Attack MECHANISM on synthetic tables and bound its epsilon and delta from below. Touches no ledger."""
+    """Attack MECHANISM on synthetic tables and bound its epsilon and delta from below. Charges no ledger."""
     # scipy's distributions are slow to import, and only needed here
     from dpdist.pipeline import audit  # noqa: PLC0415
     from dpdist.report.figures import draw_profile  # noqa: PLC0415
 
-    request = request_from(msgspec.structs.replace(asked, mechanism=mechanism))
+    request = request_from(msgspec.structs.replace(request_options, mechanism=mechanism))
     result = audit.audit_mechanism(
         mechanism, request.loss, columns=columns, draws=draws, confidence=confidence, neighbours=request.neighbours,
         options=request.options, cluster=cluster,

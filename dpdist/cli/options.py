@@ -1,4 +1,4 @@
-"""What commands share: kinds of arguments, and groups of options."""
+"""Argument types and option groups that commands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dpdist.errors import UsageError
 from dpdist.ingest.remote import location_of
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.ledger.ledger import Ledger
-from dpdist.naming import COMMAND_LINE, naming
+from dpdist.naming import COMMAND_LINE, SPELLINGS, naming
 from dpdist.options import (
     CLIP,
     EXPERT,
@@ -47,63 +47,71 @@ from dpdist.storage.store import AnyStore, store_at
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Place(click.Path):
-    """A path with a last name, or an address where ``read`` makes one of the text."""
+class PathOrAddress(click.Path):
+    """A path that has a name, or an address if ``read`` returns one."""
 
     def __init__(self, read: Callable[[str], Any]) -> None:
         super().__init__()
         self._read = read
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return a path, or an address."""
+        """Return a path or an address."""
         path = self._read(str(value))
         if isinstance(path, Path):
-            path = Path(str(super().convert(str(path), param, ctx)))  # refuses what cannot be read
+            path = Path(str(super().convert(str(path), param, ctx)))  # refuses unreadable paths
             path = path if path.name else path.absolute()
-            if not str(value) or not path.name:  # an empty one is an unset shell variable, not the current folder
+            if not str(value) or not path.name:  # empty: an unset shell variable, not the current folder
                 self.fail("The path is empty, or the root folder. Name a file or folder.", param, ctx)
         return path
 
 
 def _local(text: str) -> Path:
     if is_address(text):
-        raise click.BadParameter("This is a file or folder of this machine, and no address.")
+        raise click.BadParameter("Give a file or folder on this machine, not an address.")
     return Path(text)
 
 
-SOURCE = Place(location_of)
-PLACE = Place(lambda text: store_at(text) if is_address(text) else Path(text))
-LOCAL = Place(_local)
-LEDGER = Place(lambda text: address_of(text, Path()))
-_TYPES = {"ledger": LEDGER, "schema": PLACE, "tls_ca": LOCAL, "tls_cert": LOCAL, "tls_key": LOCAL}
+SOURCE = PathOrAddress(location_of)
+STORE = PathOrAddress(lambda text: store_at(text) if is_address(text) else Path(text))
+LOCAL = PathOrAddress(_local)
+LEDGER = PathOrAddress(lambda text: address_of(text, Path()))
+_TYPES = {"ledger": LEDGER, "schema": STORE, "tls_ca": LOCAL, "tls_cert": LOCAL, "tls_key": LOCAL}
 _FLAGS = {"options": "--option"}
-"""Of options that are called otherwise here."""
+"""Options whose name differs from that of their field."""
 _REQUIRED = "Required"
 _GROUPS = (_REQUIRED, "", PRIVACY, CLIP, READING, WHERE, EXPERT)
 
 
 def json_option(command: Command) -> Command:
-    """Add ``--json``; the command gets ``as_json``."""
+    """Add ``--json``, passed as ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
 
 
 class Option(click.Option):
-    """An option that says what it is about."""
+    """An option that belongs to a group of the help page."""
 
-    def __init__(self, *words: Any, group: str = "", **more: Any) -> None:
-        super().__init__(*words, **more)
+    def __init__(self, *declarations: Any, group: str = "", **attributes: Any) -> None:
+        super().__init__(*declarations, **attributes)
         self.group = group
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists options by what they are about."""
+    """A command whose help page groups the options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse both spellings of an option: click would take the last one."""
+        typed = {argument.partition("=")[0] for argument in args}
+        for spelling, name in SPELLINGS.items():
+            if {f"--{spelling}", f"--{name}"} <= typed:
+                raise UsageError(f"--{name} and --{spelling} are the same option. Use one of them.")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for each group."""
+        """Write a section per group."""
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in _GROUPS}
-        for each in self.get_params(ctx):
-            if isinstance(each, click.Option) and (record := each.get_help_record(ctx)):
-                groups[each.group if isinstance(each, Option) else ""].append(record)
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                groups[parameter.group if isinstance(parameter, Option) else ""].append(record)
         for name, rows in groups.items():
             if rows:
                 with formatter.section(name or "Options"):
@@ -114,35 +122,42 @@ grouped = functools.partial(click.command, cls=GroupedCommand)
 
 
 def _type(kind: Any, examples: list[Any] | None) -> Any:
-    """Return how a command reads a value that is no flag and no table."""
-    words = examples or (get_args(kind) if get_origin(kind) is Literal else ())
+    """Return the click type of a value that is neither a flag nor a table."""
+    choices = examples or (get_args(kind) if get_origin(kind) is Literal else ())
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        words = tuple(kind)
-    return click.Choice([str(word) for word in words]) if words else int if kind is int else str
+        choices = tuple(kind)
+    return click.Choice([str(choice) for choice in choices]) if choices else int if kind is int else str
 
 
-def _clicked(name: str, field: msgspec.structs.FieldInfo, changed: Mapping[str, Any]) -> Callable[[Command], Command]:
-    """Return the option of a command that a field is."""
+def _click_option(
+    name: str, field: msgspec.structs.FieldInfo, changed: Mapping[str, Any]
+) -> Callable[[Command], Command]:
+    """Return the click option for a field."""
     meta = meta_of(field.type)
-    kind = next(each for each in kinds_of(field.type) if each is not type(None))
-    more: dict[str, Any] = {"help": meta.description, "metavar": meta.extra["metavar"], "group": meta.extra["group"]}
+    kind = next(member for member in kinds_of(field.type) if member is not type(None))
+    attributes: dict[str, Any] = {
+        "help": meta.description,
+        "metavar": meta.extra["metavar"],
+        "group": meta.extra["group"],
+    }
     if kind is bool:
-        more |= {"is_flag": True}
+        attributes |= {"is_flag": True}
     elif get_origin(kind) is dict:
-        more |= {"multiple": True, "metavar": "NAME=VALUE"}
+        attributes |= {"multiple": True, "metavar": "NAME=VALUE"}
     else:
-        more["type"] = _TYPES.get(name) or _type(kind, meta.examples)
+        attributes["type"] = _TYPES.get(name) or _type(kind, meta.examples)
         if field.required:
-            more |= {"required": True, "group": _REQUIRED}
+            attributes |= {"required": True, "group": _REQUIRED}
         elif field.default is not None and get_origin(kind) is not tuple:
-            more |= {"default": field.default if kind is int else str(field.default), "show_default": True}
+            attributes |= {"default": field.default if kind is int else str(field.default), "show_default": True}
     flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-    return click.option(flag, name, cls=Option, **{**more, **changed})
+    spellings = [f"--{spelling}" for spelling, standard in SPELLINGS.items() if standard == name]
+    return click.option(flag, *spellings, name, cls=Option, **{**attributes, **changed})
 
 
-def _given(field: msgspec.structs.FieldInfo, value: Any) -> Any:
-    """Return what was typed as what the field holds."""
-    kinds = {get_origin(each) for each in kinds_of(field.type)}
+def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
+    """Return a typed value as the value of its field."""
+    kinds = {get_origin(kind) for kind in kinds_of(field.type)}
     if tuple in kinds:
         return field.default if value is None else tuple(columns_from(value))
     return options_from(value) if dict in kinds else value
@@ -152,7 +167,7 @@ def options(
     kind: type[Options], into: str, *, names: Container[str] | None = None, without: Container[str] = (),
     changed: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), **fixed: object,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
-    """Add the options of a class, or those that are named; the command gets them as one object of the class."""
+    """Add the options of a class, or those in ``names``, and pass them to the command as an instance ``into``."""
     fields = {
         name: field
         for name, field in fields_of(kind).items()
@@ -161,63 +176,63 @@ def options(
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def collected(arithmetic: str | None = None, **given: Any) -> None:
+        def collected(arithmetic: str | None = None, **arguments: Any) -> None:
             if arithmetic:
-                given["options"] = (*given["options"], f"arithmetic={arithmetic}")
-            found = {name: _given(field, given.pop(name)) for name, field in fields.items()}
-            command(**{into: kind(**found, **fixed)}, **given)
+                arguments["options"] = (*arguments["options"], f"arithmetic={arithmetic}")
+            values = {name: _parsed(field, arguments.pop(name)) for name, field in fields.items()}
+            command(**{into: kind(**values, **fixed)}, **arguments)
 
         if "options" in fields:
-            words = "Short for --option arithmetic=..., where there is a choice."
-            collected = click.option("--arithmetic", cls=Option, group=EXPERT, help=words)(collected)
+            shorthand = "Short for --option arithmetic=..., for mechanisms with several."
+            collected = click.option("--arithmetic", cls=Option, group=EXPERT, help=shorthand)(collected)
         for name, field in reversed(fields.items()):
-            collected = _clicked(name, field, changed.get(name, {}))(collected)
+            collected = _click_option(name, field, changed.get(name, {}))(collected)
         return collected
 
     return add
 
 
 def cluster_options(command: Callable[..., None], *, trusted: bool = False) -> Callable[..., None]:
-    """Add the options about where to compute, and who is trusted if asked; the command gets a ``cluster``."""
+    """Add the options for where to compute, and pass a ``cluster`` to the command."""
 
-    @options(ClusterOptions, "where", without=() if trusted else {"trusted"})
+    @options(ClusterOptions, "settings", without=() if trusted else {"trusted"})
     @functools.wraps(command)
-    def collected(where: ClusterOptions, **others: object) -> None:
+    def collected(settings: ClusterOptions, **arguments: object) -> None:
         cluster = Cluster(
-            where.scheduler, where.workers, trusted_worker=where.trusted == "worker",
-            certificates=certificates_of(where), insecure=where.insecure, progress=BARS,
+            settings.scheduler, settings.workers, trusted_worker=settings.trusted == "worker",
+            certificates=certificates_of(settings), insecure=settings.insecure, progress=BARS,
         )  # fmt: skip
-        command(cluster=cluster, **others)
+        command(cluster=cluster, **arguments)
 
     return collected
 
 
-def certificates_of(where: ClusterOptions) -> Certificates | None:
-    """Return the certificates that are named, if any."""
-    with naming(COMMAND_LINE):  # also where a job file is run
-        return Certificates.of(where.tls_ca, where.tls_cert, where.tls_key)
+def certificates_of(settings: ClusterOptions) -> Certificates | None:
+    """Return the TLS certificates, or None."""
+    with naming(COMMAND_LINE):  # also for run, whose messages name job-file keys
+        return Certificates.of(settings.tls_ca, settings.tls_cert, settings.tls_key)
 
 
 def ledger_option(command: Command) -> Command:
-    """Add the place of the budget; the command gets ``ledger``."""
-    return _clicked("ledger", fields_of(ReleaseOptions)["ledger"], {})(command)
+    """Add ``--ledger``, passed as ``ledger``."""
+    return _click_option("ledger", fields_of(ReleaseOptions)["ledger"], {})(command)
 
 
-def kept_in(rows: AnyStore, table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | None:
-    """Return where the budget of rows is kept, if they have one, as the rows were typed."""
+def budget_location(rows: AnyStore, table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | None:
+    """Return the ledger of rows, relative if the rows were; None without a budget."""
     return ledger_place(replace(table, store=store_at(rows)), ledger) if table.budget else None
 
 
-def budget_words(table: RowsTable, place: LedgerAddress | None) -> str:
-    """Say which budget rows have, and where it is kept."""
+def budget_message(table: RowsTable, ledger: LedgerAddress | None) -> str:
+    """Describe the budget of rows and its ledger."""
     if not table.budget:
         return "No budget declared yet."
-    kept = f" in {place}" if place is not None and Ledger.stands_at(place) else ""
-    return f"Budget {table.budget}{kept}."
+    location = f" in {ledger}" if ledger is not None and Ledger.stands_at(ledger) else ""
+    return f"Budget {table.budget}{location}."
 
 
 def count_of(components: str) -> int | None:
-    """Return a number of components as typed; None for auto."""
+    """Parse a number of components; None for auto."""
     if components == "auto":
         return None
     if not components.isdecimal():
@@ -226,18 +241,18 @@ def count_of(components: str) -> int | None:
 
 
 def share_of(components: str) -> float | None:
-    """Return a number of components as typed, or below 1 the share of the variance that they hold; None for auto."""
+    """Parse a number of components, or a share of the variance below 1; None for auto."""
     if components != "auto" and not re.fullmatch(r"0?\.[0-9]{1,15}", components) and not components.isdecimal():
         raise UsageError(f"--components takes a number, a share of the variance or auto, not {components!r}.")
     return Components(components).number
 
 
 def bandwidth_of(text: str | None) -> float | None:
-    """Return the bytes a second of a text such as 10GB; None for None."""
+    """Parse bytes per second, such as 10GB."""
     if text is None:
         return None
-    found = re.fullmatch(rf"([0-9]{{1,15}}(?:\.[0-9]{{1,15}})?) ?({'|'.join(AMOUNTS)})", text)
-    number = float(found[1]) * 1000 ** AMOUNTS.index(found[2]) if found else 0.0
+    match = re.fullmatch(rf"([0-9]{{1,15}}(?:\.[0-9]{{1,15}})?) ?({'|'.join(AMOUNTS)})", text)
+    number = float(match[1]) * 1000 ** AMOUNTS.index(match[2]) if match else 0.0
     if number <= 0:
         raise UsageError(f"--store-bandwidth takes a number above 0 with one of {listed(AMOUNTS)}, such as 10GB.")
     return number

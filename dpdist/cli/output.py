@@ -1,4 +1,4 @@
-"""How commands speak: words and progress on standard error, what was asked for on standard output."""
+"""Output of commands: messages and progress on standard error, requested output on standard output."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import click
 from dpdist._util.text import fitted, printable
 
 _NARROWEST, _WIDEST = 4, 36
-_BESIDE = 22
-"""Columns of what stands beside a bar: the share, and the time that is left."""
+_MARGIN = 22
+"""Columns for the percentage and the remaining time after a bar."""
 
 
 class Bars:
-    """Draws what the library tells; see :mod:`dpdist._util.progress`. One bar at a time."""
+    """Draws the progress of the library (:mod:`dpdist._util.progress`), one bar at a time."""
 
     def __init__(self) -> None:
         self._stack, self._label = ExitStack(), ""
         self._bar: Any = None  # click names no type for it
 
     def __call__(self, label: str, done: int, total: int) -> None:
-        """Move the bar of this label; a new label, or the same one from its beginning, begins a new line."""
+        """Move the bar of this label; a new label, or a smaller ``done``, begins a new line."""
         if self._bar is None or label != self._label or done < self._bar.pos:
             self.end()
             self._label = label
-            width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns - len(label) - _BESIDE))
+            width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns - len(label) - _MARGIN))
             bar = click.progressbar(length=total, label=label, file=sys.stderr, width=width)
             self._bar = self._stack.enter_context(bar)
         self._bar.length = total
@@ -39,25 +39,21 @@ class Bars:
             self.end()
 
     def end(self) -> None:
-        """Leave the line of the bar that is drawn, if there is one: what follows begins on its own."""
+        """End the line of the current bar, if any."""
         self._stack.close()
         self._bar = None
 
 
 BARS = Bars()
-"""Those of this process."""
 
 
 def on_terminal() -> bool:
-    """Say whether somebody watches standard error."""
+    """Return whether standard error is a terminal."""
     return sys.stderr.isatty()
 
 
 def say(text: str) -> None:
-    """Print words for people, on standard error; as wide as it and with cautions in amber, on a terminal.
-
-    Elsewhere, in logs and mails, a paragraph is one line.
-    """
+    """Print a message on standard error: wrapped and with amber cautions on a terminal, else a line per paragraph."""
     BARS.end()
     text = printable(text)
     if on_terminal():
@@ -66,13 +62,13 @@ def say(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Print words that were asked for, on standard output."""
+    """Print requested text on standard output."""
     click.echo(printable(text))
 
 
-def answer(as_json: bool, value: Mapping[str, object], words: str) -> None:
-    """Print what was done: one JSON object on standard output, or words."""
+def answer(as_json: bool, value: Mapping[str, object], message: str) -> None:
+    """Print the result: one JSON object on standard output, or a message."""
     if as_json:
         click.echo(json.dumps(value))
     else:
-        say(words)
+        say(message)

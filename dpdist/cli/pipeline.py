@@ -1,4 +1,4 @@
-"""The steps up to a release, one command each: schema, ingest, register, bound, release, combine."""
+"""The commands schema, ingest, register, bound, release and combine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import click
 from dpdist._util.text import NEXT, counted, exactly, rounded_up
 from dpdist.cli.options import (
     LOCAL,
-    PLACE,
     SOURCE,
-    budget_words,
+    STORE,
+    budget_location,
+    budget_message,
     cluster_options,
     grouped,
     json_option,
-    kept_in,
     ledger_option,
     options,
 )
@@ -46,60 +46,57 @@ if TYPE_CHECKING:
     from dpdist.ingest.sources import SourceLocation
 
 _COLUMNS = "Comma-separated names of the columns to keep, in this order."
-_OF_BOUND = {
-    "epsilon": {"help": "Privacy loss epsilon to spend on the choice: a small part, such as 0.1."},
+_BOUND_OPTIONS = {
+    "epsilon": {"help": "Privacy loss epsilon of the choice: a small part of the budget, such as 0.1."},
     "delta": {
-        "help": "Privacy loss delta. Above 0 the noise is Gaussian, and costs little beside other Gaussian releases. "
-        "With 0 it is Laplace noise, and purely private. [default: that of the budget]",
+        "help": "Privacy loss delta. Above 0: Gaussian noise, cheap if other releases are Gaussian. 0: Laplace noise "
+        "and pure differential privacy. [default: that of the budget]",
     },
     "centre": {
-        "help": "none, or the file with a public centre and scale that the release will take.",
+        "help": "none, or the file with the public centre and scale of the release to come.",
         "metavar": "[none|FILE]",
     },
-    "scale": {"help": "none, or the file with a public scale that it will take.", "metavar": "[none|FILE]"},
+    "scale": {"help": "none, or the file with its public scale.", "metavar": "[none|FILE]"},
 }  # fmt: skip
 
 
 @grouped()
 @click.argument("source", type=SOURCE)
-@click.argument("rows", type=PLACE)
-@options(IngestOptions, "asked", changed={"columns": {"metavar": "NAMES", "help": _COLUMNS}})
+@click.argument("rows", type=STORE)
+@options(IngestOptions, "ingest_options", changed={"columns": {"metavar": "NAMES", "help": _COLUMNS}})
 @ledger_option
-@click.option(
-    "--compress", is_flag=True, help="Compress the chunks: for slow disks; reading costs more processor time."
-)
+@click.option("--compress", is_flag=True, help="Compress the chunks, for slow disks; reading takes more CPU time.")
 @cluster_options
 @json_option
 def ingest(
-    source: SourceLocation, rows: AnyStore, asked: IngestOptions, ledger: LedgerAddress | None, compress: bool,
+    source: SourceLocation, rows: AnyStore, ingest_options: IngestOptions, ledger: LedgerAddress | None, compress: bool,
     cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write ROWS, a Zarr array, from SOURCE: a file, a folder of files, or the address of one (s3://, gs://, https://).
+    """Copy SOURCE, a file, a folder of files or an address (s3://, gs://, https://), into ROWS, a Zarr array.
 
-    ROWS is a folder, or a place in an object store (s3://, gs://, az://); then their budget needs --ledger.
+    ROWS is a folder or an address in an object store (s3://, gs://, az://), which needs --ledger for its budget.
 
     Files may be .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .arrow, .feather, .h5ad, .nc, .zarr,
-    .bed with .bim and .fam, .pgen with .pvar and .psam, .vcf and .vcf.gz. A row of genotypes is a sample. Rows that
-    exist are never replaced. If they were ingested from the same files, the command does nothing. If it died half-way,
-    it goes on where it was.
+    .bed with .bim and .fam, .pgen with .pvar and .psam, .vcf and .vcf.gz. A row of genotypes is a sample. Existing ROWS
+    are never replaced: if they come from the same files, the command does nothing, and an interrupted ingest resumes.
 
-    A small SOURCE is read by this process, one of 256 MiB or more by a worker per core, or by those that are named.
+    This process reads a SOURCE below 256 MiB. A worker per core, or the cluster you name, reads a larger one.
     """
-    budget, fresh = asked.budget, not store_at(rows).exists()
+    budget, fresh = ingest_options.budget, not store_at(rows).exists()
     table = ingest_rows(
         source, rows, budget=budget, ledger=ledger, compress=compress, progress=BARS, say=say, cluster=cluster,
-        **asked.parameters,
+        **ingest_options.parameters,
     )  # fmt: skip
-    place = kept_in(rows, table, ledger)
+    address = budget_location(rows, table, ledger)
     norm = None if table.schema is None else table.schema.norm
     longest = None if norm is None else rounded_up(norm)
-    value = _table_json(rows, table, fresh, str(place) if asked.budget else None)
-    words = _table_words(rows, table, "" if fresh else ", ingested before from the same files and left alone")
-    words += budget_words(table, place)
+    value = _table_json(rows, table, fresh, str(address) if ingest_options.budget else None)
+    message = _table_message(rows, table, "" if fresh else ", unchanged")
+    message += budget_message(table, address)
     if longest is not None:
         value["norm"] = norm
-        words += f" By the schema no row is longer than {longest}: --clip {longest} shortens none."
-    answer(as_json, value, words)
+        message += f" By the schema no row has a norm above {longest}: --clip {longest} clips none."
+    answer(as_json, value, message)
 
 
 def _table_json(rows: AnyStore, table: RowsTable, fresh: bool, ledger: str | None) -> dict[str, object]:
@@ -109,26 +106,26 @@ def _table_json(rows: AnyStore, table: RowsTable, fresh: bool, ledger: str | Non
     }  # fmt: skip
 
 
-def _table_words(rows: AnyStore, table: RowsTable, more: str) -> str:
+def _table_message(rows: AnyStore, table: RowsTable, remark: str) -> str:
     shape = f"{counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}"
-    return f"{rows}: {shape}, {counted(table.chunks, 'chunk')}{more}. "
+    return f"{rows}: {shape}, {counted(table.chunks, 'chunk')}{remark}. "
 
 
 @click.command("schema")
 @click.argument("source", type=SOURCE)
 @click.argument("draft", type=LOCAL, required=False)
-@options(IngestOptions, "asked", names={"header"})
+@options(IngestOptions, "ingest_options", names={"header"})
 @json_option
-def schema_command(source: SourceLocation, draft: Path | None, asked: IngestOptions, as_json: bool) -> None:
-    """Write DRAFT, a TOML file that says what the columns of SOURCE mean, for you to complete; without it, print it.
+def schema_command(source: SourceLocation, draft: Path | None, ingest_options: IngestOptions, as_json: bool) -> None:
+    """Write DRAFT, a schema of SOURCE in TOML for you to complete, or print it.
 
-    SOURCE is .csv, .csv.gz, .parquet, .arrow or .feather, or a folder of these. The draft is made of names and stored
-    types; no value is looked at, so of a .csv say whether its first line names the columns: --header. Ranges and
-    categories are blanks: fill them in from public knowledge, never from the data. A file that exists is not replaced.
+    SOURCE is .csv, .csv.gz, .parquet, .arrow or .feather, or a folder of these. The draft contains column names and
+    stored types. It uses no values, so a .csv needs --header to say whether its first line names the columns. Fill in
+    the blank ranges and categories from public knowledge, never from the data. An existing file is not replaced.
     """
     from dpdist.pipeline.sources import draft_schema  # noqa: PLC0415 - its readers are slow to import
 
-    header = asked.header
+    header = ingest_options.header
     text = draft_schema(source, header=header)
     if draft is None:
         show(json.dumps({"draft": text}) if as_json else text.rstrip())
@@ -147,163 +144,165 @@ def schema_command(source: SourceLocation, draft: Path | None, asked: IngestOpti
         as_json,
         {"schema": str(draft), "columns": columns, "blanks": blanks, "next": following},
         f"{draft}: a draft of {counted(columns, 'column')}, with {counted(blanks, 'blank')} to fill in from public "
-        'knowledge, never from the data. Its head says how; leave columns out with kind = "ignored".'
+        'knowledge, never from the data. Its first lines explain how; omit columns with kind = "ignored".'
         f"\n{NEXT}{following}",
     )
 
 
 @grouped()
 @click.argument("source", type=SOURCE)
-@click.argument("rows", type=PLACE)
-@options(IngestOptions, "asked", names={*fields_of(BudgetOptions), "variable"})
+@click.argument("rows", type=STORE)
+@options(IngestOptions, "ingest_options", names={*fields_of(BudgetOptions), "variable"})
 @ledger_option
 @cluster_options
 @json_option
 def register(
-    source: SourceLocation, rows: AnyStore, asked: IngestOptions, ledger: LedgerAddress | None, cluster: Cluster,
-    as_json: bool,
+    source: SourceLocation, rows: AnyStore, ingest_options: IngestOptions, ledger: LedgerAddress | None,
+    cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
-    """Make ROWS of SOURCE without a copy: .npy, .parquet or .zarr, or a folder of such files.
+    """Make ROWS from SOURCE without copying it: .npy, .parquet or .zarr, or a folder of such files.
 
-    The workers read SOURCE once. ROWS is a small private folder that says what every part of it holds, and every later
-    step reads SOURCE where it is and holds it against that. So SOURCE must stay as it is, under the same name on every
-    worker. ROWS has all columns of SOURCE; to choose columns, ingest it. Rows that were registered from the same source
-    are left alone.
+    The workers read SOURCE once. ROWS is a small private folder with checksums of its parts. Later steps read SOURCE in
+    place and verify it, so it must not change, and must have the same path on every worker. ROWS has all columns of
+    SOURCE; to choose columns, ingest it. Existing ROWS of the same SOURCE are left as they are.
     """
     from dpdist.pipeline.sources import register_rows  # noqa: PLC0415 - its readers are slow to import
 
-    budget, fresh = asked.budget, not store_at(rows).exists()
-    table = register_rows(source, rows, budget=budget, ledger=ledger, variable=asked.variable, cluster=cluster)
-    place = kept_in(rows, table, ledger)
-    words = _table_words(rows, table, f" in place{'' if fresh else ', registered before and left alone'}")
-    value = _table_json(rows, table, fresh, str(place) if table.budget else None)
-    answer(as_json, value, f"{words}Do not change {source}. {budget_words(table, place)}")
+    budget, fresh = ingest_options.budget, not store_at(rows).exists()
+    table = register_rows(source, rows, budget=budget, ledger=ledger, variable=ingest_options.variable, cluster=cluster)
+    address = budget_location(rows, table, ledger)
+    message = _table_message(rows, table, f" in place{'' if fresh else ', unchanged'}")
+    value = _table_json(rows, table, fresh, str(address) if table.budget else None)
+    answer(as_json, value, f"{message}Do not change {source}. {budget_message(table, address)}")
 
 
 @grouped("release")
-@click.argument("rows", type=PLACE)
-@click.argument("release", type=PLACE)
-@options(RequestOptions, "asked", without={"ledger"}, changed={"clip": {"required": False}})
+@click.argument("rows", type=STORE)
+@click.argument("release", type=STORE)
+@options(RequestOptions, "request_options", without={"ledger"}, changed={"clip": {"required": False}})
 @ledger_option
 @partial(cluster_options, trusted=True)
 @json_option
 def release_command(
-    rows: AnyStore, release: AnyStore, asked: RequestOptions, ledger: LedgerAddress | None, cluster: Cluster,
+    rows: AnyStore, release: AnyStore, request_options: RequestOptions, ledger: LedgerAddress | None, cluster: Cluster,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
-    if asked.clip is None:
+    """Publish RELEASE, a private second moment of ROWS. The same command again publishes the same bytes for free."""
+    if request_options.clip is None:
         raise UsageError(_without_clip(rows))
-    request = request_from(asked)
+    request = request_from(request_options)
     outcome = release_rows(rows, release, request, ledger=ledger, cluster=cluster, say=say)
     answer(as_json, outcome.to_json(), outcome.describe())
 
 
 def _without_clip(rows: AnyStore) -> str:
-    """Say what the clip norm may be; of rows with a schema that gives one, which."""
+    """Explain the choices of a clip norm, with the one from the schema if any."""
     norm = None
-    with suppress(DpdistError):  # no such rows: that is told when there is a clip norm
+    with suppress(DpdistError):  # missing rows: reported once there is a clip norm
         schema = open_rows(rows).schema
         norm = None if schema is None else schema.norm
-    free = "" if norm is None else f", such as --clip {rounded_up(norm)}, beyond which no row is by its schema"
+    free = "" if norm is None else f", such as --clip {rounded_up(norm)}, above which the schema allows no row"
     return (
-        f"A release needs the norm that rows are shortened to: --clip C, from public knowledge{free}; or --clip "
-        "private, and it chooses one first, for a part of its budget; or, with a scale, --clip auto."
+        f"A release needs a clip norm. Give --clip C, from public knowledge{free}; --clip private, to choose one first "
+        "for a part of its privacy loss; or, with a scale, --clip auto."
     )
 
 
 @click.command()
-@click.argument("target", type=PLACE, metavar="SUM")
-@click.argument("releases", type=PLACE, nargs=-1, required=True)
+@click.argument("target", type=STORE, metavar="SUM")
+@click.argument("releases", type=STORE, nargs=-1, required=True)
 @click.option(
     "--disjoint",
     is_flag=True,
-    help="No row, or no privacy unit where there is one, is in two of the tables: their owners say so.",
+    help="State that no row, or no privacy unit if declared, is in two of the tables.",
 )
 @json_option
 def combine(target: AnyStore, releases: tuple[AnyStore, ...], disjoint: bool, as_json: bool) -> None:
     """Write SUM, the sum of RELEASES of disjoint rows, with their joint guarantee. Free post-processing."""
     outcome = combine_releases(releases, target, disjoint=disjoint)
-    made, fresh = outcome.release, outcome.fresh
-    before = "" if fresh else ", written before and left alone"
-    value = {"release": str(target), "fresh": fresh, **made.attributes(), "cautions": list(made.cautions)}
-    words = (
-        f"{target}: {made.release_id}, the sum of {counted(len(made.releases), 'release')}{before}. {made.mechanism}, "
-        f"{made.guarantee_words()}{_condition(made, disjoint=disjoint)}. This file is public."
+    total, fresh = outcome.release, outcome.fresh
+    before = "" if fresh else ", unchanged"
+    value = {"release": str(target), "fresh": fresh, **total.attributes(), "cautions": list(total.cautions)}
+    message = (
+        f"{target}: {total.release_id}, the sum of {counted(len(total.releases), 'release')}{before}. "
+        f"{total.mechanism}, {total.guarantee_words()}{_condition(total, disjoint=disjoint)}. This file is public."
     )
-    answer(as_json, value, words + in_words(made.cautions))
+    answer(as_json, value, message + in_words(total.cautions))
 
 
-def _condition(made: Release, *, disjoint: bool) -> str:
-    """Say what the guarantee of a sum rests on, as part of a sentence."""
-    if not disjoint or len({extent.dataset for extent in made.extents}) == 1:
+def _condition(total: Release, *, disjoint: bool) -> str:
+    """Return the condition of the guarantee of a sum, as part of a sentence."""
+    if not disjoint or len({extent.dataset for extent in total.extents}) == 1:
         return ""
-    return f", provided that, as you say, no {made.unit.column if made.unit else 'row'} is in two of the tables"
+    return f", if no {total.unit.column if total.unit else 'row'} is in two of the tables, as you state"
 
 
 @grouped()
-@click.argument("rows", type=PLACE)
+@click.argument("rows", type=STORE)
 @options(
-    ReleaseOptions, "asked", names={"epsilon", "delta", "neighbours", "centre", "scale", "accept_large_delta"},
-    changed=_OF_BOUND, clip="",
+    ReleaseOptions, "release_options",
+    names={"epsilon", "delta", "neighbours", "centre", "scale", "accept_large_delta"}, changed=_BOUND_OPTIONS, clip="",
 )  # fmt: skip
 @click.option(
     "--quantile",
-    help="Share of the rows that are at most as long as the clip norm. [default: 0.95, or what --components asks for]",
+    help="Share of the rows with a norm up to the clip norm. [default: 0.95, or by --components]",
 )
 @click.option(
     "--components",
     type=click.IntRange(min=1),
     metavar="K",
-    help="Take the quantile that suits K components: noise and shortening together cost these least. Where the whole "
-    "matrix counts, leave it out.",
+    help="Choose the quantile with the least total error of K components, from noise and clipping. Omit it if you need "
+    "the whole matrix.",
 )
-@click.option("--release-epsilon", metavar="E", help="With --components, the epsilon of the release to come.")
+@click.option("--release-epsilon", metavar="E", help="With --components: the epsilon of the release to come.")
 @click.option(
     "--grid",
     default=str(NormGrid()),
     metavar="LOW:HIGH:PER_OCTAVE",
-    help="The norms to choose from, PER_OCTAVE of them from one to its double. Public, never from the data. A shorter "
-    "grid gets less noise. [default: 1/1024 to 2^20, 2 per octave]",
+    help="Norms to choose from, PER_OCTAVE for each doubling. Public, never from the data. A shorter grid gets less "
+    "noise. [default: 1/1024 to 2^20, 2 per octave]",
 )
 @ledger_option
 @partial(cluster_options, trusted=True)
 @json_option
 def bound(
-    rows: AnyStore, asked: ReleaseOptions, quantile: str | None, components: int | None, release_epsilon: str | None,
-    grid: str, ledger: LedgerAddress | None, cluster: Cluster, as_json: bool,
+    rows: AnyStore, release_options: ReleaseOptions, quantile: str | None, components: int | None,
+    release_epsilon: str | None, grid: str, ledger: LedgerAddress | None, cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
-    """Choose the clip norm of ROWS privately: a quantile of the norms of its rows, for a small epsilon.
+    """Choose the clip norm of ROWS privately: a quantile of the row norms, for a small epsilon.
 
-    The noisy histogram of the norms is charged to the ledger, once: the same command again, or with another --quantile
-    or --components, costs nothing. Exit code 4 if the quantile may lie beyond the grid.
+    The ledger is charged once, for a noisy histogram of the norms. The same command again, also with another --quantile
+    or --components, is free. Exit code 4 if the quantile may be beyond the grid.
     """
     choice = clip_norm.choose_clip_norm(
-        rows, norms_request_from(asked, grid), quantile, components=components, release_epsilon=release_epsilon,
-        ledger=ledger, cluster=cluster, budget_delta=asked.delta is None, say=say,
+        rows, norms_request_from(release_options, grid), quantile, components=components,
+        release_epsilon=release_epsilon, ledger=ledger, cluster=cluster,
+        budget_delta=release_options.delta is None, say=say,
     )  # fmt: skip
-    following = next_command(rows, choice, asked.centre, asked.scale)
-    words = choice.describe() if following is None else f"{choice.describe()}\n{NEXT}{following}"
-    answer(as_json, {**choice.to_json(), "next": following}, words)
+    following = next_command(rows, choice, release_options.centre, release_options.scale)
+    message = choice.describe() if following is None else f"{choice.describe()}\n{NEXT}{following}"
+    answer(as_json, {**choice.to_json(), "next": following}, message)
     if following is None:
         click.get_current_context().exit(DataError.exit_code)
 
 
 def next_command(rows: AnyStore, choice: clip_norm.ClipChoice, centre: str, scale: str) -> str | None:
-    """Return the command that releases with the chosen clip norm, to be completed; None where none was chosen."""
+    """Return the release command to complete, or None if no clip norm was chosen."""
     if choice.clip is None:
         return None
     neighbours, loss = choice.histogram.guarantee.neighbours, choice.histogram.guarantee.loss
     files = {"centre": centre, "scale": scale}
-    more = "".join(f" --{word} {shlex.quote(file)}" for word, file in files.items() if file != "none")
-    more += f" --delta {_delta(loss)}" if loss.delta_atto else ""
-    more += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
+    arguments = "".join(f" --{option} {shlex.quote(file)}" for option, file in files.items() if file != "none")
+    arguments += f" --delta {_delta(loss)}" if loss.delta_atto else ""
+    arguments += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
     epsilon = "E" if choice.purpose is None else f"{choice.purpose.loss.epsilon:.12g}"
-    return f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon {epsilon} --clip {exactly(choice.clip)}{more}"
+    return (
+        f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon {epsilon} --clip {exactly(choice.clip)}{arguments}"
+    )
 
 
 def _delta(loss: PrivacyLoss) -> str:
-    """Write a delta short where that is exact, as 1e-06, and else with every digit."""
+    """Write a delta as 1e-06 if that is exact, else with all digits."""
     short = f"{loss.delta:g}"
     exact = Decimal(loss.delta_atto).scaleb(-18).normalize()
     return short if Decimal(short) == exact else str(exact)

@@ -1,1 +1,1 @@
-"""Jobs of a file, once or every night."""
+"""Job files, for one table or for periods."""

@@ -1,8 +1,8 @@
-"""JOB.toml: a whole job as a file, checked completely before anything starts.
+"""JOB.toml: reads a job file and checks it completely.
 
-Its keys are those of :mod:`dpdist.jobs.sections`. With ``periods = true`` every run takes in and releases the periods
-that are new (:mod:`dpdist.jobs.periodic`); [release] and [pca] then name folders of this machine. Paths are relative to
-the file. Decimal numbers are read exactly.
+:mod:`dpdist.jobs.sections` defines the keys. With ``periods = true`` each run ingests and releases the new periods
+(:mod:`dpdist.jobs.periodic`), and the paths of [release] and [pca] are local folders. Paths are relative to the file.
+Decimal numbers are read exactly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.readers.genotypes import Genotypes
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.ingest.sources import SourceLocation
-from dpdist.jobs.sections import JOB_FILE, Release, Rows, Sections, mistakes, sections_of
+from dpdist.jobs.sections import JOB_FILE, Release, Rows, Sections, mistakes, sections_of, with_standard_spellings
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import naming, step
@@ -39,7 +39,7 @@ from dpdist.storage.store import Store, store_at
 
 T = TypeVar("T")
 _NEEDS_PERIODS = (
-    "With periods = true it needs max_periods in [rows]: in how many periods rows of each are kept at most."
+    "With periods = true it needs max_periods in [rows], the largest number of periods with rows of each unit."
 )
 
 
@@ -68,8 +68,8 @@ class Job:
     choices: Choices = field(default_factory=Choices)
 
     @property
-    def needs_law(self) -> bool:
-        """Whether the number of components follows from the law of the noise."""
+    def needs_noise_distribution(self) -> bool:
+        """Whether choosing the number of components needs the distribution of the noise."""
         return self.components is None or not (isinstance(self.components, int) or self.correlation)
 
 
@@ -87,7 +87,8 @@ def read_job(
         content = tomllib.loads(read_plain(path, LARGEST_FILE).decode(), parse_float=Decimal)
     except IsADirectoryError:
         raise DataError(
-            f"{path} is a folder, not a job file such as job.toml. Of rows, a release or a model dpdist inspect tells."
+            f"{path} is a folder, not a job file such as job.toml. To describe rows, a release or a model, "
+            "use dpdist inspect."
         ) from None
     except OSError as error:
         raise DataError(f"The job file {path} cannot be read: {error.strerror}.") from None
@@ -95,10 +96,11 @@ def read_job(
         raise UsageError(f"{path} is not TOML: {error}.") from None
     if continual is not None and isinstance(content.get("release"), dict):
         content["release"]["continual"] = continual
+    content = with_standard_spellings(content)
     with naming(JOB_FILE):
-        _require_none(path, [UsageError(f"{said}.") for said in mistakes(content)])
+        _require_none(path, [UsageError(f"{sentence}.") for sentence in mistakes(content)])
         sections = sections_of(content)
-        errors: list[DpdistError] = [UsageError(said) for said in _contradictions(sections)]
+        errors: list[DpdistError] = [UsageError(sentence) for sentence in _contradictions(sections)]
         files = _Files(path.absolute().parent, errors)
         job = _job(sections, files, scheduler=scheduler, certificates=certificates, insecure=insecure)
         _require_none(path, errors)
@@ -106,14 +108,14 @@ def read_job(
 
 
 def _with_unit(job: Job, rows: Rows, path: Path) -> Job:
-    """Return the job with the privacy unit that its schema says, if it has one."""
+    """Return the job with the privacy unit of its schema, if any."""
     if job.choices.schema is None:
         return job
     unit = job.choices.schema.unit
     if not rows.periods:
         return replace(job, unit=unit)
     if unit is None and (rows.max_periods, rows.exclude) != (None, None):
-        raise UsageError(f"{path}: the schema has no privacy unit, which max_periods and exclude in [rows] are about.")
+        raise UsageError(f"{path}: max_periods and exclude in [rows] need a privacy unit, and the schema has none.")
     if unit is not None and rows.max_periods is None:
         raise UsageError(f"{path}: the schema has a privacy unit. {_NEEDS_PERIODS}")
     return replace(job, unit=None if unit is None else replace(unit, max_periods=rows.max_periods))
@@ -121,7 +123,7 @@ def _with_unit(job: Job, rows: Rows, path: Path) -> Job:
 
 @dataclass(frozen=True)
 class _Files:
-    """Makes parts of a job of what its file says; what cannot be made is None, and the error is kept."""
+    """Creates the parts of a job; an invalid one is None, and its error is collected."""
 
     folder: Path
     errors: list[DpdistError]
@@ -131,12 +133,12 @@ class _Files:
             return part()
         except (UsageError, DataError, RefusedError) as error:
             self.errors.append(error)
-            return cast("T", None)  # nobody sees it: the job is refused
+            return cast("T", None)  # the job is refused
 
     def path(self, text: str | None) -> Path | None:
         return None if text is None else self.make(lambda: self.folder / local(text))
 
-    def place(self, text: str) -> Path | Store:
+    def store(self, text: str) -> Path | Store:
         return self.make(lambda: store_at(text) if is_address(text) else self.folder / local(text))
 
 
@@ -144,26 +146,26 @@ def _job(
     sections: Sections, files: _Files, *, scheduler: str | None, certificates: Certificates | None, insecure: bool
 ) -> Job:
     rows, release, pca, project = sections.rows, sections.release, sections.pca, sections.project
-    where, make = sections.cluster or ClusterOptions(), files.make
-    shown = [files.path(file) for file in (where.tls_ca, where.tls_cert, where.tls_key)]
+    settings, make = sections.cluster or ClusterOptions(), files.make
+    certificate_files = [files.path(file) for file in (settings.tls_ca, settings.tls_cert, settings.tls_key)]
     return Job(
-        rows=files.place(rows.path),
+        rows=files.store(rows.path),
         source=None if rows.source is None else make(partial(_source, rows.source, files.folder)),
         budget=make(lambda: rows.budget),
         columns=rows.columns,
-        release=files.place(release.path),
+        release=files.store(release.path),
         request=_request(release, files, None if pca is None else pca.components.number),
         ledger=None if release.ledger is None else make(partial(address_of, release.ledger, files.folder)),
-        model=None if pca is None else files.place(pca.path),
+        model=None if pca is None else files.store(pca.path),
         components=None if pca is None else pca.components.number,
-        scores=None if project is None else files.place(project.path),
+        scores=None if project is None else files.store(project.path),
         cluster=make(
             lambda: Cluster(
-                scheduler or where.scheduler,
-                None if scheduler else where.workers,
-                trusted_worker=where.trusted == "worker",
-                certificates=certificates or Certificates.of(*shown),
-                insecure=insecure or where.insecure,
+                scheduler or settings.scheduler,
+                None if scheduler else settings.workers,
+                trusted_worker=settings.trusted == "worker",
+                certificates=certificates or Certificates.of(*certificate_files),
+                insecure=insecure or settings.insecure,
             )
         ),
         unit=make(lambda: unit_from(rows.privacy_unit, rows.max_rows, rows.keep, rows.max_periods)),
@@ -178,7 +180,7 @@ def _job(
 
 
 def _plan(release: Release) -> Tree | Toeplitz:
-    """Return what is released when a period is closed."""
+    """Return the plan of releases for periods."""
     if release.factorisation == "square-root":
         return square_root(release.continual or 1)
     if release.factorisation == "banded":
@@ -187,15 +189,15 @@ def _plan(release: Release) -> Tree | Toeplitz:
 
 
 def _source(text: str, folder: Path) -> SourceLocation:
-    place = location_of(text)
-    return folder / place if isinstance(place, Path) else place
+    location = location_of(text)
+    return folder / location if isinstance(location, Path) else location
 
 
 def _is_remote(text: str) -> bool:
     try:
         return isinstance(location_of(text), Remote)
     except UsageError:
-        return False  # told where the source is made
+        return False  # reported by _source
 
 
 def _choices(rows: Rows, folder: Path) -> Choices:
@@ -209,9 +211,9 @@ def _request(release: Release, files: _Files, number: float | None) -> ReleaseRe
     before = len(files.errors)
     shared = {name: getattr(release, name) for name in ReleaseOptions.__struct_fields__}
     components = number if release.clip == "private" and isinstance(number, int) else None
-    asked = RequestOptions(**shared, components=components, period=release.period or "")
-    request = files.make(lambda: request_from(asked, files.folder))
-    if len(files.errors) > before:  # the first of its mistakes; each of these keys may hold another
+    options = RequestOptions(**shared, components=components, period=release.period or "")
+    request = files.make(lambda: request_from(options, files.folder))
+    if len(files.errors) > before:  # this reports the first mistake only; check the other keys too
         files.make(lambda: PrivacyLoss.parse(release.epsilon))
         files.make(lambda: PrivacyLoss.parse("1", release.delta or "0"))
         files.make(lambda: mechanism_named(release.mechanism) if release.mechanism else None)
@@ -224,20 +226,20 @@ def _request(release: Release, files: _Files, number: float | None) -> ReleaseRe
 
 
 def _require_none(path: Path, errors: Sequence[DpdistError]) -> None:
-    """Refuse a file in which something is wrong, and say all of it."""
-    said = list(dict.fromkeys(map(str, errors)))
-    if not said:
+    """Refuse a file with errors, and report all of them."""
+    messages = list(dict.fromkeys(map(str, errors)))
+    if not messages:
         return
     kinds = [kind for kind in (DataError, RefusedError) if all(isinstance(error, kind) for error in errors)]
     kind = kinds[0] if kinds else UsageError
-    if len(said) == 1:
-        raise kind(f"{path}: {said[0]}")
-    listed = " ".join(f"({number}) {sentence}" for number, sentence in enumerate(said, 1))
-    raise kind(f"{path} has {len(said)} mistakes. {listed}")
+    if len(messages) == 1:
+        raise kind(f"{path}: {messages[0]}")
+    listed = " ".join(f"({number}) {sentence}" for number, sentence in enumerate(messages, 1))
+    raise kind(f"{path} has {len(messages)} mistakes. {listed}")
 
 
 def _contradictions(sections: Sections) -> Iterator[str]:
-    """Yield what makes no sense together, a sentence each."""
+    """Yield a sentence for each contradiction."""
     rows, release = sections.rows, sections.release
     if sections.project is not None and sections.pca is None:
         yield "[project] needs [pca]."
@@ -265,11 +267,11 @@ def _unfit_persons(rows: Rows) -> Iterator[str]:
 
 def _unfit_factorisation(release: Release) -> Iterator[str]:
     if release.factorisation in {"tree", "square-root"} and release.continual is None:
-        yield f'[release] factorisation = "{release.factorisation}" needs continual, the number of periods it is for.'
+        yield f'[release] factorisation = "{release.factorisation}" needs continual, the number of periods.'
     if release.factorisation == "banded" and release.continual is not None:
         yield (
-            '[release] factorisation = "banded" is for any number of periods, and continual names one. Leave continual '
-            "out; band says how many periods a night reads."
+            '[release] factorisation = "banded" is for any number of periods. Omit continual; band sets the number of '
+            "periods that a release reads."
         )
     if release.band is not None and release.factorisation != "banded":
         yield '[release] band needs factorisation = "banded".'
@@ -280,65 +282,64 @@ def _unfit_factorisation(release: Release) -> Iterator[str]:
 def _unfit_for_schema(rows: Rows) -> Iterator[str]:
     for key in ("columns", "privacy_unit", "max_rows", "keep"):
         if getattr(rows, key) is not None:
-            yield f"[rows] {key} is said by the schema. Leave it out here."
+            yield f"[rows] {key} is defined by the schema. Omit it."
     if rows.source is None:
-        yield "[rows] schema is for an ingest, and needs source."
+        yield "[rows] schema needs source."
 
 
 def _unfit_in_place(rows: Rows) -> Iterator[str]:
     if rows.source is None:
         yield "[rows] in_place = true needs source."
     if rows.periods:
-        yield "[rows] in_place = true is for one table: rows of periods are copied as they come. Leave it out."
+        yield "[rows] in_place = true is for one table, and periods are copied. Omit it."
     if rows.privacy_unit is not None:
         yield (
-            "[rows] privacy_unit keeps some rows of each unit, and in_place = true takes all rows as they are. Leave "
-            "in_place out."
+            "[rows] privacy_unit keeps some rows of each unit, and in_place = true uses all rows unchanged. "
+            "Omit in_place."
         )
     if rows.columns is not None:
-        yield "[rows] columns chooses columns, and in_place = true takes all of them. Leave columns or in_place out."
+        yield "[rows] columns chooses columns, and in_place = true uses all of them. Omit columns or in_place."
     if rows.schema is not None:
         yield (
-            "[rows] schema maps rows to others as they are copied, and in_place = true takes them as they are. Leave "
-            "in_place out."
+            "[rows] schema converts rows while they are copied, and in_place = true uses them unchanged. Omit in_place."
         )
     for key in ("missing", "header", "genotypes"):
         if getattr(rows, key):
-            yield f"[rows] {key} is for kinds of files that cannot be read in place. Leave it or in_place out."
+            yield f"[rows] {key} is for files that cannot be used in place. Omit it or in_place."
 
 
 def _unfit_for_periods(sections: Sections) -> Iterator[str]:
     rows, release = sections.rows, sections.release
     if release.clip == "private":
         yield (
-            '[release] clip = "private" chooses it from the rows of one table, and with periods = true one clip norm '
-            'holds for all periods. Take clip = "auto" beside a scale, or choose it from what is publicly known; or '
-            'release a table of rows that come in no period once, with clip = "private", and name its clip norm.'
+            '[release] clip = "private" chooses a clip norm from the rows of one table, and with periods = true all '
+            'periods need the same one. Give a public clip norm; use clip = "auto" with a scale; or release a separate '
+            'table with clip = "private", and give its clip norm here.'
         )
     if rows.source is None:
-        yield "[rows] periods = true needs source, a folder of one entry per period."
+        yield "[rows] periods = true needs source, a folder with one entry per period."
     elif _is_remote(rows.source):
         yield (
-            "[rows] source is an address, and with periods = true it is a folder on this machine: what was taken in is "
-            "compared with it. Copy new entries there, each under a name that begins with a dot, and rename it when it "
-            "is complete."
+            "[rows] source is an address, and with periods = true it must be a local folder, as closed periods are "
+            "compared with it. Copy each new entry there under a name that begins with a dot, and rename it when it is "
+            "complete."
         )
     for section, path in (("rows", rows.path), ("release", release.path), ("pca", sections.pca and sections.pca.path)):
         if path and is_address(path):
             yield (
-                f"[{section}] path is an address, and with periods = true it is a folder on this machine: several runs "
-                "at once hold it against each other, which an object store does not offer."
+                f"[{section}] path is an address, and with periods = true it must be a local folder, as concurrent "
+                "runs lock it."
             )
     for key, value in (("id", release.id), ("period", release.period)):
         if value is not None:
-            yield f"[release] {key} is told by the periods; leave it out."
+            yield f"[release] {key} is set by the periods. Omit it."
     if sections.project is not None:
         yield (
-            "[project] is for a table without periods. Project a period with: "
+            "[project] is for a table without periods. To project a period, run: "
             f"{step('project', rows.path)}/PERIOD.zarr MODEL SCORES"
         )
     if sections.cluster is not None and sections.cluster.trusted == "worker":
         yield (
-            '[cluster] trusted = "worker" cannot be kept with periods = true: the process that is started takes in the '
-            "rows and closes periods in the ledger itself. Start it where it may, and leave trusted out."
+            '[cluster] trusted = "worker" is not possible with periods = true: this process itself ingests the rows '
+            "and closes periods in the ledger. Run it on a trusted machine, and omit trusted."
         )

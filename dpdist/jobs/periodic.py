@@ -1,26 +1,25 @@
-"""A job whose rows come in periods: every run takes in what is new, releases it, and adds it to the total so far.
+"""A job with periods: each run ingests and releases the new periods and adds them to the total.
 
 ::
 
     published/2026-01-05.zarr               the release of one period
-    published/2026-01-05--2026-01-08.zarr   that of four, with ``continual`` only
+    published/2026-01-05--2026-01-08.zarr   the release of four periods, with ``continual`` only
     published/total/2026-01-08.zarr         the total up to this period, estimated from all these releases
 
-With ``factorisation = "square-root"`` or ``"banded"`` each release is named by one period, and adds it and earlier ones
-by weights (:mod:`dpdist.release.series`). Only the totals are second moments then, and with ``window = 7`` ::
+With ``factorisation = "square-root"`` or ``"banded"`` each release is named after one period and is a weighted sum of
+it and earlier ones (:mod:`dpdist.release.series`). Then only the totals are second moments, and with ``window = 7`` ::
 
-    published/window-7/2026-01-08.zarr      the sum of the last 7 periods, or of all where there are fewer
-    models/window-7/2026-01-08.zarr         with [pca], its components, beside those of the totals
+    published/window-7/2026-01-08.zarr      the sum of the last 7 periods, or of all if there are fewer
+    models/window-7/2026-01-08.zarr         with [pca], its components, next to those of the totals
 
-A run may be started any number of times, at once or never on some nights. Periods are closed in the order of their
-names and released in that order; a release that is there is left alone, one that a dead run left is resumed by its id.
-The clock plays no part: a period is new when its entry is in the source and the ledger has not closed it. The work of a
-run is the rows of the new periods; with ``continual`` also, on nights that end a larger node, the rows of that node;
-with weights, those of all periods or of the last ones.
+Runs may be concurrent, repeated or skipped. Periods are closed and released in the order of their names. An existing
+release is left as it is; an interrupted one resumes by its id. The clock plays no part: a period is new if its entry is
+in the source and the ledger has not closed it. A run reads the rows of the new periods; with ``continual``, also those
+of each larger node that they complete; with weights, those of all periods or of the last ones.
 
-Three faults do not stop new periods: files of an old period that came late or changed, an entry that repeats another,
-and an entry whose name is no period's. They are told at the end, and the run counts as refused. A new period whose
-files cannot be used keeps those after it waiting, so that it is closed before them once it is mended.
+Three faults do not stop new periods: late or changed files of a closed period, a duplicate entry, and an entry whose
+name is not a period. They are reported at the end, and the run is refused. Periods after a new one with unusable files
+wait, so that it is closed before them once it is repaired.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from dpdist._util.text import fields_as_json
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ingest.periods import changes, discard, take_in, waiting
 from dpdist.jobs.job_file import Job
-from dpdist.jobs.series import Series, open_series, past_horizon, whole_of
+from dpdist.jobs.series import Series, open_series, past_horizon, series_guarantee
 from dpdist.jobs.totals import conclude
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.state import State
@@ -60,10 +59,10 @@ _DRAWN = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}
 
 @dataclass(frozen=True)
 class PeriodicOutcome:
-    """What a run of a job with periods made."""
+    """Result of a run of a job with periods."""
 
     periods: int  # closed
-    released: tuple[str, ...]  # ids of releases that were computed now
+    released: tuple[str, ...]  # ids of releases computed in this run
     balance: Balance
     total: Path | None  # up to the last period
     model: Path | None
@@ -74,21 +73,21 @@ class PeriodicOutcome:
 
 
 def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
-    """Take in the new periods of a job, release them, and add up the total."""
+    """Ingest and release the new periods of a job, and write the total."""
     series = open_series(job)
     problems: list[DpdistError] = []
     sources, strays = waiting(local(str(job.source)), list(series.ledger.periods))
     for folder in filter(None, (series.releases, series.releases / "total", series.models)):
         make_public_folder(folder)
     _require_unchanged(series)
-    count, fresh, there = 0, list[str](), {path.name for path in series.releases.iterdir()}
+    count, fresh, published = 0, list[str](), {path.name for path in series.releases.iterdir()}
     with job.cluster.kept() as cluster:
         for count, periods in _counts(series, sources, say, problems):
-            fresh += _release(series, periods[:count], len(periods), there, cluster, say)
+            fresh += _release(series, periods[:count], len(periods), published, cluster, say)
     total, model = conclude(series, list(series.ledger.periods)[:count], say)
     problems = _changed(series, sources) + problems + strays
     try:
-        series.ledger.require_current()  # also where nothing was charged tonight: the balance would not be true
+        series.ledger.require_current()  # even without a charge in this run: the balance must be current
     except RefusedError as error:
         problems.append(error)
     if problems:
@@ -101,7 +100,7 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
 def _counts(
     series: Series, sources: dict[str, Path], say: Callable[[str], None], problems: list[DpdistError]
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the numbers of the closed periods, from 1, each with all closed ones; close new ones in their turn."""
+    """Yield 1, 2, ... for the closed periods, each with the names of all, closing new ones on the way."""
     count, horizon = 0, series.plan.horizon
     periods = series.ledger.periods
     for close in (None, *(source for source in sources.items() if source[0] not in periods)):
@@ -111,13 +110,15 @@ def _counts(
                 return
             try:
                 _close(series, *close, say)
-            except RefusedError as error:  # late, or a repetition: mended or not, those after it need not wait
+            except RefusedError as error:  # late or a duplicate: later periods need not wait
                 problems.append(error)
             except DataError as error:
                 problems.append(error)
                 return
         closed: list[str] = []
-        while count < len(closed) or count < len(closed := list(series.ledger.periods)):  # others may close some too
+        while count < len(closed) or count < len(
+            closed := list(series.ledger.periods)
+        ):  # concurrent runs may close some too
             if count == horizon:
                 problems.append(RefusedError(past_horizon(count, closed[count])))
                 return
@@ -127,15 +128,15 @@ def _counts(
 
 def _close(series: Series, period: str, entry: Path, say: Callable[[str], None]) -> None:
     with series.table.store.locked():
-        series.ledger.require_current()  # an older copy does not know what it closed: its rows are no strays
+        series.ledger.require_current()  # a stale copy does not know its closed periods
         closed = series.ledger.periods
         if period in closed:
             return
         last = next(reversed(closed), "")
         if period < last:
             raise RefusedError(
-                f"{entry} came late: the period {period} comes before {last}, which is closed, and periods are closed "
-                "in order. Move its rows to a period to come."
+                f"{entry} is late: its period {period} is before {last}, which is closed, and periods are closed in "
+                "order. Move its rows to a later period."
             )
         seal = take_in(
             series.table,
@@ -145,7 +146,7 @@ def _close(series: Series, period: str, entry: Path, say: Callable[[str], None])
             columns=series.job.columns,
             excluded=() if series.job.exclude is None else read_excluded(series.job.exclude),
             choices=series.job.choices,
-            progress=steps(series.job.cluster.progress, f"Taking in {period}"),
+            progress=steps(series.job.cluster.progress, f"Ingesting {period}"),
             say=say,
         )
         try:
@@ -158,41 +159,38 @@ def _close(series: Series, period: str, entry: Path, say: Callable[[str], None])
 
 
 def _changed(series: Series, sources: dict[str, Path]) -> list[DpdistError]:
-    """Return what is wrong with the sources of closed periods."""
-    found = (changes(series.table, p, sources[p]) for p in series.ledger.periods if p in sources)
-    return [RefusedError(problem) for problem in found if problem]
+    """Return errors for closed periods whose sources changed."""
+    problems = (changes(series.table, p, sources[p]) for p in series.ledger.periods if p in sources)
+    return [RefusedError(problem) for problem in problems if problem]
 
 
 def _release(
     series: Series,
     periods: Sequence[str],
     closed: int,
-    there: Collection[str],
+    published: Collection[str],
     cluster: Cluster,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Release the nodes that end with the last of some periods; return the ids of those that were computed now.
-
-    ``there`` are the names that were published when the run began.
-    """
+    """Release the nodes that end with the last period; return new ids. ``published``: file names before the run."""
     _choose_scale(series, cluster, say)
     nodes = [(node, series.path_of(periods, node)) for node in series.plan.released(len(periods))]
-    if len(periods) < closed:  # published on an earlier night
-        nodes = [(node, target) for node, target in nodes if target.name not in there]
-    if nodes and series.job.model is not None and series.job.needs_law:
+    if len(periods) < closed:  # published by an earlier run
+        nodes = [(node, target) for node, target in nodes if target.name not in published]
+    if nodes and series.job.model is not None and series.job.needs_noise_distribution:
         require_law(series.request, len(series.columns))
     fresh = []
     for number, (node, target) in enumerate(nodes):
         span = series.span(node)
-        request = series.asked(node, span)
+        request = series.request_for(node, span)
         release_id = request.release_id(span)
         _require_same_job(target, release_id)
         record = series.ledger.record(release_id)
         if number and target.exists() and record is not None and record.state is State.PUBLISHED:
-            continue  # the first of the last night is looked at, so that a changed ledger is noticed
-        _require_whole(series, release_id, span)
+            continue  # the first one is checked, to detect a changed ledger
+        _require_series_budget(series, release_id, span)
         _require_small_delta(series, release_id, periods)
-        outcome: Outcome = release.release_table(span, target, request, ledger=series.place, cluster=cluster)
+        outcome: Outcome = release.release_table(span, target, request, ledger=series.ledger_address, cluster=cluster)
         if outcome.fresh:
             fresh.append(outcome.release.release_id)
             say(outcome.describe())
@@ -200,32 +198,31 @@ def _release(
 
 
 def _choose_scale(series: Series, cluster: Cluster, say: Callable[[str], None]) -> None:
-    """Draw the histograms that choose the scale of all periods, once; the first period must bear all of it."""
+    """Draw the histograms that choose the scale of all periods, once, if the first period can be charged for all."""
     chosen = series.first_scale
     if chosen is None or chosen.state() in _DRAWN:
         return
     if chosen.state() in {None, State.ABORTED}:
         chosen.require_seen()
-        whole = chosen.request.parts(chosen.table).guarantee
+        guarantee = chosen.request.parts(chosen.table).guarantee
         accounts = series.ledger.accounts(chosen.request.guarantee(chosen.table))
-        if accounts is not None and not accounts.holds(Charge(whole, tuple(chosen.table.seals))):
+        if accounts is not None and not accounts.holds(Charge(guarantee, tuple(chosen.table.seals))):
             raise RefusedError(
-                f"The scale of all periods and their releases together cost each row {whole.loss}; the budget is "
-                f"{series.ledger.budget}, and of it there is left for a row of {', '.join(chosen.table.seals)}: "
-                f"{accounts.left(chosen.table.seals)}. Nothing was charged or drawn. Ask for less "
-                f"({parameter('epsilon')})."
+                f"The scale and the releases of all periods together cost each row {guarantee.loss}. The budget is "
+                f"{series.ledger.budget}, and a row of {', '.join(chosen.table.seals)} has left: "
+                f"{accounts.left(chosen.table.seals)}. Nothing was charged or drawn. Reduce {parameter('epsilon')}."
             )
     if draw_alone(chosen, cluster, "Counting columns"):
         share = chosen.request.parts(chosen.table).share_words
         say(
-            f"{chosen.release_id}: centre and scale of each column, for all periods, were chosen privately from the "
-            f"rows of {', '.join(chosen.table.seals)}, which bear {share} for it. "
+            f"{chosen.release_id}: the centre and scale of each column for all periods were chosen privately from the "
+            f"rows of {', '.join(chosen.table.seals)}, which are charged {share} for it. "
             f"{advice.describe(*chosen.blindly_scaled())}".rstrip()
         )
 
 
 def _require_unchanged(series: Series) -> None:
-    """Refuse a job whose parameters changed before anything is charged: by the latest release that is published."""
+    """Refuse a job whose parameters differ from those of the latest release, before anything is charged."""
     periods = list(series.ledger.periods)
     for count in range(len(periods), 0, -1):
         node = series.plan.released(count)[0]
@@ -234,44 +231,44 @@ def _require_unchanged(series: Series) -> None:
             if series.first_scale is not None and series.first_scale.state() not in _DRAWN:
                 raise _other_parameters(target)
             span = series.span(node)
-            _require_same_job(target, series.asked(node, span).release_id(span))
+            _require_same_job(target, series.request_for(node, span).release_id(span))
             return
 
 
 def _require_same_job(target: Path, release_id: str) -> None:
-    found = (attributes_of(store_at(target)) or {}).get("release_id", release_id)
-    if found != release_id:
+    published_id = (attributes_of(store_at(target)) or {}).get("release_id", release_id)
+    if published_id != release_id:
         raise _other_parameters(target)
 
 
 def _other_parameters(target: Path) -> RefusedError:
     return RefusedError(
-        f"{target} was released with other parameters than the job has now. A job with periods keeps its parameters: "
-        "otherwise each row would be charged for both. Undo the change. If the budget suffices, you can name another "
-        "folder instead ([release] path)."
+        f"{target} was released with other parameters than those of the job now. A job with periods must keep its "
+        "parameters, as otherwise each row would be charged twice. Undo the change, or, if the budget suffices, change "
+        "the folder ([release] path)."
     )
 
 
-def _require_whole(series: Series, release_id: str, span: Span) -> None:
-    """Refuse a night where a row of a period to come could not bear all nights: the series could not go on."""
+def _require_series_budget(series: Series, release_id: str, span: Span) -> None:
+    """Refuse a release if the budget of a row of a later period is too small for the whole series."""
     record = series.ledger.record(release_id)
     if not isinstance(series.plan, Toeplitz) or (record is not None and record.state is not State.ABORTED):
         return
-    night = series.request.guarantee(span)
-    accounts = None if night is None else series.ledger.accounts(night)
-    if night is None or accounts is None:
-        return  # the charge itself will say why
-    if not accounts.to_come.holds(whole_of(night, series.plan)):
+    guarantee = series.request.guarantee(span)
+    accounts = None if guarantee is None else series.ledger.accounts(guarantee)
+    if guarantee is None or accounts is None:
+        return  # the charge reports why
+    if not accounts.to_come.holds(series_guarantee(guarantee, series.plan)):
         raise RefusedError(
-            f"The nights of this series together cost each row {series.job.request.loss}; the budget is "
-            f"{series.ledger.budget}, and of it there is left for a row to come: {accounts.to_come.left()}. Nothing "
-            f"was charged or drawn. Ask for less ({parameter('epsilon')})."
+            f"All releases of this series together cost each row {series.job.request.loss}. The budget is "
+            f"{series.ledger.budget}, and a row of a later period has left: {accounts.to_come.left()}. Nothing was "
+            f"charged or drawn. Reduce {parameter('epsilon')}."
         )
 
 
 def _require_small_delta(series: Series, release_id: str, periods: Sequence[str]) -> None:
-    """Refuse to go on when delta is not below one over the number of all rows so far, unless that was accepted."""
-    record, asked = series.ledger.record(release_id), series.job.request
-    if asked.loss.delta_atto and (record is None or record.state is State.ABORTED):
+    """Refuse a delta not below 1 / (number of rows so far), unless accepted."""
+    record, request = series.ledger.record(release_id), series.job.request
+    if request.loss.delta_atto and (record is None or record.state is State.ABORTED):
         rows = series.table.count(periods)
-        checks.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
+        checks.require_small_delta(request.loss, request.neighbours, rows, accepted=request.accept_large_delta)

@@ -1,4 +1,4 @@
-"""A whole job, step by step; every step that is done already is left alone, so a job may be run any number of times."""
+"""Runs a job step by step; finished steps are skipped, so a job may be run any number of times."""
 
 from __future__ import annotations
 
@@ -27,57 +27,54 @@ from dpdist.storage.store import Store, store_at
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What a job made; a step that it leaves out is None."""
+    """Result of a job; an omitted step is None."""
 
     release: Outcome
     model: Path | Store | None
     scores: Path | Store | None
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON values: what is public of the release, and the paths of what was made of it."""
+        """Return JSON values: the public header of the release, and paths."""
         return fields_as_json(self)
 
 
 def require_same_rows(job: Job, table: RowsTable) -> None:
-    """Refuse rows that were ingested otherwise than a job says, because what it asks for would be ignored.
-
-    A job without a source takes rows as they are, and says of them only what it likes.
-    """
-    cure = "Change the job file, or name another place for rows that are ingested so ([rows] path)."
+    """Refuse existing rows that differ from the job file; without a source, only its given keys are compared."""
+    cure = "Change the job file, or change [rows] path to ingest these rows elsewhere."
     schema = job.choices.schema
     if job.source is not None and schema != table.schema:
-        held = "no schema" if table.schema is None else "a schema" if schema is None else "another schema"
-        wanted = "none" if schema is None else "one" if table.schema is None else "its own"
-        raise RefusedError(f"{job.rows} was made with {held}, and the job asks for {wanted}. {cure}")
+        actual = "no schema" if table.schema is None else "a schema" if schema is None else "another schema"
+        requested = "none" if schema is None else "one" if table.schema is None else "its own"
+        raise RefusedError(f"{job.rows} has {actual}, and the job file {requested}. {cure}")
     if job.unit != table.unit and (job.unit is not None or job.source is not None):
         raise RefusedError(
-            f"{job.rows} protects {_unit_words(table.unit)}, and the job asks for {_unit_words(job.unit)}. {cure}"
+            f"{job.rows} protects {_describe_unit(table.unit)}, and the job file {_describe_unit(job.unit)}. {cure}"
         )
     if job.columns is not None and job.columns != table.names:
         raise RefusedError(
-            f"{job.rows} has the columns {listed(table.names)}, and the job asks for {listed(job.columns)}. {cure}"
+            f"{job.rows} has the columns {listed(table.names)}, and the job file {listed(job.columns)}. {cure}"
         )
     if job.budget not in {None, table.budget}:
         raise UsageError(
-            f"{job.rows} declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, and the job one of "
-            f"{job.budget}. A budget is declared once. {cure}"
+            f"{job.rows} declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, and the job file "
+            f"one of {job.budget}. A budget is declared once. {cure}"
         )
 
 
 def require_components(job: Job, table: RowsTable) -> None:
-    """Refuse a number of components that no release of these rows could have."""
+    """Refuse more components than columns."""
     if job.components is not None and job.components > table.columns:
         raise UsageError(
-            f"{job.components} components were asked for; {job.rows} has {table.columns} columns: "
-            f"ask for {table.columns} or fewer.",
+            f"{job.components} components are more than the {table.columns} columns of {job.rows}. Ask for at most "
+            f"{table.columns}.",
             parameter="components",
         )
-    if job.model is not None and job.needs_law:
+    if job.model is not None and job.needs_noise_distribution:
         require_law(job.request, table.columns)
 
 
-def _unit_words(unit: Unit | None) -> str:
-    return "each row alone" if unit is None else f"the rows of one {unit.column}, {unit.max_rows} at most"
+def _describe_unit(unit: Unit | None) -> str:
+    return "each row alone" if unit is None else f"up to {unit.max_rows} rows of one {unit.column}"
 
 
 def run(
@@ -119,7 +116,7 @@ def _register(job: Job, source: SourceLocation, say: Callable[[str], None]) -> N
 
 def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> None:
     choices = job.choices
-    unit = job.unit if choices.schema is None else None  # which says it itself
+    unit = job.unit if choices.schema is None else None  # a schema defines its own
     table = budget.ingest_rows(
         source,
         job.rows,
@@ -136,7 +133,7 @@ def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> Non
         rows_dimension=choices.rows_dimension,
         schema=choices.schema,
         progress=job.cluster.progress,
-        say=lambda text: None if text.startswith(LEFT_OUT) else say(text),  # others may read what a job says
+        say=lambda text: None if text.startswith(LEFT_OUT) else say(text),  # the output of a job is public
         cluster=job.cluster,
     )
-    say(f"{job.rows}: ingested, {counted(table.columns, 'column')}.")  # how many rows may be private
+    say(f"{job.rows}: ingested, {counted(table.columns, 'column')}.")  # the number of rows may be private

@@ -1,7 +1,6 @@
-"""The sections of a job file as types: from them come the checks, the messages and the schema that editors read.
+"""The sections of a job file as types, from which its checks, messages and JSON schema derive.
 
-The schema is ``job.schema.json`` beside this file. A test compares the two, and ``python -m dpdist.jobs.sections``
-writes it anew.
+``python -m dpdist.jobs.sections`` writes the schema, ``job.schema.json`` in this folder; a test compares them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dpdist._util.text import has_control
-from dpdist.naming import COMMAND_LINE
+from dpdist.naming import COMMAND_LINE, SPELLINGS
 from dpdist.options import (
     FILE,
     FLAG,
@@ -42,65 +41,62 @@ SCHEMA = Path(__file__).with_name("job.schema.json")
 
 
 class Rows(IngestOptions, frozen=True, kw_only=True):
-    """The rows, and what they are made from where they do not exist yet."""
+    """The rows, and their source."""
 
     path: Annotated[
         str,
-        option(
-            "Folder of the rows, or s3://bucket/rows.zarr; they are ingested only when it does not exist yet.", FILE
-        ),
+        option("Folder of the rows, or s3://bucket/rows.zarr; rows are ingested if it does not exist.", FILE),
     ]
     source: Annotated[
         str | None,
-        option("What rows are made from: a file or folder, or its address, such as s3://bucket/folder.", FILE),
+        option("The source of the rows: a file, a folder, or an address such as s3://bucket/folder.", FILE),
     ] = None
-    in_place: Annotated[bool, option("Whether rows are registered where they are in source, and not copied.", FLAG)] = (
-        False
-    )
+    in_place: Annotated[bool, option("Whether rows are registered in place instead of copied.", FLAG)] = False
     max_periods: Annotated[
-        int | None, option("Periods in which rows of each privacy unit are kept at most, the first ones.", WHOLE)
+        int | None, option("Largest number of periods with rows of each privacy unit; the first ones are kept.", WHOLE)
     ] = None
     exclude: Annotated[
         str | None,
-        option("A private list of privacy units, one a line, whose rows of periods to come are left out.", FILE),
+        option("A private list of privacy units, one per line, to leave out of new periods.", FILE),
     ] = None
     periods: Annotated[
-        bool, option("Whether path is a folder of periods, and source one of an entry per period.", FLAG)
+        bool, option("Whether path is a folder of periods, and source a folder with one entry per period.", FLAG)
     ] = False
 
 
 class Release(ReleaseOptions, frozen=True, kw_only=True):
-    """What is released of the rows."""
+    """The release of the rows."""
 
     path: Annotated[str, option("Folder or address of the release; with periods, folder of the releases.", FILE)]
     period: Annotated[str | None, option("Names one of several releases with the same parameters.", WORD)] = None
     continual: Annotated[
         Annotated[int, Meta(ge=1, le=2**20)] | None,
         option(
-            "With periods: for so many, the noise of their total grows with the logarithm of their number only.",
+            "With periods: how many to plan for. The noise of their total grows with the logarithm.",
             f"a number of periods, from 1 to {2**20}",
         ),
     ] = None
     factorisation: Annotated[
         Literal["tree", "square-root", "banded"] | None,
         option(
-            "With periods: tree (the default) adds runs of periods. square-root, for as many as continual says, and "
-            "banded, for any number, add all or the last ones by weights: less noise, and they are read every night.",
+            "With periods: tree (the default) releases sums of consecutive periods. square-root, for at most continual "
+            "periods, and banded, for any number, release weighted sums: less noise, but each run reads all or the "
+            "last periods again.",
             '"tree", "square-root" or "banded"',
         ),
     ] = None
     band: Annotated[
         Annotated[int, Meta(ge=1, le=LONGEST)] | None,
         option(
-            f"Of a banded factorisation: how many periods a night reads at most [default: {BAND}].",
+            f"For a banded factorisation: largest number of periods that a release reads [default: {BAND}].",
             f"a number of periods, from 1 to {LONGEST}",
         ),
     ] = None
     window: Annotated[
         Annotated[int, Meta(ge=1, le=2**20)] | None,
         option(
-            "Of a square root or a banded factorisation: the last periods of which the sum is written too, from the "
-            "same releases.",
+            "For a square-root or banded factorisation: also write the sum of this many last periods, from the same "
+            "releases.",
             "a number of periods, at least 1",
         ),
     ] = None
@@ -113,13 +109,13 @@ class Pca(ComponentsOptions, frozen=True, kw_only=True):
 
 
 class Project(Options, frozen=True, kw_only=True):
-    """The scores of the rows, as private as the rows."""
+    """The scores of the rows; they are as private as the rows."""
 
     path: Annotated[str, option("Folder or address of the scores.", FILE)]
 
 
 class Sections(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole job: rows, their release and, where wanted, its components and the scores of the rows."""
+    """A job: rows, their release and, optionally, components and scores."""
 
     rows: Rows
     release: Release
@@ -138,8 +134,23 @@ _MODELS: dict[str, type[Options]] = {
 KEYS = {section: fields_of(model) for section, model in _MODELS.items()}
 
 
+def with_standard_spellings(content: Mapping[str, object]) -> dict[str, object]:
+    """Return a parsed file with its keys in their standard spelling; a key given in both keeps both."""
+    return {
+        section: {_standard(name, section, values): value for name, value in values.items()}
+        if isinstance(values, dict)
+        else values
+        for section, values in content.items()
+    }
+
+
+def _standard(name: str, section: str, values: Mapping[str, object]) -> str:
+    standard = SPELLINGS.get(name, name)
+    return standard if standard in KEYS.get(section, ()) and standard not in values else name
+
+
 def mistakes(content: Mapping[str, object]) -> Iterator[str]:
-    """Yield a sentence for everything in a parsed file that is not as the types say; none: it can be read."""
+    """Yield a sentence for each mistake in a parsed file."""
     for section, values in content.items():
         if section not in KEYS:
             yield f"There is no section or key {section!r}; the sections are {', '.join(KEYS)}"
@@ -155,7 +166,9 @@ def mistakes(content: Mapping[str, object]) -> Iterator[str]:
 def _mistakes_in(section: str, values: Mapping[str, object]) -> Iterator[str]:
     keys = KEYS[section]
     for name in values:
-        if name not in keys:
+        if SPELLINGS.get(name) in values:
+            yield f"[{section}] {SPELLINGS[name]} and {name} are the same key; use one of them"
+        elif name not in keys:
             yield f"[{section}] has no key {name!r}; its keys are {', '.join(keys)}"
     for name, key in keys.items():
         if name in values:
@@ -164,15 +177,15 @@ def _mistakes_in(section: str, values: Mapping[str, object]) -> Iterator[str]:
             yield f"[{section}] needs {name!r}, {_expected(key.type)}"
 
 
-def _mistakes(where: str, kind: Any, value: object) -> Iterator[str]:
+def _mistakes(key: str, kind: Any, value: object) -> Iterator[str]:
     try:
         msgspec.convert(value, kind, builtin_types=(Decimal,), dec_hook=_typed)
     except msgspec.ValidationError:
-        yield f"{where} must be {_expected(kind)}"
+        yield f"{key} must be {_expected(kind)}"
     else:
         texts = value if isinstance(value, list) else [value]
         if any(isinstance(text, str) and has_control(text) for text in texts):
-            yield f"{where} holds a control character; take it out"
+            yield f"{key} contains a control character; remove it"
 
 
 def _expected(kind: Any) -> str:
@@ -200,17 +213,19 @@ def _typed(kind: type, value: object) -> Amount | Clip | Components:
 
 
 def sections_of(content: Mapping[str, object]) -> Sections:
-    """Return the sections of a parsed file in which there are no :func:`mistakes`."""
+    """Return the sections of a parsed file without :func:`mistakes`."""
     return msgspec.convert(content, Sections, builtin_types=(Decimal,), dec_hook=_typed)
 
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a job file."""
     _, types = msgspec.json.schema_components([Sections], schema_hook=_schema_of)
-    for kind in types.values():  # of a docstring editors show its first line
+    for kind in types.values():  # editors show the first line
         kind["description"] = kind["description"].partition("\n")[0]
-    whole = types.pop("Sections") | {"title": "dpdist job file", "$defs": types}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_null(whole)}
+        keys = kind.get("properties", {})
+        keys |= {spelling: keys[name] for spelling, name in SPELLINGS.items() if name in keys}
+    sections = types.pop("Sections") | {"title": "dpdist job file", "$defs": types}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_null(sections)}
 
 
 def _schema_of(kind: type) -> dict[str, Any]:
@@ -223,18 +238,18 @@ def _schema_of(kind: type) -> dict[str, Any]:
 
 
 def _without_null(value: Any) -> Any:
-    """Leave out that a key may be null, which no TOML file can say."""
+    """Omit null, which TOML lacks."""
     if isinstance(value, list):
-        return [_without_null(each) for each in value if each != {"type": "null"}]
+        return [_without_null(member) for member in value if member != {"type": "null"}]
     if not isinstance(value, dict):
         return value
-    kept = {name: _without_null(each) for name, each in value.items() if name != "default" or each is not None}
-    choices = kept.get("anyOf", ())
-    return {**choices[0], **{n: v for n, v in kept.items() if n != "anyOf"}} if len(choices) == 1 else kept
+    entries = {name: _without_null(member) for name, member in value.items() if name != "default" or member is not None}
+    choices = entries.get("anyOf", ())
+    return {**choices[0], **{n: v for n, v in entries.items() if n != "anyOf"}} if len(choices) == 1 else entries
 
 
 class JobFile:
-    """Parameters as keys of a job file; those that have none, and steps, as they are typed."""
+    """Names parameters as keys of a job file, and steps as commands."""
 
     def parameter(self, name: str, value: str | None) -> str:
         """Write ``clip in [release]`` or ``mechanism = "gaussian" in [release]``."""

@@ -1,4 +1,4 @@
-"""A table of periods, its ledger and its releases, as a job sees them: what is asked of each, and where it stands."""
+"""The requests and paths of a series of releases of periods."""
 
 from __future__ import annotations
 
@@ -30,33 +30,32 @@ from dpdist.storage.store import store_at
 
 @dataclass(frozen=True)
 class Series:
-    """A job's table of periods, its ledger, and where its releases stand."""
+    """A job's table of periods, its ledger and its releases."""
 
     job: Job
     table: PeriodicTable
     ledger: Ledger
-    place: LedgerAddress
+    ledger_address: LedgerAddress
 
     @property
     def plan(self) -> Tree | Toeplitz:
-        """What is released when a period is closed."""
+        """The plan of releases."""
         return self.job.plan
 
     @cached_property
     def request(self) -> ReleaseRequest:
-        """What is asked each time: a share of the loss.
-
-        Releases that are added up are rounded alike, on one grid: so all of them are rounded as the first one was.
-        """
+        """The request of the first release; the others share its grid, as they are added up."""
         (leaf,) = self.plan.released(1)
         first, target = self.span(leaf), self.path_of(list(self.ledger.periods), leaf)
-        asked = replace(self._shared, loss=self._loss_of(leaf))
-        named = replace(asked, period=first.label)
-        charged = replace(trusted.charged_request(named, first, self.ledger, store_at(target)), period=asked.period)
+        request = replace(self._shared, loss=self._loss_of(leaf))
+        labelled = replace(request, period=first.label)
+        charged = replace(
+            trusted.charged_request(labelled, first, self.ledger, store_at(target)), period=request.period
+        )
         return charged if first.unit is None else replace(charged, grid_bits=charged.of_table(first).grid_bits)
 
-    def asked(self, node: Node | Night, span: Span) -> ReleaseRequest:
-        """Return what is asked of a node or a night."""
+    def request_for(self, node: Node | Night, span: Span) -> ReleaseRequest:
+        """Return the request for a node."""
         return replace(self.request, loss=self._loss_of(node), period=span.label)
 
     def _loss_of(self, node: Node | Night) -> PrivacyLoss:
@@ -64,7 +63,7 @@ class Series:
 
     @cached_property
     def first_scale(self) -> FirstScale | None:
-        """The release that chooses the scale of all periods, of the rows of the first; None where none does."""
+        """The release that chooses the scale of all periods from the first one, or None."""
         if not self.job.request.chooses:
             return None
         ((period, seal), *_) = self.ledger.periods.items()
@@ -72,20 +71,20 @@ class Series:
         older = FirstScaleRequest(replace(self.job.request, choice_rule=FIRST_RULE))
         record = self.ledger.record(older.release_id(first))
         charged = record is not None and record.state is not State.ABORTED
-        return FirstScale(older if charged else FirstScaleRequest(self.job.request), first, self.place)
+        return FirstScale(older if charged else FirstScaleRequest(self.job.request), first, self.ledger_address)
 
     @cached_property
     def _shared(self) -> ReleaseRequest:
-        """What the releases share: what the job asks for, or what is left of it, by the scale that was chosen."""
+        """The request of the job, or its remainder after the choice of the scale."""
         return self.job.request if self.first_scale is None else self.first_scale.following()
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """Column names, those of the first period."""
+        """Column names of the first period."""
         return open_rows(self.table.rows_of(next(iter(self.ledger.periods)))).names
 
     def span(self, node: Node | Night) -> Span:
-        """Return the rows of a node or a night; the last one is looked at more than once, and opened once."""
+        """Return the rows of a node; the last one is cached."""
         if node not in self._opened:
             seals = list(self.ledger.periods.items())[node.start : node.stop]
             self._opened.clear()
@@ -107,40 +106,38 @@ class Series:
         return None if self.job.model is None else local(str(self.job.model))
 
     def path_of(self, periods: Sequence[str], node: Node | Night) -> Path:
-        """Return where the release of a node or a night is published."""
+        """Return the path of the release of a node."""
         return self.releases / f"{node.label(periods)}.zarr"
 
     def total_path(self, period: str) -> Path:
-        """Return where the total up to a period is written."""
+        """Return the path of the total up to a period."""
         return self.releases / "total" / f"{period}.zarr"
 
     def window_path(self, period: str, window: int) -> Path:
-        """Return where the sum of so many periods up to one is written."""
+        """Return the path of the sum of the last ``window`` periods."""
         return self.releases / f"window-{window}" / f"{period}.zarr"
 
 
 def share_of(
     request: ReleaseRequest, columns: int, plan: Tree | Toeplitz, node: Node | Night, unit: Unit | None
 ) -> PrivacyLoss:
-    """Return the loss of one release, so that all of them together keep the loss that is asked for.
-
-    Where a person may be in several periods, a node of more of them takes a larger share, in proportion to the square
-    of what it counts the person for: so all nodes have the same noise, but for the rounding of epsilon.
-    """
+    """Return the loss of one release, so that all releases together have the requested loss."""
+    # With a privacy unit, the share of a node is proportional to the square of the number of rows for which it counts
+    # the unit, so all nodes have the same noise up to the rounding of epsilon.
     if unit is not None and request.mechanism != "gaussian":
         raise UsageError(
-            f"{request.mechanism} cannot protect somebody with rows in several periods: take "
+            f"{request.mechanism} cannot protect a privacy unit with rows in several periods. Use "
             f"{parameter('mechanism', 'gaussian')}."
         )
     if isinstance(plan, Toeplitz) and request.mechanism != "gaussian":
         raise UsageError(
-            f"{request.mechanism} cannot add periods by weights: take {parameter('mechanism', 'gaussian')}, or "
+            f"{request.mechanism} cannot release weighted sums. Use {parameter('mechanism', 'gaussian')}, or "
             f"{parameter('factorisation', 'tree')}."
         )
     if not request.mechanism_info.additive:
         raise UsageError(
-            f"{request.mechanism} cannot be added up over periods: take a mechanism that adds noise to the moment, "
-            "gaussian or two-sided-wishart."
+            f"Releases of {request.mechanism} cannot be added up over periods. Use a mechanism that adds noise to the "
+            "moment: gaussian or two-sided-wishart."
         )
     guarantee = request.calibrated(columns).guarantee
     gaussian = guarantee is not None and guarantee.mu_squared is not None
@@ -152,34 +149,36 @@ def share_of(
 
 
 def require_same_unit(job: Job, table: PeriodicTable) -> None:
-    """Refuse a folder of periods with another privacy unit than a job says."""
+    """Refuse a table of periods with another privacy unit than the job file."""
     if job.unit != table.unit:
-        held, wanted = ("one row" if unit is None else f"{unit.column}, {unit.most}" for unit in (table.unit, job.unit))
+        actual, requested = (
+            "one row" if unit is None else f"{unit.column}, {unit.most}" for unit in (table.unit, job.unit)
+        )
         raise RefusedError(
-            f"{job.rows} protects {held}, and the job asks for {wanted}. That is declared once, with the first period. "
-            "Change the job file, or name another place for these rows ([rows] path)."
+            f"{job.rows} protects {actual}, and the job file {requested}. The privacy unit is declared once, with the "
+            "first period. Change the job file, or change [rows] path to ingest these rows elsewhere."
         )
 
 
 def open_series(job: Job) -> Series:
-    """Open the table and ledger of a job; create them the first time."""
+    """Open the table and ledger of a job, or create them."""
     table, ledger = budget.periodic_table(job.rows, job.budget, job.ledger, job.unit)
     require_same_unit(job, table)
     return Series(job, table, ledger, job.ledger or budget.default_ledger(job.rows))
 
 
-def whole_of(night: Guarantee, plan: Toeplitz) -> Guarantee:
-    """Return what all nights of a series together cost a row that is in all of them, from what one night guarantees."""
-    if night.mu_squared is None:
-        raise AssertionError("a night is a Gaussian release")
-    return replace(night, mu_squared=night.mu_squared * plan.shares)
+def series_guarantee(guarantee: Guarantee, plan: Toeplitz) -> Guarantee:
+    """Return the joint guarantee of all releases of a series for a row in all of them, from that of one release."""
+    if guarantee.mu_squared is None:
+        raise AssertionError("a series has Gaussian releases")
+    return replace(guarantee, mu_squared=guarantee.mu_squared * plan.shares)
 
 
 def past_horizon(horizon: int, period: str) -> str:
-    """Say why a period is not released: a square root cannot be extended."""
+    """Explain why a period is not released: a square-root factorisation has a fixed length."""
     return (
-        f"The period {period} comes after the {horizon} that this series is for ({parameter('continual')}): the nights "
-        "of so many have the whole loss of a row, and it cannot be extended. Begin a new table for this period and "
-        "those to come: other folders for source and path in [rows], and for path in [release]. Their totals can be "
-        f"added to the last one of this ({step('combine')})."
+        f"The period {period} exceeds the {horizon} periods of this series ({parameter('continual')}), which use the "
+        "whole loss of a row and cannot be extended. Start a new table for this and later periods, with other folders "
+        "for source and path in [rows] and for path in [release]. Their totals can be added to the last total of this "
+        f"series ({step('combine')})."
     )

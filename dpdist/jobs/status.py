@@ -1,6 +1,6 @@
-"""What a job would spend, and where it stands. Nothing is written, charged or summed.
+"""Preview and state of a job. Nothing is written, charged or summed.
 
-All of it is public or the operator's own: periods by name, releases by id, budgets. No value or count of rows is.
+The output contains no values or counts of rows: only names of periods, ids of releases and budgets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpdist.ingest.periods import waiting
 from dpdist.ingest.registered import open_rows
 from dpdist.jobs.job_file import Job
 from dpdist.jobs.run import require_components, require_same_rows
-from dpdist.jobs.series import past_horizon, require_same_unit, share_of, whole_of
+from dpdist.jobs.series import past_horizon, require_same_unit, series_guarantee, share_of
 from dpdist.jobs.totals import TotalNoise, TotalReads, largest, total_noise, total_reads
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
@@ -44,10 +44,10 @@ from dpdist.storage.store import Store, store_at
 
 @dataclass(frozen=True)
 class PersonNoise:
-    """The noise of the planned releases of a table of persons, who may have rows in several periods."""
+    """The noise of planned releases with a privacy unit that may have rows in several periods."""
 
-    rows: tuple[int, int]  # of one period, for which a person is counted: least and most
-    deviation: float | None  # largest, of an entry off the diagonal, in bounded units; if the columns are known
+    rows: tuple[int, int]  # least and largest number of rows of a period for which a unit is counted
+    deviation: float | None  # largest of an off-diagonal entry, in bounded units, if columns are known
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -56,18 +56,18 @@ class PersonNoise:
 
 @dataclass(frozen=True)
 class Preview:
-    """What the next run of a job would release and spend."""
+    """Releases and charges of the next run of a job."""
 
-    releases: tuple[tuple[str, Charge], ...]  # of what, and what it is charged
+    releases: tuple[tuple[str, Charge], ...]  # what is released, and its charge
     new_periods: tuple[str, ...]
     budget: PrivacyLoss | None
-    charged: int  # releases before
+    charged: int  # number of earlier releases
     left: Left | None  # of the whole table
     fits: bool  # in the budget
-    parts: Parts | None = None  # where a release chooses something first
-    refused: str | None = None  # why, though it fits
+    parts: Parts | None = None  # if a release chooses something first
+    refused: str | None = None  # the reason, although it fits
     unit: Unit | None = None
-    totals: tuple[TotalReads, ...] = ()  # of this run, and the largest that is planned for
+    totals: tuple[TotalReads, ...] = ()  # of this run, and the largest planned
     person: PersonNoise | None = None
 
     def to_json(self) -> dict[str, object]:
@@ -88,21 +88,21 @@ class Preview:
             "left": None if self.left is None else self.left.to_json(),
             "fits": self.fits,
             **{name: as_json(value) for name, value in optional.items() if value is not None},
-            **{name: each.to_json() for name, each in zip(("total", "largest_total"), self.totals, strict=False)},
+            **{name: reads.to_json() for name, reads in zip(("total", "largest_total"), self.totals, strict=False)},
         }
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Where a job stands."""
+    """State of a job."""
 
     rows: Path | Store
-    refused: str | None  # why nothing new can be released: the ledger is not there, or behind its witness
+    refused: str | None  # why nothing new can be released: ledger missing or behind its witness
     budget: PrivacyLoss | None
     balance: Balance | None
     releases: dict[State, int]
-    attempts: int  # to draw noise
-    unfinished: tuple[Record, ...]  # charged, and not published
+    attempts: int  # number of attempts to draw noise
+    unfinished: tuple[Record, ...]  # charged, but not published
     periods_closed: int
     last_period: str | None
     periods_waiting: tuple[str, ...]
@@ -117,7 +117,7 @@ class JobStatus:
 
 
 def new_periods(job: Job, closed: Sequence[str]) -> list[str]:
-    """Return the periods that wait in the source and would be closed by the next run, in order."""
+    """Return the periods in the source that the next run would close, in order."""
     if not job.periodic or not isinstance(job.source, Path):
         return []
     entries, _ = waiting(job.source, closed)
@@ -125,7 +125,7 @@ def new_periods(job: Job, closed: Sequence[str]) -> list[str]:
 
 
 class _NextRun:
-    """What the next run of a job would release, and what is known for that."""
+    """The releases of the next run of a job, and their parameters."""
 
     def __init__(self, job: Job, ledger: Ledger | None) -> None:
         self.job, self.ledger = job, ledger
@@ -133,7 +133,7 @@ class _NextRun:
 
     @cached_property
     def periods(self) -> list[str]:
-        """All that are closed then."""
+        """All periods closed after the run."""
         return [*self.closed, *new_periods(self.job, self.closed)]
 
     @cached_property
@@ -142,19 +142,19 @@ class _NextRun:
 
     @cached_property
     def table(self) -> RowsTable | None:
-        """The one table that a job releases; None for periods, and before there is one."""
+        """The table of a job without periods, or None if it does not exist yet."""
         return None if self.job.periodic or not store_at(self.job.rows).exists() else open_rows(self.job.rows)
 
     @cached_property
     def record(self) -> Record | None:
-        """What is charged for the one table."""
+        """The record of the release of that table."""
         if self.job.periodic or self.ledger is None:
             return None
         return self.ledger.record(_release_id(self.job, self.ledger))
 
     @cached_property
     def known_columns(self) -> int | None:
-        """The number of columns, of rows or as the job file says."""
+        """The number of columns, from the rows or the job file."""
         if self.table is not None:
             return self.table.columns
         job, schema = self.job, self.job.choices.schema
@@ -166,12 +166,12 @@ class _NextRun:
 
     @property
     def columns(self) -> int:
-        """As known; what a release costs hardly depends on it, by rounding."""
+        """The number of columns, or 2: it hardly changes the charge."""
         return self.known_columns or 2
 
     @property
     def max_rows(self) -> int:
-        """Rows of a privacy unit in a release of one table, or of one period."""
+        """Largest number of rows of a privacy unit in a release of one table or period."""
         if self.job.periodic:
             return counted_rows(self.job.unit, 1)
         if self.table is not None:
@@ -180,7 +180,7 @@ class _NextRun:
 
     @cached_property
     def parts(self) -> Parts | None:
-        """What is chosen first, of the table or of the first period, and what is left; None where nothing is."""
+        """The parts of a release that chooses its clip norm or scale first, or None."""
         request = self.job.request
         if self.table is not None:
             request = request.of_table(self.table)
@@ -189,7 +189,7 @@ class _NextRun:
         return request.parts(self.columns, self.max_rows)
 
     def releases(self) -> list[tuple[str, Charge]]:
-        """Return what would be charged, but the scale of periods: for which period or periods, and what."""
+        """Return the planned charges, each with its periods, except for the scale of periods."""
         return self._of_periods() if self.job.periodic else self._of_table()
 
     def _of_table(self) -> list[tuple[str, Charge]]:
@@ -200,7 +200,7 @@ class _NextRun:
             if self.record is not None and self.record.state is not State.ABORTED:
                 return []
             _require_small_delta(job, table.rows)
-        return [("the whole table", Charge(_proved(job.request.proved(self.columns, self.max_rows))))]
+        return [("the whole table", Charge(_require_private(job.request.proved(self.columns, self.max_rows))))]
 
     def _of_periods(self) -> list[tuple[str, Charge]]:
         job, periods = self.job, self.periods
@@ -208,28 +208,28 @@ class _NextRun:
             require_same_unit(job, open_periods(job.rows))
         if len(periods) > len(self.closed):
             _require_small_delta(job, open_periods(job.rows).count(self.closed) if self.closed else 1)
-        charged = {(record.periods, record.weights) for record in self.charged if not _of_scale(record)}
-        asked = job.request if self.parts is None else self.parts.moment
-        out = []
+        known_spans = {(record.periods, record.weights) for record in self.charged if not _of_scale(record)}
+        period_request = job.request if self.parts is None else self.parts.moment
+        charges = []
         for count in range(1, self.released + 1):
             for node in job.plan.released(count):
                 names = tuple(periods[node.start : node.stop])
-                if (names, node.weights) in charged:
+                if (names, node.weights) in known_spans:
                     continue
-                request = replace(asked, loss=share_of(asked, self.columns, job.plan, node, job.unit))
+                request = replace(period_request, loss=share_of(period_request, self.columns, job.plan, node, job.unit))
                 changed = counted_rows(job.unit, len(names), weighted=bool(node.weights)) * max(node.weights, default=1)
-                guarantee = _proved(request.calibrated(self.columns, changed).guarantee)
-                out.append((node.label(periods), Charge(guarantee, names, node.weights)))
-        return out
+                guarantee = _require_private(request.calibrated(self.columns, changed).guarantee)
+                charges.append((node.label(periods), Charge(guarantee, names, node.weights)))
+        return charges
 
     @property
     def released(self) -> int:
-        """How many periods are released: no more than a series is for."""
+        """Number of released periods, at most the length of the series."""
         horizon = self.job.plan.horizon
         return len(self.periods) if horizon is None else min(len(self.periods), horizon)
 
     def scale(self) -> list[tuple[str, Charge]]:
-        """Return what would be charged the first period, where the scale of all periods is chosen by its rows."""
+        """Return the planned charge to the first period for the scale of all periods."""
         if not self.job.periodic or not self.periods or self.parts is None:
             return []
         choice = self.parts.choice
@@ -243,48 +243,48 @@ def _of_scale(record: Record) -> bool:
 
 
 def _release_id(job: Job, ledger: Ledger | None) -> str:
-    """Return the id of the release of rows that are there, as it was charged."""
+    """Return the id of the release of existing rows, as it was charged."""
     table = open_rows(job.rows)
     return charged_request(job.request, table, ledger, store_at(job.release)).release_id(table)
 
 
-def _require_places(job: Job) -> None:
-    """Refuse paths that the run would refuse: of what is read and not there, or written and cannot be."""
+def _require_paths(job: Job) -> None:
+    """Refuse paths that the run would refuse, missing or not writable."""
     if isinstance(job.source, Path) and not job.source.exists():
         raise DataError(f"There is no source at {job.source}.")
-    there = store_at(job.rows).exists()
-    if not there:
+    exists = store_at(job.rows).exists()
+    if not exists:
         if job.source is None:
-            open_rows(job.rows)  # says how rows are made
+            open_rows(job.rows)  # the error explains how to ingest rows
         store_at(job.rows).require_new("rows")
     if job.periodic:
         for folder in filter(None, (job.release, job.model)):
             require_folder(local(str(folder)))
         return
-    release_id = _release_id(job, None) if there else None
+    release_id = _release_id(job, None) if exists else None
     stands_at(store_at(job.release), release_id)
-    for path, what in ((job.model, "model"), (job.scores, "scores")):
-        if path is not None and (release_id is None or not made_from(path, what, release_id=release_id)):
-            store_at(path).require_new(what)
+    for path, noun in ((job.model, "model"), (job.scores, "scores")):
+        if path is not None and (release_id is None or not made_from(path, noun, release_id=release_id)):
+            store_at(path).require_new(noun)
 
 
 def _require_small_delta(job: Job, rows: int) -> None:
-    asked = job.request
-    checks.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
+    request = job.request
+    checks.require_small_delta(request.loss, request.neighbours, rows, accepted=request.accept_large_delta)
 
 
-def _proved(guarantee: Guarantee | None) -> Guarantee:
+def _require_private(guarantee: Guarantee | None) -> Guarantee:
     if guarantee is None:
-        raise AssertionError("a job asks for what is private as claimed")
+        raise AssertionError("a job has a proved guarantee")
     return guarantee
 
 
 def preview(job: Job) -> Preview:
-    """Return what the next run would release and spend; nothing is read, created or charged."""
-    _require_places(job)
+    """Return the releases and charges of the next run; nothing is created or charged."""
+    _require_paths(job)
     ledger = ledger_of(job.rows, job.ledger, job.budget)
     run = _NextRun(job, ledger)
-    if ledger is not None and (run.record is None or not run.record.given_out):  # else the witness is not asked
+    if ledger is not None and (run.record is None or not run.record.given_out):  # otherwise the witness is not needed
         ledger.require_current()
     budget = job.budget if ledger is None else ledger.budget
     nodes = run.releases()
@@ -298,7 +298,7 @@ def preview(job: Job) -> Preview:
     fits, left = filters is not None or not plan, None
     if filters is not None:
         if nodes and isinstance(job.plan, Toeplitz):
-            fits = filters.to_come.holds(whole_of(nodes[0][1].guarantee, job.plan))
+            fits = filters.to_come.holds(series_guarantee(nodes[0][1].guarantee, job.plan))
         for period in fresh:
             filters.close(period)
         fits = fits and all(filters.book(f"planned {number}", charge) for number, (_, charge) in enumerate(plan))
@@ -307,7 +307,7 @@ def preview(job: Job) -> Preview:
     totals: tuple[TotalReads, ...] = ()
     if plan and not job.periodic:
         parts, table = run.parts, run.table
-        if table is not None:  # before, the number of its rows is not known
+        if table is not None:  # otherwise the number of rows is unknown
             refused = choice_refused(job.request, table.columns, table.rows, table.max_rows)
     if len(run.periods) > run.released:
         refused = past_horizon(run.released, run.periods[run.released])
@@ -320,7 +320,7 @@ def preview(job: Job) -> Preview:
 
 
 def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> PersonNoise:
-    """Return for how many rows of one period a person is counted by the releases that are planned, and their noise."""
+    """Return the weight of a privacy unit in the planned releases, and their noise."""
     counted, deviations = set(), []
     for read, weights, loss in {(len(c.periods), c.weights, c.guarantee.loss) for c in charges}:
         rows = counted_rows(job.unit, read, weighted=bool(weights))
@@ -336,7 +336,7 @@ def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> Perso
 
 
 def status_of(job: Job) -> JobStatus:
-    """Return where a job stands: budget, releases by state, unfinished ones, periods."""
+    """Return the state of a job: budget, releases by state, unfinished ones, periods."""
     ledger, refused = None, None
     try:
         ledger = ledger_of(job.rows, job.ledger)

@@ -1,7 +1,7 @@
-"""Totals and windows of a series of periods, and their components: written anew each night from what is published.
+"""Totals and windows of a series of periods, and their components, computed by each run from published releases.
 
-What a night opens and the noise of its total follow from the plan and from what is published. How many rows or bytes a
-period has may be private, so of rows it is told which periods are read, and no more.
+The releases that a run opens, and the noise of its total, follow from the plan and from published files. The numbers of
+rows and bytes of a period may be private, so previews name only the periods whose rows are read.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_public_folder
 from dpdist.storage.store import store_at
 
-_ENTRY = 8
-"""Bytes of an entry of a release."""
+_ENTRY_BYTES = 8
 
 
 @dataclass(frozen=True)
 class TotalReads:
-    """What is opened for the total of some periods, where no earlier total is missing."""
+    """Files opened for the total of some periods, if no earlier total is missing."""
 
     periods: int
-    releases: int  # published releases and totals, of a window too
-    size: int | None  # of their entries in bytes, before compression; if the number of columns is known
+    releases: int  # published releases and totals, including those of a window
+    size: int | None  # bytes of their entries before compression; None if the number of columns is unknown
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -44,11 +43,11 @@ class TotalReads:
 
 @dataclass(frozen=True)
 class TotalNoise:
-    """The noise of a total that is published, and of the next one."""
+    """The noise of a published total, and of the next one."""
 
     periods: int
     now: float  # standard deviation of an entry off the diagonal, in bounded units
-    following: float | None  # with one more period; None after the last one of a series
+    following: float | None  # of the next total; None after the last period of a series
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -56,16 +55,7 @@ class TotalNoise:
 
 
 def opened(plan: Tree | Toeplitz, count: int, window: int | None) -> int:
-    """Return how many releases and totals are opened for a total and its window.
-
-    Examples
-    --------
-    >>> from dpdist.release.series import banded
-    >>> [opened(banded(64), count, None) for count in (1, 2, 365)], opened(banded(64), 365, 30)
-    ([1, 2, 17], 18)
-    >>> [opened(Tree(9), count, None) for count in (1, 7, 256)]
-    [1, 2, 511]
-    """
+    """Return how many releases and totals a total and its window open."""
     if isinstance(plan, Tree):
         last = total_of(count, plan.levels)[-1]
         return (2 << last.level) - 1 + (last.start > 0)
@@ -74,14 +64,7 @@ def opened(plan: Tree | Toeplitz, count: int, window: int | None) -> int:
 
 
 def largest(plan: Tree | Toeplitz, window: int | None) -> int:
-    """Return the number of periods whose total opens most.
-
-    Examples
-    --------
-    >>> from dpdist.release.series import banded, square_root
-    >>> largest(Tree(9), None), largest(banded(64), None), largest(square_root(365), 7)
-    (256, 65, 210)
-    """
+    """Return the number of periods whose total opens the most files."""
     if isinstance(plan, Tree):
         return max(2, 1 << (plan.levels - 1))
     last = plan.horizon or len(plan.weights) + 1 + (window or 0)
@@ -89,16 +72,16 @@ def largest(plan: Tree | Toeplitz, window: int | None) -> int:
 
 
 def total_reads(job: Job, columns: int | None, count: int) -> TotalReads:
-    """Return what is opened for the total of so many periods."""
+    """Return the files opened for the total of ``count`` periods."""
     releases, size = opened(job.plan, count, job.window), None
     if columns is not None:
         width = job.request.with_placeholders.bound(columns).width
-        size = releases * _ENTRY * width**2
+        size = releases * _ENTRY_BYTES * width**2
     return TotalReads(count, releases, size)
 
 
 def total_noise(job: Job, periods: Sequence[str]) -> TotalNoise | None:
-    """Return the noise of the last total that is published, and of the next; None where there is none."""
+    """Return the noise of the last published total and of the next one, or None."""
     folder = local(str(job.release))
     count = next((n for n in range(len(periods), 0, -1) if (folder / "total" / f"{periods[n - 1]}.zarr").exists()), 0)
     if not count:
@@ -114,46 +97,46 @@ def total_noise(job: Job, periods: Sequence[str]) -> TotalNoise | None:
 
 
 def _variance(plan: Tree | Toeplitz, count: int) -> float:
-    """Return the variance of a total in some unit: all releases of a series have the same noise."""
+    """Return the variance of a total, relative to that of one release."""
     return plan.variance_factor(count) if isinstance(plan, Toeplitz) else float(variance_factor(count, plan.levels))
 
 
 def conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]) -> tuple[Path | None, Path | None]:
-    """Write the total of the periods, and the components of it; return where they are."""
+    """Write the total of the periods and its components; return their paths."""
     job = series.job
     if not periods:
         return None, None
     total = series.total_path(periods[-1])
     _write_total(series, periods, total)
-    together = " for all releases that it is made of, together" if series.plan.shares > 1 else ""
+    scope = " for all its releases together" if series.plan.shares > 1 else ""
     released = open_release(total)
-    words = f"{released.guarantee_words()}{together}"
+    guarantee = f"{released.guarantee_words()}{scope}"
     if series.first_scale is not None:
-        both = series.first_scale.request.parts(series.first_scale.table).guarantee.loss
-        words += f"; with the choice of the scale, which rows of {periods[0]} bear as well, {both}"
+        loss = series.first_scale.request.parts(series.first_scale.table).guarantee.loss
+        guarantee += f"; with the choice of the scale, charged to rows of {periods[0]}, {loss}"
     say(
-        f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
+        f"{total}: the total of {counted(len(periods), 'period')}, {guarantee}. This file is public."
         f"{checks.in_words(released.cautions)}"
     )
     parts = [(total, series.models)]
     if job.window is not None and isinstance(series.plan, Toeplitz):
         window = _write_window(series, series.plan, periods, job.window)
         last = counted(min(job.window, len(periods)), "period")
-        say(f"{window}: that of the last {last}, from the same releases. This file is public.")
+        say(f"{window}: the total of the last {last}, from the same releases. This file is public.")
         parts.append((window, series.models and series.models / window.parent.name))
-    made = [_fit(job, of, folder / of.name, say) for of, folder in parts if folder is not None]
-    return total, made[0] if made else None
+    models = [_fit(job, path, folder / path.name, say) for path, folder in parts if folder is not None]
+    return total, models[0] if models else None
 
 
-def _fit(job: Job, of: Path, model: Path, say: Callable[[str], None]) -> Path | None:
-    """Write the components of a total or a window; None where all of them drown in the noise."""
+def _fit(job: Job, path: Path, model: Path, say: Callable[[str], None]) -> Path | None:
+    """Write the components of a total or a window; None if all are below the noise."""
     make_public_folder(model.parent)
     try:
-        found, _, _ = fit_components(of, model, job.components, correlation=job.correlation, cluster=job.cluster)
-    except BelowNoiseError as error:  # more periods may lift some above it: the release of this one is no failure
-        say(f"No model of {of} was written. {error}")
+        fitted, _, _ = fit_components(path, model, job.components, correlation=job.correlation, cluster=job.cluster)
+    except BelowNoiseError as error:  # no failure: more periods may raise some above it
+        say(f"No model of {path} was written. {error}")
         return None
-    say(f"{model}: {counted(len(found.components.components), 'component')}.")
+    say(f"{model}: {counted(len(fitted.components.components), 'component')}.")
     return model
 
 
@@ -162,29 +145,26 @@ def _opened(series: Series, periods: Sequence[str], node: Node | Night) -> Relea
 
 
 def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
-    """Write the total of some periods: of trees, the sum of the best estimate of each; else that of all nights.
-
-    The total before the last tree, if it is there, spares reading its releases again. A total of an older version,
-    which took the roots only, stays as it was published, and is not built upon.
-    """
+    """Write the total of some periods: for a tree, the sum of the best estimates of its roots."""
+    # A published total before the last root replaces its releases; one of an older version, from roots only, is unused.
     plan, parts = series.plan, list[Release]()
     if isinstance(plan, Toeplitz):
         _write_totals(series, plan, periods)
         return
     for node in reversed(total_of(len(periods), plan.levels)):
         parts.append(estimated(node, partial(_opened, series, periods)))
-        known = _known_total(series, plan, periods[: node.start])
-        if known is not None:
-            parts.append(known)
+        earlier_total = _known_total(series, plan, periods[: node.start])
+        if earlier_total is not None:
+            parts.append(earlier_total)
             break
     total = combined(parts)
-    stands = set((attributes_of(store_at(target)) or {}).get("releases", ()))
-    if not (stands and stands < set(total.releases)):
+    published_ids = set((attributes_of(store_at(target)) or {}).get("releases", ()))
+    if not (published_ids and published_ids < set(total.releases)):
         write_sum(total, target)
 
 
 def _write_totals(series: Series, plan: Toeplitz, periods: Sequence[str]) -> None:
-    """Write the total of all nights, and before it those it follows from that are missing: caught up or removed."""
+    """Write the total of all periods, after any missing earlier totals that it needs."""
     missing, needed = [], {len(periods)}
     if series.job.window is not None:
         needed.add(len(periods) - series.job.window)
@@ -198,7 +178,7 @@ def _write_totals(series: Series, plan: Toeplitz, periods: Sequence[str]) -> Non
 
 
 def _write_window(series: Series, plan: Toeplitz, periods: Sequence[str], window: int) -> Path:
-    """Write the sum of the last periods, where it is not there yet, and return where."""
+    """Write the sum of the last periods unless it exists; return its path."""
     count = len(periods)
     target = series.window_path(periods[-1], window)
     if target.exists():
@@ -215,9 +195,9 @@ def _total(series: Series, periods: Sequence[str], count: int) -> Release:
 
 
 def _known_total(series: Series, plan: Tree, periods: Sequence[str]) -> Release | None:
-    """Return the published total of some periods, or None if there is none or it was not made of all their releases."""
+    """Return the published total of some periods, or None if it is missing or does not use all their releases."""
     if not periods or not (target := series.total_path(periods[-1])).exists():
         return None
-    known = open_release(target)
+    total = open_release(target)
     number = sum((2 << node.level) - 1 for node in total_of(len(periods), plan.levels))
-    return known if len(known.releases) == number else None
+    return total if len(total.releases) == number else None

@@ -129,7 +129,7 @@ def test_the_commands_leave_it_out_and_name_it(tmp_path: Path, monkeypatch: pyte
     assert Path("drawn.csv").read_text().startswith("age,height,income,rare\n")
     told = call("regress", "release.zarr", "--target", "income", "--json").json
     assert list(told["coefficients"]) == ["age", "height", "rare"]
-    assert "They are left out here." in " ".join(call(*commands[0]).err.split())
+    assert "They are omitted here." in " ".join(call(*commands[0]).err.split())
     refused = call("regress", "release.zarr", "--target", "income", "--on", "age,stamp")
     assert (refused.code, "stamp: numbers beyond 2^20" in refused.err, "(--schema)" in refused.err) == (2, True, True)
 

@@ -225,7 +225,7 @@ def test_a_command_run_again_changes_nothing_and_says_so_and_replaces_nothing_el
     ingest = ("ingest", "table.npy", "rows.zarr")
     project = ("project", "rows.zarr", "model.zarr", "scores.zarr")
     commands = {
-        (*ingest, *budget): "ingested before from the same files and left alone",
+        (*ingest, *budget): "unchanged. Budget",
         ("release", "rows.zarr", "release.zarr", *LOSS): "nothing spent",
         ("pca", "release.zarr", "model.zarr", "--components", "2"): "written before and left alone",
         project: "written before, and kept",
@@ -234,7 +234,7 @@ def test_a_command_run_again_changes_nothing_and_says_so_and_replaces_nothing_el
     assert [call(*command).code for command in commands] == [0] * 5
     before = tree(tmp_path)
     ledger = ("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *budget)
-    commands |= {ingest: "delta 1e-05 in rows.ledger.", ledger: "created before for these rows and left alone"}
+    commands |= {ingest: "delta 1e-05 in rows.ledger.", ledger: ", unchanged."}
     for command, words in commands.items():
         said = call(*command)
         assert (said.code, words in said.err) == (0, True), said.err
@@ -276,5 +276,5 @@ def test_a_command_refuses_an_address_that_holds_a_password_and_one_of_no_store(
             said = call(*command.replace("AT", place).split())
             told = " ".join(said.err.split())
             assert (said.code, said.out) == (2, "")
-            assert words in told or "this machine, and no address" in told, command
+            assert words in told or "on this machine, not an address" in told, command
             assert "secretword" not in told

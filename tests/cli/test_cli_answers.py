@@ -1,4 +1,4 @@
-"""covariance, synthesise and regress: the files that they write, what they print, mark and refuse, and what helps."""
+"""The commands covariance, synthesise and regress: files, output, marks, refusals and their cures."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def numbers(path: str) -> Any:
 def test_a_table_and_arrays_hold_what_the_estimator_does(call: Call) -> None:
     fitted = PrivateCovariance.from_release("release.zarr")
     said = call("covariance", "release.zarr", "found.csv")
-    assert ", shrinkage optimal. 4 of 4 directions vary more than" in said.err
+    assert ", shrinkage optimal. 4 of 4 directions above the noise." in said.err
     assert "found.csv: covariance of 4 columns of rows clipped to norm" in said.err
     assert np.array_equal(numbers("found.csv"), fitted.covariance_)
-    for kind in ("none", "trace"):  # what is there is replaced
+    for kind in ("none", "trace"):  # existing files are replaced
         assert call("covariance", "release.zarr", "found.csv", "--shrinkage", kind).code == 0
         known = PrivateCovariance.from_release("release.zarr", kind).covariance_
         assert np.array_equal(numbers("found.csv"), known)
@@ -121,12 +121,19 @@ def test_what_is_not_private_as_claimed_is_marked_and_kept_from_others(call: Cal
 
 
 @pytest.mark.usefixtures("table")
+def test_a_command_takes_both_spellings(call: Call) -> None:
+    tables = [(call(name, "release.zarr", f"{name}.csv", "--rows", "5", "--seed", "7").code, Path(f"{name}.csv"))
+              for name in ("synthesise", "synthesize")]  # fmt: skip
+    assert [(code, path.read_text()) for code, path in tables] == [(0, tables[0][1].read_text())] * 2
+
+
+@pytest.mark.usefixtures("table")
 def test_synthetic_rows_come_in_the_kinds_of_files_that_are_ingested(call: Call) -> None:
     asked = ("synthesise", "release.zarr")
     said = call(*asked, "drawn.csv", "--rows", "3000", "--seed", "7")
     assert said.code == 0
     assert "drawn.csv: 3000 synthetic rows of 4 columns, by the moment of rows clipped to norm" in said.err
-    assert "% off by the noise" in said.err
+    assert "The noise puts their covariance about" in said.err
     rows = numbers("drawn.csv")
     told = PrivateCovariance.from_release("release.zarr").covariance_
     assert np.abs(np.cov(rows, rowvar=False) - told).max() < 0.3  # 4 entries of 16 have 7 deviations, of one seed
@@ -177,7 +184,7 @@ def test_words_fit_a_terminal_and_what_makes_no_sense_is_refused_in_a_sentence(
         (2, (*REGRESS, "--ridge", "much"), "--ridge takes a number or auto, not 'much'"),
         (2, (*REGRESS, "--components", "2", "--ridge", "3"), "leave --ridge or --components out"),
         (4, ("regress", "rows.zarr", "--target", "income"), "not 'dpdist-release/1'"),
-        (2, ("covariance", "release.zarr", "found.txt"), "ends in .csv or .npz is written, and found.txt does not."),
+        (2, ("covariance", "release.zarr", "found.txt"), "The name found.txt must end in .csv or .npz."),
     ):
         said = call(*command)
         assert (said.code, words in said.message) == (code, True), said.message
@@ -252,8 +259,8 @@ DROWNED = "Release anew with --scale private, a larger epsilon or more rows"
     ("thing", "asked", "said"),
     [
         ("good", (*INCOME, "--ridge", "0"), "take --ridge auto, which is"),
-        ("good", ("pca", "OUT.zarr", "--components", "2", "--table", "t.xlsx"), "ends in .csv or .parquet"),
-        ("good", ("report", "OUT.json"), "The privacy card is printed by: dpdist inspect"),
+        ("good", ("pca", "OUT.zarr", "--components", "2", "--table", "t.xlsx"), "must end in .csv or .parquet"),
+        ("good", ("report", "OUT.json"), "To print the privacy card, run: dpdist inspect"),
         ("good", ("pca", "OUT.zarr", "--components", "0.99999", "--correlation"), "Ask for less, or pass their number"),
         ("few", INCOME, "there are fewer rows"),
         ("drowned", INCOME, "Take a larger epsilon or more rows"),
@@ -278,7 +285,7 @@ def test_a_refusal_says_what_can_be_asked(
     before = sorted(things.iterdir())
     command, *rest = asked
     told = call(command, f"{thing}.zarr", *rest)
-    drowned = thing == "drowned" or "0.99999" in asked  # the command makes sense, and this release cannot answer it
+    drowned = thing == "drowned" or "0.99999" in asked  # a valid command that this release cannot answer
     assert told.code == (4 if drowned else 2)
     assert said in told.message
     assert sorted(things.iterdir()) == before
@@ -306,8 +313,8 @@ def test_a_release_without_a_clip_norm_is_told_of_those_there_are(tmp_path: Path
     asked = ("ingest", tmp_path / "t.csv", tmp_path / "rows.zarr")
     assert call(*asked, "--schema", tmp_path / "s.toml", "--budget-epsilon", "1").code == 0
     for rows, norm in (
-        ("rows.zarr", "such as --clip 1.415, beyond which no row is"),
-        ("no.zarr", "public knowledge; or"),
+        ("rows.zarr", "such as --clip 1.415, above which the schema allows no row"),
+        ("no.zarr", "public knowledge; --clip private"),
     ):
         told = call("release", tmp_path / rows, tmp_path / "r.zarr", "--epsilon", "1")
         assert (told.code, norm in told.message, "--clip private" in told.message) == (2, True, True), told.message

@@ -42,7 +42,7 @@ def test_a_ledger_is_created_with_an_exact_budget_once(without_ledger: Path, cal
     table = open_rows(without_ledger / "rows.zarr")
     assert (table.budget, table.ledger_id) == (PrivacyLoss(300_000, 10**12), Ledger(Path("new.ledger")).ledger_id)
     before = tree(without_ledger)
-    # a second ledger, wherever it stands and whatever its budget, would pay for a second draw of the same release
+    # a second ledger of any path and budget would pay for a second draw of the same release
     second = ("ledger", "create", "second.ledger", "--rows", "rows.zarr")
     for code, words, command in (
         (3, "has a ledger already", second),
@@ -92,7 +92,7 @@ def test_a_fresh_ledger_shows_its_budget_and_that_nothing_was_spent(here: Path, 
     assert max(map(len, said.out.splitlines())) <= 80
     words = " ".join(said.out.split())
     assert "charged 0 releases left: one gaussian release of epsilon 2 at delta 1e-05 or one pure release" in words
-    assert "spent" not in said.out  # an analyst who adapts is promised the budget, and nothing less
+    assert "spent" not in said.out  # the guarantee for an adaptive analyst is the budget, not less
     shown = call("ledger", "show", "rows.ledger", "--json").json
     assert shown["budget"] == {"epsilon_micro": 2_000_000, "delta_atto": 10**13}
     assert shown["dataset_id"] == open_rows(here / "rows.zarr").dataset_id

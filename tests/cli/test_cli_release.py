@@ -1,4 +1,4 @@
-"""A release by the command line: what it guarantees is told; one that is refused says why, costs and leaves nothing."""
+"""The command release: it prints the guarantee; a refusal gives the reason, costs nothing and leaves nothing."""
 
 from __future__ import annotations
 
@@ -33,11 +33,21 @@ def test_a_release_tells_its_guarantee_and_is_the_same_bytes_again_without_a_clu
     assert (guarantee["epsilon_micro"], guarantee["delta_atto"]) == (10**6, 10**12)
     first = tree(here / "release.zarr")
     shutil.rmtree(here / "release.zarr")
-    # nobody answers there; the bytes come from the ledger
+    # no scheduler there; the bytes come from the ledger
     said = call("release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", "tcp://127.0.0.1:1")
     assert (said.code, "nothing spent" in said.err) == (0, True)
     assert tree(here / "release.zarr") == first
     assert losses(Ledger(here / "rows.ledger")) == spent
+
+
+def test_an_option_takes_both_spellings_but_not_at_once(here: Path, call: Call) -> None:
+    assert "--centre, --center" in call("release", "--help").out
+    said = call("release", "rows.zarr", "r.zarr", *LOSS, "--centre", "private", "--center=none")
+    assert (said.code, said.message) == (2, "dpdist: --centre and --center are the same option. Use one of them.")
+    assert_nothing_spent(here)
+    first = call("release", "rows.zarr", "release.zarr", *LOSS, "--center", "private", "--json")
+    again = call("release", "rows.zarr", "release.zarr", *LOSS, "--centre", "private", "--json")
+    assert (first.json["fresh"], again.json["fresh"]) == (True, False)
 
 
 REFUSED: list[tuple[int, str, tuple[str, ...]]] = [  # each without its own --scheduler uses the running cluster

@@ -1,4 +1,4 @@
-"""Ingest, components, scores and forecasts by the command line: each tells what it made, and a failure leaves nothing.
+"""The commands ingest, pca, project and forecast: each prints its result, and a failure leaves nothing.
 
 No message repeats a value of the data.
 """
@@ -46,7 +46,7 @@ def test_ingest_never_replaces_rows_or_a_ledger(here: Path, call: Call) -> None:
     before = tree(here / "rows.ledger")
     said = call("ingest", "table.csv", "rows.zarr")
     assert (said.code, "exists already" in said.message) == (4, True)
-    shutil.rmtree("rows.zarr")  # the ledger still knows what was spent on these rows
+    shutil.rmtree("rows.zarr")  # the ledger still contains the charges of these rows
     said = call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "9")
     assert (said.code, "only record of the budget" in said.message) == (4, True)
     assert not (here / "rows.zarr").exists()
@@ -132,7 +132,7 @@ def test_pca_and_project_tell_what_they_made(released: Path, call: Call, schedul
     assert (released / "scree.png").stat().st_size > 1000
 
 
-@pytest.mark.usefixtures("silent")  # so that what stands above the noise is no matter of chance
+@pytest.mark.usefixtures("silent")  # so that the components above the noise are certain
 def test_the_number_of_components_may_be_left_to_the_noise(here: Path, call: Call, scheduler: str) -> None:
     def released(name: str, clip: str) -> None:
         assert call("release", "rows.zarr", name, *LOSS[:-1], clip, "--scheduler", scheduler).code == 0

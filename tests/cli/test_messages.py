@@ -1,4 +1,4 @@
-"""What people see of commands: words and bars that fit their terminal, and what Tab completes."""
+"""Messages and progress bars fit the terminal, and Tab completes commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job with periods, and what is read of its rows."""
+"""A job with periods, and a record of the rows it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JOB.toml and public centres: read exactly, checked completely, and refused with the place of each mistake."""
+"""JOB.toml and public centres: read exactly, checked completely, and refused with the location of each mistake."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_what_makes_no_sense_together_is_refused(refused: Callable[..., str]) ->
         ("[project] needs [pca]", {"project": {"path": '"s"'}}),
         ("budget_epsilon", {"rows": {"budget_delta": "1e-6"}}),
         ("not both", {"cluster": {"scheduler": '"tcp://127.0.0.1:1"', "workers": "2"}}),
-        ("cannot be kept with periods", {"rows": periods, "cluster": {"trusted": '"worker"'}}),
+        ("is not possible with periods", {"rows": periods, "cluster": {"trusted": '"worker"'}}),
         ('mechanism = "two-sided-wishart" in [release]', {"release": {"mechanism": '"gaussian"'}}),
         ('mechanism = "gaussian" in [release]', {"release": {"mechanism": '"two-sided-wishart"', "delta": "1e-6"}}),
     ):
@@ -251,7 +251,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(refused: Callable[..., str]) ->
         "[release] path must be a path in quotes.",
         '[release] clip must be a number, such as 8.5, "private" or "auto".',
         '[release] neighbours must be "replace-one" or "add-remove".',
-        "[pca] path holds a control character; take it out.",
+        "[pca] path contains a control character; remove it.",
         '[pca] components must be a whole number of at least 1, a share of the variance such as 0.9, or "auto"',
         "There is no section or key 'projection'; the sections are rows, release, pca, project, cluster.",
     ):
@@ -299,6 +299,16 @@ def test_the_schema_that_editors_read_is_that_of_the_types_and_takes_every_job_o
     assert json.loads(SCHEMA.read_text()) == schema(), "write it anew: python -m dpdist.jobs.sections"
     jsonschema.Draft202012Validator.check_schema(schema())
     assert [valid(text) for text in jobs()] == [True] * 6
+
+
+def test_a_job_file_takes_both_spellings_of_a_key_but_not_at_once(
+    job: Callable[[str], Job], refused: Callable[..., str]
+) -> None:
+    british, american = (minimal(release={name: '"private"'}) for name in ("centre", "center"))
+    assert (job(american), valid(american)) == (job(british), True)
+    both = minimal(release={"centre": '"private"', "center": '"none"'})
+    assert refused(both) == "/job.toml: [release] centre and center are the same key; use one of them."
+    assert "[rows] has no key 'center'" in refused(minimal(rows={"center": '"private"'}))
 
 
 def test_an_editor_sees_what_a_run_would_refuse(refused: Callable[..., str]) -> None:

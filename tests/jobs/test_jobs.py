@@ -1,4 +1,4 @@
-"""Jobs: a dry run tells what is spent and refused, status where a job stands; two copies at once are charged once."""
+"""Jobs: a dry run shows charges and refusals, status the state; two concurrent copies are charged once."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_the_textfile_is_what_prometheus_reads(folder: Path, call: Call) -> None
 def overtaken(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, other: Callable[[], object], *, after: bool = False
 ) -> list[str]:
-    """Let another run do all its work before or after the first time of a call; the list tells that it did."""
+    """Let another run finish before or after the first call; the list records it."""
     original, done = getattr(owner, name), list[str]()
 
     def late(*arguments: Any, **options: Any) -> Any:
@@ -303,8 +303,8 @@ def test_a_job_takes_rows_by_its_schema_and_no_others(folder: Path) -> None:
     (folder / "table.csv").write_text("who,age,sex\na,41,m\nb,30,f\na,22,f\n")
     (folder / "schema.toml").write_text(PERSONS)
     for more, said in (
-        ('columns = ["age", "sex"]', "columns is said by the schema"),
-        ("in_place = true", "schema maps rows to others as they are copied"),
+        ('columns = ["age", "sex"]', "columns is defined by the schema"),
+        ("in_place = true", "schema converts rows while they are copied"),
         ("periods = true", r"has a privacy unit. With periods = true it needs max_periods in \[rows\]"),
     ):
         with pytest.raises(UsageError, match=said):
@@ -315,7 +315,7 @@ def test_a_job_takes_rows_by_its_schema_and_no_others(folder: Path) -> None:
     assert found.schema == Schema.read(folder / "schema.toml")
     assert (found.names, found.rows, found.unit) == (("age", "sex=f", "sex=m"), 2, found.schema.unit)
     (folder / "schema.toml").write_text(PERSONS.replace("100", "90"))
-    with pytest.raises(RefusedError, match="made with another schema, and the job asks for its own"):
+    with pytest.raises(RefusedError, match="has another schema, and the job file its own"):
         by_schema(folder, "table.csv")
     (folder / "schema.toml").write_text(PERSONS.replace("[0, 100]", "[]"))
     with pytest.raises(UsageError, match=r"job.toml: The schema .*schema.toml cannot be used: line 8, column 'age'"):
@@ -326,7 +326,7 @@ def test_periods_have_one_schema(folder: Path) -> None:
     (folder / "schema.toml").write_text(f'scale = "range"\n{SCHEMA}')
     for day, text in (("d1", "41,m"), ("d3", "30,f")):
         (folder / "incoming" / f"{day}.csv").write_text(f"age,sex\n{text}\n")
-    (folder / "incoming" / "d2").mkdir()  # a night without rows
+    (folder / "incoming" / "d2").mkdir()  # a period without rows
     by_schema(folder, "incoming", "periods = true")
     released = [open_release(folder / "release.zarr" / f"{day}.zarr") for day in ("d1", "d2", "d3")]
     assert [found.schema for found in released] == [Schema.read(folder / "schema.toml")] * 3

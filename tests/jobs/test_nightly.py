@@ -1,4 +1,4 @@
-"""Nights: new periods are taken in, released once, added up; what is late, changed or repeated is refused."""
+"""Jobs with periods: new ones are ingested, released once and added up; late, changed or duplicate ones are refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_night_releases_the_new_period_and_reads_nothing_else(place: Place,
     assert chunks == []
     assert place.files() == before
     place.ledger.verify()
-    place.arrive("d6", "d4", "d5")  # missed nights are caught up in order
+    place.arrive("d6", "d4", "d5")  # missed periods are caught up in order
     place.run()
     names = [f"d{number}" for number in range(1, 7)]
     assert list(place.ledger.periods) == [r.parameters["period"] for r in place.ledger.records] == names
@@ -89,7 +89,7 @@ def test_late_changed_and_repeated_files_are_refused_and_new_periods_still_relea
     before = place.ledger.records
 
     place.arrive("d2", "d5")
-    refused(place, r"d2.npy came late: the period d2 comes before d4")
+    refused(place, r"d2.npy is late: its period d2 is before d4")
     assert len(place.ledger.records) == len(before) + 1  # d5
     (place.incoming / "d2.npy").unlink()
 
@@ -108,7 +108,7 @@ def test_late_changed_and_repeated_files_are_refused_and_new_periods_still_relea
     refused(place, r"d6.npy of the period d6 .* is identical to d1.npy of the period d1")
     assert list(place.ledger.periods) == ["d1", "d3", "d4", "d5", "d7"]
     assert (place.published / "d7.zarr").exists()
-    refused(place, r"d6.npy came late")
+    refused(place, r"d6.npy is late")
     (place.incoming / "d6.npy").unlink()
 
     place.run()
@@ -215,10 +215,10 @@ def test_links_and_pipes_are_not_followed(place: Place) -> None:
 
 
 def test_a_file_without_rows_is_a_night_like_any_other(place: Place) -> None:
-    """Under add-remove nobody may see whether it had one row: not by an exit code, nor by a missing release."""
+    """Under add-remove neither an exit code nor a missing release may show whether it had one row."""
     place.job.write_text(JOB + 'neighbours = "add-remove"\n')
     (place.incoming / "d3").mkdir()
-    for name in ("d1", "d2", "d3/a", "d3/b"):  # the first night too; and the same bytes again repeat no row
+    for name in ("d1", "d2", "d3/a", "d3/b"):  # the first period too; and the same bytes again repeat no row
         (place.incoming / f"{name}.csv").write_text("c0,c1,c2\n")
     place.arrive("d3/c", count=5)
     parquet.write_table(
@@ -237,13 +237,13 @@ def test_a_file_without_rows_is_a_night_like_any_other(place: Place) -> None:
 
 
 def altered_chunk(rows: Path) -> None:
-    """Change a row, with a checksum that is right: only the seal can tell."""
+    """Change a row and its checksum: only the seal detects it."""
     array = zarr.open_array(rows, mode="r+")
     array[0, 0] = float(np.asarray(array[0, 0])) + 1.0
 
 
 def other_seal(rows: Path) -> None:
-    """Change a row, and what was sealed with it: only the ledger can tell."""
+    """Change a row and its seal: only the ledger detects it."""
     altered_chunk(rows)
     content = json.loads((rows / SEAL).read_text())
     content["chunks"] = [ChunkReader(open_rows(rows), 100).tag(0)]
@@ -275,7 +275,7 @@ def test_altered_rows_of_a_closed_period_are_never_released(place: Place, alter:
     place.arrive("d1", "d2")
     place.run(continual=4)
     alter(place.folder / "visits" / "d1.zarr")
-    place.arrive("d3", "d4")  # whose night ends the node of all four
+    place.arrive("d3", "d4")  # d4 completes the node of all four
     with pytest.raises(DataError, match=r"is not what was sealed|holds other rows"):
         place.run(continual=4)
     assert not (place.published / "d1--d4.zarr").exists()
@@ -337,7 +337,7 @@ def test_a_night_that_dies_anywhere_is_resumed_by_the_next(place: Place, point: 
         "begun": place.events()["begun"],
     }  # fmt: skip
     after = place.files()
-    assert first.items() <= seen.items() <= after.items()  # what was published stays as it was
+    assert first.items() <= seen.items() <= after.items()  # published files do not change
     assert sorted(p.name for p in place.published.glob("*.zarr")) == ["d1--d2.zarr", "d1.zarr", "d2.zarr", "d3.zarr"]
     place.ledger.verify()
 
@@ -347,10 +347,10 @@ def test_jobs_that_make_no_sense_are_refused(place: Place) -> None:
     for job, match in (
         (JOB.replace('source = "incoming"\n', ""), "needs source"),
         (JOB.replace('"incoming"', '"s3://bucket/incoming"'), "source is an address"),
-        (JOB + 'id = "x"\n', "id is told by the periods"),
+        (JOB + 'id = "x"\n', "id is set by the periods"),
         (JOB + "continual = 0\n", "from 1 to"),
         (JOB + 'factorisation = "square-root"\ncontinual = 5000\n', "4096 periods at most"),
-        (JOB + 'factorisation = "banded"\ncontinual = 3\n', "continual names one"),
+        (JOB + 'factorisation = "banded"\ncontinual = 3\n', "any number of periods. Omit continual"),
         (JOB + "band = 3\n", "band needs factorisation"),
         (plain + "continual = 3\n", "needs periods = true"),
         (JOB + '[pca]\npath = "m"\ncomponents = 1\n[project]\npath = "s"\n', "for a table without periods"),
@@ -364,8 +364,8 @@ def test_jobs_that_make_no_sense_are_refused(place: Place) -> None:
 def test_a_mechanism_that_a_series_cannot_use_spends_nothing(place: Place) -> None:
     place.arrive("d1")
     for more, match in (
-        ('mechanism = "bingham"\noptions = {components = 2}\n', "cannot be added up"),
-        ('mechanism = "two-sided-wishart"\nfactorisation = "banded"\n', "cannot add periods by weights"),
+        ('mechanism = "bingham"\noptions = {components = 2}\n', "cannot be added up over periods"),
+        ('mechanism = "two-sided-wishart"\nfactorisation = "banded"\n', "cannot release weighted sums"),
         ('delta = 1e-6\nmechanism = "mvg-exact"\n[pca]\npath = "m"\ncomponents = "auto"\n', "no known law"),
     ):
         place.job.write_text(JOB.replace("\ndelta = 1e-6", "") + more)

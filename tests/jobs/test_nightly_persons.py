@@ -1,4 +1,4 @@
-"""Nights of a table with a privacy unit: whose rows are kept, what is charged, and that nobody counts twice."""
+"""Periods with a privacy unit: the rows kept, the charges, and that no unit counts twice."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ NAMED = JOB.replace("periods = true", 'periods = true\nschema = "schema.toml"\nm
 
 
 def arrive(place: Place, number: int, who: Sequence[int]) -> None:
-    """Let a row of each of these persons arrive; its first column tells whose, so that a test can look."""
+    """Let a row of each of these persons arrive; its first column identifies the person."""
     lines = [f"{person},{person / 1024},{number / 1024},0.25" for person in who]
     (place.incoming / f"d{number}.csv").write_text("\n".join(["who,a,b,c", *lines, ""]))
 
 
 def kept(place: Place, number: int) -> list[int]:
-    """Return whose rows of a night are kept."""
+    """Return the persons whose rows of a period are kept."""
     table = replace(open_ingested(place.folder / "visits" / f"d{number}.zarr"), seal=None)
     if not table.rows:
         return []
@@ -232,7 +232,7 @@ def test_a_register_that_is_gone_or_another_ends_the_series_and_is_not_begun_ane
         register.write_bytes(whole)
     content = json.loads((visits / "periods.json").read_text()) | {"unit": {"column": "who", "max_rows": 2}}
     (visits / "periods.json").write_text(json.dumps(content))
-    with pytest.raises(RefusedError, match="protects who, 2 at most, and the job asks for"):
+    with pytest.raises(RefusedError, match="protects who, 2 at most, and the job file"):
         people.run()
 
 
@@ -251,7 +251,7 @@ def test_whose_rows_differ_changes_nobody_else_s() -> None:
 
 
 def kept_of(nights: list[Numbers], most: int, *, forget: bool = False) -> list[list[int]]:
-    """Return whose rows are kept, by a register that is carried from night to night, at most two rows a night."""
+    """Return the persons whose rows are kept, by a register carried over periods, at most two rows per period."""
     known = np.empty(0, dtype=[("person", "S16"), ("periods", "<u2")])
     out: list[list[int]] = []
     for night in nights:
@@ -304,7 +304,7 @@ def test_what_makes_no_sense_of_persons_is_refused(place: Place) -> None:
     for said, match in (
         ('privacy_unit = "who"\nmax_rows = 2', "needs max_periods"),
         ("max_periods = 2", "max_periods needs periods = true and privacy_unit"),
-        ('schema = "numbers.toml"\nexclude = "left.txt"', "has no privacy unit, which max_periods and exclude"),
+        ('schema = "numbers.toml"\nexclude = "left.txt"', "max_periods and exclude in .rows. need a privacy unit"),
         ('privacy_unit = "who"\nmax_rows = 2\nmax_periods = 5000', "from 1 to 4096"),
     ):
         place.job.write_text(JOB.replace("periods = true", f"periods = true\n{said}"))
@@ -316,14 +316,14 @@ def test_rows_of_persons_are_released_in_no_other_way(people: Place) -> None:
     arrive(people, 1, [1, 2, 3, 4])
     people.run()
     people.job.write_text(PERSONS.replace("max_periods = 3", "max_periods = 2"))
-    with pytest.raises(RefusedError, match="in 3 periods at most, and the job asks for who, 2 a period in 2 periods"):
+    with pytest.raises(RefusedError, match="in 3 periods at most, and the job file who, 2 a period in 2 periods"):
         people.run()
     people.job.write_text(JOB)
-    with pytest.raises(RefusedError, match="and the job asks for one row"):
+    with pytest.raises(RefusedError, match="and the job file one row"):
         people.run()
     pure = PERSONS.replace("delta = 1e-6\nclip", 'mechanism = "two-sided-wishart"\nclip')
     people.job.write_text(pure)
-    with pytest.raises(UsageError, match="cannot protect somebody with rows in several periods"):
+    with pytest.raises(UsageError, match="cannot protect a privacy unit with rows in several periods"):
         people.run()
     request = job_file.read_job(people.job).request
     with pytest.raises((RefusedError, UsageError, DataError)):

@@ -92,7 +92,7 @@ def test_the_first_period_chooses_the_scale_of_all_and_pays_for_it(nights: Place
     assert total.bound.centre is not None
     assert np.abs(np.array(total.bound.centre) / UNITS - MEANS).max() < 1
     components = open_model(nights.folder / "models" / "d3.zarr").components.components
-    assert abs(components[0] @ [0.5**0.5, 0.5**0.5, 0]) > 0.98  # whatever their units
+    assert abs(components[0] @ [0.5**0.5, 0.5**0.5, 0]) > 0.98  # for any units
     whole, borne = 1 / Fraction(gaussian_sigma(WHOLE)) ** 2, squares(nights)
     assert all(square <= whole for square in borne.values())
     share = chosen.charge.guarantee.mu_squared
@@ -157,7 +157,7 @@ def test_a_job_that_changed_draws_no_other_scale(nights: Place, drawn: list[str]
     assert old in text
     nights.job.write_text(text.replace(old, new))
     arrive(nights, "d2")
-    with pytest.raises(RefusedError, match="other parameters than the job has now"):
+    with pytest.raises(RefusedError, match="other parameters than those of the job now"):
         nights.run()
     assert (len(nights.ledger.records), len(drawn)) == (charged, 1)
 
@@ -193,7 +193,7 @@ def test_what_a_run_would_spend_tells_the_choice(nights: Place) -> None:
     foretold = [charge.guarantee.loss.epsilon for _, charge in preview.releases]
     nights.run()
     made = [record.charge.guarantee.loss.epsilon for record in nights.ledger.records]
-    assert foretold == pytest.approx(made, rel=1e-3)  # the number of columns was not known, by which noise is rounded
+    assert foretold == pytest.approx(made, rel=1e-3)  # the number of columns, unknown then, sets the rounding
     arrive(nights, "d3")
     ((of, charge),) = status.preview(job_file.read_job(nights.job)).releases
     nights.run()

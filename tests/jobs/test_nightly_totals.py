@@ -1,4 +1,4 @@
-"""Totals of periods, as trees and by weights: what each night reads and is charged, the sum, its noise, its model."""
+"""Totals of periods, as trees and weighted sums: the reads and charge of each run, the sum, its noise, its model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.nightly_scene import Place
 from support.tallies import FALSE_ALARM
 
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.jobs import job_file, status
+from dpdist.jobs import job_file, status, totals
 from dpdist.jobs.series import open_series
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -27,7 +27,7 @@ from dpdist.pca.model import open_model
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined, write_sum
-from dpdist.release.series import Toeplitz, variance_factor
+from dpdist.release.series import Toeplitz, Tree, banded, square_root, variance_factor
 from dpdist.report.status import preview_words, status_words
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.chunks import ChunkReader
@@ -91,7 +91,7 @@ def test_totals_of_an_older_version_stay_and_the_next_ones_are_better(place: Pla
 
 
 def test_components_above_the_noise_are_taken_night_after_night(place: Place) -> None:
-    """Rows of one direction, far above the noise: it is found every night, also in the totals of totals."""
+    """Rows of one direction, far above the noise: each run finds it, also in totals of totals."""
     place.job.write_text(
         JOB.replace("budget_epsilon = 1\n", "budget_epsilon = 50\n").replace("epsilon = 1\n", "epsilon = 50\n")
         + '[pca]\npath = "models"\ncomponents = "auto"\n'
@@ -109,7 +109,7 @@ def test_components_above_the_noise_are_taken_night_after_night(place: Place) ->
 
 
 def test_a_night_whose_total_drowns_in_the_noise_is_released_without_a_model(place: Place) -> None:
-    """At epsilon 0.001 the rows are far below the noise; something is counted of it in one night of 20."""
+    """At epsilon 0.001 the rows are far below the noise; one release of 20 counts something."""
     place.job.write_text(
         JOB.replace("\nepsilon = 1\n", "\nepsilon = 0.001\n") + '[pca]\npath = "models"\ncomponents = "auto"\n'
     )
@@ -129,7 +129,7 @@ BANDED = JOB + 'factorisation = "banded"\nband = 2\n'
 
 @pytest.fixture(scope="module")
 def year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, list[Counter[str]]]]:
-    """Three nights of a square root for three, and what each of them read."""
+    """Three releases of a square root for three, and the reads of each."""
     folder = tmp_path_factory.mktemp("year")
     reads: list[Counter[str]] = []
     original = ChunkReader._checked
@@ -148,7 +148,7 @@ def year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, list
             made.arrive(f"d{number}")
             reads.append(Counter())
             made.run()
-            assert made.ledger.balance().left.gaussian_micro == 10**6  # of periods to come, night after night
+            assert made.ledger.balance().left.gaussian_micro == 10**6  # of later periods, after every run
             if number == 1:
                 shutil.copytree(folder / "visits.ledger", folder / "older.ledger")
         yield made, reads
@@ -184,10 +184,10 @@ def test_a_series_ends_and_keeps_its_parameters(year: tuple[Place, list[Counter[
     before, entries = place.files(), place.events()
     assert place.run().released == ()
     place.arrive("d4")
-    with pytest.raises(RefusedError, match=r"The period d4 comes after the 3 that this series is for"):
+    with pytest.raises(RefusedError, match=r"The period d4 exceeds the 3 periods of this series"):
         place.run()
     found = status.preview(job_file.read_job(place.job))
-    assert (found.releases, "d4 comes after the 3" in preview_words(found)) == ((), True)
+    assert (found.releases, "d4 exceeds the 3" in preview_words(found)) == ((), True)
     assert "3 closed of 3, the last d3; waiting: d4" in status_words(status.status_of(job_file.read_job(place.job)))
     for other in (ROOT.replace("= 3", "= 4"), BANDED, JOB + "continual = 3\n"):
         place.job.write_text(other)  # a tree has other releases besides, and may not charge them before this is noticed
@@ -214,7 +214,7 @@ def test_an_older_ledger_adopts_nights_at_what_each_period_bears(year: tuple[Pla
     assert not older.abort(record.release_id)
 
     def again(weights: dict[str, int]) -> State:
-        """Ask for the last night once more."""
+        """Request the last release again."""
         return older.reserve(
             record.release_id, dataset_id=older.dataset_id, parameters=record.parameters, guarantee=record.guarantee,
             periods=older.periods, weights=weights,
@@ -270,12 +270,12 @@ def test_the_error_of_a_banded_total_is_as_stated(place: Place, chunks: list[str
 
     assert low < statistic(total.lattice) < high
     night = open_release(place.published / "d3.zarr")
-    assert statistic(night.lattice // 64) > high or statistic(night.lattice) > high  # the twin: a night is no total
+    assert statistic(night.lattice // 64) > high or statistic(night.lattice) > high  # a release is no total
     before = place.files()
     shutil.rmtree(place.published / "total" / "d2.zarr")
     shutil.rmtree(place.published / "total" / "d3.zarr")
     place.run()
-    assert place.files() == before  # nights that are caught up have a total each, and one that is lost is made again
+    assert place.files() == before  # each caught-up period has a total, and a lost one is rebuilt
 
 
 def test_a_dry_run_tells_what_each_night_reads_and_status_the_noise_of_the_next(place: Place) -> None:
@@ -302,10 +302,18 @@ def test_a_dry_run_tells_what_each_night_reads_and_status_the_noise_of_the_next(
 
 
 def test_a_series_whose_nights_the_budget_does_not_hold_together_is_not_begun(place: Place) -> None:
-    """Its first night alone would fit."""
+    """Its first release alone would fit."""
     place.job.write_text(ROOT.replace("budget_epsilon = 1\n", "budget_epsilon = 0.95\n"))
     place.arrive("d1")
     assert not status.preview(job_file.read_job(place.job)).fits
-    with pytest.raises(RefusedError, match=r"The nights of this series together cost each row epsilon 1, .* 0\.95"):
+    with pytest.raises(RefusedError, match=r"All releases of this series together cost each row epsilon 1, .* 0\.95"):
         place.run()
     assert place.ledger.records == []
+
+
+def test_the_files_that_a_total_opens_are_counted() -> None:
+    assert [totals.opened(banded(64), count, None) for count in (1, 2, 365)] == [1, 2, 17]
+    assert totals.opened(banded(64), 365, 30) == 18
+    assert [totals.opened(Tree(9), count, None) for count in (1, 7, 256)] == [1, 2, 511]
+    plans = (Tree(9), None), (banded(64), None), (square_root(365), 7)
+    assert [totals.largest(plan, window) for plan, window in plans] == [256, 65, 210]

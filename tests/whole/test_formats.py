@@ -91,7 +91,7 @@ def test_a_card_says_what_the_release_promises(place: Path, call: Call) -> None:
     assert card["rows"]["columns"] == HOSTILE
     assert card["cautions"] == list(release.cautions) != []
     refused = call("report", place / "release.zarr", place / "card.json")
-    assert (refused.code, "is printed by: dpdist inspect" in refused.err) == (2, True)
+    assert (refused.code, "run: dpdist inspect" in refused.err) == (2, True)
 
 
 def test_a_card_of_what_is_not_private_says_so_and_one_with_a_ledger_what_was_charged(
@@ -152,7 +152,7 @@ def test_tables_hold_all_loadings_and_coefficients_to_the_bit(
     for words in (("pca", place / "release.zarr", tmp_path / "n.zarr", "--components", "1"),
                     ("regress", place / "release.zarr", "--target", "mass")):  # fmt: skip
         wrong = call(*words, "--table", tmp_path / "x.txt")
-        assert (wrong.code, "ends in .csv or .parquet" in wrong.err) == (2, True)
+        assert (wrong.code, "must end in .csv or .parquet" in wrong.err) == (2, True)
     assert not (tmp_path / "n.zarr").exists()
 
 
