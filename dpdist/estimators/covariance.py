@@ -307,7 +307,7 @@ class PrivateCovariance(PrivateEstimator):
         columns = np.flatnonzero(np.isfinite(self.location_))
         with naming(ESTIMATORS):
             partials = partial_correlation(self.release_, columns)
-        return partials, partial(spread_out, places=columns, d=self.location_.size)
+        return partials, partial(spread_out, columns=columns, d=self.location_.size)
 
     def _learn(self, release: Release) -> None:
         self.guarantee_ = fits.proved(release)

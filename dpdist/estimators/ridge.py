@@ -293,7 +293,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
                 f"X has {counted(row_count, 'sample')} and {counted(rows.columns, 'column')}: fewer rows than columns. "
                 "Leave out columns."
             )
-        return targets.beside(rows)
+        return targets.joined_to(rows)
 
     def _learn(self, release: Release, target: Names, on: Names | None, *, keep_weightless: bool = False) -> None:
         """Set the regression of a release; ``keep_weightless`` keeps columns with weight zero in X."""

@@ -113,7 +113,7 @@ def test_the_path_of_rows_charges_their_ledger_once(tmp_path: Path) -> None:
     assert found.n_features_in_ == 7
     assert found.predict(x).shape == (600,)
     assert "R²" in found._repr_html_()
-    with pytest.raises(DataError, match=r"no rows\.zarr"):
+    with pytest.raises(DataError, match=r"not the path of a rows\.zarr"):
         found.predict(path)
     with pytest.raises(DataError, match="name of one of its columns"):
         clone(asked).fit(path, y)
