@@ -197,11 +197,11 @@ def regressions(
 
 def _require_weight(release: Release, targets: Sequence[int], on: Sequence[int]) -> None:
     """Refuse columns of scale 2^64, whose coefficients would always be about 0 in their own units."""
-    for columns, advice in ((targets, "cannot be explained"), (on, f"leave it out of {parameter('on')}")):
+    for columns, advice in ((targets, "They cannot be targets."), (on, f"Leave them out of {parameter('on')}.")):
         if hidden := weightless(release, columns):
             raise UsageError(
-                f"{listed(release.names[i] for i in hidden)}: the release divided numbers beyond 2^20 by 2^64, so "
-                f"nothing is known about them: {advice}. {cure()}"
+                f"{listed(release.names[i] for i in hidden)}: numbers beyond 2^20, divided by 2^64 in the release, so "
+                f"nothing is known about them. {advice} {cure()}"
             )
 
 

@@ -246,7 +246,7 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
     )
     fresh = make_once(there, partial(_project, table, found, model, target, where))
     if not fresh:
-        projection.require_whole(target, table)
+        projection.require_complete(target, table)
     return ProjectedRows(table.rows, fresh)
 
 

@@ -105,12 +105,12 @@ def test_what_gives_no_covariance_is_refused_with_what_does() -> None:
     release = scene().release()
     rows = np.random.default_rng(1).normal(size=(400, 2))
     alone = drawn(rows, 2.0, neighbours=Neighbours.ADD_REMOVE, centring=Centring.NONE).release()
-    with pytest.raises(UsageError, match="no covariance without the private mean: take centring='private'"):
+    with pytest.raises(UsageError, match="a covariance needs the private mean. Use centring='private'"):
         covariance(alone)
     with pytest.raises(UsageError, match="releases components"):
         covariance(replace(release, answer=np.eye(4)[:2]), Shrinkage.NONE)
     unknown = replace(release, noise=Noise("own"))
-    with pytest.raises(UsageError, match="no known law"):
+    with pytest.raises(UsageError, match="no known distribution"):
         covariance(unknown)
     assert covariance(unknown, Shrinkage.NONE).intervals is None
 
@@ -166,7 +166,7 @@ def test_what_gives_no_rows_is_refused_with_what_does() -> None:
             synthetic(drowned.release())
         except BelowNoiseError as error:
             said.append(str(error))
-    assert any("rows drawn from it would be noise" in each for each in said)
+    assert any("synthetic rows would be noise" in each for each in said)
     for count in (0, 1 << 60):
         with pytest.raises(UsageError, match="are drawn at once"):
             synthetic(ten_columns().release()).draw(count, np.random.default_rng(1))

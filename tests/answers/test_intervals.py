@@ -121,13 +121,13 @@ def test_the_lower_end_decides_how_many_hold_a_share() -> None:
 
 def test_what_holds_no_share_for_sure_is_refused_with_what_is_held() -> None:
     release = wide(400).release()
-    with pytest.raises(BelowNoiseError, match=r"that can be told from noise hold 0\.\d+ for sure"):
+    with pytest.raises(BelowNoiseError, match=r"above the noise explain only 0\.\d+ for certain"):
         holding(release, 0.99)
     for share in (0.0, 1.0, 3.0):
         with pytest.raises(UsageError, match="between 0 and 1"):
             holding(release, share)
     unknown = replace(release, noise=Noise("own"))
-    with pytest.raises(UsageError, match="no known law"):
+    with pytest.raises(UsageError, match="no known distribution"):
         holding(unknown, 0.5)
     assert captured(unknown, components(release, 2)) is None
     assert captured(replace(release, answer=np.eye(8)[:2]), components(release, 2)) is None
@@ -140,7 +140,7 @@ def test_where_the_whole_variance_is_drowned_no_share_is_told_though_a_component
     answer[:8, :8] = clear * np.diag([1.0, *np.full(7, -1 / 7)])
     opposed = replace(release, answer=answer)
     assert len(counted_components(opposed).components) == 1
-    with pytest.raises(BelowNoiseError, match="tells no share of its variance"):
+    with pytest.raises(BelowNoiseError, match="hides the shares of the variance"):
         holding(opposed, 0.1)
 
 
@@ -177,7 +177,7 @@ def test_what_gives_no_partial_correlation_is_refused_with_what_does() -> None:
         partial_correlation(drawn(mixed(), 4.0, centring=Centring.NONE).release(), range(4))
     # what noise leaves by chance of rows that are all zeros: a matrix of no variance, and one that is negative
     few = drawn(mixed(40) / 100, 4.0, "0.1")
-    for left, said in ((1, "No direction of the columns"), (-(2**50), "drowns all columns")):
+    for left, said in ((1, "No direction of the columns"), (-(2**50), "All regressors are below")):
         with pytest.raises(BelowNoiseError, match=said):
             partial_correlation(replace(few.release(), answer=np.diag([left] * 4 + [few.lattice[-1, -1]])), range(4))
     with pytest.raises(UsageError, match="fewer rows than columns"):
@@ -214,11 +214,11 @@ def test_components_in_the_noise_are_refused_with_how_many_are_not() -> None:
     release = drawn(two_factors(2000, p=12), 4.0).release()
     (found,) = regressions(release, [12], range(12), components="auto")
     assert found.components == 2
-    with pytest.raises(BelowNoiseError, match=r"3 components were asked for. Of 12 among the columns no more than 2"):
+    with pytest.raises(BelowNoiseError, match=r"3 components were requested, but only 2 of 12 are clear"):
         regressions(release, [12], range(12), components=3)
-    with pytest.raises(UsageError, match="13 components were asked for, of 12 columns"):
+    with pytest.raises(UsageError, match="13 components were requested of 12 columns"):
         regressions(release, [12], range(12), components=13)
     with pytest.raises(UsageError, match="need no ridge"):
         regressions(release, [12], range(12), 1.0, components=2)
-    with pytest.raises(BelowNoiseError, match="No component of the columns to regress on stands clear"):
+    with pytest.raises(BelowNoiseError, match="No component of the regressors is clear"):
         regressions(drawn(two_factors(60) / 30, 4.0, "0.1").release(), [6], range(6), components="auto")

@@ -251,12 +251,12 @@ def test_coefficients_are_in_the_units_of_the_source_of_a_schema() -> None:
         (lambda r: places_of(r, ["nothing"], "target"), r"no column 'nothing' \(target\)\. There are: c0, c1"),
         (lambda r: places_of(r, ["c0", "c0"], "on"), r"'c0': named twice \(on\)"),
         (lambda r: places_of(r, [], "on"), r"No column is named \(on\)"),
-        (lambda r: regressions(r, [5], []), "no column to regress on"),
-        (lambda r: regressions(r, [5], [4, 5]), "c5: a target cannot be regressed on itself"),
+        (lambda r: regressions(r, [5], []), "There are no regressors"),
+        (lambda r: regressions(r, [5], [4, 5]), "cannot be regressed on itself: leave c5 out"),
         (lambda r: regressions(r, [5], [4], -1.0), "at least 0, or auto"),
         (lambda r: regressions(r, [5], [4], float("nan")), "at least 0, or auto"),
-        (lambda r: regressions(replace(r, rows=4), [5], range(5)), "4 rows, and 5 columns .*: there are fewer rows"),
-        (lambda r: regressions(replace(r, noise=Noise("own")), [5], [4]), "no known law.*by gaussian"),
+        (lambda r: regressions(replace(r, rows=4), [5], range(5)), "fewer rows than regressors: the release has 4 rows, for 5 columns"),
+        (lambda r: regressions(replace(r, noise=Noise("own")), [5], [4]), "no known distribution.*by gaussian"),
         (lambda r: regressions(replace(r, answer=np.eye(6)[:2]), [5], [4]), "releases components.*by gaussian"),
     ],
 )  # fmt: skip
@@ -295,8 +295,8 @@ def test_a_target_that_is_drowned_in_noise_is_refused() -> None:
             regressions(drawn(rows, 4.0).release(), [4, 5], [0, 1])
         except BelowNoiseError as error:
             refused.append(str(error))
-    assert "'c5' is drowned" in refused[0]
-    assert "name other targets (target)" in refused[0]
+    assert "'c5' is below the noise" in refused[0]
+    assert "name only the other targets (target)" in refused[0]
 
 
 def test_columns_that_explain_nothing_are_said_to() -> None:

@@ -43,9 +43,9 @@ def test_no_regression_is_of_it_or_on_it_and_a_sum_of_releases_knows_it_too() ->
     release, total = SCENE.release(), combined([SCENE.release(0), SCENE.release(1)])
     assert total.blindly_scaled == ((), ("stamp",))
     assert beside(release, [3]) == beside(total, [3]) == (0, 2)
-    with pytest.raises(UsageError, match=r"stamp: numbers beyond 2\^20.*leave it out of"):
+    with pytest.raises(UsageError, match=r"stamp: numbers beyond 2\^20.*Leave them out of"):
         regressions(release, [3], [0, 1, 2])
-    with pytest.raises(UsageError, match=r"stamp: numbers beyond 2\^20.*cannot be explained"):
+    with pytest.raises(UsageError, match=r"stamp: numbers beyond 2\^20.*cannot be targets"):
         regressions(release, [1], [0, 2])
     (found,) = regressions(release, [3], beside(release, [3]))
     assert found.names == ("age", "height")

@@ -325,9 +325,9 @@ def test_rows_with_missing_values_count_as_the_centre_if_that_is_said() -> None:
         assert np.abs(found.mean_ - np.nanmean(np.asarray(given), axis=0)).max() < 3
         assert abs(found.components_[0] @ [0.5**0.5, 0.5**0.5, 0]) > 0.95
     assert PrivateRidge(missing="centre", **asked).fit(rows + 2, y).coef_[0] == pytest.approx(2, abs=0.2)
-    with pytest.raises(UsageError, match="this release has none: pass scale='private', or a public centre"):
+    with pytest.raises(UsageError, match="this release has no centre: pass scale='private' or a public centre"):
         PrivateCovariance(epsilon=4, delta=1e-6, clip=9, missing="centre").fit(rows + 3)
-    with pytest.raises(UsageError, match="missing is 'refuse' or 'centre'"):
+    with pytest.raises(UsageError, match="missing must be 'refuse' or 'centre'"):
         PrivatePCA(1, missing="drop", **asked).fit(rows + 4)
 
 

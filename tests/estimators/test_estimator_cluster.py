@@ -167,7 +167,7 @@ def test_a_release_too_large_for_memory_is_multiplied_from_the_disk(
         assert np.allclose(other.explained_variance_, found.explained_variance_)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"too large for memory\. Pass the path"):
         PrivatePCA.from_release(again.release_, 2)
-    with pytest.raises(DataError, match=r"too large for memory: read"):
+    with pytest.raises(DataError, match=r"too large for memory. Read"):
         PrivateCovariance.from_release(tmp_path / "release.zarr")
 
 

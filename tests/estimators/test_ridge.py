@@ -143,10 +143,10 @@ NINE = np.ones((9, 2))
         (NINE, ["a"] * 9, "no number|not a number"),
         (NINE, np.full(9, np.nan), "NaN"),
         (NINE, np.ma.masked_equal(np.arange(9.0), 3), "masked"),
-        (NINE, da.ones(9, chunks=3), "y is a Dask array, and X is none"),
+        (NINE, da.ones(9, chunks=3), "y is a Dask array but X is not"),
         (da.ones((9, 2), chunks=3), np.ones(8), "8 rows, and X has 9"),
-        (pd.DataFrame({"y": np.ones(9)}), pd.Series(np.ones(9), name="y"), "name of a column of X: y"),
-        (np.ones((2, 3)), np.ones(2), "2 samples and 3 columns: there are fewer rows"),
+        (pd.DataFrame({"y": np.ones(9)}), pd.Series(np.ones(9), name="y"), "both have a column named y"),
+        (np.ones((2, 3)), np.ones(2), "2 samples and 3 columns: fewer rows"),
     ],
 )
 def test_what_cannot_be_used_is_refused_and_costs_nothing(x: Any, y: Any, said: str, register: Register) -> None:
@@ -159,7 +159,7 @@ def test_other_values_and_ridges_are_refused_before_anything_is_charged(register
     x, y = rows_of()
     ridges: list[dict[str, Any]] = [{"ridge": "much"}, {"ridge": True}, {"ridge": None}]
     counts: list[dict[str, Any]] = [{"n_components": 0}, {"n_components": "all"}, {"n_components": 2, "ridge": 1.0}]
-    for wrongs, said in ((ridges, "ridge is a number"), (counts, "n_components")):
+    for wrongs, said in ((ridges, "ridge must be a number"), (counts, "n_components")):
         for wrong in wrongs:
             with pytest.raises(UsageError, match=said):
                 PrivateRidge(**{**FINE, **wrong}).fit(x, y)

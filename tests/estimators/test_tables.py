@@ -140,16 +140,16 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "a filtered index in Arrow": (lambda: pa.Table.from_pandas(INDEXED), "is an index of pandas"),
     "an index that has a name": (lambda: pa.Table.from_pandas(INDEXED.rename_axis("id")), "'id' of the table is an"),
     "an index without metadata": (
-        lambda: pl.from_pandas(INDEXED.reset_index(names="__index_level_0__")), "called like an index",
+        lambda: pl.from_pandas(INDEXED.reset_index(names="__index_level_0__")), "name of an unnamed index",
     ),
-    "an index read from CSV": (lambda: INDEXED.reset_index(names="Unnamed: 0"), "'Unnamed: 0' of X is called like"),
+    "an index read from CSV": (lambda: INDEXED.reset_index(names="Unnamed: 0"), "'Unnamed: 0' of X has the name of"),
     "wide integers": (lambda: pd.DataFrame({"a": [WIDE, 4], "b": [1.5, 2]}), r"column 'a': .* beyond 2\^53"),
     "wide nullable integers": (
         lambda: pd.DataFrame({"a": pd.array([WIDE, 4], "Int64"), "b": [1.5, 2]}), r"beyond 2\^53",
     ),
     "wide integers as text": (lambda: pd.DataFrame({"a": [str(WIDE), "4"], "b": [1.5, 2]}), r"beyond 2\^53"),
     "observations of one name": (
-        lambda: anndata.AnnData(np.eye(3, 2), obs=pd.DataFrame(index=list("aba"))), "names an observation twice",
+        lambda: anndata.AnnData(np.eye(3, 2), obs=pd.DataFrame(index=list("aba"))), "duplicate observation names",
     ),
     "rows of one name": (
         lambda: xarray.DataArray(np.eye(3, 2), dims=("s", "g"), coords={"s": list("aba")}), "has the same name",

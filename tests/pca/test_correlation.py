@@ -109,7 +109,7 @@ def test_columns_that_do_not_stand_above_the_noise_are_left_out_and_named() -> N
     assert np.allclose(found.shares, truth, atol=0.02)
     said = " ".join(standardised(found, NAMES).split())
     assert "1 column did not stand above the noise and was left out: c2." in said
-    with pytest.raises(UsageError, match="6 components were asked for; 5 of 6 columns stand above the noise"):
+    with pytest.raises(UsageError, match="6 components were requested, but the correlation matrix has only the 5 of 6 columns"):
         correlation(release, 6)
 
 
@@ -160,7 +160,7 @@ def test_of_drowned_correlations_no_number_is_found() -> None:
         except BelowNoiseError as error:
             refused.append(str(error))
     assert len(refused) > 3
-    assert "No component of the correlation matrix can be told from noise" in refused[0]
+    assert "No component of the correlation matrix can be distinguished" in refused[0]
 
 
 def test_the_sign_of_no_correlation_tells_no_component_from_the_other() -> None:

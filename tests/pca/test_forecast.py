@@ -199,7 +199,7 @@ def test_a_forecast_does_not_tell_the_rows_of_a_table_that_is_released_under_add
 def test_where_nothing_can_be_told_it_says_how_many_rows_or_which_epsilon_it_takes(more: dict[str, Any]) -> None:
     asked = ReleaseRequest("gaussian", PrivacyLoss.parse("0.03", "1e-6"), "auto" if more else 3.0, **more)
     said = forecast_release(asked, 8, 300).nothing
-    found = re.fullmatch(r"Nothing will be told of components: .* It takes (\d+) rows, or epsilon=([\d.]+)\.", said)
+    found = re.fullmatch(r"No component will be above the noise, .* This needs (\d+) rows, or epsilon=([\d.]+)\.", said)
     assert found is not None
     assert forecast_release(asked, 8, int(found[1]) + 1).nothing == ""
     assert forecast_release(asked, 8, int(0.9 * int(found[1]))).nothing
@@ -211,5 +211,5 @@ def test_where_nothing_can_be_told_it_says_how_many_rows_or_which_epsilon_it_tak
     guess = ReleaseRequest("gaussian", PrivacyLoss.parse("0.1", "1e-6"), 3.0)
     drowned = forecast_release(guess, 8, 300, [4.0, 1.0])
     takes = drowned.expected[0].rows_to_see
-    assert drowned.nothing == f"No component of this guess will be told from noise: the first takes {takes} rows."
+    assert drowned.nothing == f"No component of this guess will be above the noise: the first needs {takes} rows."
     assert forecast_release(guess, 8, 5000, [4.0, 1.0]).nothing == ""

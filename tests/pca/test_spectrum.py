@@ -135,7 +135,7 @@ def test_only_pairs_that_solve_the_equation_are_components(monkeypatch: pytest.M
     assert np.abs(found.components @ components(release, 2).components.T) == pytest.approx(np.eye(2), abs=1e-11)
     for solver, error, said in (
         (wrong(top_eigenpairs_of), ArithmeticError, "eigenvalue equation"),
-        (failing, UsageError, "too close to one another"),
+        (failing, UsageError, "are too close"),
     ):
         monkeypatch.setattr(pca_components, "top_eigenpairs_of", solver)
         with pytest.raises(error, match=said):
@@ -216,7 +216,7 @@ def test_a_private_count_that_is_not_positive_is_refused_in_words_and_without_th
     drowned = np.zeros((5, 5), dtype=np.int64)
     drowned[4, 4] = (count - ROWS) * 4 ** (BITS - 1)
     release = release_of(table(), Neighbours.ADD_REMOVE, noise=drowned, **MEAN)
-    with pytest.raises(BelowNoiseError, match="noise drowns the data") as refused:
+    with pytest.raises(BelowNoiseError, match="the data are below the noise") as refused:
         about_mean(release)
     assert not any(letter.isdigit() for letter in str(refused.value))
 

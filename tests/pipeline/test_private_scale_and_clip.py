@@ -266,20 +266,20 @@ def test_an_estimator_takes_the_correlations_that_the_command_takes(rows: Path, 
     again = PrivatePCA.from_release(target, 0.5, correlation=True)
     assert (again.correlation, len(again.components_)) == (True, 2)
     assert losses(ledger_of_rows(rows)) == [WHOLE]
-    with pytest.raises(UsageError, match="likelihoods of standardised columns: fit without correlation"):
+    with pytest.raises(UsageError, match="likelihoods of standardised columns: fit with correlation=False"):
         fitted.score_samples(np.zeros((2, 3)))
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"whiten": True}, "leave whiten or correlation out"),
-        ({"correlation": "yes"}, "correlation is True or False"),
+        ({"whiten": True}, "leave out whiten or correlation"),
+        ({"correlation": "yes"}, "correlation must be True or False"),
         ({"clip": 3, "scale": "none"}, "has no mean and no centre"),
-        ({"n_components": 9}, "9 components were asked for"),
+        ({"n_components": 9}, "9 components were requested"),
         (
             {"mechanism": "power", "scale": "none", "clip": 3, "options": {"iterations": 2}},
-            "no second moment to take correlations of",
+            "no second moment, so there are no correlations",
         ),
     ],
 )
@@ -339,7 +339,7 @@ def test_dropped_rows_count_as_the_centre_and_join_no_histogram(tmp_path: Path) 
     # of the rows that are there the variance is 25; the others stand at the centre
     assert told.covariance_[0, 0] * 100**2 == pytest.approx(25 * (1 - share), rel=0.15)
     assert told.location_[0] * 100 + 2000 == pytest.approx(1990, abs=1)
-    assert clipped_rows(found).describe().endswith(", those without year counted as the centre")
+    assert clipped_rows(found).describe().endswith(", with rows without year replaced by the centre")
     assert model.coefficients[0].population_interval is None  # it would be too short: these have no residual
 
 

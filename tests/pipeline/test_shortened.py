@@ -119,7 +119,7 @@ def test_what_is_said_follows_the_rows() -> None:
     assert clipped_rows(released(normal(12), 50, centre="none")).nearly_all is False
     unit = normal(13)
     unit /= np.linalg.norm(unit, axis=1)[:, None]
-    assert "as normalised rows have" in clipped_rows(released(unit, 1.0000001, centre="none")).warning()
+    assert "like normalised rows" in clipped_rows(released(unit, 1.0000001, centre="none")).warning()
 
 
 def test_rows_that_fill_most_of_the_clip_norm_are_said_to_and_others_are_not(tmp_path: Path) -> None:
