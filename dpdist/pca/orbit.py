@@ -2,8 +2,8 @@
 
 M is a second moment of rows of norm at most 1 with eigenvalues lambda, gamma a spectrum, d the dimension, k the number
 of nonzero values of gamma. The statements are those of Mangoubi, Wu, Kale, Thakurta & Vishnoi (COLT 2022). Where the
-paper has an unspecified universal constant, the bound here has an explicit one, proved in the docstring, so that it can
-be compared with measurements. The bounds are about H. The release is Re H, which is at most as far from the real M:
+paper has an unspecified universal constant, the bound here has an explicit one, proved below, so that it can be
+compared with measurements. The bounds are about H. The release is Re H, which is at most as far from the real M:
 ``|M - H|² = |M - Re H|² + |Im H|²`` in Frobenius norm.
 
 A forecast of `orbit` and `orbit-lowrank` bounds their error in this way before anything is charged. They add no noise,
@@ -33,25 +33,22 @@ BEND = 1 / math.cos(math.pi / 12)
 
 
 def covering_log_number(size: int, rank: int, largest: float, radius: float) -> float:
-    """Return the logarithm of a covering number of the orbit by spectral-norm balls centred in it (lemma 6.3).
-
-    ``(1 + 8 gamma_1 / radius)^(2 d k)``. *Proof.* The complex k x d matrices of spectral norm at most 1 are the unit
-    ball of a real normed space of dimension 2dk, covered by ``(1 + 2/r)^(2dk)`` balls of radius r. A ball that meets
-    the matrices with orthonormal rows is within 2r of one of them, and ``|V* G V - W* G W| <= 2 gamma_1 |V - W|`` maps
-    it into a ball of radius ``4 gamma_1 r`` about a point of the orbit. ∎
-    """
+    """Return the logarithm of a covering number of the orbit by spectral-norm balls centred in it (lemma 6.3)."""
+    # (1 + 8 gamma_1 / radius)^(2 d k). *Proof.* The complex k x d matrices of spectral norm at most 1 are the unit
+    # ball of a real normed space of dimension 2dk, covered by (1 + 2/r)^(2dk) balls of radius r. A ball that meets
+    # the matrices with orthonormal rows is within 2r of one of them, and |V* G V - W* G W| <= 2 gamma_1 |V - W|
+    # maps it into a ball of radius 4 gamma_1 r about a point of the orbit. ∎
     return 2 * size * rank * math.log1p(8 * largest / radius)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Subspaces of dimension i of the span of the eigenvectors 1 .. i and j .. d: points of the orbit.
+    """Subspaces of dimension i of the span of the eigenvectors 1 .. i and j .. d: points of the orbit."""
 
-    The smallest rotation to each turns the first i eigenvectors into the last ones. Two of them at chordal distance s
-    give points of the orbit at Frobenius distance at least ``sqrt 2 gap s``: with w the doubly stochastic matrix of the
-    squared inner products of the eigenvectors, the squared distance is ``sum_ab w_ab (l_a - l_b)²``. The pairs a <= i,
-    b >= j, and the reverse pairs, have weight s² each, and differences of at least the gap ``l_i - l_j``.
-    """
+    # The smallest rotation to each turns the first i eigenvectors into the last ones. Two of them at chordal distance s
+    # give points of the orbit at Frobenius distance at least sqrt 2 gap s: with w the doubly stochastic matrix of
+    # the squared inner products of the eigenvectors, the squared distance is sum_ab w_ab (l_a - l_b)². The pairs a
+    # <= i, b >= j, and the reverse pairs, have weight s² each, and differences of at least the gap l_i - l_j.
 
     top: int
     bottom: int
@@ -83,29 +80,25 @@ def _covered_loss(levels: Floats, rank: int, largest: float, exponent: float, fa
 
 
 def utility_bound(levels: Floats, spectrum: Floats, exponent: float, failure: float) -> float:
-    """Bound the loss of algorithm 1, ``sum lambda_i gamma_i - tr(M H)``, up to a failure probability (theorem 2.2).
-
-    For H with density ``exp(c tr(M H))`` on the orbit of gamma the loss is, except with probability beta, below
-
-        t + (2 d k log(1 + 8 gamma_1 tr(M) / t) + log(1/beta)) / c        for every t > 0.
-
-    *Proof.* Points within t / tr(M) of the best one in spectral norm lose at most t (Hölder), and have measure at least
-    ``1/N``, N the covering number, because all balls of one radius have the same measure (lemma 6.4). So
-    ``P(loss >= t + s) <= exp(-c s) N``. ∎ The loss of the worst order is returned if it is smaller.
-    """
+    """Bound the loss of algorithm 1, ``sum lambda_i gamma_i - tr(M H)``, up to a failure probability (theorem 2.2)."""
+    # For H with density exp(c tr(M H)) on the orbit of gamma the loss is, except with probability beta, below
+    #
+    #     t + (2 d k log(1 + 8 gamma_1 tr(M) / t) + log(1/beta)) / c        for every t > 0.
+    #
+    # *Proof.* Points within t / tr(M) of the best one in spectral norm lose at most t (Hölder), and have measure at
+    # least 1/N, N the covering number, because all balls of one radius have the same measure (lemma 6.4). So
+    # P(loss >= t + s) <= exp(-c s) N. ∎ The loss of the worst order is returned if it is smaller.
     rank = int(np.count_nonzero(spectrum))
     worst = float(levels @ spectrum - levels @ spectrum[::-1])
     return min(worst, _covered_loss(levels, rank, float(spectrum[0]), exponent, failure))
 
 
 def low_rank_bound(levels: Floats, rank: int, scale: float, rate: float, failure: float) -> float:
-    """Bound the Frobenius error of algorithm 2, up to a failure probability (theorem 2.3).
-
-    ``|M - H|_F² = sum_(i>k) lambda_i² + sum_(i<=k) (lambda_i - gamma_i)² + 2 (loss of algorithm 1)``. All k Laplace
-    variables are below ``x = scale log(2k/beta)`` except with probability beta/2; sorting and clipping increase no
-    error of an eigenvalue. Both bounds of the loss increase with every gamma_i, so they are evaluated at
-    ``lambda_i + x``: the covering bound, and ``sum gamma_i max(0, lambda_i - lambda_(d+1-i))``.
-    """
+    """Bound the Frobenius error of algorithm 2, up to a failure probability (theorem 2.3)."""
+    # |M - H|_F² = sum_(i>k) lambda_i² + sum_(i<=k) (lambda_i - gamma_i)² + 2 (loss of algorithm 1). All k Laplace
+    # variables are below x = scale log(2k/beta) except with probability beta/2; sorting and clipping increase no
+    # error of an eigenvalue. Both bounds of the loss increase with every gamma_i, so they are evaluated at lambda_i +
+    # x: the covering bound, and sum gamma_i max(0, lambda_i - lambda_(d+1-i)).
     x = scale * math.log(2 * rank / failure)
     raised = np.where(np.arange(levels.size) < rank, levels + x, 0.0)
     worst = float(raised @ np.maximum(levels - levels[::-1], 0))
@@ -115,34 +108,33 @@ def low_rank_bound(levels: Floats, rank: int, scale: float, rate: float, failure
 
 
 def lower_bound(levels: Floats, spectrum: Floats, epsilon: float) -> float:
-    """Return an error that every private algorithm exceeds with probability 1/2 for some M (theorem 2.4).
-
-    For every epsilon-private algorithm (replace-one, rows of norm at most 1) there is an M with eigenvalues lambda for
-    which, with probability at least 1/2, the result is farther than this in Frobenius norm from the matrix with the
-    eigenvectors of M and the eigenvalues gamma. With gamma = lambda this matrix is M: theorem 2.4, and corollary 2.5,
-    as the result need not be in the orbit; other gamma are corollary 2.6. Tables have enough rows, some of them zero.
-
-    *Proof.* Take subspaces within a chordal distance r <= 1/2 of the first, pairwise farther apart than s: at least
-    ``(r/s)^f`` of them, f = 2i(d-j+1), the quotient of the volumes (theorem 2.7, `papers/mangoubi/packing.py`). Their
-    matrices of spectrum gamma are more than ``sqrt 2 gap s`` apart, gap = gamma_i - gamma_j, so balls of half of that
-    are disjoint. If the algorithm failed on none of the M, each ball would get probability 1/2 from its own M and so
-    ``exp(-epsilon n)/2`` from the first, n the number of rows exchanged on the way: impossible once ``f log(r/s) >=
-    epsilon n + log 2``. An algorithm sees M only, so every exchange may start from whatever table of this M has the row
-    to exchange.
-
-    For n: the change ``U L U* - L`` has nuclear norm at most ``(lambda_1 - lambda_d) |U - 1|_*``, where ``|U - 1|_* =
-    4 sum sin(t/2) <= 2 sum sin(t) / cos 15°``, and half of it has to move from its negative to its positive
-    eigenvectors, at most 4q of them; ``sum sin(t) <= sqrt(q) r`` for q principal angles. Walk through the convex
-    combinations of both ends, a row at a time, each eigenvector never more than one row ahead or behind (Tijdeman
-    1980), 4q rows more for what is left over. While both ends are at least 2 along these eigenvectors, there always is
-    a row to exchange. Where they are not, zero rows are exchanged for unit rows before: two along every eigenvector of
-    M below 2 (the first matrix is then that of the higher eigenvalues, the same for all), or two along each of the 4q,
-    and removed after. If all lambda are 0 or one value of at least 2, both ends consist of q blocks lambda u u*,
-    lambda w w* of two dimensions: exchange one row u of a block for one orthogonal to it, walk between matrices of
-    eigenvalues lambda - 1 and 1, and exchange the row back: 3q rows besides those that carry the change. ∎
-
-    The best r is ``f cos 15° / (epsilon (lambda_1 - lambda_d) sqrt q)``.
-    """
+    """Return an error that every private algorithm exceeds with probability 1/2 for some M (theorem 2.4)."""
+    # For every epsilon-private algorithm (replace-one, rows of norm at most 1) there is an M with eigenvalues lambda
+    # for which, with probability at least 1/2, the result is farther than this in Frobenius norm from the matrix with
+    # the eigenvectors of M and the eigenvalues gamma. With gamma = lambda this matrix is M: theorem 2.4, and corollary
+    # 2.5, as the result need not be in the orbit; other gamma are corollary 2.6. Tables have enough rows, some of them
+    # zero.
+    #
+    # *Proof.* Take subspaces within a chordal distance r <= 1/2 of the first, pairwise farther apart than s: at least
+    # (r/s)^f of them, f = 2i(d-j+1), the quotient of the volumes (theorem 2.7, `papers/mangoubi/packing.py`). Their
+    # matrices of spectrum gamma are more than sqrt 2 gap s apart, gap = gamma_i - gamma_j, so balls of half of that
+    # are disjoint. If the algorithm failed on none of the M, each ball would get probability 1/2 from its own M and so
+    # exp(-epsilon n)/2 from the first, n the number of rows exchanged on the way: impossible once f log(r/s) >=
+    # epsilon n + log 2. An algorithm sees M only, so every exchange may start from any table of this M that has
+    # the row to exchange.
+    #
+    # The number n: the change U L U* - L has nuclear norm at most (lambda_1 - lambda_d) |U - 1|_*, where |U - 1|_* = 4
+    # sum sin(t/2) <= 2 sum sin(t) / cos 15°, and half of it has to move from its negative to its positive eigenvectors,
+    # at most 4q; sum sin(t) <= sqrt(q) r for q principal angles. Move along the segment between both ends one row at a
+    # time, with each eigenvector at most one row ahead or behind (Tijdeman 1980); the remainder takes 4q more rows. If
+    # both ends are at least 2 along these eigenvectors, there is always a row to exchange. Otherwise zero rows are
+    # first exchanged for unit rows, and removed at the end: two along every eigenvector of M below 2 (the first matrix
+    # is then that of the higher eigenvalues, the same for all M), or two along each of the 4q. If all lambda are 0 or
+    # one value of at least 2, both ends consist of q two-dimensional blocks lambda u u*, lambda w w*: exchange one row
+    # u of a block for a row orthogonal to it, move between matrices with eigenvalues lambda - 1 and 1, and exchange the
+    # row back: 3q rows in addition to those of the change. ∎
+    #
+    # The best r is f cos 15° / (epsilon (lambda_1 - lambda_d) sqrt q).
     spread = float(levels[0] - levels[-1])
     best = 0.0
     for turn in turns(spectrum):
