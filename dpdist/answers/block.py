@@ -51,14 +51,14 @@ class EntryNoise:
     shared: float = 0.0  # covariance of two diagonal entries
 
     @property
-    def own(self) -> float:
+    def diagonal_excess(self) -> float:
         """Variance of a diagonal entry in excess of a rotation-invariant distribution."""
         return self.on - 2 * self.off - self.shared
 
     def of_product(self, vector: Matrix) -> Matrix:
         """Return the covariance of ``E u``, (w, w), for a fixed vector u."""
         product: Matrix = (self.off + self.shared) * np.outer(vector, vector)
-        diagonal = self.off * float(vector @ vector) + self.own * vector**2
+        diagonal = self.off * float(vector @ vector) + self.diagonal_excess * vector**2
         if self.exact is not None:
             diagonal[self.exact] -= self.on * vector[self.exact] ** 2
         product[np.diag_indices_from(product)] += diagonal
@@ -72,7 +72,7 @@ class EntryNoise:
             squared_norm -= float(diagonal[self.exact]) ** 2
             diagonal[self.exact] = 0
         squares = float((diagonal**2).sum())
-        return 2 * self.off * squared_norm + self.own * squares + self.shared * float(diagonal.sum()) ** 2
+        return 2 * self.off * squared_norm + self.diagonal_excess * squares + self.shared * float(diagonal.sum()) ** 2
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def _score_variances(noise: EntryNoise, vectors: Matrix, ratios: Matrix, corner:
     if noise.exact is not None:
         squares, trace, at_last = squares - at_last**2, trace - at_last, np.zeros_like(at_last)
     diagonal = (vectors**4).sum(axis=1) + at_last**2
-    variances: Matrix = 2 * noise.off * squares + noise.own * diagonal + noise.shared * trace**2
+    variances: Matrix = 2 * noise.off * squares + noise.diagonal_excess * diagonal + noise.shared * trace**2
     return np.maximum(variances, 0)
 
 
@@ -167,7 +167,7 @@ def _span_variances(
     squares = count * (a + b) ** 2 + (d - count) * b**2
     crossed = ((a + b) ** 2 - b**2) * inside + b**2 * length
     diagonal = a**2 * (np.cumsum(vectors**2, axis=0) ** 2).sum(axis=1) + 2 * a * b * count + d * b**2
-    variances = 2 * noise.off * (squares + 2 * crossed + at_last**2) + noise.own * (diagonal + at_last**2)
+    variances = 2 * noise.off * (squares + 2 * crossed + at_last**2) + noise.diagonal_excess * (diagonal + at_last**2)
     total: Matrix = variances + noise.shared * (count * a + d * b + at_last) ** 2
     return np.maximum(total, 0)
 

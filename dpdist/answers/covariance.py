@@ -41,7 +41,7 @@ from dpdist.answers.block import NORMAL, EntryNoise, correlation_ends, ends, ent
 from dpdist.answers.shrinkage import Shrinkage, optimal, within_trace
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
-from dpdist.pca.alignment import noise_reach
+from dpdist.pca.alignment import zero_matrix_bound
 from dpdist.pca.components import AboutMean, about_mean
 from dpdist.pca.correlation import ABOVE, drowned, evidence_of, require_centre
 from dpdist.pca.noise_edge import law_of
@@ -166,7 +166,7 @@ def covariance(
     squared = np.outer(scale, scale)[np.ix_(columns, columns)]
     location = np.full(d, np.nan)
     location[columns] = centre[columns] + scale[columns] * about.mean
-    reach = noise_reach(release)
+    reach = zero_matrix_bound(release)
     return Covariance(
         location=location,
         matrix=spread_out(matrix * squared, columns, d),
@@ -249,7 +249,7 @@ def _variance(noise: EntryNoise, squares: Matrix, diagonal: Matrix, corner: Matr
     """Return ``Var tr(B E)`` from ``|B|²``, the sum of B_kk² without c, B_cc, and the trace."""
     if noise.exact is not None:
         squares, trace, corner = squares - corner**2, trace - corner, np.zeros_like(corner)
-    return 2 * noise.off * squares + noise.own * (diagonal + corner**2) + noise.shared * trace**2
+    return 2 * noise.off * squares + noise.diagonal_excess * (diagonal + corner**2) + noise.shared * trace**2
 
 
 def no_rows() -> str:

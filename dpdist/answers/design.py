@@ -74,7 +74,7 @@ class Along:
     """The additional noise along leading eigenvectors."""
 
     leading: Matrix  # V, (w, k), 0 for the constant
-    doubts: Matrix  # (k,): variances of the diagonal of D
+    excess_variances: Matrix  # (k,): variances of the diagonal of D
     tied: Matrix  # (k,): relative increase of the variance of products with the target
 
 
@@ -91,13 +91,13 @@ class Design:
     components: int | None = None  # number of principal components; None: all directions, with the ridge
     along: Along | None = None  # additional noise along these components
 
-    def doubt(self, solved: Matrix, variance: float) -> tuple[Matrix, float]:
+    def component_noise(self, solved: Matrix, variance: float) -> tuple[Matrix, float]:
         """Return the contributions of components to ``Cov(E u)``, (w, w), and to ``Var(u^T E u)``."""
         if self.along is None:
             return np.zeros_like(self.moment), 0.0
         leading, squares = self.along.leading, (solved @ self.along.leading) ** 2
-        added = self.along.doubts * squares + self.along.tied * variance * (1 + float(solved @ solved))
-        return (leading * added) @ leading.T, float(self.along.doubts @ squares**2)
+        added = self.along.excess_variances * squares + self.along.tied * variance * (1 + float(solved @ solved))
+        return (leading * added) @ leading.T, float(self.along.excess_variances @ squares**2)
 
 
 def about_mean_of(block: Block, count: int) -> Matrix:
@@ -258,6 +258,6 @@ def _variances(noise: EntryNoise, w: Matrix, r: Matrix) -> Matrix:
         last = w[:, noise.exact]
         corner = np.outer(last, last) + r / 2 * (last[:, None] ** 2 + last**2)
         squares, diagonal, trace = squares - corner**2, diagonal - corner**2, trace - corner
-    variances: Matrix = 2 * noise.off * squares + noise.own * diagonal + noise.shared * trace**2
+    variances: Matrix = 2 * noise.off * squares + noise.diagonal_excess * diagonal + noise.shared * trace**2
     variances[np.diag_indices(len(r))] = 0
     return variances

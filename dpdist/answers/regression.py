@@ -234,7 +234,7 @@ def _regression(
             f"The variance of {names[block.columns[target]]!r} is below the noise of this release. {LARGER} Or "
             f"release it anew, as one of the {parameter('targets')} of a private scale.{others}"
         )
-    doubted, loose = design.doubt(solved, noise.off)
+    doubted, loose = design.component_noise(solved, noise.off)
     moved = noise.of_product(residual)[:-1, :-1] + doubted
     estimates = _in_units(block, design, (solved, moved, max(rest, 0.0)), target, units)
     unknown = set(block.columns[:count]) & set(drowned(block.release))
@@ -262,7 +262,7 @@ def _sums_of_squares(
     """Return the sums of squares of the residuals and of the target, and the vector of the latter's quadratic form."""
     solved, inverse = residual[:-1], design.inverse
     adapted = design.shift * float(residual @ residual) + (noise.off + noise.shared) * float(solved @ inverse @ solved)
-    adapted += noise.own * float(solved**2 @ np.diagonal(inverse))
+    adapted += noise.diagonal_excess * float(solved**2 @ np.diagonal(inverse))
     rest = float(residual @ moment @ residual) + 2 * adapted
     about = np.zeros(len(residual))
     about[-1] = 1

@@ -52,7 +52,7 @@ class Shrinkage(enum.StrEnum):
 def optimal(matrix: Matrix, law: NoiseLaw) -> Matrix:
     """Return the matrix with the eigenvectors of a noisy one and optimally shrunk eigenvalues."""
     values, vectors = np.linalg.eigh(matrix)
-    return _rebuilt(optimal_values(values, law), vectors)
+    return _from_eigenpairs(optimal_values(values, law), vectors)
 
 
 def optimal_values(values: Matrix, law: NoiseLaw) -> Matrix:
@@ -116,7 +116,7 @@ def within_trace(matrix: Matrix, bound: float) -> Matrix:
         raise UsageError("The bound on the trace must be positive: the number of rows times the squared clip norm.")
     values, vectors = np.linalg.eigh(matrix)
     positive = np.maximum(values, 0)
-    return _rebuilt(on_simplex(values, bound) if positive.sum() > bound else positive, vectors)
+    return _from_eigenpairs(on_simplex(values, bound) if positive.sum() > bound else positive, vectors)
 
 
 def on_simplex(values: Matrix, total: float) -> Matrix:
@@ -137,6 +137,6 @@ def on_simplex(values: Matrix, total: float) -> Matrix:
     return projected
 
 
-def _rebuilt(values: Matrix, vectors: Matrix) -> Matrix:
+def _from_eigenpairs(values: Matrix, vectors: Matrix) -> Matrix:
     matrix = (vectors * values) @ vectors.T
     return (matrix + matrix.T) / 2

@@ -26,7 +26,7 @@ Centre = AnyPath | Vector | Mapping[str, Vector]
 """Values of ``centre``: a keyword or file, public numbers, or a mapping with ``centre`` and ``scale``."""
 Scale = AnyPath | Vector
 """Values of ``scale``: a keyword or file, or public numbers."""
-_HERE = "{shared}\n"
+_SHARED_ENTRIES = "{shared}\n"
 Estimator = TypeVar("Estimator", bound="PrivateEstimator")
 
 
@@ -55,7 +55,7 @@ class Shared(TypedDict, total=False):
 
 
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
-    """Base class of the estimators. Subclasses accept these parameters as ``**shared``; see :func:`sharing`.
+    """Base class of the estimators. Subclasses accept these parameters as ``**shared``.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
 
-def sharing(kind: type[Estimator]) -> type[Estimator]:
+def with_shared_parameters(kind: type[Estimator]) -> type[Estimator]:
     """Add the shared parameters to the signature and the docstring of an estimator class."""
     own_parameters = inspect.signature(kind.__init__).parameters.values()
     _, *shared = inspect.signature(PrivateEstimator.__init__).parameters.values()
@@ -204,4 +204,4 @@ def _documented(doc: str, of_base: str) -> str:
     documented = {name for head in re.findall(r"(?m)^(\w[\w, ]*) : ", doc) for name in head.split(", ")}
     entries = re.split(r"(?m)^(?=\w)", of_base.partition("----------\n")[2] + "\n")
     shared = (entry for entry in entries if not documented.issuperset(entry.partition(" :")[0].split(", ")))
-    return doc.replace(_HERE, "".join(shared))
+    return doc.replace(_SHARED_ENTRIES, "".join(shared))

@@ -22,7 +22,7 @@ from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
 from dpdist.errors import BelowNoiseWarning, UsageError
 from dpdist.estimators import fit as fits
-from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
+from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
 from dpdist.estimators.inputs import rows_in_memory
 from dpdist.naming import ESTIMATORS, naming
 from dpdist.privacy.guarantee import Neighbours
@@ -30,7 +30,7 @@ from dpdist.release.artefact import Release
 from dpdist.release.request import Centring, ReleaseRequest
 
 
-@sharing
+@with_shared_parameters
 class PrivateCovariance(PrivateEstimator):
     """Mean and covariance of private rows from one differentially private release.
 
@@ -136,7 +136,7 @@ class PrivateCovariance(PrivateEstimator):
         with naming(ESTIMATORS):
             opened = fits.opened(release)
             estimator = cls(shrinkage, **fits.parameters_of(opened))
-            fits.take_release(estimator, opened)
+            fits.set_release(estimator, opened)
             estimator._learn(opened)
         return estimator
 
@@ -310,7 +310,7 @@ class PrivateCovariance(PrivateEstimator):
         return partials, partial(spread_out, columns=columns, d=self.location_.size)
 
     def _learn(self, release: Release) -> None:
-        self.guarantee_ = fits.proved(release)
+        self.guarantee_ = fits.guarantee_of(release)
         result = covariance(release, _shrinkage(self.shrinkage))
         self.covariance_, self.location_, self.errors_ = result.matrix, result.location, result.errors
         self.correlation_ = result.correlation

@@ -24,7 +24,7 @@ import numpy as np
 from dpdist.errors import BelowNoiseWarning, ClippedRowsWarning, DataError, PrivacyLeakWarning, RefusedError, UsageError
 from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.in_memory import ArraySum, require_sound
-from dpdist.estimators.inputs import Rows, given_names, rows_at, rows_of, set_columns
+from dpdist.estimators.inputs import Rows, rows_at, rows_of, set_columns, user_names
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.ledger.in_memory import REGISTER, Budget, Shape
@@ -62,17 +62,17 @@ def request_of(
     estimator: PrivateEstimator, components: int | None = None, targets: Sequence[str] = ()
 ) -> ReleaseRequest:
     """Return the release request with the estimator's parameters."""
-    centre, scale, vectors = _about(estimator)
+    centre, scale, vectors = _centre_and_scale(estimator)
     delta = None if estimator.delta is None else str(estimator.delta)
     choice = estimator.clip if estimator.clip in {"auto", "private"} else None
-    if choice is None and not _is(estimator.clip, numbers.Real):
+    if choice is None and not _is_instance(estimator.clip, numbers.Real):
         raise UsageError(
             "clip must be a positive finite number chosen from public knowledge, or 'private' (chosen by the release), "
             "or 'auto' (for columns divided by a scale)."
         )
-    if estimator.grid_bits is not None and not _is(estimator.grid_bits, numbers.Integral):
+    if estimator.grid_bits is not None and not _is_instance(estimator.grid_bits, numbers.Integral):
         raise UsageError("grid_bits must be None or an integer between 2 and 24.")
-    if not _is(estimator.rows_at_most, numbers.Integral):
+    if not _is_instance(estimator.rows_at_most, numbers.Integral):
         raise UsageError("rows_at_most must be an integer of at least 1.")
     if estimator.missing not in {"refuse", "centre"}:
         raise UsageError("missing must be 'refuse' or 'centre'.")
@@ -103,11 +103,11 @@ def request_of(
     return request_from(RequestOptions(**parameters), vectors=vectors)
 
 
-def _is(value: object, kind: type) -> bool:
+def _is_instance(value: object, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _about(estimator: PrivateEstimator) -> tuple[str, str, dict[str, tuple[float, ...]]]:
+def _centre_and_scale(estimator: PrivateEstimator) -> tuple[str, str, dict[str, tuple[float, ...]]]:
     """Return centre and scale for a request: the keyword or file of each, and the public vectors."""
     centre: Any = estimator.centre
     scale: Any = estimator.scale
@@ -210,7 +210,7 @@ def _from_table(estimator: PrivateEstimator, rows: Store, request: ReleaseReques
     )
     if outcome.fresh:
         shape = Shape(np.dtype(table.dtype).kind, table.rows, table.columns)
-        REGISTER.note(shape, proved(outcome.release), table.dataset_id)
+        REGISTER.note(shape, guarantee_of(outcome.release), table.dataset_id)
     return outcome.release
 
 
@@ -343,7 +343,7 @@ def require_private(release: Release) -> None:
         )
 
 
-def proved(release: Release) -> Guarantee:
+def guarantee_of(release: Release) -> Guarantee:
     """Return the proved guarantee of a release that :func:`require_private` accepts."""
     if release.guarantee is None:
         raise AssertionError("an estimator's release has a proved guarantee")
@@ -352,7 +352,7 @@ def proved(release: Release) -> Guarantee:
 
 def parameters_of(release: Release) -> Shared:
     """Return the estimator parameters that describe a release."""
-    bound, loss = release.bound, proved(release).loss
+    bound, loss = release.bound, guarantee_of(release).loss
     chosen = {} if release.stage is None else release.stage.chosen
     vectors = {"centre": bound.centre, "scale": bound.scale}
     public = {name: np.array(vector) for name, vector in vectors.items() if vector is not None and name not in chosen}
@@ -374,9 +374,9 @@ def parameters_of(release: Release) -> Shared:
     }
 
 
-def take_release(estimator: PrivateEstimator, release: Release) -> None:
+def set_release(estimator: PrivateEstimator, release: Release) -> None:
     """Set the release of an estimator, and its columns."""
-    set_columns(estimator, len(release.names), given_names(release.names))
+    set_columns(estimator, len(release.names), user_names(release.names))
     estimator.release_ = release
 
 

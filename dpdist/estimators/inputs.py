@@ -212,7 +212,7 @@ def rows_of(estimator: BaseEstimator, data: object, *, fitting: bool) -> Rows:
     """Return the rows of X, and set (if ``fitting``) or check the columns of the estimator."""
     if isinstance(data, str | os.PathLike):
         table = open_rows(data)
-        rows = Rows(StoredRows((table.rows, table.columns), table.dtype), given_names(table.names))
+        rows = Rows(StoredRows((table.rows, table.columns), table.dtype), user_names(table.names))
     else:
         rows = _rows_from(data)
     finite = getattr(estimator, "missing", None) != "centre"
@@ -241,7 +241,7 @@ def scores_rows(data: object, columns: int) -> Rows:
     return scores
 
 
-def given_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
+def user_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the names of columns; None if dpdist numbered them."""
     return None if names == numbered(len(names)) else names
 

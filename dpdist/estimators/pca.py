@@ -17,7 +17,7 @@ from dpdist.answers.captured import WIDE, captured, holding
 from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
-from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
+from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
 from dpdist.estimators.inputs import rows_at, rows_in_memory, rows_of, scores_rows
 from dpdist.ingest.labelled import relabelled
 from dpdist.ingest.registered import open_rows
@@ -35,7 +35,7 @@ from dpdist.runtime.cluster import Cluster
 AUTO = "auto"
 
 
-@sharing
+@with_shared_parameters
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):  # type: ignore[misc] # no types
     """Principal components of private rows: one differentially private release, then free post-processing.
 
@@ -230,7 +230,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             fits.require_private(opened)
             shared = fits.parameters_of(opened) | {"cluster": cluster}
             estimator = cls(n_components, correlation=correlation, whiten=whiten, **shared)
-            fits.take_release(estimator, opened)
+            fits.set_release(estimator, opened)
             estimator._learn(opened, result)
         return estimator
 
@@ -456,7 +456,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         return components_of(path, count, cluster=self.cluster)
 
     def _learn(self, release: Release, result: Components | Correlation) -> None:
-        self.guarantee_ = fits.proved(release)
+        self.guarantee_ = fits.guarantee_of(release)
         shares: Matrix | None
         explained = None
         if isinstance(result, Correlation):

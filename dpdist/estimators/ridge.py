@@ -20,8 +20,8 @@ from dpdist.answers.block import beside, places_of, require_law
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import BelowNoiseError, BelowNoiseWarning, UsageError
 from dpdist.estimators import fit as fits
-from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
-from dpdist.estimators.inputs import Rows, RowsError, given_names, rows_at, rows_in_memory, set_columns
+from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
+from dpdist.estimators.inputs import Rows, RowsError, rows_at, rows_in_memory, set_columns, user_names
 from dpdist.estimators.targets import Targets, targets_of
 from dpdist.ingest.registered import open_rows
 from dpdist.naming import ESTIMATORS, naming
@@ -34,7 +34,7 @@ Names = str | Sequence[str]
 AUTO = "auto"
 
 
-@sharing
+@with_shared_parameters
 class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type: ignore[misc] # no types
     """Ridge regression of private rows from one differentially private release, with intervals.
 
@@ -297,7 +297,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
 
     def _learn(self, release: Release, target: Names, on: Names | None, *, keep_weightless: bool = False) -> None:
         """Set the regression of a release; ``keep_weightless`` keeps columns with weight zero in X."""
-        self.guarantee_ = fits.proved(release)
+        self.guarantee_ = fits.guarantee_of(release)
         targets = places_of(release, _listed(target), "target")
         columns = beside(release, targets) if on is None else places_of(release, _listed(on), "on")
         unknown = set(weightless(release, columns)) if keep_weightless else set()
@@ -306,7 +306,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         results = regressions(release, targets, used, ridge, components=components)
         flat = isinstance(target, str) and len(results) == 1
         names = tuple(release.names[i] for i in columns)
-        set_columns(self, len(names), given_names(names))
+        set_columns(self, len(names), user_names(names))
         self.ridge_, self.n_components_ = results[0].ridge, results[0].components
         self.target_names_ = np.array([result.target for result in results], dtype=object)
         slopes = [_estimates(result, names) for result in results]

@@ -236,7 +236,7 @@ def alignment(release: Release, model: Components) -> Alignment | None:
         spectrum = _top_spectrum(release, law, values)
     return replace(
         aligned(spectrum, model.components, vectors),
-        edge=noise_reach(release),
+        edge=zero_matrix_bound(release),
         errors=_eigenvalue_errors(release, law, model.eigenvalues),
         rounding=rounding(release),
     )
@@ -267,7 +267,7 @@ def aligned(spectrum: Spectrum, vectors: Values, every: Values | None) -> Alignm
     return Alignment(spectrum.values[:k], count, groups, strengths, cosines, ends, loadings)
 
 
-def noise_reach(release: Release) -> float | None:
+def zero_matrix_bound(release: Release) -> float | None:
     """Return the 0.95 bound on the eigenvalues of a zero matrix with this noise; None if unknown."""
     # a test of the zero matrix; it does not count components
     law = noise_law(release)

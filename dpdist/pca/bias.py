@@ -200,7 +200,7 @@ def clipped_rows(release: Release) -> ClippedRows:
     """Return the norms of the rows as known from the diagonal of a release."""
     bound, noise = release.bound, release.noise
     d, norm = bound.columns, bound.shortened_norm
-    longest, most, centred = _longest(release), _longer(release), bound.centre is not None
+    longest, most, centred = _schema_norm(release), _longer_share(release), bound.centre is not None
     dropping = () if release.schema is None else release.schema.dropping
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
@@ -227,7 +227,7 @@ def _deviation_of_rows(release: Release) -> float:
     return math.sqrt(variance) / constant**2 if constant and variance else 0.0
 
 
-def _longest(release: Release) -> float | None:
+def _schema_norm(release: Release) -> float | None:
     """Return the largest norm permitted by the schema, if it is at most the clip norm."""
     bound, schema = release.bound, release.schema
     if bound.centre is not None or bound.scale is not None or schema is None or schema.norm is None:
@@ -235,7 +235,7 @@ def _longest(release: Release) -> float | None:
     return schema.norm if schema.norm <= bound.clip_norm else None
 
 
-def _longer(release: Release) -> float | None:
+def _longer_share(release: Release) -> float | None:
     """Return a bound on the share of longer rows from the release's own histogram of the norms: two deviations."""
     stage, n = release.stage, release.row_count
     answer = {} if stage is None else stage.answer.get("norms", stage.answer)

@@ -239,7 +239,7 @@ def forecast_release(
         )
     if any(not 0 < norm < math.inf for norm in norms):
         raise UsageError("The guessed norms of rows must be positive and finite.", parameter="norms")
-    law = _law(request, columns, counted)
+    law = _noise_law(request, columns, counted)
     if law is None:
         raise UsageError(
             f"There is no forecast for {request.mechanism}, as the largest eigenvalue of its noise is unknown. Use "
@@ -266,13 +266,13 @@ def forecast_release(
         law=law,
         alternatives=_alternatives(request, columns, rows, person),
         trades=trades(norms, columns, rows, error / largest, edge / largest) if norms else (),
-        nothing=_nothing_guessed(expected)
+        nothing=_needed_of_guess(expected)
         if spectrum
-        else _nothing(original, request, columns, rows, counted, threshold),
+        else _needed(original, request, columns, rows, counted, threshold),
     )
 
 
-def _nothing_guessed(expected: Sequence[Expected]) -> str:
+def _needed_of_guess(expected: Sequence[Expected]) -> str:
     if any(component.told for component in expected):
         return ""
     needed = [component.rows_to_see for component in expected if component.rows_to_see is not None]
@@ -280,7 +280,7 @@ def _nothing_guessed(expected: Sequence[Expected]) -> str:
     return f"No component of this guess will be above the noise: {takes}."
 
 
-def _nothing(
+def _needed(
     original: ReleaseRequest, moment: ReleaseRequest, columns: int, rows: int, counted: int, threshold: float
 ) -> str:
     """Return the rows or epsilon needed if not even a component with all of C² is above the noise, else nothing."""
@@ -293,7 +293,7 @@ def _nothing(
     part = original.loss.epsilon_micro / micro
     while not enough and part * micro * excess < LARGEST_EPSILON * MICRO:
         micro = math.ceil(micro * max(1.05, excess))  # noise decreases like 1 / epsilon, or slightly slower
-        law = _law(replace(moment, loss=replace(moment.loss, epsilon_micro=micro)), columns, counted)
+        law = _noise_law(replace(moment, loss=replace(moment.loss, epsilon_micro=micro)), columns, counted)
         excess = math.inf if law is None else _strength_for(law) / rows / largest
         if excess <= 1:
             enough = f", or {parameter('epsilon', f'{two_digits(part * micro) / MICRO:g}')}"
@@ -313,7 +313,7 @@ def _moment(request: ReleaseRequest, columns: int, counted: int) -> ReleaseReque
     return replace(parts.moment, clip_norm=clip)
 
 
-def _law(request: ReleaseRequest, columns: int, counted: int) -> NoiseLaw | None:
+def _noise_law(request: ReleaseRequest, columns: int, counted: int) -> NoiseLaw | None:
     return law_of(request.calibrated(columns, counted).noise, columns, request.bound(columns).unit ** 2)
 
 
@@ -326,7 +326,9 @@ def _tangent(law: NoiseLaw, rows: float, spectrum: Sequence[float], component: i
         return math.inf
     deviation = math.sqrt(law.variance / law.size)
     pull = deviation * sum(count / gap for gap, count in gaps) / math.sqrt(law.size)
-    lost = law.stretched(pull)[1] * deviation**2 * sum(count / gap**2 for gap, count in gaps)  # of the squared cosine
+    lost = (
+        law.nonlinearity(pull)[1] * deviation**2 * sum(count / gap**2 for gap, count in gaps)
+    )  # of the squared cosine
     return lost / (1 - lost) if lost < 1 else math.inf
 
 
@@ -358,7 +360,7 @@ def _cosine(law: NoiseLaw, rows: float, spectrum: Sequence[float], component: in
     return sum(1 / (1 + _tangent(law, rows, spectrum, i, others)) for i in range(first, last + 1)) / (last + 1 - first)
 
 
-def _least(holds: Callable[[float], bool], first: float, *, error: float, absolute: float = 0.0) -> float:
+def _smallest(holds: Callable[[float], bool], first: float, *, error: float, absolute: float = 0.0) -> float:
     """Return the least number from which ``holds`` is true, by bisection."""
     low, high = 0.0, first
     while not holds(high):
@@ -376,7 +378,7 @@ def _expected(law: NoiseLaw, spectrum: Sequence[float], rows: int, component: in
     others = [i for i in range(len(spectrum)) if i != component]
 
     def rows_for(holds: Callable[[float], bool]) -> int | None:
-        least = _least(holds, law.threshold / variance, error=1e-6, absolute=0.1)
+        least = _smallest(holds, law.threshold / variance, error=1e-6, absolute=0.1)
         return None if least == math.inf else math.ceil(least)
 
     return Expected(
@@ -390,7 +392,7 @@ def _expected(law: NoiseLaw, spectrum: Sequence[float], rows: int, component: in
 
 def _strength_for(law: NoiseLaw) -> float:
     """Return the least eigenvalue of a single component above the noise."""
-    return _least(lambda strength: bool(_counted(law, strength, (1.0,))), law.threshold, error=1e-9)
+    return _smallest(lambda strength: bool(_counted(law, strength, (1.0,))), law.threshold, error=1e-9)
 
 
 def _alternatives(request: ReleaseRequest, columns: int, rows: int, person: Person) -> tuple[tuple[str, float], ...]:

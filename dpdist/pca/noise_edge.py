@@ -129,7 +129,7 @@ class NoiseLaw:
         share: float = brentq(lambda x: self.slope(x * largest) * (x * largest) ** 2, 1e-3, 1, xtol=1e-15)
         return share * largest
 
-    def stretched(self, pull: float) -> tuple[float, float]:
+    def nonlinearity(self, pull: float) -> tuple[float, float]:
         """Return ``R(g)/(g R'(0))`` and ``R'(g)/R'(0)`` at ``g sqrt(v) = pull``: 1 for a semicircle, else larger."""
         # g is clipped to the critical value, beyond which nothing is visible; a negative g, with smaller effects, is
         # replaced by its magnitude

@@ -140,21 +140,21 @@ class Spectrum:
         contributions[without.start : without.stop] = 0
         return contributions
 
-    def _stretched(self, i: int, without: range) -> tuple[float, float]:
+    def _nonlinearity(self, i: int, without: range) -> tuple[float, float]:
         """Return the factors of a nonlinear R-transform for the shift of an eigenvalue and for T."""
         pulls = np.sqrt(self.variances[i]) / self._gaps(i)
         pull = self._outside(pulls, without).sum() / math.sqrt(len(self.values) + self.rest)
-        return self.law.stretched(float(pull))
+        return self.law.nonlinearity(float(pull))
 
     def _terms(self, i: int, without: range, gaps: Values | None = None) -> Values:
         """Return the terms of T_i, (K,)."""
         gaps = self._gaps(i, gaps)
-        return self._outside(self.variances[i] / gaps**2, without) * self._stretched(i, without)[1]
+        return self._outside(self.variances[i] / gaps**2, without) * self._nonlinearity(i, without)[1]
 
     def exact(self, i: int, group: range) -> float:
         """Return an estimate, at least 0, of the exact eigenvalue of a member of a group."""
         shifts = self._outside(self.variances[i] / self._gaps(i), group)
-        return max(0.0, float(self.values[i] - shifts.sum() * self._stretched(i, group)[0]))
+        return max(0.0, float(self.values[i] - shifts.sum() * self._nonlinearity(i, group)[0]))
 
     @cached_property
     def _tangents(self) -> Values:
@@ -169,12 +169,12 @@ class Spectrum:
         tangents: Values = self._tangents - self.variances[i] / self._gaps(i) ** 2
         return tangents < _MAX_T
 
-    def _moves(self, i: int) -> Values:
+    def _distance_deviations(self, i: int) -> Values:
         """Return the deviation of the distance of each eigenvalue from eigenvalue i, (K,)."""
         moves: Values = np.sqrt(self.variances[i]) * np.where(self._isolated(i), 2, math.sqrt(2))
         return moves
 
-    def _crowded(self, i: int, group: range, gap: float = GAP) -> bool:
+    def _has_close_neighbour(self, i: int, group: range, gap: float = GAP) -> bool:
         """Whether an isolated neighbour outside the group is too close to be distinguished."""
         near = np.abs(self.values - self.values[i]) < gap * np.sqrt(self.variances[i])
         near[group.start : group.stop] = False
@@ -192,10 +192,10 @@ class Spectrum:
         if total < _NO_TANGENT:  # no other eigenvalues, or no noise
             return 1.0, 1.0, 1.0
         degrees = 1 / float(((terms / total) ** 2).sum()) / (1 + max(_EXCESS[kind] for kind in self.law.kinds))
-        distances, moves = np.abs(self.values - self.values[i]), _Z * self._moves(i)
+        distances, moves = np.abs(self.values - self.values[i]), _Z * self._distance_deviations(i)
         most = float(self._terms(i, group, np.maximum(distances - moves, 0)).sum())
         least = float(self._terms(i, group, distances + moves).sum())
-        low = 0.0 if self._crowded(i, group) else 1 / (1 + most * _chi2(degrees, 1 - _TAIL))
+        low = 0.0 if self._has_close_neighbour(i, group) else 1 / (1 + most * _chi2(degrees, 1 - _TAIL))
         return 1 / (1 + total), low, 1 / (1 + self.sure * least * _chi2(degrees, _TAIL))
 
     def loadings(self, i: int, vectors: Values) -> Values | None:
@@ -203,9 +203,9 @@ class Spectrum:
         alone = range(i, i + 1)
         terms = self._terms(i, alone)
         tangent = float(terms.sum())
-        if tangent >= _MAX_T or self._crowded(i, alone, _LOADING_GAP):
+        if tangent >= _MAX_T or self._has_close_neighbour(i, alone, _LOADING_GAP):
             return None
-        gaps = np.abs(self.values - self.values[i]) - self._moves(i) / 2
+        gaps = np.abs(self.values - self.values[i]) - self._distance_deviations(i) / 2
         narrowed = self._terms(i, alone, np.maximum(gaps, _LEAST * np.sqrt(self.variances[i])))
         deviations = np.sqrt(vectors**2 @ narrowed)
         loadings, size = vectors[:, i], len(vectors)

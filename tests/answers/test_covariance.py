@@ -105,7 +105,7 @@ def test_what_gives_no_covariance_is_refused_with_what_does() -> None:
     release = scene().release()
     rows = np.random.default_rng(1).normal(size=(400, 2))
     alone = drawn(rows, 2.0, neighbours=Neighbours.ADD_REMOVE, centring=Centring.NONE).release()
-    with pytest.raises(UsageError, match="a covariance needs the private mean. Use centring='private'"):
+    with pytest.raises(UsageError, match=r"a covariance needs the private mean\. Use centring='private'"):
         covariance(alone)
     with pytest.raises(UsageError, match="releases components"):
         covariance(replace(release, answer=np.eye(4)[:2]), Shrinkage.NONE)

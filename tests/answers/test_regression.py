@@ -255,7 +255,7 @@ def test_coefficients_are_in_the_units_of_the_source_of_a_schema() -> None:
         (lambda r: regressions(r, [5], [4, 5]), "cannot be regressed on itself: leave c5 out"),
         (lambda r: regressions(r, [5], [4], -1.0), "at least 0, or auto"),
         (lambda r: regressions(r, [5], [4], float("nan")), "at least 0, or auto"),
-        (lambda r: regressions(replace(r, rows=4), [5], range(5)), "fewer rows than regressors: the release has 4 rows, for 5 columns"),
+        (lambda r: regressions(replace(r, rows=4), [5], range(5)), "the release has 4 rows, for 5 columns"),
         (lambda r: regressions(replace(r, noise=Noise("own")), [5], [4]), "no known distribution.*by gaussian"),
         (lambda r: regressions(replace(r, answer=np.eye(6)[:2]), [5], [4]), "releases components.*by gaussian"),
     ],

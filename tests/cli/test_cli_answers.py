@@ -254,7 +254,7 @@ DROWNED = "Release with --scale private, a larger epsilon or more rows"
         ("good", (*INCOME, "--ridge", "0"), "take --ridge auto, which is"),
         ("good", ("pca", "OUT.zarr", "--components", "2", "--table", "t.xlsx"), "ends in .csv or .parquet"),
         ("good", ("report", "OUT.json"), "The privacy card is printed by: dpdist inspect"),
-        ("good", ("pca", "OUT.zarr", "--components", "0.99999", "--correlation"), "Ask for a smaller share, pass their number"),
+        ("good", ("pca", "OUT.zarr", "--components", "0.99999", "--correlation"), "Ask for a smaller share"),
         ("few", INCOME, "there are fewer rows"),
         ("drowned", INCOME, "Use a larger epsilon or more rows"),
         ("drowned", ("synthesise", "OUT.csv", "--rows", "3"), "dpdist forecast reports what is needed"),

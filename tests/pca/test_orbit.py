@@ -130,7 +130,7 @@ def test_no_forecast_without_a_possible_spectrum_or_of_other_requests() -> None:
     for spectrum in ((), (1.0, 2.0), (3.0, 2.0), (1.0, -1.0), (0.1,) * 6):
         with pytest.raises(UsageError, match="depends on the spectrum"):
             bounds.forecast_orbit(request("orbit"), 5, ROWS, spectrum)
-    with pytest.raises(UsageError, match="no orbit"):
+    with pytest.raises(UsageError, match="not sample from an orbit"):
         bounds.forecast_orbit(ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 2.0), 5, ROWS, SHARES)
     with pytest.raises(UsageError, match="at least one row"):
         bounds.forecast_orbit(request("orbit"), 5, 0, SHARES)

@@ -357,6 +357,6 @@ def test_rows_with_other_columns_than_the_model_are_refused(tmp_path: Path, mode
     """The same columns in another order would give plausible nonsense."""
     for i, names in enumerate((("a", "b", "d"), ("b", "a", "c"), ("a", "b", "c", "d"), ("a", "b"))):
         table = write_rows(tmp_path / f"{i}.zarr", np.ones((9, len(names)), dtype=np.uint8), names)
-        with pytest.raises(DataError, match="other columns"):
+        with pytest.raises(DataError, match="columns of the model"):
             project(table, model, tmp_path / "scores.zarr")
     assert not (tmp_path / "scores.zarr").exists()

@@ -93,7 +93,7 @@ def test_eigenpairs_are_ordered_by_value_and_not_by_magnitude_and_their_largest_
 
 @pytest.mark.parametrize("count", [-1, 0, 5])
 def test_a_number_of_components_out_of_range_is_refused_with_the_range(count: int) -> None:
-    with pytest.raises(UsageError, match="between 1 and 4"):
+    with pytest.raises(UsageError, match="Ask for 1 to 4"):
         top_eigenpairs(np.eye(4), count)
 
 
