@@ -164,7 +164,7 @@ def test_the_fewest_components_that_hold_a_share_are_taken(fitted: PrivatePCA, r
     assert PrivatePCA.from_release(fitted.release_, 0.93).n_components_ == 3
     assert PrivatePCA.from_release(fitted.release_, 0.2).n_components_ == 1
     drowned = PrivatePCA(0.999, **{**FINER, "epsilon": 2, "grid_bits": None})
-    with pytest.raises(BelowNoiseError, match=r"for sure, the lower end of an interval.*The release is kept"):
+    with pytest.raises(BelowNoiseError, match=r"for certain, the lower end of an interval.*The release is kept"):
         drowned.fit(rows_of(1500, seed=8))
     assert PrivatePCA.from_release(drowned.release_, 1).n_components_ == 1
     known = len(register._fits)

@@ -206,7 +206,7 @@ def test_a_charge_stays_if_the_draw_dies_and_what_fails_before_it_costs_nothing(
 
 
 def test_what_is_no_budget_or_not_the_one_of_the_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="declared once, in its ledger: leave budget,"):
+    with pytest.raises(UsageError, match="declared once, in its ledger: leave out budget,"):
         pca(Budget(2, "1e-6")).fit(ingested(table(), tmp_path))
     for given in (2, "2", PrivacyLoss.parse("2", "1e-6"), Budget):
         with pytest.raises(UsageError, match=r"dpdist\.Budget"):
