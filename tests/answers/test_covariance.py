@@ -1,4 +1,4 @@
-"""The covariance of a release: shrunk by default, with intervals that hold as often as they say; and synthetic rows."""
+"""The covariance of a release: shrunk by default, with the stated coverage of intervals; and synthetic rows."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_variance_that_may_be_nothing_tells_no_correlation() -> None:
 
 
 def test_correlations_of_the_clearest_columns_are_those_of_all_with_their_intervals() -> None:
-    """The third column varies least, by far: 0.25 for 1, where the noise on a variance is about 0.02."""
+    """The third column varies least by far: 0.25 instead of 1, with noise of about 0.02 in a variance."""
     mixed = np.array([[1, 0.8, 0, 0], [0, 0.6, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 1]])
     x = np.random.default_rng(9).normal(size=(4000, 4)) @ mixed
     release = drawn(x + np.array([0, 0.5, 0, 0]), 3.0).release()
@@ -126,7 +126,7 @@ def ten_columns(**asked: object) -> Drawn:
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "two-sided-wishart"])
 def test_how_far_the_covariance_is_off_is_about_what_is_said(mechanism: str) -> None:
-    """Of a law with half of the deviation it is not, the twin."""
+    """The twin, with half of the deviation, fails."""
     made = ten_columns(mechanism=mechanism, neighbours=Neighbours.ADD_REMOVE)
     exact, told, short, true = covariance_of(made), [], [], []
     for _ in range(30):  # of each the deviation is below a fifth, of the mean below a twenty-fifth

@@ -1,4 +1,4 @@
-"""Shares of variance, partial correlations and regressions on components, in intervals that hold as often as said."""
+"""Shares of variance, partial correlations and regressions on components, with the stated coverage of intervals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def mixed(n: int = 5000) -> Floats:
 
 
 def two_factors(n: int, p: int = 6) -> Floats:
-    """Return rows of two strong factors and a target that follows from them."""
+    """Return rows of two strong factors and a target that depends on them."""
     random = np.random.default_rng(4)
     factors = random.normal(size=(n, 2))
     x = factors @ random.normal(size=(2, p)) + 0.4 * random.normal(size=(n, p)) + 0.2
@@ -88,7 +88,7 @@ def test_without_noise_to_speak_of_shares_are_those_of_the_rows() -> None:
 
 
 def test_what_noise_adds_along_components_is_taken_away_again() -> None:
-    """Means of 30 releases, within 5 of their standard errors; of eigenvalues as released, the twin, they are not."""
+    """Means of 30 releases, within 5 of their standard errors; the twin, with released eigenvalues, fails."""
     spread = np.concatenate([[1.5, 1.2, 1.0, 0.8], np.full(36, 0.2)])
     scene, off = drawn(np.random.default_rng(2).normal(size=(3000, 40)) * spread, 5.0), []
     exact = covariance_of(scene)
@@ -105,7 +105,7 @@ def test_what_noise_adds_along_components_is_taken_away_again() -> None:
 
 
 def test_the_lower_end_decides_how_many_hold_a_share() -> None:
-    """No two directions hold what is asked for. The value itself, the twin, would say so of 2 in many releases."""
+    """No two directions have the requested share. The twin, with the value itself, accepts 2 in many releases."""
     made = wide()
     values = np.linalg.eigvalsh(covariance_of(made))[::-1]
     asked = float(values[:2].sum() / values.sum())

@@ -1,4 +1,4 @@
-"""PrivatePCA and PrivateCovariance: the same integers whatever holds the rows, and scikit-learn's conventions."""
+"""PrivatePCA and PrivateCovariance: the same integers for every container of rows, and scikit-learn's conventions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FINE: dict[str, Any] = {**LOSS, "grid_bits": 20}
 
 
 def same(found: Any, other: Any) -> bool:
-    """Say whether two integer moments of rows that were rounded apart differ by errors of rounding alone."""
+    """Whether two integer moments of independently rounded rows differ by rounding errors only."""
     on, _ = entry_variances(ROWS, FINE["grid_bits"])
     return bool(np.abs(found - other).max() < 8 * np.sqrt(2 * on))  # of a row, 4^20 cos²: a thousand times as much
 
@@ -278,13 +278,13 @@ def test_the_package_is_imported_fast_and_does_without_what_is_optional() -> Non
 
 
 def test_the_lines_of_the_readme_run(tmp_path: Path) -> None:
-    """No warning: both directions can be told from noise, by 28 deviations. `benchmarks` run the rest."""
+    """No warning: both directions are above the noise, by 28 deviations. `benchmarks` run the rest."""
     block = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
     subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True, timeout=300)
 
 
 def test_components_of_noise_are_said_to_be_and_explain_nothing(register: Register) -> None:
-    """Of 30 columns of noise something is counted in one draw of 20 at most: in 5 of 8 with probability 2e-5."""
+    """30 columns of noise give a counted component in at most 1 of 20 draws: in 5 of 8 with probability 2e-5."""
     rows = np.random.default_rng(2).normal(size=(60, 30))
     above = []
     for _ in range(8):

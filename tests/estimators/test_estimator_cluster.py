@@ -1,4 +1,4 @@
-"""Estimators of files, their ledgers and releases, and on the user's own cluster: nobody else may hear it."""
+"""Estimators of files, their ledgers and releases, and on the user's own cluster, unheard by others."""
 
 from __future__ import annotations
 

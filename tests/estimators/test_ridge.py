@@ -104,7 +104,7 @@ def test_one_release_answers_every_regression_among_its_columns(register: Regist
 def test_the_path_of_rows_charges_their_ledger_once(tmp_path: Path) -> None:
     x, y = rows_of()
     path = ingested(np.column_stack([x, y]), tmp_path)
-    asked = PrivateRidge(epsilon=5, delta=1e-6, clip=9.0)  # at 1 the target drowns in 4 of 100 releases
+    asked = PrivateRidge(epsilon=5, delta=1e-6, clip=9.0)  # at 1 the target is below the noise in 4 of 100 releases
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BelowNoiseWarning)
         found = asked.fit(path, "c7")
@@ -170,7 +170,7 @@ def test_other_values_and_ridges_are_refused_before_anything_is_charged(register
 
 
 def test_a_target_that_is_drowned_leaves_the_release() -> None:
-    """What has no variance seems to have some with probability 0.025; in each of four fits with 4e-7."""
+    """A constant seems to vary with probability 0.025; in each of four fits with 4e-7."""
     x, y = rows_of()
     asked, said = PrivateRidge(epsilon=0.01, delta=1e-6, clip=9.0, budget_epsilon=1, budget_delta=1e-5), ""
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Each kind of table gives the same answer as a NumPy array of its values, or a cure."""
+"""Each kind of table gives the same answer as a NumPy array of its values, or a message with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forecast is what releases then show."""
+"""Forecasts agree with releases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def request(mechanism: str = "gaussian", epsilon: str = "1", delta: str = "1e-6"
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out other mechanisms, which take longest."""
+    """Skip the other mechanisms, which take most of the time."""
     monkeypatch.setattr("dpdist.pca.forecast._alternatives", lambda *_: ())
 
 
@@ -74,7 +74,7 @@ def test_a_privacy_unit_is_forecast_as_it_is_released(rows: int, periods: int | 
     assert found.error == pytest.approx(counted * forecast_release(alone, D, 4000).error, rel=1e-3)
     alternatives = dict(found.alternatives)
     assert alternatives["gaussian"] == pytest.approx(found.threshold)
-    assert "wishart" not in alternatives  # nothing is proved of it for several rows, nor of periods
+    assert "wishart" not in alternatives  # no proof for several rows, nor for periods
     assert ("two-sided-wishart" in alternatives) == (periods is None)
     words = " ".join(text.forecast(found).split())
     assert (f"up to {rows} rows" in words) == (rows > 1)
@@ -119,7 +119,7 @@ def test_few_columns_have_a_forecast_too_and_without_a_guess_it_is_of_shares_of_
 
 @pytest.mark.usefixtures("alone")
 def test_guessed_norms_are_weighed_as_clip_norms() -> None:
-    """Of norms 3 and 4: 3 shortens half of the rows, and takes 7 of the 25 that both hold in squares."""
+    """Norms 3 and 4: a clip norm of 3 clips half of the rows, and removes 7 of the 25 of both squared norms."""
     short, long = forecast_release(request(), D, 5000, norms=(4, 3)).trades
     assert (short.clip_norm, short.longer, long.clip_norm, long.longer, long.lost) == (3, 0.5, 4, 0, 0)
     assert short.lost == pytest.approx(7 / 25)
@@ -208,7 +208,7 @@ def test_where_nothing_can_be_told_it_says_how_many_rows_or_which_epsilon_it_tak
     assert forecast_release(asked, 8, int(0.9 * int(found[1]))).nothing
     enough = replace(asked, loss=PrivacyLoss.parse(found[2], "1e-6"))
     assert forecast_release(enough, 8, 300).nothing == ""
-    # rows about zero may have all of C² in one direction, and then it is told
+    # rows about zero may have all of C² in one direction, and then it is above the noise
     full = forecast_release(replace(enough, scale=None, clip_norm=3.0), 8, 300, [8.9])
     assert full.seen == 1
     guess = ReleaseRequest("gaussian", PrivacyLoss.parse("0.1", "1e-6"), 3.0)

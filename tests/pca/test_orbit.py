@@ -1,4 +1,4 @@
-"""Answers on a unitary orbit: bounds of their errors, and forecasts that hold of what is drawn."""
+"""Unitary orbits: bounds on errors, and forecasts that agree with draws."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_lower_bounds_follow_the_paper() -> None:
     assert at(400, 1, 1e6, 0.1) == pytest.approx(at(400, 1, 1e7, 0.1), rel=1e-6)
     assert at(400, 4, 1e7, 0.1) / at(400, 1, 1e7, 0.1) == pytest.approx(2, rel=0.05)
     assert at(400, 1, 1e7, 0.01) / at(400, 1, 1e7, 0.1) == pytest.approx(10, rel=0.05)
-    # in closed form for a line of C^33: f = 64 real dimensions, three rows exchanged besides
+    # in closed form for a line of C^33: f = 64 real dimensions, three more rows exchanged
     closed = 64 * math.cos(math.pi / 12) / (0.1 * math.sqrt(2)) * math.exp(-1 - (0.3 + math.log(2)) / 64)
     assert at(33, 1, 1e6, 0.1) == pytest.approx(closed)
     # eigenvalues that are neither 0 nor one large value cost 4 + 16 rows for each angle

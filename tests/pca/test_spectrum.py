@@ -157,7 +157,7 @@ def test_memory_is_one_matrix_beside_the_release_and_another_for_lapack(
     release = release_of(
         np.random.default_rng(8).normal(size=(100, d)), centring=Centring.PRIVATE if private else Centring.NONE
     )
-    components(release, 1)  # what is loaded at the first use does not count
+    components(release, 1)  # exclude modules loaded on first use
     tracemalloc.start()
     try:
         components(release, count)
@@ -223,7 +223,7 @@ def test_a_private_count_that_is_not_positive_is_refused_in_words_and_without_th
 
 @pytest.mark.parametrize("corrected", [True, False], ids=["corrected", "the twin"])
 def test_the_covariance_is_unbiased_under_noise(*, corrected: bool) -> None:
-    """Noise moves each entry of the mean by a quarter of the clip norm. False alarm of another seed: 1 in 5e8."""
+    """Noise changes each entry of the mean by a quarter of the clip norm. False alarm with another seed: 1 in 5e8."""
     rows, sigma = table(), 0.5 * ROWS * 4.0 ** (BITS - 1)
     exact, rng = np.cov(rows.T, bias=True), np.random.default_rng(73)
     errors = np.empty(400)
