@@ -72,9 +72,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         was released, or if the mechanism releases no eigenvalues.
     explained_variance_ratio_ : ndarray or None
         (k,) float64, with sum at most 1: each eigenvalue, corrected for the noise (uncorrected if the noise
-        distribution is unknown), divided by the trace of the released matrix or by the sum of the eigenvalues,
-        whichever is larger. 0 for components below the noise. None if no matrix was released. With
-        ``correlation=True``, the divisor is the number of columns not left out.
+        distribution is unknown), divided by the trace of the released matrix or by the sum of these values, whichever
+        is larger. 0 for components below the noise. None if no matrix was released. With ``correlation=True``, the
+        divisor is the number of columns not left out.
     explained_variance_ratio_intervals_ : ndarray or None
         (k, 2): intervals of these ratios that account for the noise, with ``correlation=True``
         (:mod:`dpdist.pca.correlation`); otherwise None.
