@@ -116,9 +116,7 @@ def holding(release: Release, share: float) -> Components:
     components = counted_components(release)
     shares = captured(release, components)
     if shares is None:
-        raise BelowNoiseError(
-            f"Shares of the variance are unknown: the variance is below the noise. Instead, {advice}."
-        )
+        raise BelowNoiseError(f"The shares of the variance are unknown, as the variance is below the noise: {advice}.")
     subject = f"The {len(shares.shares)} components above the noise"
     return components.leading(
         fewest(shares.share_intervals[:, 0], share, subject, "the lower end of an interval of 95 %")

@@ -140,7 +140,7 @@ def test_where_the_whole_variance_is_drowned_no_share_is_told_though_a_component
     answer[:8, :8] = clear * np.diag([1.0, *np.full(7, -1 / 7)])
     opposed = replace(release, answer=answer)
     assert len(counted_components(opposed).components) == 1
-    with pytest.raises(BelowNoiseError, match="hides the shares of the variance"):
+    with pytest.raises(BelowNoiseError, match="variance is below the noise"):
         holding(opposed, 0.1)
 
 

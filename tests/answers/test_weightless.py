@@ -78,7 +78,7 @@ def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_is_not_of_it() -> N
     made = PrivateRidge(**PRIVATE)
     with (
         pytest.warns(BelowNoiseWarning),
-        pytest.raises(UsageError, match=r"y: numbers beyond.*released is kept"),
+        pytest.raises(UsageError, match=r"y: numbers beyond.*release is kept"),
     ):
         made.fit(rows[:2900, [0, 2, 3]], rows[:2900, 1])
     with pytest.warns(BelowNoiseWarning):
