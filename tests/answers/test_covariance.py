@@ -168,5 +168,5 @@ def test_what_gives_no_rows_is_refused_with_what_does() -> None:
             said.append(str(error))
     assert any("synthetic rows would be noise" in each for each in said)
     for count in (0, 1 << 60):
-        with pytest.raises(UsageError, match="are drawn at once"):
+        with pytest.raises(UsageError, match="columns at once, not"):
             synthetic(ten_columns().release()).draw(count, np.random.default_rng(1))
