@@ -1,15 +1,15 @@
-"""A part of a released second moment: some columns, the constant if there is one, and the distribution of its noise.
+"""A block of a released second moment: some columns, the constant if there is one, and the distribution of the noise.
 
 Columns are named as in the rows or the schema, and converted to the units of the source.
 
-With private centring every row has a constant entry, ``kappa`` in the units of the bounded rows. The release then holds
-the sums of the columns and the number of rows. Here they are the last row and column of the matrix, as products with
+With private centring every row has a constant entry, ``kappa`` in the units of the bounded rows. The release then
+contains the column sums and the number of rows. Here they are the last row and column of the matrix, as products with
 that constant. Under replace-one n is public, so the last entry has no noise.
 
-Noise on different entries is uncorrelated, but for symmetric ones. An entry on the diagonal has more of it: twice the
-variance for `gaussian` and `two-sided-wishart`. Nuclear-norm noise is invariant under rotations, and entries of its
-diagonal are correlated instead. Rounding adds variances of its own (:mod:`dpdist.rows.rounding`), at most those that
-are added here.
+The noise of different entries is uncorrelated, except for symmetric ones. Diagonal entries have a larger variance:
+twice that of the others for `gaussian` and `two-sided-wishart`. Nuclear-norm noise is invariant under rotations, and
+its diagonal entries are correlated instead. Rounding adds variances (:mod:`dpdist.rows.rounding`); the values added
+here are upper bounds.
 """
 
 from __future__ import annotations
@@ -36,93 +36,92 @@ if TYPE_CHECKING:
 
 Matrix = npt.NDArray[np.float64]
 NORMAL = 1.959964
-"""Standard deviations to each side that hold 0.95 of a normal."""
+"""Two-sided 0.95 quantile of the standard normal distribution."""
 _MOST_COLUMNS = 8192
-"""Largest block: it is held in memory several times, and decomposed."""
+"""Largest block: several copies are held in memory, and it is decomposed."""
 
 
 @dataclass(frozen=True)
 class EntryNoise:
-    """Variances of the noise on the entries of a symmetric matrix, squared units of its entries."""
+    """Variances of the noise in the entries of a symmetric matrix, in squared units of the entries."""
 
-    on: float
-    off: float
-    exact: int | None = None  # place on the diagonal of the one entry without noise
-    shared: float = 0.0  # covariance of two entries of the diagonal
+    on: float  # on the diagonal
+    off: float  # off the diagonal
+    exact: int | None = None  # index of the diagonal entry without noise, if there is one
+    shared: float = 0.0  # covariance of two diagonal entries
 
     @property
-    def own(self) -> float:
-        """What an entry of the diagonal has beyond a law that is invariant under rotations."""
+    def diagonal_excess(self) -> float:
+        """Variance of a diagonal entry in excess of a rotation-invariant distribution."""
         return self.on - 2 * self.off - self.shared
 
     def of_product(self, vector: Matrix) -> Matrix:
-        """Return the covariance of ``E u``, (w, w), of a fixed vector u."""
-        found: Matrix = (self.off + self.shared) * np.outer(vector, vector)
-        diagonal = self.off * float(vector @ vector) + self.own * vector**2
+        """Return the covariance of ``E u``, (w, w), for a fixed vector u."""
+        product: Matrix = (self.off + self.shared) * np.outer(vector, vector)
+        diagonal = self.off * float(vector @ vector) + self.diagonal_excess * vector**2
         if self.exact is not None:
             diagonal[self.exact] -= self.on * vector[self.exact] ** 2
-        found[np.diag_indices_from(found)] += diagonal
-        return found
+        product[np.diag_indices_from(product)] += diagonal
+        return product
 
     def of_functional(self, weights: Matrix) -> float:
-        """Return the variance of ``tr(B E)`` of a fixed symmetric matrix B, (w, w)."""
+        """Return the variance of ``tr(B E)`` for a fixed symmetric matrix B, (w, w)."""
         diagonal = np.diagonal(weights).copy()
-        whole = float((weights**2).sum())
+        squared_norm = float((weights**2).sum())
         if self.exact is not None:
-            whole -= float(diagonal[self.exact]) ** 2
+            squared_norm -= float(diagonal[self.exact]) ** 2
             diagonal[self.exact] = 0
         squares = float((diagonal**2).sum())
-        return 2 * self.off * whole + self.own * squares + self.shared * float(diagonal.sum()) ** 2
+        return 2 * self.off * squared_norm + self.diagonal_excess * squares + self.shared * float(diagonal.sum()) ** 2
 
 
 @dataclass(frozen=True)
 class Block:
     """Some columns of a release."""
 
-    moment: Matrix  # (w, w), the sum over rows in squared units of the bounded rows; the constant is last, if any
-    columns: tuple[int, ...]  # their places in the release; w of them, or one less
-    kappa: float  # the constant; 0 where there is none
+    moment: Matrix  # (w, w), sum over rows in squared units of the bounded rows; the constant, if any, is last
+    columns: tuple[int, ...]  # their indices in the release: w of them, or w - 1 with a constant
+    kappa: float  # the constant; 0 if there is none
     noise: EntryNoise  # of the entries of the moment
     rows: float | None  # n, or its private estimate
     release: Release
 
     def noise_of(self, count: int) -> EntryNoise:
-        """Return the noise on the first columns, the constant and one more column behind it."""
+        """Return the noise of the first columns, followed by the constant and one more column."""
         return replace(self.noise, exact=None if self.noise.exact is None else count)
 
     def law(self, size: int) -> NoiseLaw:
-        """Return the law of the noise on some of its rows and columns."""
-        found = law_of(self.release.noise, size, self.release.bound.unit**2)
-        if found is None:
-            raise AssertionError("a block is made where the law is known")
-        return found
+        """Return the distribution of the noise on ``size`` rows and columns."""
+        distribution = law_of(self.release.noise, size, self.release.bound.unit**2)
+        if distribution is None:
+            raise AssertionError("a block has noise of a known distribution")
+        return distribution
 
 
 def ends(values: Matrix, deviations: Matrix, low: float = -math.inf, high: float = math.inf) -> Matrix:
-    """Return the two ends of 95 % intervals, one more axis than the values, within what is possible."""
+    """Return the ends of 95 % intervals along a new last axis, clipped to [low, high]."""
     reach = NORMAL * deviations
     return np.clip(np.stack([values - reach, values + reach], axis=-1), low, high)
 
 
 def correlation_ends(values: Matrix, deviations: Matrix) -> Matrix:
-    """Return the ends of intervals of a matrix of correlations, whose diagonal is exact."""
-    found = ends(values, deviations, -1, 1)
-    found[np.diag_indices(len(found))] = 1
-    return found
+    """Return the ends of the intervals of a correlation matrix, whose diagonal is exact."""
+    result = ends(values, deviations, -1, 1)
+    result[np.diag_indices(len(result))] = 1
+    return result
 
 
 def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -> Block:
-    """Return the part of a release that is about some of its columns."""
+    """Return the block of some columns of a release."""
     require_law(release.mechanism, release.noise if release.subspace is None else None)
     if len(columns) > _MOST_COLUMNS:
         raise DataError(
-            f"{len(columns)} columns are too many to solve for at once, {_MOST_COLUMNS} are not: name those that count "
-            f"({parameter('on')})."
+            f"A regression has at most {_MOST_COLUMNS} columns, not {len(columns)}. Name fewer ({parameter('on')})."
         )
     rows, unit = release.row_count, release.bound.unit**2
     if rows is not None and rows <= 0:
         raise BelowNoiseError(
-            "The private estimate of the number of rows is not positive: the noise drowns the data. Take a larger "
+            "The private estimate of the number of rows is not positive: the data are below the noise. Use a larger "
             "epsilon or more rows."
         )
     chosen = np.array(columns)
@@ -137,121 +136,120 @@ def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -
 
 
 def require_law(mechanism: str, noise: Noise | None) -> None:
-    """Refuse noise of which nothing could be said."""
+    """Refuse noise of unknown distribution."""
     instead = "gaussian (with a delta) or two-sided-wishart (without)"
     if noise is None:
         raise UsageError(
-            f"{mechanism} releases components and no second moment, which regression and covariance need: take a "
+            f"{mechanism} releases components and no second moment, which regression and covariance need. Use a "
             f"release by {instead}."
         )
     if not noise.summands or noise.variance_diagonal is None or noise.variance_off_diagonal is None:
         raise UsageError(
-            f"The noise of {mechanism} has no known law, so nothing could be said of the error: take a release by "
+            f"The noise of {mechanism} has no known distribution, so errors cannot be computed. Use a release by "
             f"{instead}."
         )
 
 
 def require_about(release: Release) -> None:
-    """Refuse a release of which nothing says about what its columns vary."""
+    """Refuse a release with neither a mean nor a centre."""
     if release.weights:
         release.require_moment()
     if not release.bound.constant and release.bound.centre is None and release.subspace is None:
         raise UsageError(
-            "This release has no mean and no centre, so nothing says about what its columns vary. Release with "
-            f"{parameter('centre', 'private')} or a public centre. Its second moment about zero is the array "
+            "This release has no mean and no centre, so it has no covariance. Release with "
+            f"{parameter('centre', 'private')} or a public centre. The second moment about zero is the array "
             "second_moment of the release."
         )
 
 
 def moment_of(release: Release, columns: npt.NDArray[np.int64]) -> Matrix:
-    """Return the second moment of some columns, (w, w); a row of tiles is read at a time."""
+    """Return the second moment of some columns, (w, w), reading one row of tiles at a time."""
     if release.in_memory:
         return release.second_moment[np.ix_(columns, columns)]
-    found = np.empty((columns.size, columns.size))
+    moment = np.empty((columns.size, columns.size))
     for tile in np.unique(columns // TILE):
         inside = np.flatnonzero(columns // TILE == tile)
-        found[inside] = release.moment_rows(tile * TILE, (tile + 1) * TILE)[columns[inside] - tile * TILE][:, columns]
-    return found
+        moment[inside] = release.moment_rows(tile * TILE, (tile + 1) * TILE)[columns[inside] - tile * TILE][:, columns]
+    return moment
 
 
 def entry_noise(release: Release, exact: int | None) -> EntryNoise:
-    """Return the variances of the entries of a second moment, rounding included; ``exact`` is the place of public n."""
+    """Return the noise of a second moment, rounding included; ``exact`` is the index of a public n."""
     noise = release.noise
-    per_row = (release.row_count or 1.0) ** 2  # the units of eigenvalues are per row where n is known
+    per_row = (release.row_count or 1.0) ** 2  # eigenvalues are per row if n is known
     on, off = (variance * per_row for variance in entry_variances(release))
     nuclear = {part.kind for part in noise.summands} == {EdgeKind.NUCLEAR}
-    apart = (noise.variance_diagonal or 0.0) - 2 * (noise.variance_off_diagonal or 0.0)
-    return EntryNoise(on, off, exact, apart * release.bound.unit**4 if nuclear else 0.0)
+    excess = (noise.variance_diagonal or 0.0) - 2 * (noise.variance_off_diagonal or 0.0)
+    return EntryNoise(on, off, exact, excess * release.bound.unit**4 if nuclear else 0.0)
 
 
 def deviation(variance: float) -> float:
-    """Return the root of a variance that rounding may have made negative."""
+    """Return the root of a variance that rounding may have made slightly negative."""
     return math.sqrt(max(0.0, variance))
 
 
-def places_of(table: Release | RowsTable, names: Sequence[str], what: str) -> tuple[int, ...]:
-    """Return the places of columns; a column of the schema stands for all that were made of it."""
-    place = {name: i for i, name in enumerate(table.names)}
-    made = _made(table) | {name: (name,) for name in table.names}
-    unknown = [name for name in names if name not in made]
-    found = [column for name in names for column in made.get(name, ())]
-    if unknown or not found:
-        said = f"There is no column {listed(map(repr, unknown))}" if unknown else "No column is named"
-        raise UsageError(f"{said} ({parameter(what)}). There are: {listed(table.names)}.")
-    if twice := repeated(found):
-        raise UsageError(f"{listed(map(repr, twice))}: named twice ({parameter(what)}).")
-    return tuple(place[name] for name in found)
+def places_of(table: Release | RowsTable, names: Sequence[str], option: str) -> tuple[int, ...]:
+    """Return the indices of named columns; a column of the schema stands for all columns derived from it."""
+    index = {name: i for i, name in enumerate(table.names)}
+    features = _features_of(table) | {name: (name,) for name in table.names}
+    unknown = [name for name in names if name not in features]
+    expanded = [column for name in names for column in features.get(name, ())]
+    if unknown or not expanded:
+        problem = f"There is no column {listed(map(repr, unknown))}" if unknown else "No column is named"
+        raise UsageError(f"{problem} ({parameter(option)}). There are: {listed(table.names)}.")
+    if duplicates := repeated(expanded):
+        raise UsageError(f"{listed(map(repr, duplicates))}: named twice ({parameter(option)}).")
+    return tuple(index[name] for name in expanded)
 
 
 def beside(release: Release, targets: Sequence[int]) -> tuple[int, ...]:
-    """Return the columns that may explain the targets where nobody names any.
-
-    These are all but what was made of the same column, and what weighs nothing in the release
-    (:func:`dpdist.release.advice.weightless`).
-    """
+    """Return the default regressors: all columns with weight that are not derived from the same columns as a target."""
     names = {release.names[i] for i in targets}
-    kin = {name for made in _made(release).values() if names & set(made) for name in made}
-    known = kin | names | set(release.blindly_scaled[1])
-    return tuple(i for i, name in enumerate(release.names) if name not in known)
+    kin = {name for features in _features_of(release).values() if names & set(features) for name in features}
+    excluded = kin | names | set(release.blindly_scaled[1])
+    return tuple(i for i, name in enumerate(release.names) if name not in excluded)
 
 
 def references(release: Release, on: Sequence[int]) -> tuple[int, ...]:
-    """Return the first column of each categorical variable of which all columns are among some.
-
-    They add up to 1, so that with all of them a regression with a constant has no one solution.
-    """
-    place = {name: i for i, name in enumerate(release.names)}
+    """Return the first column of each categorical variable whose columns are all regressors: their sum is constant."""
+    index = {name: i for i, name in enumerate(release.names)}
     columns = () if release.schema is None else release.schema.columns
-    made = [[place.get(name) for name in column.features] for column in columns if column.stored and column.one_hot]
-    return tuple(each[0] for each in made if len(each) > 1 and each[0] is not None and set(each) <= set(on))
+    categories = [
+        [index.get(name) for name in column.features] for column in columns if column.stored and column.one_hot
+    ]
+    return tuple(
+        category[0]
+        for category in categories
+        if len(category) > 1 and category[0] is not None and set(category) <= set(on)
+    )
 
 
 def source_units(release: Release) -> tuple[Matrix, Matrix]:
-    """Return centre and scale, (d,) each, by which ``centre + scale * row`` is in the units of the source of the rows.
+    """Return centre and scale, (d,) each: ``centre + scale * row`` is in the units of the source.
 
-    Without a schema these are those of the rows as they were given, ``release.bound.input_units``. A category, and
-    what tells that a value is missing, is 0 or 1; a date counts its unit since its origin.
+    Without a schema they are ``release.bound.input_units``. Categories and indicators of missing values are 0 or 1; a
+    date counts its unit from its origin.
     """
     centre, scale = release.bound.input_units
     if release.schema is None:
         return centre, scale
-    place = {name: i for i, name in enumerate(release.names)}
+    index = {name: i for i, name in enumerate(release.names)}
     for column in release.schema.columns:
         affine = release.schema.affine(column) if column.stored else None
         for name in column.features:
-            i = place.get(name)
+            i = index.get(name)
             if i is None or affine is None:
                 continue
-            own = name == column.name or column.one_hot
-            factor = affine.factor if own else float(column.weight or 1)
-            centre[i] = (affine.shift if own else 0.0) + centre[i] / factor
+            is_value = name == column.name or column.one_hot
+            factor = affine.factor if is_value else float(column.weight or 1)
+            centre[i] = (affine.shift if is_value else 0.0) + centre[i] / factor
             scale[i] /= factor
     return centre, scale
 
 
-def _made(table: Release | RowsTable) -> dict[str, tuple[str, ...]]:
-    """Return the columns of the rows that were made of each column of the schema."""
+def _features_of(table: Release | RowsTable) -> dict[str, tuple[str, ...]]:
+    """Return the columns of the rows derived from each column of the schema."""
     have = set(table.names)
     columns = () if table.schema is None else table.schema.columns
-    kept = {column.name: tuple(name for name in column.features if name in have) for column in columns}
-    return {name: made for name, made in kept.items() if made}
+    present = {column.name: tuple(name for name in column.features if name in have) for column in columns}
+    return {name: features for name, features in present.items() if features}

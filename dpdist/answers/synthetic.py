@@ -1,16 +1,15 @@
-"""Synthetic rows: normal ones with the mean and the shrunk covariance of a release. Post-processing, free of charge.
+"""Synthetic rows: normal, with the mean and the shrunk covariance of a release. Post-processing, free of charge.
 
 A row is ``location + L z``, with z standard normal and ``L L^T`` the shrunk covariance
-(:mod:`dpdist.answers.covariance`). So means, variances and correlations of many rows are those of the release, and
-nothing else is: no skewness, no categories, no ranges. A column of a category or a boolean holds numbers about the
-share of its ones, and not 0 and 1. A number may lie beyond a public range.
+(:mod:`dpdist.answers.covariance`). Means, variances and correlations of many rows are those of the release. Nothing
+else is: no skewness, no categories, no ranges. The column of a category or a boolean contains numbers around the share
+of its ones, not 0 and 1, and numbers may be outside a public range.
 
-**Errors.** The covariance the rows are drawn from is off by what the noise does to the release; how far in all is an
-estimate (``Covariance.distance``), and the intervals of entries are those of the covariance. A sample covariance of N
-rows is off from that by its sampling error besides, as of any N rows.
+**Errors.** The covariance has the error of the release: ``Covariance.distance`` estimates it in total, and its
+intervals are those of the entries. The sample covariance of N rows has the usual sampling error in addition.
 
-The generator needs no secret: what is drawn follows from what is public. Its seed is given by the caller or comes from
-the operating system, and never from rows.
+The generator needs no secret, as all parameters are public. Its seed comes from the caller or the operating system,
+never from rows.
 """
 
 from __future__ import annotations
@@ -28,42 +27,42 @@ from dpdist.release.artefact import Release
 
 Matrix = npt.NDArray[np.float64]
 MOST_NUMBERS = 1 << 27
-"""That are drawn at once: 1 GiB."""
+"""Largest number of values drawn at once: 1 GiB."""
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """What synthetic rows are drawn from."""
+    """The distribution of synthetic rows."""
 
-    names: tuple[str, ...]  # of their columns: those that weigh something in the release
+    names: tuple[str, ...]  # columns with weight in the release
     location: Matrix
     factor: Matrix  # L
-    distance: float | None  # of the covariance from that of the shortened rows, relative to it, about
-    drowned: str  # a sentence about columns that do not stand above the noise, or nothing
+    distance: float | None  # approximate relative error of the covariance of the clipped rows
+    drowned: str  # a sentence about columns below the noise, or empty
 
     def draw(self, count: int, generator: np.random.Generator | np.random.RandomState) -> Matrix:
         """Return rows, (count, c)."""
-        most = MOST_NUMBERS // len(self.names)
-        if not 1 <= count <= most:
-            raise UsageError(f"From 1 to {most} rows of {len(self.names)} columns are drawn at once, not {count}.")
-        found: Matrix = generator.standard_normal((count, len(self.names))) @ self.factor.T
-        found += self.location
-        return found
+        limit = MOST_NUMBERS // len(self.names)
+        if not 1 <= count <= limit:
+            raise UsageError(f"Draw between 1 and {limit} rows of {len(self.names)} columns at once, not {count}.")
+        rows: Matrix = generator.standard_normal((count, len(self.names))) @ self.factor.T
+        rows += self.location
+        return rows
 
 
 def synthetic(release: Release, units: tuple[Matrix, Matrix] | None = None) -> Synthetic:
-    """Return what synthetic rows of a release are drawn from, in units as of the covariance."""
+    """Return the distribution of the synthetic rows of a release, in the units of the covariance."""
     require_about(release)
-    found = covariance(release, units=units)
-    if found.seen == 0:
+    result = covariance(release, units=units)
+    if result.seen == 0:
         raise BelowNoiseError(
-            "No direction of the columns varies more than the noise of this release, so rows drawn from it would be "
-            f"noise. Take a larger epsilon, more rows or fewer columns: {step('forecast')} says what would be needed."
+            "No direction of the columns varies more than the noise of this release, so synthetic rows would be "
+            f"noise. Use a larger epsilon, more rows or fewer columns; {step('forecast')} reports what is needed."
         )
-    matrix = found.matrix[np.ix_(found.known, found.known)]
+    matrix = result.matrix[np.ix_(result.known, result.known)]
     spread = np.sqrt(np.diagonal(matrix))
     factor = np.linalg.cholesky(matrix / np.outer(spread, spread)) * spread[:, None]
     return Synthetic(
-        tuple(release.names[i] for i in found.known), found.location[found.known], factor, found.distance,
-        drowned_words(found, release.names),
+        tuple(release.names[i] for i in result.known), result.location[result.known], factor, result.distance,
+        drowned_words(result, release.names),
     )  # fmt: skip

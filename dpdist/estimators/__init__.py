@@ -1,4 +1,4 @@
-"""The scikit-learn face of dpdist: estimators that release a private second moment when they are fitted."""
+"""The scikit-learn interface: estimators that release a private second moment when fitted."""
 
 from dpdist.estimators.covariance import PrivateCovariance
 from dpdist.estimators.pca import PrivatePCA

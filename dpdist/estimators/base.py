@@ -1,4 +1,4 @@
-"""What the estimators share: the parameters of a fit, each once, and what scikit-learn and notebooks ask of them."""
+"""Shared base of the estimators: the parameters of a fit, and the hooks of scikit-learn and notebooks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from dpdist.runtime.cluster import Cluster
 Matrix = npt.NDArray[np.float64]
 Vector = Sequence[float] | npt.NDArray[np.number]
 Centre = AnyPath | Vector | Mapping[str, Vector]
-"""What the parameter ``centre`` takes: a word or file, public numbers, or a mapping with ``centre`` and ``scale``."""
+"""Values of ``centre``: a keyword or file, public numbers, or a mapping with ``centre`` and ``scale``."""
 Scale = AnyPath | Vector
-"""What the parameter ``scale`` takes: a word or file, or public numbers."""
-_HERE = "{shared}\n"
+"""Values of ``scale``: a keyword or file, or public numbers."""
+_SHARED_ENTRIES = "{shared}\n"
 Estimator = TypeVar("Estimator", bound="PrivateEstimator")
 
 
 class Shared(TypedDict, total=False):
-    """The parameters that all estimators take, for type checkers."""
+    """The parameters of all estimators, for type checkers."""
 
     epsilon: Number
     clip: float | str
@@ -55,65 +55,66 @@ class Shared(TypedDict, total=False):
 
 
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
-    """Base of the estimators: each takes these parameters as ``**shared``, and documents them by :func:`sharing`.
+    """Base class of the estimators. Subclasses accept these parameters as ``**shared``.
 
     Parameters
     ----------
     epsilon : str, int, float or Decimal
-        What the release may cost: a number, or decimal text, of whole millionths. Required.
+        Privacy loss epsilon of the release: a number or decimal text with at most six decimals. Required.
     clip : float, "auto" or "private"
-        The clip norm C, in the units of the rows after centre and scale: longer rows are shortened to it, and all
-        that is fitted is of rows so shortened; a release that tells that nearly all were comes with a
-        :class:`dpdist.ClippedRowsWarning`. Required, and to be chosen from what is publicly known, never from
-        X: that would be a leak. ``"auto"`` is 1.75 times the square root of d, for columns divided by a scale; with a
-        private scale, of the number of columns of which that choice saw a variance. ``"private"``: the release chooses
-        it first, from a private histogram of the norms; after a private scale, of the norms of scaled rows.
+        Clip norm C, in the units of the rows after centring and scaling. Longer rows are clipped to this norm, and all
+        fitted attributes describe the clipped rows. A :class:`dpdist.ClippedRowsWarning` is issued if the release shows
+        that nearly all rows were clipped. Required; choose it from public knowledge and never from X, which would leak
+        information. ``"auto"`` is 1.75 times the square root of d, for columns divided by a scale; with a private
+        scale, d counts the columns whose variance the private choice could see. ``"private"``: the release first
+        chooses C from a private histogram of the row norms, after any private scaling.
     delta : str, int, float or Decimal, default None
-        Likewise as ``epsilon``, below 1; None for pure differential privacy.
+        Privacy loss delta, below 1, in the formats of ``epsilon``. None means pure differential privacy.
     mechanism : str, default None
-        Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
+        Name of the mechanism. None means ``gaussian`` with a delta and ``two-sided-wishart`` without.
     neighbours : {"replace-one", "add-remove"}, default "replace-one"
-        ``replace-one``: one row exchanged, and the number of rows public; ``add-remove``: one row more or fewer, and
-        it is private.
+        ``"replace-one"``: neighbouring tables differ in one row, and the number of rows is public. ``"add-remove"``:
+        one table has an extra row, and the number of rows is private.
     centre : str, path-like, sequence of float or mapping, default "none"
-        ``"none"``: the second moment about zero. ``"private"``: mean and second moment are released together for the
-        one price. Or a public centre: one number per column, a mapping with ``centre`` and ``scale``, or a ``.npy``,
-        ``.npz`` or ``.json`` file of these.
+        ``"none"``: the second moment about zero. ``"private"``: mean and second moment are released together at no
+        extra cost. Otherwise a public centre: one number per column, a mapping with ``centre`` and ``scale``, or a
+        ``.npy``, ``.npz`` or ``.json`` file with these.
     scale : str, path-like or sequence of float, default "none"
-        ``"private"``: the release chooses a scale of each column first, from private histograms of all columns, and
-        shifts by a centre from the same, unless a public one is given. Or a public scale: one positive number per
-        column, or a file of these as for ``centre``. ``clip`` is in scaled units then.
+        ``"private"``: the release first chooses a scale for each column from private histograms of all columns, and a
+        centre from the same histograms unless a public one is given. Otherwise a public scale: one positive number per
+        column, or a file as for ``centre``. ``clip`` is then in scaled units.
     scale_share : str, float or Decimal, default None
-        The share of the release's mu² that this choice takes (of epsilon, where the mechanism has no mu). None: .01 to
-        .25, by n, epsilon and d.
+        Share of the mu² of the release spent on the private scale (share of epsilon if the mechanism has no mu).
+        None: between .01 and .25, depending on n, epsilon and d.
     ledger : str or path-like, default None
-        For the path of a rows.zarr: the place of its ledger, if it is not beside it. Refused for rows in memory.
+        Location of the ledger of a rows.zarr, if it is not next to the table. Refused for rows in memory.
     release : str or path-like, default None
-        Where to publish the release.zarr. None: for a rows.zarr beside it under the release id; for rows in memory
-        nowhere.
+        Where to publish the release.zarr. None: next to a rows.zarr, named by the release id; rows in memory are not
+        published.
     budget_epsilon, budget_delta : str, int, float or Decimal, default None
-        For rows in memory: what this release may cost together with all earlier ones of this process that share a row
-        with it. None: no more than this release alone, so that a second fit is refused. It holds also for fits that
-        were chosen from earlier answers if all of them name the same; a larger one, named after an answer, was no limit
-        on that answer.
+        For rows in memory: limit on the joint cost of this release and all earlier ones of this process that share a
+        row with it. None: the cost of this release alone, so a second fit is refused. The limit also holds for fits
+        chosen from earlier answers, provided all fits name the same limit; raising it after an answer does not bound
+        that answer.
     budget : Budget, default None
-        For rows in memory: a :class:`dpdist.Budget` that this fit is charged to, whatever its rows are. Then it decides
-        about rows that were released before, if they were charged to it too. None: there is none.
+        For rows in memory: a :class:`dpdist.Budget` to which this fit is charged, whatever its rows. It also decides
+        whether rows released before may be released again, if they were charged to it. None: no shared budget.
     accept_large_delta : bool, default False
-        Whether a delta of 1/n or more is meant, which lets a random row be published as it is; where n is public it is
-        refused otherwise.
+        Accept a delta of 1/n or more, which would permit publishing a random row unchanged. Such a delta is refused
+        otherwise if n is public.
     grid_bits : int, default None
-        The clip norm is ``2**grid_bits`` steps of the integer grid. None: so many that the error of rounding is below
+        The clip norm is ``2**grid_bits`` steps of the integer grid. None: enough bits to keep the rounding error below
         5 % of the noise.
     rows_at_most : int, default 10000000
-        A public number that n is at most, from which grid bits follow where n is private.
+        Public upper bound on n, used to choose the grid bits if n is private.
     missing : {"refuse", "centre"}, default "refuse"
-        Of rows in memory that hold a NaN or an infinity: refuse X, or take such a row, as a whole, for the centre. It
-        counts in n. It needs ``scale="private"`` or a public centre. Of a rows.zarr the schema says it.
+        Treatment of rows in memory that contain NaN or infinity: refuse X, or replace each such row by the centre. The
+        row still counts in n. ``"centre"`` needs ``scale="private"`` or a public centre. For a rows.zarr, the schema
+        decides.
     options : mapping of str, default None
         Public parameters of the mechanism, by name.
     cluster : Cluster, default None
-        For the path of a rows.zarr: where to compute. None: on this machine, as :func:`dpdist.release_rows`.
+        Where to compute, for the path of a rows.zarr. None: on this machine, as in :func:`dpdist.release_rows`.
     """
 
     release_: Release
@@ -169,7 +170,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         return tags
 
     def _facts(self) -> dict[str, object]:
-        """Return what a notebook shows: what it was asked for and, once fitted, what it holds."""
+        """Return the facts shown in a notebook: the parameters and, once fitted, the release."""
         release: Release | None = getattr(self, "release_", None)
         facts = {"epsilon": self.epsilon, "delta": self.delta, "clip": self.clip, "neighbours": self.neighbours}
         if release is None:
@@ -184,21 +185,23 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
 
-def sharing(kind: type[Estimator]) -> type[Estimator]:
-    """Give a class that takes ``**shared`` their signature and descriptions, which scikit-learn and people read."""
-    own = inspect.signature(kind.__init__).parameters.values()
+def with_shared_parameters(kind: type[Estimator]) -> type[Estimator]:
+    """Add the shared parameters to the signature and the docstring of an estimator class."""
+    own_parameters = inspect.signature(kind.__init__).parameters.values()
     _, *shared = inspect.signature(PrivateEstimator.__init__).parameters.values()
-    taken = [each for each in own if each.kind is not each.VAR_KEYWORD]
-    taken += [each.replace(default=kind._centre) if each.name == "centre" else each for each in shared]  # noqa: SLF001 - of this class
-    kind.__init__.__signature__ = inspect.Signature(taken, return_annotation="None")  # type: ignore[attr-defined]
+    parameters = [
+        *(parameter for parameter in own_parameters if parameter.kind is not parameter.VAR_KEYWORD),
+        *(p.replace(default=kind._centre) if p.name == "centre" else p for p in shared),  # noqa: SLF001 - of this class
+    ]
+    kind.__init__.__signature__ = inspect.Signature(parameters, return_annotation="None")  # type: ignore[attr-defined]
     if kind.__doc__ and PrivateEstimator.__doc__:  # python -OO has none
         kind.__doc__ = _documented(inspect.cleandoc(kind.__doc__), inspect.cleandoc(PrivateEstimator.__doc__))
     return kind
 
 
 def _documented(doc: str, of_base: str) -> str:
-    """Return a docstring with the descriptions of the shared parameters that it does not give itself."""
-    own = {name for head in re.findall(r"(?m)^(\w[\w, ]*) : ", doc) for name in head.split(", ")}
+    """Return a docstring completed by the shared parameters that it does not describe itself."""
+    documented = {name for head in re.findall(r"(?m)^(\w[\w, ]*) : ", doc) for name in head.split(", ")}
     entries = re.split(r"(?m)^(?=\w)", of_base.partition("----------\n")[2] + "\n")
-    shared = (entry for entry in entries if not own.issuperset(entry.partition(" :")[0].split(", ")))
-    return doc.replace(_HERE, "".join(shared))
+    shared = (entry for entry in entries if not documented.issuperset(entry.partition(" :")[0].split(", ")))
+    return doc.replace(_SHARED_ENTRIES, "".join(shared))

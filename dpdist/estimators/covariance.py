@@ -1,4 +1,4 @@
-"""PrivateCovariance: mean and covariance of private rows, with the standard deviation of the noise on every entry."""
+"""PrivateCovariance: mean and covariance of private rows, with the standard deviation of the noise in each entry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
 from dpdist.errors import BelowNoiseWarning, UsageError
 from dpdist.estimators import fit as fits
-from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
+from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
 from dpdist.estimators.inputs import rows_in_memory
 from dpdist.naming import ESTIMATORS, naming
 from dpdist.privacy.guarantee import Neighbours
@@ -30,76 +30,78 @@ from dpdist.release.artefact import Release
 from dpdist.release.request import Centring, ReleaseRequest
 
 
-@sharing
+@with_shared_parameters
 class PrivateCovariance(PrivateEstimator):
     """Mean and covariance of private rows from one differentially private release.
 
     Parameters
     ----------
     shrinkage : {"optimal", "trace", "none"}, default "optimal"
-        What is done to the released matrix, which has negative eigenvalues and too spread ones. ``"optimal"``: the
-        matrix of its eigenvectors that is nearest to the exact one by the law of the noise; positive definite.
-        ``"trace"``: its projection on positive semidefinite matrices of a trace that n rows can have. ``"none"``: as
-        released, every entry right on average.
+        Correction of the released matrix, whose eigenvalues are too spread out and partly negative. ``"optimal"``:
+        keeps the eigenvectors and takes the eigenvalues closest to the exact matrix, given the distribution of the
+        noise; positive definite. ``"trace"``: projects on the positive semidefinite matrices whose trace is possible
+        for n rows. ``"none"``: the matrix as released, with unbiased entries.
     centre : str, path-like, sequence of float or mapping, default "private"
-        ``"private"``: mean and covariance are released together for the one price. Otherwise the covariance is the
-        second moment about what is public: zero (``"none"``), or the centre given.
+        ``"private"``: mean and covariance are released together at no extra cost. Otherwise the covariance is the
+        second moment about zero (``"none"``) or about the public centre.
     {shared}
 
     Attributes
     ----------
     covariance_ : ndarray
-        (d, d) float64, symmetric, in squared units of X: of n rows, shortened to ``clip``, divided by n.
+        (d, d) float64, symmetric, in squared units of X: the covariance, with divisor n, of the n rows clipped to
+        ``clip``.
     correlation_ : ndarray
-        (d, d) float64, of ``covariance_``.
+        (d, d) float64: correlations from ``covariance_``.
     precision_ : ndarray or None
-        (d, d) float64, the inverse of ``covariance_``; None unless it is shrunk by ``"optimal"``.
+        (d, d) float64: the inverse of ``covariance_``. None unless ``shrinkage="optimal"``.
     partial_correlation_, partial_correlation_intervals_ : ndarray
-        (d, d) and (d, d, 2) float64: correlation of two columns given all others, and its interval as below, made when
-        asked for. :class:`dpdist.UsageError` says why there are none, such as where the noise drowns all columns.
+        (d, d) and (d, d, 2) float64: correlation of two columns given all others, and its 95 % interval, computed on
+        access. Raises :class:`dpdist.UsageError` with the reason if they do not exist, for example if all columns are
+        below the noise.
     partial_ridge_ : float
-        What was added to the sum of squares of each column for these, in squared units of the rows after centre and
-        scale: 0 where every direction stands clear of the noise, else the edge of the noise, which draws them to 0.
+        Ridge added to the sum of squares of each column for the partial correlations, in squared units of the rows
+        after centring and scaling. 0 if every direction is clear of the noise; otherwise the edge of the noise, which
+        shrinks partial correlations towards 0.
     covariance_intervals_, correlation_intervals_ : ndarray or None
-        (d, d, 2) float64: between these the exact entry lies in 95 of 100 releases. They are about the entries as
-        released; a shrunk one may lie beyond an end. None where the mechanism states no variance.
+        (d, d, 2) float64: 95 % intervals of the exact entries over repeated releases. They belong to the released
+        entries, so a shrunk entry may be outside. None if the mechanism states no variance.
     location_ : ndarray
-        (d,) float64, in units of X: the mean of rows shortened to ``clip``, or what is public instead.
+        (d,) float64, in units of X: the mean of the rows clipped to ``clip``, or the public centre.
     errors_ : ndarray or None
-        (d, d) float64: standard deviation of the noise on each entry as released; that of the mean, of lower order, is
-        left out. None where the mechanism states no variance.
+        (d, d) float64: standard deviation of the noise in each released entry, without the contribution of the mean,
+        which is of lower order. None if the mechanism states no variance.
     guarantee_, release_ : Guarantee, Release
-        As of :class:`dpdist.PrivatePCA`.
+        See :class:`dpdist.PrivatePCA`.
     n_features_in_, feature_names_in_ : int, ndarray of str
-        d and, where the columns have names, these.
+        d and, if the columns have names, their names.
 
     Notes
     -----
-    A private scale may find numbers beyond 2^20 in a column. It weighs nothing then, and nothing is known of it
-    (``release_.blindly_scaled``): all numbers about it are NaN, distances and likelihoods are of the other columns, and
-    so are sampled rows.
+    If a private scale finds numbers beyond 2^20 in a column, the column gets weight zero and nothing is known about it
+    (``release_.blindly_scaled``). All its entries are NaN; distances, likelihoods and sampled rows use the other
+    columns.
 
     See Also
     --------
-    PrivatePCA : Components instead; its notes hold here too.
-    Budget : What all fits on the same people may cost.
+    PrivatePCA : Principal components; its notes apply here too.
+    Budget : A limit on the joint cost of all fits on the same people.
 
     References
     ----------
     Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018; Bun, Allez, Bouchaud & Potters 2016
-    (:mod:`dpdist.answers.shrinkage`). What is proved of each mechanism stands in its module
-    (:mod:`dpdist.mechanisms`).
+    (:mod:`dpdist.answers.shrinkage`). Each mechanism's module has its proof (:mod:`dpdist.mechanisms`).
 
     Examples
     --------
     >>> from sklearn.datasets import load_iris
     >>> from dpdist import PrivateCovariance
-    >>> found = PrivateCovariance(epsilon=1, delta=1e-6, clip=10).fit(load_iris().data)
-    >>> found.covariance_.shape, found.location_.shape, str(found.guarantee_.neighbours)
+    >>> model = PrivateCovariance(epsilon=1, delta=1e-6, clip=10).fit(load_iris().data)
+    >>> model.covariance_.shape, model.location_.shape, str(model.guarantee_.neighbours)
     ((4, 4), (4,), 'replace-one')
-    >>> bool(found.errors_[0, 0] > found.errors_[0, 1])  # twice the variance on the diagonal
+    >>> bool(model.errors_[0, 0] > model.errors_[0, 1])  # twice the variance on the diagonal
     True
-    >>> found.mahalanobis(load_iris().data[:2]).shape, found.correlation_intervals_.shape
+    >>> model.mahalanobis(load_iris().data[:2]).shape, model.correlation_intervals_.shape
     ((2,), (4, 4, 2))
     """
 
@@ -112,39 +114,39 @@ class PrivateCovariance(PrivateEstimator):
 
     @classmethod
     def from_release(cls, release: Release | str | os.PathLike[str], shrinkage: str = Shrinkage.OPTIMAL.value) -> Self:
-        """Return an estimator that is fitted to a release that was made before, at no cost.
+        """Return an estimator fitted to an existing release, at no cost.
 
         Parameters
         ----------
         release
             A release, or the path of a release.zarr.
         shrinkage
-            As of the class.
+            See the class.
 
         Raises
         ------
         UsageError
-            If it is of a subspace, n is private and no mean was released, or the law of its noise, by which it should
-            be shrunk, is not known.
+            If the release contains a subspace, if n is private and no mean was released, or if shrinking needs a noise
+            distribution that is unknown.
         RefusedError
-            If it is not private as claimed.
+            If the release is not private as claimed.
         DataError
-            If there is none, it is damaged, or too large for memory.
+            If the release is missing, damaged or too large for memory.
         """
         with naming(ESTIMATORS):
             opened = fits.opened(release)
-            made = cls(shrinkage, **fits.parameters_of(opened))
-            fits.take_release(made, opened)
-            made._learn(opened)
-        return made
+            estimator = cls(shrinkage, **fits.parameters_of(opened))
+            fits.set_release(estimator, opened)
+            estimator._learn(opened)
+        return estimator
 
     def fit(self, X: object, y: object = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's names
-        """Release mean and second moment of X.
+        """Release the mean and second moment of X.
 
         Parameters
         ----------
         X
-            (n, d) real numbers, of any kind that :class:`dpdist.PrivatePCA` takes.
+            (n, d) real numbers, in any form accepted by :class:`dpdist.PrivatePCA`.
         y
             Ignored.
 
@@ -155,11 +157,11 @@ class PrivateCovariance(PrivateEstimator):
         Raises
         ------
         UsageError
-            If parameters make no sense. After the release, if the noise drowns the number of rows.
+            If parameters are invalid; after the release, if the private number of rows is below the noise.
         RefusedError
             If the budget does not suffice, the mechanism's claim is not proved, or delta is not below 1/n.
         DataError
-            If X cannot be used; a ValueError too for what is in memory.
+            If X cannot be used; also a ValueError for data in memory.
         """
         with naming(ESTIMATORS):
             self._learn(fits.released(self, X, partial(_require_matrix, shrinkage=_shrinkage(self.shrinkage))))
@@ -171,12 +173,13 @@ class PrivateCovariance(PrivateEstimator):
         Raises
         ------
         UsageError
-            If the covariance is not shrunk to a positive definite one.
+            Unless ``shrinkage="optimal"``.
         """
         check_is_fitted(self, "covariance_")
         if self.precision_ is None:
             raise UsageError(
-                "Only a covariance of shrinkage='optimal' is positive definite: from_release makes it, free."
+                "This covariance may not be positive definite. "
+                "PrivateCovariance.from_release(fitted.release_, shrinkage='optimal') returns one that is, at no cost."
             )
         return self.precision_
 
@@ -186,89 +189,92 @@ class PrivateCovariance(PrivateEstimator):
         Parameters
         ----------
         X
-            (n, d), of any kind that ``fit`` takes but the path of a rows.zarr. Of a Dask array the distances are lazy.
+            (n, d), in any form accepted by ``fit`` except the path of a rows.zarr. The distances of a Dask array are
+            lazy.
 
         Raises
         ------
         UsageError
-            As of :meth:`get_precision`.
+            See :meth:`get_precision`.
         DataError
-            If X cannot be used or has other columns; a ValueError too.
+            If X cannot be used or has other columns; also a ValueError.
         """
         precision = self.get_precision()
         with naming(ESTIMATORS):
-            rows = rows_in_memory(self, X, "Distances are of rows in memory or lazy, and not of a rows.zarr.")
-            told = partial(_distances, location=self.location_, precision=precision)
-            return rows.mapped(told, 1, np.float64, ["distance"], "distance")[:, 0]
+            rows = rows_in_memory(
+                self, X, "mahalanobis takes rows in memory or lazy arrays, not the path of a rows.zarr."
+            )
+            distances = partial(_distances, location=self.location_, precision=precision)
+            return rows.mapped(distances, 1, np.float64, ["distance"], "distance")[:, 0]
 
     def score(self, X: object, y: object = None) -> float:  # noqa: N803, ARG002 - scikit-learn's names
-        """Return the mean log-likelihood of rows, if they are normal with this mean and covariance.
+        """Return the mean log-likelihood of rows under a normal distribution with this mean and covariance.
 
-        It is private, and a warning says so.
+        Private, and comes with a warning.
 
         Parameters
         ----------
         X
-            As of :meth:`mahalanobis`; a Dask array is computed.
+            As for :meth:`mahalanobis`; a Dask array is computed.
         y
             Ignored.
         """
-        known = np.isfinite(self.location_)
-        _, determinant = np.linalg.slogdet(self.get_precision()[np.ix_(known, known)])
+        finite = np.isfinite(self.location_)
+        _, determinant = np.linalg.slogdet(self.get_precision()[np.ix_(finite, finite)])
         distance = float(self.mahalanobis(X).mean())
         fits.warn_of_score(self)
-        return float(determinant - distance - known.sum() * math.log(2 * math.pi)) / 2
+        return float(determinant - distance - finite.sum() * math.log(2 * math.pi)) / 2
 
     @property
     def partial_correlation_(self) -> Matrix:
-        """(d, d): correlations of two columns given all others."""
-        found, in_place = self._partial()
-        return in_place(found.matrix)
+        """(d, d): correlation of each two columns given all others."""
+        partials, expand = self._partial()
+        return expand(partials.matrix)
 
     @property
     def partial_correlation_intervals_(self) -> Matrix:
-        """(d, d, 2): between which they lie in 95 of 100 releases."""
-        found, in_place = self._partial()
-        return in_place(found.intervals)
+        """(d, d, 2): 95 % intervals of the partial correlations over repeated releases."""
+        partials, expand = self._partial()
+        return expand(partials.intervals)
 
     @property
     def partial_ridge_(self) -> float:
-        """What was added to the sum of squares of each column for them."""
+        """Ridge added to the sum of squares of each column for the partial correlations."""
         return self._partial()[0].ridge
 
     def sample(self, n_samples: int = 1, random_state: Any = None) -> Matrix:
-        """Return synthetic rows: normal, with mean ``location_`` and covariance ``covariance_``. As public as these.
+        """Return synthetic normal rows with mean ``location_`` and covariance ``covariance_``. They may be published.
 
         Parameters
         ----------
         n_samples
-            How many.
+            Number of rows.
         random_state
-            Seed or generator, as scikit-learn takes them; never from private data.
+            Seed or generator, as in scikit-learn; never derived from private data.
 
         Returns
         -------
         rows
-            (n_samples, d) float64, in units of X; NaN in columns that weigh nothing in the release.
+            (n_samples, d) float64, in units of X; NaN in columns with weight zero in the release.
 
         Raises
         ------
         UsageError
-            As of :meth:`get_precision`; if no mean was released and rows were shifted by no centre, or no direction
-            varies more than the noise.
+            See :meth:`get_precision`. Also if the release has neither a mean nor a centre, or if no direction varies
+            more than the noise.
         """
         self.get_precision()
         with naming(ESTIMATORS):
-            made = synthetic(self.release_)
-            drawn = made.draw(int(n_samples), check_random_state(random_state))
-        found: Matrix = np.full((len(drawn), self.location_.size), np.nan)
-        found[:, np.isfinite(self.location_)] = drawn
-        return found
+            model = synthetic(self.release_)
+            drawn = model.draw(int(n_samples), check_random_state(random_state))
+        rows: Matrix = np.full((len(drawn), self.location_.size), np.nan)
+        rows[:, np.isfinite(self.location_)] = drawn
+        return rows
 
     def error_norm(
         self, comp_cov: Matrix, norm: str = "frobenius", *, scaling: bool = True, squared: bool = True
     ) -> float:
-        """Return how far ``covariance_`` is from another covariance, as scikit-learn's estimators do.
+        """Return the distance between ``covariance_`` and another covariance, as in scikit-learn.
 
         Parameters
         ----------
@@ -277,67 +283,67 @@ class PrivateCovariance(PrivateEstimator):
         norm
             ``"frobenius"`` or ``"spectral"``.
         scaling
-            Whether the squared norm is divided by d.
+            Whether to divide the squared norm by d.
         squared
-            Whether the squared norm is returned.
+            Whether to return the squared norm.
 
         Raises
         ------
         UsageError
-            If the norm is another.
+            For any other norm.
         """
         check_is_fitted(self, "covariance_")
         if norm not in {"frobenius", "spectral"}:
             raise UsageError("norm is 'frobenius' or 'spectral'.")
-        known = np.isfinite(self.location_)
-        apart = (np.asarray(comp_cov, dtype=np.float64) - self.covariance_)[np.ix_(known, known)]
-        found = float(np.linalg.norm(apart, 2 if norm == "spectral" else "fro")) ** 2
-        found /= len(apart) if scaling else 1
-        return found if squared else math.sqrt(found)
+        finite = np.isfinite(self.location_)
+        difference = (np.asarray(comp_cov, dtype=np.float64) - self.covariance_)[np.ix_(finite, finite)]
+        squared_norm = float(np.linalg.norm(difference, 2 if norm == "spectral" else "fro")) ** 2
+        squared_norm /= len(difference) if scaling else 1
+        return squared_norm if squared else math.sqrt(squared_norm)
 
     def _partial(self) -> tuple[Partial, Callable[[Matrix], Matrix]]:
-        """Return partial correlations of the columns that weigh something, and what puts them in their places."""
+        """Return the partial correlations of the columns with weight, and a function that expands them to d columns."""
         check_is_fitted(self, "covariance_")
-        known = np.flatnonzero(np.isfinite(self.location_))
+        columns = np.flatnonzero(np.isfinite(self.location_))
         with naming(ESTIMATORS):
-            found = partial_correlation(self.release_, known)
-        return found, partial(spread_out, places=known, d=self.location_.size)
+            partials = partial_correlation(self.release_, columns)
+        return partials, partial(spread_out, columns=columns, d=self.location_.size)
 
     def _learn(self, release: Release) -> None:
-        self.guarantee_ = fits.proved(release)
-        found = covariance(release, _shrinkage(self.shrinkage))
-        self.covariance_, self.location_, self.errors_ = found.matrix, found.location, found.errors
-        self.correlation_ = found.correlation
-        self.precision_ = found.precision
-        self.covariance_intervals_ = found.intervals
-        self.correlation_intervals_ = found.correlation_intervals
-        if found.seen == 0:
+        self.guarantee_ = fits.guarantee_of(release)
+        result = covariance(release, _shrinkage(self.shrinkage))
+        self.covariance_, self.location_, self.errors_ = result.matrix, result.location, result.errors
+        self.correlation_ = result.correlation
+        self.precision_ = result.precision
+        self.covariance_intervals_ = result.intervals
+        self.correlation_intervals_ = result.correlation_intervals
+        if result.seen == 0:
             warnings.warn(
-                "No direction of the columns varies more than the noise of the release: covariance_ says little. Take "
-                "a larger epsilon, more rows or fewer columns.",
+                "No direction of the columns varies more than the noise of the release, so covariance_ contains "
+                "little information. Use a larger epsilon, more rows or fewer columns.",
                 BelowNoiseWarning,
                 stacklevel=4,
             )
-        elif named := drowned_words(found, release.names):
-            warnings.warn(named, BelowNoiseWarning, stacklevel=4)
+        elif message := drowned_words(result, release.names):
+            warnings.warn(message, BelowNoiseWarning, stacklevel=4)
 
 
 def _distances(rows: npt.NDArray[np.generic], location: Matrix, precision: Matrix) -> Matrix:
-    known = np.isfinite(location)
-    apart = rows[:, known].astype(np.float64) - location[known]
-    found: Matrix = np.einsum("ij,jk,ik->i", apart, precision[np.ix_(known, known)], apart, optimize=True)[:, None]
-    return found
+    finite = np.isfinite(location)
+    centred = rows[:, finite].astype(np.float64) - location[finite]
+    distances: Matrix = np.einsum("ij,jk,ik->i", centred, precision[np.ix_(finite, finite)], centred, optimize=True)
+    return distances[:, None]
 
 
-def _shrinkage(given: str) -> Shrinkage:
+def _shrinkage(name: str) -> Shrinkage:
     try:
-        return Shrinkage(given)
+        return Shrinkage(name)
     except ValueError:
-        raise UsageError(f"shrinkage is one of {listed(map(repr, map(str, Shrinkage)))}.") from None
+        raise UsageError(f"shrinkage must be one of {listed(map(repr, map(str, Shrinkage)))}.") from None
 
 
 def _require_matrix(request: ReleaseRequest, columns: int, *, shrinkage: Shrinkage) -> None:
-    """Refuse what releases no covariance, before it is paid for."""
+    """Refuse a request whose release would give no covariance, before it is charged."""
     subspace = fits.releases_subspace(request)
     if subspace or shrinkage is Shrinkage.OPTIMAL:
         require_law(request.mechanism, None if subspace else request.with_placeholders.calibrated(columns).noise)

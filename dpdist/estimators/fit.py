@@ -1,10 +1,10 @@
-"""From the parameters of an estimator and its X to one private release: where a budget is spent.
+"""Fit an estimator: one private release from its parameters and X. This module spends the budget.
 
-The path of a rows.zarr goes the way of ``dpdist release``. It is charged to the durable ledger of the table, under an
-id that follows from dataset and parameters. So the same fit again yields the same bytes at no cost.
+The path of a rows.zarr is released as by ``dpdist release`` and charged to the durable ledger of the table, under an id
+determined by the dataset and the parameters. Repeating the same fit returns the same bytes at no cost.
 
-Rows in memory have no ledger. They are bounded and summed alike, and charged to the register of this process
-(:mod:`dpdist.ledger.in_memory`). The same mechanism draws the noise once.
+Rows in memory have no ledger. They are bounded and summed in the same way, and charged to the register of this process
+(:mod:`dpdist.ledger.in_memory`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from dpdist.errors import BelowNoiseWarning, ClippedRowsWarning, DataError, PrivacyLeakWarning, RefusedError, UsageError
 from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.in_memory import ArraySum, require_sound
-from dpdist.estimators.inputs import Rows, given_names, rows_at, rows_of, tell_columns
+from dpdist.estimators.inputs import Rows, rows_at, rows_of, set_columns, user_names
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.ledger.in_memory import REGISTER, Budget, Shape
@@ -52,74 +52,76 @@ from dpdist.storage.store import AnyStore, Store, store_at
 from dpdist.triangle import Band, packed
 
 _NUMBERS = {
-    "centre": "centre is 'none', 'private', a file, one public number per column, or a mapping with `centre` and "
+    "centre": "centre must be 'none', 'private', a file, one public number per column, or a mapping with `centre` and "
     "`scale`.",
-    "scale": "scale is 'none', 'private', a file, or one public number per column.",
+    "scale": "scale must be 'none', 'private', a file, or one public number per column.",
 }
 
 
-def request_of(asked: PrivateEstimator, components: int | None = None, targets: Sequence[str] = ()) -> ReleaseRequest:
-    """Make the request that the parameters describe."""
-    centre, scale, vectors = _about(asked)
-    delta = None if asked.delta is None else str(asked.delta)
-    word = asked.clip if asked.clip in {"auto", "private"} else None
-    if word is None and not _is(asked.clip, numbers.Real):
+def request_of(
+    estimator: PrivateEstimator, components: int | None = None, targets: Sequence[str] = ()
+) -> ReleaseRequest:
+    """Return the release request with the estimator's parameters."""
+    centre, scale, vectors = _centre_and_scale(estimator)
+    delta = None if estimator.delta is None else str(estimator.delta)
+    choice = estimator.clip if estimator.clip in {"auto", "private"} else None
+    if choice is None and not _is_instance(estimator.clip, numbers.Real):
         raise UsageError(
-            "The clip norm must be a positive finite number (clip), chosen from what is publicly known; or 'private', "
-            "and the release chooses it; or 'auto', for columns that are divided by a scale."
+            "clip must be a positive finite number chosen from public knowledge, or 'private' (chosen by the release), "
+            "or 'auto' (for columns divided by a scale)."
         )
-    if asked.grid_bits is not None and not _is(asked.grid_bits, numbers.Integral):
-        raise UsageError("Grid bits are None, or a whole number between 2 and 24 (grid_bits).")
-    if not _is(asked.rows_at_most, numbers.Integral):
-        raise UsageError("rows_at_most is a whole number of rows, at least 1.")
-    if asked.missing not in {"refuse", "centre"}:
-        raise UsageError("missing is 'refuse' or 'centre'.")
-    if not isinstance(asked.accept_large_delta, bool):
-        raise UsageError("accept_large_delta is True or False.")
-    options = dict(asked.options or {})
-    mechanism = asked.mechanism or recommended(PrivacyLoss.parse(str(asked.epsilon), delta or "0").delta_atto)
+    if estimator.grid_bits is not None and not _is_instance(estimator.grid_bits, numbers.Integral):
+        raise UsageError("grid_bits must be None or an integer between 2 and 24.")
+    if not _is_instance(estimator.rows_at_most, numbers.Integral):
+        raise UsageError("rows_at_most must be an integer of at least 1.")
+    if estimator.missing not in {"refuse", "centre"}:
+        raise UsageError("missing must be 'refuse' or 'centre'.")
+    if not isinstance(estimator.accept_large_delta, bool):
+        raise UsageError("accept_large_delta must be True or False.")
+    options = dict(estimator.options or {})
+    mechanism = estimator.mechanism or recommended(PrivacyLoss.parse(str(estimator.epsilon), delta or "0").delta_atto)
     if components is not None and COMPONENTS.name in {
         option.name for option in mechanism_named(mechanism).info.options
     }:
         options.setdefault(COMPONENTS.name, components)
-    given = asked.get_params(deep=False)
-    given = {name: given[name] for name in RequestOptions.__struct_fields__ if name in given} | {
-        "epsilon": Amount(asked.epsilon),
+    parameters = estimator.get_params(deep=False)
+    parameters = {name: parameters[name] for name in RequestOptions.__struct_fields__ if name in parameters} | {
+        "epsilon": Amount(estimator.epsilon),
         "delta": None if delta is None else Amount(delta),
-        "clip": Clip(word or float(asked.clip)),
+        "clip": Clip(choice or float(estimator.clip)),
         "mechanism": mechanism,
-        "neighbours": neighbours_of(str(asked.neighbours)),
+        "neighbours": neighbours_of(str(estimator.neighbours)),
         "centre": centre,
         "scale": scale,
-        "scale_share": None if asked.scale_share is None else Amount(asked.scale_share),
-        "components": components if word == "private" else None,
+        "scale_share": None if estimator.scale_share is None else Amount(estimator.scale_share),
+        "components": components if choice == "private" else None,
         "targets": tuple(targets) if scale == "private" else (),
-        "grid_bits": None if asked.grid_bits is None else int(asked.grid_bits),
-        "rows_at_most": int(asked.rows_at_most),
+        "grid_bits": None if estimator.grid_bits is None else int(estimator.grid_bits),
+        "rows_at_most": int(estimator.rows_at_most),
         "options": options,
     }
-    return request_from(RequestOptions(**given), vectors=vectors)
+    return request_from(RequestOptions(**parameters), vectors=vectors)
 
 
-def _is(value: object, kind: type) -> bool:
+def _is_instance(value: object, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _about(asked: PrivateEstimator) -> tuple[str, str, dict[str, tuple[float, ...]]]:
-    """Return centre and scale as a request takes them: the word or file of each, and what is given as numbers."""
-    centre: Any = asked.centre
-    scale: Any = asked.scale
-    given: dict[str, Any] = {}
+def _centre_and_scale(estimator: PrivateEstimator) -> tuple[str, str, dict[str, tuple[float, ...]]]:
+    """Return centre and scale for a request: the keyword or file of each, and the public vectors."""
+    centre: Any = estimator.centre
+    scale: Any = estimator.scale
+    arrays: dict[str, Any] = {}
     if not isinstance(centre, str | os.PathLike):
-        given, centre = dict(centre) if isinstance(centre, Mapping) else {"centre": centre}, Centring.NONE.value
-        if not given or not set(given) <= _NUMBERS.keys():
+        arrays, centre = dict(centre) if isinstance(centre, Mapping) else {"centre": centre}, Centring.NONE.value
+        if not arrays or not set(arrays) <= _NUMBERS.keys():
             raise UsageError(_NUMBERS["centre"])
     if not isinstance(scale, str | os.PathLike):
-        if "scale" in given:
-            raise UsageError("centre holds a public scale, and scale another one: pass one of them.")
-        given["scale"], scale = scale, "none"
+        if "scale" in arrays:
+            raise UsageError("The public scale is given twice, in centre and in scale: pass it once.")
+        arrays["scale"], scale = scale, "none"
     vectors = {}
-    for name, vector in given.items():
+    for name, vector in arrays.items():
         try:
             vectors[name] = tuple(float(value) for value in np.asarray(vector).reshape(-1))
         except (TypeError, ValueError):
@@ -128,34 +130,34 @@ def _about(asked: PrivateEstimator) -> tuple[str, str, dict[str, tuple[float, ..
 
 
 def released(
-    asked: PrivateEstimator,
-    given: object,
+    estimator: PrivateEstimator,
+    data: object,
     check: Callable[[ReleaseRequest, int], None],
     components: int | None = None,
     targets: Sequence[str] = (),
-    beside: Callable[[Rows], Rows] | None = None,
+    join: Callable[[Rows], Rows] | None = None,
 ) -> Release:
-    """Release the second moment of X, once; ``check`` refuses what no request of d columns could have, unpaid."""
-    forbid_core_dumps()  # the exact total will be in this process's memory
-    request = request_of(asked, components, targets)
-    path = rows_at(given)
-    with _unchanged_by_failure(asked):
-        rows = rows_of(asked, given, fitting=True)
-        rows = rows if beside is None else beside(rows)
+    """Release the second moment of X once; ``check`` refuses impossible requests before anything is charged."""
+    forbid_core_dumps()  # this process will hold the exact total in memory
+    request = request_of(estimator, components, targets)
+    path = rows_at(data)
+    with _unchanged_by_failure(estimator):
+        rows = rows_of(estimator, data, fitting=True)
+        rows = rows if join is None else join(rows)
         check(request, rows.columns)
-        found = _from_memory(asked, rows, request) if path is None else _from_table(asked, path, request)
-    for name in set(vars(asked)) - {"n_features_in_", "feature_names_in_"}:
+        release = _from_memory(estimator, rows, request) if path is None else _from_table(estimator, path, request)
+    for name in set(vars(estimator)) - {"n_features_in_", "feature_names_in_"}:
         if name.endswith("_"):
-            delattr(asked, name)  # what another release told
-    asked.release_ = found  # from here on: what was paid for is not lost if what follows fails
-    if path is None and asked.release is not None:
-        save(found, asked.release)
-    _warn_of_bound(found)
-    return found
+            delattr(estimator, name)  # results of an earlier release
+    estimator.release_ = release  # set first: a later failure does not lose a release that was charged
+    if path is None and estimator.release is not None:
+        save(release, estimator.release)
+    _warn_of_bound(release)
+    return release
 
 
 def _warn_of_bound(release: Release) -> None:
-    """Say where nearly every row was shortened, as far as the release tells, and which columns weigh nothing."""
+    """Warn if the release shows that nearly every row was clipped, or that columns have weight zero."""
     if warning := clipped_rows(release).warning():
         warnings.warn(warning, ClippedRowsWarning, stacklevel=3)
     if release.blindly_scaled[1]:
@@ -164,7 +166,7 @@ def _warn_of_bound(release: Release) -> None:
 
 @contextmanager
 def _unchanged_by_failure(estimator: object) -> Iterator[None]:
-    """Leave an estimator as it was if its fit fails: a refused one must not cost it the release that it has."""
+    """Restore an estimator if its fit fails, so that a refused fit does not discard its release."""
     before = dict(vars(estimator))
     try:
         yield
@@ -174,54 +176,56 @@ def _unchanged_by_failure(estimator: object) -> Iterator[None]:
         raise
 
 
-def release_place(asked: PrivateEstimator, rows: Store, request: ReleaseRequest) -> Store:
-    """Return where the release of a rows.zarr is published: where it is asked for, else beside the rows by its id."""
-    if asked.release is not None:
-        return store_at(asked.release)
+def release_target(estimator: PrivateEstimator, rows: Store, request: ReleaseRequest) -> Store:
+    """Return the path of a rows.zarr's release: ``release`` if given, else next to the rows under the release id."""
+    if estimator.release is not None:
+        return store_at(estimator.release)
     name, table = str(rows).rpartition("/")[2].removesuffix(".zarr"), open_rows(rows)
-    place = ledger_place(table, _ledger_given(asked))
-    ledger = Ledger(place) if Ledger.stands_at(place) else None
+    ledger_path = ledger_place(table, _ledger_address(estimator))
+    ledger = Ledger(ledger_path) if Ledger.stands_at(ledger_path) else None
 
-    def of(one: ReleaseRequest) -> Store:
-        return rows.parent.within(f"{name}.{one.release_id(table)}.zarr")
+    def of(version: ReleaseRequest) -> Store:
+        return rows.parent.within(f"{name}.{version.release_id(table)}.zarr")
 
-    today = request.of_table(table)
+    current = request.of_table(table)
     charged = (trusted.charged_request(request, table, ledger, of(older)) for older in request.older())
-    return of(next((each for each in charged if each != today), today))
+    return of(next((candidate for candidate in charged if candidate != current), current))
 
 
-def _ledger_given(asked: PrivateEstimator) -> LedgerAddress | None:
-    return None if asked.ledger is None else address_of(str(asked.ledger), Path())
+def _ledger_address(estimator: PrivateEstimator) -> LedgerAddress | None:
+    return None if estimator.ledger is None else address_of(str(estimator.ledger), Path())
 
 
-def _from_table(asked: PrivateEstimator, rows: Store, request: ReleaseRequest) -> Release:
-    if asked.missing != "refuse":
-        raise UsageError("missing is for rows in memory: of a rows.zarr its schema says what becomes of them.")
-    if any(each is not None for each in (asked.budget_epsilon, asked.budget_delta, asked.budget)):
+def _from_table(estimator: PrivateEstimator, rows: Store, request: ReleaseRequest) -> Release:
+    if estimator.missing != "refuse":
+        raise UsageError("missing is for rows in memory: for a rows.zarr, leave it out; the schema decides.")
+    if any(limit is not None for limit in (estimator.budget_epsilon, estimator.budget_delta, estimator.budget)):
         raise UsageError(
-            "The budget of a rows.zarr is declared once, in its ledger: leave budget, budget_epsilon and budget_delta "
-            "out."
+            "The budget of a rows.zarr is declared once, in its ledger: leave out budget, budget_epsilon and "
+            "budget_delta."
         )
-    target, table = release_place(asked, rows, request), open_rows(rows)
-    outcome = release_table(table, target, request, ledger=_ledger_given(asked), cluster=chosen(asked.cluster))
+    target, table = release_target(estimator, rows, request), open_rows(rows)
+    outcome = release_table(
+        table, target, request, ledger=_ledger_address(estimator), cluster=chosen(estimator.cluster)
+    )
     if outcome.fresh:
         shape = Shape(np.dtype(table.dtype).kind, table.rows, table.columns)
-        REGISTER.note(shape, proved(outcome.release), table.dataset_id)
+        REGISTER.note(shape, guarantee_of(outcome.release), table.dataset_id)
     return outcome.release
 
 
-def _from_memory(asked: PrivateEstimator, rows: Rows, request: ReleaseRequest) -> Release:
-    _require_memory(asked, request)
-    budget = _budget(asked, request.loss)
+def _from_memory(estimator: PrivateEstimator, rows: Rows, request: ReleaseRequest) -> Release:
+    _require_memory(estimator, request)
+    budget = _budget(estimator, request.loss)
     request = request.on_grid(rows.columns, rows.known_rows if request.neighbours is Neighbours.REPLACE_ONE else None)
     guarantee, with_placeholders = request.proved(rows.columns), request.with_placeholders
     if guarantee is None:
         raise AssertionError("a request that is not for reproduction has a proved guarantee")
-    if asked.release is not None:
-        store_at(asked.release).require_new("release")
+    if estimator.release is not None:
+        store_at(estimator.release).require_new("release")
     bound = with_placeholders.bound(rows.columns)
     total = rows.total(bound, REGISTER.key)
-    require_sound(total, bound, missing=asked.missing == "centre")
+    require_sound(total, bound, missing=estimator.missing == "centre")
     _warn(total, named=not request.chooses)
     if "scale" in request.chooses:
         require_seen(request, ColumnCounting(grids_of_numbers(rows.columns)), total.rows)
@@ -231,130 +235,127 @@ def _from_memory(asked: PrivateEstimator, rows: Rows, request: ReleaseRequest) -
     checks.require_small_delta(loss, request.neighbours, total.rows, accepted=request.accept_large_delta)
     checks.warn(loss, request.neighbours, total.rows)
     shape = Shape(np.dtype(rows.data.dtype).kind, total.rows, rows.columns)
-    datasets = REGISTER.charge(total.fingerprints, shape, guarantee, budget, asked.budget)
+    datasets = REGISTER.charge(total.fingerprints, shape, guarantee, budget, estimator.budget)
     staged = None
     if request.chooses:
         request, staged = stages.draw_unrecorded(request, rows.column_names, total.rows, rows.counts)
         bound = request.bound(rows.columns)
-        known, total = total.fingerprints, rows.total(bound, REGISTER.key)
-        if not known.same_rows(total.fingerprints):
+        fingerprints, total = total.fingerprints, rows.total(bound, REGISTER.key)
+        if not fingerprints.same_rows(total.fingerprints):
             raise DataError(
-                "X gave other rows when it was read again: a lazy array that draws random numbers does, and one whose "
-                "files changed. Its rows were counted, which is charged; nothing was released. Compute or store X "
-                "first."
+                "X returned different rows on the second read, as a lazy array does that draws random numbers or whose "
+                "files changed. The first pass is charged, and nothing was released. Compute or store X before "
+                "fitting."
             )
-        require_sound(total, bound, missing=asked.missing == "centre")
+        require_sound(total, bound, missing=estimator.missing == "centre")
     moment = MomentMatrix(total.values, bound.width)
     return trusted.draw_unrecorded(
         request, moment, names=rows.column_names, rows=total.rows, datasets=datasets, staged=staged
     )
 
 
-def _require_memory(asked: PrivateEstimator, request: ReleaseRequest) -> None:
-    """Refuse parameters that make no sense of rows in memory."""
-    if asked.ledger is not None:
+def _require_memory(estimator: PrivateEstimator, request: ReleaseRequest) -> None:
+    """Refuse parameters that do not apply to rows in memory."""
+    if estimator.ledger is not None:
         raise RefusedError(
-            "Rows in memory have no identity, so no ledger can keep their budget. Ingest them "
+            "Rows in memory have no identity, so no ledger can record their budget. Ingest them "
             f"({step('ingest', 'SOURCE', 'ROWS', budget_epsilon='E', budget_delta='D')}), and fit the path of the "
-            "rows.zarr. Without a ledger, only this process remembers what was charged."
+            "rows.zarr. Without a ledger, only this process remembers the charges."
         )
-    if asked.cluster is not None:
+    if estimator.cluster is not None:
         raise UsageError(
-            "cluster is for the path of a rows.zarr. A Dask array is summed where its own client computes; other rows "
-            "in memory are summed in this process."
+            "cluster is for the path of a rows.zarr: leave it out. A Dask array is summed by its own client, other "
+            "rows in memory in this process."
         )
-    if not isinstance(asked.budget, Budget | None):
-        raise UsageError("budget is a dpdist.Budget, one object for all fits that are charged to it.")
-    if asked.missing == "centre" and request.centre is None and "scale" not in request.chooses:
+    if not isinstance(estimator.budget, Budget | None):
+        raise UsageError("budget must be a dpdist.Budget: one object, shared by all fits charged to it.")
+    if estimator.missing == "centre" and request.centre is None and "scale" not in request.chooses:
         raise UsageError(
-            "missing='centre' takes rows with a NaN for the centre, and this release has none: pass scale='private', "
-            "or a public centre."
+            "missing='centre' replaces rows with NaN by the centre, but this release has no centre: pass "
+            "scale='private' or a public centre."
         )
 
 
-def _budget(asked: PrivateEstimator, loss: PrivacyLoss) -> PrivacyLoss | None:
-    """Return what the rows may have cost with this release: what was declared, else no more than this release.
-
-    None where a Budget decides.
-    """
-    if asked.budget_epsilon is None:
-        if asked.budget_delta is not None:
+def _budget(estimator: PrivateEstimator, loss: PrivacyLoss) -> PrivacyLoss | None:
+    """Return the limit on the joint cost of the rows: as declared, else the cost of this release; None: a Budget."""
+    if estimator.budget_epsilon is None:
+        if estimator.budget_delta is not None:
             raise UsageError("budget_delta needs budget_epsilon.")
-        return loss if asked.budget is None else None
-    if asked.budget_delta is None:
-        return replace(PrivacyLoss.parse(str(asked.budget_epsilon)), delta_atto=loss.delta_atto)
-    return PrivacyLoss.parse(str(asked.budget_epsilon), str(asked.budget_delta))
+        return loss if estimator.budget is None else None
+    if estimator.budget_delta is None:
+        return replace(PrivacyLoss.parse(str(estimator.budget_epsilon)), delta_atto=loss.delta_atto)
+    return PrivacyLoss.parse(str(estimator.budget_epsilon), str(estimator.budget_delta))
 
 
 def _warn(total: ArraySum, *, named: bool) -> None:
-    """Say what was evidently taken from the data; whoever fits an array holds it, so this tells him nothing new."""
+    """Warn of parameters evidently taken from the data. The caller holds the array, so the warning is no leak."""
     if named and total.clipped_by_data:
         warnings.warn(
-            "clip is the norm of the longest row of X, so it seems to be taken from the data, and it is public. Choose "
-            "it from what is known without them.",
+            "clip equals the norm of the longest row of X, so it seems to be computed from the data, and clip is "
+            "public. Choose it from public knowledge, or pass clip='private'.",
             PrivacyLeakWarning,
             stacklevel=2,
         )
     if total.centred_by_data:
         warnings.warn(
-            "Every column of X has mean zero, as if a scaler had subtracted their own: then each row holds something "
-            "of all others, and the guarantee, which is about one row of X, covers no person. Pass the raw rows, with "
-            "a public centre or centre='private'.",
+            "Every column of X has mean zero, as if a scaler had subtracted the column means. Each row then depends "
+            "on all others, and the guarantee, which is about one row of X, protects no person. Pass the raw rows, "
+            "with a public centre or centre='private'.",
             PrivacyLeakWarning,
             stacklevel=2,
         )
 
 
 def warn_of_score(estimator: object) -> None:
-    """Say of every score, whatever its rows are, that it is not private: a warning for some would tell which."""
+    """Warn with every score that it is private; warning of some only would reveal which."""
     warnings.warn(
-        f"A score of {type(estimator).__name__} is computed from its rows without noise: it is as private as they are. "
-        "Parameters that are chosen by scores (GridSearchCV, cross_val_score) tell of the rows by which, whatever the "
-        "fits cost. Choose them from public data, or from what was released.",
+        f"A score of {type(estimator).__name__} is computed from its rows without noise, so it is as private as the "
+        "rows. Parameters chosen by scores (GridSearchCV, cross_val_score) leak information about these rows, whatever "
+        "the fits cost. Choose them from public data or from a release.",
         PrivacyLeakWarning,
         stacklevel=3,
     )
 
 
 def save(release: Release, path: AnyStore) -> None:
-    """Write a release that is held in memory as a release.zarr."""
+    """Write a release in memory as a release.zarr."""
     frame = release.subspace
     answer = [(Band.whole(release.bound.width), packed(release.lattice))] if frame is None else frame
     archive.publish(io.BytesIO(b"".join(archive.archived(release, answer))), path)
 
 
 def opened(release: Release | AnyStore) -> Release:
-    """Return a release, opened where a path is given; refuse one that was made for reproduction."""
-    found = release if isinstance(release, Release) else open_release(release)
-    require_private(found)
-    return found
+    """Open a release given as a path; refuse one made for reproduction."""
+    loaded = release if isinstance(release, Release) else open_release(release)
+    require_private(loaded)
+    return loaded
 
 
 def require_private(release: Release) -> None:
-    """Refuse a release that was made for reproduction, and warn of one that promises or tells little."""
+    """Refuse a release made for reproduction; warn of a weak guarantee and of clipped rows."""
     if release.private_as_claimed and release.guarantee is not None:
         checks.warn(release.guarantee.loss, release.neighbours, release.rows)
         _warn_of_bound(release)
     else:
         raise RefusedError(
-            f"{release.release_id} is not private as claimed, and no estimator vouches for it: look at it "
-            f"with {step('pca')}."
+            f"{release.release_id} is not private as claimed, so estimators refuse it. Use {step('pca')} for its "
+            "components."
         )
 
 
-def proved(release: Release) -> Guarantee:
-    """Return what is proved of a release that a fit made, or :func:`require_private` let pass: neither lacks it."""
+def guarantee_of(release: Release) -> Guarantee:
+    """Return the proved guarantee of a release that :func:`require_private` accepts."""
     if release.guarantee is None:
-        raise AssertionError("no estimator holds a release of which nothing is proved")
+        raise AssertionError("an estimator's release has a proved guarantee")
     return release.guarantee
 
 
 def parameters_of(release: Release) -> Shared:
-    """Return the parameters of an estimator that would have made a release."""
-    bound, loss = release.bound, proved(release).loss
+    """Return the estimator parameters that describe a release."""
+    bound, loss = release.bound, guarantee_of(release).loss
     chosen = {} if release.stage is None else release.stage.chosen
     vectors = {"centre": bound.centre, "scale": bound.scale}
-    public = {name: np.array(given) for name, given in vectors.items() if given is not None and name not in chosen}
+    public = {name: np.array(vector) for name, vector in vectors.items() if vector is not None and name not in chosen}
     clip: float | str = bound.clip_norm
     if "clip_norm" in chosen:
         clip = "auto" if "scale" in chosen and "quantile" not in chosen else "private"
@@ -373,12 +374,12 @@ def parameters_of(release: Release) -> Shared:
     }
 
 
-def take_release(estimator: PrivateEstimator, release: Release) -> None:
-    """Give an estimator a release that it was not fitted for, and its columns."""
-    tell_columns(estimator, len(release.names), given_names(release.names))
+def set_release(estimator: PrivateEstimator, release: Release) -> None:
+    """Set the release of an estimator, and its columns."""
+    set_columns(estimator, len(release.names), user_names(release.names))
     estimator.release_ = release
 
 
 def releases_subspace(request: ReleaseRequest) -> bool:
-    """Say whether a mechanism releases components and no matrix."""
+    """Whether the mechanism releases components and no matrix."""
     return request.mechanism_info.output is Output.COMPONENTS

@@ -1,10 +1,10 @@
-"""The exact sum over rows in memory, block by block: by one key the same integers as a pass over a rows.zarr has.
+"""The exact sum over rows in memory, block by block. With one key it has the same integers as a pass over a rows.zarr.
 
-Every part of the rows that one thread or one task sums is dithered by a key of its own (:mod:`dpdist.moment.total`).
+Each part of the rows summed by one thread or task is dithered with its own key (:mod:`dpdist.moment.total`).
 
-A block is a NumPy array, or a sparse matrix that is made dense piece by piece. With the integer moment comes what the
-caller must know before noise is drawn: whether all values are finite, fingerprints to recognise rows, and sums to
-detect a parameter that was taken from the data. All of it is private.
+A block is a NumPy array, or a sparse matrix densified in batches. Besides the integer moment, the sum records what must
+be checked before noise is drawn: whether all values are finite, fingerprints that recognise rows, and sums that detect
+parameters computed from the data. All results are private.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from dpdist.triangle import Band, Triangle
 
 Values = npt.NDArray[np.float64]
 _NARROWEST = 24
-"""Narrower rows are multiplied in float64, as they come: what makes integers of them takes time to load."""
+"""Narrower rows are multiplied in float64: the integer code takes time to load."""
 _ALIKE = 1e-6
 _ROUNDING = 1e-10
-"""A mean this small against the root mean square is one that was subtracted."""
+"""A mean this small relative to the root mean square indicates that the column mean was subtracted."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,25 @@ class ArraySum:
 
     values: Triangle  # packed ``sum z z^T``, int64, exact
     rows: int
-    fingerprints: Fingerprints  # by which the register knows the rows again
+    fingerprints: Fingerprints  # recognise the rows in the register
     finite: bool  # whether every value is a finite number
-    reaching: int  # rows that have the clip norm after the public shift and scale, to six digits
-    beyond: int  # rows that have a larger one
-    sums: Values  # (d,), per column of the rows as they came
-    squares: Values  # and of their squares
+    reaching: int  # rows whose norm, after the public shift and scale, is the clip norm to six digits
+    beyond: int  # rows with a larger norm
+    sums: Values  # (d,): column sums of the input rows
+    squares: Values  # (d,): column sums of squares
 
     def __sizeof__(self) -> int:
-        # the scheduler asks for it: it adds sums where most of their bytes are, and watches the memory of workers
+        # Dask's scheduler uses it to place additions and to watch the memory of workers
         return object.__sizeof__(self) + self.values.nbytes + self.fingerprints.nbytes
 
     @property
     def clipped_by_data(self) -> bool:
-        """Whether the clip norm is that of the longest row; where many have it, it is a public rule's."""
+        """Whether only the longest row has the clip norm; many such rows indicate a public rule."""
         return self.reaching == 1 and not self.beyond
 
     @property
     def centred_by_data(self) -> bool:
-        """Whether every column that is not zero has mean zero, as only their own mean subtracted makes it."""
+        """Whether every nonzero column has mean zero, as after subtracting the column means."""
         used = self.squares > 0
         sums, squares = self.sums[used], self.squares[used]
         if not (used.any() and np.isfinite(squares).all()):
@@ -86,7 +86,7 @@ class RowSum:
         self._squares = np.zeros(bound.columns)
 
     def add(self, rows: Any) -> None:
-        """Add a block, (r, d), a NumPy array of real numbers or a sparse matrix that can be sliced by rows."""
+        """Add a block, (r, d): a NumPy array of real numbers or a row-sliceable sparse matrix."""
         for start in range(0, rows.shape[0], self._step):
             self._add(dense(rows[start : start + self._step]))
 
@@ -100,7 +100,7 @@ class RowSum:
         self._gram.add(self._bound.apply(rows, self._buffer, dithers, compiled=compiled))
         values = rows.astype(np.float64)
         self._fingerprint(values)
-        with np.errstate(all="ignore"):  # a word on what overflows would be one on the data
+        with np.errstate(all="ignore"):  # a warning of overflow would reveal something about the data
             self._finite &= bool(np.isfinite(values).all())
             self._sums += values.sum(axis=0)
             self._squares += np.einsum("ij,ij->j", values, values)
@@ -112,7 +112,7 @@ class RowSum:
     def _fingerprint(self, values: Values) -> None:
         self._fingerprints.append(Fingerprints.of(values, self._key))
         self._pending += len(values)
-        if self._pending >= KEPT:  # united now and then, not for every block
+        if self._pending >= KEPT:  # a union for every block would be slow
             self._fingerprints, self._pending = [Fingerprints.union(self._fingerprints)], 0
 
     def total(self) -> ArraySum:
@@ -130,31 +130,29 @@ class RowSum:
 
 
 def dense(rows: Any) -> npt.NDArray[np.generic]:
-    """Return rows as a C-ordered NumPy array of a type that rows are stored in: others become float64."""
+    """Return rows as a C-ordered NumPy array; types other than the stored ones become float64."""
     if isinstance(rows, np.ma.MaskedArray):
-        raise DataError("A block of X is a masked array, and a masked entry is no number: fill it by a public rule.")
-    found = np.ascontiguousarray(summed(rows).toarray() if hasattr(rows, "tocsr") else rows)
-    usual = found.dtype.name in DTYPES and found.dtype.isnative
-    return found if usual else found.astype(np.float64)
+        raise DataError("A block of X is a masked array. Fill masked entries by a public rule (X.filled).")
+    array = np.ascontiguousarray(summed(rows).toarray() if hasattr(rows, "tocsr") else rows)
+    usual = array.dtype.name in DTYPES and array.dtype.isnative
+    return array if usual else array.astype(np.float64)
 
 
 @dataclass(frozen=True)
 class BlockSum:
-    """Sums one block, (r, d): a function that travels to workers, with the bound and the register's key.
+    """Sums one block, (r, d), on a worker."""
 
-    Rows are numbered from 0 in each block, as what stands before it is not known. The key of its dithers is drawn where
-    the block is summed, and stays there: each block is in the total once, in one version, and so every row has dithers
-    that are in no other sum that leaves.
-    """
+    # Rows are numbered from 0 in each block. The dither key is drawn on the worker and stays there. Each block enters
+    # the total once, in one version, so no other sum contains the dithers of its rows.
 
     bound: RowBound
     key: bytes = field(repr=False)  # Dask logs the arguments of a task that fails
 
     def __call__(self, rows: Any) -> ArraySum:
         """Sum the rows of a block."""
-        found = RowSum(self.bound, self.key, key_here(self.bound))
-        found.add(rows)
-        return found.total()
+        row_sum = RowSum(self.bound, self.key, key_here(self.bound))
+        row_sum.add(rows)
+        return row_sum.total()
 
 
 def count_block(rows: Any, counting: Counting) -> Counts:
@@ -166,19 +164,19 @@ def count_block(rows: Any, counting: Counting) -> Counts:
     return counts
 
 
-def add_sums(total: ArraySum, more: ArraySum) -> ArraySum:
-    """Add a sum over other rows to a total, in its own memory: only the result may be used afterwards."""
-    values = total.values if total.values.flags.writeable else total.values.copy()  # as it came from another process
-    values += more.values
+def add_sums(total: ArraySum, part: ArraySum) -> ArraySum:
+    """Add a sum over other rows to a total in place; use only the result afterwards."""
+    values = total.values if total.values.flags.writeable else total.values.copy()  # read-only from another process
+    values += part.values
     with np.errstate(all="ignore"):  # as in one sum
-        sums, squares = total.sums + more.sums, total.squares + more.squares
+        sums, squares = total.sums + part.sums, total.squares + part.squares
     return ArraySum(
         values=values,
-        rows=total.rows + more.rows,
-        fingerprints=Fingerprints.union([total.fingerprints, more.fingerprints]),
-        finite=total.finite and more.finite,
-        reaching=total.reaching + more.reaching,
-        beyond=total.beyond + more.beyond,
+        rows=total.rows + part.rows,
+        fingerprints=Fingerprints.union([total.fingerprints, part.fingerprints]),
+        finite=total.finite and part.finite,
+        reaching=total.reaching + part.reaching,
+        beyond=total.beyond + part.beyond,
         sums=sums,
         squares=squares,
     )
@@ -187,13 +185,13 @@ def add_sums(total: ArraySum, more: ArraySum) -> ArraySum:
 def require_sound(total: ArraySum, bound: RowBound, *, missing: bool = False) -> None:
     """Check a total before anything is charged for it."""
     if not total.rows:
-        raise DataError("X has no rows: there is nothing to release.")
+        raise DataError("X has no rows, so there is nothing to release.")
     if not total.finite and not missing:
         raise DataError(
-            "X contains NaN or infinity. Pass missing='centre' with scale='private' or a public centre, and such a row "
-            "counts as the centre; or fill it by a public rule. Nothing was released or charged."
+            "X contains NaN or infinity. Fill such values by a public rule, or pass missing='centre' (with "
+            "scale='private' or a public centre) to replace such rows by the centre. Nothing was released or charged."
         )
     if total.rows > bound.total_rows:
         raise DataError(
-            f"X has more rows than 64-bit integers can sum at {bound.grid_bits} grid bits: take fewer (grid_bits)."
+            f"X has more rows than 64-bit integers can sum at {bound.grid_bits} grid bits. Pass a smaller grid_bits."
         )

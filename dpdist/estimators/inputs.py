@@ -1,12 +1,12 @@
-"""What an estimator takes for X, and gives back for it: one small description of every kind of table.
+"""The input X of an estimator and the results for it: one description of every kind of table.
 
-Rows are taken in pieces only. A NumPy array or a sparse matrix is cut, a Zarr array or a backed AnnData is read from
-the disk, and each block of a Dask array is a task of its own. pandas, xarray and anndata are recognised by the names of
-their classes, so they are imported only by those who use them.
+Rows are read in batches. NumPy arrays and sparse matrices are sliced, Zarr arrays and backed AnnData are read from
+disk, and each block of a Dask array is a task. pandas, xarray and anndata are recognised by class name, so that they
+are never imported here.
 
-NaN and infinity are refused here, as ``dpdist ingest`` refuses them, before anything is charged. Whoever fits an array
-holds it, and a row that silently counted as zero would be a wrong answer. The failure itself tells something of the
-rows. A job whose failure others see should ingest first and fit the rows.zarr, which never fails for a value.
+NaN and infinity are refused here before anything is charged, as by ``dpdist ingest``. The caller holds the array, and
+silently counting such a row as zero would be wrong. The failure itself reveals something about the rows. A job whose
+failure is visible to others should ingest the rows first and fit the rows.zarr, which never fails because of a value.
 """
 
 from __future__ import annotations
@@ -48,104 +48,104 @@ from dpdist.triangle import Band
 Values = npt.NDArray[np.generic]
 Function = Callable[[Any], Any]
 _PIECE_BYTES = 8 << 20
-"""float64 bytes of the rows that are read from a disk at once."""
+"""Bytes, as float64, of the rows read from disk at once."""
 _STEP = "dpdist-project"
-"""How Dask calls the tasks of a projection."""
+"""Name of the Dask tasks of a projection."""
 _WORTH_A_THREAD = 1 << 20
-"""Values for which a further thread is worth its start."""
+"""Values that justify starting another thread."""
 
 
 _CF = frozenset({
     "scale_factor", "add_offset", "_FillValue", "missing_value", "valid_range", "valid_min", "valid_max",
 })  # fmt: skip
-"""Attributes of the CF conventions by which stored values are not what they look like."""
+"""Attributes of the CF conventions that mark packed or missing values."""
 _MISSING_CURE = (
-    "Pass missing='centre' with scale='private' or a public centre, and such a row counts as the centre; or fill it by "
-    "a public rule."
+    "Fill such values by a public rule, or pass missing='centre' (with scale='private' or a public centre) to replace "
+    "such rows by the centre."
 )
 
 
 class RowsError(DataError, ValueError):
-    """X cannot be used as rows; a ValueError too, because scikit-learn's tools expect one."""
+    """X cannot be used as rows; also a ValueError, as scikit-learn expects."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one X."""
+    """The rows of X."""
 
-    data: Any  # (n, d): a Dask array, or a NumPy array, a sparse matrix or what gives one of these when it is sliced
+    data: Any  # (n, d): a Dask array, a NumPy array, a sparse matrix, or an object whose slices are one of the latter
     names: tuple[str, ...] | None = None  # of the columns
-    labelled: Any = None  # the xarray.DataArray they came in, or the first one of a Dataset
+    labelled: Any = None  # the xarray.DataArray of the input, or the first one of a Dataset
 
     @property
     def lazy(self) -> bool:
-        """Whether the rows are a Dask array, which is not computed before its owner says so."""
+        """Whether the rows are a Dask array."""
         return is_a(self.data, "dask", "Array")
 
     @property
     def known_rows(self) -> int | None:
-        """Return n; None where it is not known before the rows are computed."""
+        """The number of rows n; None if unknown before the rows are computed."""
         rows = self.data.shape[0]
         return None if math.isnan(rows) else int(rows)
 
     @property
     def columns(self) -> int:
-        """Return d."""
+        """The number of columns d."""
         return int(self.data.shape[1])
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Names of the columns; numbers, where they have none."""
+        """Names of the columns, numbered if they have none."""
         return self.names or numbered(self.columns)
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The type in which rows are handed on: see :func:`dpdist.estimators.in_memory.dense`."""
-        found = np.dtype(self.data.dtype)
-        return found if found.name in DTYPES and found.isnative else np.dtype(np.float64)
+        """The type of the blocks: see :func:`dpdist.estimators.in_memory.dense`."""
+        dtype = np.dtype(self.data.dtype)
+        return dtype if dtype.name in DTYPES and dtype.isnative else np.dtype(np.float64)
 
     def total(self, bound: RowBound, key: bytes) -> ArraySum:
         """Return the exact sum over all rows, in one pass."""
 
         def of_run(rows: range) -> ArraySum:
-            found = RowSum(bound, key, key_here(bound))
-            for _, piece in self._pieces(rows):
-                found.add(piece)
-            return found.total()
+            row_sum = RowSum(bound, key, key_here(bound))
+            for _, batch in self._batches(rows):
+                row_sum.add(batch)
+            return row_sum.total()
 
-        found: ArraySum = self._reduced(BlockSum(bound, key), of_run, add_sums, 8 * Band.whole(bound.width).entries)
-        return found
+        total: ArraySum = self._reduced(BlockSum(bound, key), of_run, add_sums, 8 * Band.whole(bound.width).entries)
+        return total
 
     def counts(self, counting: Counting) -> Counts:
-        """Return how many of all rows fall into each bin, in one pass."""
+        """Return the number of rows in each bin, in one pass."""
         of_block = partial(count_block, counting=counting)
 
         def of_run(rows: range) -> Counts:
-            return reduce(operator.iadd, (of_block(piece) for _, piece in self._pieces(rows)))
+            return reduce(operator.iadd, (of_block(batch) for _, batch in self._batches(rows)))
 
-        found: Counts = self._reduced(of_block, of_run, operator.iadd, 8 * counting.bins)
-        return found
+        counts: Counts = self._reduced(of_block, of_run, operator.iadd, 8 * counting.bins)
+        return counts
 
     def _reduced(self, of_block: Function, of_run: Function, add: Callable[[Any, Any], Any], nbytes: int) -> Any:
-        """Reduce all rows: of a Dask array its blocks, which do not come here; of others a run for each thread."""
+        """Reduce all rows: the blocks of a Dask array on its workers, other rows in one run per thread."""
         if self.lazy:
-            from dpdist.runtime.collections import reduce_blocks  # noqa: PLC0415 - who holds such an array has Dask
+            from dpdist.runtime.collections import reduce_blocks  # noqa: PLC0415 - optional dependency
 
             return reduce_blocks(whole_rows(self.data), of_block, add, nbytes)
         forbid_core_dumps()
         rows, (step,) = self.data.shape[0], (getattr(self.data, "chunks", None) or (1,))[:1]
         threads = max(1, min(available_cores(), rows * self.columns // _WORTH_A_THREAD, rows // step))
         cuts = [step * (rows // step * i // threads) for i in range(threads)] + [rows]
-        with threaded(threads) as each:
-            return reduce(add, list(each(of_run, map(range, cuts, cuts[1:]))))
+        with threaded(threads) as thread_map:
+            return reduce(add, list(thread_map(of_run, map(range, cuts, cuts[1:]))))
 
-    def _pieces(self, rows: range) -> Iterator[tuple[slice, npt.NDArray[np.generic]]]:
+    def _batches(self, rows: range) -> Iterator[tuple[slice, npt.NDArray[np.generic]]]:
         step = max(1, _PIECE_BYTES // (8 * self.columns))
-        if chunk := getattr(self.data, "chunks", None):  # whole chunks of a Zarr array or HDF5 file: none is read twice
+        if chunk := getattr(self.data, "chunks", None):  # read no chunk of a Zarr array or HDF5 file twice
             step = max(1, step // chunk[0]) * chunk[0]
         for start in range(rows.start, rows.stop, step):
-            piece = slice(start, min(start + step, rows.stop))
-            yield piece, dense(self.data[piece])
+            index = slice(start, min(start + step, rows.stop))
+            yield index, dense(self.data[index])
 
     def mapped(
         self,
@@ -155,100 +155,99 @@ class Rows:
         names: Sequence[str],
         dim: str,
     ) -> Any:
-        """Return what a function makes of the rows, each of which it takes alone: lazy or labelled where they are."""
-        found: Any
+        """Apply a row-wise function to all rows; the result is lazy or labelled if the rows are."""
+        result: Any
         if self.lazy:
             rows = whole_rows(self.data)
-            found = rows.map_blocks(
+            result = rows.map_blocks(
                 of_rows, function=function, token=_STEP, dtype=dtype, chunks=(rows.chunks[0], (width,)),
                 meta=np.empty((0, 0), dtype),
             )  # fmt: skip
         else:
-            found = np.empty((self.data.shape[0], width), dtype)
-            for place, piece in self._pieces(range(len(found))):
-                found[place] = function(piece)
+            result = np.empty((self.data.shape[0], width), dtype)
+            for index, batch in self._batches(range(len(result))):
+                result[index] = function(batch)
         if self.labelled is None:
-            return found
+            return result
         row = self.labelled.dims[0]
-        coords = {name: each for name, each in self.labelled.coords.items() if set(each.dims) <= {row}}
+        coords = {name: values for name, values in self.labelled.coords.items() if set(values.dims) <= {row}}
         return type(self.labelled)(
-            found, dims=(row, dim), coords={**coords, dim: np.array(names, dtype=object).astype(str)}
+            result, dims=(row, dim), coords={**coords, dim: np.array(names, dtype=object).astype(str)}
         )
 
 
 def of_rows(block: Any, function: Callable[[npt.NDArray[np.generic]], Values]) -> Values:
-    """Apply a function of rows to a block, which may be sparse."""
+    """Apply a row-wise function to a block, which may be sparse."""
     return function(dense(block))
 
 
 class StoredRows(NamedTuple):
-    """What is known of the rows of a path: they are read where they are summed."""
+    """Shape and type of the rows of a path."""
 
     shape: tuple[int, int]
     dtype: str
 
 
-def rows_at(given: object) -> Store | None:
-    """Return where a rows.zarr is, if X is a path or an address."""
-    if isinstance(given, str | os.PathLike):
-        return store_at(given)
-    info = dict(given.attrs).get("dpdist") if isinstance(given, zarr.Array) else None
+def rows_at(data: object) -> Store | None:
+    """Return the location of a rows.zarr if X is a path or an address, else None."""
+    if isinstance(data, str | os.PathLike):
+        return store_at(data)
+    info = dict(data.attrs).get("dpdist") if isinstance(data, zarr.Array) else None
     if isinstance(info, dict) and info.get("format") == FORMAT:
         raise RowsError(
-            "X is the array of a rows.zarr, which has a ledger: pass the path of the folder, so that the release is "
-            "charged to it."
+            "X is the array of a rows.zarr, which has a ledger. Pass the path of the folder, so that the release is "
+            "charged to the ledger."
         )
     return None
 
 
-def rows_in_memory(estimator: BaseEstimator, given: object, refusal: str) -> Rows:
-    """Return the rows of X, which is to have the columns that were fitted, and is to be no path."""
-    if rows_at(given) is not None:
+def rows_in_memory(estimator: BaseEstimator, data: object, refusal: str) -> Rows:
+    """Return the rows of X with the fitted columns; refuse a path."""
+    if rows_at(data) is not None:
         raise RowsError(refusal)
-    return rows_of(estimator, given, fitting=False)
+    return rows_of(estimator, data, fitting=False)
 
 
-def rows_of(estimator: BaseEstimator, given: object, *, fitting: bool) -> Rows:
-    """Return the rows of X, and tell the estimator their number of columns and names, or hold them to what it knows."""
-    if isinstance(given, str | os.PathLike):
-        table = open_rows(given)
-        rows = Rows(StoredRows((table.rows, table.columns), table.dtype), given_names(table.names))
+def rows_of(estimator: BaseEstimator, data: object, *, fitting: bool) -> Rows:
+    """Return the rows of X, and set (if ``fitting``) or check the columns of the estimator."""
+    if isinstance(data, str | os.PathLike):
+        table = open_rows(data)
+        rows = Rows(StoredRows((table.rows, table.columns), table.dtype), user_names(table.names))
     else:
-        rows = _described(given)
+        rows = _rows_from(data)
     finite = getattr(estimator, "missing", None) != "centre"
     try:
         if rows.names is None and rows.labelled is None and not (rows.lazy or _is_stored(rows.data)):
-            # it compares the names of a DataFrame
             check = partial(validate_data, estimator, reset=fitting, ensure_all_finite=finite)
-            rows = _examined(rows, check)
+            rows = _validated(rows, check)
             return replace(rows, names=tuple(getattr(estimator, "feature_names_in_", ())) or None)
-        rows = _examined(rows, partial(check_array, input_name="X", ensure_all_finite=finite))
+        rows = _validated(rows, partial(check_array, input_name="X", ensure_all_finite=finite))
     except RowsError as error:
         if fitting and str(error).startswith("Input X contains"):
             raise RowsError(f"{error} {_MISSING_CURE}") from None
         raise
     if fitting:
-        tell_columns(estimator, rows.columns, rows.names)
+        set_columns(estimator, rows.columns, rows.names)
     else:
         _require_columns(estimator, rows)
     return rows
 
 
-def scores_given(given: object, columns: int) -> Rows:
-    """Return scores, which are a table of so many columns, whatever these are called."""
-    scores = _examined(_described(given), partial(check_array, input_name="X"))
+def scores_rows(data: object, columns: int) -> Rows:
+    """Return a table of scores with this number of columns, under any names."""
+    scores = _validated(_rows_from(data), partial(check_array, input_name="X"))
     if scores.columns != columns:
-        raise RowsError(f"X has {scores.columns} columns, and there are {columns} components.")
+        raise RowsError(f"X has {scores.columns} columns, but there are {columns} components.")
     return scores
 
 
-def given_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the names of columns; None where they are numbers that dpdist gave."""
+def user_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the names of columns; None if dpdist numbered them."""
     return None if names == numbered(len(names)) else names
 
 
-def tell_columns(estimator: Any, count: int, names: Sequence[str] | None) -> None:
-    """Tell an estimator its columns, as scikit-learn does; None: they have no names."""
+def set_columns(estimator: Any, count: int, names: Sequence[str] | None) -> None:
+    """Set the column attributes of an estimator, as scikit-learn does; None: no names."""
     estimator.n_features_in_ = count
     if names is not None:
         estimator.feature_names_in_ = np.array(names, dtype=object)
@@ -262,24 +261,24 @@ def _require_columns(estimator: Any, rows: Rows) -> None:
             f"X has {rows.columns} features, but {type(estimator).__name__} is expecting {estimator.n_features_in_} "
             "features as input."
         )
-    known = getattr(estimator, "feature_names_in_", None)
-    if known is not None and rows.names is not None and list(known) != list(rows.names):
-        raise RowsError("X has other columns than were fitted, or in another order: pass the same, by name.")
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is not None and rows.names is not None and list(names) != list(rows.names):
+        raise RowsError("The columns of X differ from the fitted ones, or their order does. Pass the fitted columns.")
 
 
-def _examined(rows: Rows, check: Callable[..., Any]) -> Rows:
-    """Return rows that are a table of real numbers, finite as far as they are in memory."""
+def _validated(rows: Rows, check: Callable[..., Any]) -> Rows:
+    """Return rows checked to be a table of real numbers, and finite if in memory."""
     if not (rows.lazy or _is_stored(rows.data)):
         return replace(rows, data=_checked(rows.data, check))
     if len(rows.data.shape) != 2:
         raise RowsError(_two_dimensions(len(rows.data.shape)))
     if np.dtype(rows.data.dtype).kind not in "biuf":
-        raise RowsError(f"X holds {np.dtype(rows.data.dtype).name}, and rows are real numbers: convert it first.")
+        raise RowsError(f"X contains {np.dtype(rows.data.dtype).name}. Convert it to real numbers first.")
     return rows
 
 
 def _is_stored(data: object) -> bool:
-    """Say whether rows come from a disk when they are sliced."""
+    """Whether slicing the rows reads them from disk."""
     return (
         isinstance(data, zarr.Array | StoredRows)
         or is_a(data, "h5py", "Dataset")
@@ -287,93 +286,93 @@ def _is_stored(data: object) -> bool:
     )
 
 
-def _described(given: Any) -> Rows:
+def _rows_from(data: Any) -> Rows:
     try:
-        given = as_frame(given)
-        laid = laid_out(given) if is_labelled(given) else None
+        data = as_frame(data)
+        layout = laid_out(data) if is_labelled(data) else None
     except DataError as error:
         raise RowsError(str(error)) from None
-    if laid is not None:
-        return Rows(laid.rows(), laid.names, laid.parts[0].array)
-    if packed := _packed(given.attrs) if _is_stored(given) and hasattr(given, "attrs") else []:
+    if layout is not None:
+        return Rows(layout.rows(), layout.names, layout.parts[0].array)
+    if packed := _packed(data.attrs) if _is_stored(data) and hasattr(data, "attrs") else []:
         raise RowsError(
-            f"X is an array as it is stored, and its attributes ({listed(packed)}) say that values are packed or "
-            "missing. Open it by xarray, or ingest the file."
+            f"X is a stored array whose attributes ({listed(packed)}) mark values as packed or missing. Open it with "
+            "xarray, or ingest the file."
         )
-    for name in UNNAMED.intersection(map(str, getattr(given, "columns", ()))):
+    for name in UNNAMED.intersection(map(str, getattr(data, "columns", ()))):
         raise RowsError(
-            f"The column {name!r} of X is called like an index that was written without a name, which would be summed "
-            "like a measurement: drop it, or rename it."
+            f"The column {name!r} of X has the name of an unnamed index, which would be summed like a measurement. "
+            "Drop or rename it."
         )
-    if is_a(given, "anndata", "AnnData"):
-        if given.X is None:
-            raise RowsError("X is an AnnData without a matrix .X: pass the layer that you mean, adata.layers[NAME].")
-        if not given.obs_names.is_unique:
-            raise RowsError("X is an AnnData that names an observation twice. Leave one out, or name them apart.")
-        return Rows(given.X, tuple(map(str, given.var_names)))
-    if is_a(given, "dask", "DataFrame") or is_a(given, "dask_expr", "DataFrame"):
-        return Rows(given.to_dask_array(), tuple(map(str, given.columns)))
-    return Rows(given)
+    if is_a(data, "anndata", "AnnData"):
+        if data.X is None:
+            raise RowsError("X is an AnnData without a matrix .X. Pass a layer: adata.layers[NAME].")
+        if not data.obs_names.is_unique:
+            raise RowsError("X is an AnnData with duplicate observation names. Rename or remove the duplicates.")
+        return Rows(data.X, tuple(map(str, data.var_names)))
+    if is_a(data, "dask", "DataFrame") or is_a(data, "dask_expr", "DataFrame"):
+        return Rows(data.to_dask_array(), tuple(map(str, data.columns)))
+    return Rows(data)
 
 
 def _packed(attributes: Any) -> list[str]:
-    """Return the attributes by which stored values are not what they look like; NaN for a missing one is what it is."""
-    told = {name: np.asarray(fill_of(attributes[name]), np.float64) for name in _CF.intersection(attributes)}
-    return sorted(name for name, values in told.items() if not np.isnan(values).all())
+    """Return the attributes that mark packed or missing values; a fill value of NaN is harmless."""
+    fills = {name: np.asarray(fill_of(attributes[name]), np.float64) for name in _CF.intersection(attributes)}
+    return sorted(name for name, values in fills.items() if not np.isnan(values).all())
 
 
 def _checked(data: Any, check: Callable[..., Any]) -> Any:
-    """Let scikit-learn check what is in memory; where its messages quote a cell they are cut short."""
+    """Let scikit-learn check data in memory; replace its messages that quote a cell."""
     if getattr(getattr(data, "dtype", None), "kind", "") == "c":
         raise RowsError("Complex data not supported: rows are real numbers.")
     if isinstance(data, np.ma.MaskedArray):
-        raise RowsError("X is a masked array, and a masked entry is no number: fill it by a public rule (X.filled).")
+        raise RowsError("X is a masked array. Fill masked entries by a public rule (X.filled).")
     kinds = getattr(data, "dtypes", ())
-    if any(getattr(kind, "kind", "") in {"m", "M"} for kind in kinds):  # of Arrow's times scikit-learn makes numbers
+    if any(getattr(kind, "kind", "") in {"m", "M"} for kind in kinds):  # scikit-learn converts Arrow's times to numbers
         raise RowsError(_not_numbers(data))
     try:
         dimensions = data.ndim if hasattr(data, "ndim") else np.asarray(data).ndim
-        said = _two_dimensions(dimensions)
+        message = _two_dimensions(dimensions)
         if dimensions == 2:
-            found = check(data, accept_sparse="csr")
-            _require_exact(data, found)
-            if found.dtype.kind in "biuf" or (found.dtype == object and _are_numbers(found)):
-                return found
-            said = _not_numbers(data)
+            array = check(data, accept_sparse="csr")
+            _require_exact(data, array)
+            if array.dtype.kind in "biuf" or (array.dtype == object and _are_numbers(array)):
+                return array
+            message = _not_numbers(data)
     except TypeError:
         if not hasattr(data, "dtypes"):
-            raise  # of objects in an array, as scikit-learn says it: it names their type
-        said = _not_numbers(data)
+            raise  # scikit-learn's message names the type of the objects in the array
+        message = _not_numbers(data)
     except ValueError as error:
-        said = _not_numbers(data) if "convert string" in str(error) else str(error)
-    # raised here, where no error of a library that quotes a cell goes with it
-    raise RowsError(said if said.startswith("The feature names") else said.split("\n")[0])
+        message = _not_numbers(data) if "convert string" in str(error) else str(error)
+    # raised here, so that its context is no library error that quotes a cell
+    raise RowsError(message if message.startswith("The feature names") else message.split("\n")[0])
 
 
-def _require_exact(data: Any, found: Any) -> None:
-    """Refuse whole numbers that were rounded to floats."""
+def _require_exact(data: Any, array: Any) -> None:
+    """Refuse integers that were rounded to floats."""
     kinds = [getattr(kind, "kind", "O") for kind in getattr(data, "dtypes", ())]
-    whole = [place for place, kind in enumerate(kinds) if kind != "f"]
-    if found.dtype.kind == "f" and whole and not hasattr(found, "tocsr"):
-        for row, at in np.argwhere(np.abs(found[:, whole]) > EXACT - 1):
-            if not isinstance(data.iloc[row, whole[at]], float):  # floats may be held as objects
-                raise RowsError(f"X, column {data.columns[whole[at]]!r}: {BEYOND}")
+    integers = [i for i, kind in enumerate(kinds) if kind != "f"]
+    if array.dtype.kind == "f" and integers and not hasattr(array, "tocsr"):
+        for row, column in np.argwhere(np.abs(array[:, integers]) > EXACT - 1):
+            if not isinstance(data.iloc[row, integers[column]], float):  # a column of objects may contain floats
+                raise RowsError(f"X, column {data.columns[integers[column]]!r}: {BEYOND}")
 
 
 def _are_numbers(data: Any) -> bool:
-    """Say whether an array of Python objects, such as the cells of categories, holds numbers only."""
+    """Whether an array of Python objects, such as the cells of categories, contains only numbers."""
     with suppress(ValueError, TypeError):
         return bool(data.astype(np.float64).size)
     return False
 
 
 def _not_numbers(data: Any) -> str:
-    """Say which columns hold no numbers; no cell is told."""
+    """Return a message that names the columns without numbers and quotes no cell."""
     kinds = getattr(data, "dtypes", ())
     wrong = [f"{name!r} ({kind})" for name, kind in dict(kinds).items() if getattr(kind, "kind", "O") not in "biuf"]
-    told = f"X has columns that hold no numbers: {listed(wrong)}." if wrong else "X holds a cell that is not a number."
-    return f"{told} Encode words and dates as numbers, by a public rule: dpdist.Schema."
+    message = f"X has non-numeric columns: {listed(wrong)}." if wrong else "X contains a cell that is not a number."
+    return f"{message} Encode text and dates as numbers by a public rule (dpdist.Schema)."
 
 
-def _two_dimensions(found: int) -> str:
-    return f"Expected 2D array, got {found}D. Reshape your data to (rows, columns)."
+def _two_dimensions(dimensions: int) -> str:
+    return f"Expected 2D array, got {dimensions}D. Reshape your data to (rows, columns)."

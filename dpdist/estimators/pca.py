@@ -17,8 +17,8 @@ from dpdist.answers.captured import WIDE, captured, holding
 from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
-from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
-from dpdist.estimators.inputs import rows_at, rows_in_memory, rows_of, scores_given
+from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
+from dpdist.estimators.inputs import rows_at, rows_in_memory, rows_of, scores_rows
 from dpdist.ingest.labelled import relabelled
 from dpdist.ingest.registered import open_rows
 from dpdist.naming import ESTIMATORS, naming, parameter, step
@@ -35,27 +35,28 @@ from dpdist.runtime.cluster import Cluster
 AUTO = "auto"
 
 
-@sharing
+@with_shared_parameters
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):  # type: ignore[misc] # no types
     """Principal components of private rows: one differentially private release, then free post-processing.
 
-    ``fit`` releases the second moment (or, by some mechanisms, the components) of X once, under the guarantee that
-    ``guarantee_`` states. All fitted attributes are functions of that release: they may be published, and so may the
-    pickled estimator. What ``transform`` returns are private rows in fewer dimensions, and may not.
+    ``fit`` releases the second moment (for some mechanisms, the components) of X once, with the guarantee in
+    ``guarantee_``. All fitted attributes are functions of that release, so they and the pickled estimator may be
+    published. The scores returned by ``transform`` are private rows in fewer dimensions; do not publish them.
 
     Parameters
     ----------
     n_components : int, float or "auto", default "auto"
-        Number of components k; ``"auto"``: those that can be told from the noise of the release; or, between 0 and 1, a
-        share of the variance: the fewest whose interval of that share begins at it or above. With ``clip="private"``
-        the clip norm suits this number: another one is another release, charged anew.
+        Number of components k. ``"auto"``: all components above the noise of the release. A float between 0 and 1: a
+        share of the variance; k is the smallest number of components whose interval for their share starts at or above
+        it. With ``clip="private"`` the clip norm depends on this number, so another one is another release, charged
+        anew.
     correlation : bool, default False
-        Whether to take components of the correlation matrix: columns are standardised by what was released (``scale_``
-        is their deviation then), without those that do not stand above the noise (``left_out_``). It needs a
-        ``centre`` or ``scale="private"``; scores are not whitened, and have no likelihood.
+        Whether to use the correlation matrix. Columns are standardised by released deviations (``scale_``), and columns
+        below the noise are left out (``left_out_``). Needs a ``centre`` or ``scale="private"``. Scores cannot be
+        whitened and have no likelihood.
     whiten : bool, default False
-        Whether ``transform`` divides the scores by the square roots of ``score_variances_``. Refused where the noise
-        lets one of these be 0.
+        Whether ``transform`` divides the scores by the square roots of ``score_variances_``. Refused if the interval of
+        one of these contains 0.
     options : mapping of str, default None
         Public parameters of the mechanism, by name; ``components`` is filled from ``n_components``.
     {shared}
@@ -63,87 +64,89 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     Attributes
     ----------
     components_ : ndarray
-        (k, d) float64, orthonormal rows, by descending eigenvalue; the entry of largest magnitude of each is positive.
+        (k, d) float64, orthonormal rows by descending eigenvalue. The entry of largest magnitude in each is positive.
     mean_, scale_ : ndarray
-        (d,) float64: what ``transform`` subtracts, and divides by. The mean is zero with ``centre="none"``.
+        (d,) float64: shift and divisor of ``transform``. The mean is zero with ``centre="none"``.
     explained_variance_ : ndarray or None
-        (k,) float64: the eigenvalues, per row, as released, of rows shortened to ``clip``. None where n is
-        private and no mean was released, or where the mechanism releases no eigenvalues.
+        (k,) float64: released eigenvalues per row, of the rows clipped to ``clip``. None if n is private and no mean
+        was released, or if the mechanism releases no eigenvalues.
     explained_variance_ratio_ : ndarray or None
-        (k,) float64, with a sum of at most 1: each eigenvalue without what the noise adds to it (as released, where the
-        law of the noise is not known), over the trace of the released matrix or their sum, whichever is larger; 0 where
-        the component is not told from noise. None where no matrix was released. Of correlations: over the number of
-        columns that were not left out.
+        (k,) float64, with sum at most 1: each eigenvalue, corrected for the noise (uncorrected if the noise
+        distribution is unknown), divided by the trace of the released matrix or by the sum of these values, whichever
+        is larger. 0 for components below the noise. None if no matrix was released. With ``correlation=True``, the
+        divisor is the number of columns not left out.
     explained_variance_ratio_intervals_ : ndarray or None
-        (k, 2): of correlations, where these lie as far as noise goes (:mod:`dpdist.pca.correlation`); else None.
+        (k, 2): intervals of these ratios that account for the noise, with ``correlation=True``
+        (:mod:`dpdist.pca.correlation`); otherwise None.
     left_out_ : tuple of str
-        Of correlations: names of the columns that do not stand above the noise. Their loadings are 0.
+        With ``correlation=True``, names of the columns below the noise. Their loadings are 0.
     score_variances_, score_variance_intervals_ : ndarray or None
-        (k,) and (k, 2) float64: variance of the scores of the shortened rows on each component, less than its
-        eigenvalue, and where it lies in nine of ten releases or more, on average (measured:
-        :mod:`dpdist.answers.captured`). None where the law of the noise is not known, n is private and no mean was
-        released, or there are more than 2000 columns and nothing asks for them.
+        (k,) and (k, 2) float64: variance of the scores of the clipped rows on each component, which is below the
+        released eigenvalue, and its interval. Intervals hold in nine of ten releases or more on average (measured:
+        :mod:`dpdist.answers.captured`). None if the noise distribution is unknown, if n is private and no mean was
+        released, or if there are more than 2000 columns and no parameter needs them.
     noise_variance_, noise_variance_interval_ : float, ndarray or None
-        Mean variance along all other directions, as of scikit-learn's PCA, and (2,) its interval; 0 where k is d. None
-        likewise.
+        Mean variance along all other directions, as in scikit-learn's PCA, and its interval, (2,); 0 if k is d. None in
+        the same cases.
     captured_variance_ratio_, captured_variance_ratio_interval_ : float, ndarray or None
-        Share of the variance of the shortened rows that the k components hold together, and (2,) its interval.
+        Share of the variance of the clipped rows in the span of the k components, and its interval, (2,).
     n_above_noise_ : int or None
-        Number of the k components above the noise of the release; a :class:`dpdist.BelowNoiseWarning` is given if these
-        are not all. None if the distribution of the noise is not known.
+        Number of the k components above the noise of the release; if fewer than k, a
+        :class:`dpdist.BelowNoiseWarning` is issued. None if the distribution of the noise is unknown.
     component_groups_ : tuple of range or None
-        These, counted from 0, in groups of components that cannot be told from one another. None likewise.
+        The components above the noise, counted from 0, in groups that cannot be distinguished from one another. None in
+        the same case.
     squared_cosines_ : ndarray or None
-        (k,) float64: how well each component is aligned with the exact one, 1 for the same direction; of a group of
-        several, the mean squared cosine of the space that they span. NaN of components that cannot be told from noise.
-        None likewise.
+        (k,) float64: estimated squared cosine between each component and the exact one, 1 for the same direction; for a
+        group of several, the mean squared cosine between their span and the exact span. NaN for components below the
+        noise. None in the same case.
     squared_cosine_intervals_ : ndarray or None
-        (k, 2) float64: the squared cosine of each lies between these in nine of ten releases or more; NaN likewise.
+        (k, 2) float64: intervals of the squared cosines, which hold in nine of ten releases or more. NaN and None in
+        the same cases.
     guarantee_ : Guarantee
-        What is proved of this release.
+        The proved guarantee of the release.
     release_ : Release
-        The release; there also if what came after it failed.
+        The release. It is set even if a later step of ``fit`` fails.
     n_components_, n_features_in_, feature_names_in_ : int, int, ndarray of str
-        k, d and, where the columns have names, these.
+        k, d and, if the columns have names, their names.
 
     Notes
     -----
     X may be a NumPy array, a SciPy sparse matrix, a pandas DataFrame, a Dask array, a Zarr array, an xarray DataArray
-    or Dataset (rows along the first dimension, the others laid out as columns: :meth:`to_xarray`), an AnnData (its
-    ``.X``, also sparse or backed), or the path of a rows.zarr. A Dask array is summed block by block where its client
-    computes, a Zarr array or backed AnnData is read in pieces.
+    or Dataset (rows along the first dimension, the other dimensions as columns: :meth:`to_xarray`), an AnnData (its
+    ``.X``, also sparse or backed), or the path of a rows.zarr. A Dask array is summed block by block on its client; a
+    Zarr array or backed AnnData is read in batches.
 
-    **The guarantee is about the rows of X.** It does not cover what was computed from all rows before, such as by a
-    fitted ``StandardScaler``: give a public centre and scale, or ``scale="private"``. Choosing parameters by
-    cross-validation is not private: it chooses by exact scores of the rows, whatever the fits cost. So every ``score``
-    comes with a :class:`dpdist.PrivacyLeakWarning`.
+    **The guarantee is about the rows of X.** It does not cover preprocessing that used all rows, such as a fitted
+    ``StandardScaler``: use a public centre and scale, or ``scale="private"``. Choosing parameters by cross-validation
+    is not private, because it uses exact scores of the rows, whatever the fits cost. Every ``score`` therefore issues a
+    :class:`dpdist.PrivacyLeakWarning`.
 
-    **A guarantee that promises little** comes with a :class:`dpdist.WeakGuaranteeWarning`: an epsilon above 10,
-    or where n is private a delta from 1e-4 on.
+    **A weak guarantee** comes with a :class:`dpdist.WeakGuaranteeWarning`: an epsilon above 10 or, if n is private, a
+    delta of 1e-4 or more.
 
-    **Later steps of a pipeline are not private.** A classifier fitted to the scores learns from private rows; the
-    guarantee covers the estimator, not what is computed from ``transform``.
+    **Later steps of a pipeline are not private.** A classifier fitted to the scores learns from private rows. The
+    guarantee covers the estimator, not results computed from ``transform``.
 
-    **Rows in memory have no ledger.** A register in this process knows rows again by their values: in copies, other
-    orders, types and chunkings, and as parts of other tables. It sees neither what other processes released nor rows
-    whose values changed, such as by a scaler (:mod:`dpdist.ledger.in_memory`). A second fit of as many rows of the
-    same kind therefore warns of the joint cost. Charge all fits on the same people to one :class:`dpdist.Budget`, which
-    counts whatever the rows are, or ingest the rows and fit the path: its ledger is durable, and the same fit again is
-    the same release at no cost.
+    **Rows in memory have no ledger.** A register in this process recognises rows by their values: in copies, in other
+    orders, types and chunkings, and as parts of other tables. It does not see releases of other processes, nor rows
+    whose values changed, for example by a scaler (:mod:`dpdist.ledger.in_memory`). A second fit of the same number of
+    rows of the same kind therefore warns of the joint cost. Charge all fits on the same people to one
+    :class:`dpdist.Budget`, which counts every fit whatever its rows, or ingest the rows and fit the path: its ledger is
+    durable, and repeating a fit returns the same release at no cost.
 
-    NaN and infinity are refused before anything is charged, but for a rows.zarr, where such a row counts as zero.
+    NaN and infinity are refused before anything is charged. In a rows.zarr, such a row counts as zero.
 
     See Also
     --------
-    PrivateCovariance : Mean and covariance instead.
-    release_rows, fit_components, project_rows : The same steps, of a rows.zarr and as functions.
-    Budget : What all fits on the same people may cost.
+    PrivateCovariance : Mean and covariance.
+    release_rows, fit_components, project_rows : The same steps as functions, for a rows.zarr.
+    Budget : A limit on the joint cost of all fits on the same people.
 
     References
     ----------
-    Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018; Biane 1998 (how well components are aligned with the exact
-    ones: :mod:`dpdist.pca.overlap`). What is proved of each mechanism stands in its module
-    (:mod:`dpdist.mechanisms`).
+    Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018; Biane 1998 (alignment with the exact components:
+    :mod:`dpdist.pca.overlap`). Each mechanism's module has its proof (:mod:`dpdist.mechanisms`).
 
     Examples
     --------
@@ -165,7 +168,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     >>> PrivatePCA.from_release(pca.release_, n_components=3).components_.shape  # free
     (3, 64)
 
-    Another number of components costs nothing, nor does anything else that is computed from ``release_``.
+    Another number of components is free, like everything else computed from ``release_``.
     """
 
     def __init__(
@@ -191,48 +194,48 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         whiten: bool = False,
         cluster: Cluster | None = None,
     ) -> Self:
-        """Return an estimator that is fitted to a release that was made before, at no cost.
+        """Return an estimator fitted to an existing release, at no cost.
 
         Parameters
         ----------
         release
             A release, or the path of a release.zarr.
         n_components, correlation, whiten
-            As of the class.
+            See the class.
         cluster
-            Where a release that is too large for memory is multiplied; None: in this process.
+            Where to multiply a release too large for memory. None: in this process.
 
         Raises
         ------
         UsageError
-            If there are not so many components, none is told from noise, those that are hold no such share for
-            sure, or they cannot be whitened.
+            If the release has fewer components, none is above the noise, those above it do not provably explain the
+            requested share, or whitening is impossible.
         RefusedError
             If the release is not private as claimed.
         DataError
-            If there is no release, or it is damaged or too large for memory and no path was given.
+            If the release is missing or damaged, or too large for memory and not given as a path.
         """
         with naming(ESTIMATORS):
             count = _count(n_components)
             _require_kind(correlation, whiten)
             if correlation:
                 opened = release if isinstance(release, Release) else open_release(release)
-                found: Components | Correlation = correlation_of(opened, count)
+                result: Components | Correlation = correlation_of(opened, count)
             elif not isinstance(release, Release):
-                opened, found = components_of(release, count, cluster=cluster)
+                opened, result = components_of(release, count, cluster=cluster)
             elif release.in_memory:
-                opened, found = release, _taken(release, count)
+                opened, result = release, _select_components(release, count)
             else:
-                raise DataError("The release is too large for memory: pass the path of its release.zarr.")
+                raise DataError("The release is too large for memory. Pass the path of its release.zarr.")
             fits.require_private(opened)
             shared = fits.parameters_of(opened) | {"cluster": cluster}
-            made = cls(n_components, correlation=correlation, whiten=whiten, **shared)
-            fits.take_release(made, opened)
-            made._learn(opened, found)
-        return made
+            estimator = cls(n_components, correlation=correlation, whiten=whiten, **shared)
+            fits.set_release(estimator, opened)
+            estimator._learn(opened, result)
+        return estimator
 
     def fit(self, X: object, y: object = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's names
-        """Release the second moment of X, and take its components.
+        """Release the second moment of X and compute its components.
 
         Parameters
         ----------
@@ -248,12 +251,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         Raises
         ------
         UsageError
-            If parameters make no sense. After the release, if no component can be told from noise: ``release_`` is
-            there then, and :meth:`from_release` takes as many components of it as wanted.
+            If parameters are invalid; after the release, if no component is above the noise. ``release_`` is then set,
+            and :meth:`from_release` returns any number of its components.
         RefusedError
             If the budget does not suffice, the mechanism's claim is not proved, or delta is not below 1/n.
         DataError
-            If X cannot be used; a ValueError too for what is in memory.
+            If X cannot be used; also a ValueError for data in memory.
         """
         with naming(ESTIMATORS):
             count = _count(self.n_components)
@@ -263,84 +266,84 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             try:
                 self._learn(*self._components_of(release, X, count))
             except (UsageError, BelowNoiseError) as error:
-                kept = "What was released is kept: PrivatePCA.from_release(fitted.release_, n_components=K) is free."
-                raise type(error)(f"{error} {kept}") from None
+                advice = "The release is kept; PrivatePCA.from_release(fitted.release_, n_components=K) is free."
+                raise type(error)(f"{error} {advice}") from None
         return self
 
     def transform(self, X: object) -> Any:  # noqa: N803
-        """Return the scores of rows: ``((X - mean_) / scale_) @ components_.T``, whitened if asked. They are private.
+        """Return the scores of rows: ``((X - mean_) / scale_) @ components_.T``, whitened if requested. Private.
 
         Parameters
         ----------
         X
-            (n, d), of any kind that ``fit`` takes.
+            (n, d), in any form accepted by ``fit``.
 
         Returns
         -------
         scores
-            (n, k) float64, or float32 of float32 rows: of a Dask array a Dask array, nothing of which is computed yet;
-            of a DataArray a DataArray of dimensions (rows, component); else a NumPy array. Of the path of a rows.zarr
-            the bits that ``dpdist project`` writes, if it does not whiten.
+            (n, k) float64, or float32 for float32 rows: a lazy Dask array for a Dask array, a DataArray with dimensions
+            (rows, component) for a DataArray, otherwise a NumPy array. For the path of a rows.zarr and without
+            whitening, the same bits as written by ``dpdist project``.
 
         Raises
         ------
         DataError
-            If X cannot be used or has other columns; a ValueError too.
+            If X cannot be used or has other columns; also a ValueError.
         """
         check_is_fitted(self, "components_")
         with naming(ESTIMATORS):
             rows = rows_of(self, X, fitting=False)
             divided = self.components_ / likelihood.deviations(self)
-            found = Components(divided, None, per_row=False, mean=self.mean_, scale=self.scale_)
+            model = Components(divided, None, per_row=False, mean=self.mean_, scale=self.scale_)
             if (path := rows_at(X)) is not None:
-                return scores_in_memory(open_rows(path), found)
-            projector = Projector(found, rows.dtype)
+                return scores_in_memory(open_rows(path), model)
+            projector = Projector(model, rows.dtype)
             names = list(self.get_feature_names_out())
             return rows.mapped(projector, self.n_components_, projector.dtype, names, "component")
 
     def inverse_transform(self, X: object) -> Any:  # noqa: N803
-        """Return the rows that have these scores and lie in the span of the components about the mean. Private.
+        """Return the rows with these scores in the span of the components about the mean. They are private.
 
         Parameters
         ----------
         X
-            Scores, (n, k), of any kind that ``transform`` returns.
+            Scores, (n, k), in any form returned by ``transform``.
 
         Returns
         -------
         rows
-            (n, d) float64, lazy or labelled where the scores are.
+            (n, d) float64, lazy or labelled like the scores.
 
         Raises
         ------
         DataError
-            If X has another number of columns or is no table; a ValueError too.
+            If X has another number of columns or is not a table; also a ValueError.
         """
         check_is_fitted(self, "components_")
         with naming(ESTIMATORS):
-            scores = scores_given(X, self.n_components_)
+            scores = scores_rows(X, self.n_components_)
             names = list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)]))
             times = self.components_ * likelihood.deviations(self)
-            map_ = partial(_rows_of_scores, mean=self.mean_, scale=self.scale_, components=times)
-            return scores.mapped(map_, self.n_features_in_, np.float64, names, "feature")
+            function = partial(_rows_of_scores, mean=self.mean_, scale=self.scale_, components=times)
+            return scores.mapped(function, self.n_features_in_, np.float64, names, "feature")
 
     def score_samples(self, X: object) -> Any:  # noqa: N803
-        """Return the log-likelihood of rows by the model of probabilistic PCA, (n,) float64. They are private.
+        """Return the log-likelihoods of rows under probabilistic PCA, (n,) float64. They are private.
 
-        The model is that of scikit-learn's PCA, from what was released: normal with mean ``mean_``, variances
-        ``score_variances_`` along the components and ``noise_variance_`` along all else.
+        The model is that of scikit-learn's PCA with released parameters: normal with mean ``mean_``, variances
+        ``score_variances_`` along the components and ``noise_variance_`` along all other directions.
 
         Parameters
         ----------
         X
-            (n, d), of any kind that ``fit`` takes but the path of a rows.zarr. Of a Dask array they are lazy.
+            (n, d), in any form accepted by ``fit`` except the path of a rows.zarr. Lazy for a Dask array.
 
         Raises
         ------
         UsageError
-            If the release tells no variances, or the noise lets one of them be 0.
+            If the release gives no variances, or the interval of one of them contains 0.
         DataError
-            If X cannot be used or has other columns; a ValueError too.
+            If X cannot be used or has other columns; also a ValueError.
 
         References
         ----------
@@ -348,86 +351,86 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         """
         check_is_fitted(self, "components_")
         with naming(ESTIMATORS):
-            rows = rows_in_memory(self, X, "Likelihoods are of rows in memory or lazy, and not of a rows.zarr.")
+            rows = rows_in_memory(self, X, "score_samples takes rows in memory or lazy, not the path of a rows.zarr.")
             return rows.mapped(likelihood.model_of(self), 1, np.float64, ["likelihood"], "likelihood")[:, 0]
 
     def score(self, X: object, y: object = None) -> float:  # noqa: N803, ARG002 - scikit-learn's names
-        """Return the mean log-likelihood of rows (:meth:`score_samples`). It is private, and a warning says so.
+        """Return the mean log-likelihood of rows (:meth:`score_samples`). Private, and comes with a warning.
 
         Parameters
         ----------
         X
-            As of :meth:`score_samples`; a Dask array is computed.
+            As for :meth:`score_samples`; a Dask array is computed.
         y
             Ignored.
         """
-        found = float(self.score_samples(X).mean())
+        mean = float(self.score_samples(X).mean())
         fits.warn_of_score(self)
-        return found
+        return mean
 
     def to_sklearn(self) -> Any:
-        """Return a fitted ``sklearn.decomposition.PCA`` of the same components, for tools that know no other.
+        """Return a fitted ``sklearn.decomposition.PCA`` with the same components, for tools that require one.
 
-        It is as public as this estimator, and gives the same scores, whitened alike, and the same likelihoods where it
-        does not whiten: those of scikit-learn are of another model then. Its
-        ``explained_variance_`` are ``score_variances_`` and its ``noise_variance_`` is that of the release, at least 0;
-        they are missing where the release tells no variances, and so is what needs them.
+        It may be published like this estimator, and gives the same scores, including whitening. Likelihoods are the
+        same without whitening; with whitening, scikit-learn uses another model. Its ``explained_variance_`` is
+        ``score_variances_`` and its ``noise_variance_`` is that of the release, but at least 0. Both are missing, as
+        are methods that need them, if the release gives no variances.
 
         Raises
         ------
         UsageError
-            If rows are divided by a public scale, which a PCA does not do.
+            If rows are divided by a scale, which scikit-learn's PCA does not support.
         """
-        from sklearn.decomposition import PCA  # noqa: PLC0415 - it takes its time, and few need it
+        from sklearn.decomposition import PCA  # noqa: PLC0415 - slow to import, rarely used
 
         check_is_fitted(self, "components_")
         if np.any(self.scale_ != 1):
             raise UsageError(
-                "A PCA of scikit-learn divides by no scale: divide the rows by scale_ before, and fit without a scale."
+                "scikit-learn's PCA does not divide by a scale. Divide the rows by scale_ first, and fit without scale."
             )
-        made = PCA(n_components=self.n_components_, whiten=self.whiten)
-        made.components_, made.mean_ = self.components_.copy(), self.mean_.copy()
-        made.n_components_, made.n_features_in_ = self.n_components_, self.n_features_in_
+        pca = PCA(n_components=self.n_components_, whiten=self.whiten)
+        pca.components_, pca.mean_ = self.components_.copy(), self.mean_.copy()
+        pca.n_components_, pca.n_features_in_ = self.n_components_, self.n_features_in_
         if hasattr(self, "feature_names_in_"):
-            made.feature_names_in_ = self.feature_names_in_
+            pca.feature_names_in_ = self.feature_names_in_
         if self.score_variances_ is not None and self.noise_variance_ is not None:
-            made.explained_variance_ = np.maximum(self.score_variances_, 0)
-            made.explained_variance_ratio_ = self.explained_variance_ratio_
-            made.noise_variance_ = max(0.0, self.noise_variance_)
-        return made
+            pca.explained_variance_ = np.maximum(self.score_variances_, 0)
+            pca.explained_variance_ratio_ = self.explained_variance_ratio_
+            pca.noise_variance_ = max(0.0, self.noise_variance_)
+        return pca
 
     def to_xarray(self, like: object) -> Any:
-        """Return the components laid out as the columns of X are: (component, lat, lon), for example.
+        """Return the components in the layout of the columns of X, for example (component, lat, lon).
 
         Parameters
         ----------
         like : xarray.DataArray or xarray.Dataset
-            X, or any with the same columns, such as one day of it. Its values are not read.
+            X, or any object with the same columns, such as one day of X. Its values are not read.
 
         Returns
         -------
         xarray.Dataset
-            ``components`` (component, ...), ``mean`` and ``scale`` (...), and where they are known
-            ``explained_variance`` and ``explained_variance_ratio`` (component,). The coordinate ``component`` has the
-            names of :meth:`get_feature_names_out`, as what ``transform`` returns. Of a Dataset the first three are
-            there for each of its variables, ``tas_components``.
+            ``components`` (component, ...), ``mean`` and ``scale`` (...), and, if known, ``explained_variance`` and
+            ``explained_variance_ratio`` (component,). The coordinate ``component`` has the names of
+            :meth:`get_feature_names_out`, as in the result of ``transform``. For a Dataset, each variable has its own
+            first three, such as ``tas_components``.
 
         Raises
         ------
         UsageError
-            If `like` is nothing of xarray, or has another number of columns.
+            If `like` is not an xarray object, or has another number of columns.
         """
         check_is_fitted(self, "components_")
         vectors = {"components": self.components_, "mean": self.mean_, "scale": self.scale_}
-        of_each = {
+        per_component = {
             "explained_variance": self.explained_variance_,
             "explained_variance_ratio": self.explained_variance_ratio_,
         }
         with naming(ESTIMATORS):
-            return relabelled(like, vectors, list(self.get_feature_names_out()), of_each)
+            return relabelled(like, vectors, list(self.get_feature_names_out()), per_component)
 
     @property
-    def _n_features_out(self) -> int:  # what ClassNamePrefixFeaturesOutMixin asks for
+    def _n_features_out(self) -> int:  # used by ClassNamePrefixFeaturesOutMixin
         return int(self.components_.shape[0])
 
     def __sklearn_tags__(self) -> Any:
@@ -438,44 +441,46 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     def _facts(self) -> dict[str, object]:
         facts = super()._facts()
         if hasattr(self, "components_"):
-            facts |= {"components": self.n_components_, "told from noise": self.n_above_noise_}
+            facts |= {"components": self.n_components_, "above the noise": self.n_above_noise_}
         return facts
 
     def _components_of(
-        self, release: Release, given: object, count: float | None
+        self, release: Release, data: object, count: float | None
     ) -> tuple[Release, Components | Correlation]:
         if self.correlation:
             return release, correlation_of(release, count)
-        rows = rows_at(given)
+        rows = rows_at(data)
         if release.in_memory or rows is None:
-            return release, _taken(release, count)
-        place = fits.release_place(self, rows, fits.request_of(self, _number(count)))
-        return components_of(place, count, cluster=self.cluster)
+            return release, _select_components(release, count)
+        path = fits.release_target(self, rows, fits.request_of(self, _number(count)))
+        return components_of(path, count, cluster=self.cluster)
 
-    def _learn(self, release: Release, of: Components | Correlation) -> None:
-        self.guarantee_ = fits.proved(release)
+    def _learn(self, release: Release, result: Components | Correlation) -> None:
+        self.guarantee_ = fits.guarantee_of(release)
         shares: Matrix | None
-        held = None
-        if isinstance(of, Correlation):
-            found, told, shares, ends = of.components, of.alignment, of.shares, of.intervals
+        explained = None
+        if isinstance(result, Correlation):
+            components, quality, shares, ends = result.components, result.alignment, result.shares, result.intervals
         else:
-            found, told, ends = of, alignment(release, of), None
-            shares = _shares(release, of, told)
+            components, quality, ends = result, alignment(release, result), None
+            shares = _shares(release, result, quality)
             if self.whiten or isinstance(_count(self.n_components), float) or release.bound.columns <= WIDE:
-                held = captured(release, of)
-        k = len(found.components)
-        self.components_, self.n_components_ = found.components, k
-        self.mean_, self.scale_ = found.mean, found.scale
-        self.explained_variance_ = found.eigenvalues if found.per_row else None
+                explained = captured(release, result)
+        k = len(components.components)
+        self.components_, self.n_components_ = components.components, k
+        self.mean_, self.scale_ = components.mean, components.scale
+        self.explained_variance_ = components.eigenvalues if components.per_row else None
         self.explained_variance_ratio_, self.explained_variance_ratio_intervals_ = shares, ends
-        self.left_out_ = of.left_out if isinstance(of, Correlation) else ()
-        self.n_above_noise_ = None if told is None else min(told.counted, k)
-        self.component_groups_ = None if told is None else tuple(each for each in told.groups if each.start < k)
-        self.squared_cosines_ = None if told is None else told.squared_cosines
-        self.squared_cosine_intervals_ = None if told is None else told.cosine_intervals
-        likelihood.tell(self, found, held)
-        if told is not None and told.counted < k:
-            _warn_of_drowned(told.counted, k)
+        self.left_out_ = result.left_out if isinstance(result, Correlation) else ()
+        self.n_above_noise_ = None if quality is None else min(quality.counted, k)
+        self.component_groups_ = (
+            None if quality is None else tuple(group for group in quality.groups if group.start < k)
+        )
+        self.squared_cosines_ = None if quality is None else quality.squared_cosines
+        self.squared_cosine_intervals_ = None if quality is None else quality.cosine_intervals
+        likelihood.set_variances(self, components, explained)
+        if quality is not None and quality.counted < k:
+            _warn_below_noise(quality.counted, k)
 
 
 def _count(n_components: object) -> float | None:
@@ -485,33 +490,33 @@ def _count(n_components: object) -> float | None:
         return float(n_components)
     if isinstance(n_components, bool) or not isinstance(n_components, numbers.Integral) or n_components < 1:
         raise UsageError(
-            f"n_components is a number of at least 1, a share of the variance between 0 and 1, or {AUTO!r}: those that "
-            "can be told from noise."
+            f"n_components must be an integer of at least 1, a share of the variance between 0 and 1, or {AUTO!r} (all "
+            "above the noise)."
         )
     return int(n_components)
 
 
 def _number(count: float | None) -> int | None:
-    """Return a number of components; None where it follows from the release."""
+    """Return the number of components; None if it depends on the release."""
     return count if isinstance(count, int) else None
 
 
 def _require_kind(correlation: object, whiten: object) -> None:
-    """Refuse what does not go with components of the correlation matrix, before anything is paid for."""
+    """Refuse whitening of correlation components before anything is charged."""
     if not isinstance(correlation, bool | np.bool_):
-        raise UsageError("correlation is True or False.")
+        raise UsageError("correlation must be True or False.")
     if correlation and whiten:
-        raise UsageError("Scores of standardised columns are not whitened: leave whiten or correlation out.")
+        raise UsageError("Scores of standardised columns cannot be whitened: leave out whiten or correlation.")
 
 
 def _require_components(request: ReleaseRequest, columns: int, *, count: float | None, correlation: bool) -> None:
-    """Refuse components that no release could have, before one is paid for."""
+    """Refuse components that no release could have, before it is charged."""
     number = _number(count)
     if number is not None and number > columns:
         raise UsageError(
-            f"{number} components were asked for ({parameter('components')}), and X has {columns} columns."
+            f"{number} components were requested ({parameter('components')}), but X has {columns} columns."
         )
-    if number is None and not (correlation and count is not None):  # a share of correlations needs no law of the noise
+    if number is None and not (correlation and count is not None):  # a share of correlations needs no distribution
         require_law(request, columns)
     if correlation:
         require_correlated(
@@ -521,39 +526,39 @@ def _require_components(request: ReleaseRequest, columns: int, *, count: float |
         )
 
 
-def _shares(release: Release, found: Components, told: Alignment | None) -> Matrix | None:
-    """Return which share of the total variance each component explains, from 0 to 1; None where nothing is known."""
+def _shares(release: Release, components: Components, quality: Alignment | None) -> Matrix | None:
+    """Return the share of the total variance explained by each component, from 0 to 1; None if unknown."""
     trace = total_variance(release)
-    if found.eigenvalues is None or trace is None:
+    if components.eigenvalues is None or trace is None:
         return None
-    values = np.maximum(found.eigenvalues, 0) if told is None else np.nan_to_num(told.strengths)
-    # the exact trace is no smaller than the sum of some of its eigenvalues; noise alone makes it so, or negative
-    whole = max(trace, float(values.sum()))
-    return values / whole if whole > 0 else np.zeros_like(values)
+    values = np.maximum(components.eigenvalues, 0) if quality is None else np.nan_to_num(quality.strengths)
+    # the exact trace is at least the sum of some eigenvalues; only noise makes it smaller, or negative
+    total = max(trace, float(values.sum()))
+    return values / total if total > 0 else np.zeros_like(values)
 
 
-def _warn_of_drowned(above: int, count: int) -> None:
-    rest = (
-        f"PrivatePCA.from_release(fitted.release_, n_components={above}) takes those that do, free."
+def _warn_below_noise(above: int, count: int) -> None:
+    advice = (
+        f"PrivatePCA.from_release(fitted.release_, n_components={above}) returns only the others, at no cost."
         if above
-        else f"Take a larger epsilon, more rows or fewer columns: {step('forecast')} says what would be needed."
+        else f"Use a larger epsilon, more rows or fewer columns; {step('forecast')} reports what is needed."
     )
     warnings.warn(
-        f"{count - above} of {count} components cannot be told from the noise of the release, and may point anywhere: "
-        f"squared_cosines_ says how well each of the others points. {rest}",
+        f"{count - above} of {count} components are below the noise of the release, so their directions are arbitrary. "
+        f"squared_cosines_ has the alignment of the others. {advice}",
         BelowNoiseWarning,
         stacklevel=3,
     )
 
 
-def _taken(release: Release, count: float | None) -> Components:
+def _select_components(release: Release, count: float | None) -> Components:
     if isinstance(count, float):
         return holding(release, count)
     return counted_components(release) if count is None else components(release, count)
 
 
 def _rows_of_scores(scores: npt.NDArray[np.generic], mean: Matrix, scale: Matrix, components: Matrix) -> Matrix:
-    found: Matrix = scores.astype(np.float64) @ components
-    found *= scale
-    found += mean
-    return found
+    rows: Matrix = scores.astype(np.float64) @ components
+    rows *= scale
+    rows += mean
+    return rows

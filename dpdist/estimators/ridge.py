@@ -1,4 +1,4 @@
-"""PrivateRidge: a linear regression of private targets on private columns, with intervals, by scikit-learn's rules."""
+"""PrivateRidge: linear regression of private targets on private columns, with intervals."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dpdist.answers.block import beside, places_of, require_law
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import BelowNoiseError, BelowNoiseWarning, UsageError
 from dpdist.estimators import fit as fits
-from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, sharing
-from dpdist.estimators.inputs import Rows, RowsError, given_names, rows_at, rows_in_memory, tell_columns
+from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
+from dpdist.estimators.inputs import Rows, RowsError, rows_at, rows_in_memory, set_columns, user_names
 from dpdist.estimators.targets import Targets, targets_of
 from dpdist.ingest.registered import open_rows
 from dpdist.naming import ESTIMATORS, naming
@@ -34,85 +34,85 @@ Names = str | Sequence[str]
 AUTO = "auto"
 
 
-@sharing
+@with_shared_parameters
 class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type: ignore[misc] # no types
     """Ridge regression of private rows from one differentially private release, with intervals.
 
-    ``fit`` releases the second moment of X and y together, once, under the guarantee that ``guarantee_`` states. All
-    fitted attributes are functions of that release: they may be published, and so may the pickled estimator. The same
-    release answers every other regression among its columns too, at no cost (:meth:`from_release`).
+    ``fit`` releases the second moment of X and y together, once, with the guarantee in ``guarantee_``. All fitted
+    attributes are functions of that release, so they and the pickled estimator may be published. The same release
+    answers every other regression among its columns at no cost (:meth:`from_release`).
 
     Parameters
     ----------
     ridge : float or "auto", default "auto"
-        What is added to the sum of squares of each column of X, in squared units of the rows after the public centre
-        and scale, as ``alpha`` of scikit-learn's ``Ridge``. ``"auto"``: 0 where the columns vary clearly more than the
-        noise along every direction; else the edge of the noise, below which nothing can be seen. The intercept is free
-        of it.
+        Ridge added to the sum of squares of each column of X, in squared units of the rows after the public centre and
+        scale, like ``alpha`` of scikit-learn's ``Ridge``. ``"auto"``: 0 if the columns vary clearly more than the noise
+        along every direction; otherwise the edge of the noise, below which nothing is visible. The intercept is not
+        penalised.
     n_components : int or "auto", default None
-        How many principal components of X, as released, to regress on instead of a ridge; ``"auto"``: those clear of
-        the noise. Then ``coef_`` is in their span, and intervals are about the regression on these directions. None:
+        Number of released principal components of X to regress on instead of using a ridge; ``"auto"``: those clear of
+        the noise. ``coef_`` is then in their span, and intervals refer to the regression on these directions. None: use
         the ridge.
     clip : float, "auto" or "private"
-        The clip norm C > 0 of a row of X and y together, in their units after centre and scale; public. Required.
-        ``"auto"`` and ``"private"`` as of :class:`dpdist.PrivatePCA`.
+        Clip norm C > 0 of a row of X and y together, in their units after centring and scaling; public. Required.
+        ``"auto"`` and ``"private"`` as for :class:`dpdist.PrivatePCA`.
     centre : str, path-like, sequence of float or mapping, default "private"
-        As of :class:`dpdist.PrivatePCA`, of the columns of X and then those of y. Only ``"private"`` fits an intercept;
-        otherwise the regression leads through the public centre.
+        As for :class:`dpdist.PrivatePCA`, with the columns of X followed by those of y. Only ``"private"`` fits an
+        intercept; otherwise the regression passes through the public centre.
     scale, scale_share : str, default "none" and None
-        As of :class:`dpdist.PrivatePCA`, of the columns of X and of those of y. A private scale makes a deviation of y
-        a quarter of the clip norm, so that noise hides less of it: of a rows.zarr another y is then another release,
-        charged anew. A public one does so at 4 / C of the deviation.
+        As for :class:`dpdist.PrivatePCA`, for the columns of X and y. A private scale makes the deviation of y a
+        quarter of the clip norm, so that the noise hides less of it; for a rows.zarr, another y is then another
+        release, charged anew. A public scale of 4 / C times the deviation has the same effect.
     {shared}
 
     Attributes
     ----------
     coef_ : ndarray
-        (p,) float64, or (k, p) where y has two dimensions: in units of the target per unit of the column.
+        (p,) float64, or (k, p) if y has two dimensions: in units of the target per unit of the column.
     intercept_ : float or ndarray
-        Of k targets (k,).
+        The intercept; (k,) for k targets.
     coef_intervals_, intercept_intervals_ : ndarray
-        The shape of the estimates and two more entries last: between these the ridge regression of the rows, shortened
-        to ``clip``, lies in 95 of 100 releases; with ``n_components`` in nine of ten, where some of these stand just
+        The shape of the estimates with a last axis of length 2: intervals of the ridge regression of the rows clipped
+        to ``clip``. They hold in 95 of 100 releases; with ``n_components``, in nine of ten if some components are just
         above the noise.
     coef_population_intervals_, intercept_population_intervals_ : ndarray or None
-        The same for the population, if the rows are independent draws from it with residuals of equal variance; None
-        where n is private and no mean was released, or incomplete rows count as the centre. Rows of one privacy unit
-        are hardly independent: where a unit may own several (``release_.unit``), these intervals are too narrow.
+        The same for the population, assuming that rows are independent draws with residuals of equal variance. None if
+        n is private and no mean was released, or if incomplete rows count as the centre. Rows of one privacy unit are
+        rarely independent: if a privacy unit may own several (``release_.unit``), these intervals are too narrow.
     r2_ : float or ndarray
-        The share of the variance of the shortened rows' target that the coefficients explain, as the release tells:
-        about its mean, where that was released, else about the centre.
+        Estimated share of the variance of the target explained by the coefficients, for the clipped rows: variance
+        about the mean if it was released, otherwise about the centre.
     r2_intervals_ : ndarray
-        Two ends for each, as above.
+        Intervals of ``r2_``, as above.
     ridge_ : float
-        The ridge that was taken; 0 on principal components.
+        The ridge used; 0 with principal components.
     n_components_ : int or None
-        How many principal components were taken; None: the ridge.
+        The number of principal components used; None with a ridge.
     target_names_ : ndarray of str
         Names of the targets, (k,).
     guarantee_, release_ : Guarantee, Release
-        As of :class:`dpdist.PrivatePCA`.
+        See :class:`dpdist.PrivatePCA`.
     n_features_in_, feature_names_in_ : int, ndarray of str
-        p and, where the columns have names, these.
+        p and, if the columns have names, their names.
 
     Notes
     -----
-    X is of any kind that :class:`dpdist.PrivatePCA` takes. y is an array, (n,) or (n, k), a Series or a DataFrame, or a
-    Dask array where X is one. For the path of a rows.zarr, y is the name of one of its columns, or a list of names; a
-    column of its schema stands for all that were made of it, so that a category is explained by one regression for each
-    of its values. Rows are shortened together with their targets, and everything is about rows so shortened.
+    X may have any form accepted by :class:`dpdist.PrivatePCA`. y is an array, (n,) or (n, k), a Series, a DataFrame,
+    or a Dask array if X is one. For the path of a rows.zarr, y is the name of one of its columns or a list of names. A
+    column of its schema stands for all columns derived from it, so a category has one regression for each of its
+    values. Rows are clipped together with their targets, and all results describe the clipped rows.
 
-    A private scale may find numbers beyond 2^20 in a column. It weighs nothing then (``release_.blindly_scaled``): its
-    coefficient is 0, in an interval without ends, or it is left out where columns are taken by name. As a target it is
-    refused.
+    If a private scale finds numbers beyond 2^20 in a column, the column gets weight zero
+    (``release_.blindly_scaled``). Its coefficient is 0 with an infinite interval, or it is left out if columns are
+    taken by name. Such a target is refused.
 
-    What ``predict`` and ``score`` return is private where the rows are. How intervals follow from the law of the noise:
-    :mod:`dpdist.answers.regression`.
+    Results of ``predict`` and ``score`` are private. See :mod:`dpdist.answers.regression` for the derivation of the
+    intervals.
 
     See Also
     --------
-    PrivateCovariance : Mean and covariance instead.
-    PrivatePCA : Components instead; its notes hold here too.
+    PrivateCovariance : Mean and covariance.
+    PrivatePCA : Principal components; its notes apply here too.
 
     References
     ----------
@@ -126,12 +126,12 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
     >>> draw = np.random.default_rng(1)
     >>> X = draw.normal(size=(20000, 3))
     >>> y = X @ [1, -2, 0] + draw.normal(size=20000)
-    >>> found = PrivateRidge(epsilon=1, delta=1e-6, clip=6).fit(X, y)
-    >>> found.coef_.shape, found.coef_intervals_.shape, str(found.guarantee_.loss)
+    >>> model = PrivateRidge(epsilon=1, delta=1e-6, clip=6).fit(X, y)
+    >>> model.coef_.shape, model.coef_intervals_.shape, str(model.guarantee_.loss)
     ((3,), (3, 2), 'epsilon 1, delta 1e-06')
-    >>> found.predict(X[:2]).shape
+    >>> model.predict(X[:2]).shape
     (2,)
-    >>> PrivateRidge.from_release(found.release_, "c0", on=["c1", "c2"]).coef_.shape  # another one, free
+    >>> PrivateRidge.from_release(model.release_, "c0", on=["c1", "c2"]).coef_.shape  # another regression, free
     (2,)
     """
 
@@ -155,38 +155,38 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         ridge: float | str = AUTO,
         n_components: int | str | None = None,
     ) -> Self:
-        """Return an estimator that is fitted to a release that was made before, at no cost.
+        """Return an estimator fitted to an existing release, at no cost.
 
         Parameters
         ----------
         release
             A release, or the path of a release.zarr.
         target
-            Name of a column, or a list of names; one of the schema stands for all columns that were made of it.
+            Name of a column, or a list of names. A column of the schema stands for all columns derived from it.
         on
-            Likewise, the columns of X. None: all that were made of other columns than the targets.
+            Columns of X, in the same form. None: all columns not derived from the same columns as the targets.
         ridge, n_components
-            As of the class.
+            See the class.
 
         Raises
         ------
         UsageError
-            If there are no such columns, the release is of a subspace, there are fewer rows than columns, or the noise
-            drowns the target.
+            If there are no such columns, the release contains a subspace, there are fewer rows than columns, or the
+            target is below the noise.
         RefusedError
-            If it is not private as claimed.
+            If the release is not private as claimed.
         DataError
-            If there is none, it is damaged, or there are too many columns.
+            If the release is missing or damaged, or there are too many columns.
         """
         with naming(ESTIMATORS):
             opened = fits.opened(release)
-            made = cls(ridge, n_components=n_components, **fits.parameters_of(opened))
-            made.release_ = opened
-            made._learn(opened, target, on)
-        return made
+            estimator = cls(ridge, n_components=n_components, **fits.parameters_of(opened))
+            estimator.release_ = opened
+            estimator._learn(opened, target, on)
+        return estimator
 
     def fit(self, X: object, y: object) -> Self:  # noqa: N803 - scikit-learn's names
-        """Release the second moment of X and y, and take the regression of y on X from it.
+        """Release the second moment of X and y, and compute the regression of y on X.
 
         Parameters
         ----------
@@ -202,80 +202,82 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         Raises
         ------
         UsageError
-            If parameters make no sense. After the release, if the noise drowns the target: ``release_`` is there then.
+            If parameters are invalid; after the release, if the target is below the noise (``release_`` is then set).
         RefusedError
             If the budget does not suffice, the mechanism's claim is not proved, or delta is not below 1/n.
         DataError
-            If X or y cannot be used; a ValueError too for what is in memory.
+            If X or y cannot be used; also a ValueError for data in memory.
         """
         with naming(ESTIMATORS):
-            _asked(self.ridge, self.n_components)
+            _regularisation(self.ridge, self.n_components)
             if (path := rows_at(X)) is None:
-                given = targets_of(y, self)
-                joined = partial(self._joined, given)
-                release = fits.released(self, X, _require_matrix, targets=given.names, beside=joined)
-                target: Names = given.names[0] if given.flat else given.names
-                on: Names | None = [name for name in release.names if name not in given.names]
+                targets = targets_of(y, self)
+                join = partial(self._joined, targets)
+                release = fits.released(self, X, _require_matrix, targets=targets.names, join=join)
+                target: Names = targets.names[0] if targets.flat else targets.names
+                on: Names | None = [name for name in release.names if name not in targets.names]
             else:
                 target, on = _named(y), None
                 table = open_rows(path)
-                places = places_of(table, _listed(target), "y")  # before anything is charged
-                release = fits.released(self, X, _require_matrix, targets=[table.names[i] for i in places])
+                indices = places_of(table, _listed(target), "y")  # before anything is charged
+                release = fits.released(self, X, _require_matrix, targets=[table.names[i] for i in indices])
             try:
-                self._learn(release, target, on, whole=on is not None)
+                self._learn(release, target, on, keep_weightless=on is not None)
             except (UsageError, BelowNoiseError) as error:
-                kept = "What was released is kept: PrivateRidge.from_release(fitted.release_, target) is free."
-                raise type(error)(f"{error} {kept}") from None
+                advice = "The release is kept; PrivateRidge.from_release(fitted.release_, target) is free."
+                raise type(error)(f"{error} {advice}") from None
         return self
 
     def predict(self, X: object) -> Any:  # noqa: N803
-        """Return the targets that rows should have: ``X @ coef_ + intercept_``. They are private.
+        """Return the predicted targets of rows: ``X @ coef_ + intercept_``. They are private.
 
         Parameters
         ----------
         X
-            (n, p), of any kind that ``fit`` takes but the path of a rows.zarr.
+            (n, p), in any form accepted by ``fit`` except the path of a rows.zarr.
 
         Returns
         -------
         targets
-            (n,) or (n, k) float64: of a Dask array a Dask array, nothing of which is computed yet; of a DataArray a
-            DataArray; else a NumPy array.
+            (n,) or (n, k) float64: a lazy Dask array for a Dask array, a DataArray for a DataArray, otherwise a NumPy
+            array.
 
         Raises
         ------
         DataError
-            If X cannot be used or has other columns; a ValueError too.
+            If X cannot be used or has other columns; also a ValueError.
         """
         check_is_fitted(self, "coef_")
         with naming(ESTIMATORS):
-            refusal = "predict takes rows of the columns of X, in memory or lazy, and no rows.zarr."
+            refusal = "predict takes rows in memory or lazy, with the columns of X, not the path of a rows.zarr."
             rows = rows_in_memory(self, X, refusal)
             slopes, start = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
             names = [str(name) for name in self.target_names_]
-            found = rows.mapped(partial(_told, slopes=slopes, start=start), len(names), np.float64, names, "target")
-            return found[:, 0] if self.coef_.ndim == 1 else found
+            predictions = rows.mapped(
+                partial(_predictions, slopes=slopes, start=start), len(names), np.float64, names, "target"
+            )
+            return predictions[:, 0] if self.coef_.ndim == 1 else predictions
 
     def score(self, X: object, y: object, sample_weight: object = None) -> float:  # noqa: N803 - scikit-learn's names
-        """Return R² of the prediction of rows. It is private, and a warning says so.
+        """Return R² of the prediction of rows. Private, and comes with a warning.
 
         Parameters
         ----------
         X
-            (n, d), as of :meth:`predict`.
+            (n, d), as for :meth:`predict`.
         y
             (n,) or (n, t): the targets.
         sample_weight
             (n,), or None.
         """
-        found = float(super().score(X, y, sample_weight))
+        r2 = float(super().score(X, y, sample_weight))
         fits.warn_of_score(self)
-        return found
+        return r2
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
-        tags.regressor_tags.poor_score = True  # noise is the price
+        tags.regressor_tags.poor_score = True  # because of the noise
         return tags
 
     def _facts(self) -> dict[str, object]:
@@ -284,71 +286,74 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             facts |= {"targets": ", ".join(map(str, self.target_names_)), "R²": np.round(self.r2_, 3)}
         return facts
 
-    def _joined(self, given: Targets, rows: Rows) -> Rows:
-        known = rows.known_rows if self.neighbours == Neighbours.REPLACE_ONE.value else None
-        if known is not None and known < rows.columns:  # as the release would be refused, before it is paid for
+    def _joined(self, targets: Targets, rows: Rows) -> Rows:
+        row_count = rows.known_rows if self.neighbours == Neighbours.REPLACE_ONE.value else None
+        if row_count is not None and row_count < rows.columns:  # refuse before the release is charged
             raise RowsError(
-                f"X has {counted(known, 'sample')} and {counted(rows.columns, 'column')}: there are fewer rows than "
-                "columns. Leave columns out."
+                f"X has {counted(row_count, 'sample')} and {counted(rows.columns, 'column')}: fewer rows than columns. "
+                "Leave out columns."
             )
-        return given.beside(rows)
+        return targets.joined_to(rows)
 
-    def _learn(self, release: Release, target: Names, on: Names | None, *, whole: bool = False) -> None:
-        """Take the regression from a release; ``whole``: columns of which it tells nothing keep a place."""
-        self.guarantee_ = fits.proved(release)
+    def _learn(self, release: Release, target: Names, on: Names | None, *, keep_weightless: bool = False) -> None:
+        """Set the regression of a release; ``keep_weightless`` keeps columns with weight zero in X."""
+        self.guarantee_ = fits.guarantee_of(release)
         targets = places_of(release, _listed(target), "target")
         columns = beside(release, targets) if on is None else places_of(release, _listed(on), "on")
-        unknown = set(weightless(release, columns)) if whole else set()
-        known = [i for i in columns if i not in unknown]
-        ridge, components = _asked(self.ridge, self.n_components)
-        found = regressions(release, targets, known, ridge, components=components)
-        flat = isinstance(target, str) and len(found) == 1
+        unknown = set(weightless(release, columns)) if keep_weightless else set()
+        used = [i for i in columns if i not in unknown]
+        ridge, components = _regularisation(self.ridge, self.n_components)
+        results = regressions(release, targets, used, ridge, components=components)
+        flat = isinstance(target, str) and len(results) == 1
         names = tuple(release.names[i] for i in columns)
-        tell_columns(self, len(names), given_names(names))
-        self.ridge_, self.n_components_ = found[0].ridge, found[0].components
-        self.target_names_ = np.array([each.target for each in found], dtype=object)
-        slopes = [_placed(each, names) for each in found]
+        set_columns(self, len(names), user_names(names))
+        self.ridge_, self.n_components_ = results[0].ridge, results[0].components
+        self.target_names_ = np.array([result.target for result in results], dtype=object)
+        slopes = [_estimates(result, names) for result in results]
         self.coef_, self.coef_intervals_, self.coef_population_intervals_ = _arrays(slopes, flat=flat)
-        starts, start_ends, population = _arrays([[each.intercept] for each in found], flat=flat)
-        if self.missing == "centre":  # rows that count as the centre are no sample of the population
+        starts, start_ends, population = _arrays([[result.intercept] for result in results], flat=flat)
+        if self.missing == "centre":  # rows replaced by the centre are no sample of the population
             self.coef_population_intervals_ = population = None
         only = 0 if flat else (slice(None), 0)
         self.intercept_ = float(starts[0]) if flat else starts[:, 0]
         self.intercept_intervals_ = start_ends[only]
         self.intercept_population_intervals_ = None if population is None else population[only]
-        shares, share_ends = np.array([each.r2.value for each in found]), np.array([each.r2_interval for each in found])
+        shares, share_ends = (
+            np.array([result.r2.value for result in results]),
+            np.array([result.r2_interval for result in results]),
+        )
         self.r2_ = float(shares[0]) if flat else shares
         self.r2_intervals_ = share_ends[0 if flat else slice(None)]
-        if drowned := [each.target for each in found if each.drowned]:
+        if hidden := [result.target for result in results if result.drowned]:
             warnings.warn(
-                f"As far as the noise lets see, the columns may explain nothing of {', '.join(drowned)}: r2_intervals_ "
-                "begin below 0. Take a larger epsilon, more rows, or fewer columns.",
+                f"Given the noise, the columns may explain nothing of {', '.join(hidden)}: r2_intervals_ start below "
+                "0. Use a larger epsilon, more rows or fewer columns.",
                 BelowNoiseWarning,
                 stacklevel=3,
             )
 
 
 def _arrays(estimates: Sequence[Sequence[Estimate]], *, flat: bool) -> tuple[Matrix, Matrix, Matrix | None]:
-    """Return estimates of each target, their intervals, and those for the population: without targets if flat."""
+    """Return the estimates of each target, their intervals, and the population intervals; no target axis if flat."""
     only = 0 if flat else slice(None)
-    values = np.array([[one.value for one in each] for each in estimates])
-    ends = np.array([[one.interval for one in each] for each in estimates])
-    population = [[one.population_interval for one in each] for each in estimates]
-    known = not any(one is None for each in population for one in each)
-    return values[only], ends[only], np.array(population, dtype=np.float64)[only] if known else None
+    values = np.array([[estimate.value for estimate in target] for target in estimates])
+    ends = np.array([[estimate.interval for estimate in target] for target in estimates])
+    population = [[estimate.population_interval for estimate in target] for target in estimates]
+    complete = not any(estimate is None for target in population for estimate in target)
+    return values[only], ends[only], np.array(population, dtype=np.float64)[only] if complete else None
 
 
-def _placed(found: Regression, names: Sequence[str]) -> list[Estimate]:
-    """Return an estimate for each column: 0 of a reference; and of those of which nothing is known, in an open one."""
-    known = dict(zip(found.names, found.coefficients, strict=True))
-    known |= dict.fromkeys(found.reference, Estimate(0.0, 0.0, 0.0))
-    return [known.get(name, Estimate(0.0, math.inf, math.inf)) for name in names]
+def _estimates(regression: Regression, names: Sequence[str]) -> list[Estimate]:
+    """Return an estimate for each column: exactly 0 for a reference, 0 with infinite error for an unknown column."""
+    by_name = dict(zip(regression.names, regression.coefficients, strict=True))
+    by_name |= dict.fromkeys(regression.reference, Estimate(0.0, 0.0, 0.0))
+    return [by_name.get(name, Estimate(0.0, math.inf, math.inf)) for name in names]
 
 
-def _told(rows: npt.NDArray[np.generic], slopes: Matrix, start: Matrix) -> Matrix:
-    found: Matrix = rows.astype(np.float64) @ slopes
-    found += start
-    return found
+def _predictions(rows: npt.NDArray[np.generic], slopes: Matrix, start: Matrix) -> Matrix:
+    predictions: Matrix = rows.astype(np.float64) @ slopes
+    predictions += start
+    return predictions
 
 
 def _listed(names: Names) -> list[str]:
@@ -356,27 +361,27 @@ def _listed(names: Names) -> list[str]:
 
 
 def _named(y: object) -> Names:
-    if isinstance(y, str) or (isinstance(y, Sequence) and y and all(isinstance(each, str) for each in y)):
+    if isinstance(y, str) or (isinstance(y, Sequence) and y and all(isinstance(name, str) for name in y)):
         return y
-    raise RowsError("For the path of a rows.zarr y is the name of one of its columns, or a list of names.")
+    raise RowsError("For the path of a rows.zarr, y must be the name of one of its columns or a list of names.")
 
 
-def _asked(ridge: object, components: object) -> tuple[float | None, int | str | None]:
-    """Return ridge and number of components as :func:`dpdist.answers.regression.regressions` takes them."""
-    known = isinstance(ridge, str) and ridge == AUTO
-    if not known and (isinstance(ridge, bool) or not isinstance(ridge, numbers.Real)):
-        raise UsageError(f"ridge is a number, at least 0, or {AUTO!r}: the edge of the noise.")
-    taken = None if known else float(ridge)  # type: ignore[arg-type]
+def _regularisation(ridge: object, components: object) -> tuple[float | None, int | str | None]:
+    """Return ridge and number of components for :func:`dpdist.answers.regression.regressions`."""
+    automatic = isinstance(ridge, str) and ridge == AUTO
+    if not automatic and (isinstance(ridge, bool) or not isinstance(ridge, numbers.Real)):
+        raise UsageError(f"ridge must be a number of at least 0, or {AUTO!r} (chosen by the noise).")
+    value = None if automatic else float(ridge)  # type: ignore[arg-type]
     if components is None or (isinstance(components, str) and components == AUTO):
-        return taken, components
+        return value, components
     if isinstance(components, bool) or not isinstance(components, numbers.Integral) or components < 1:
-        raise UsageError(f"n_components is a number of at least 1, {AUTO!r}, or None: a ridge.")
-    if not known:
-        raise UsageError("Components that stand above the noise need no ridge: leave ridge or n_components out.")
+        raise UsageError(f"n_components must be an integer of at least 1, {AUTO!r}, or None (use the ridge).")
+    if not automatic:
+        raise UsageError("Components above the noise need no ridge: leave out ridge or n_components.")
     return None, int(components)
 
 
 def _require_matrix(request: ReleaseRequest, columns: int) -> None:
-    """Refuse what gives no regression, before it is paid for."""
+    """Refuse a request whose release would give no regression, before it is charged."""
     noise = None if fits.releases_subspace(request) else request.with_placeholders.calibrated(columns).noise
     require_law(request.mechanism, noise)

@@ -1,25 +1,23 @@
-"""How many rows of a release were clipped: then its values say less of the rows as they were.
+"""The share of clipped rows and the error of rounding of a release: post-processing of public numbers.
 
-Rows longer than C' are clipped to it: the clip norm C, or the little less than it that leaves room for rounding
+**Clipping.** Rows longer than C' are clipped to it: the clip norm C, or slightly less to leave room for rounding
 (``RowBound.shortened_norm``). A clipped row adds C'² to the trace of the exact second moment. So the mean squared norm
-over C'², m, is at least the share of the rows that were clipped. The released trace tells m, free of charge, where n is
-public or was released with the mean.
+over C'², m, is at least the share of clipped rows. The released trace gives m, free of charge, if n is public or was
+released with the mean.
 
-Whether rows were clipped, or are as long as that by themselves, the trace does not tell. Rows about zero may all have
-the same norm. Of rows about a centre, 14 tables in their own units and standardised, clipped at 19 quantiles of their
-norms each, the middle half of the shares was .2 to .3 where m was .5 to .6, .25 to .4 at .6 to .7, .35 to .54 at .7 to
-.8 and .5 to .7 at .8 to .9. That is what "perhaps" says below, of such rows only. If m is 1 as far as the noise lets
-see, nearly every row has norm C'. A release that chose its clip norm from a histogram of the norms has a bound from
-that, too: the noisy counts from the bin of the clip norm on. One whose schema lets no row be longer clips none.
+The trace does not show whether rows were clipped or had this norm already: rows about zero may all have the same norm.
+For rows about a centre (14 tables, in their own units and standardised, clipped at 19 quantiles of their norms), the
+middle half of the shares was .2 to .3 where m was .5 to .6, .25 to .4 at .6 to .7, .35 to .54 at .7 to .8 and .5 to .7
+at .8 to .9. "Perhaps" below refers to these values, for such rows only. If m is 1 within the noise, nearly every row
+has norm C'. A release that chose its clip norm from a histogram of the norms gives another bound: the noisy counts from
+the bin of the clip norm on. If the schema permits no longer row, none was clipped.
 
-The noise of the trace has the variance ``d v + d (d - 1) c``. Here v is the variance of an entry on the diagonal, and c
-the covariance of two of them. c is 0 where entries are independent, and ``v - 2 w`` where the law is invariant under
-rotations, with w the variance of an entry off the diagonal. The larger of the two is taken.
+The noise of the trace has the variance ``d v + d (d - 1) c``. Here v is the variance of a diagonal entry, and c the
+covariance of two of them: 0 for independent entries, and ``v - 2 w`` for a rotation-invariant distribution, with w the
+variance of an entry off the diagonal. The larger of the two is used.
 
-What rounding adds to the error of a release, beside its noise: post-processing of public numbers.
-
-The law of it stands in :mod:`dpdist.rows.rounding`. It is known of releases whose rows were rounded without bias. Rows
-of older releases were truncated to the grid: their error grows like n, follows from the rows, and is not told.
+**Rounding.** :mod:`dpdist.rows.rounding` derives its distribution for rows rounded without bias. Older releases
+truncated rows to the grid: that error grows like n, depends on the rows, and is not reported.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ class Rounding:
     """The error of rounding, in the units of the components' eigenvalues."""
 
     grid_bits: int
-    error: float  # what eigenvalues are moved by at most, with probability 0.95
-    share: float | None  # that over the edge of the noise at the same confidence; None where no edge is known
-    shift: float  # what eigenvalues are raised by at most besides, where n is neither public nor released; else 0
-    variances: tuple[float, float]  # the largest ones of an entry on the diagonal, and off it
+    error: float  # bound on the change of an eigenvalue, at confidence 0.95
+    share: float | None  # ``error`` over the edge of the noise at the same confidence; None if the edge is unknown
+    shift: float  # bound on a further common increase of the eigenvalues if n is neither public nor released, else 0
+    variances: tuple[float, float]  # upper bounds for a diagonal and an off-diagonal entry
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -58,19 +56,19 @@ class Rounding:
         }
 
     def describe(self) -> str:
-        """Return the same in a sentence or two."""
+        """Return one or two sentences."""
         share = "" if self.share is None else f", {100 * self.share:.2g} % of the noise"
-        said = (
-            f"Rounding to 2^{self.grid_bits} steps moves eigenvalues by {self.error:.3g} at most (confidence "
+        message = (
+            f"Rounding to 2^{self.grid_bits} steps changes eigenvalues by at most {self.error:.3g} (confidence "
             f"{CONFIDENCE:g}){share}."
         )
         if self.shift:
-            said += f" It raises all of them by the same besides, {self.shift:.3g} at most: n is private."
-        return said
+            message += f" As n is private, it also raises all of them by the same amount, at most {self.shift:.3g}."
+        return message
 
 
 def rounding(release: Release) -> Rounding | None:
-    """Return the error of rounding of a release; None where rows were truncated, or nothing public bounds n."""
+    """Return the error of rounding of a release; None if rows were truncated, or n has no public bound."""
     bound, count = release.bound, release.row_count
     rows = release.rows_at_most if count is None else count
     if bound.rule != DITHERED or release.subspace is not None or rows is None or rows <= 0:
@@ -89,52 +87,52 @@ def rounding(release: Release) -> Rounding | None:
 
 
 def warning(release: Release) -> str:
-    """Return what is said of a release whose grid is too coarse for its noise; else nothing."""
-    found = rounding(release)
-    return "" if found is None or found.share is None or found.share <= LARGEST_SHARE else f" {found.describe()}"
+    """Return a warning if the grid is too coarse for the noise, else an empty string."""
+    error = rounding(release)
+    return "" if error is None or error.share is None or error.share <= LARGEST_SHARE else f" {error.describe()}"
 
 
 _FAR = 3.0
-"""Standard deviations that the noise of the trace stays below with probability 0.998, if it is about normal."""
-_SAID = {0.5: "perhaps a quarter", 0.6: "perhaps a third", 0.75: "perhaps half"}
-"""Of rows about a centre, by the mean squared norm over C'² from which on it is said."""
-_WARNED = 0.6
-"""That from which on a warning is given, where a third of the rows may be longer."""
-_FULL = 0.9
-"""That from which on rows about zero may most of them have been clipped."""
+"""Standard deviations that bound the noise of the trace with probability 0.998, if it is nearly normal."""
+_GUESSES = {0.5: "perhaps a quarter", 0.6: "perhaps a third", 0.75: "perhaps half"}
+"""Share of clipped rows about a centre, by the least mean squared norm over C'²."""
+_WARN_FROM = 0.6
+"""Mean squared norm over C'² that causes a warning, as a third of the rows may be longer."""
+_MOSTLY = 0.9
+"""The same for rows about zero, most of which may have been clipped."""
 _LARGEST_ERROR = 0.05
-"""Relative error of the trace from which on nothing is said: it would be near ``n C²`` for any rows."""
+"""Relative error of the trace above which it is near ``n C²`` for any rows, so no conclusion is drawn."""
 
 
 @dataclass(frozen=True)
 class ClippedRows:
-    """How long rows are, as far as a release tells."""
+    """The norms of the rows, as known from a release."""
 
     norm: float  # C', in the units of the shifted and scaled rows
-    share: float | None  # mean squared norm of the shortened rows over C'², as released; None where it is not known
-    error: float | None  # what the share is off by at most, with probability 0.998
-    most: float | None = None  # share of longer rows, at most: by the trace or, with probability 0.977, the histogram
-    longest: float | None = None  # a norm that no row exceeds by the schema, at most the clip norm
-    centred: bool = False  # whether rows were shifted by a centre before they were clipped
-    dropping: tuple[str, ...] = ()  # columns of which a missing value makes the row count as the centre
+    share: float | None  # mean squared norm of the clipped rows over C'², as released; None if unknown
+    error: float | None  # bound on the error of the share, with probability 0.998
+    most: float | None = None  # bound on the share of longer rows, by the trace or (probability 0.977) the histogram
+    longest: float | None = None  # largest norm permitted by the schema, if at most the clip norm
+    centred: bool = False  # whether rows were shifted by a centre before clipping
+    dropping: tuple[str, ...] = ()  # columns whose missing values replace the row by the centre
 
     @property
     def nearly_all(self) -> bool | None:
-        """Whether nearly every row is as long as the clip norm after it was bounded; None where that is not known."""
+        """Whether nearly every bounded row has the clip norm; None if unknown."""
         if self.share is None or self.error is None or self.error > _LARGEST_ERROR:
             return None
         return self.share >= 1 - self.error
 
     @property
     def guess(self) -> str:
-        """How many rows perhaps were clipped, about a centre, as words; nothing where few were."""
+        """The share of rows about a centre that perhaps were clipped, as text; empty if few."""
         if not self.centred or self.longest is not None or self.share is None or self.error is None:
             return ""
-        return ([""] + [words for least, words in _SAID.items() if self.share - self.error >= least])[-1]
+        return ([""] + [text for least, text in _GUESSES.items() if self.share - self.error >= least])[-1]
 
     @property
     def clipped(self) -> str:
-        """How many rows were clipped, as part of a sentence; nothing where nothing is known."""
+        """The share of clipped rows, as part of a sentence; empty if unknown."""
         if self.longest is not None:
             return f"none is longer than {rounded_norm(self.longest)}"
         if self.nearly_all:
@@ -160,49 +158,49 @@ class ClippedRows:
         }
 
     def warning(self) -> str:
-        """Return a warning where perhaps a third of the rows were clipped, or nearly all; else nothing."""
+        """Return a warning if perhaps a third of the rows or more were clipped, else an empty string."""
         if self.share is None or self.error is None or self.longest is not None:
             return ""
         if self.nearly_all:
             return (
-                f"NEARLY EVERY ROW WAS CLIPPED to norm {rounded_norm(self.norm)}, or has just this norm, as "
-                f"normalised rows have: their mean squared norm is {100 * self.share:.4g} % of its square, at most "
-                f"{100 * self.error:.2g} % off. Variances of the rows as they are may be larger by any factor. Choose "
+                f"NEARLY EVERY ROW WAS CLIPPED to norm {rounded_norm(self.norm)}, or already had this norm, like "
+                f"normalised rows: the mean squared norm is {100 * self.share:.4g} % of its square, with an error of "
+                f"at most {100 * self.error:.2g} %. Variances of the original rows may be larger by any factor. Choose "
                 f"the clip norm privately ({step('bound')}) and release again."
             )
         few = self.most is not None and self.most < 1 / 3
-        if not self.centred and not few and self.error <= _LARGEST_ERROR and self.share - self.error >= _FULL:
+        if not self.centred and not few and self.error <= _LARGEST_ERROR and self.share - self.error >= _MOSTLY:
             return (
-                f"Most rows may have been clipped to norm {rounded_norm(self.norm)}, or are nearly as long: their mean "
-                f"squared norm is {100 * self.share:.3g} % of its square. If they were, slopes, correlations and "
-                f"components of the rows as they are may lie beyond the intervals. A larger clip norm tells "
-                f"({step('bound')})."
+                f"Most rows may have been clipped to norm {rounded_norm(self.norm)}, or are nearly as long: the mean "
+                f"squared norm is {100 * self.share:.3g} % of its square. If they were clipped, slopes, correlations "
+                f"and components of the original rows may be outside the intervals. A larger clip norm would show "
+                f"which ({step('bound')})."
             )
-        if not self.guess or few or self.share - self.error < _WARNED:
+        if not self.guess or few or self.share - self.error < _WARN_FROM:
             return ""
         rows = f"{self.guess[0].upper()}{self.guess[1:]} of the rows{self._bound and f', {self._bound},'}"
         return (
-            f"{rows} were clipped to norm {rounded_norm(self.norm)}. Of the rows as they are, variances are "
-            "larger, and slopes and components may be off by more than their intervals."
+            f"{rows} were clipped to norm {rounded_norm(self.norm)}. The original rows have larger variances, and "
+            "their slopes and components may be outside the intervals."
         )
 
     def describe(self) -> str:
-        """Return of which rows all values are, as part of the sentence that gives an answer."""
-        said = f"of rows clipped to norm {rounded_norm(self.norm)}{self.clipped and f' ({self.clipped})'}"
-        return f"{said}, those without {listed(self.dropping)} counted as the centre" if self.dropping else said
+        """Return a description of the rows, as part of a sentence with a result."""
+        text = f"of rows clipped to norm {rounded_norm(self.norm)}{self.clipped and f' ({self.clipped})'}"
+        return f"{text}, with rows without {listed(self.dropping)} replaced by the centre" if self.dropping else text
 
 
 def trace_deviation(noise: Noise, columns: int) -> float:
-    """Return the standard deviation of the trace of noise on entries, or more, in lattice units."""
+    """Return an upper bound on the standard deviation of the trace of the noise, in lattice units."""
     on, off = noise.variance_diagonal or 0.0, noise.variance_off_diagonal or 0.0
     return math.sqrt(columns * on + columns * (columns - 1) * max(0.0, on - 2 * off))
 
 
 def clipped_rows(release: Release) -> ClippedRows:
-    """Say how long the rows of a release are, as far as it tells: from its diagonal."""
+    """Return the norms of the rows as known from the diagonal of a release."""
     bound, noise = release.bound, release.noise
     d, norm = bound.columns, bound.shortened_norm
-    longest, most, centred = _longest(release), _longer(release), bound.centre is not None
+    longest, most, centred = _schema_norm(release), _longer_share(release), bound.centre is not None
     dropping = () if release.schema is None else release.schema.dropping
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
@@ -210,10 +208,10 @@ def clipped_rows(release: Release) -> ClippedRows:
     largest = rows * norm**2
     trace = float(release.moment_diagonal.sum()) - d * noise.mean_diagonal * bound.unit**2
     deviation = trace_deviation(noise, d) * bound.unit**2
-    if bound.rule == DITHERED:  # of 2 x.e + |e|²: rounding leaves the mean of the trace as it is
+    if bound.rule == DITHERED:  # of 2 x.e + |e|²: rounding has no bias on the trace
         grid = _FAR * math.sqrt(rows * (4**bound.grid_bits + 3 * d / 16)) * bound.unit**2 / largest
     else:
-        grid = 2 * math.sqrt(d) / 2**bound.grid_bits  # a row's entries are each cut to whole steps
+        grid = 2 * math.sqrt(d) / 2**bound.grid_bits  # each entry is truncated to whole steps
     if release.rows is None:  # n is an estimate, by the corner of the moment
         grid += trace / largest * _FAR * _deviation_of_rows(release) / rows
     share, error = trace / largest, _FAR * deviation / largest + grid
@@ -229,27 +227,24 @@ def _deviation_of_rows(release: Release) -> float:
     return math.sqrt(variance) / constant**2 if constant and variance else 0.0
 
 
-def _longest(release: Release) -> float | None:
-    """Return a norm that no row exceeds by the schema, if it is no larger than the clip norm."""
+def _schema_norm(release: Release) -> float | None:
+    """Return the largest norm permitted by the schema, if it is at most the clip norm."""
     bound, schema = release.bound, release.schema
     if bound.centre is not None or bound.scale is not None or schema is None or schema.norm is None:
         return None
     return schema.norm if schema.norm <= bound.clip_norm else None
 
 
-def _longer(release: Release) -> float | None:
-    """Return the share of the rows that were longer at most, by the release's own histogram of the norms.
-
-    Of its noisy counts those above the last edge below the clip norm hold all of them: two deviations more.
-    """
+def _longer_share(release: Release) -> float | None:
+    """Return a bound on the share of longer rows from the release's own histogram of the norms: two deviations."""
     stage, n = release.stage, release.row_count
-    told = {} if stage is None else stage.answer.get("norms", stage.answer)
-    if n is None or not {"counts", "edges", "noise"} <= told.keys():
+    answer = {} if stage is None else stage.answer.get("norms", stage.answer)
+    if n is None or not {"counts", "edges", "noise"} <= answer.keys():
         return None
-    counts, noise = told["counts"], noise_from_json(told["noise"])
+    counts, noise = answer["counts"], noise_from_json(answer["noise"])
     bins = len(counts)
-    first = bisect_right(told["edges"], release.bound.shortened_norm)  # the bin of the clip norm, and all after it
-    weight = 0.0 if release.rows is None else (bins - first) / bins  # a public n takes back some of the noise
+    first = bisect_right(answer["edges"], release.bound.shortened_norm)  # from the bin of the clip norm on
+    weight = 0.0 if release.rows is None else (bins - first) / bins  # a public n removes part of the noise
     rows = sum(counts[first:]) - weight * (sum(counts) - (release.rows or 0))
     deviation = math.sqrt(noise.variance * (bins - first) * (1 - weight))
     least = n if release.rows is not None else n - 2 * _deviation_of_rows(release)

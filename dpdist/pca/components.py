@@ -1,9 +1,8 @@
 """Principal components of a private matrix: free post-processing of a release.
 
-A private matrix is symmetric and not positive semidefinite. So components are ordered by eigenvalue and not by its
-magnitude: a large negative eigenvalue is noise, and would come first. The sign of each component is chosen so that its
-entry of largest magnitude is positive. The same release then gives the same components up to rounding, because BLAS
-adds in another order on another number of threads.
+A private matrix is symmetric but not positive semidefinite. Components are ordered by eigenvalue, not by its magnitude,
+since a large negative eigenvalue is noise. The entry of largest magnitude of each component is positive. The same
+release then gives the same components up to rounding: BLAS sums in an order that depends on the number of threads.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from dpdist.release.artefact import Release
 
 _SHOWN = 10
 _ROUGH = 1e-3
-"""Lanczos' tolerance, relative to the value, where values are only compared with the edge of the noise."""
+"""Relative tolerance of Lanczos for values that are only compared with the edge of the noise."""
 _SLACK = 1e-4
-"""What such a value may be short of, relative to it: at most 7e-6 was seen, of 20000 columns and components within one
-percent of the edge. The noise's own largest eigenvalue is some ten times as far below the edge."""
+"""Bound on the relative error of such a value. The largest measured was 7e-6 (20000 columns, components within 1 % of
+the edge); the largest eigenvalue of the noise is about ten times as far below the edge."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +35,22 @@ class Components:
     ----------
     components : ndarray
         (k, d) float64, orthonormal rows, in the shifted and scaled coordinates in which rows were clipped. The entry of
-        largest magnitude of each is positive.
+        largest magnitude in each is positive.
     eigenvalues : ndarray or None
-        (k,) float64, descending, in squared units of those coordinates; per row when `per_row`, else of the sum. None
-        where the mechanism released a subspace and nothing about eigenvalues.
+        (k,) float64, descending, in squared units of these coordinates: per row if `per_row`, otherwise of the sum.
+        None if the mechanism released a subspace without eigenvalues.
     per_row : bool
-        Whether the matrix was divided by the number of rows (public, or privately estimated).
+        Whether the matrix was divided by the number of rows (public or privately estimated).
     mean : ndarray
-        (d,) float64, in the input's units: what is subtracted from a row before it is projected. The public centre (0
-        without one), plus the private mean times the scale when that was released.
+        (d,) float64, in input units: subtracted from rows before projection. The public centre (0 without one), plus
+        the private mean times the scale if it was released.
     scale : ndarray
-        (d,) float64, in the input's units: what the difference is divided by (1 without a public scale).
+        (d,) float64, in input units: divisor after subtracting the mean (1 without a public scale).
 
     See Also
     --------
-    fit_components, open_model : Give it, as ``model.components``.
-    PrivatePCA : The same as an estimator.
+    fit_components, open_model : Return it as ``model.components``.
+    PrivatePCA : Computes it as an estimator.
 
     Examples
     --------
@@ -79,14 +78,14 @@ class Components:
         return table("Components", {"components": k, "columns": d, named: shown})
 
     def leading(self, count: int) -> Components:
-        """Return the first ``count`` of them."""
+        """Return the first ``count`` components."""
         values = None if self.eigenvalues is None else self.eigenvalues[:count]
         return replace(self, components=self.components[:count], eigenvalues=values)
 
 
 @dataclass(frozen=True)
 class AboutMean:
-    """What turns a released second moment S into the matrix of the components: ``S/m - u u^T + v I``."""
+    """The map from a released second moment S to the matrix of the components: ``S/m - u u^T + v I``."""
 
     mean: Matrix  # u, (d,) float64, in units of the bounded rows; zero without private centring
     divisor: float  # m, a number of rows, or 1
@@ -94,10 +93,7 @@ class AboutMean:
     per_row: bool  # whether the divisor is a number of rows
 
     def matrix(self, moment: Matrix) -> Matrix:
-        """Turn a second moment, (d, d), into the matrix, in squared units of the bounded rows: in place.
-
-        A second copy of a large matrix, and be it for a moment, may be what memory cannot hold.
-        """
+        """Transform a second moment, (d, d), into the matrix in place; memory may not suffice for a copy."""
         moment /= self.divisor
         if self.mean.any():
             for i, value in enumerate(self.mean):
@@ -111,12 +107,12 @@ class AboutMean:
 
 
 def about_mean(release: Release) -> AboutMean:
-    """Say how the matrix whose eigenvectors are the components follows from a second moment.
+    """Return the map from the second moment of a release to the matrix of the components.
 
-    Without private centring it is the second moment about the public centre, divided by n where n is public. With
-    private centring it is the covariance ``S/m - u u^T + v I``, u = row_sum/m, m = n or its private
-    estimate; ``u u^T`` exceeds its expectation by v = (variance of an entry of u) on the diagonal, which is put back
-    (mechanisms in the field subtract it silently). The mean of the noise on the diagonal is taken away.
+    Without private centring this is the second moment about the public centre, divided by n if n is public. With
+    private centring it is the covariance ``S/m - u u^T + v I``, u = row_sum/m, m = n or its private estimate. The
+    diagonal of ``u u^T`` is too large by v, the variance of an entry of u, which is corrected. The mean of the noise on
+    the diagonal is subtracted.
     """
     total, count = release.row_sum, release.row_count
     mean = np.zeros(release.bound.columns)
@@ -125,8 +121,8 @@ def about_mean(release: Release) -> AboutMean:
         return AboutMean(mean, 1.0, -offset, per_row=False)
     if count <= 0:
         raise BelowNoiseError(
-            "The private estimate of the number of rows is not positive: the noise drowns the data. This release gives "
-            "no mean and no covariance. Take a larger epsilon or more rows."
+            "The private estimate of the number of rows is not positive: the data are below the noise, so this release "
+            "has no mean and no covariance. Use a larger epsilon or more rows."
         )
     if total is not None:
         mean = total / count
@@ -134,23 +130,23 @@ def about_mean(release: Release) -> AboutMean:
 
 
 def mean_variance(release: Release) -> float:
-    """Return the variance of the noise on an entry of the private mean, in squared units of the bounded rows; or 0."""
+    """Return the noise variance of an entry of the private mean, in squared units of the bounded rows; 0 without."""
     count = release.row_count
     if not release.bound.constant or not count:
         return 0.0
     variance = release.noise.variance_off_diagonal or 0.0
     spread = variance * (release.bound.unit / release.bound.constant / count) ** 2
-    return spread + release.rounding_diagonal / count**2  # that of the rounded sum is n/4 steps² too
+    return spread + release.rounding_diagonal / count**2  # the variance of the rounded sum is n/4 steps² too
 
 
 def _from_products(
     about: AboutMean, product: Callable[[Matrix], Matrix], count: int, tolerance: float = 0.0
 ) -> tuple[Matrix, Matrix]:
-    """Return what :func:`top_eigenpairs` does, of a matrix that is only multiplied, or less precisely."""
+    """Return :func:`top_eigenpairs` of a matrix given by its products, at some tolerance."""
     size = about.mean.size
     if not 1 <= count < size:
         raise UsageError(
-            f"{count} components were asked for. The release is too large for memory: take 1 to {size - 1} of it."
+            f"{count} components were requested of a release too large for memory. Ask for 1 to {size - 1}."
         )
 
     def times(vectors: Matrix) -> Matrix:
@@ -160,8 +156,8 @@ def _from_products(
         values, columns = top_eigenpairs_of(times, size, count, tolerance)
     except ArpackError:
         raise UsageError(
-            f"The eigenvalues of the first {count} components are too close to one another: Lanczos does not converge. "
-            f"Ask for fewer components ({parameter('components')})."
+            f"Lanczos did not converge: the eigenvalues of the first {count} components are too close. Ask for fewer "
+            f"components ({parameter('components')})."
         ) from None
     if not tolerance and not _solve(times(columns), values, columns, float(np.abs(values).max())):
         raise ArithmeticError("Lanczos' eigenvectors do not solve the eigenvalue equation: the BLAS is defective.")
@@ -170,17 +166,17 @@ def _from_products(
 
 
 def _rounded(release: Release, product: Callable[[Matrix], Matrix]) -> Callable[[Matrix], Matrix]:
-    """Return the product with the second moment, of that with what is stored, where rounding's diagonal is still in."""
+    """Return the product with the second moment; the stored one still includes the diagonal from rounding."""
     return lambda vectors: product(vectors) - release.rounding_diagonal * vectors
 
 
 def components(release: Release, count: int, product: Callable[[Matrix], Matrix] | None = None) -> Components:
-    """Return the top components of a release, with the bookkeeping that leads back to the input's units."""
+    """Return the top components of a release, with the mean and scale in input units."""
     centre, scale = release.bound.input_units
     if (subspace := release.subspace) is not None:
         if not 1 <= count <= len(subspace):
-            known = f"{count} components were asked for; the release has {len(subspace)}."
-            raise UsageError(known, parameter="components")
+            message = f"{count} components were requested, but the release has {len(subspace)}."
+            raise UsageError(message, parameter="components")
         return Components(signed(subspace[:count]), None, per_row=False, mean=centre, scale=scale)
     about = about_mean(release)
     if product is None:
@@ -191,21 +187,15 @@ def components(release: Release, count: int, product: Callable[[Matrix], Matrix]
 
 
 def highest_eigenvalues(release: Release, count: int, product: Callable[[Matrix], Matrix]) -> Matrix:
-    """Return how large the eigenvalues of the components may be, (k,), of a release that is only multiplied.
-
-    Lanczos stops sooner: an error of a vector counts squared in its value. Where components are drowned in noise, whose
-    eigenvalues lie close, it takes a third of the products that :func:`components` takes to tell them apart, as
-    measured of 20000 columns.
-    """
+    """Return upper bounds on the eigenvalues of the components, (k,), of a release given by its products."""
+    # The error of a value is the squared error of its vector, so Lanczos stops earlier. For components below the noise,
+    # whose eigenvalues are close, it needs a third of the products of :func:`components` (20000 columns, measured).
     values, _ = _from_products(about_mean(release), _rounded(release, product), count, _ROUGH)
     return values + _SLACK * np.abs(values)
 
 
 def total_variance(release: Release) -> float | None:
-    """Return the trace of the matrix whose eigenvectors are the components; None where a subspace was released.
-
-    It is the sum of all eigenvalues, which the noise leaves as they are on average. It need not be positive.
-    """
+    """Return the trace of the matrix of the components, unbiased but possibly negative; None for a subspace."""
     if release.subspace is not None:
         return None
     about, trace = about_mean(release), float(release.moment_diagonal.sum())
@@ -213,9 +203,6 @@ def total_variance(release: Release) -> float | None:
 
 
 def captured_variance(vectors: Matrix, matrix: Matrix) -> float:
-    """Return ``tr(V A V^T)`` over the sum of A's k largest eigenvalues: 1 for the best subspace.
-
-    Of the exact A this is a function of private data: compute it on public data only, or of a private matrix.
-    """
+    """Return ``tr(V A V^T)`` over the sum of A's k largest eigenvalues: 1 for the best subspace. Private if A is."""
     best, _ = top_eigenpairs(matrix, vectors.shape[0])
     return float(np.einsum("ij,jk,ik->", vectors, matrix, vectors, optimize=True) / best.sum())

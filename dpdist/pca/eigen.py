@@ -1,8 +1,8 @@
-"""Eigenpairs of a symmetric matrix: by LAPACK, by Lanczos, or from its products alone.
+"""Eigenpairs of a symmetric matrix: by LAPACK, by Lanczos, or from products only.
 
-A matrix that is too large for one process is only multiplied: Lanczos needs no more. Each product is computed tile by
-tile, and is cut where the tiles are, not by the number of workers. So the same release gives the same components, to
-the bit, on any number of workers with processors of one kind. A release is public, so workers may keep rows of it.
+A matrix too large for one process is only multiplied, which is all that Lanczos needs. Products are computed by tiles
+and split at tile boundaries, whatever the number of workers, so a release gives the same components to the bit on any
+number of workers with processors of one kind. A release is public, so workers may cache its rows.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dpdist.storage.store import Store
 
 Matrix = npt.NDArray[np.float64]
 _DENSE_LIMIT = 500
-"""Up to here LAPACK takes a few hundredths of a second, whatever is asked for."""
+"""Columns up to which LAPACK takes a few hundredths of a second for any number of components."""
 _LANCZOS_SHARE = 40
-"""Lanczos is asked for no more than one component in so many columns: see :func:`top_eigenpairs`."""
+"""Least number of columns per component for Lanczos: see :func:`top_eigenpairs`."""
 _RESIDUAL = 1e-12
-"""Largest ``|A v - value v|`` that is let through, relative to the norm of A."""
+"""Largest accepted ``|A v - value v|``, relative to the norm of A."""
 
 
 def by_lapack(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
@@ -41,11 +41,9 @@ def by_lapack(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
 
 
 def by_lanczos(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
-    """Return the top eigenvalues and eigenvectors (columns) from restarted Lanczos (ARPACK).
-
-    Products with a vector are bound by memory; one that reads a triangle only takes little more than half the time.
-    """
-    transposed = np.ascontiguousarray(matrix).T  # what BLAS takes without a copy
+    """Return the top eigenvalues and eigenvectors (columns) from restarted Lanczos (ARPACK)."""
+    transposed = np.ascontiguousarray(matrix).T  # BLAS does not copy it
+    # products are limited by memory bandwidth; dsymv reads one triangle and takes little more than half the time
     return top_eigenpairs_of(lambda x: dsymv(1.0, transposed, np.ravel(x), lower=1), matrix.shape[0], count)
 
 
@@ -60,43 +58,39 @@ def _solve(product: Matrix, values: Matrix, columns: Matrix, norm: float) -> boo
 
 
 def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
-    """Return the eigenpairs of largest eigenvalue of a symmetric matrix.
-
-    Lanczos for few components of a large matrix, else LAPACK (`benchmarks/eigen_times.py`). Processor seconds on one
-    core of 25 of 1000 components: .02 to .09 by Lanczos, .08 by LAPACK; of 50 of 5000: 1 to 6, and 15.
-
-    Whatever solver found them, all pairs are checked. Memory beside the matrix: 3 k + 20 vectors for Lanczos, and for
-    LAPACK a copy of the matrix.
-    """
+    """Return the eigenpairs of largest eigenvalue of a symmetric matrix; every pair is checked."""
+    # Lanczos for few components of a large matrix, else LAPACK (benchmarks/eigen_times.py). Seconds on one core: 25 of
+    # 1000 components .02 to .09 by Lanczos, .08 by LAPACK; 50 of 5000 1 to 6, and 15. Additional memory: 3 k + 20
+    # vectors for Lanczos, a copy of the matrix for LAPACK.
     size = matrix.shape[0]
     if not 1 <= count <= size:
-        raise UsageError(f"{count} components were asked for. Take between 1 and {size}.", parameter="components")
-    found = None
+        raise UsageError(f"{count} components were requested. Ask for 1 to {size}.", parameter="components")
+    pairs = None
     if size > _DENSE_LIMIT and count <= size // _LANCZOS_SHARE:
         with suppress(ArpackError):
-            found = by_lanczos(matrix, count)
-    if found is None or not _solves(matrix, *found):
-        found = by_lapack(matrix, count)
-        if not _solves(matrix, *found):
+            pairs = by_lanczos(matrix, count)
+    if pairs is None or not _solves(matrix, *pairs):
+        pairs = by_lapack(matrix, count)
+        if not _solves(matrix, *pairs):
             raise ArithmeticError("LAPACK's eigenvectors do not solve the eigenvalue equation: the BLAS is defective.")
-    values, columns = found
+    values, columns = pairs
     order = np.argsort(-values, kind="stable")
     return values[order], signed(columns[:, order].T)
 
 
 def signed(vectors: Matrix) -> Matrix:
-    """Return vectors, (k, d), with the sign by which the entry of largest magnitude of each is positive."""
+    """Return vectors, (k, d), with signs that make the entry of largest magnitude of each positive."""
     largest = np.abs(vectors).argmax(axis=1)
     return np.ascontiguousarray(vectors * np.sign(vectors[np.arange(len(vectors)), largest])[:, None])
 
 
-Pieces = tuple[tuple[int, Matrix], ...]
-"""Parts of a product: the number of the first row, and the rows."""
+RowBlocks = tuple[tuple[int, Matrix], ...]
+"""Blocks of a product: the index of the first row, and the rows."""
 
 
 @dataclass(frozen=True)
 class ProductTask:
-    """Some rows of a released second moment, and what they are multiplied with; all of it public."""
+    """Rows of a released second moment, and the vectors to multiply them with; all public."""
 
     release: Store
     rows: range
@@ -104,12 +98,12 @@ class ProductTask:
     keep: bool
 
     def for_task(self, rows: range) -> ProductTask:
-        """Return the same of other rows, which begin where a tile does."""
+        """Return the task for other rows, which start at a tile boundary."""
         return replace(self, rows=rows)
 
 
 def tile_rows(size: int, count: int) -> list[range]:
-    """Cut the rows of a (size, size) matrix into at most so many runs of whole tiles, about equally long.
+    """Split the rows of a (size, size) matrix into at most ``count`` runs of tiles of similar length.
 
     Examples
     --------
@@ -121,38 +115,36 @@ def tile_rows(size: int, count: int) -> list[range]:
     return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True) if a < b]
 
 
-def rows_product(task: ProductTask) -> Pieces:
-    """Multiply rows of a second moment, one row of tiles after the other."""
-    read = _kept if task.keep else _read
+def rows_product(task: ProductTask) -> RowBlocks:
+    """Multiply rows of a second moment, one row of tiles at a time."""
+    read = _cached_rows if task.keep else _read_rows
     starts = range(task.rows.start, task.rows.stop, triangle.TILE)
     return tuple((i, read(task.release, i, min(i + triangle.TILE, task.rows.stop)) @ task.vectors) for i in starts)
 
 
 joined = operator.add
-"""Puts pieces of a product together, in any order."""
+"""Joins blocks of a product, in any order."""
 
 
-def stacked(pieces: Pieces) -> Matrix:
-    """Return the product that these are the pieces of, in any order."""
-    return np.concatenate([rows for _, rows in sorted(pieces, key=lambda piece: piece[0])])
+def stacked(parts: RowBlocks) -> Matrix:
+    """Return the product from its blocks, in any order."""
+    return np.concatenate([rows for _, rows in sorted(parts, key=lambda part: part[0])])
 
 
-def _read(release: Store, start: int, stop: int) -> Matrix:
+def _read_rows(release: Store, start: int, stop: int) -> Matrix:
     array = zarr.open_array(release.for_zarr(), path="second_moment", mode="r", zarr_format=3)
     return np.asarray(array[start:stop], dtype=np.float64)
 
 
-_kept = lru_cache(maxsize=1024)(_read)
+_cached_rows = lru_cache(maxsize=1024)(_read_rows)
 
 
 def top_eigenpairs_of(
     product: Callable[[Matrix], Matrix], size: int, count: int, tolerance: float = 0.0
 ) -> tuple[Matrix, Matrix]:
-    """Return the eigenpairs of largest eigenvalue of a symmetric matrix that is only multiplied.
-
-    The start is fixed, so that the same release gives the same components, and has no pattern: one orthogonal to an
-    eigenvector (the constant one, where columns sum to zero) would miss it.
-    """
+    """Return the eigenpairs of largest eigenvalue of a symmetric matrix given by its products."""
+    # The start is fixed, for reproducible components, and irregular: a start orthogonal to an eigenvector (the constant
+    # one, if columns sum to zero) would miss it.
 
     def times(vector: Matrix) -> Matrix:
         return product(vector.reshape(size, -1)).reshape(vector.shape)

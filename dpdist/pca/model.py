@@ -1,8 +1,8 @@
 """model.zarr: the components of one release, as public as the release itself.
 
-Where the law of the noise is known, the attributes hold what is told of the components
-(:class:`dpdist.pca.alignment.Alignment`). A model of a release that is not private as
-claimed can be read by its owner only, as that release.
+If the distribution of the noise is known, the attributes contain the alignment of the components
+(:class:`dpdist.pca.alignment.Alignment`). Like its release, a model that is not private as claimed is readable by its
+owner only.
 """
 
 from __future__ import annotations
@@ -39,39 +39,39 @@ FORMAT = "dpdist-model/1"
 
 @dataclass(frozen=True)
 class Model:
-    """Components and where they come from."""
+    """Components and their source."""
 
     release_id: str
     names: tuple[str, ...]  # of the columns, length d
     components: Components
-    schema: Schema | None = None  # by what rows are made of the columns of a source; None: these are numbers
-    correlation: bool = False  # whether they are of the correlation matrix (:mod:`dpdist.pca.correlation`)
+    schema: Schema | None = None  # converts the columns of a source to rows; None: numbers
+    correlation: bool = False  # whether of the correlation matrix (:mod:`dpdist.pca.correlation`)
 
     def __repr__(self) -> str:
         k, d = self.components.components.shape
         return f"Model(k={k}, d={d}, of {short(self.release_id)})"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the loadings by name, as a pandas DataFrame."""
+        """Return the loadings as a pandas DataFrame with column names."""
         try:
-            import pandas as pd  # noqa: PLC0415 - a library that nothing else here needs
+            import pandas as pd  # noqa: PLC0415 - optional dependency
         except ImportError:
             raise UsageError("A DataFrame needs pandas, which is not installed: pip install pandas") from None
         numbers = pd.RangeIndex(1, len(self.components.components) + 1, name="component")
         return pd.DataFrame(self.components.components, index=numbers, columns=list(self.names))
 
     def to_xarray(self, like: object) -> xarray.Dataset:
-        """Return the components laid out as the columns came in: (component, lat, lon), for example."""
-        found = self.components
-        vectors = {"components": found.components, "mean": found.mean, "scale": found.scale}
-        return relabelled(like, vectors, list(range(1, len(found.components) + 1)), {"eigenvalues": found.eigenvalues})
+        """Return the components in the layout of the input columns, for example (component, lat, lon)."""
+        model = self.components
+        vectors = {"components": model.components, "mean": model.mean, "scale": model.scale}
+        return relabelled(like, vectors, list(range(1, len(model.components) + 1)), {"eigenvalues": model.eigenvalues})
 
     def _repr_html_(self) -> str:
         return table("Model", {"release": self.release_id}) + self.components._repr_html_()
 
 
 class _Attributes(msgspec.Struct, frozen=True):
-    """What a model says of itself, as far as it is read back."""
+    """The stored attributes of a model that are read back."""
 
     release_id: Text
     columns: tuple[Text, ...]
@@ -81,9 +81,9 @@ class _Attributes(msgspec.Struct, frozen=True):
     correlation: bool = False
 
 
-def save(model: Model, release: Release, target: AnyStore, found_by: Correlation | None = None) -> None:
-    """Write model.zarr, with what is said of components of a correlation matrix; it appears complete or not at all."""
-    found = model.components
+def save(model: Model, release: Release, target: AnyStore, correlation: Correlation | None = None) -> None:
+    """Write model.zarr atomically; ``correlation`` adds the attributes of a correlation matrix."""
+    components = model.components
     attributes: dict[str, object] = {
         "format": FORMAT,
         "release_id": model.release_id,
@@ -91,27 +91,27 @@ def save(model: Model, release: Release, target: AnyStore, found_by: Correlation
         "status": release.attributes()["status"],
         "guarantee": None if release.guarantee is None else release.guarantee.to_json(),
         "columns": list(model.names),
-        "k": found.components.shape[0],
-        "eigenvalues": found.eigenvalues is not None,
-        "eigenvalues_per_row": found.per_row,
+        "k": components.components.shape[0],
+        "eigenvalues": components.eigenvalues is not None,
+        "eigenvalues_per_row": components.per_row,
     }
     if model.schema is not None:
         attributes["schema"] = model.schema.to_json()
-    told = found_by or (None if found.eigenvalues is None else alignment(release, found))
-    if told is not None:
-        attributes |= told.to_json()
-    arrays = {"components": found.components, "mean": found.mean, "scale": found.scale}
-    if found.eigenvalues is not None:
-        arrays["eigenvalues"] = found.eigenvalues
+    quality = correlation or (None if components.eigenvalues is None else alignment(release, components))
+    if quality is not None:
+        attributes |= quality.to_json()
+    arrays = {"components": components.components, "mean": components.mean, "scale": components.scale}
+    if components.eigenvalues is not None:
+        arrays["eigenvalues"] = components.eigenvalues
     objects: dict[str, Buffer] = {}
     group = zarr.create_group(store=MemoryStore(objects), zarr_format=3, attributes={"dpdist": attributes})
     for name, values in arrays.items():
         put_array(group, name, values)
     private, identity = not release.private_as_claimed, partial(digest_of_objects, objects)
-    # another machine may find other last bits, or another sign: two of them must not be mixed
-    with store_at(target).staged("model", private=private, identity=identity, keys=objects.keys) as aside:
+    # another machine may compute other last bits or signs, and two results must not be mixed
+    with store_at(target).staged("model", private=private, identity=identity, keys=objects.keys) as staging:
         for key, content in objects.items():
-            aside.put(key, content.to_bytes())
+            staging.put(key, content.to_bytes())
 
 
 @quiet()
@@ -121,7 +121,7 @@ def open_model(path: AnyStore) -> Model:
     Parameters
     ----------
     path : str or path-like
-        Its folder, or its address (``s3://``, ``gs://``, ``az://``).
+        Folder or address of the model (``s3://``, ``gs://``, ``az://``).
 
     Returns
     -------
@@ -131,14 +131,14 @@ def open_model(path: AnyStore) -> Model:
     Raises
     ------
     UsageError
-        If it is an address of no store that is known here, or one with a password.
+        If the address names an unknown kind of store or contains a password.
     DataError
-        If there is none or it is damaged.
+        If the model is missing or damaged.
 
     See Also
     --------
-    fit_components : Makes it.
-    project_rows : Uses it.
+    fit_components : Writes a model.
+    project_rows : Uses a model.
 
     Examples
     --------
@@ -149,36 +149,38 @@ def open_model(path: AnyStore) -> Model:
     >>> release, model = f"{here.name}/release.zarr", f"{here.name}/model.zarr"
     >>> rows = np.random.default_rng(1).normal(size=(1000, 5))
     >>> fitted = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4, release=release).fit(rows)
-    >>> made = dpdist.fit_components(release, model, 2)
+    >>> fitted = dpdist.fit_components(release, model, 2)
     >>> dpdist.open_model(model).components
     Components(k=2, d=5, with eigenvalues)
     >>> here.cleanup()
     """
     store = store_at(path)
-    otherwise = f"There is no usable model at {store}. Make one with: {step('pca', 'RELEASE', store, components='K')}"
-    info = require_format(store, FORMAT, otherwise)
+    refusal = f"There is no usable model at {store}. Write one with: {step('pca', 'RELEASE', store, components='K')}"
+    info = require_format(store, FORMAT, refusal)
     try:
-        said = msgspec.convert(info, _Attributes)
-        arrays = read_arrays(store, {"components", "mean", "scale"} | ({"eigenvalues"} if said.eigenvalues else set()))
-        found = Components(
+        attributes = msgspec.convert(info, _Attributes)
+        arrays = read_arrays(
+            store, {"components", "mean", "scale"} | ({"eigenvalues"} if attributes.eigenvalues else set())
+        )
+        components = Components(
             components=arrays["components"],
             eigenvalues=arrays.get("eigenvalues"),
-            per_row=said.eigenvalues_per_row,
+            per_row=attributes.eigenvalues_per_row,
             mean=arrays["mean"],
             scale=arrays["scale"],
         )
-        k, d = found.components.shape
-        shapes = found.mean.shape == found.scale.shape == (len(said.columns),) == (d,)
-        values = found.eigenvalues is None or found.eigenvalues.shape == (k,)
-        sound = shapes and values and np.allclose(found.components @ found.components.T, np.eye(k))
-        schema = None if said.schema is None else Schema.from_json(said.schema)
-        model = Model(said.release_id, said.columns, found, schema, said.correlation)
-    except ResumableError:  # its store did not answer
+        k, d = components.components.shape
+        shapes = components.mean.shape == components.scale.shape == (len(attributes.columns),) == (d,)
+        values = components.eigenvalues is None or components.eigenvalues.shape == (k,)
+        sound = shapes and values and np.allclose(components.components @ components.components.T, np.eye(k))
+        schema = None if attributes.schema is None else Schema.from_json(attributes.schema)
+        model = Model(attributes.release_id, attributes.columns, components, schema, attributes.correlation)
+    except ResumableError:  # the store did not answer
         raise
-    except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
+    except Exception:  # noqa: BLE001 - libraries raise many kinds of error for a damaged folder
         sound = False
     if not sound:
-        raise DataError(otherwise)
+        raise DataError(refusal)
     return model
 
 

@@ -1,25 +1,25 @@
-"""The law of the spectrum of noise, and where it ends: from public numbers only.
+"""The distribution of the spectrum of noise and its edge, from public numbers only.
 
-The noise E of an additive mechanism is asymptotically free of the moment A, so K, the functional inverse of the Cauchy
-transform of E's spectrum, tells what E does to A; ``R = K - 1/g`` is its R-transform. Beside nothing, a component of
-strength theta is seen at the eigenvalue ``K(1/theta)``, with the squared cosine ``-K'(g) g²`` at ``g = 1/theta``
+The noise E of an additive mechanism is asymptotically free of the moment A, so the effect of E on A is determined by K,
+the functional inverse of the Cauchy transform of E's spectrum; ``R = K - 1/g`` is its R-transform. A single component
+of strength theta appears at the eigenvalue ``K(1/theta)``, with squared cosine ``-K'(g) g²`` at ``g = 1/theta``
 (Benaych-Georges & Nadakuditi 2011, theorems 2.1 and 2.2). At the critical g, K' is zero, and ``K(g)`` is the edge of
-the noise: of an *empty* matrix. Beside something :mod:`dpdist.pca.overlap` holds.
+the noise, for an *empty* matrix. With other components, see :mod:`dpdist.pca.overlap`.
 
 With v = d times the variance of an entry off the diagonal, a Wishart matrix of m degrees of freedom and scale s:
 
 * independent entries, and Frobenius-norm noise: the semicircle, ``K = 1/g + v g``, edge ``2 sqrt(v)``.
 * one Wishart matrix less its mean: ``K = 1/g + m s x / (1 - x)``, ``x = d s g`` (Marchenko & Pastur 1967).
 * the difference of two: ``K = 1/g + 2 m s x / (1 - x²)``, as R-transforms of free matrices add (Voiculescu 1986).
-* nuclear-norm noise: ``K = a / sin(a g)``, ``a = sqrt(6 v)``, the mixture of arcsine laws of Ullman.
-* a sum of independent noise: ``K - 1/g`` of the sum is the sum of those of its parts (Voiculescu 1986). Versions up to
-  0.1.0 stored only the variance of a sum. Then it is taken to be one draw of all that variance: no R-transform of a sum
-  exceeds that, as ``sum f(x_i) <= f(sqrt(sum x_i²))`` for series in x² of positive terms.
+* nuclear-norm noise: ``K = a / sin(a g)``, ``a = sqrt(6 v)``, the mixture of arcsine distributions of Ullman.
+* a sum of independent noise: ``K - 1/g`` of the sum is the sum over its parts (Voiculescu 1986). Versions up to 0.1.0
+  stored only the variance of a sum. It is then treated as one draw with that variance: no R-transform of a sum is
+  larger, as ``sum f(x_i) <= f(sqrt(sum x_i²))`` for series in x² with positive terms.
 
-The largest eigenvalue of E is ``edge + q w``, ``w = (K''/2)^(1/3) d^(-2/3)``, and q has the Tracy-Widom law of real
-symmetric matrices for many columns (Tracy & Widom 1996); :data:`QUANTILES` holds some of its quantiles. For few columns
-they are larger where entries have heavy tails: :data:`BEYOND`, from public simulation (`benchmarks/edge_table.py`). The
-larger of the two is used, and of the kinds of a sum that of the largest.
+The largest eigenvalue of E is ``edge + q w``, ``w = (K''/2)^(1/3) d^(-2/3)``, and for many columns q has the
+Tracy-Widom distribution of real symmetric matrices (Tracy & Widom 1996), with quantiles in :data:`QUANTILES`. For few
+columns and entries with heavy tails the quantiles are larger: :data:`BEYOND`, from public simulation
+(`benchmarks/edge_table.py`). The larger of the two is used, and for a sum the largest over its kinds.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from dpdist.mechanisms.noise_law import EdgeKind, Noise, Part
 
 Values = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
-"""With which the largest eigenvalue of noise stays below its stated edge."""
+"""Confidence of the stated edges of noise."""
 QUANTILES = {0.9: 0.4501, 0.95: 0.9793, 0.99: 2.0234, 0.999: 3.2724}
-"""Quantiles of the Tracy-Widom law for beta = 1 by confidence (Bejan 2005, table of percentage points)."""
+"""Quantiles of the Tracy-Widom distribution for beta = 1 by confidence (Bejan 2005, table of percentage points)."""
 BEYOND: dict[EdgeKind, dict[int, tuple[float, float, float, float]]] = {
     EdgeKind.LAPLACE: {
         1: (-0.85, -0.35, 0.81, 2.57),
@@ -74,12 +74,12 @@ BEYOND: dict[EdgeKind, dict[int, tuple[float, float, float, float]]] = {
         150: (0.49, 1.06, 2.26, 3.98),
     },
 }
-"""Upper ends of the simulated quantiles by kind, number of columns and confidence, where columns are few."""
+"""Upper bounds on the simulated quantiles for few columns, by kind, number of columns and confidence."""
 
 
 @dataclass(frozen=True)
 class _Transform:
-    """The R-transform of a part, ``K(g) - 1/g``, its first two derivatives, where it ends, and its variance."""
+    """The R-transform of a part, ``K(g) - 1/g``, its first two derivatives, its pole and its variance."""
 
     value: Callable[[Any], Any]
     slope: Callable[[float], float]
@@ -90,25 +90,25 @@ class _Transform:
 
 @dataclass(frozen=True)
 class NoiseLaw:
-    """The spectrum of d x d noise in the limit of many columns, a free sum: R-transforms of its parts add up."""
+    """The spectrum of d x d noise in the limit of many columns, as a free sum: R-transforms of the parts add up."""
 
     size: int  # d
-    parts: tuple[tuple[int, _Transform], ...]  # how often each
+    parts: tuple[tuple[int, _Transform], ...]  # with the number of copies of each
     kinds: frozenset[EdgeKind]  # of the parts
 
     @cached_property
     def variance(self) -> float:
-        """Of the spectrum: d times that of an entry off the diagonal."""
+        """Variance of the spectrum: d times that of an entry off the diagonal."""
         return sum(n * part.variance for n, part in self.parts)
 
     def transform(self, g: Any) -> Any:
-        """Return R = K - 1/g of real or complex g, a number or an array."""
+        """Return R = K - 1/g for real or complex g, a number or an array."""
         return sum(n * part.value(g) for n, part in self.parts)
 
     def inverse(self, g: float) -> float:
         """Return K, in the units of the matrix."""
-        found: float = 1 / g + self.transform(g)
-        return found
+        value: float = 1 / g + self.transform(g)
+        return value
 
     def slope(self, g: float) -> float:
         """Return K'."""
@@ -120,57 +120,55 @@ class NoiseLaw:
 
     @cached_property
     def critical(self) -> float:
-        """The g at which K' is zero: it has one zero, as every R' grows from its variance on."""
+        """The only zero of K', since every R' is increasing."""
         largest = min(1 / math.sqrt(self.variance), *(0.999999 * part.pole for _, part in self.parts))
         if self.slope(largest) <= 0:
             return largest
-        from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
+        from scipy.optimize import brentq  # noqa: PLC0415 - slow to import, rarely used
 
-        share: float = brentq(lambda at: self.slope(at * largest) * (at * largest) ** 2, 1e-3, 1, xtol=1e-15)
+        share: float = brentq(lambda x: self.slope(x * largest) * (x * largest) ** 2, 1e-3, 1, xtol=1e-15)
         return share * largest
 
-    def stretched(self, pull: float) -> tuple[float, float]:
-        """Return ``R(g)/(g R'(0))`` and ``R'(g)/R'(0)`` at ``g sqrt(v) = pull``: 1 for a semicircle, larger for others.
-
-        A g beyond the critical one, where nothing is seen, is taken for that one; below 0, where laws add less, for its
-        magnitude.
-        """
+    def nonlinearity(self, pull: float) -> tuple[float, float]:
+        """Return ``R(g)/(g R'(0))`` and ``R'(g)/R'(0)`` at ``g sqrt(v) = pull``: 1 for a semicircle, else larger."""
+        # g is clipped to the critical value, beyond which nothing is visible; a negative g, with smaller effects, is
+        # replaced by its magnitude
         g = min(max(abs(pull) / math.sqrt(self.variance), 1e-3 * self.critical), self.critical)
         shift, slope = float(self.transform(g)) / g, self.slope(g) + 1 / g**2
         return shift / self.variance, slope / self.variance
 
     @property
     def edge(self) -> float:
-        """Where the spectrum of the noise ends."""
+        """The upper end of the spectrum of the noise."""
         return self.inverse(self.critical)
 
     @property
     def threshold(self) -> float:
-        """Strength below which a component is not seen at all."""
+        """Least strength of a visible component."""
         return 1 / self.critical
 
     @property
     def width(self) -> float:
         """The unit of the fluctuation of the largest eigenvalue of the noise."""
-        found: float = (self.curvature(self.critical) / 2) ** (1 / 3) * self.size ** (-2 / 3)
-        return found
+        width: float = (self.curvature(self.critical) / 2) ** (1 / 3) * self.size ** (-2 / 3)
+        return width
 
     def edge_at(self, confidence: float) -> float:
-        """Return what the largest eigenvalue of the noise stays below, with at least this probability."""
-        place = list(QUANTILES).index(confidence)
-        beyond = [_row(BEYOND[kind], self.size)[place] for kind in self.kinds if kind in BEYOND]
+        """Return a bound on the largest eigenvalue of the noise, with at least this probability."""
+        index = list(QUANTILES).index(confidence)
+        beyond = [_row(BEYOND[kind], self.size)[index] for kind in self.kinds if kind in BEYOND]
         return self.edge + max([QUANTILES[confidence], *beyond]) * self.width
 
 
 def _row(rows: dict[int, tuple[float, float, float, float]], size: int) -> tuple[float, ...]:
-    """Return the simulated quantiles for a number of columns: the larger of those for the next fewer and more."""
+    """Return the simulated quantiles for a number of columns: the larger ones of the two adjacent sizes."""
     fewer = max((d for d in rows if d <= size), default=min(rows))
     more = min((d for d in rows if d >= size), default=max(rows))
     return tuple(max(pair) for pair in zip(rows[fewer], rows[more], strict=True))
 
 
 def law_of(noise: Noise, size: int, unit: float = 1.0) -> NoiseLaw | None:
-    """Return the spectrum of noise, in the limit of many columns; None where its law is not known."""
+    """Return the spectrum of noise in the limit of many columns; None if its distribution is unknown."""
     if not noise.summands:
         return None
     parts = ((part.terms if not part.adds_up else 1, _transform(part, size, unit)) for part in noise.summands)
@@ -184,12 +182,12 @@ def _transform(part: Part, size: int, unit: float) -> _Transform:
     if part.kind is EdgeKind.NUCLEAR:
         return _nuclear(math.sqrt(6 * variance))
     degrees, scale = float(part.degrees), part.scale * unit
-    each = 1 if part.kind is EdgeKind.WISHART else 2
+    count = 1 if part.kind is EdgeKind.WISHART else 2
     if not part.degrees:
-        # the edge is the larger, the fewer degrees of freedom the variance comes from; there are more than columns
+        # fewer degrees of freedom give a larger edge; there are more than columns
         degrees = size + 1.0
-        scale = math.sqrt(variance / size / (each * degrees))
-    return _wishart(size, degrees, scale) if each == 1 else _two_sided(size, degrees, scale)
+        scale = math.sqrt(variance / size / (count * degrees))
+    return _wishart(size, degrees, scale) if count == 1 else _two_sided(size, degrees, scale)
 
 
 def _nuclear(a: float) -> _Transform:

@@ -1,8 +1,7 @@
 """Scores of every row, computed where the rows are.
 
 Scores are private rows in fewer dimensions: they stay with the rows, and must not be published. A task writes whole
-chunks of scores.zarr, so running it twice writes the same bytes twice. The folder is built aside and renamed when every
-chunk is there.
+chunks of scores.zarr, so running it twice writes the same bytes. The folder is staged, and renamed when complete.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from dpdist.storage.arrays import ROOT, ChunkWriter, array_options, digest_of_ob
 from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-scores/1"
-_PIECE_BYTES = 512 << 10
-"""Bytes of the rows that are multiplied at once: half of a core's second-level cache."""
+_BATCH_BYTES = 512 << 10
+"""Bytes of the rows multiplied at once: half of a core's L2 cache."""
 _ORDINARY = 2.0**40
-"""Shifts and scales up to this size, and scales down to its inverse, are far from the ends of float32."""
+"""Bound on shifts, scales and inverse scales that are far from the limits of float32."""
 
 
 @dataclass(frozen=True)
 class ProjectionTask:
-    """Some chunks of scores to make, and of what."""
+    """Chunks of scores to compute, and their input."""
 
     table: RowsTable
     components: Components
@@ -48,61 +47,60 @@ class ProjectionTask:
     chunks: range
 
     def for_task(self, chunks: range) -> ProjectionTask:
-        """Return the same of other chunks."""
+        """Return the task for other chunks."""
         return replace(self, chunks=chunks)
 
 
 class Projector:
-    """Projects rows on components: ``((x - mean) / scale) V^T``, by the one rule of every face.
+    """Projects rows on components: ``((x - mean) / scale) V^T``, identically in every interface. Thread-safe."""
 
-    Rows are shifted and multiplied in pieces that stay in cache; the scale is divided out of the components once, and
-    so is what the mean loses as float32. It may be pickled, and called by several threads at once.
-    """
+    # Rows are shifted and multiplied in batches that fit the cache. The division by the scale and the float32 error of
+    # the mean are applied to the components once.
 
-    def __init__(self, found: Components, rows: npt.DTypeLike) -> None:
-        self.dtype = scores_dtype(rows, found)
-        self._found = found
-        self._vectors = np.ascontiguousarray((found.components / found.scale).T.astype(self.dtype))
-        self._mean = found.mean.astype(self.dtype)
-        self._lost = (((found.mean - self._mean) / found.scale) @ found.components.T).astype(self.dtype)
-        self.piece_rows = max(1, _PIECE_BYTES // (self.dtype.itemsize * len(found.mean)))
+    def __init__(self, components: Components, rows: npt.DTypeLike) -> None:
+        self.dtype = scores_dtype(rows, components)
+        self._model = components
+        self._vectors = np.ascontiguousarray((components.components / components.scale).T.astype(self.dtype))
+        self._mean = components.mean.astype(self.dtype)
+        self._mean_error = (((components.mean - self._mean) / components.scale) @ components.components.T).astype(
+            self.dtype
+        )
+        self.piece_rows = max(1, _BATCH_BYTES // (self.dtype.itemsize * len(components.mean)))
 
     def __call__(self, rows: npt.NDArray[np.generic]) -> npt.NDArray[np.floating]:
         """Return the scores of rows, (r, d), as a new (r, k) array."""
         out = np.empty((rows.shape[0], self._vectors.shape[1]), self.dtype)
-        pieces = range(0, rows.shape[0], self.piece_rows)
-        self._write((rows[start : start + self.piece_rows] for start in pieces), out)
+        starts = range(0, rows.shape[0], self.piece_rows)
+        self._write((rows[start : start + self.piece_rows] for start in starts), out)
         return out
 
     def project(self, reader: ChunkReader, index: int, out: npt.NDArray[np.floating]) -> int:
-        """Write the scores of a chunk to the first rows of ``out``, and return how many they are."""
+        """Write the scores of a chunk to the first rows of ``out``, and return their number."""
         return self._write(reader.read(index), out)
 
-    def _write(self, pieces: Iterable[npt.NDArray[np.generic]], out: npt.NDArray[np.floating]) -> int:
-        start, found = 0, self._found
+    def _write(self, batches: Iterable[npt.NDArray[np.generic]], out: npt.NDArray[np.floating]) -> int:
+        start, model = 0, self._model
         shifted = np.empty((0, len(self._mean)), self.dtype)
-        for piece in pieces:
-            if piece.shape[0] > shifted.shape[0]:
-                shifted = np.empty((piece.shape[0], piece.shape[1]), self.dtype)
-            block, scores = shifted[: piece.shape[0]], out[start : start + piece.shape[0]]
-            with np.errstate(over="ignore", invalid="ignore"):  # rows with NaN or infinity have such scores
-                np.subtract(piece, self._mean, out=block)
+        for batch in batches:
+            if batch.shape[0] > shifted.shape[0]:
+                shifted = np.empty((batch.shape[0], batch.shape[1]), self.dtype)
+            block, scores = shifted[: batch.shape[0]], out[start : start + batch.shape[0]]
+            with np.errstate(over="ignore", invalid="ignore"):  # scores of rows with NaN or infinity
+                np.subtract(batch, self._mean, out=block)
                 np.matmul(block, self._vectors, out=scores)
-                scores -= self._lost
-                if not np.isfinite(scores).all():  # float32 may have overflowed on the way; other rows stay as they are
+                scores -= self._mean_error
+                if not np.isfinite(scores).all():  # an intermediate float32 may have overflowed
                     wrong = ~np.isfinite(scores).all(axis=1)
-                    exact = ((piece[wrong].astype(np.float64) - found.mean) / found.scale) @ found.components.T
+                    exact = ((batch[wrong].astype(np.float64) - model.mean) / model.scale) @ model.components.T
                     scores[wrong] = exact
-            start += piece.shape[0]
+            start += batch.shape[0]
         return start
 
 
 def project_chunks(task: ProjectionTask) -> None:
-    """Write the scores of every row of the task's chunks, as a :class:`Projector` makes them.
-
-    A chunk of scores is written when the checksum of its rows is known to match, by another thread while the next one
-    is made: two are in memory, and a third where the chunks of rows do not line up with those of scores.
-    """
+    """Write the scores of all rows of the task's chunks, after verifying the checksums of the rows."""
+    # another thread writes a chunk while the next one is computed: two are in memory, and a third if the chunks of rows
+    # and scores are not aligned
     scores = _Scores(task.table, task.components)
     buffers = [ChunkWriter(scores.shape, scores.dtype) for _ in range(min(2, len(task.chunks)))]
     with ThreadPoolExecutor(1, thread_name_prefix="scores") as other:
@@ -111,27 +109,27 @@ def project_chunks(task: ProjectionTask) -> None:
             buffer = buffers[number % 2]
             scores.fill(index, buffer.rows)
             if under_way is not None:
-                under_way.result()  # the other buffer is free, and what went wrong with it is told here
-            # errors name parameters as this thread does
+                under_way.result()  # frees the other buffer, or raises its error
+            # the context lets errors name parameters as in this thread
             under_way = other.submit(copy_context().run, buffer.write, task.scores, chunk_key(index))
         if under_way is not None:
             under_way.result()
 
 
 class _Scores:
-    """Makes chunks of scores, which are all of one length; chunks of rows in place are as their source has them."""
+    """Computes chunks of scores, all of one length; chunks of registered rows may have any length."""
 
-    def __init__(self, table: RowsTable, found: Components) -> None:
+    def __init__(self, table: RowsTable, components: Components) -> None:
         self._table = table
-        self._projector = Projector(found, table.dtype)
+        self._projector = Projector(components, table.dtype)
         self._reader = ChunkReader(table, self._projector.piece_rows)
         self.dtype = self._projector.dtype
-        self.shape = (table.chunk_rows, found.components.shape[0])
-        self._made = np.empty(self.shape, self.dtype)
-        self._of_chunk = -1
+        self.shape = (table.chunk_rows, components.components.shape[0])
+        self._split_chunk = np.empty(self.shape, self.dtype)
+        self._split_index = -1
 
     def fill(self, index: int, out: npt.NDArray[np.floating]) -> None:
-        """Write a chunk of scores into ``out``, zeros behind the last row of the table."""
+        """Write a chunk of scores into ``out``, with zeros after the last row of the table."""
         table = self._table
         start = index * table.chunk_rows
         row, stop = start, min(table.rows, start + table.chunk_rows)
@@ -139,63 +137,58 @@ class _Scores:
             chunk = table.chunk_of(row)
             first, after = table.first_row(chunk), table.first_row(chunk + 1)
             last = min(stop, after)
-            if start <= first and after <= stop:  # all of its rows belong here
+            if start <= first and after <= stop:  # all of its rows are in this chunk of scores
                 self._projector.project(self._reader, chunk, out[first - start :])
             else:
-                if chunk != self._of_chunk:  # two chunks of scores may ask for it, one after the other
-                    self._of_chunk = -1
-                    self._projector.project(self._reader, chunk, self._made)
-                    self._of_chunk = chunk
-                out[row - start : last - start] = self._made[row - first : last - first]
+                if chunk != self._split_index:  # two successive chunks of scores may need it
+                    self._split_index = -1
+                    self._projector.project(self._reader, chunk, self._split_chunk)
+                    self._split_index = chunk
+                out[row - start : last - start] = self._split_chunk[row - first : last - first]
             row = last
         out[stop - start :] = 0
 
 
-def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[np.floating]:
-    """Return the scores of all rows of a table, (n, k): the bits that ``dpdist project`` writes on this machine."""
-    projector = Projector(found, table.dtype)
+def scores_in_memory(table: RowsTable, components: Components) -> npt.NDArray[np.floating]:
+    """Return the scores of all rows of a table, (n, k), bit-identical to ``dpdist project`` on this machine."""
+    projector = Projector(components, table.dtype)
     reader = ChunkReader(table, projector.piece_rows)
     try:
-        scores = np.empty((table.rows, found.components.shape[0]), projector.dtype)
+        scores = np.empty((table.rows, components.components.shape[0]), projector.dtype)
     except MemoryError:
         raise DataError(
-            f"The scores of {table} do not fit into this machine's memory. Write them to the disk: "
+            f"The scores of {table} do not fit into memory. Write them to disk: "
             f"{step('project', table, 'MODEL', 'SCORES')}."
         ) from None
     start = 0
-    # as the worker processes have it: BLAS may add in another order on another number of threads
+    # as in worker processes: the order of BLAS sums may depend on the number of threads
     with threadpool_limits(limits=1, user_api="blas"):
         for index in range(table.chunks):
             start += projector.project(reader, index, scores[start:])
     return scores
 
 
-def scores_dtype(rows: npt.DTypeLike, found: Components) -> np.dtype[np.floating]:
-    """Return float32 for float32 rows, which are no more precise themselves; else float64.
-
-    The scores of such a row are within some 1e-7 of the norm of the row, shifted and scaled; one beyond 3.4e38 is
-    infinite. Means and scales near the ends of float32 take float64.
-    """
-    ordinary = max(abs(found.mean).max(), found.scale.max(), (1 / found.scale).max()) <= _ORDINARY
+def scores_dtype(rows: npt.DTypeLike, components: Components) -> np.dtype[np.floating]:
+    """Return float32 for float32 rows with ordinary means and scales, else float64."""
+    # the error of a float32 score is about 1e-7 of the norm of the shifted and scaled row
+    ordinary = max(abs(components.mean).max(), components.scale.max(), (1 / components.scale).max()) <= _ORDINARY
     return np.dtype(np.float32 if np.dtype(rows) == np.float32 and ordinary else np.float64)
 
 
 @contextmanager
 def scores_of(table: RowsTable, model: Model, model_at: AnyStore, target: AnyStore) -> Iterator[ProjectionTask]:
-    """Prepare scores.zarr and give the task that fills it; it appears at target when the block ends without error."""
+    """Prepare scores.zarr and yield the task that fills it; it is published when the block ends without error."""
     if model.schema != table.schema:
         cure = (
-            "Take a model of a release of rows with this schema."
+            "Use a model of a release of rows with this schema."
             if model.schema is None
             else f"Ingest the source with that of the model: {step('ingest', 'SOURCE', 'ROWS', schema=model_at)}."
         )
-        raise DataError(
-            f"The model {model_at} has another schema than the rows {table}, or one of them has none. {cure}"
-        )
+        raise DataError(f"The schemas of the model {model_at} and the rows {table} differ, or one has none. {cure}")
     if model.names != table.names:
         raise DataError(
-            f"The model {model_at} has other columns than the rows {table}. Take a model of a release of rows "
-            "with these columns."
+            f"The columns of the model {model_at} and the rows {table} differ. Use a model of a release of rows with "
+            "these columns."
         )
     count = model.components.components.shape[0]
     head: dict[str, Buffer] = {}
@@ -218,26 +211,26 @@ def scores_of(table: RowsTable, model: Model, model_at: AnyStore, target: AnySto
     chunks = range(-(-table.rows // table.chunk_rows))
     identity = partial(_identity, head, model.components)
     keys = {chunk_key(index) for index in chunks}
-    with store_at(target).staged("scores", private=True, identity=identity, keys=lambda: keys) as aside:
-        aside.put(ROOT, head[ROOT].to_bytes())
-        yield ProjectionTask(table, model.components, aside.absolute(), chunks)
-        if not keys <= {key for key, _ in aside.list("c")}:
+    with store_at(target).staged("scores", private=True, identity=identity, keys=lambda: keys) as staging:
+        staging.put(ROOT, head[ROOT].to_bytes())
+        yield ProjectionTask(table, model.components, staging.absolute(), chunks)
+        if not keys <= {key for key, _ in staging.list("c")}:
             raise DataError(f"Some chunks of {target} were not written. Run the same command again.")
 
 
-def _identity(head: dict[str, Buffer], found: Components) -> str:
-    """Return what scores follow from: rows, shape and type, and the components to the last bit."""
-    parts = {"components": found.components, "mean": found.mean, "scale": found.scale}
+def _identity(head: dict[str, Buffer], components: Components) -> str:
+    """Return the identity of scores: rows, shape and type, and the components to the last bit."""
+    parts = {"components": components.components, "mean": components.mean, "scale": components.scale}
     stored = default_buffer_prototype().buffer
     return digest_of_objects({**head, **{name: stored.from_bytes(values.tobytes()) for name, values in parts.items()}})
 
 
-def require_whole(scores: AnyStore, table: RowsTable) -> None:
-    """Refuse scores of which a chunk is missing."""
+def require_complete(scores: AnyStore, table: RowsTable) -> None:
+    """Refuse scores with missing chunks."""
     try:
-        found = zarr.open_array(store_at(scores).for_zarr(), mode="r", zarr_format=3)
-        whole = found.nchunks_initialized == found.nchunks and found.shape[0] == table.rows
-    except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
-        whole = False
-    if not whole:
+        array = zarr.open_array(store_at(scores).for_zarr(), mode="r", zarr_format=3)
+        complete = array.nchunks_initialized == array.nchunks and array.shape[0] == table.rows
+    except Exception:  # noqa: BLE001 - libraries raise many kinds of error for a damaged folder
+        complete = False
+    if not complete:
         raise DataError(f"The scores at {scores} are damaged. Remove them and run the same command again.")

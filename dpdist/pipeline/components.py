@@ -249,7 +249,7 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
     )
     fresh = make_once(exists, partial(_project, table, opened, model, target, cluster))
     if not fresh:
-        projection.require_whole(target, table)
+        projection.require_complete(target, table)
     return ProjectedRows(table.rows, fresh)
 
 

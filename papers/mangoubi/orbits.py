@@ -119,7 +119,7 @@ def constants(matrix: Matrix, mechanism: str, epsilon: str) -> tuple[float, floa
         return calibrated.rate / unit, 0.0
     if isinstance(calibrated, CalibratedLowRankOrbit):
         return calibrated.rate / unit, calibrated.scale * unit
-    raise UsageError(f"{mechanism} draws from no orbit.")
+    raise UsageError(f"{mechanism} does not sample from an orbit.")
 
 
 def orbit_errors(matrix: Matrix, mechanism: str, epsilon: str) -> tuple[float, float]:

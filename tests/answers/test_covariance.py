@@ -1,4 +1,4 @@
-"""The covariance of a release: shrunk by default, with intervals that hold as often as they say; and synthetic rows."""
+"""The covariance of a release: shrunk by default, with the stated coverage of intervals; and synthetic rows."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_variance_that_may_be_nothing_tells_no_correlation() -> None:
 
 
 def test_correlations_of_the_clearest_columns_are_those_of_all_with_their_intervals() -> None:
-    """The third column varies least, by far: 0.25 for 1, where the noise on a variance is about 0.02."""
+    """The third column varies least by far: 0.25 instead of 1, with noise of about 0.02 in a variance."""
     mixed = np.array([[1, 0.8, 0, 0], [0, 0.6, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 1]])
     x = np.random.default_rng(9).normal(size=(4000, 4)) @ mixed
     release = drawn(x + np.array([0, 0.5, 0, 0]), 3.0).release()
@@ -105,12 +105,12 @@ def test_what_gives_no_covariance_is_refused_with_what_does() -> None:
     release = scene().release()
     rows = np.random.default_rng(1).normal(size=(400, 2))
     alone = drawn(rows, 2.0, neighbours=Neighbours.ADD_REMOVE, centring=Centring.NONE).release()
-    with pytest.raises(UsageError, match="no covariance without the private mean: take centring='private'"):
+    with pytest.raises(UsageError, match=r"a covariance needs the private mean\. Use centring='private'"):
         covariance(alone)
     with pytest.raises(UsageError, match="releases components"):
         covariance(replace(release, answer=np.eye(4)[:2]), Shrinkage.NONE)
     unknown = replace(release, noise=Noise("own"))
-    with pytest.raises(UsageError, match="no known law"):
+    with pytest.raises(UsageError, match="no known distribution"):
         covariance(unknown)
     assert covariance(unknown, Shrinkage.NONE).intervals is None
 
@@ -126,7 +126,7 @@ def ten_columns(**asked: object) -> Drawn:
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "two-sided-wishart"])
 def test_how_far_the_covariance_is_off_is_about_what_is_said(mechanism: str) -> None:
-    """Of a law with half of the deviation it is not, the twin."""
+    """The twin, with half of the deviation, fails."""
     made = ten_columns(mechanism=mechanism, neighbours=Neighbours.ADD_REMOVE)
     exact, told, short, true = covariance_of(made), [], [], []
     for _ in range(30):  # of each the deviation is below a fifth, of the mean below a twenty-fifth
@@ -157,7 +157,7 @@ def test_rows_have_mean_and_covariance_of_the_release_in_the_units_that_are_aske
 def test_what_gives_no_rows_is_refused_with_what_does() -> None:
     with pytest.raises(UsageError, match=r"no mean and no centre.*Release with centring='private'"):
         synthetic(ten_columns(centring=Centring.NONE).release())
-    with pytest.raises(UsageError, match="take a release by gaussian"):
+    with pytest.raises(UsageError, match="Use a release by gaussian"):
         synthetic(replace(ten_columns().release(), answer=np.eye(10)[:2]))
     drowned = drawn(np.zeros((50, 3)), 6.0, "0.1")
     said = []
@@ -166,7 +166,7 @@ def test_what_gives_no_rows_is_refused_with_what_does() -> None:
             synthetic(drowned.release())
         except BelowNoiseError as error:
             said.append(str(error))
-    assert any("rows drawn from it would be noise" in each for each in said)
+    assert any("synthetic rows would be noise" in each for each in said)
     for count in (0, 1 << 60):
-        with pytest.raises(UsageError, match="are drawn at once"):
+        with pytest.raises(UsageError, match="columns at once, not"):
             synthetic(ten_columns().release()).draw(count, np.random.default_rng(1))

@@ -1,4 +1,4 @@
-"""The standard errors of answers, against the functionals of the noise that they are of, put together as matrices."""
+"""Standard errors of answers, against the functionals of the noise as explicit matrices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def corner(size: int) -> Floats:
 
 
 def noises(size: int) -> list[EntryNoise]:
-    """Return noise on all entries, and noise that leaves the last one as it is."""
+    """Return noise in all entries, and noise in all but the last one."""
     return [EntryNoise(on=2.6, off=1.0, exact=exact, shared=0.2) for exact in (None, size)]
 
 

@@ -1,4 +1,4 @@
-"""Shares of variance, partial correlations and regressions on components, in intervals that hold as often as said."""
+"""Shares of variance, partial correlations and regressions on components, with the stated coverage of intervals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def mixed(n: int = 5000) -> Floats:
 
 
 def two_factors(n: int, p: int = 6) -> Floats:
-    """Return rows of two strong factors and a target that follows from them."""
+    """Return rows of two strong factors and a target that depends on them."""
     random = np.random.default_rng(4)
     factors = random.normal(size=(n, 2))
     x = factors @ random.normal(size=(2, p)) + 0.4 * random.normal(size=(n, p)) + 0.2
@@ -88,7 +88,7 @@ def test_without_noise_to_speak_of_shares_are_those_of_the_rows() -> None:
 
 
 def test_what_noise_adds_along_components_is_taken_away_again() -> None:
-    """Means of 30 releases, within 5 of their standard errors; of eigenvalues as released, the twin, they are not."""
+    """Means of 30 releases, within 5 of their standard errors; the twin, with released eigenvalues, fails."""
     spread = np.concatenate([[1.5, 1.2, 1.0, 0.8], np.full(36, 0.2)])
     scene, off = drawn(np.random.default_rng(2).normal(size=(3000, 40)) * spread, 5.0), []
     exact = covariance_of(scene)
@@ -105,7 +105,7 @@ def test_what_noise_adds_along_components_is_taken_away_again() -> None:
 
 
 def test_the_lower_end_decides_how_many_hold_a_share() -> None:
-    """No two directions hold what is asked for. The value itself, the twin, would say so of 2 in many releases."""
+    """No two directions have the requested share. The twin, with the value itself, accepts 2 in many releases."""
     made = wide()
     values = np.linalg.eigvalsh(covariance_of(made))[::-1]
     asked = float(values[:2].sum() / values.sum())
@@ -121,13 +121,13 @@ def test_the_lower_end_decides_how_many_hold_a_share() -> None:
 
 def test_what_holds_no_share_for_sure_is_refused_with_what_is_held() -> None:
     release = wide(400).release()
-    with pytest.raises(BelowNoiseError, match=r"that can be told from noise hold 0\.\d+ for sure"):
+    with pytest.raises(BelowNoiseError, match=r"above the noise explain only 0\.\d+ for certain"):
         holding(release, 0.99)
     for share in (0.0, 1.0, 3.0):
         with pytest.raises(UsageError, match="between 0 and 1"):
             holding(release, share)
     unknown = replace(release, noise=Noise("own"))
-    with pytest.raises(UsageError, match="no known law"):
+    with pytest.raises(UsageError, match="no known distribution"):
         holding(unknown, 0.5)
     assert captured(unknown, components(release, 2)) is None
     assert captured(replace(release, answer=np.eye(8)[:2]), components(release, 2)) is None
@@ -140,7 +140,7 @@ def test_where_the_whole_variance_is_drowned_no_share_is_told_though_a_component
     answer[:8, :8] = clear * np.diag([1.0, *np.full(7, -1 / 7)])
     opposed = replace(release, answer=answer)
     assert len(counted_components(opposed).components) == 1
-    with pytest.raises(BelowNoiseError, match="tells no share of its variance"):
+    with pytest.raises(BelowNoiseError, match="variance is below the noise"):
         holding(opposed, 0.1)
 
 
@@ -177,7 +177,7 @@ def test_what_gives_no_partial_correlation_is_refused_with_what_does() -> None:
         partial_correlation(drawn(mixed(), 4.0, centring=Centring.NONE).release(), range(4))
     # what noise leaves by chance of rows that are all zeros: a matrix of no variance, and one that is negative
     few = drawn(mixed(40) / 100, 4.0, "0.1")
-    for left, said in ((1, "No direction of the columns"), (-(2**50), "drowns all columns")):
+    for left, said in ((1, "No direction of the columns"), (-(2**50), "All regressors are below")):
         with pytest.raises(BelowNoiseError, match=said):
             partial_correlation(replace(few.release(), answer=np.diag([left] * 4 + [few.lattice[-1, -1]])), range(4))
     with pytest.raises(UsageError, match="fewer rows than columns"):
@@ -214,11 +214,11 @@ def test_components_in_the_noise_are_refused_with_how_many_are_not() -> None:
     release = drawn(two_factors(2000, p=12), 4.0).release()
     (found,) = regressions(release, [12], range(12), components="auto")
     assert found.components == 2
-    with pytest.raises(BelowNoiseError, match=r"3 components were asked for. Of 12 among the columns no more than 2"):
+    with pytest.raises(BelowNoiseError, match=r"3 components were requested, but only 2 of 12 are clear"):
         regressions(release, [12], range(12), components=3)
-    with pytest.raises(UsageError, match="13 components were asked for, of 12 columns"):
+    with pytest.raises(UsageError, match="13 components were requested of 12 columns"):
         regressions(release, [12], range(12), components=13)
     with pytest.raises(UsageError, match="need no ridge"):
         regressions(release, [12], range(12), 1.0, components=2)
-    with pytest.raises(BelowNoiseError, match="No component of the columns to regress on stands clear"):
+    with pytest.raises(BelowNoiseError, match="No component of the regressors is clear"):
         regressions(drawn(two_factors(60) / 30, 4.0, "0.1").release(), [6], range(6), components="auto")

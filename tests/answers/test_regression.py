@@ -1,4 +1,4 @@
-"""Regression from a release: the ridge of the bounded rows, and intervals that hold as often as they say."""
+"""Regression from a release: the ridge of the bounded rows, with the stated coverage of intervals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from papers.common.held import Found, held
 
 Floats = npt.NDArray[np.float64]
 MUCH = "1000000"
-"""An epsilon at which there is no noise to speak of."""
+"""An epsilon with negligible noise."""
 
 
 def rows_of(n: int, p: int = 5, signal: float = 1.0, seed: int = 3) -> Floats:
@@ -73,7 +73,7 @@ def test_without_noise_to_speak_of_it_is_the_ridge_of_the_shortened_rows(neighbo
     scale, centre = (1.0, 10.0, 0.1, 1.0, 1.0, 5.0), (0.0, 3.0, 0.0, 0.0, 0.5, 90.0)
     scene = drawn(rows, 4.0, MUCH, neighbours=neighbours, scale=scale, centre=centre)
     bounded = scene.bounded[:, :-1]
-    assert (np.linalg.norm(bounded, axis=1) > 3.99).mean() > 0.05  # some were shortened
+    assert (np.linalg.norm(bounded, axis=1) > 3.99).mean() > 0.05  # some were clipped
     x, y = bounded[:, :-1], bounded[:, -1]
     known = Ridge(alpha=ridge, tol=1e-10).fit(x, y)
     found = first(scene.release(), ridge)
@@ -100,7 +100,7 @@ RELEASES = 150
 
 
 def fewest(count: int) -> int:
-    """Return how many of so many intervals hold at least, but for a false alarm in a million where they do at 0.93."""
+    """Return the least number of intervals that hold, up to a false alarm in a million at a coverage of 0.93."""
     return int(stats.binom.ppf(FALSE_ALARM, count, 0.93))
 
 
@@ -122,7 +122,7 @@ def test_intervals_hold_and_those_of_a_third_of_the_length_do_not(mechanism: str
 
 
 def test_intervals_of_the_population_hold_over_samples_too() -> None:
-    """Of the coefficients without a ridge: those of the noise alone do not, where the rows are few."""
+    """Coefficients without a ridge: intervals for the noise alone fail with few rows."""
     coefficients, hits = np.linspace(1, -0.5, 3)[:, None], np.zeros((3, 2))
     for seed in range(300):
         found = first(drawn(rows_of(400, p=3, seed=seed), 12.0, "800").release(), 0.0)
@@ -133,7 +133,7 @@ def test_intervals_of_the_population_hold_over_samples_too() -> None:
 
 
 def test_what_noise_adds_on_average_is_taken_away_again() -> None:
-    """Of columns that are mostly drowned. The means of 300 releases are off by less than 5 of their standard errors.
+    """Columns mostly below the noise. The means of 300 releases are off by less than 5 of their standard errors.
 
     Without the shift coefficients are too large by a tenth, and R² by several standard errors without that of theirs.
     """
@@ -218,7 +218,7 @@ def test_a_category_stands_for_its_columns_and_what_was_made_of_the_target_is_no
 
 
 def test_coefficients_are_in_the_units_of_the_source_of_a_schema() -> None:
-    """As least squares of the source itself, where no row is shortened and there is no noise to speak of."""
+    """Least squares of the source itself, if no row is clipped and the noise is negligible."""
     schema = Schema([
         Column("height", "number", range=(100, 220), missing="indicator", weight=2),
         Column("day", "date", range=("2020-01-01", "2021-01-01")),
@@ -251,12 +251,12 @@ def test_coefficients_are_in_the_units_of_the_source_of_a_schema() -> None:
         (lambda r: places_of(r, ["nothing"], "target"), r"no column 'nothing' \(target\)\. There are: c0, c1"),
         (lambda r: places_of(r, ["c0", "c0"], "on"), r"'c0': named twice \(on\)"),
         (lambda r: places_of(r, [], "on"), r"No column is named \(on\)"),
-        (lambda r: regressions(r, [5], []), "no column to regress on"),
-        (lambda r: regressions(r, [5], [4, 5]), "c5: a target cannot be regressed on itself"),
+        (lambda r: regressions(r, [5], []), "There are no regressors"),
+        (lambda r: regressions(r, [5], [4, 5]), "cannot be regressed on itself: leave c5 out"),
         (lambda r: regressions(r, [5], [4], -1.0), "at least 0, or auto"),
         (lambda r: regressions(r, [5], [4], float("nan")), "at least 0, or auto"),
-        (lambda r: regressions(replace(r, rows=4), [5], range(5)), "4 rows, and 5 columns .*: there are fewer rows"),
-        (lambda r: regressions(replace(r, noise=Noise("own")), [5], [4]), "no known law.*by gaussian"),
+        (lambda r: regressions(replace(r, rows=4), [5], range(5)), "the release has 4 rows, for 5 columns"),
+        (lambda r: regressions(replace(r, noise=Noise("own")), [5], [4]), "no known distribution.*by gaussian"),
         (lambda r: regressions(replace(r, answer=np.eye(6)[:2]), [5], [4]), "releases components.*by gaussian"),
     ],
 )  # fmt: skip
@@ -295,8 +295,8 @@ def test_a_target_that_is_drowned_in_noise_is_refused() -> None:
             regressions(drawn(rows, 4.0).release(), [4, 5], [0, 1])
         except BelowNoiseError as error:
             refused.append(str(error))
-    assert "'c5' is drowned" in refused[0]
-    assert "name other targets (target)" in refused[0]
+    assert "'c5' is below the noise" in refused[0]
+    assert "name only the other targets (target)" in refused[0]
 
 
 def test_columns_that_explain_nothing_are_said_to() -> None:
@@ -307,7 +307,7 @@ def test_columns_that_explain_nothing_are_said_to() -> None:
 
 
 def test_the_first_category_is_the_reference_so_that_no_ridge_draws_the_others() -> None:
-    """All columns of one variable add up to 1: with all of them the ridge drew every slope to 0, by 7 % here."""
+    """All columns of one variable add up to 1: with all of them the ridge shrank every slope by 7 % here."""
     random = np.random.default_rng(11)
     kind = random.choice(3, 20_000, p=[0.6, 0.3, 0.1])
     x = random.normal(size=20_000) + 0.5 * (kind == 2)
@@ -332,7 +332,7 @@ def test_the_first_category_is_the_reference_so_that_no_ridge_draws_the_others()
 
 
 def test_of_a_drowned_column_nothing_is_told() -> None:
-    """With the ridge its coefficient was about 0 in a narrow interval, whatever it is."""
+    """With the ridge its coefficient was always about 0, in a narrow interval."""
     random = np.random.default_rng(6)
     a, year = random.normal(size=(2, 20_000))
     rows = np.column_stack([a, 1e-3 * year, a + year + random.normal(size=20_000)])

@@ -1,4 +1,4 @@
-"""Shrinkage: nearer to the exact matrix for every law of noise, and positive; projections by their definition."""
+"""Shrinkage: closer to the exact matrix for every kind of noise, and positive; projections by their definition."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def apart(found: Matrix, truth: Matrix) -> float:
 
 @pytest.mark.parametrize("kind", ["normal", "two-sided"])
 def test_the_shrunk_matrix_is_nearly_the_nearest_of_its_eigenvectors_and_positive(kind: str) -> None:
-    """Nobody who does not know the exact matrix could be nearer than `best`."""
+    """Nothing computed without the exact matrix is closer than `best`."""
     random, truth = np.random.default_rng(2), exact()
     raw, shrunk, best, traced = [], [], [], []
     for _ in range(4):
@@ -121,4 +121,4 @@ def test_beside_wishart_noise_a_column_varies_more_along_its_eigenvectors(kind: 
         shares.append(((vectors[:, -10:].T @ drawn[:size, size]) ** 2).mean())
         told.append(1 + tied(values[-10:], values[:-10], law(kind)).mean())
     assert np.mean(shares) < 1.2 * np.mean(told)
-    assert (np.mean(shares) > 1.3) == (kind == "two-sided")  # the twin: what is told without it
+    assert (np.mean(shares) > 1.3) == (kind == "two-sided")  # the twin: without it

@@ -1,4 +1,4 @@
-"""A column that weighs nothing in a release, because its numbers were beyond the grid: no answer speaks of it."""
+"""A column with weight zero in a release, as its numbers were beyond the grid, is in no answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRIVATE: dict[str, Any] = {"epsilon": 8, "delta": 1e-6, "clip": "auto", "scale":
 
 
 def rows_of(n: int = 3000) -> Floats:
-    """Return rows whose income follows from age, height and a stamp, which has numbers near 1e9."""
+    """Return rows whose income depends on age, height and a stamp with numbers near 1e9."""
     random = np.random.default_rng(4)
     age, height, noise = random.normal(size=(3, n))
     stamp = 1e9 + 1e8 * random.normal(size=n)
@@ -39,13 +39,13 @@ SCENE = drawn(rows_of(), 4.0, "8", names=NAMES, scale=(1.0, BEYOND, 1.0, 2.0))
 
 
 def test_no_regression_is_of_it_or_on_it_and_a_sum_of_releases_knows_it_too() -> None:
-    """Its coefficient would be sure to be 0 to 17 digits in its own unit, and is 1e-8."""
+    """Its coefficient would be 0 to 17 digits in its own unit, and is 1e-8."""
     release, total = SCENE.release(), combined([SCENE.release(0), SCENE.release(1)])
     assert total.blindly_scaled == ((), ("stamp",))
     assert beside(release, [3]) == beside(total, [3]) == (0, 2)
-    with pytest.raises(UsageError, match=r"stamp: numbers beyond 2\^20.*leave it out of"):
+    with pytest.raises(UsageError, match=r"stamp: numbers beyond 2\^20.*Leave them out of"):
         regressions(release, [3], [0, 1, 2])
-    with pytest.raises(UsageError, match=r"stamp: numbers beyond 2\^20.*cannot be explained"):
+    with pytest.raises(UsageError, match=r"stamp: numbers beyond 2\^20.*cannot be targets"):
         regressions(release, [1], [0, 2])
     (found,) = regressions(release, [3], beside(release, [3]))
     assert found.names == ("age", "height")
@@ -54,7 +54,7 @@ def test_no_regression_is_of_it_or_on_it_and_a_sum_of_releases_knows_it_too() ->
 def test_it_is_in_no_correlation_matrix_even_where_chance_lifts_it_above_the_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dpdist.pca.correlation.ABOVE", 0.0)  # so that whatever is above 0 stands above the noise
+    monkeypatch.setattr("dpdist.pca.correlation.ABOVE", 0.0)  # so that every positive variance is above the noise
     found = correlation(SCENE.release(), 2)
     assert found.left_out == ("stamp",)
     assert (found.components.components[:, 1] == 0).all()
@@ -78,7 +78,7 @@ def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_is_not_of_it() -> N
     made = PrivateRidge(**PRIVATE)
     with (
         pytest.warns(BelowNoiseWarning),
-        pytest.raises(UsageError, match=r"y: numbers beyond.*released is kept"),
+        pytest.raises(UsageError, match=r"y: numbers beyond.*release is kept"),
     ):
         made.fit(rows[:2900, [0, 2, 3]], rows[:2900, 1])
     with pytest.warns(BelowNoiseWarning):

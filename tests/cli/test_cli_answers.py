@@ -98,7 +98,7 @@ def test_columns_that_drowned_are_named_in_every_face(
     np.savetxt("table.csv", rows, delimiter=",", header="tall,still,wide", comments="")
     call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "3", "--budget-delta", "1e-5")
     assert call("release", "rows.zarr", "release.zarr", *LOSS[:-1], "6", "--centre", "private").code == 0
-    named = "1 column did not stand above the noise, and numbers about it are mostly noise: still."
+    named = "The variance of 1 column is below the noise, so the results for it are mostly noise: still."
     assert named in " ".join(call("covariance", "release.zarr", "found.npz").err.split())
     with np.load("found.npz") as read:
         assert read["drowned"].tolist() == ["still"]
@@ -180,9 +180,9 @@ def test_words_fit_a_terminal_and_what_makes_no_sense_is_refused_in_a_sentence(
 ) -> None:
     for code, command, words in (
         (2, (*REGRESS[:3], "wealth"), "no column 'wealth' (--target). There are: height, cm, weight"),
-        (2, (*REGRESS, "--on", "income,weight"), "leave it out of --on"),
+        (2, (*REGRESS, "--on", "income,weight"), "out of --on"),
         (2, (*REGRESS, "--ridge", "much"), "--ridge takes a number or auto, not 'much'"),
-        (2, (*REGRESS, "--components", "2", "--ridge", "3"), "leave --ridge or --components out"),
+        (2, (*REGRESS, "--components", "2", "--ridge", "3"), "leave out --ridge or --components"),
         (4, ("regress", "rows.zarr", "--target", "income"), "not 'dpdist-release/1'"),
         (2, ("covariance", "release.zarr", "found.txt"), "The name found.txt must end in .csv or .npz."),
     ):
@@ -250,29 +250,29 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 INCOME = ("regress", "--target", "income")
-BY_OTHERS = "take a release by gaussian (with a delta) or two-sided-wishart (without)"
+BY_OTHERS = "Use a release by gaussian (with a delta) or two-sided-wishart (without)"
 TOTAL = "Take the total of the series"
-DROWNED = "Release anew with --scale private, a larger epsilon or more rows"
+DROWNED = "Release with --scale private, a larger epsilon or more rows"
 
 
 @pytest.mark.parametrize(
     ("thing", "asked", "said"),
     [
-        ("good", (*INCOME, "--ridge", "0"), "take --ridge auto, which is"),
+        ("good", (*INCOME, "--ridge", "0"), "Use --ridge auto, which is"),
         ("good", ("pca", "OUT.zarr", "--components", "2", "--table", "t.xlsx"), "must end in .csv or .parquet"),
         ("good", ("report", "OUT.json"), "To print the privacy card, run: dpdist inspect"),
-        ("good", ("pca", "OUT.zarr", "--components", "0.99999", "--correlation"), "Ask for less, or pass their number"),
-        ("few", INCOME, "there are fewer rows"),
-        ("drowned", INCOME, "Take a larger epsilon or more rows"),
-        ("drowned", ("synthesise", "OUT.csv", "--rows", "3"), "dpdist forecast says what would be needed"),
-        ("drowned", ("pca", "OUT.zarr", "--components", "0.5"), "--components K takes K components all the same"),
+        ("good", ("pca", "OUT.zarr", "--components", "0.99999", "--correlation"), "Ask for a smaller share"),
+        ("few", INCOME, "There are fewer rows"),
+        ("drowned", INCOME, "Use a larger epsilon or more rows"),
+        ("drowned", ("synthesise", "OUT.csv", "--rows", "3"), "dpdist forecast reports what is needed"),
+        ("drowned", ("pca", "OUT.zarr", "--components", "0.5"), "--components K returns K components anyway"),
         ("drowned", ("pca", "OUT.zarr", "--components", "2", "--correlation"), DROWNED),
-        ("uncentred", ("covariance", "OUT.csv"), "take --centre private"),
+        ("uncentred", ("covariance", "OUT.csv"), "Use --centre private"),
         ("uncentred", ("synthesise", "OUT.csv", "--rows", "3"), "is the array second_moment of the release"),
         ("uncentred", ("pca", "OUT.zarr", "--components", "2", "--correlation"), "Release with --centre private"),
         ("subspace", ("synthesise", "OUT.csv", "--rows", "3"), BY_OTHERS),
-        ("subspace", ("pca", "OUT.zarr", "--components", "2", "--correlation"), "leave --correlation out, or"),
-        ("subspace", ("pca", "OUT.zarr", "--components", "0.9"), "pass their number (--components K)"),
+        ("subspace", ("pca", "OUT.zarr", "--components", "2", "--correlation"), "Leave out --correlation, or"),
+        ("subspace", ("pca", "OUT.zarr", "--components", "0.9"), "Pass their number (--components K)"),
         ("night", ("synthesise", "OUT.csv", "--rows", "3"), TOTAL),
         ("night", ("pca", "OUT.zarr", "--components", "2"), TOTAL),
         ("night", ("report", "OUT.html"), TOTAL),

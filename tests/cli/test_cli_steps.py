@@ -149,7 +149,7 @@ def test_the_number_of_components_may_be_left_to_the_noise(here: Path, call: Cal
     before = names_in(here)
     for asked in ("auto", "0.1"):
         said = call("pca", "drowned.zarr", "model.zarr", "--components", asked, "--json")
-        assert (said.code, "No component of this release can be told from noise" in said.message) == (4, True)
+        assert (said.code, "No component of this release can be distinguished" in said.message) == (4, True)
     assert names_in(here) == before
 
 
@@ -193,7 +193,7 @@ def test_components_and_scores_that_cannot_be_had_are_refused_and_leave_nothing(
         assert tree(released) == before
 
     for code, words, made_of, model, count in (
-        (2, "between 1 and 3", "release.zarr", "other.zarr", "4"),
+        (2, "Ask for 1 to 3", "release.zarr", "other.zarr", "4"),
         (2, "a number, a share of the variance or auto", "release.zarr", "other.zarr", "many"),
         (4, "no release at nothing.zarr", "nothing.zarr", "other.zarr", "1"),
         (4, "dpdist-rows/1", "rows.zarr", "other.zarr", "1"),

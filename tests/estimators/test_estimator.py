@@ -1,4 +1,4 @@
-"""PrivatePCA and PrivateCovariance: the same integers whatever holds the rows, and scikit-learn's conventions."""
+"""PrivatePCA and PrivateCovariance: the same integers for every container of rows, and scikit-learn's conventions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FINE: dict[str, Any] = {**LOSS, "grid_bits": 20}
 
 
 def same(found: Any, other: Any) -> bool:
-    """Say whether two integer moments of rows that were rounded apart differ by errors of rounding alone."""
+    """Whether two integer moments of independently rounded rows differ by rounding errors only."""
     on, _ = entry_variances(ROWS, FINE["grid_bits"])
     return bool(np.abs(found - other).max() < 8 * np.sqrt(2 * on))  # of a row, 4^20 cos²: a thousand times as much
 
@@ -123,7 +123,7 @@ def test_a_scikit_learn_pipeline_from_end_to_end() -> None:
     assert pipeline.score(rows, labels) > 0.95
     assert list(pipeline[:-1].get_feature_names_out()) == ["privatepca0", "privatepca1"]
     scaled = PrivatePCA(2, **FINE, centre={"scale": np.full(COLUMNS, 2.0)}).fit(table())
-    with pytest.raises(UsageError, match="divides by no scale"):
+    with pytest.raises(UsageError, match="does not divide by a scale"):
         scaled.to_sklearn()
 
 
@@ -278,13 +278,13 @@ def test_the_package_is_imported_fast_and_does_without_what_is_optional() -> Non
 
 
 def test_the_lines_of_the_readme_run(tmp_path: Path) -> None:
-    """No warning: both directions can be told from noise, by 28 deviations. `benchmarks` run the rest."""
+    """No warning: both directions are above the noise, by 28 deviations. `benchmarks` run the rest."""
     block = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
     subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True, timeout=300)
 
 
 def test_components_of_noise_are_said_to_be_and_explain_nothing(register: Register) -> None:
-    """Of 30 columns of noise something is counted in one draw of 20 at most: in 5 of 8 with probability 2e-5."""
+    """30 columns of noise give a counted component in at most 1 of 20 draws: in 5 of 8 with probability 2e-5."""
     rows = np.random.default_rng(2).normal(size=(60, 30))
     above = []
     for _ in range(8):
@@ -317,7 +317,7 @@ def test_rows_with_missing_values_count_as_the_centre_if_that_is_said() -> None:
     y[:300] = np.inf
     asked: dict[str, Any] = {"epsilon": 4, "delta": 1e-6, "clip": "auto", "scale": "private"}
     asked["budget"] = Budget(99, 1e-4)
-    with pytest.raises(DataError, match=r"Pass missing='centre' with scale='private'"):
+    with pytest.raises(DataError, match=r"pass missing='centre' \(with scale='private'"):
         PrivatePCA(1, **asked).fit(rows)
     for given in (rows, da.from_array(rows + 1, chunks=(7000, 3))):
         found = PrivatePCA(1, missing="centre", centre="private", **asked).fit(given)
@@ -325,9 +325,9 @@ def test_rows_with_missing_values_count_as_the_centre_if_that_is_said() -> None:
         assert np.abs(found.mean_ - np.nanmean(np.asarray(given), axis=0)).max() < 3
         assert abs(found.components_[0] @ [0.5**0.5, 0.5**0.5, 0]) > 0.95
     assert PrivateRidge(missing="centre", **asked).fit(rows + 2, y).coef_[0] == pytest.approx(2, abs=0.2)
-    with pytest.raises(UsageError, match="this release has none: pass scale='private', or a public centre"):
+    with pytest.raises(UsageError, match="this release has no centre: pass scale='private' or a public centre"):
         PrivateCovariance(epsilon=4, delta=1e-6, clip=9, missing="centre").fit(rows + 3)
-    with pytest.raises(UsageError, match="missing is 'refuse' or 'centre'"):
+    with pytest.raises(UsageError, match="missing must be 'refuse' or 'centre'"):
         PrivatePCA(1, missing="drop", **asked).fit(rows + 4)
 
 
@@ -340,7 +340,7 @@ def test_a_public_scale_stands_beside_a_private_mean_or_a_public_centre() -> Non
         again = PrivatePCA.from_release(found.release_, 2)
         assert np.array_equal(np.asarray(again.scale), divisors)
         assert np.array_equal(np.asarray(again.centre), centre)
-    with pytest.raises(UsageError, match="another one"):
+    with pytest.raises(UsageError, match="given twice"):
         PrivatePCA(2, **FINE, centre={"scale": divisors}, scale=divisors).fit(table(1))
     with pytest.raises(UsageError, match="one public number per column"):
         PrivatePCA(2, **FINE, scale=["wide"]).fit(table(1))  # type: ignore[list-item]
@@ -352,7 +352,7 @@ def test_a_centre_of_none_is_no_default_and_is_refused_unpaid(kind: type[Private
     assert default == kind(epsilon=1, clip=1).centre == ("none" if kind is PrivatePCA else "private")
     asked = clone(kind(**LOSS).set_params(centre=None))
     assert asked.get_params()["centre"] is None
-    with pytest.raises(UsageError, match="centre is 'none'"):
+    with pytest.raises(UsageError, match="centre must be 'none'"):
         asked.fit(table(1), table(1)[:, 0])
 
 

@@ -1,4 +1,4 @@
-"""What fits in memory cost: rows are known again in every guise and charged once; nothing private is held or told."""
+"""The cost of fits in memory: rows are recognised in every form and charged once; nothing private is kept or shown."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_second_release_of_as_many_rows_of_a_kind_comes_with_what_both_cost(re
     assert f"these releases together cost epsilon {joint}, delta 1e-06" in once
     (twice,) = told(da.from_array(table(2).astype(np.float32), chunks=(100, 3)))
     assert "released 2 times" in twice
-    (accepted,) = told(table(), budget_epsilon=10)  # also where they are known again
+    (accepted,) = told(table(), budget_epsilon=10)  # also for recognised rows
     assert "released 3 times" in accepted
     assert told(table(3)[:-1]) == told(table(4)[:, :-1]) == told(np.ones((300, 7), dtype=int)) == []
     (other,) = told(table(5), neighbours="add-remove")

@@ -104,7 +104,7 @@ def test_one_release_answers_every_regression_among_its_columns(register: Regist
 def test_the_path_of_rows_charges_their_ledger_once(tmp_path: Path) -> None:
     x, y = rows_of()
     path = ingested(np.column_stack([x, y]), tmp_path)
-    asked = PrivateRidge(epsilon=5, delta=1e-6, clip=9.0)  # at 1 the target drowns in 4 of 100 releases
+    asked = PrivateRidge(epsilon=5, delta=1e-6, clip=9.0)  # at 1 the target is below the noise in 4 of 100 releases
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BelowNoiseWarning)
         found = asked.fit(path, "c7")
@@ -113,7 +113,7 @@ def test_the_path_of_rows_charges_their_ledger_once(tmp_path: Path) -> None:
     assert found.n_features_in_ == 7
     assert found.predict(x).shape == (600,)
     assert "R²" in found._repr_html_()
-    with pytest.raises(DataError, match=r"no rows\.zarr"):
+    with pytest.raises(DataError, match=r"not the path of a rows\.zarr"):
         found.predict(path)
     with pytest.raises(DataError, match="name of one of its columns"):
         clone(asked).fit(path, y)
@@ -143,10 +143,10 @@ NINE = np.ones((9, 2))
         (NINE, ["a"] * 9, "no number|not a number"),
         (NINE, np.full(9, np.nan), "NaN"),
         (NINE, np.ma.masked_equal(np.arange(9.0), 3), "masked"),
-        (NINE, da.ones(9, chunks=3), "y is a Dask array, and X is none"),
+        (NINE, da.ones(9, chunks=3), "y is a Dask array but X is not"),
         (da.ones((9, 2), chunks=3), np.ones(8), "8 rows, and X has 9"),
-        (pd.DataFrame({"y": np.ones(9)}), pd.Series(np.ones(9), name="y"), "name of a column of X: y"),
-        (np.ones((2, 3)), np.ones(2), "2 samples and 3 columns: there are fewer rows"),
+        (pd.DataFrame({"y": np.ones(9)}), pd.Series(np.ones(9), name="y"), "both have a column named y"),
+        (np.ones((2, 3)), np.ones(2), "2 samples and 3 columns: fewer rows"),
     ],
 )
 def test_what_cannot_be_used_is_refused_and_costs_nothing(x: Any, y: Any, said: str, register: Register) -> None:
@@ -159,7 +159,7 @@ def test_other_values_and_ridges_are_refused_before_anything_is_charged(register
     x, y = rows_of()
     ridges: list[dict[str, Any]] = [{"ridge": "much"}, {"ridge": True}, {"ridge": None}]
     counts: list[dict[str, Any]] = [{"n_components": 0}, {"n_components": "all"}, {"n_components": 2, "ridge": 1.0}]
-    for wrongs, said in ((ridges, "ridge is a number"), (counts, "n_components")):
+    for wrongs, said in ((ridges, "ridge must be a number"), (counts, "n_components")):
         for wrong in wrongs:
             with pytest.raises(UsageError, match=said):
                 PrivateRidge(**{**FINE, **wrong}).fit(x, y)
@@ -170,7 +170,7 @@ def test_other_values_and_ridges_are_refused_before_anything_is_charged(register
 
 
 def test_a_target_that_is_drowned_leaves_the_release() -> None:
-    """What has no variance seems to have some with probability 0.025; in each of four fits with 4e-7."""
+    """A constant seems to vary with probability 0.025; in each of four fits with 4e-7."""
     x, y = rows_of()
     asked, said = PrivateRidge(epsilon=0.01, delta=1e-6, clip=9.0, budget_epsilon=1, budget_delta=1e-5), ""
     for _ in range(4):
@@ -179,7 +179,7 @@ def test_a_target_that_is_drowned_leaves_the_release() -> None:
         except BelowNoiseError as error:
             said = str(error)
             break
-    assert "What was released is kept" in said
+    assert "The release is kept" in said
 
 
 def test_columns_that_may_explain_nothing_come_with_a_warning() -> None:

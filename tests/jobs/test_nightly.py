@@ -366,7 +366,7 @@ def test_a_mechanism_that_a_series_cannot_use_spends_nothing(place: Place) -> No
     for more, match in (
         ('mechanism = "bingham"\noptions = {components = 2}\n', "cannot be added up over periods"),
         ('mechanism = "two-sided-wishart"\nfactorisation = "banded"\n', "cannot release weighted sums"),
-        ('delta = 1e-6\nmechanism = "mvg-exact"\n[pca]\npath = "m"\ncomponents = "auto"\n', "no known law"),
+        ('delta = 1e-6\nmechanism = "mvg-exact"\n[pca]\npath = "m"\ncomponents = "auto"\n', "no known distribution"),
     ):
         place.job.write_text(JOB.replace("\ndelta = 1e-6", "") + more)
         with pytest.raises(UsageError, match=match):

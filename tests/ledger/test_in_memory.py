@@ -206,7 +206,7 @@ def test_a_charge_stays_if_the_draw_dies_and_earlier_failures_cost_nothing(
 
 
 def test_values_that_are_no_budget_and_budgets_of_other_rows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="declared once, in its ledger: leave budget,"):
+    with pytest.raises(UsageError, match="declared once, in its ledger: leave out budget,"):
         pca(Budget(2, "1e-6")).fit(ingested(table(), tmp_path))
     for value in (2, "2", PrivacyLoss.parse("2", "1e-6"), Budget):
         with pytest.raises(UsageError, match=r"dpdist\.Budget"):

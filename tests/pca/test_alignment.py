@@ -1,4 +1,4 @@
-"""What a release says of its components and their loadings, against rows whose truth is known."""
+"""The reported alignment and loadings of components, against rows with known components."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def released(mechanism: str = "gaussian", epsilon: str = "1", delta: str = "1e-6
 
 @pytest.mark.parametrize(("mechanism", "delta"), [("wishart", "1e-6"), ("two-sided-wishart", "0")])
 def test_intervals_strengths_and_cosines_tell_the_truth(mechanism: str, delta: str) -> None:
-    """Over 20 releases; a miss of the simultaneous intervals has probability .1, so 12 misses have below 1e-7."""
+    """20 releases; simultaneous intervals miss with probability .1, so 12 misses have probability below 1e-7."""
     true_values = np.maximum(np.linalg.eigvalsh(EXACT / N)[::-1], 0)  # rounding makes some of the zeros negative
     misses, cosines, expected, strengths = 0, [], [], []
     for _ in range(20):
@@ -57,7 +57,7 @@ def test_intervals_strengths_and_cosines_tell_the_truth(mechanism: str, delta: s
 
 
 def test_the_components_that_are_counted_are_those_that_are_there() -> None:
-    """Of noise something is counted in less than one release of 100; in 7 of 10 with probability 1e-12."""
+    """Pure noise gives a counted component in fewer than 1 of 100 releases; in 7 of 10 with probability 1e-12."""
     counts, words = [], []
     for _ in range(10):
         counts.append(len(counted_components(released(epsilon="400")).components))
@@ -90,7 +90,7 @@ def test_a_release_that_is_only_multiplied_has_the_same_components() -> None:
 
 
 def test_rounding_on_a_coarse_grid_turns_a_component_no_further_than_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows lie on one line. Each of 40 intervals misses with probability .1 at most: 17 do with 1e-6."""
+    """All rows are on one line. Each of 40 intervals misses with probability at most .1: 17 miss with 1e-6."""
     direction = np.random.default_rng(9).normal(size=D)
     rows = np.outer(np.tile([-1.0, 1.0], 750), C * direction / np.linalg.norm(direction))
     request = ReleaseRequest("gaussian", PrivacyLoss.parse("30", "1e-6"), C, grid_bits=4)
@@ -114,7 +114,7 @@ def test_rounding_on_a_coarse_grid_turns_a_component_no_further_than_is_stated(m
 def test_the_noise_of_a_large_private_mean_is_no_component(
     neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing varies: all rows are one row as long as the clip norm. The top eigenvalue is about .6 of the edge."""
+    """All rows are equal, with the clip norm. The top eigenvalue is about .6 of the edge."""
     d, rows = 30, 200_000
     request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), C, neighbours, centring=Centring.PRIVATE)
     bound = request.bound(d)
@@ -179,7 +179,7 @@ def covariance(known: Drawn) -> Floats:
 def test_loadings_lie_in_their_intervals_and_mostly_not_in_a_fifth_of_them(
     name: str, more: dict[str, Any], *, correlations: bool
 ) -> None:
-    """In 9 of 10 at least, of hundreds of releases' loadings that err together: .02 less has probability below 1e-5."""
+    """Coverage of at least 9 in 10, for correlated loadings of hundreds of releases; .02 less: below 1e-5."""
     known = scene(name, **more)
     matrix = covariance(known)
     deviations = np.sqrt(np.diag(matrix)) if correlations else np.ones(len(matrix))
@@ -246,7 +246,7 @@ def test_nothing_is_said_of_a_component_that_is_not_counted() -> None:
 
 
 def test_exact_eigenvalues_lie_in_their_intervals_where_n_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows are as long as the clip norm, along one line: what a private n is off by multiplies most of it.
+    """All rows have the clip norm, along one line: the error of a private n multiplies nearly all of the matrix.
 
     10 of 30 may miss. Without the error of n, the twin, half of them do: 3 or fewer have probability 4e-6.
     """
@@ -262,7 +262,7 @@ def test_exact_eigenvalues_lie_in_their_intervals_where_n_is_private(monkeypatch
 
 
 def missed(known: Drawn, exact: Floats) -> int:
-    """Return how many of 30 releases have an exact eigenvalue outside its interval."""
+    """Return the number of 30 releases with an exact eigenvalue outside its interval."""
     count = 0
     for number in range(30):
         release = known.release(number)
@@ -272,7 +272,7 @@ def missed(known: Drawn, exact: Floats) -> int:
 
 
 def test_a_wide_release_tells_as_many_components(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than the first look takes: eigenvalues that were not computed hide some of them."""
+    """More components than computed first: eigenvalues not computed hide some."""
     rng, size = np.random.default_rng(0), 120
     basis = np.linalg.qr(rng.normal(size=(size, size)))[0]
     spread = np.concatenate([3 * np.sqrt(np.linspace(1, 0.25, 14)), np.full(size - 14, 0.02)])

@@ -1,4 +1,4 @@
-"""Components of the correlation matrix of a release, against rows whose truth is known."""
+"""Components of the correlation matrix of a release, against rows with a known correlation matrix."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = tuple(f"c{i}" for i in range(D))
 
 
 def rows_of(seed: int = 5) -> Floats:
-    """Return rows that are short enough to stay as they are."""
+    """Return rows too short to be clipped."""
     rng = np.random.default_rng(seed)
     found: Floats = np.clip(rng.normal(size=(N, D)) @ LOADS.T, -3.5, 3.5) * UNITS + 0.5
     return found
@@ -61,7 +61,7 @@ def test_with_little_noise_it_is_the_correlation_pca_of_the_rows() -> None:
 
 @pytest.mark.parametrize("mechanism", ["two-sided-wishart", "laplace"])
 def test_intervals_of_shares_hold_and_half_of_them_do_not(mechanism: str) -> None:
-    """Of 100 with p = .05 more than 18 miss with probability 1e-6."""
+    """More than 18 of 100 intervals miss with probability 1e-6, if each does with .05."""
     truth = np.linalg.eigvalsh(TRUE)[::-1][:3] / D
     misses, twin = np.zeros(3), np.zeros(3)
     for _ in range(100):
@@ -79,7 +79,7 @@ def test_intervals_of_shares_hold_and_half_of_them_do_not(mechanism: str) -> Non
 def test_a_share_is_held_for_sure_by_as_many_components_as_are_taken(
     monkeypatch: pytest.MonkeyPatch, sure: bool
 ) -> None:
-    """Two components never hold what the best two do. A lower end is too high in 2.5 %: 13 of 60 with 8e-9."""
+    """No two components reach the share of the best two. A lower end is too high in 2.5 %: 13 of 60 with 8e-9."""
     if not sure:
         monkeypatch.setattr("dpdist.pca.correlation._intervals", lambda values, *_: np.column_stack([values, values]))
     best = float(np.linalg.eigvalsh(TRUE)[-2:].sum()) / D
@@ -91,7 +91,7 @@ def test_a_share_is_held_for_sure_by_as_many_components_as_are_taken(
 
 
 def test_a_share_that_nothing_holds_is_refused_with_what_is_held() -> None:
-    with pytest.raises(BelowNoiseError, match=r"A share of 0.99999 .* hold 0.9\d+ for sure, .*A larger epsilon"):
+    with pytest.raises(BelowNoiseError, match=r"A share of 0.99999 .* only 0.9\d+ for certain, .*a larger epsilon"):
         correlation(scene().release(), 0.99999)
     with pytest.raises(UsageError, match="between 0 and 1, not"):
         correlation(scene().release(), 1.5)
@@ -109,7 +109,7 @@ def test_columns_that_do_not_stand_above_the_noise_are_left_out_and_named() -> N
     assert np.allclose(found.shares, truth, atol=0.02)
     said = " ".join(standardised(found, NAMES).split())
     assert "1 column did not stand above the noise and was left out: c2." in said
-    with pytest.raises(UsageError, match="6 components were asked for; 5 of 6 columns stand above the noise"):
+    with pytest.raises(UsageError, match="6 components were requested, but the correlation matrix has only the 5 of"):
         correlation(release, 6)
 
 
@@ -160,11 +160,11 @@ def test_of_drowned_correlations_no_number_is_found() -> None:
         except BelowNoiseError as error:
             refused.append(str(error))
     assert len(refused) > 3
-    assert "No component of the correlation matrix can be told from noise" in refused[0]
+    assert "No component of the correlation matrix can be distinguished" in refused[0]
 
 
 def test_the_sign_of_no_correlation_tells_no_component_from_the_other() -> None:
-    """The components of two columns are the same whatever their correlation is: only its sign orders them."""
+    """The components of two columns do not depend on their correlation: only its sign orders them."""
     false = 0
     for number in range(60):
         rows = np.random.default_rng(number).normal(size=(5000, 2))
@@ -187,11 +187,11 @@ def test_shares_of_columns_that_are_one_are_at_most_the_whole() -> None:
         (low, high), alignment = found.intervals.T, found.alignment
         assert alignment is not None
         assert ((low >= 0) & (low <= found.shares) & (found.shares <= high) & (high <= 1))[: alignment.counted].all()
-        assert np.isnan(found.intervals[alignment.counted :]).all()  # of a component that is not told nothing is
+        assert np.isnan(found.intervals[alignment.counted :]).all()  # NaN below the noise
 
 
 def test_drop_first_leaves_out_a_column_of_each_categorical_variable(tmp_path: Path) -> None:
-    """Else the first component is one category against the other."""
+    """Otherwise the first component is one category against the other."""
     random = np.random.default_rng(2)
     common, sex = random.normal(size=(20_000, 1)), random.random(20_000) < 0.5
     rows = np.column_stack([sex, ~sex, common + 1.3 * random.normal(size=(20_000, 3))])

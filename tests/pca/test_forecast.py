@@ -1,4 +1,4 @@
-"""A forecast is what releases then show."""
+"""Forecasts agree with releases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def request(mechanism: str = "gaussian", epsilon: str = "1", delta: str = "1e-6"
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out other mechanisms, which take longest."""
+    """Skip the other mechanisms, which take most of the time."""
     monkeypatch.setattr("dpdist.pca.forecast._alternatives", lambda *_: ())
 
 
@@ -74,7 +74,7 @@ def test_a_privacy_unit_is_forecast_as_it_is_released(rows: int, periods: int | 
     assert found.error == pytest.approx(counted * forecast_release(alone, D, 4000).error, rel=1e-3)
     alternatives = dict(found.alternatives)
     assert alternatives["gaussian"] == pytest.approx(found.threshold)
-    assert "wishart" not in alternatives  # nothing is proved of it for several rows, nor of periods
+    assert "wishart" not in alternatives  # no proof for several rows, nor for periods
     assert ("two-sided-wishart" in alternatives) == (periods is None)
     words = " ".join(text.forecast(found).split())
     assert (f"up to {rows} rows" in words) == (rows > 1)
@@ -119,7 +119,7 @@ def test_few_columns_have_a_forecast_too_and_without_a_guess_it_is_of_shares_of_
 
 @pytest.mark.usefixtures("alone")
 def test_guessed_norms_are_weighed_as_clip_norms() -> None:
-    """Of norms 3 and 4: 3 shortens half of the rows, and takes 7 of the 25 that both hold in squares."""
+    """Norms 3 and 4: a clip norm of 3 clips half of the rows, and removes 7 of the 25 of both squared norms."""
     short, long = forecast_release(request(), D, 5000, norms=(4, 3)).trades
     assert (short.clip_norm, short.longer, long.clip_norm, long.longer, long.lost) == (3, 0.5, 4, 0, 0)
     assert short.lost == pytest.approx(7 / 25)
@@ -146,7 +146,10 @@ def test_the_best_mechanism_comes_first_and_all_are_private_as_claimed() -> None
         (10, {"spectrum": (60.0, 50.0)}, "100"),
         (10, {"spectrum": (1.0, -1.0)}, "positive"),
         (10, {"spectrum": (0.1,) * 61}, "60"),
-        *((10, {"norms": (1.0, norm)}, r"positive numbers \(norms\)") for norm in (0.0, float("inf"), float("nan"))),
+        *(
+            (10, {"norms": (1.0, norm)}, r"must be positive and finite \(norms\)")
+            for norm in (0.0, float("inf"), float("nan"))
+        ),
         (10, {"max_rows": 0}, "from 1 to"),
         (10, {"max_periods": 5000}, "from 1 to 4096"),
     ],
@@ -158,7 +161,7 @@ def test_the_impossible_is_refused(rows: int, more: dict[str, Any], told: str) -
 
 def test_what_has_no_edge_or_no_proof_is_refused() -> None:
     pure = request("two-sided-wishart", delta="0")
-    with pytest.raises(UsageError, match="for gaussian only"):
+    with pytest.raises(UsageError, match="Only gaussian supports"):
         forecast_release(pure, D, 10, max_periods=7)
     with pytest.raises(UsageError, match="no forecast"):
         forecast_release(replace(pure, mechanism="bingham", options={"components": 2}), D, 100)
@@ -199,17 +202,17 @@ def test_a_forecast_does_not_tell_the_rows_of_a_table_that_is_released_under_add
 def test_where_nothing_can_be_told_it_says_how_many_rows_or_which_epsilon_it_takes(more: dict[str, Any]) -> None:
     asked = ReleaseRequest("gaussian", PrivacyLoss.parse("0.03", "1e-6"), "auto" if more else 3.0, **more)
     said = forecast_release(asked, 8, 300).nothing
-    found = re.fullmatch(r"Nothing will be told of components: .* It takes (\d+) rows, or epsilon=([\d.]+)\.", said)
+    found = re.fullmatch(r"No component will be above the noise, .* This needs (\d+) rows, or epsilon=([\d.]+)\.", said)
     assert found is not None
     assert forecast_release(asked, 8, int(found[1]) + 1).nothing == ""
     assert forecast_release(asked, 8, int(0.9 * int(found[1]))).nothing
     enough = replace(asked, loss=PrivacyLoss.parse(found[2], "1e-6"))
     assert forecast_release(enough, 8, 300).nothing == ""
-    # rows about zero may have all of C² in one direction, and then it is told
+    # rows about zero may have all of C² in one direction, and then it is above the noise
     full = forecast_release(replace(enough, scale=None, clip_norm=3.0), 8, 300, [8.9])
     assert full.seen == 1
     guess = ReleaseRequest("gaussian", PrivacyLoss.parse("0.1", "1e-6"), 3.0)
     drowned = forecast_release(guess, 8, 300, [4.0, 1.0])
     takes = drowned.expected[0].rows_to_see
-    assert drowned.nothing == f"No component of this guess will be told from noise: the first takes {takes} rows."
+    assert drowned.nothing == f"No component of this guess will be above the noise: the first needs {takes} rows."
     assert forecast_release(guess, 8, 5000, [4.0, 1.0]).nothing == ""

@@ -1,4 +1,4 @@
-"""The laws of the noise's spectrum, against draws of the mechanisms themselves. False alarms: below 1e-6 each."""
+"""Distributions of the spectrum of noise, against draws of the mechanisms. False alarms: below 1e-6 each."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ def test_the_noise_stays_below_its_edge_as_often_as_stated(name: str) -> None:
 
 
 def test_the_spectrum_of_nuclear_noise_ends_where_stated() -> None:
-    """Eigenvalues alone suffice, as the law is invariant: 25 spectra at 10 columns, scale 1."""
+    """Eigenvalues suffice, as the distribution is invariant: 25 spectra at 10 columns, scale 1."""
     size, draws = 10, 25
     largest = nuclear_spectra(size, draws, SYSTEM).max(axis=1)
     found = law("nuclear", size)
-    scale = found.edge / (math.pi * size / 2)  # the law at scale 1, up to the 2/size of the variances
+    scale = found.edge / (math.pi * size / 2)  # the distribution at scale 1, up to the 2/size of the variances
     assert binom.cdf((scale * largest <= found.edge_at(0.99)).sum(), draws, 0.99) > 1e-6
     assert 0.6 * found.edge < scale * largest.mean() < found.edge
 
@@ -117,7 +117,7 @@ def test_what_adds_no_noise_of_a_known_law_has_no_edge() -> None:
 
 
 def test_the_edge_of_few_columns_holds_where_that_of_many_does_not() -> None:
-    """Of Laplace noise. The seed is fixed; of another one each confidence fails falsely with probability 1e-6."""
+    """Laplace noise, with a fixed seed; with another seed each confidence fails falsely with probability 1e-6."""
     size, count = 20, 6000
     drawn = np.random.default_rng(5).laplace(size=(count, size, size))
     largest = np.linalg.eigvalsh(drawn)[:, -1]  # of the lower triangles

@@ -1,4 +1,4 @@
-"""Answers on a unitary orbit: bounds of their errors, and forecasts that hold of what is drawn."""
+"""Unitary orbits: bounds on errors, and forecasts that agree with draws."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_lower_bounds_follow_the_paper() -> None:
     assert at(400, 1, 1e6, 0.1) == pytest.approx(at(400, 1, 1e7, 0.1), rel=1e-6)
     assert at(400, 4, 1e7, 0.1) / at(400, 1, 1e7, 0.1) == pytest.approx(2, rel=0.05)
     assert at(400, 1, 1e7, 0.01) / at(400, 1, 1e7, 0.1) == pytest.approx(10, rel=0.05)
-    # in closed form for a line of C^33: f = 64 real dimensions, three rows exchanged besides
+    # in closed form for a line of C^33: f = 64 real dimensions, three more rows exchanged
     closed = 64 * math.cos(math.pi / 12) / (0.1 * math.sqrt(2)) * math.exp(-1 - (0.3 + math.log(2)) / 64)
     assert at(33, 1, 1e6, 0.1) == pytest.approx(closed)
     # eigenvalues that are neither 0 nor one large value cost 4 + 16 rows for each angle
@@ -130,7 +130,7 @@ def test_no_forecast_without_a_possible_spectrum_or_of_other_requests() -> None:
     for spectrum in ((), (1.0, 2.0), (3.0, 2.0), (1.0, -1.0), (0.1,) * 6):
         with pytest.raises(UsageError, match="depends on the spectrum"):
             bounds.forecast_orbit(request("orbit"), 5, ROWS, spectrum)
-    with pytest.raises(UsageError, match="no orbit"):
+    with pytest.raises(UsageError, match="not sample from an orbit"):
         bounds.forecast_orbit(ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 2.0), 5, ROWS, SHARES)
     with pytest.raises(UsageError, match="at least one row"):
         bounds.forecast_orbit(request("orbit"), 5, 0, SHARES)

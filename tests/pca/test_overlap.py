@@ -1,4 +1,4 @@
-"""The measure of a component, against matrices and noise whose truth is known.
+"""The measure of a component, against matrices and noise with known components.
 
 Limits are binomial quantiles at :data:`FALSE_ALARM` of what `overlap` states. Twins leave out a part of the measure.
 """
@@ -65,7 +65,7 @@ def spiked(size: int, *spikes: float, top: float = 0.0) -> Floats:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hardly_anything_is_counted_where_there_is_nothing(kind: str) -> None:
-    """Over an empty matrix, and over a background that is no component; edges of noise would count the latter."""
+    """With an empty matrix, and with a background without components, which edges of noise would count."""
     for size, top, most in ((2, 0, 0.09), (20, 0, 0.06), (60, 1, 0.06), (5, 1, 0.09)):
         count = 200 if size < 60 else 60
         told = sum(each.spectrum.counted() > 0 for each in draws(kind, spiked(size, top=top), count))
@@ -119,7 +119,7 @@ def test_a_single_column_is_known_and_counted_if_it_is_more_than_noise() -> None
 
 
 def test_only_positive_values_are_components_and_without_noise_they_are_exact() -> None:
-    """Of a positive semidefinite matrix; one value far below the others would set them apart."""
+    """A positive semidefinite matrix; one value far below the others would separate them."""
     spectrum = Spectrum(np.array([80.0, 70, 1, 0.5, -0.5, -1, -40]), np.ones((7, 7)), law("laplace", 7))
     assert spectrum.counted() == 2
     # two columns that are one leave a variance of the least number there is between their eigenvectors

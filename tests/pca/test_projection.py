@@ -1,4 +1,4 @@
-"""Models read back as they were written, and scores are the same bytes however the work is cut, never half of them."""
+"""Models are read back unchanged; scores are the same bytes for any split of the work, and never incomplete."""
 
 from __future__ import annotations
 
@@ -138,7 +138,9 @@ def test_a_model_says_which_release_it_came_from_and_what_was_guaranteed(tmp_pat
     assert info["confidence"] == 0.95
     shutil.rmtree(place)
     save(model, replace(RELEASE, noise=Noise("own", variance_diagonal=2.0, variance_off_diagonal=1.0)), place)
-    assert json.loads((place / "zarr.json").read_text())["attributes"]["dpdist"] == told  # no law is known of it
+    assert (
+        json.loads((place / "zarr.json").read_text())["attributes"]["dpdist"] == told
+    )  # its noise has no known distribution
 
 
 def test_models_and_scores_never_replace_what_exists(tmp_path: Path, table: RowsTable, model: Path) -> None:
@@ -227,7 +229,7 @@ def test_a_model_with_a_damaged_array_is_refused(model: Path, array: str) -> Non
 def test_scores_are_the_centred_and_scaled_rows_times_the_components(
     tmp_path: Path, dtype: str, stored: str, mean: float, scale: float
 ) -> None:
-    """At the precision of the rows, and of float64 where float32 has no room for the model."""
+    """At the precision of the rows, or of float64 if float32 cannot represent the model."""
     rows, means, scales = values(dtype), np.array([mean, *MEAN[1:]]), np.array([scale, *SCALE[1:]])
     write_model(tmp_path / "model.zarr", means, scales)
     table = write_rows(tmp_path / "rows.zarr", rows)
@@ -256,7 +258,7 @@ def test_a_row_without_numbers_has_such_scores_and_spoils_no_other(tmp_path: Pat
 
 
 def test_the_rounding_of_the_mean_shifts_no_score_and_none_overflows_on_the_way(tmp_path: Path) -> None:
-    """Float32 holds these rows exactly, and their differences; of the mean it drops a tenth."""
+    """Float32 represents these rows and their differences exactly, but not a tenth of the mean."""
     rows = (16_000_000 + np.arange(ROWS * 3).reshape(ROWS, 3) % 7).astype(np.float32)
     mean = np.array([16_000_003.1, 16_000_002.9, 16_000_003.4])
     write_model(tmp_path / "model.zarr", mean, np.ones(3))
@@ -357,6 +359,6 @@ def test_rows_with_other_columns_than_the_model_are_refused(tmp_path: Path, mode
     """The same columns in another order would give plausible nonsense."""
     for i, names in enumerate((("a", "b", "d"), ("b", "a", "c"), ("a", "b", "c", "d"), ("a", "b"))):
         table = write_rows(tmp_path / f"{i}.zarr", np.ones((9, len(names)), dtype=np.uint8), names)
-        with pytest.raises(DataError, match="other columns"):
+        with pytest.raises(DataError, match="columns of the model"):
             project(table, model, tmp_path / "scores.zarr")
     assert not (tmp_path / "scores.zarr").exists()

@@ -93,7 +93,7 @@ def test_eigenpairs_are_ordered_by_value_and_not_by_magnitude_and_their_largest_
 
 @pytest.mark.parametrize("count", [-1, 0, 5])
 def test_a_number_of_components_out_of_range_is_refused_with_the_range(count: int) -> None:
-    with pytest.raises(UsageError, match="between 1 and 4"):
+    with pytest.raises(UsageError, match="Ask for 1 to 4"):
         top_eigenpairs(np.eye(4), count)
 
 
@@ -135,7 +135,7 @@ def test_only_pairs_that_solve_the_equation_are_components(monkeypatch: pytest.M
     assert np.abs(found.components @ components(release, 2).components.T) == pytest.approx(np.eye(2), abs=1e-11)
     for solver, error, said in (
         (wrong(top_eigenpairs_of), ArithmeticError, "eigenvalue equation"),
-        (failing, UsageError, "too close to one another"),
+        (failing, UsageError, "are too close"),
     ):
         monkeypatch.setattr(pca_components, "top_eigenpairs_of", solver)
         with pytest.raises(error, match=said):
@@ -157,7 +157,7 @@ def test_memory_is_one_matrix_beside_the_release_and_another_for_lapack(
     release = release_of(
         np.random.default_rng(8).normal(size=(100, d)), centring=Centring.PRIVATE if private else Centring.NONE
     )
-    components(release, 1)  # what is loaded at the first use does not count
+    components(release, 1)  # exclude modules loaded on first use
     tracemalloc.start()
     try:
         components(release, count)
@@ -216,14 +216,14 @@ def test_a_private_count_that_is_not_positive_is_refused_in_words_and_without_th
     drowned = np.zeros((5, 5), dtype=np.int64)
     drowned[4, 4] = (count - ROWS) * 4 ** (BITS - 1)
     release = release_of(table(), Neighbours.ADD_REMOVE, noise=drowned, **MEAN)
-    with pytest.raises(BelowNoiseError, match="noise drowns the data") as refused:
+    with pytest.raises(BelowNoiseError, match="the data are below the noise") as refused:
         about_mean(release)
     assert not any(letter.isdigit() for letter in str(refused.value))
 
 
 @pytest.mark.parametrize("corrected", [True, False], ids=["corrected", "the twin"])
 def test_the_covariance_is_unbiased_under_noise(*, corrected: bool) -> None:
-    """Noise moves each entry of the mean by a quarter of the clip norm. False alarm of another seed: 1 in 5e8."""
+    """Noise changes each entry of the mean by a quarter of the clip norm. False alarm with another seed: 1 in 5e8."""
     rows, sigma = table(), 0.5 * ROWS * 4.0 ** (BITS - 1)
     exact, rng = np.cov(rows.T, bias=True), np.random.default_rng(73)
     errors = np.empty(400)

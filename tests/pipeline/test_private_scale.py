@@ -221,7 +221,7 @@ def test_rows_in_memory_that_change_between_two_passes_are_refused_and_stay_char
     budget, random, size = Budget(9, 1e-5), np.random.default_rng(6), (ROWS - 700, 3)
     given = da.from_delayed(dask.delayed(lambda: random.normal(size=size))(), size, np.float64)
     made = PrivateCovariance(epsilon=1, delta=1e-6, clip="auto", scale="private", budget=budget)
-    with pytest.raises(DataError, match=r"gave other rows when it was read again.*charged; nothing was released"):
+    with pytest.raises(DataError, match=r"different rows on the second read.*charged, and nothing was released"):
         made.fit(given)
     assert not hasattr(made, "release_")
     assert budget.left != Budget(9, 1e-5).left

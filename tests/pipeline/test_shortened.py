@@ -109,7 +109,7 @@ def test_what_is_said_follows_the_rows() -> None:
     assert clipped_rows(released(half, 3, centre="none")).nearly_all is False
     assert clipped_rows(released(normal(12), 50, centre="none")).nearly_all is False
     unit = normal(13) / np.linalg.norm(normal(13), axis=1)[:, None]
-    assert "as normalised rows have" in clipped_rows(released(unit, 1.0000001, centre="none")).warning()
+    assert "like normalised rows" in clipped_rows(released(unit, 1.0000001, centre="none")).warning()
     rows = np.random.default_rng(0).lognormal(0, 1, size=(20_000, 4))
     some = clipped_rows(released(rows, 4, centre="none"))
     assert some.share is not None

@@ -118,7 +118,7 @@ def test_an_estimator_of_before_finds_its_release_again(truncated: Path) -> None
         PrivatePCA(2, epsilon=1, delta="1e-6", clip=4).fit(truncated / "rows.zarr")
     request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 4.0)
     model = PrivatePCA(2, epsilon=1, delta="1e-6", clip=4)
-    path = fit.release_place(model, store_at(truncated / "rows.zarr"), request)
+    path = fit.release_target(model, store_at(truncated / "rows.zarr"), request)
     assert path == store_at(truncated / f"rows.{release.release_id}.zarr")
 
 
