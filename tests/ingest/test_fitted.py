@@ -229,7 +229,7 @@ def test_what_cannot_be_used_is_told_by_line_and_nothing_is_left(
         ("a,1,2020-01-01,x,1.5", "line 4, column 'count': the value is not a whole number"),
         (
             ",1,20-01-01,x,",
-            "says how, such as format = \"%d.%m.%Y\"; line 4, column 'count': the",
+            "for another form, add for example format = \"%d.%m.%Y\"; line 4, column 'count': the",
         ),
         ("a,1,2020-01-01,x", "line 4 has 4 cells, not 5"),
         ('a,1,2020-01-01,"x,1', "line 4: a quote is not closed"),
@@ -257,8 +257,8 @@ def test_a_draft_of_text_is_told_all_columns_that_are_no_numbers_at_once(
     draft.write_text(draft_schema(source, header="yes"))
     places = {name: draft.read_text().split(f'"{name}"')[0].count("\n") + 3 for name in ("who", "what", "gap", "when")}
     ready = r'kind = "category" and categories = \["...", "..."\], or kind = "date".*or kind = "ignored"'
-    words = f"lines {places['what']}, {places['when']}, columns 'what', 'when': the source holds something there that"
-    blanks = f"lines {places['who']}, {places['gap']}, columns 'who', 'gap': range is a blank"
+    words = f"lines {places['what']}, {places['when']}, columns 'what', 'when': the source has a cell in it that"
+    blanks = f"lines {places['who']}, {places['gap']}, columns 'who', 'gap': range is blank"
     with pytest.raises(UsageError, match=rf"(?s){blanks}.*{words} is no number.*{ready}") as caught:
         ingest_rows(source, tmp_path / "rows.zarr", schema=draft, header="yes")
     draft.write_text(draft.read_text().replace("range = []", 'range = [0, 9]\nmissing = "drop"'))
@@ -272,7 +272,7 @@ def test_a_draft_of_text_is_told_all_columns_that_are_no_numbers_at_once(
         tmp_path / "p.parquet", pa.table({"who": [1.0], "what": ["x"]})
     )  # its types are stored: nothing is looked at
     draft.write_text('[[column]]\nname="who"\nkind="number"\n[[column]]\nname="what"\nkind="number"\nrange=[]\n')
-    with pytest.raises(UsageError, match="column 'what': range is a blank"):
+    with pytest.raises(UsageError, match="column 'what': range is blank"):
         ingest_rows(tmp_path / "p.parquet", tmp_path / "rows.zarr", schema=draft)
 
 
@@ -285,13 +285,13 @@ def test_a_schema_that_does_not_fit_names_every_column_and_its_line(tmp_path: Pa
     source = written(tmp_path / "p.parquet", people(10))
     with pytest.raises(UsageError) as caught:
         ingest_rows(source, tmp_path / "rows.zarr", schema=file)
-    assert "s.toml, line 6, column 'gone': there is no such column" in str(caught.value)
+    assert "s.toml, line 6, column 'gone': the source has no such column" in str(caught.value)
     assert "s.toml, line 12, column 'lost'" in str(caught.value)
-    assert "does not say what these columns are: 'kind', 'seen', 'note', 'who'" in str(caught.value)
+    assert "does not describe these columns: 'kind', 'seen', 'note', 'who'" in str(caught.value)
     file.write_text(
         'others = "ignored"\n[[column]]\nname = "count"\nkind = "date"\n[[column]]\nname = "mass"\nkind = "number"\n'
     )
-    with pytest.raises(UsageError, match=r"line 3, column 'count': it is stored as int64, which cannot be .* 'date'"):
+    with pytest.raises(UsageError, match=r"line 3, column 'count': its stored type int64 does not match .* 'date'"):
         ingest_rows(source, tmp_path / "rows.zarr", schema=file)
     np.save(tmp_path / "t.npy", np.eye(3))
     for given in (tmp_path / "t.npy", np.eye(3)):

@@ -55,7 +55,7 @@ def test_a_first_line_without_any_name_of_the_schema_is_asked_for_and_not_repeat
         ingest(path, tmp_path / "rows.zarr", choices=Choices(schema=schema))
     assert "secretword" not in str(caught.value)
     path.write_text("who,a,c\n1,2,3\n")  # one name of it is enough: no cell is called so by chance
-    with pytest.raises(UsageError, match=r"column 'b': there is no such column.*The source has: who, a, c"):
+    with pytest.raises(UsageError, match=r"column 'b': the source has no such column.*The source has: who, a, c"):
         ingest(path, tmp_path / "rows.zarr", choices=Choices(schema=schema))
 
 

@@ -369,7 +369,7 @@ def test_words_and_codes_for_missing_are_named_by_a_schema(tmp_path: Path) -> No
     whole = Schema(plain, missing_values=["?", ".", -999])
     assert rows_of(tmp_path / "t.csv", schema=whole).tolist() == wanted
     assert Schema.from_json(whole.to_json()).columns == whole.columns
-    refused(tmp_path / "t.csv", r'missing values are listed, missing_values = \["\?"\]', schema=Schema(plain))
+    refused(tmp_path / "t.csv", r'list text that means a missing value: missing_values = \["\?"\]', schema=Schema(plain))
 
 
 def test_dates_of_iso_8601_with_parts_of_seconds_and_zones_are_read(tmp_path: Path) -> None:
@@ -588,7 +588,7 @@ def test_a_folder_key_that_contradicts_its_file_is_refused_with_a_schema(tmp_pat
 def test_a_missing_unit_is_not_one_person(tmp_path: Path) -> None:
     null = _in_folder(tmp_path, "id=__HIVE_DEFAULT_PARTITION__", a=[1.0, 2], b=[1.0, 2])
     schema = Schema([Column("id", "privacy unit"), *NUMBERS.columns], max_rows=1)
-    refused(null, "not said whose row", schema=schema)
+    refused(null, "the owner of the row is unknown", schema=schema)
     filled = Schema([Column("id", "number", missing="fill", fill=5), *NUMBERS.columns])
     assert rows_of(null, schema=filled).tolist() == [[5, 1, 1], [5, 2, 2]]
     for lacking in ("", "nan"):

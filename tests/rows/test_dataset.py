@@ -191,6 +191,6 @@ def test_periods_that_do_not_belong_together_are_refused(tmp_path: Path) -> None
         write(stored, np.zeros((2, 2), dtype=np.uint8), names=names, budget=None, period=period, unit=own)
         seals[period] = seal_rows(open_rows(stored))
     assert table.span({"d1": seals["d1"]}, 0).rows == 2
-    for other, said in (("d2", "other columns"), ("d3", "another privacy unit")):
+    for other, said in (("d2", "differ in columns"), ("d3", "differ in their privacy unit")):
         with pytest.raises(DataError, match=said):
             table.span({"d1": seals["d1"], other: seals[other]}, 0)
