@@ -331,7 +331,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def details(info: MechanismInfo) -> str:
     """Return the description of one mechanism with its options."""
-    facts = [(field, getattr(info, field)) for field in _FIELDS]
+    facts = [("distribution" if field == "law" else field, getattr(info, field)) for field in _FIELDS]
     facts.append(("delta", info.delta))
     if info.output is Output.SECOND_MOMENT:
         facts.append(("semidefinite", "yes: no negative eigenvalue" if info.semidefinite else "no"))

@@ -369,7 +369,7 @@ def test_words_and_codes_for_missing_are_named_by_a_schema(tmp_path: Path) -> No
     whole = Schema(plain, missing_values=["?", ".", -999])
     assert rows_of(tmp_path / "t.csv", schema=whole).tolist() == wanted
     assert Schema.from_json(whole.to_json()).columns == whole.columns
-    refused(tmp_path / "t.csv", r'list text that means a missing value: missing_values = \["\?"\]', schema=Schema(plain))
+    refused(tmp_path / "t.csv", r'text that means a missing value: missing_values = \["\?"\]', schema=Schema(plain))
 
 
 def test_dates_of_iso_8601_with_parts_of_seconds_and_zones_are_read(tmp_path: Path) -> None:
