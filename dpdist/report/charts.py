@@ -1,7 +1,4 @@
-"""Charts of the page about a release as SVG, with real text, and colours from the style sheet of the page.
-
-A unit is about one pixel of a small screen, so that charts are readable there too.
-"""
+"""Charts of the page about a release as SVG, in units of about one pixel of a small screen."""
 
 from __future__ import annotations
 
@@ -85,8 +82,6 @@ def rule(x: float, y: float, dx: float = 0, dy: float = 0) -> str:
 def tenths(value: float) -> str:
     """Return a length with one decimal.
 
-    Examples
-    --------
     >>> place(12.04), place(-0.001), place(3.14159)
     ('12', '0', '3.1')
     """
@@ -96,8 +91,6 @@ def tenths(value: float) -> str:
 def power_text(power: int) -> str:
     """Return the unit of the numbers of a chart.
 
-    Examples
-    --------
     >>> power_words(6), power_words(0)
     (', in 10⁶', '')
     """
@@ -107,8 +100,6 @@ def power_text(power: int) -> str:
 def shortened_name(name: str, letters: int) -> str:
     """Return a name cut to a number of letters.
 
-    Examples
-    --------
     >>> shortened_name("age", 8), shortened_name("a long name", 8)
     ('age', 'a long …')
     """

@@ -209,8 +209,6 @@ def standardised(result: Correlation, names: Sequence[str]) -> str:
 def between(ends: npt.NDArray[np.float64]) -> str:
     """Return an interval of squared cosines or shares, rounded outwards.
 
-    Examples
-    --------
     >>> between(np.array([0.1239, 0.8761])), between(np.array([0.0, 1.0]))
     ('0.123 .. 0.877', '0 .. 1')
     """
@@ -381,8 +379,6 @@ def costs(estimates: Sequence[ClusterCost]) -> str:
 def amount(count: int) -> str:
     """Return a number of bytes, rounded up to three digits.
 
-    Examples
-    --------
     >>> amount(999), amount(1_000_001), amount(4 * 10**12)
     ('999 B', '1.01 MB', '4 TB')
     """
@@ -395,8 +391,6 @@ def amount(count: int) -> str:
 def duration(seconds: float) -> str:
     """Return a time, rounded up.
 
-    Examples
-    --------
     >>> duration(0.2), duration(61), duration(9000)
     ('1 s', '2 min', '2.5 h')
     """

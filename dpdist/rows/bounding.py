@@ -296,11 +296,9 @@ class RowBound:
             raise AssertionError("a bounded row exceeds the norm bound")
 
     def _shrink(self, z: Block, squares: Block) -> Block:
-        """Scale integer rows above the bound onto the ball, in place, truncating; return all new squared norms.
-
-        The given ones are exact integers, or correctly rounded from 2^53 on. A scaled row exceeds the ball by rounding
-        only, so its squared norm is exact in float64 again.
-        """
+        """Scale integer rows above the bound onto the ball, in place, truncating; return all new squared norms."""
+        # The given ones are exact integers, or correctly rounded from 2^53 on. A scaled row exceeds the ball only by
+        # rounding, so its squared norm is exact in float64 again.
         limit = 4**self.grid_bits
         factor = np.where(squares > limit, 2.0**self.grid_bits / np.sqrt(np.maximum(squares, 1)), 1.0)
         z *= factor[:, None]
@@ -315,10 +313,7 @@ class RowBound:
         return norms
 
     def _from_huge(self, rows: npt.NDArray[np.generic]) -> tuple[Block, Block]:
-        """Bound rows with an integer norm above 2^26.5 steps, and set those with NaN or infinity to zero.
-
-        Return them with their squared norms.
-        """
+        """Bound rows with norms above 2^26.5 steps, zero those with NaN or infinity; return rows and squared norms."""
         t = np.empty(rows.shape)
         self.shifted(rows, t)
         t[~np.isfinite(t).all(axis=1)] = 0

@@ -106,11 +106,8 @@ class ChunkReader:
         self._file = np.empty(0, dtype=np.uint8)
 
     def read(self, index: int) -> Iterator[Rows]:
-        """Yield the rows of chunk ``index`` in batches of shape (r, d), each valid until the next.
-
-        Checksum and seal of an uncompressed chunk are verified after its last batch: if this raises, discard all
-        results of the earlier ones.
-        """
+        """Yield batches, (r, d), of chunk ``index``, each valid until the next; if this raises, discard them all."""
+        # checksum and seal of an uncompressed chunk are verified after its last batch
         part, chunk = self._table.located(index)
         if part.seal is None:
             yield from self._checked(part, chunk, None)

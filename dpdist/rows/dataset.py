@@ -135,8 +135,6 @@ def chunk_rows_for(columns: int, dtype: str, rows: int) -> int:
 def partitions(chunks: int, count: int) -> list[range]:
     """Split chunks into at most ``count`` contiguous ranges whose lengths differ by at most one.
 
-    Examples
-    --------
     >>> partitions(7, 3)
     [range(0, 3), range(3, 5), range(5, 7)]
     """
@@ -220,10 +218,8 @@ def head_of(
 
 
 def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTable:
-    """Record permanently which ledger is charged for these rows; the caller holds ``table.store.locked()``.
-
-    With a second ledger for the same rows, a release could be drawn twice and its noise averaged away.
-    """
+    """Record permanently which ledger is charged for these rows; the caller holds ``table.store.locked()``."""
+    # with a second ledger for the same rows, a release could be drawn twice and its noise averaged away
     if (attributes_of(table.store) or {}).get("ledger_id") is not None:
         raise DataError(f"{table} already has a ledger: name that one.")
     set_attributes(

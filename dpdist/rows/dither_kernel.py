@@ -193,16 +193,10 @@ def _each_pair(build: Any, pairs: Any) -> Iterator[Any]:
 
 
 def _emit_panel(build: Any, arguments: Any) -> None:
-    """Emit the loop over pairs of rows that rounds 16 of their columns and adds up the squares.
-
-    Its arguments are addresses of lines of 64 bytes:
-
-    * 16 columns of the first row, float64, and the distance to the next row in bytes;
-    * the factor of each of 32 rows to the finer grid, and its v3;
-    * words, one line per pair; a mask, one line; the output, one line of integers per pair;
-    * two lines per pair: sums of squares of the even row, and of both;
-    * the number of pairs.
-    """
+    """Emit the loop over pairs of rows that rounds 16 of their columns and adds up the squares."""
+    # Addresses of lines of 64 bytes: 16 columns of the first row, float64, and the distance to the next row in bytes;
+    # the factor of each of 32 rows to the finer grid, and its v3; words, one line per pair; a mask, one line; the
+    # output, one line of integers per pair; two lines per pair with sums of squares of the even row, and of both.
     t, line, factors, words, mask, out, sums, pairs = arguments
     keep = _load(build, mask, _SUMS, _LINE)
     with _each_pair(build, pairs) as pair:

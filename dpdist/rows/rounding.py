@@ -49,8 +49,6 @@ _LONG = 4000
 def spectral_error(rows: float, columns: int, grid_bits: int) -> float:
     """Return a bound, with probability 0.95, on the shift of eigenvalues of a second moment, in squared steps.
 
-    Examples
-    --------
     >>> noise = 2 * 4.2 * 4**12 * 54**0.5  # of `gaussian` at epsilon 1, delta 1e-6
     >>> round(spectral_error(581012, 54, 12) / noise, 4)
     0.0159

@@ -119,8 +119,6 @@ def whole_numbers(
 def spelled(name: str) -> str:
     """Return a normalised name: stripped, in Unicode form C, and a whole number by its value (7, 7.0 or 007).
 
-    Examples
-    --------
     >>> [spelled(name) for name in ("007", " 7.0", "-0", "7.5", "A7.0")]
     ['7', '7', '0', '7.5', 'A7.0']
     """
@@ -224,8 +222,6 @@ def kept_rows(
 def kept_of_each(units: Digests, unit: Unit, key: bytes = b"") -> npt.NDArray[np.bool_]:
     """Return a mask of the kept rows, shape (r,), as :func:`kept_rows` does, in memory.
 
-    Examples
-    --------
     >>> kept_of_each(np.array([b"b", b"a", b"b", b"b"], "S16"), Unit("who", 2)).tolist()
     [True, True, True, False]
     """

@@ -184,7 +184,7 @@ def test_parameters_out_of_range_are_refused(parameters: dict[str, Any]) -> None
 def test_clip_norms_that_float64_cannot_square_are_refused() -> None:
     for clip, said in (
         (0.0, "positive"), (-0.5, "positive"), (math.nan, "positive"), (math.inf, "positive"),
-        (2.0**-500, "beyond"), (2.0**500, "beyond"),
+        (2.0**-500, "exceeds"), (2.0**500, "exceeds"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=said):
             RowBound(3, clip)

@@ -114,10 +114,10 @@ def test_a_damaged_chunk_is_refused_when_it_is_read_and_named(tmp_path: Path, co
     ("changes", "said"),
     [
         ({}, None), ({"compressors": None}, "CRC32C"), ({"dtype": "complex128"}, "its dtype is complex128"),
-        ({"shape": (10,), "chunks": (5,)}, "no usable rows"), ({"chunks": (5, 2)}, "whole rows"),
-        ({"shape": (10, 3, 2), "chunks": (5, 3, 2)}, "two named columns"), ({"chunks": (20, 3)}, "whole rows"),
+        ({"shape": (10,), "chunks": (5,)}, "no usable rows"), ({"chunks": (5, 2)}, "full rows"),
+        ({"shape": (10, 3, 2), "chunks": (5, 3, 2)}, "two named columns"), ({"chunks": (20, 3)}, "full rows"),
         ({"shape": (10, 1), "chunks": (5, 1)}, "two named columns"),
-        ({"chunks": (2, 3), "shards": (4, 3)}, "whole rows"),
+        ({"chunks": (2, 3), "shards": (4, 3)}, "full rows"),
     ],
 )  # fmt: skip
 def test_an_array_laid_out_otherwise_is_refused(tmp_path: Path, changes: dict[str, Any], said: str | None) -> None:

@@ -181,7 +181,7 @@ def test_units_of_several_columns_are_told_apart_whatever_they_are_called() -> N
     assert found.shape == (6, 2)
     assert len({tuple(each) for each in found.tolist()}) == 5  # the last two are spelled alike
     assert found.tolist() != units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"other").tolist()
-    with pytest.raises(UnfitError, match="whose row it is") as caught:
+    with pytest.raises(UnfitError, match="owner of the row is unknown") as caught:
         units_of(schema, {"f": pa.array(["1", "NA"]), "i": pa.array(["1", "2"])}, b"key")
     assert [(fault.row, fault.column) for fault in caught.value.faults] == [(1, "f")]
 
