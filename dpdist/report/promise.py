@@ -97,8 +97,8 @@ def share_up(share: float) -> str:
 
 def accuracy(guarantee: Guarantee) -> float:
     """Return the largest probability of identifying one of two equally likely neighbouring tables."""
-    # (1 + TV) / 2: (e^epsilon + delta) / (1 + e^epsilon) for (epsilon, delta) (Kairouz, Oh & Viswanath 2017, Theorem 2.1),
-    # and Phi(mu/2) for a Gaussian release (Dong, Roth & Su 2022, section 2.2)
+    # (1 + TV) / 2: (e^epsilon + delta) / (1 + e^epsilon) for (epsilon, delta) (Kairouz, Oh & Viswanath 2017, theorem
+    # 2.1), and Phi(mu/2) for a Gaussian release (Dong, Roth & Su 2022, section 2.2)
     share = 1 / (1 + math.exp(-guarantee.loss.epsilon))
     general = share + guarantee.loss.delta * (1 - share)
     return general if guarantee.mu_squared is None else min(general, float(ndtr(math.sqrt(guarantee.mu_squared) / 2)))
