@@ -259,7 +259,7 @@ def test_a_draft_of_text_is_told_all_columns_that_are_no_numbers_at_once(
     ready = r'kind = "category" and categories = \["...", "..."\], or kind = "date".*or kind = "ignored"'
     words = f"lines {places['what']}, {places['when']}, columns 'what', 'when': the source has a cell in it that"
     blanks = f"lines {places['who']}, {places['gap']}, columns 'who', 'gap': range is blank"
-    with pytest.raises(UsageError, match=rf"(?s){blanks}.*{words} is no number.*{ready}") as caught:
+    with pytest.raises(UsageError, match=rf"(?s){blanks}.*{words} is not a number.*{ready}") as caught:
         ingest_rows(source, tmp_path / "rows.zarr", schema=draft, header="yes")
     draft.write_text(draft.read_text().replace("range = []", 'range = [0, 9]\nmissing = "drop"'))
     fits = r"line 2, column 'what': the cell is not a number; line 21, column 'when': the cell is not a number\."

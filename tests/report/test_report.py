@@ -1,4 +1,4 @@
-"""The page about a release: true, self-contained, safe to open whatever the columns are called, and readable."""
+"""The page about a release: correct, self-contained, safe for any names of columns, and readable."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def told(values: Values, count: int, edge: float) -> Alignment:
 
 
 def test_the_whole_spectrum_is_drawn_small_however_wide_the_release_is() -> None:
-    """The drawing has the edge, and a dot for each component that another one does not cover."""
+    """The drawing has the edge, and a dot for each component that is not hidden by another."""
     values = np.sort(np.random.default_rng(1).normal(size=2000))[::-1]
     values[:5] += [90, 50, 30, 20, 10]
     chart = spectrum(told(values, 5, 4.0), per_row=True, total=2000)
@@ -126,7 +126,7 @@ def guarantee_of(release: Release) -> Guarantee:
 
 
 def test_the_most_that_an_attacker_finds_follows_from_the_guarantee() -> None:
-    """Of a Gaussian release the largest ``found - e^epsilon alarms`` is its delta (Dong, Roth & Su 2022)."""
+    """The largest ``hits - e^epsilon alarms`` of a Gaussian release is its delta (Dong, Roth & Su 2022)."""
     gaussian = guarantee_of(released("gaussian", "1e-6", "1"))
     assert gaussian.mu_squared is not None
     alarms = np.linspace(0, 1, 20001)
@@ -138,7 +138,7 @@ def test_the_most_that_an_attacker_finds_follows_from_the_guarantee() -> None:
     found = [hits(general, a) for a in (0.0, 0.1, 0.25, 0.5, 1.0)]
     assert found == pytest.approx([0.1, 0.4, 0.7833, 0.8667, 1.0], abs=1e-4)
     assert hits(replace(general, loss=PrivacyLoss.parse("1000000")), 0.01) == 1
-    # of pure epsilon = log 3: 3/4; of Gaussian noise Phi(mu/2), where mu is that of sigma = 4.2247 at (1, 1e-6)
+    # pure epsilon = log 3: 3/4; Gaussian noise: Phi(mu/2) with mu of sigma = 4.2247 at (1, 1e-6)
     assert accuracy(guarantee_of(released("two-sided-wishart", "0", "1.098612"))) == pytest.approx(0.75, abs=1e-6)
     assert accuracy(gaussian) == pytest.approx(0.5471, abs=1e-4)
 
@@ -153,14 +153,14 @@ def test_nothing_is_loaded_and_nothing_is_run_whatever_columns_are_called(tmp_pa
     text = page(tmp_path, release, targets=[HOSTILE_NAMES[2]])
     assert all(name not in text for name in HOSTILE_NAMES[:2])
     assert all(name in html.unescape(text) for name in (*HOSTILE_NAMES, f"<code>{itself}</code>"))
-    assert str(10**30 + 7) not in text  # which is no figure of a release
+    assert str(10**30 + 7) not in text  # not a number of a release
     active = r"<(?:script|link|iframe|object|img)|\son\w+\s*=(?=[^<]*>)"
     assert not re.findall(active, text.replace("onerror=alert(1)&gt;", ""))
     assert not re.findall(r'(?:src|href)\s*=\s*["\'](?!#)', text)
     assert "default-src 'none'" in text
     charts = re.findall(r"<svg class=\"chart\".*?</svg>", text, re.DOTALL)
     assert len(charts) == 6
-    for chart in charts:  # each says what it shows, by names of its own
+    for chart in charts:  # each has a title and a description with unique identifiers
         drawing = ET.fromstring(chart)  # noqa: S314 - of this library
         named = {each.get("id"): each.text for each in drawing if each.tag in {"title", "desc"}}
         assert drawing.get("aria-labelledby", "").split() == list(named)
@@ -269,7 +269,7 @@ def test_one_column_is_a_page_too(tmp_path: Path) -> None:
 
 
 def test_all_colours_stand_out_of_their_grounds_in_light_and_in_the_dark() -> None:
-    """As the Web Content Accessibility Guidelines 2.2 ask for: text 4.5 (1.4.3), what is drawn 3 (1.4.11)."""
+    """Contrast required by the Web Content Accessibility Guidelines 2.2: 4.5 for text (1.4.3), 3 for graphics (1.4.11)."""
     style = (files("dpdist.report") / "templates" / "release.css").read_text()
     light, dark = (dict(re.findall(r"--(\w+): #(\w+)", part)) for part in style.split("@media")[:2])
 

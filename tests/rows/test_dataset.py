@@ -1,4 +1,4 @@
-"""rows.zarr: what is written is what is read, and what is damaged is refused."""
+"""rows.zarr: rows are read as written, and damage is refused."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_damaged_chunk_is_refused_when_it_is_read_and_named(tmp_path: Path, co
         reader = ChunkReader(table, 7)
         with pytest.raises(DataError, match=f"Chunk 2 of .* {said}"):
             list(reader.read(2))
-        if not compress and said != "altered":  # of a packed chunk nobody knows the length
+        if not compress and said != "altered":  # the length of a compressed chunk is not fixed
             assert [index for index, _ in incomplete(open_rows(path))] == [2]
         assert sum(len(piece) for piece in reader.read(1)) == table.rows_in(1)
 

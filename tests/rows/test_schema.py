@@ -1,4 +1,4 @@
-"""A schema: what it makes of a row, whatever the others are, and that all its mistakes are told at once."""
+"""Schemas: they map each row independently of the others, and report all their mistakes together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rows_of(schema: Schema, columns: dict[str, Any]) -> Any:
 
 
 def one(kind: str, cells: list[Any], **more: Any) -> list[float]:
-    """Return what becomes of the cells of one column beside another."""
+    """Return the encoding of the cells of one column next to another."""
     schema = Schema([Column("x", kind, **more), Column("y", "boolean")])
     found: list[float] = rows_of(schema, {"x": cells, "y": [True] * len(cells)})[:, 0].tolist()
     return found
@@ -65,7 +65,7 @@ def test_each_kind_of_column_becomes_the_numbers_that_are_said() -> None:
     )
     wanted: list[list[float]] = [
         [1, 0, 0, 0, -2, 1, -1, -1],
-        [0, 1, 0, 0, 2, -1, 0, 1],  # beyond the range, and clipped
+        [0, 1, 0, 0, 2, -1, 0, 1],  # clipped to the range
         [0, 0, 1, 0, -0.4, 1, 1, 0.1],
         [0, 0, 0, 1, 0, -1, 0, -1],
         [math.nan] * 8,  # dropped: it counts as the centre
@@ -107,7 +107,7 @@ def test_bytes_that_are_not_text_are_named_by_their_row(kind: str) -> None:
 
 
 def test_categories_that_are_whole_numbers_are_these_and_no_others() -> None:
-    most = 2**53 + 1  # no float is it
+    most = 2**53 + 1  # not a float
     schema = Schema([Column("x", "category", categories=[most, 0], other="column")])
     assert schema.columns[0].categories == ("9007199254740993", "0")
     assert Schema.from_json(schema.to_json()) == schema
@@ -145,7 +145,7 @@ cells = st.fixed_dictionaries({
 @settings(max_examples=15, deadline=None)
 @given(st.lists(cells, min_size=1, max_size=12), cells, st.data())
 def test_neighbouring_tables_become_neighbouring_tables(table: list[Any], other: Any, data: st.DataObject) -> None:
-    """The theorem: of each row one row, the same whatever the others are, so n is what it was and one row differs."""
+    """The theorem: each row has one image, independent of the others, so n is unchanged and one row differs."""
 
     def made(rows: list[Any]) -> Any:
         return rows_of(PENGUINS, {name: [row[name] for row in rows] for name in table[0]})
@@ -179,7 +179,7 @@ def test_units_of_several_columns_are_told_apart_whatever_they_are_called() -> N
     first, second = ["1", "11", "1:", "1", "a ", "a"], ["11", "1", "1", ":1", "b", "b"]
     found = units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"key")
     assert found.shape == (6, 2)
-    assert len({tuple(each) for each in found.tolist()}) == 5  # the last two are spelled alike
+    assert len({tuple(each) for each in found.tolist()}) == 5  # the last two have the same normalised name
     assert found.tolist() != units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"other").tolist()
     with pytest.raises(UnfitError, match="owner of the row is unknown") as caught:
         units_of(schema, {"f": pa.array(["1", "NA"]), "i": pa.array(["1", "2"])}, b"key")
