@@ -269,7 +269,7 @@ def test_one_column_is_a_page_too(tmp_path: Path) -> None:
 
 
 def test_all_colours_stand_out_of_their_grounds_in_light_and_in_the_dark() -> None:
-    """Contrast required by the Web Content Accessibility Guidelines 2.2: 4.5 for text (1.4.3), 3 for graphics (1.4.11)."""
+    """Web Content Accessibility Guidelines 2.2: a contrast of 4.5 for text (1.4.3), 3 for graphics (1.4.11)."""
     style = (files("dpdist.report") / "templates" / "release.css").read_text()
     light, dark = (dict(re.findall(r"--(\w+): #(\w+)", part)) for part in style.split("@media")[:2])
 

@@ -1,4 +1,4 @@
-"""Machine code of the kernels: cached for later processes, compiled again if damaged, and never shared between processors."""
+"""Machine code of the kernels: cached for later processes, recompiled if damaged, never shared by processors."""
 
 from __future__ import annotations
 
