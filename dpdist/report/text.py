@@ -33,8 +33,8 @@ ALIGNED = (
 )
 SURE = "It is between the two ends in at least nine of ten releases."
 _UNDISTINGUISHED = (
-    "It is unknown if the eigenvalue is too close to the noise or to other eigenvalues: the component may then point "
-    "anywhere."
+    "The alignment is unknown if an eigenvalue is too close to the noise or to other eigenvalues: the component may then "
+    "point anywhere."
 )
 
 
@@ -198,9 +198,9 @@ def standardised(result: Correlation, names: Sequence[str]) -> str:
         legend += f" {count_text(directions)} {ALIGNED} {_without_loadings(directions)}".rstrip()
     if result.left_out:
         were = "was" if len(result.left_out) == 1 else "were"
-        why = " or are the first category of a variable" if result.drop_first else ""
+        why = ", or the first category of a variable" if result.drop_first else ""
         legend += (
-            f" {counted(len(result.left_out), 'column')} not above the noise{why} {were} omitted: "
+            f" {counted(len(result.left_out), 'column')} {were} omitted (not above the noise{why}): "
             f"{listed(result.left_out)}."
         )
     return "\n".join([*lines, wrapped(legend)])
