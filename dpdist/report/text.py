@@ -33,7 +33,7 @@ ALIGNED = (
 )
 SURE = "It is between the two ends in at least nine of ten releases."
 _UNDISTINGUISHED = (
-    "The alignment is unknown if an eigenvalue is too close to the noise or to other eigenvalues: the component may then "
+    "The alignment is unknown if an eigenvalue is too close to the noise or to other eigenvalues: the component may "
     "point anywhere."
 )
 
