@@ -191,7 +191,7 @@ def test_words_fit_a_terminal_and_what_makes_no_sense_is_refused_in_a_sentence(
                   "rows clipped to norm 3.9"):  # fmt: skip
         assert words in said.err
     assert "NOT PRIVATE" not in said.err
-    assert "It is on 2 principal components of 3 columns" in " ".join(call(*REGRESS, "--components", "2").err.split())
+    assert "2 released principal components of 3 columns" in " ".join(call(*REGRESS, "--components", "2").err.split())
 
 
 @pytest.mark.usefixtures("table")

@@ -137,7 +137,7 @@ def test_whoever_was_known_by_a_number_is_not_counted_anew_by_a_name() -> None:
         watch = Watch(unit, key, np.empty(0, dtype=[("person", "S16"), ("periods", "<u2")]))
         assert len(list(watch.watched([first], 1, names))) == 1
         later = Watch(unit, key, watch.register(), watch.named)
-        with pytest.raises(DataError, match="would be counted anew"):
+        with pytest.raises(DataError, match="would be counted again"):
             list(later.watched([second], 1, 1 - names))
 
 
