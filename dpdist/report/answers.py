@@ -1,4 +1,4 @@
-"""Regressions as text for a terminal, and numbers for people: few digits, and powers of ten as they are written."""
+"""Regressions as text for a terminal, and numbers with few digits and powers of ten."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from dpdist.report.text import aligned
 
 
 def common_power(values: Iterable[float]) -> int:
-    """Return p, a multiple of 3, by whose power of ten the numbers of a table are divided to have few digits.
+    """Return the exponent p, a multiple of 3, of the common factor 10^p of the numbers of a table.
 
-    Examples
-    --------
     >>> common_power([9.66e8, -3.0]), common_power([1500.0]), common_power([2e-4, 0.0]), common_power([])
     (6, 0, -6, 0)
     """
@@ -29,23 +27,17 @@ def common_power(values: Iterable[float]) -> int:
 
 
 def in_units(power: int) -> Markup:
-    """Say by what the numbers of a table were divided.
+    """Return the unit of the numbers of a table.
 
-    Examples
-    --------
     >>> print(in_units(6))
     , in 10<sup>6</sup>
-    >>> print(in_units(0) or "plain")
-    plain
     """
     return Markup(f", in 10<sup>{digits(power)}</sup>" if power else "")  # noqa: S704 - of a number
 
 
 def digits(value: float) -> str:
-    """Write a number with four significant digits and no exponent.
+    """Return a number with four significant digits and no exponent.
 
-    Examples
-    --------
     >>> digits(966.245), digits(-16.0355), digits(12346.0), digits(1e-5), digits(0.0)
     ('966.2', '−16.04', '12350', '0.00001', '0')
     """
@@ -53,10 +45,8 @@ def digits(value: float) -> str:
 
 
 def number(value: float) -> Markup:
-    """Write one number with four significant digits, and a power of ten where it is large or small.
+    """Return a number with four significant digits, and a power of ten if it is large or small.
 
-    Examples
-    --------
     >>> print(number(1814.0), number(1.814e10), number(1e-06), sep="; ")
     1814; 1.814 × 10<sup>10</sup>; 10<sup>−6</sup>
     """
@@ -70,109 +60,105 @@ def number(value: float) -> Markup:
 _SHOWN = 25
 _ABOUT = "Each interval holds in 95 of 100 releases."
 _POPULATION = (
-    " That of the population holds if the rows are independent draws from it, with residuals of equal variance."
+    " That for the population assumes that rows are independent draws from it, with residuals of equal variance."
 )
 _CLIPPED = (
-    " They are about clipped rows: of a column with few far values, which are clipped most, coefficients of the rows "
-    "as they are may lie beyond them."
+    " They describe clipped rows. A column with few large values is clipped most, and its coefficients in the original "
+    "rows may be outside."
 )
 
 
-def about_intervals(release: Release, found: Regression) -> str:
-    """Say what the intervals of a regression are about, and what they take for granted."""
-    population = found.intercept.population_interval is not None
+def about_intervals(release: Release, result: Regression) -> str:
+    """Return what the intervals of a regression describe and assume."""
+    population = result.intercept.population_interval is not None
     about = _ABOUT + _POPULATION * population
     about += "" if clipped_rows(release).longest is not None else _CLIPPED
     if release.unit is None or not population:
         return about
     return (
-        f"{about} Here one {release.unit.column} may own several rows, which are hardly independent: then the "
-        "interval of the population is too narrow."
+        f"{about} One {release.unit.column} may own several rows, which are probably dependent: the interval for the "
+        "population is then too narrow."
     )
 
 
-def regression(found: Regression, release: Release) -> str:
-    """Return a table of the coefficients of one target of a release, and what there is to know of them.
-
-    Of more than 25 those are shown that are the most standard deviations away from 0.
-    """
-    shown = sorted(range(len(found.names)), key=lambda i: -_evidence(found.coefficients[i]))[:_SHOWN]
-    rows = [("", "coefficient", "between", "of the population")]
-    if found.centred or found.intercept.value:
-        rows.append(("intercept", *_cells(found.intercept)))
-    rows += [(_short(found.names[i]), *_cells(found.coefficients[i])) for i in sorted(shown)]
-    left = len(found.names) - len(shown)
-    low, high = found.r2_interval
-    about = "about its mean" if found.centred else f"about {centre_words(release)}: no mean was released"
-    last = f"R² {found.r2.value:.3f}, between {outward(low, high)}: of the variance of {found.target} {about}."
-    columns = counted(len(found.names), "column")
+def regression(result: Regression, release: Release) -> str:
+    """Return a table of the coefficients of one target: the 25 that are the most standard deviations away from 0."""
+    shown = sorted(range(len(result.names)), key=lambda i: -_evidence(result.coefficients[i]))[:_SHOWN]
+    rows = [("", "coefficient", "between", "for the population")]
+    if result.centred or result.intercept.value:
+        rows.append(("intercept", *_cells(result.intercept)))
+    rows += [(_short(result.names[i]), *_cells(result.coefficients[i])) for i in sorted(shown)]
+    omitted = len(result.names) - len(shown)
+    low, high = result.r2_interval
+    about = "about its mean" if result.centred else f"about {centre_name(release)}: no mean was released"
+    last = f"R² {result.r2.value:.3f}, between {outward(low, high)}: of the variance of {result.target} {about}."
+    columns = counted(len(result.names), "column")
     return "\n".join([
-        wrapped(f"Regression of {found.target} on {columns} {clipped_rows(release).describe()}"),
+        wrapped(f"Regression of {result.target} on {columns} {clipped_rows(release).describe()}"),
         *aligned(rows),
-        *([wrapped(f"{counted(left, 'column')} less sure to differ from 0: not shown.")] if left else []),
+        *([wrapped(f"{counted(omitted, 'column')} closer to 0 are not shown.")] if omitted else []),
         wrapped(last),
-        *([wrapped(DROWNED)] if found.drowned else []),
-        *([wrapped(_unknown(found))] if found.unknown else []),
-        wrapped(_ridge(found)),
+        *([wrapped(BELOW_NOISE)] if result.drowned else []),
+        *([wrapped(_unknown(result))] if result.unknown else []),
+        wrapped(_ridge(result)),
     ])  # fmt: skip
 
 
-def centre_words(release: Release) -> str:
-    """Say what rows were shifted by."""
+def centre_name(release: Release) -> str:
+    """Return the name of the centre of rows."""
     if release.stage is not None and "centre" in release.stage.chosen:
-        return "the centre that was chosen privately"
+        return "the privately chosen centre"
     return "zero" if release.bound.centre is None else "the public centre"
 
 
-DROWNED = "DROWNED: as far as the noise lets see, the columns may explain nothing of the target."
+BELOW_NOISE = "BELOW THE NOISE: the columns may explain nothing of the target."
 
 
-def _unknown(found: Regression) -> str:
-    one = len(found.unknown) == 1
+def _unknown(result: Regression) -> str:
+    single = len(result.unknown) == 1
     return (
-        f"{listed(found.unknown)}: not above the noise, so nothing is known of {'its' if one else 'their'} "
-        f"{'coefficient' if one else 'coefficients'}. A public range ({parameter('schema')}) or a larger epsilon may "
-        "help."
+        f"{listed(result.unknown)}: not above the noise, {'coefficient' if single else 'coefficients'} unknown. "
+        f"A public range ({parameter('schema')}) or a larger epsilon may help."
     )
 
 
-def _ridge(found: Regression) -> str:
-    if found.components is not None:
+def _ridge(result: Regression) -> str:
+    if result.components is not None:
         return (
-            f"It is on {counted(found.components, 'principal component')} of {counted(len(found.names), 'column')}, as "
-            f"released; {found.seen} vary more than the noise. Intervals are about the regression on these, which are "
-            "public directions: along others coefficients are 0. Where some of these stand just above the noise, "
-            "intervals hold less often, in nine of ten releases."
+            f"The regression uses {counted(result.components, 'released principal component')} of "
+            f"{counted(len(result.names), 'column')}; {result.seen} vary more than the noise. Intervals describe the "
+            "regression on these public directions; along all others coefficients are 0. If some are just above the "
+            "noise, intervals hold less often, in nine of ten releases."
         )
     reference = ""
-    if found.reference:
-        are = "is the reference" if len(found.reference) == 1 else "are the references"
-        reference = f"{listed(found.reference)} {are}: other categories differ from it by their coefficients. "
-    if not found.ridge:
-        return f"{reference}There is no ridge: along every direction the columns vary more than the noise."
-    said = (
-        f"{reference}The ridge is {found.ridge:.6g}, added to the sum of squares of each column. All intervals are "
-        "about the regression with it: it draws coefficients to 0, and shares them among columns that vary together. "
-        "No population has such coefficients."
+    if result.reference:
+        are = "is the reference" if len(result.reference) == 1 else "are the references"
+        reference = f"{listed(result.reference)} {are}: coefficients of other categories are differences from it. "
+    if not result.ridge:
+        return f"{reference}No ridge is needed: the columns vary more than the noise in every direction."
+    text = (
+        f"{reference}The ridge is {result.ridge:.6g}, added to the sum of squares of each column. All "
+        "intervals apply to the regression with it, which shrinks coefficients to 0, and divides them among correlated "
+        "columns. There is no interval for a population."
     )
-    below = len(found.names) - found.seen
+    below = len(result.names) - result.seen
     if not below:
-        return said
+        return text
     return (
-        f"{said} {below} of {counted(len(found.names), 'direction')} among the columns vary less than the noise: along "
-        "these it draws them most, and columns that are nearly sums of others share theirs."
+        f"{text} {below} of {counted(len(result.names), 'direction')} of the columns vary less than the noise: it "
+        "shrinks these coefficients most, and divides them among nearly collinear columns."
     )
 
 
-def _evidence(each: Estimate) -> float:
-    return abs(each.value) / each.noise if each.noise else float("inf")
+def _evidence(estimate: Estimate) -> float:
+    return abs(estimate.value) / estimate.noise if estimate.noise else float("inf")
 
 
-def _cells(each: Estimate) -> tuple[str, str, str]:
-    population = each.population_interval
-    if not math.isfinite(each.noise):
-        return "not told", "-", "-"
-    return f"{each.value:.4g}", _between(each.interval), "-" if population is None else _between(population)
+def _cells(estimate: Estimate) -> tuple[str, str, str]:
+    population = estimate.population_interval
+    if not math.isfinite(estimate.noise):
+        return "unknown", "-", "-"
+    return f"{estimate.value:.4g}", _between(estimate.interval), "-" if population is None else _between(population)
 
 
 def _between(ends: tuple[float, float]) -> str:
@@ -180,7 +166,7 @@ def _between(ends: tuple[float, float]) -> str:
 
 
 def outward(low: float, high: float) -> str:
-    """Return the ends of an interval to three digits after the point, rounded outwards."""
+    """Return an interval with three decimals, rounded outwards."""
     return f"{math.floor(1000 * low) / 1000:.3g} and {math.ceil(1000 * high) / 1000:.3g}"
 
 

@@ -1,7 +1,4 @@
-"""The charts of the page about a release, as SVG: text is text, and colours are classes of the page's style sheet.
-
-Widths are in units of about a pixel of a small screen, so that a chart is as readable there.
-"""
+"""Charts of the page about a release as SVG, in units of about one pixel of a small screen."""
 
 from __future__ import annotations
 
@@ -25,13 +22,12 @@ from dpdist.report.promise import accuracy, hits, share_up
 
 Values = npt.NDArray[np.float64]
 WIDTH = 360.0
-"""Of a chart."""
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale from values to places."""
+    """A scale from values to positions."""
 
     low: float
     high: float
@@ -40,65 +36,61 @@ class Axis:
     warp: Callable[[float], float] = float
 
     def __call__(self, value: float) -> float:
-        """Return the place of a value; one beyond an end is put there."""
+        """Return the position of a value, limited to the ends."""
         low, high = self.warp(self.low), self.warp(self.high)
         share = (self.warp(min(max(value, self.low), self.high)) - low) / (high - low)
         return self.start + share * (self.stop - self.start)
 
 
-def chart(name: str, title: str, words: str, height: float, parts: Iterable[str], width: float = WIDTH) -> Markup:
+def chart(name: str, title: str, description: str, height: float, parts: Iterable[str], width: float = WIDTH) -> Markup:
     """Return a chart."""
     body = Markup("").join(parts)
     return Markup(
         '<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-labelledby="{n}-title {n}-words">'
         '<title id="{n}-title">{title}</title><desc id="{n}-words">{words}</desc>{body}</svg>'
-    ).format(w=place(width), h=place(height), n=name, title=title, words=words, body=body)
+    ).format(w=tenths(width), h=tenths(height), n=name, title=title, words=description, body=body)
 
 
-def text(x: float, y: float, words: object, *, anchor: str = "start", kind: str = "") -> Markup:
-    """Return words at a place; ``anchor`` is start, middle or end."""
+def text(x: float, y: float, content: object, *, anchor: str = "start", kind: str = "") -> Markup:
+    """Return text at a position; ``anchor`` is start, middle or end."""
     return Markup('<text x="{}" y="{}" text-anchor="{}" class="{}">{}</text>').format(
-        place(x), place(y), anchor, kind, words
+        tenths(x), tenths(y), anchor, kind, content
     )
 
 
 def path(kind: str, steps: Iterable[str]) -> Markup:
-    """Return a line or an area of some class; empty where there are no steps."""
+    """Return a line or an area with a CSS class; empty without steps."""
     drawn = "".join(steps)
     return Markup('<path class="{}" d="{}"/>').format(kind, drawn) if drawn else Markup("")
 
 
 def box(x: float, y: float, width: float, height: float) -> str:
     """Return the steps of a rectangle."""
-    return f"M{place(x)} {place(y)}h{place(width)}v{place(height)}h{place(-width)}z"
+    return f"M{tenths(x)} {tenths(y)}h{tenths(width)}v{tenths(height)}h{tenths(-width)}z"
 
 
 def line(points: Iterable[tuple[float, float]]) -> str:
     """Return the steps of a line through points."""
-    return "M" + "L".join(f"{place(x)} {place(y)}" for x, y in points)
+    return "M" + "L".join(f"{tenths(x)} {tenths(y)}" for x, y in points)
 
 
 def rule(x: float, y: float, dx: float = 0, dy: float = 0) -> str:
-    """Return the steps of a line that goes across or down; a dot where it goes nowhere."""
-    return f"M{place(x)} {place(y)}" + (f"v{place(dy)}" if dy else f"h{place(dx)}")
+    """Return the steps of a horizontal or vertical line, or of a dot."""
+    return f"M{tenths(x)} {tenths(y)}" + (f"v{tenths(dy)}" if dy else f"h{tenths(dx)}")
 
 
-def place(value: float) -> str:
-    """Return a length to a tenth.
+def tenths(value: float) -> str:
+    """Return a length with one decimal.
 
-    Examples
-    --------
     >>> place(12.04), place(-0.001), place(3.14159)
     ('12', '0', '3.1')
     """
     return f"{round(value, 1) + 0.0:g}"
 
 
-def power_words(power: int) -> str:
-    """Say by what the numbers of a chart were divided.
+def power_text(power: int) -> str:
+    """Return the unit of the numbers of a chart.
 
-    Examples
-    --------
     >>> power_words(6), power_words(0)
     (', in 10⁶', '')
     """
@@ -106,18 +98,16 @@ def power_words(power: int) -> str:
 
 
 def shortened_name(name: str, letters: int) -> str:
-    """Return a name that is no longer than so many letters.
+    """Return a name cut to a number of letters.
 
-    Examples
-    --------
     >>> shortened_name("age", 8), shortened_name("a long name", 8)
     ('age', 'a long …')
     """
     return name if len(name) <= letters else f"{name[: letters - 1]}…"
 
 
-def image(values: Values, words: str, limit: float) -> Markup:
-    """Return a small picture: orange where values are positive, blue where they are negative, as dense as they are."""
+def image(values: Values, alt: str, limit: float) -> Markup:
+    """Return a small picture: orange for positive values, blue for negative ones, with opacity by magnitude."""
     height, width = values.shape
     dots = np.empty((height, width, 4), dtype=np.uint8)
     dots[..., :3] = np.where(values[..., None] > 0, (222, 107, 31), (47, 129, 247))
@@ -128,38 +118,40 @@ def image(values: Values, words: str, limit: float) -> Markup:
     png = b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
     )
-    return Markup('<img alt="{}" src="data:image/png;base64,{}">').format(words, base64.b64encode(png).decode())
+    return Markup('<img alt="{}" src="data:image/png;base64,{}">').format(alt, base64.b64encode(png).decode())
 
 
 _GUESSES = 100
 _ACROSS = 20
 _FEW = 40
-"""Up to so many components each is a place of its own; more are drawn over a logarithm."""
+"""Largest number of components on a linear axis; more have a logarithmic one."""
 _LEFT = 52.0
-"""Where the chart of the spectrum begins: there is room for a number beside it."""
+"""Left margin of the spectrum, for labels."""
 _CURVE = np.concatenate([[0.0], np.geomspace(1e-4, 0.01, 12), np.linspace(0.015, 1, 60)])
-"""Shares of false alarms at which the curve is drawn."""
+"""Shares of false alarms of the points of the curve."""
 _LETTERS = 17
-"""Of a name beside the heat map: what there is room for."""
+"""Letters of a name next to the heat map."""
 
 
 def guesses(guarantee: Guarantee) -> Markup:
-    """Draw a hundred guesses about one row, at even odds: those right anyway, and those that the release may add."""
+    """Draw 100 guesses about one row at even odds: right by chance, and right due to the release."""
     right = 100 * accuracy(guarantee)
-    most = min(_GUESSES, math.ceil(right - 1e-6))
+    added = min(_GUESSES, math.ceil(right - 1e-6))
     step = (WIDTH + 4) / _ACROSS
     side = step - 4.5
     cells = [box(i % _ACROSS * step, i // _ACROSS * step, side, side) for i in range(_GUESSES)]
     below = 5 * step
-    words = f"Of 100 guesses, 50 are right by chance. With the release at most {share_up(accuracy(guarantee))} are."
+    description = (
+        f"Of 100 guesses, 50 are right by chance. With the release at most {share_up(accuracy(guarantee))} are."
+    )
     legend = [("noise", "right by chance: 50"), ("seen", f"more with this release: {_more(right)} at most")]
-    if most < _GUESSES:
-        legend.append(("open", "wrong all the same"))
-    parts = [path("noise", cells[:50]), path("seen", cells[50:most]), path("open", cells[most:])]
-    for i, (kind, said) in enumerate(legend):
+    if added < _GUESSES:
+        legend.append(("open", "wrong nevertheless"))
+    parts = [path("noise", cells[:50]), path("seen", cells[50:added]), path("open", cells[added:])]
+    for i, (kind, label) in enumerate(legend):
         top = below + 8 + 17 * i
-        parts += [path(kind, [box(0, top, 11, 11)]), text(18, top + 10, said)]
-    return chart("guesses", "100 guesses about one row", words, below + 8 + 17 * len(legend), parts)
+        parts += [path(kind, [box(0, top, 11, 11)]), text(18, top + 10, label)]
+    return chart("guesses", "100 guesses about one row", description, below + 8 + 17 * len(legend), parts)
 
 
 def _more(right: float) -> str:
@@ -167,61 +159,63 @@ def _more(right: float) -> str:
 
 
 def tests(guarantee: Guarantee) -> Markup:
-    """Draw what every test of one row can do with a release: the trade-off of found cases and false alarms."""
+    """Draw the bound on any test of one row: true against false alarms."""
     x, y = Axis(0, 1, 42, WIDTH - 8), Axis(0, 1, 232, 12)
     ticks = (0.0, 0.25, 0.5, 0.75, 1.0)
-    at = [(x(a), y(hits(guarantee, float(a)))) for a in _CURVE]
+    curve = [(x(a), y(hits(guarantee, float(a)))) for a in _CURVE]
     parts = [
         path("grid", [rule(x(0), y(t), dx=x(1) - x(0)) for t in ticks]),
-        path("area", [line([*at, (x(0), y(0))]) + "z"]),
+        path("area", [line([*curve, (x(0), y(0))]) + "z"]),
         path("guess", [line([(x(0), y(0)), (x(1), y(1))])]),
-        path("edge", [line(at)]),
+        path("edge", [line(curve)]),
         *(text(x(0) - 6, y(t) + 4, f"{100 * t:g} %", anchor="end") for t in ticks),
         *(text(x(t), 248, f"{100 * t:g} %", anchor="end" if t == 1 else "middle") for t in ticks),
         text((x(0) + x(1)) / 2, 266, "false alarms", anchor="middle"),
         text(x(0.97), y(0.06), "grey line: guessing", anchor="end", kind="soft"),
         text(x(0.97), y(0.15), "blue line: most with this release", anchor="end", kind="soft"),
     ]
-    words = "; ".join(f"{share_up(hits(guarantee, a))} % at {100 * a:g} % false alarms" for a in (0.05, 0.1, 0.5))
-    return chart("tests", "True alarms of any test, at most, by its false alarms", f"At most {words}.", 272, parts)
+    description = "; ".join(f"{share_up(hits(guarantee, a))} % at {100 * a:g} % false alarms" for a in (0.05, 0.1, 0.5))
+    return chart(
+        "tests", "True alarms of any test, at most, by its false alarms", f"At most {description}.", 272, parts
+    )
 
 
-def spectrum(told: Alignment, per_row: bool, total: int) -> Markup:
-    """Draw eigenvalues with their intervals, and what noise alone stays below."""
-    values, edge = told.eigenvalues, told.edge or 0.0
-    low, high = told.intervals.T
+def spectrum(result: Alignment, per_row: bool, total: int) -> Markup:
+    """Draw eigenvalues with their intervals, and the edge of the noise."""
+    values, edge = result.eigenvalues, result.edge or 0.0
+    low, high = result.intervals.T
     bottom, top = min(float(values.min()), 0.0), max(float(high.max()), edge)
 
     def warp(value: float) -> float:
         return math.asinh(2 * value / edge) if edge > 0 else value
 
     power = common_power([bottom, top])
-    one = 10.0**power
+    scale = 10.0**power
     count = len(values)
-    x = _places(count)
+    x = _component_axis(count)
     y = Axis(bottom, top, 232, 20, warp)
-    seen = np.arange(count) < told.counted
+    clear = np.arange(count) < result.counted
     parts = [
         path("drown", [box(_LEFT, y(edge), WIDTH - _LEFT - 8, y.start - y(edge))]),
-        path("noisy", _each(x, y, low, high, ~seen)),
-        path("sure", _each(x, y, low, high, seen)),
-        path("dots faint", _each(x, y, values, values, ~seen)),
-        path("dots", _each(x, y, values, values, seen)),
+        path("noisy", _segments(x, y, low, high, ~clear)),
+        path("sure", _segments(x, y, low, high, clear)),
+        path("dots faint", _segments(x, y, values, values, ~clear)),
+        path("dots", _segments(x, y, values, values, clear)),
         path("limit", [rule(_LEFT, y(edge), dx=WIDTH - _LEFT - 8)]),
-        *_value_ticks(y, edge, one),
+        *_value_ticks(y, edge, scale),
         *(text(x(i), 248, f"{i}", anchor="middle") for i in _component_ticks(count)),
         text((_LEFT + WIDTH) / 2, 266, "component", anchor="middle"),
         text(WIDTH - 10, y(edge) - 5, "noise alone stays below", anchor="end", kind="soft halo"),
-        text(_LEFT, 9, f"eigenvalue{' per row' if per_row else ''}{power_words(power)}", kind="soft"),
+        text(_LEFT, 9, f"eigenvalue{' per row' if per_row else ''}{power_text(power)}", kind="soft"),
     ]
-    words = (
-        f"{told.counted} of {total} components can be told from noise, whose eigenvalues stay below "
-        f"{digits(edge / one)}{power_words(power)}. The largest is {digits(float(values[0]) / one)}."
+    description = (
+        f"{result.counted} of {total} components can be distinguished from noise, whose eigenvalues are below "
+        f"{digits(edge / scale)}{power_text(power)}. The largest is {digits(float(values[0]) / scale)}."
     )
-    return chart("spectrum", "Eigenvalues over the noise", words, 272, parts)
+    return chart("spectrum", "Eigenvalues over the noise", description, 272, parts)
 
 
-def _places(count: int) -> Axis:
+def _component_axis(count: int) -> Axis:
     if count <= _FEW:
         return Axis(0.5, count + 0.5, _LEFT, WIDTH - 8)
     return Axis(0.8, count, _LEFT, WIDTH - 12, math.log)
@@ -231,64 +225,64 @@ def _component_ticks(count: int) -> list[int]:
     if count <= _FEW:
         step = max(1, -(-count // 10))
         return list(range(1, count + 1, step))
-    ticks = [one * 10**power for power in range(len(str(count))) for one in (1, 2, 5)]
+    ticks = [digit * 10**power for power in range(len(str(count))) for digit in (1, 2, 5)]
     ticks = [tick for tick in ticks if tick <= count]
     return ticks if count < 1000 else [tick for tick in ticks if str(tick)[0] == "1"]
 
 
-def _value_ticks(y: Axis, edge: float, one: float) -> list[Markup]:
-    """Mark 0, the edge, and powers of ten beyond it where there is room."""
+def _value_ticks(y: Axis, edge: float, scale: float) -> list[Markup]:
+    """Label 0, the edge, and round values above it that fit."""
     highest = y.high
     values = [0.0, edge]
     if edge > 0:
         first, last = math.floor(math.log10(edge)), math.ceil(math.log10(highest))
         decades = [factor * 10.0**p for p in range(first, last + 1) for factor in (1, 2, 5)]
         values += sorted((v for v in decades if edge < v <= highest), reverse=True)
-    taken: list[float] = []
+    heights: list[float] = []
     parts = []
     for value in values:
-        at = y(value)
-        if any(abs(at - other) < 15 for other in taken) and value:
+        height = y(value)
+        if any(abs(height - other) < 15 for other in heights) and value:
             continue
-        taken.append(at)
-        parts.append(text(_LEFT - 6, at + 4, digits(float(f"{value / one:.3g}")), anchor="end"))
+        heights.append(height)
+        parts.append(text(_LEFT - 6, height + 4, digits(float(f"{value / scale:.3g}")), anchor="end"))
     return parts
 
 
-def _each(x: Axis, y: Axis, low: Values, high: Values, which: np.typing.NDArray[np.bool_]) -> list[str]:
-    """Return a line from each low to its high; those that would cover one another are drawn once."""
+def _segments(x: Axis, y: Axis, low: Values, high: Values, mask: np.typing.NDArray[np.bool_]) -> list[str]:
+    """Return a line from each low to its high, without lines that coincide."""
     drawn = {}
-    for i in np.flatnonzero(which).tolist():
+    for i in np.flatnonzero(mask).tolist():
         top, end = round(y(float(high[i])), 1), round(y(float(low[i])), 1)
         drawn[round(2 * x(i + 1)), round(top), round(end)] = rule(x(i + 1), top, dy=end - top)
     return list(drawn.values())
 
 
-def heat(found: Correlations, names: Sequence[str]) -> tuple[Markup, Markup]:
-    """Draw correlations, and beside them what each may be off by: half of its interval, on the same scale."""
-    size = len(found.columns)
+def heat(result: Correlations, names: Sequence[str]) -> tuple[Markup, Markup]:
+    """Draw correlations, and half the width of the interval of each on the same scale."""
+    size = len(result.columns)
     left, side = 126.0, min(30.0, (WIDTH - 126) / size)
     labels = [text(0, 18 + (i + 0.7) * side, f"{i + 1}  {shortened_name(name, _LETTERS)}") for i, name in
-              enumerate(names[j] for j in found.columns)]  # fmt: skip
+              enumerate(names[j] for j in result.columns)]  # fmt: skip
     labels += [text(left + (j + 0.5) * side, 11, j + 1, anchor="middle") for j in range(size)]
-    off = (found.intervals[..., 1] - found.intervals[..., 0]) / 2
-    sure = (found.intervals[..., 0] > 0) | (found.intervals[..., 1] < 0)
+    off = (result.intervals[..., 1] - result.intervals[..., 0]) / 2
+    sure = (result.intervals[..., 0] > 0) | (result.intervals[..., 1] < 0)
     height = 20 + size * side
     cells: list[list[Markup]] = [[], []]
     for i in range(size):
         for j in range(size):
             steps = box(left + j * side, 18 + i * side, side - 1, side - 1)
-            kind = "plus" if found.values[i, j] > 0 else "minus"
-            cells[0].append(_cell(kind if sure[i, j] else "noise", abs(found.values[i, j]), steps))
+            kind = "plus" if result.values[i, j] > 0 else "minus"
+            cells[0].append(_cell(kind if sure[i, j] else "noise", abs(result.values[i, j]), steps))
             cells[1].append(_cell("noise", off[i, j], steps))
     pairs = size * (size - 1) // 2
     count = int(np.triu(sure, 1).sum())
     frame = path("open", [box(left, 18, size * side - 1, size * side - 1)])
-    clear = f"Of {pairs} correlations {count} have an interval without 0."
-    most = f"Half of each interval: {off.max():.2g} at most."
+    clear = f"{count} of {pairs} correlations have an interval without 0."
+    widest = f"Half of each interval: {off.max():.2g} at most."
     return (
         chart("heat", "Correlations", clear, height, [*labels, frame, *cells[0]]),
-        chart("off", "What noise may do to each correlation", most, height, [*labels, frame, *cells[1]]),
+        chart("off", "Effect of the noise on each correlation", widest, height, [*labels, frame, *cells[1]]),
     )
 
 
@@ -296,27 +290,27 @@ def _cell(kind: str, share: float, steps: str) -> Markup:
     return Markup('<path class="{}" fill-opacity="{}" d="{}"/>').format(kind, f"{min(1.0, share):.2g}", steps)
 
 
-def explained(found: Regression) -> Markup:
-    """Draw R² with its interval on a line from 0 to 1."""
-    low, high = found.r2_interval
+def explained(result: Regression) -> Markup:
+    """Draw R² and its interval from 0 to 1."""
+    low, high = result.r2_interval
     x = Axis(0, 1, 12, WIDTH - 12)
     ends = x(low), x(high)
     parts = [
         path("grid", [rule(x(0), 24, dx=x(1) - x(0))]),
         path("sure", [rule(ends[0], 24, dx=max(1.0, ends[1] - ends[0]))]),
-        path("dots", [rule(x(found.r2.value), 24)]),
+        path("dots", [rule(x(result.r2.value), 24)]),
         text(x(0), 46, "0: nothing"),
-        text(x(1), 46, "1: all of it", anchor="end"),
+        text(x(1), 46, "1: everything", anchor="end"),
     ]
-    return chart("explained", "Share of the variance explained", f"R² is {found.r2.value:.3f}.", 52, parts)
+    return chart("explained", "Share of the variance explained", f"R² is {result.r2.value:.3f}.", 52, parts)
 
 
 def bar(value: float, reach: float) -> Markup:
-    """Draw a loading as a bar to the left or the right; the number stands beside it."""
+    """Draw a loading as a bar to the left or right."""
     length = 50 * value / reach
     start = min(0.0, length)
     return Markup(
         '<svg class="bar" viewBox="-51 0 102 10" preserveAspectRatio="none" aria-hidden="true">'
         '<path class="grid" d="M0 0v10"/>'
         '<path class="{}" d="M{} 1h{}v8h-{}z"/></svg>'
-    ).format("plus" if value > 0 else "minus", place(start), place(abs(length)), place(abs(length)))
+    ).format("plus" if value > 0 else "minus", tenths(start), tenths(abs(length)), tenths(abs(length)))

@@ -1,4 +1,4 @@
-"""Pictures by matplotlib, an extra: forecasts, scree plots, the privacy profile of an audit, components as images."""
+"""Pictures with matplotlib, an extra: forecasts, scree plots, privacy profiles of audits, and component images."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _image(component: Components, side: int, left: int, top: int) -> list[str]:
 
 
 def side_by_side(private: Components, exact: Components, side: int) -> str:
-    """Draw private components above the exact ones, with how well each agrees with the one below it."""
+    """Draw private components above the exact ones, with the squared cosine of each pair."""
     count, width = len(private), side * _PIXEL
     cosines = (private * exact).sum(axis=1)
     second = _TOP + width + 2 * _GAP
@@ -53,8 +53,8 @@ def side_by_side(private: Components, exact: Components, side: int) -> str:
         "<title>Components as images: private ones in the first row, exact ones in the second</title>",
         '<g font-family="sans-serif" font-size="15" fill="#767676" shape-rendering="crispEdges">',
     ]
-    for words, top in (("private", _TOP), ("exact", second)):
-        parts.append(f'<text x="4" y="{top + width // 2}">{words}</text>')
+    for label, top in (("private", _TOP), ("exact", second)):
+        parts.append(f'<text x="4" y="{top + width // 2}">{label}</text>')
     for i, (one, other) in enumerate(zip(private, exact * np.sign(cosines)[:, None], strict=True)):
         left = _LEFT + i * (width + _GAP)
         middle = left + width // 2
@@ -72,65 +72,69 @@ _POINTS = 200
 
 @contextmanager
 def picture(path: AnyPath, *, size: tuple[float, float] = (7, 4.5)) -> Iterator[Any]:
-    """Draw on the axes of the block; they are saved at its end, all at once, in the format that the name says."""
+    """Draw on the axes of the block, which are saved atomically at its end in the format of the file name."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError:
-        raise UsageError("Pictures need matplotlib: pip install 'dpdist[plots]'.") from None
+        raise UsageError("Pictures need matplotlib. Install it with: pip install 'dpdist[plots]'") from None
     figure = Figure(figsize=size, layout="constrained")
     yield figure.add_subplot()
     path = local(path)
     drawn = io.BytesIO()
     try:
-        with quiet():  # a letter that the font has not is drawn as a box, and that is known from the picture
+        with quiet():  # a letter missing in the font is drawn as a box, which is visible
             figure.savefig(drawn, dpi=150, format=path.suffix[1:] or "png")
     except ValueError as error:
         raise DataError(f"The picture {path} cannot be written: {error}.") from None
     replace_file(path, drawn.getvalue(), "picture")
 
 
-def draw_forecast(found: Forecast, path: AnyPath) -> None:
-    """Draw how well each component will be seen against the number of rows."""
-    expected = found.expected
-    reach = [count or found.rows for e in expected for count in (e.rows_to_see, e.rows_for_good)] + [found.rows]
+def draw_forecast(result: Forecast, path: AnyPath) -> None:
+    """Draw the expected squared cosine of each component by the number of rows."""
+    expected = result.expected
+    reach = [count or result.rows for e in expected for count in (e.rows_to_see, e.rows_for_good)] + [result.rows]
     rows = np.geomspace(max(1, 0.5 * min(reach)), 2 * max(reach), _POINTS)
     with picture(path) as axes:
-        for i, one in enumerate(expected):
-            name = f"component {i + 1}" if found.guessed else f"{100 * one.variance / found.largest:g} % of C²"
-            axes.plot(rows, [found.cosine_at(n, i) for n in rows], label=name)
-        axes.axvline(found.rows, color="black", lw=0.8, ls=":")
-        axes.annotate(f" n = {found.rows}", (found.rows, 0.01), fontsize=8)
+        for i, component in enumerate(expected):
+            name = f"component {i + 1}" if result.guessed else f"{100 * component.variance / result.largest:g} % of C²"
+            axes.plot(rows, [result.cosine_at(n, i) for n in rows], label=name)
+        axes.axvline(result.rows, color="black", lw=0.8, ls=":")
+        axes.annotate(f" n = {result.rows}", (result.rows, 0.01), fontsize=8)
         axes.axhline(GOOD, color="tab:gray", lw=0.6, ls="--")
         axes.set(xscale="log", xlabel="rows", ylabel="expected squared cosine with the exact one", ylim=(0, 1))
-        axes.set_title(f"{found.request.mechanism}, {found.request.loss}, {found.columns} columns", fontsize=10)
+        axes.set_title(f"{result.request.mechanism}, {result.request.loss}, {result.columns} columns", fontsize=10)
         if len(expected) <= 10:
             axes.legend(frameon=False, fontsize=8)
 
 
-def draw_scree(told: Alignment, path: AnyPath) -> None:
-    """Draw the eigenvalues with their intervals, and of the counted ones what is left without the noise."""
-    places, edge = np.arange(1, told.eigenvalues.size + 1), told.edge or 0.0
-    low, high = told.intervals.T
-    logarithmic = told.eigenvalues.max() > 10 * edge
+def draw_scree(result: Alignment, path: AnyPath) -> None:
+    """Draw eigenvalues with their intervals, and the values of counted ones without the noise."""
+    numbers, edge = np.arange(1, result.eigenvalues.size + 1), result.edge or 0.0
+    low, high = result.intervals.T
+    logarithmic = result.eigenvalues.max() > 10 * edge
     floor = edge / 10 if logarithmic else 0.0
     with picture(path) as axes:
         axes.vlines(
-            places,
+            numbers,
             np.maximum(low, floor),
             high,
             color="tab:blue",
             alpha=0.25,
             lw=3,
-            label="the exact one of clipped rows",
+            label="exact eigenvalue of clipped rows",
         )
-        axes.plot(places, told.eigenvalues, "o", color="tab:blue", ms=4, mfc="white", label="as released")
-        clear = np.isfinite(told.strengths)
-        axes.plot(places[clear], told.eigenvalues[clear], "o", color="tab:blue", ms=4, label="told from noise")
-        axes.plot(places[clear], told.strengths[clear], "_", color="black", ms=9, label="without the noise")
-        axes.axhline(edge, color="tab:red", lw=1, label="noise alone stays below (confidence 0.95)")
+        axes.plot(numbers, result.eigenvalues, "o", color="tab:blue", ms=4, mfc="white", label="as released")
+        clear = np.isfinite(result.strengths)
+        axes.plot(
+            numbers[clear], result.eigenvalues[clear], "o", color="tab:blue", ms=4, label="distinguished from noise"
+        )
+        axes.plot(numbers[clear], result.strengths[clear], "_", color="black", ms=9, label="without the noise")
+        axes.axhline(edge, color="tab:red", lw=1, label="edge of the noise (confidence 0.95)")
         axes.set(xlabel="component", ylabel="eigenvalue", yscale="log" if logarithmic else "linear", ylim=(floor, None))
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_title(f"{clear.sum()} of {told.eigenvalues.size} components can be told from noise", fontsize=10)
+        axes.set_title(
+            f"{clear.sum()} of {result.eigenvalues.size} components can be distinguished from noise", fontsize=10
+        )
         axes.legend(frameon=False, fontsize=8)
 
 
@@ -138,12 +142,12 @@ _GRID = 41
 
 
 def draw_profile(result: Audit, path: AnyPath) -> None:
-    """Draw the privacy profile: delta against epsilon as claimed, as proved and as measured."""
+    """Draw the privacy profile: delta by epsilon, claimed, proved and measured."""
     loss = result.task.loss
     grid = np.linspace(0, 2 * loss.epsilon, _GRID)
     first, second = result.sample
-    error, apart = result.counted.error, result.counted.distance
-    measured = [audit.examine(first, second, error, epsilon=e, distance=apart).delta(e) for e in grid]
+    error, distance = result.counted.error, result.counted.distance
+    measured = [audit.examine(first, second, error, epsilon=e, distance=distance).delta(e) for e in grid]
     low, middle, _ = np.array(measured).T
     with picture(path) as axes:
         if result.claim is not None:
@@ -162,7 +166,7 @@ def draw_profile(result: Audit, path: AnyPath) -> None:
 
 
 def _proved_delta(guarantee: Guarantee, epsilon: float) -> float:
-    """Return the delta proved at another epsilon: the exact Gaussian profile where there is one."""
+    """Return the proved delta at another epsilon, from the exact Gaussian profile if there is one."""
     implied = audit.implied_delta(guarantee.loss, epsilon)
     if guarantee.mu_squared is None:
         return implied

@@ -1,4 +1,4 @@
-"""What can be seen of a release and what is noise, as tables and charts: components, correlations, regressions."""
+"""Tables and charts of what a release shows above the noise: components, correlations and regressions."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from dpdist.pca.alignment import Alignment, Values, alignment
 from dpdist.pca.components import Components, about_mean
 from dpdist.pca.correlation import ABOVE
 from dpdist.release.artefact import Release
-from dpdist.report.answers import DROWNED, about_intervals, common_power, digits, in_units, outward
+from dpdist.report.answers import BELOW_NOISE, about_intervals, common_power, digits, in_units, outward
 from dpdist.report.charts import bar, explained, heat, image, shortened_name, spectrum
-from dpdist.report.text import between, counted_words, mark
+from dpdist.report.text import between, count_text, mark
 
-_WHOLE = 2048
-"""Columns up to which all eigenvalues are found: seconds; of 4096 it takes half a minute of two cores."""
+_ALL_COLUMNS = 2048
+"""Largest number of columns for all eigenvalues: seconds; 4096 take half a minute on two cores."""
 _OPEN = 6
-"""Components whose loadings are shown at once; those after them are folded."""
+"""Components with visible loadings; later ones are folded."""
 _MOST = 24
-"""Components whose loadings are shown at all."""
+"""Largest number of components with loadings."""
 _LOADINGS = 8
-"""Loadings of a component that are shown, the largest."""
+"""Number of loadings shown per component, the largest."""
 _LISTED = 12
-"""Components that are told from noise and listed at once; those after them are folded."""
+"""Components above the noise in the visible list; later ones are folded."""
 _LEAST = 0.0005
-"""Magnitude of the least loading that is shown, with three digits."""
+"""Least magnitude of a loading shown with three digits."""
 _ROWS = 100
-"""Eigenvalues of the noise that are listed."""
+"""Largest number of eigenvalues listed below the noise."""
 _PAIRED = 12
-"""Columns of the heat map: on a small screen a cell of more is too small to see."""
+"""Largest number of columns of the heat map: cells of more are too small on a small screen."""
 _LETTERS = 40
-"""Of a name of two in one line."""
+"""Letters of each of two names in one line."""
 _COEFFICIENTS = 100
-"""Coefficients that are listed of one regression."""
+"""Largest number of coefficients listed per regression."""
 Cells = tuple[str | Markup, ...]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of numbers: its heads, and its rows, of which the first cell is a name."""
+    """A table of numbers; the first cell of each row is a name."""
 
     head: Cells
     rows: Sequence[Cells]
@@ -58,86 +58,90 @@ def _table(head: Cells, rows: Sequence[Cells]) -> Table | None:
 
 @dataclass(frozen=True)
 class Loadings:
-    """The largest loadings of one component, or the component as a picture."""
+    """The largest loadings of one component, or its picture."""
 
     number: int
-    about: str  # how well it points
-    rows: Sequence[tuple[Markup, Markup, str, str]]  # name, bar, number and ends; none where there is a picture
+    about: str  # its alignment
+    rows: Sequence[tuple[Markup, Markup, str, str]]  # name, bar, number and interval; empty with a picture
     picture: Markup | None
-    drowned: bool  # it may be nothing but noise
+    below_noise: bool  # it may be only noise
 
 
 @dataclass(frozen=True)
-class Seen:
+class ComponentFindings:
     """The components of a release."""
 
     sentence: str
-    chart: Markup | None = None  # the spectrum, where the noise has a known edge
-    whole: bool = False  # the chart has all eigenvalues
+    chart: Markup | None = None  # the spectrum, if the edge of the noise is known
+    complete: bool = False  # the chart shows all eigenvalues
     unit: str = ""
     edge: str = ""
-    clear: Table | None = None  # those told from noise; where its law is not known, all
-    rest: Table | None = None  # those of them that are folded
-    drowned: Table | None = None
+    clear: Table | None = None  # those above the noise; all if its distribution is unknown
+    rest: Table | None = None  # the folded part of these
+    below_noise: Table | None = None
     omitted: int = 0
     first: Sequence[Loadings] = ()
     folded: Sequence[Loadings] = ()
     noise: Sequence[Loadings] = ()
 
 
-def seen_of(release: Release, found: Components, shape: tuple[int, int] | None) -> Seen:
-    """Return what there is to see of the components of a release."""
-    told = alignment(release, found)
-    shown = [_loadings(release, found, i, told, shape) for i in range(min(len(found.components), _MOST))]
-    clear, noise = ([one for one in shown if one.drowned is drowned] for drowned in (False, True))
-    return replace(_spectrum(release, found, told), first=clear[:_OPEN], folded=clear[_OPEN:], noise=noise[:_OPEN])
+def component_findings(release: Release, result: Components, shape: tuple[int, int] | None) -> ComponentFindings:
+    """Return the components of a release as tables and charts."""
+    aligned = alignment(release, result)
+    shown = [_loadings(release, result, i, aligned, shape) for i in range(min(len(result.components), _MOST))]
+    clear, noise = ([entry for entry in shown if entry.below_noise is below] for below in (False, True))
+    return replace(_spectrum(release, result, aligned), first=clear[:_OPEN], folded=clear[_OPEN:], noise=noise[:_OPEN])
 
 
-def _spectrum(release: Release, found: Components, told: Alignment | None) -> Seen:
-    if found.eigenvalues is None:
-        return Seen("The mechanism releases directions, and nothing about how strong they are.")
-    unit = escape(" per row" if found.per_row else " of the sum over all rows")
-    if told is None or told.errors is None or told.edge is None:
-        sentence = "Nobody knows the law of this mechanism's noise, so nothing tells a component from noise."
+def _spectrum(release: Release, result: Components, aligned: Alignment | None) -> ComponentFindings:
+    if result.eigenvalues is None:
+        return ComponentFindings("The mechanism releases directions, but not their strengths.")
+    unit = escape(" per row" if result.per_row else " of the sum over all rows")
+    if aligned is None or aligned.errors is None or aligned.edge is None:
+        sentence = (
+            "The distribution of this mechanism's noise is unknown, so components cannot be distinguished from noise."
+        )
         if release.noise.variance_off_diagonal == 0:
-            sentence = "No noise was added: all of this is exact, and private."
-        power = common_power(found.eigenvalues.tolist())
-        rows = [(str(i + 1), digits(value / 10.0**power)) for i, value in enumerate(found.eigenvalues)]
-        return Seen(sentence, unit=unit + in_units(power), clear=Table(("component", "eigenvalue"), rows))
+            sentence = "No noise was added: these numbers are exact, and must stay private."
+        power = common_power(result.eigenvalues.tolist())
+        rows = [(str(i + 1), digits(value / 10.0**power)) for i, value in enumerate(result.eigenvalues)]
+        return ComponentFindings(sentence, unit=unit + in_units(power), clear=Table(("component", "eigenvalue"), rows))
     total = release.bound.columns
-    values = _all_values(release, found.eigenvalues)
-    more = np.full(max(0, len(values) - len(told.errors)), told.errors[-1])  # no smaller eigenvalue is farther off
-    every = replace(told, eigenvalues=values, errors=np.concatenate([told.errors, more]))
+    values = _all_values(release, result.eigenvalues)
+    padding = np.full(
+        max(0, len(values) - len(aligned.errors)), aligned.errors[-1]
+    )  # errors of smaller eigenvalues are not larger
+    every = replace(aligned, eigenvalues=values, errors=np.concatenate([aligned.errors, padding]))
     power = common_power([*values.tolist(), *every.intervals.ravel().tolist()])
-    one = 10.0**power
-    clear = _clear_rows(told, one)
-    drowned = [
-        (str(i + 1), digits(values[i] / one), digits(every.intervals[i, 1] / one))
-        for i in range(told.counted, min(len(values), told.counted + _ROWS))
+    scale = 10.0**power
+    clear = _clear_rows(aligned, scale)
+    below_noise = [
+        (str(i + 1), digits(values[i] / scale), digits(every.intervals[i, 1] / scale))
+        for i in range(aligned.counted, min(len(values), aligned.counted + _ROWS))
     ]
-    return Seen(
-        _sentence(told, total),
-        chart=spectrum(every, per_row=found.per_row, total=total),
-        whole=len(values) == total,
+    return ComponentFindings(
+        _sentence(aligned, total),
+        chart=spectrum(every, per_row=result.per_row, total=total),
+        complete=len(values) == total,
         unit=unit + in_units(power),
-        edge=digits(told.edge / one),
+        edge=digits(aligned.edge / scale),
         clear=_table(_CLEAR, clear[:_LISTED]),
         rest=_table(_CLEAR, clear[_LISTED:]),
-        drowned=_table(("component", "eigenvalue", "exact one of clipped rows at most"), drowned),
-        omitted=total - told.counted - len(drowned),
+        below_noise=_table(("component", "eigenvalue", "exact one of clipped rows at most"), below_noise),
+        omitted=total - aligned.counted - len(below_noise),
     )
 
 
-def _sentence(told: Alignment, total: int) -> str:
-    rest = total - told.counted
-    if not told.counted or not rest:
-        return counted_words(told)
-    return f"{counted_words(told)} The other {f'{rest} ' * (rest > 1)}may be nothing but noise."
+def _sentence(aligned: Alignment, total: int) -> str:
+    rest = total - aligned.counted
+    if not aligned.counted or not rest:
+        return count_text(aligned)
+    return f"{count_text(aligned)} The other {f'{rest} ' * (rest > 1)}may be only noise."
 
 
 def _all_values(release: Release, first: Values) -> Values:
-    """Return all eigenvalues, descending; the first ones of a release that is too wide."""
-    if len(first) == release.bound.columns or release.bound.columns > _WHOLE:
+    """Return all eigenvalues, descending; only the first ones of a very wide release."""
+    if len(first) == release.bound.columns or release.bound.columns > _ALL_COLUMNS:
         return first
     matrix = about_mean(release).matrix(release.second_moment)
     return np.linalg.eigvalsh(matrix)[::-1].astype(np.float64)
@@ -146,13 +150,13 @@ def _all_values(release: Release, first: Values) -> Values:
 _CLEAR = ("component", "eigenvalue", "without the noise", "exact one of clipped rows in", "squared cosine", "between")
 
 
-def _clear_rows(told: Alignment, one: float) -> list[Cells]:
+def _clear_rows(aligned: Alignment, scale: float) -> list[Cells]:
     rows: list[Cells] = []
-    for i in np.flatnonzero(np.isfinite(told.strengths)).tolist():
-        numbers = told.eigenvalues[i], told.strengths[i], *told.intervals[i]
-        value, strength, low, high = (digits(number / one) for number in numbers)
-        cosine = f"{told.squared_cosines[i]:.3f}{mark(told, i)}"
-        rows.append((str(i + 1), value, strength, f"{low} … {high}", cosine, _ends(told.cosine_intervals[i])))
+    for i in np.flatnonzero(np.isfinite(aligned.strengths)).tolist():
+        numbers = aligned.eigenvalues[i], aligned.strengths[i], *aligned.intervals[i]
+        value, strength, low, high = (digits(number / scale) for number in numbers)
+        cosine = f"{aligned.squared_cosines[i]:.3f}{mark(aligned, i)}"
+        rows.append((str(i + 1), value, strength, f"{low} … {high}", cosine, _ends(aligned.cosine_intervals[i])))
     return rows
 
 
@@ -161,32 +165,32 @@ def _ends(interval: Values) -> str:
 
 
 def _loadings(
-    release: Release, found: Components, i: int, told: Alignment | None, shape: tuple[int, int] | None
+    release: Release, result: Components, i: int, aligned: Alignment | None, shape: tuple[int, int] | None
 ) -> Loadings:
-    vector = found.components[i]
-    about, ends, drowned = "", None, False
-    if told is not None:
-        group, ends = told.group_of(i), told.loadings
-        drowned = group is None
+    vector = result.components[i]
+    about, ends, below_noise = "", None, False
+    if aligned is not None:
+        group, ends = aligned.group_of(i), aligned.loadings
+        below_noise = group is None
         if group is not None and len(group) > 1:
-            about = f"cannot be told from the others of {group.start + 1} to {group.stop}"
+            about = f"cannot be distinguished from the others of {group.start + 1} to {group.stop}"
         elif group is not None:
-            about = f"squared cosine with the exact one: {_ends(told.cosine_intervals[i])}"
+            about = f"squared cosine with the exact one: {_ends(aligned.cosine_intervals[i])}"
     reach = float(np.abs(vector).max())
     if shape is not None:
         picture = image(vector.reshape(shape), f"Component {i + 1} as an image", reach)
-        return Loadings(i + 1, about, (), picture, drowned)
+        return Loadings(i + 1, about, (), picture, below_noise)
     largest = np.argsort(-np.abs(vector), kind="stable")[:_LOADINGS]
     rows = [
         (_name(release.names[j]), bar(float(vector[j]), reach), _minus(f"{vector[j]:+.3f}"), _within(ends, i, j))
         for j in largest
         if abs(vector[j]) >= _LEAST
     ]
-    return Loadings(i + 1, about, rows, None, drowned)
+    return Loadings(i + 1, about, rows, None, below_noise)
 
 
 def _within(ends: Values | None, i: int, j: int) -> str:
-    """Return the ends of a loading, rounded outwards to two digits; nothing where they are not known."""
+    """Return the interval of a loading, rounded outwards to two digits; empty if unknown."""
     if ends is None or np.isnan(ends[i, j]).any():
         return ""
     low, high = 100 * ends[i, j]
@@ -199,46 +203,44 @@ def _minus(text: str) -> str:
 
 @dataclass(frozen=True)
 class Heat:
-    """Correlations of some columns, or why there are none."""
+    """Correlations of selected columns, or a refusal."""
 
     refusal: str
-    chosen: str = ""  # which columns these are, and why
-    most: str = ""  # what the noise may do to any of them
+    chosen: str = ""  # the selection of columns
+    widest: str = ""  # half of the widest interval
     charts: tuple[Markup, Markup] | None = None
-    pairs: Table | None = None  # the same as a table
+    pairs: Table | None = None  # the same numbers
 
 
 def heat_of(release: Release) -> Heat:
-    """Return the correlations of the columns that stand out most, if the release permits it."""
+    """Return the correlations of the columns farthest above the noise, if the release permits them."""
     try:
-        found = correlations(release, _PAIRED)
+        result = correlations(release, _PAIRED)
     except (UsageError, BelowNoiseError) as error:
         return Heat(str(error))
-    names, d, count = release.names, release.bound.columns, len(found.columns)
+    names, d, count = release.names, release.bound.columns, len(result.columns)
     if count < 2:
-        vary = "varies" if found.clear == 1 else "vary"
-        return Heat(f"{found.clear} of {d} columns {vary} clearly above the noise, and a correlation takes two.")
-    about = "the released mean" if release.bound.constant else "the public centre: no mean was released"
-    chosen = f"Of the rows as they were shortened, about {about}. "
-    if found.clear < d:
+        vary = "varies" if result.clear == 1 else "vary"
+        return Heat(f"{result.clear} of {d} columns {vary} clearly above the noise, and a correlation needs two.")
+    centre = "the released mean" if release.bound.constant else "the public centre, as no mean was released"
+    chosen = f"Correlations of clipped rows about {centre}. "
+    if result.clear < d:
+        chosen += f"{result.clear} of {d} columns have a variance above {ABOVE:g} standard deviations of the noise. "
+    if result.clear > count:
         chosen += (
-            f"{found.clear} of {d} columns have a variance more than {ABOVE:g} standard deviations of noise above 0. "
-        )
-    if found.clear > count:
-        chosen += (
-            f"These {count} stand farthest above it; more would be too small to read on a page. "
-            "They were chosen by their variance, and not by how they are correlated. "
+            f"The {count} farthest above the noise are shown; more would be too small to read. "
+            "They were chosen by their variance, not by their correlations. "
         )
     rows = []
-    places = [(i, j) for i in range(count) for j in range(i)]
-    for i, j in sorted(places, key=lambda place: -abs(found.values[place])):
-        pair = _brief(names[found.columns[j]]) + " and " + _brief(names[found.columns[i]])
-        low, high = 1000 * found.intervals[i, j]
+    pairs_of_columns = [(i, j) for i in range(count) for j in range(i)]
+    for i, j in sorted(pairs_of_columns, key=lambda pair: -abs(result.values[pair])):
+        pair = _brief(names[result.columns[j]]) + " and " + _brief(names[result.columns[i]])
+        low, high = 1000 * result.intervals[i, j]
         ends = f"{_signed(math.floor(low) / 1000)} … {_signed(math.ceil(high) / 1000)}"
-        rows.append((pair, _signed(found.values[i, j]), ends))
-    most = float((found.intervals[..., 1] - found.intervals[..., 0]).max()) / 2
+        rows.append((pair, _signed(result.values[i, j]), ends))
+    widest = float((result.intervals[..., 1] - result.intervals[..., 0]).max()) / 2
     pairs = Table(("columns", "correlation", "exact one between"), rows)
-    return Heat("", chosen, f"{most:.2g}", heat(found, names), pairs)
+    return Heat("", chosen, f"{widest:.2g}", heat(result, names), pairs)
 
 
 def _signed(value: float) -> str:
@@ -247,14 +249,14 @@ def _signed(value: float) -> str:
 
 @dataclass(frozen=True)
 class Explained:
-    """The regression of one target, or why there is none."""
+    """The regression of one target, or a refusal."""
 
     target: str
     refusal: str
     summary: str = ""
-    drowned: str = ""
+    warning: str = ""
     chart: Markup | None = None
-    sure: Table | None = None  # coefficients whose interval leaves out 0
+    sure: Table | None = None  # coefficients whose interval excludes 0
     unsure: Table | None = None
     omitted: int = 0
     about: str = ""
@@ -263,61 +265,65 @@ class Explained:
 def explained_of(
     release: Release, targets: Sequence[int], on: Sequence[int], units: tuple[Values, Values]
 ) -> tuple[Explained, ...]:
-    """Return the regression of each target; that one is drowned in noise is said on the page."""
-    said: list[Explained] = []
+    """Return the regression of each target; the page reports those below the noise."""
+    results: list[Explained] = []
     for target in targets:
         try:
-            (found,) = regressions(release, [target], on, None, units)
+            (result,) = regressions(release, [target], on, None, units)
         except BelowNoiseError as error:
-            said.append(Explained(release.names[target], str(error)))
+            results.append(Explained(release.names[target], str(error)))
         else:
-            said.append(_explained(release, found, first=not said))
-    return tuple(said)
+            results.append(_explained(release, result, first=not results))
+    return tuple(results)
 
 
-def _explained(release: Release, found: Regression, *, first: bool) -> Explained:
+def _explained(release: Release, result: Regression, *, first: bool) -> Explained:
     estimates = sorted(
-        zip(found.names, found.coefficients, strict=True),
+        zip(result.names, result.coefficients, strict=True),
         key=lambda named: -abs(named[1].value) / (named[1].noise or 1.0),
     )
-    if found.centred or found.intercept.value:
-        estimates.insert(0, ("intercept", found.intercept))
+    if result.centred or result.intercept.value:
+        estimates.insert(0, ("intercept", result.intercept))
     sure, unsure = (
-        [_row(name, each) for name, each in estimates if (each.interval[0] > 0 or each.interval[1] < 0) is clear]
+        [
+            _row(name, estimate)
+            for name, estimate in estimates
+            if (estimate.interval[0] > 0 or estimate.interval[1] < 0) is clear
+        ]
         for clear in (True, False)
     )
-    head = ("column", "coefficient", "for these rows between", "for the population between")
-    about = "about its mean" if found.centred else "about the public centre, as no mean was released"
-    share = f"{100 * max(0.0, found.r2.value):.0f} % of its variance {about}"
+    head = ("column", "coefficient", "interval for these rows", "interval for the population")
+    about = "about its mean" if result.centred else "about the public centre, as no mean was released"
+    share = f"{100 * max(0.0, result.r2.value):.0f} % of its variance {about}"
     return Explained(
-        target=found.target,
+        target=result.target,
         refusal="",
         summary=_minus(
-            f"{counted(len(found.names), 'column')} explain{'s' * (len(found.names) == 1)} {share}: R² is "
-            f"{found.r2.value:.3f}, between {outward(*found.r2_interval)}."
+            f"{counted(len(result.names), 'column')} explain{'s' * (len(result.names) == 1)} {share}: R² is "
+            f"{result.r2.value:.3f}, between {outward(*result.r2_interval)}."
         ),
-        drowned=DROWNED if found.drowned else "",
-        chart=explained(found),
+        warning=BELOW_NOISE if result.drowned else "",
+        chart=explained(result),
         sure=_table(head, sure[:_COEFFICIENTS]),
         unsure=_table(head, unsure[:_COEFFICIENTS]),
         omitted=max(0, len(sure) - _COEFFICIENTS) + max(0, len(unsure) - _COEFFICIENTS),
-        about=about_intervals(release, found) if first else "",
+        about=about_intervals(release, result) if first else "",
     )
 
 
 def _name(name: str) -> Markup:
-    """Return a name that keeps its own direction of writing, cut after two lines; a pointer on it shows all of it."""
+    """Return a name with its own writing direction, cut after two lines, and complete in a tooltip."""
     return Markup('<bdi class="name" title="{}">{}</bdi>').format(name, name)
 
 
 def _brief(name: str) -> Markup:
-    """Return a name that keeps its own direction of writing, cut after some letters."""
+    """Return a name with its own writing direction, cut after some letters."""
     return Markup('<bdi title="{}">{}</bdi>').format(name, shortened_name(name, _LETTERS))
 
 
-def _row(name: str, each: Estimate) -> Cells:
-    if not math.isfinite(each.noise):
-        return _name(name), "not told", "not known", "not known"
-    pairs = each.interval, each.population_interval
-    ends = ("not known" if pair is None else " … ".join(map(digits, pair)) for pair in pairs)
-    return _name(name), digits(each.value), *ends
+def _row(name: str, estimate: Estimate) -> Cells:
+    if not math.isfinite(estimate.noise):
+        return _name(name), "unknown", "unknown", "unknown"
+    pairs = estimate.interval, estimate.population_interval
+    ends = ("unknown" if pair is None else " … ".join(map(digits, pair)) for pair in pairs)
+    return _name(name), digits(estimate.value), *ends

@@ -1,17 +1,16 @@
-"""What a guarantee means to somebody who has to decide: how often a guess about one row can be right.
+"""The meaning of a guarantee for a decision: how often a guess about one row can be right.
 
-Somebody knows all rows but one, and has to tell two neighbouring tables apart by a release. Of the cases in which the
-second table is the true one he finds some share, and in some share of the others he is wrong. How large the first can
-be at most, for each value of the second, is one minus the trade-off function of the mechanism:
+An attacker knows all rows but one, and tests which of two neighbouring tables a release comes from. The largest share
+of true alarms for a given share of false alarms is one minus the trade-off function of the mechanism:
 
 * ``max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a))`` for (epsilon, delta) (Wasserman & Zhou 2010; Dong,
   Roth & Su 2022, proposition 2.5);
 * ``Phi(Phi^-1(1 - a) - mu)`` for a Gaussian release (Dong, Roth & Su 2022, section 2.2).
 
-Both hold where both are known, so the smaller share is stated.
+If both are known, both hold, and the smaller share is reported.
 
-The privacy card says it as JSON values, with what the promise rests on and what a ledger says was charged. All of it
-is public. Its types are stated by ``docs/formats/card.schema.json``, which is part of the format and does not change.
+The privacy card contains this as JSON values, with the assumptions of the guarantee and the charges of a ledger. All of
+it is public. ``docs/formats/card.schema.json`` defines its types; it is part of the format and does not change.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from dpdist.release.artefact import Heading, Release
 from dpdist.report.answers import number
 
 _EXPONENT = 700.0
-"""Largest x whose ``exp(x)`` is a float."""
+"""Largest x for which ``exp(x)`` does not overflow."""
 ALARMS = (0.01, 0.05, 0.1, 0.25, 0.5)
-"""The shares of false alarms that the table tells of."""
+"""The shares of false alarms in the table."""
 
 
-def promise(release: Heading) -> dict[str, object] | None:
-    """Return what is proved of a release, in words and numbers as the page says them; None where nothing is."""
+def meaning_of(release: Heading) -> dict[str, object] | None:
+    """Return the guarantee of a release as text and numbers for the page; None without a guarantee."""
     guarantee = release.guarantee
     if guarantee is None:
         return None
@@ -47,9 +46,9 @@ def promise(release: Heading) -> dict[str, object] | None:
     factor = Markup("e<sup>{}</sup>").format(f"{loss.epsilon:g}")
     if loss.epsilon < _EXPONENT:
         factor = number(float(f"{math.exp(loss.epsilon):.3g}"))
-    arithmetic = "ideal-real: the proof is about real numbers, which the machine approximates"
+    arithmetic = "ideal-real: the proof assumes real numbers, which floating point approximates"
     if guarantee.arithmetic is Arithmetic.INTEGER_EXACT:
-        arithmetic = "integer-exact: the proof is about the very numbers that were computed"
+        arithmetic = "integer-exact: the proof covers the numbers as computed"
     return {
         "sentence": _sentence(release, guarantee),
         "neighbours": _neighbours(release, guarantee),
@@ -58,40 +57,38 @@ def promise(release: Heading) -> dict[str, object] | None:
         "added": added,
         "mu": None if squared is None else f"{math.sqrt(squared):.6g}",
         "arithmetic": arithmetic,
-        "found": [(f"{100 * each:g} %", f"{share_up(hits(guarantee, each))} %") for each in ALARMS],
+        "tests": [(f"{100 * share:g} %", f"{share_up(hits(guarantee, share))} %") for share in ALARMS],
     }
 
 
 def _sentence(release: Heading, guarantee: Guarantee) -> str:
     unit, same = release.unit, guarantee.neighbours is Neighbours.REPLACE_ONE
     if unit is None:
-        known = "every row of the table but one" if same else "every other row of the table"
-        doubt = "which of two rows that one is" if same else "whether one more row is in it"
+        others = "all rows of the table except one" if same else "all other rows of the table"
+        doubt = "which of two rows it is" if same else "whether the table has one more row"
     else:
-        known = f"all rows of the table but those of one {unit.column}, of which there are {unit.most}"
-        doubt = "which of two such sets of rows these are" if same else "whether they are in it"
-    said = (
-        f"Somebody who knows {known}, and has to guess {doubt}, is right in at most "
-        f"{share_up(accuracy(guarantee))} % of cases with this release; a coin is right in 50 %"
+        others = f"all rows of the table except those of one {unit.column} ({unit.most})"
+        doubt = "which of two sets of rows they are" if same else "whether they are in the table"
+    text = (
+        f"An attacker knows {others}, and guesses {doubt}. With this release, at most "
+        f"{share_up(accuracy(guarantee))} % of such guesses are right; with a coin, 50 % are"
     )
-    return f"{said}." if release.condition is None else f"{said}. This holds if {release.condition}."
+    return f"{text}." if release.condition is None else f"{text}. This holds if {release.condition}."
 
 
 def _neighbours(release: Heading, guarantee: Guarantee) -> str:
     unit = release.unit
-    what = "one row" if unit is None else f"all rows of one {unit.column}, {unit.most},"
+    rows = "one row" if unit is None else f"all rows of one {unit.column}, {unit.most},"
     periods = any(extent.first is not None for extent in release.extents)
     if guarantee.neighbours is Neighbours.REPLACE_ONE:
         within = " of the same period" if periods else ""
-        return f"replace-one: {what} exchanged for any other{within}; how many rows there are is public"
-    return f"add-remove: {what} more or fewer; how many rows there are is private too"
+        return f"replace-one: {rows} exchanged for any other{within}; the number of rows is public"
+    return f"add-remove: {rows} more or fewer; the number of rows is private too"
 
 
 def share_up(share: float) -> str:
-    """Return a share in percent, rounded up to a tenth: what is true at most stays true.
+    """Return a share in percent, rounded up to a tenth so that an upper bound remains one.
 
-    Examples
-    --------
     >>> share_up(0.5471), share_up(0.73106), share_up(1.0)
     ('54.8', '73.2', '100')
     """
@@ -99,28 +96,26 @@ def share_up(share: float) -> str:
 
 
 def accuracy(guarantee: Guarantee) -> float:
-    """Return the largest probability of telling two neighbouring tables apart, both as likely beforehand.
-
-    It is ``(1 + TV) / 2``: ``(e^epsilon + delta) / (1 + e^epsilon)`` for (epsilon, delta) (Kairouz, Oh & Viswanath
-    2017, Theorem 2.1), and ``Phi(mu/2)`` for a Gaussian release (Dong, Roth & Su 2022, section 2.2).
-    """
+    """Return the largest probability of identifying one of two equally likely neighbouring tables."""
+    # (1 + TV) / 2: (e^epsilon + delta) / (1 + e^epsilon) for (epsilon, delta) (Kairouz, Oh & Viswanath 2017, theorem
+    # 2.1), and Phi(mu/2) for a Gaussian release (Dong, Roth & Su 2022, section 2.2)
     share = 1 / (1 + math.exp(-guarantee.loss.epsilon))
     general = share + guarantee.loss.delta * (1 - share)
     return general if guarantee.mu_squared is None else min(general, float(ndtr(math.sqrt(guarantee.mu_squared) / 2)))
 
 
 def hits(guarantee: Guarantee, alarms: float) -> float:
-    """Return the largest share of true alarms of any test of a release that raises so many false ones."""
+    """Return the largest share of true alarms of any test of a release with a given share of false alarms."""
     loss = guarantee.loss
     grown = alarms * math.exp(min(loss.epsilon, _EXPONENT))
-    found = min(1.0, loss.delta + grown, 1 - math.exp(-loss.epsilon) * (1 - loss.delta - alarms))
+    bound = min(1.0, loss.delta + grown, 1 - math.exp(-loss.epsilon) * (1 - loss.delta - alarms))
     if guarantee.mu_squared is not None:
-        found = min(found, float(ndtr(ndtri(alarms) + math.sqrt(guarantee.mu_squared))))
-    return max(found, alarms)
+        bound = min(bound, float(ndtr(ndtri(alarms) + math.sqrt(guarantee.mu_squared))))
+    return max(bound, alarms)
 
 
 def card_of(release: Release, ledger: Ledger | None = None) -> dict[str, object]:
-    """Return the card of a release as JSON values; with a ledger, of what was charged too."""
+    """Return the card of a release as JSON values, with charges if a ledger is given."""
     require_charged(release, ledger)
     info, unit, guarantee, budget = mechanism_named(release.mechanism).info, release.unit, release.guarantee, None
     if ledger is not None:
@@ -134,7 +129,7 @@ def card_of(release: Release, ledger: Ledger | None = None) -> dict[str, object]
         "release_id": release.release_id,
         "status": release.status,
         "mechanism": {name: getattr(info, name) for name in ("name", "law", "sensitivity", "reference")},
-        "guarantee": None if guarantee is None else _promised(release, guarantee),
+        "guarantee": None if guarantee is None else _guarantee_json(release, guarantee),
         "rows": {
             "n": release.rows,
             "columns": list(release.names),
@@ -158,7 +153,7 @@ def _loss(loss: PrivacyLoss) -> dict[str, float]:
     return {"epsilon": loss.epsilon, "delta": loss.delta}
 
 
-def _promised(release: Release, guarantee: Guarantee) -> dict[str, object]:
+def _guarantee_json(release: Release, guarantee: Guarantee) -> dict[str, object]:
     squared = guarantee.mu_squared
     return {
         **_loss(guarantee.loss),
@@ -172,28 +167,30 @@ def _promised(release: Release, guarantee: Guarantee) -> dict[str, object]:
 
 
 def _assumptions(release: Release) -> Iterator[str]:
-    own = "is one row" if release.unit is None else f"are the rows of one {release.unit.column}"
+    rows = "is one row" if release.unit is None else f"are the rows of one {release.unit.column}"
     yield (
-        "Clip norm, centre, scale, columns, schema and all other parameters were chosen without the rows or privately."
+        "Clip norm, centre, scale, columns, schema and all other parameters were chosen without the rows, or privately."
     )
-    yield f"What one person has in the table {own}."
-    yield "The guarantee is of this release alone; what else was released of the same rows adds to it."
+    yield f"The data of one person in the table {rows}."
+    yield "The guarantee covers this release alone; other releases of the same rows add to its loss."
     if release.guarantee is not None and release.guarantee.arithmetic is not Arithmetic.INTEGER_EXACT:
-        yield "The proof is about real numbers, which the machine approximates."
+        yield "The proof assumes real numbers, which floating point approximates."
     if release.condition is not None:
         yield f"It holds if {release.condition}."
 
 
 def require_charged(release: Release, ledger: Ledger | None) -> None:
-    """Refuse a ledger, if one is named, that does not know of a release, or is behind its witness."""
+    """Refuse a given ledger that does not contain a release, or is behind its witness."""
     if ledger is None:
         return
     for drawn in drawn_for(release):
         if ledger.record(drawn) is None:
-            raise UsageError(f"The ledger does not know of {drawn}: name the one that was charged.", parameter="ledger")
-    ledger.require_current()  # else what is said to be left is not
+            raise UsageError(
+                f"The ledger does not contain {drawn}: name the ledger that was charged.", parameter="ledger"
+            )
+    ledger.require_current()  # otherwise the balance may be wrong
 
 
 def drawn_for(release: Release) -> tuple[str, ...]:
-    """Return the ids of the releases that were drawn for this one: a sum is charged as its parts are."""
+    """Return the identifiers of the releases drawn for this one: a sum is charged as its parts."""
     return release.releases or (release.release_id,)

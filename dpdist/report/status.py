@@ -1,4 +1,4 @@
-"""What a job would do and how it stands, in words."""
+"""The preview and the status of a job as text."""
 
 from __future__ import annotations
 
@@ -15,29 +15,26 @@ def preview_words(preview: Preview) -> str:
     if preview.new_periods:
         lines.insert(0, f"Periods to close: {', '.join(preview.new_periods)}.")
     if preview.unit is not None:
-        lines.append(f"Each is for all rows of one {preview.unit.column}, {preview.unit.most}.")
+        lines.append(f"Each protects all rows of one {preview.unit.column}, {preview.unit.most}.")
     if preview.person is not None:
         least, most = preview.person.rows
-        said = (
-            f"The noise is as if {f'{least} to ' if least < most else ''}{counted(most, 'row')} of one period changed"
-        )
+        changed = f"{f'{least} to ' if least < most else ''}{counted(most, 'row')}"
+        text = f"The noise is calibrated to a change of {changed} of one period"
         if preview.person.deviation is not None:
-            said += (
-                f": in each release, an entry off the diagonal has standard deviation {preview.person.deviation:.3g}"
-            )
-        lines.append(f"{said}.")
+            text += f": in each release, an off-diagonal entry has standard deviation {preview.person.deviation:.3g}"
+        lines.append(f"{text}.")
     if preview.parts is not None:
-        lines.append(f"Of it the private choice that the release makes first takes {preview.parts.share_words}.")
+        lines.append(f"The private choice at the start of the release uses {preview.parts.share_words}.")
     if preview.totals:
         total, largest = preview.totals
-        said = f"The total of {counted(total.periods, 'period')} opens {_opens(total)}"
+        text = f"The total of {counted(total.periods, 'period')} opens {_opens(total)}"
         if largest.releases > total.releases:
-            said += f"; the largest that is planned for, of {largest.periods} periods, opens {_opens(largest)}"
-        lines.append(f"{said}.")
+            text += f"; the largest planned total, of {largest.periods} periods, opens {_opens(largest)}"
+        lines.append(f"{text}.")
     declared = "no budget is declared" if preview.budget is None else f"the budget is {preview.budget}"
     lines.append(
-        f"{counted(len(preview.releases), 'release')} to make, and {preview.charged} charged before; {declared}"
-        + (f". Left of the whole table afterwards: {preview.left}." if preview.fits else ": THE RUN WOULD BE REFUSED.")
+        f"{counted(len(preview.releases), 'release')} to make, {preview.charged} already charged; {declared}"
+        + (f". Balance of the table afterwards: {preview.left}." if preview.fits else ": THE RUN WOULD BE REFUSED.")
     )
     if preview.refused is not None:
         lines.append(f"THE RUN WOULD BE REFUSED. {preview.refused}")
@@ -45,7 +42,7 @@ def preview_words(preview: Preview) -> str:
 
 
 def _reads(charge: Charge) -> str:
-    """Say how many periods a release reads, where that is not one."""
+    """Return how many periods a release reads, unless it is one."""
     if len(charge.periods) < 2:
         return ""
     less = f", less of those before {charge.periods[-1]}" if charge.weights else ""
@@ -58,15 +55,15 @@ def _opens(total: TotalReads) -> str:
 
 
 def _size(number: int) -> str:
-    """Write bytes with three digits."""
+    """Return a number of bytes with three digits."""
     power = min(3, (len(str(number)) - 1) // 3)
     return f"{number / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB')[power]}"
 
 
 def status_words(status: JobStatus) -> str:
-    """Return how a job stands as text."""
+    """Return the status of a job as text."""
     counts = ", ".join(f"{count} {state}" for state, count in status.releases.items())
-    nothing = "nothing is charged yet" if status.refused is None else "not known"
+    nothing = "nothing is charged yet" if status.refused is None else "unknown"
     lines = [
         ("budget", "not declared yet" if status.budget is None else str(status.budget)),
         ("balance", nothing if status.balance is None else str(status.balance)),
@@ -86,14 +83,14 @@ def status_words(status: JobStatus) -> str:
         following = "the series has ended" if noise.following is None else f"{noise.following:.3g} of the next"
         of = f"of the total of {counted(noise.periods, 'period')}"
         lines.append(("noise", f"standard deviation of an entry {of}: {noise.now:.3g}; {following}"))
-    words = labelled(lines)
+    text = labelled(lines)
     if status.refused is not None:
-        words = f"NOTHING NEW CAN BE RELEASED; what is said of the balance may be out of date.\n{words}"
-    return words
+        text = f"NOTHING NEW CAN BE RELEASED; the balance may be out of date.\n{text}"
+    return text
 
 
 def textfile(status: JobStatus) -> str:
-    """Return how a job stands in the text format of Prometheus, for node_exporter's textfile collector."""
+    """Return the status of a job in the text format of Prometheus, for node_exporter's textfile collector."""
     path = str(status.rows).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     left = None if status.balance is None or status.refused is not None else status.balance.left
     gaussian, pure, share = (0, 0, 0.0) if left is None else (left.gaussian_micro, left.pure_micro, left.share)
@@ -109,7 +106,7 @@ def textfile(status: JobStatus) -> str:
         ("periods_waiting", "gauge", "Periods in the source that are not closed.", [("", len(status.periods_waiting))]),
     ]
     lines = []
-    for name, kind, words, values in metrics:
-        lines += [f"# HELP dpdist_{name} {words}", f"# TYPE dpdist_{name} {kind}"]
-        lines += [f'dpdist_{name}{{rows="{path}"{more}}} {value:g}' for more, value in values]
+    for name, kind, description, values in metrics:
+        lines += [f"# HELP dpdist_{name} {description}", f"# TYPE dpdist_{name} {kind}"]
+        lines += [f'dpdist_{name}{{rows="{path}"{labels}}} {value:g}' for labels, value in values]
     return "\n".join(lines) + "\n"

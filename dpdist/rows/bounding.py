@@ -1,17 +1,17 @@
-"""The only place where a row is touched: public affine map, clip to norm C, integer grid, verification.
+"""Bounds rows one by one: public affine map, clip to norm C, integer grid, verification.
 
-Each row x becomes, alone, an integer vector z with ``sum(z**2) <= 4**b`` (b = grid bits; the clip norm C is ``2**b``
-grid steps). Any map that looks at one row at a time is fine for privacy; only the *integer* norm bound matters, and
-it is verified on the integers that are summed, so no float error in the clip can weaken a guarantee.
+Each row x is mapped independently to an integer vector z with ``sum(z**2) <= 4**b`` (b = grid bits; the clip norm C is
+``2**b`` grid steps). Privacy allows any map of single rows; only the *integer* norm bound matters. It is verified on
+the integers that are summed, so no float error in the clip can weaken a guarantee.
 
-The map gives the same integers on every processor and in every block size. Up to the truncation it is elementwise
-IEEE arithmetic with public constants. The squared norm is then a sum of integers: a float64 sum that comes out
-below 2^53 had every partial sum below 2^53 and is therefore exact in any order, and one that does not come out
-below 2^53 does not in any order either. So the float64 sum that finds a row inside the bound *is* its verified
-integer norm. Only rows above the bound are scaled, by a factor made from that exact integer with one correctly
-rounded square root and one division, and the result is verified again.
+The map gives the same integers on every processor and for every block size. Up to the truncation it is elementwise
+IEEE arithmetic with public constants. The squared norm is then a sum of integers. If its float64 sum is below 2^53,
+every partial sum was too, so it is exact in any order; if it is not below 2^53, it is not in any other order either.
+So the float64 sum that finds a row within the bound *is* its verified integer norm. Only rows above the bound are
+scaled, by a factor computed from that exact integer with one correctly rounded square root and one division, and the
+result is verified again.
 
-How many rows were clipped, and their norms, are private: they are neither returned nor stored.
+The number of clipped rows and all norms are private: they are neither returned nor stored.
 """
 
 from __future__ import annotations
@@ -31,17 +31,14 @@ from dpdist.rows.dither import Affine, Dithering, Dithers
 Block = npt.NDArray[np.float64]
 _EXACT = 2.0**53
 COMPILED_VALUES = 1 << 26
-"""Values of a table from which on numba saves more time than it takes to import: NumPy takes half a second for them."""
+"""Table size from which numba saves more time than its import takes: NumPy needs half a second for so large a table."""
 
 
 @cache
 def compiled_kernel() -> Callable[..., int] | None:
-    """Return the compiled bounding of rows: it changes the time and no bit.
-
-    None where numba cannot be imported: it refuses a NumPy that is newer than itself.
-    """
+    """Return the compiled kernel, which changes no bit; None if numba refuses the installed NumPy."""
     try:
-        from dpdist.rows.kernel import bound_rows  # noqa: PLC0415 - numba takes time to import, rows are met late
+        from dpdist.rows.kernel import bound_rows  # noqa: PLC0415 - numba is slow to import
     except ImportError:
         return None
     kernel: Callable[..., int] = bound_rows
@@ -65,46 +62,46 @@ TRUNCATED, DITHERED = 1, 2
 
 @dataclass(frozen=True)
 class RowBound:
-    """How every row is bounded before it is summed, in public numbers.
+    """Public parameters that bound every row before it is summed.
 
-    A row x becomes ``(x - centre) / scale``, is shortened if it is longer than ``shortened_norm``, and is rounded to a
-    grid of integers. Its norm is at most C then.
+    A row x becomes ``(x - centre) / scale``, is clipped to norm ``shortened_norm``, and is rounded to a grid of
+    integers. Its norm is then at most C.
 
     Parameters
     ----------
     columns : int
         Number of columns d of the table.
     clip_norm : float
-        Clip norm C > 0, in the units of the shifted and scaled rows; public, never computed from the data.
+        Clip norm C > 0, in the units of the shifted and scaled rows. It is public and never computed from the data.
     grid_bits : int, default 16
-        b, from 2 to 24: the clip norm is ``2**b`` grid steps.
+        b, between 2 and 24: the clip norm is ``2**b`` grid steps.
     centre : tuple of float, default None
-        Public shift, one number for each of the d columns. None: no shift.
+        Public shift, one number per column. None: no shift.
     scale : tuple of float, default None
-        Public divisor, one positive number for each of the d columns. None: no divisor.
+        Public divisor, one positive number per column. None: no divisor.
     constant : int, default 0
-        Last entry appended to every row, in grid steps, for private centring; at most ``2**b``, where the sensitivity
+        Constant appended to every row, in grid steps, for private centring. At most ``2**b``, where the sensitivity
         formulas are tight. 0: none.
     rule : int, default 1
-        How rows are rounded: 1 truncates towards zero, 2 rounds without bias (:mod:`dpdist.rows.dither`).
+        Rounding rule: 1 truncates towards zero, 2 rounds without bias (:mod:`dpdist.rows.dither`).
 
     Raises
     ------
     DataError
         If the clip norm is out of range.
     UsageError
-        If another parameter is out of range, or the norm of a row of this width would not fit the integer arithmetic.
+        If another parameter is out of range, or the norm of a row of this width exceeds the integer arithmetic.
 
     See Also
     --------
     ReleaseRequest : Describes a whole release.
-    Release : Says how its rows were bounded.
+    Release : Contains the bound of its rows.
 
     Examples
     --------
     >>> import dpdist
     >>> bound = dpdist.RowBound(columns=784, clip_norm=2500.0)
-    >>> bound.unit, bound.norm_bound  # of a grid step, and the largest squared norm of an integer row
+    >>> bound.unit, bound.norm_bound  # size of a grid step; largest squared norm of an integer row
     (0.03814697265625, 4294967296)
     """
 
@@ -122,23 +119,25 @@ class RowBound:
         if not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
             raise DataError("The clip norm must be a positive finite number.", parameter="clip")
         if not 2.0**-500 < self.clip_norm < 2.0**500:
-            raise DataError("The clip norm is beyond what float64 can square; give the data other units.")
+            raise DataError(
+                "The square of the clip norm exceeds the range of float64: express the data in other units."
+            )
         if not 2 <= self.grid_bits <= 24:
-            raise UsageError("Grid bits must lie between 2 and 24.", parameter="grid_bits")
+            raise UsageError("Grid bits must be between 2 and 24.", parameter="grid_bits")
         if self.columns * 4 ** (self.grid_bits + 1) >= 2**63:
             raise UsageError(
-                f"{self.columns} columns at {self.grid_bits} grid bits exceed 64-bit integers: take fewer grid bits."
+                f"{self.columns} columns at {self.grid_bits} grid bits exceed 64-bit integers: use fewer grid bits."
             )
         self._require_rule()
         if not 0 <= self.constant <= 2**self.grid_bits:
-            raise UsageError("The constant column must lie between 0 and the clip norm.")
+            raise UsageError("The constant column must be between 0 and the clip norm.")
         for name, vector in (("centre", self.centre), ("scale", self.scale)):
             if vector is not None:
                 self._require_sound(name, vector)
 
     def _require_rule(self) -> None:
         if self.rule not in {TRUNCATED, DITHERED}:
-            raise UsageError("Rows are rounded by a rule that this version of dpdist does not know.")
+            raise UsageError("This version of dpdist does not support the rounding rule of these rows: upgrade dpdist.")
         if self.rule == DITHERED:
             Dithering(self.columns, self.grid_bits)  # refuses a grid that is too coarse
 
@@ -152,7 +151,7 @@ class RowBound:
 
     @property
     def width(self) -> int:
-        """Entries of an integer row, the constant one included."""
+        """Number of entries of an integer row, including the constant."""
         return self.columns + (1 if self.constant else 0)
 
     @property
@@ -162,7 +161,7 @@ class RowBound:
 
     @property
     def largest(self) -> int:
-        """Largest magnitude of an entry of an integer row; less than ``2**b`` where it is rounded without bias."""
+        """Largest magnitude of an entry of an integer row; less than ``2**b`` with unbiased rounding."""
         return max(int(2**self.grid_bits) - (self.rule == DITHERED), self.constant)
 
     @property
@@ -172,10 +171,9 @@ class RowBound:
 
     @property
     def shortened_norm(self) -> float:
-        """What longer rows are shortened to, in the units of the bounded rows.
+        """Norm to which rows are clipped, in the units of the bounded rows.
 
-        It is C where rows are truncated, and a little less where they are rounded without bias, which makes a row
-        longer; the norm bound has room for that.
+        It is C with truncation, and slightly less with unbiased rounding, which makes rows longer.
         """
         if self.rule == TRUNCATED:
             return self.clip_norm
@@ -183,12 +181,12 @@ class RowBound:
 
     @property
     def exact_rows(self) -> int:
-        """Rows whose Gram matrix float64 adds exactly, in any order: ``floor(2^53 / S)``."""
+        """Largest number of rows whose Gram matrix is exact in float64, in any order: ``floor(2^53 / S)``."""
         return 2**53 // self.norm_bound
 
     @property
     def total_rows(self) -> int:
-        """Rows whose Gram matrix leaves a quarter of int64 for noise: at most ``3 2^61 / S``."""
+        """Largest number of rows whose Gram matrix leaves a quarter of int64 for noise: ``3 2^61 / S``."""
         return 3 * 2**61 // self.norm_bound
 
     @cached_property
@@ -199,18 +197,18 @@ class RowBound:
 
     @property
     def affine(self) -> Affine:
-        """How rows are shifted and scaled, for what rounds them without bias."""
+        """Shift and scale of rows, for unbiased rounding."""
         return Affine(*self._affine[:2], self.clip_norm)
 
     @property
     def input_units(self) -> tuple[Block, Block]:
-        """Public centre and scale, (columns,) each, by which ``centre + scale * row`` is in the input's units."""
+        """Public centre and scale, (columns,) each: ``centre + scale * row`` is in the units of the input."""
         centre = np.zeros(self.columns) if self.centre is None else np.array(self.centre)
         return centre, np.ones(self.columns) if self.scale is None else np.array(self.scale)
 
     def to_json(self) -> BoundJson:
-        """Return plain JSON values; floats survive exactly."""
-        said: BoundJson = {
+        """Return JSON values; floats are exact."""
+        content: BoundJson = {
             "columns": self.columns,
             "clip_norm": self.clip_norm,
             "grid_bits": self.grid_bits,
@@ -218,13 +216,13 @@ class RowBound:
             "scale": None if self.scale is None else list(self.scale),
             "constant": self.constant,
         }
-        if self.rule != TRUNCATED:  # what was stored before there was another rule has none, and keeps its ids
-            said["rule"] = self.rule
-        return said
+        if self.rule != TRUNCATED:  # omitted as in versions before rule 2, so that identifiers stay the same
+            content["rule"] = self.rule
+        return content
 
     @classmethod
     def from_json(cls, value: BoundJson) -> RowBound:
-        """Read what :meth:`to_json` wrote."""
+        """Read the result of :meth:`to_json`."""
         centre, scale = value["centre"], value["scale"]
         return cls(
             columns=value["columns"],
@@ -237,10 +235,10 @@ class RowBound:
         )
 
     def shifted(self, rows: npt.NDArray[np.generic], out: Block) -> None:
-        """Write ``(rows - centre) / scale`` as float64 into out, shape (r, columns)."""
+        """Write ``(rows - centre) / scale`` as float64 to out, shape (r, columns)."""
         centre, scale, _ = self._affine
-        with np.errstate(all="ignore"):  # what overflows or is not a number is dealt with, row by row
-            np.copyto(out, rows, casting="unsafe")  # a signalling NaN of float32 warns
+        with np.errstate(all="ignore"):  # overflow and NaN are handled row by row
+            np.copyto(out, rows, casting="unsafe")  # a signalling float32 NaN warns
             if centre is not None:
                 out -= centre
             if scale is not None:
@@ -249,37 +247,36 @@ class RowBound:
     def apply(
         self, rows: npt.NDArray[np.generic], out: Block, dithers: Dithers | None = None, *, compiled: bool = True
     ) -> Block:
-        """Bound rows of shape (r, columns), of any real dtype, into a float64 buffer of shape (at least r, width).
+        """Bound rows, (r, columns), of any real dtype; return a view (r, width) of the float64 buffer out.
 
-        Rows that are rounded without bias come with their `dithers`. `compiled` says whether the compiled kernel is
-        worth its import (:data:`COMPILED_VALUES`); it changes no bit. Return a view of out, (r, width), that holds
-        integers; the squared norm of each row is at most :attr:`norm_bound`. A row with a NaN or an infinity counts as
-        zero: failing would reveal it.
+        It holds integers; the squared norm of each row is at most :attr:`norm_bound`. A row with NaN or infinity counts
+        as zero: failing would reveal it. `dithers` belong to rule 2. `compiled` allows the kernel
+        (:data:`COMPILED_VALUES`), which changes no bit.
         """
         bounded = out[: rows.shape[0]]
         z = bounded[:, : self.columns]
         kernel = compiled_kernel() if compiled else None
         if (dithers is None) == (self.rule == DITHERED):
-            raise AssertionError("rows are dithered by their rule, and by no other")
+            raise AssertionError("dithers must be given exactly for rule 2")
         if dithers is not None:
             Dithering(self.columns, self.grid_bits).apply(rows, self.affine, dithers, z, compiled=compiled)
         elif kernel is None:
             self._bounded(rows, z)
         else:
-            left = np.empty(rows.shape[0], dtype=np.int64)
+            unfinished = np.empty(rows.shape[0], dtype=np.int64)
             *affine, steps = self._affine
             centre, scale = (np.empty(0) if vector is None else vector for vector in affine)
-            count = kernel(rows, centre, scale, steps, 2.0**self.grid_bits, z, left)
+            count = kernel(rows, centre, scale, steps, 2.0**self.grid_bits, z, unfinished)
             if count:
-                rest = np.empty((count, self.columns))
-                self._bounded(rows[left[:count]], rest)
-                z[left[:count]] = rest
+                remainder = np.empty((count, self.columns))
+                self._bounded(rows[unfinished[:count]], remainder)
+                z[unfinished[:count]] = remainder
         if self.constant:
             bounded[:, self.columns] = self.constant
         return bounded
 
     def _bounded(self, rows: npt.NDArray[np.generic], z: Block) -> None:
-        """Bound rows into z, shape (r, columns), and verify the norm of every row of it."""
+        """Bound rows into z, shape (r, columns), and verify the norm of every row."""
         self.shifted(rows, z)
         _, _, steps = self._affine
         limit = 4**self.grid_bits
@@ -299,35 +296,30 @@ class RowBound:
             raise AssertionError("a bounded row exceeds the norm bound")
 
     def _shrink(self, z: Block, squares: Block) -> Block:
-        """Scale integer rows above the bound onto the ball, in place, truncating towards zero; keep the others.
-
-        Return the new squared norms. The given ones are exact integers, or correctly rounded where they reach 2^53. A
-        scaled row is longer than the ball by rounding only, so its own squared norm is exact in float64 again.
-        """
+        """Scale integer rows above the bound onto the ball, in place, truncating; return all new squared norms."""
+        # The given ones are exact integers, or correctly rounded from 2^53 on. A scaled row exceeds the ball only by
+        # rounding, so its squared norm is exact in float64 again.
         limit = 4**self.grid_bits
         factor = np.where(squares > limit, 2.0**self.grid_bits / np.sqrt(np.maximum(squares, 1)), 1.0)
         z *= factor[:, None]
         np.trunc(z, out=z)
-        found: Block = np.einsum("ij,ij->i", z, z)
-        for row in np.flatnonzero(found > limit):
-            vector = z[row].astype(np.int64)  # a factor rounded up: step the largest entry down until true
+        norms: Block = np.einsum("ij,ij->i", z, z)
+        for row in np.flatnonzero(norms > limit):
+            vector = z[row].astype(np.int64)  # the factor was rounded up: lower the largest entry
             while int(vector @ vector) > limit:
                 largest = np.abs(vector).argmax()
                 vector[largest] -= np.sign(vector[largest])
-            z[row], found[row] = vector, vector @ vector
-        return found
+            z[row], norms[row] = vector, vector @ vector
+        return norms
 
     def _from_huge(self, rows: npt.NDArray[np.generic]) -> tuple[Block, Block]:
-        """Bound rows whose integer norm exceeds 2^26.5 steps, or that hold NaN or infinity (those become zero).
-
-        Return them with their squared norms.
-        """
+        """Bound rows with norms above 2^26.5 steps, zero those with NaN or infinity; return rows and squared norms."""
         t = np.empty(rows.shape)
         self.shifted(rows, t)
         t[~np.isfinite(t).all(axis=1)] = 0
         largest = np.abs(t).max(axis=1)
         exponent = np.frexp(largest)[1]
-        # an exact power of two brings the largest entry into [2^b, 2^(b+1)): still over the bound, no longer huge
+        # an exact power of two scales the largest entry into [2^b, 2^(b+1)): still above the bound, no longer huge
         z: Block = np.trunc(np.ldexp(t, (self.grid_bits + 1 - exponent)[:, None]))
-        integers = z.astype(np.int64)  # a squared norm of up to columns 4^(b+1) < 2^63
+        integers = z.astype(np.int64)  # a squared norm is at most columns 4^(b+1) < 2^63
         return z, self._shrink(z, np.einsum("ij,ij->i", integers, integers).astype(np.float64))

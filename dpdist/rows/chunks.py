@@ -1,14 +1,14 @@
-"""Reading chunks of rows: whole, checked, and in pieces small enough to be used before they leave the cache.
+"""Reads and verifies chunks of rows, in batches small enough to be used while they are in the cache.
 
-The seal of one period's rows: a keyed digest by which nobody can alter them, or release others in their place.
+The seal of a period's rows is a keyed digest that prevents anyone from altering or replacing them.
 
-``seal.json`` beside the rows holds what was sealed: shape, type, column names, and SHA-256 of every chunk. The seal is
-HMAC-SHA256 of that, under the key of the table's folder. It stands in the ledger, whose administrator, having no key,
-can test no guess at the rows with it; the key, like ``seal.json``, stays in the private folder of the rows and is in
-no release. Whoever reads a chunk first checks ``seal.json`` against the seal, then against it what he takes the chunk
-for (shape, type, names: Zarr's own ``zarr.json`` is only believed where it says the same), and the chunk itself.
+``seal.json``, stored with the rows, contains shape, type, column names, and the SHA-256 of every chunk. The seal is its
+HMAC-SHA256 under the key of the table's folder, and is recorded in the ledger. The ledger's administrator, without the
+key, cannot use it to test guesses about the rows. The key and ``seal.json`` stay in the private folder of the rows and
+are in no release. A reader verifies ``seal.json`` against the seal, then the shape, type and names from ``zarr.json``,
+and finally the chunk itself.
 
-Equal rows in equal order give equal seals, so a period whose rows repeat another's is found out.
+Equal rows in equal order have equal seals, which detects a period that repeats another's rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dpdist.storage.store import Reader, Store
 
 SEAL = "seal.json"
 KEY = "key"
-"""Name of the file, beside the periods, that holds the key: 64 hexadecimal digits."""
+"""File with the key in the folder of periods: 64 hexadecimal digits."""
 
 
 def key_of(periods: Store) -> bytes:
@@ -44,12 +44,14 @@ def key_of(periods: Store) -> bytes:
     except (OSError, ValueError):
         key = b""
     if len(key) != 32:
-        raise DataError(f"{periods.address(KEY)} is missing or damaged. Restore it: without it no period can be read.")
+        raise DataError(
+            f"{periods.address(KEY)} is missing or damaged. Restore it from a backup: no period can be read without it."
+        )
     return key
 
 
 def _seal_of(sealed: SealedRows, periods: Store) -> str:
-    """Return the seal of what ``seal.json`` says, under the key of the folder that holds the periods."""
+    """Return the seal of the content of ``seal.json`` under the key of the folder of periods."""
     return hmac.new(key_of(periods), canonical(builtins_of(sealed)).encode(), hashlib.sha256).hexdigest()
 
 
@@ -65,15 +67,15 @@ def _described(table: RowsTable, tags: tuple[str, ...]) -> SealedRows:
 
 
 def write_seal(table: RowsTable, tags: list[str]) -> str:
-    """Write ``seal.json`` of the rows of one period and return the seal."""
+    """Write ``seal.json`` for the rows of one period and return the seal."""
     sealed = _described(table, tuple(tags))
     table.store.replace(SEAL, text_of(sealed), "seal", private=True)
     return _seal_of(sealed, table.store.parent)
 
 
 def sealed_tags(table: RowsTable) -> tuple[str, ...]:
-    """Return the digest of each chunk of the rows of one period, as it was sealed."""
-    altered = DataError(f"{table} is not what was sealed when its period was closed. Restore it from a copy.")
+    """Return the sealed digest of each chunk of a period."""
+    altered = DataError(f"{table} differs from the rows sealed when its period was closed. Restore it from a backup.")
     try:
         sealed = msgspec.json.decode(table.store.get(SEAL), type=SealedRows)
     except (OSError, ValueError, RecursionError):
@@ -86,53 +88,52 @@ def sealed_tags(table: RowsTable) -> tuple[str, ...]:
 
 
 Rows: TypeAlias = npt.NDArray[np.generic]
-"""Rows as they are stored, (r, d), of any of :data:`dpdist.rows.dataset.DTYPES`."""
+"""Stored rows, (r, d), with one of :data:`dpdist.rows.columns.DTYPES`."""
 
 
 class ChunkReader:
-    """Reads chunks of one table, piece by piece, into buffers that every piece overwrites."""
+    """Reads chunks of one table in batches, each of which overwrites the previous one."""
 
     def __init__(self, table: Table, piece_rows: int) -> None:
         self._table = table
-        self._most = piece_rows
+        self._batch_rows = piece_rows
         self.checksum = 0
-        """CRC32C of the chunk that was read last, as stored; known when its last piece was taken. Private."""
+        """Stored CRC32C of the last chunk, available after its last batch. Private."""
         self._tags: dict[str, tuple[str, ...]] = {}
         self._part: RowsTable | None = None
-        self._elsewhere: ChunkPieces | None = None
+        self._external: ChunkPieces | None = None
         self._rows: Rows = np.empty((0, table.columns))
         self._file = np.empty(0, dtype=np.uint8)
 
     def read(self, index: int) -> Iterator[Rows]:
-        """Yield the rows of chunk ``index`` in pieces of shape (r, d), each valid until the next.
-
-        Checksum and seal of a plain chunk are known to match only when the last piece was taken: what was made of the
-        others must be discarded if this raises.
-        """
-        part, place = self._table.located(index)
+        """Yield batches, (r, d), of chunk ``index``, each valid until the next; if this raises, discard them all."""
+        # checksum and seal of an uncompressed chunk are verified after its last batch
+        part, chunk = self._table.located(index)
         if part.seal is None:
-            yield from self._checked(part, place, None)
+            yield from self._checked(part, chunk, None)
             return
         if str(part) not in self._tags:
             self._tags[str(part)] = sealed_tags(part)
         digest = hashlib.sha256()
-        yield from self._checked(part, place, digest)
-        if self._tags[str(part)][place] != digest.hexdigest():
-            raise DataError(f"Chunk {place} of {part} is not what was sealed when its period was closed. Restore it.")
+        yield from self._checked(part, chunk, digest)
+        if self._tags[str(part)][chunk] != digest.hexdigest():
+            raise DataError(
+                f"Chunk {chunk} of {part} differs from the rows sealed when its period was closed. Restore it."
+            )
 
     def tag(self, index: int) -> str:
-        """Return the SHA-256 of the rows of chunk ``index``, 64 hexadecimal digits, by which it can be sealed."""
+        """Return the SHA-256 of the rows of chunk ``index``, 64 hexadecimal digits, for its seal."""
         digest = hashlib.sha256()
         for _ in self._checked(*self._table.located(index), digest):
             pass
         return digest.hexdigest()
 
     def _checked(self, part: RowsTable, index: int, digest: Any) -> Iterator[Rows]:
-        """Yield the rows of a chunk, and take their bytes into a digest of hashlib, or None."""
+        """Yield the rows of a chunk, updating a hashlib digest, if any, with their bytes."""
         if part.reference is not None:
-            self._elsewhere = self._elsewhere or part.reference.reading()
-            yield from self._elsewhere.read(index, self._most)
-            self.checksum = self._elsewhere.checksum
+            self._external = self._external or part.reference.reading()
+            yield from self._external.read(index, self._batch_rows)
+            self.checksum = self._external.checksum
             return
         self._prepare(part)
         try:
@@ -143,28 +144,28 @@ class ChunkReader:
             raise DataError(f"Chunk {index} of {part} {fault}. Restore it, or ingest the source again.") from None
 
     def _prepare(self, part: RowsTable) -> None:
-        """Make buffers for the chunks of a part; those of the last one stay where they fit."""
+        """Allocate buffers for the chunks of a part, unless it is the previous one."""
         if part is self._part:
             return
         self._part = part
-        rows = part.chunk_rows if part.compressed else min(self._most, part.chunk_rows)
+        rows = part.chunk_rows if part.compressed else min(self._batch_rows, part.chunk_rows)
         self._rows = np.empty((rows, part.columns), dtype=np.dtype(part.dtype).newbyteorder("<"))
         self._file = np.empty(part.chunk_bytes if part.compressed else CHECKSUM_BYTES, dtype=np.uint8)
 
     def _plain(self, file: Reader, part: RowsTable, index: int, digest: Any) -> Iterator[Rows]:
         checksum, step = 0, self._rows.shape[0]
-        left = part.rows_in(index)  # the chunk of a table's end is filled up to the length of the others
+        remaining = part.rows_in(index)  # the last chunk of a table is padded
         for start in range(0, part.chunk_rows, step):
-            piece = self._rows[: min(step, part.chunk_rows - start)]
-            content = piece.reshape(-1).view(np.uint8)
+            batch = self._rows[: min(step, part.chunk_rows - start)]
+            content = batch.reshape(-1).view(np.uint8)
             if file.readinto(content.data) != content.size:
                 raise _DamagedError(_TRUNCATED)
             checksum = google_crc32c.extend(checksum, content)
             if digest is not None:
                 digest.update(content.data)
-            if left > 0:
-                yield piece[:left]
-            left -= piece.shape[0]
+            if remaining > 0:
+                yield batch[:remaining]
+            remaining -= batch.shape[0]
         if file.readinto(self._file.data) != CHECKSUM_BYTES:
             raise _DamagedError(_TRUNCATED)
         self._require(checksum, self._file)
@@ -177,24 +178,24 @@ class ChunkReader:
             raise _DamagedError(_TRUNCATED)
         content = self._file[: size - CHECKSUM_BYTES]
         self._require(google_crc32c.value(content), self._file[size - CHECKSUM_BYTES : size])
-        unpacked, _, packed = content[4:BLOSC_BYTES].view("<u4")  # Blosc's header: sizes of rows, block, content
+        unpacked, _, packed = content[4:BLOSC_BYTES].view("<u4")  # Blosc header: sizes of rows, block, content
         if (unpacked, packed) != (self._rows.nbytes, content.size):
             raise _DamagedError(_ALTERED)
         blosc.decompress(content, self._rows)
         if digest is not None:
             digest.update(self._rows.reshape(-1).view(np.uint8).data)
         rows = self._rows[: part.rows_in(index)]
-        for start in range(0, rows.shape[0], self._most):
-            yield rows[start : start + self._most]
+        for start in range(0, rows.shape[0], self._batch_rows):
+            yield rows[start : start + self._batch_rows]
 
-    def _require(self, found: int, stored: npt.NDArray[np.uint8]) -> None:
+    def _require(self, checksum: int, stored: npt.NDArray[np.uint8]) -> None:
         self.checksum = int.from_bytes(stored.tobytes(), "little")
-        if found != self.checksum:
+        if checksum != self.checksum:
             raise _DamagedError(_ALTERED)
 
 
 class _DamagedError(Exception):
-    """The bytes of a chunk are not those that were written: says what is wrong."""
+    """A chunk differs from the bytes that were written."""
 
 
 _TRUNCATED, _ALTERED = "is truncated", "was altered: its checksum differs"

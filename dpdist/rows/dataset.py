@@ -1,8 +1,8 @@
 """rows.zarr: a Zarr v3 array of n x d private rows with an identity and a declared budget.
 
-The chunks are full-width runs of rows, little-endian bytes with a CRC32C checksum, so a worker reads or unpacks (Blosc
-LZ4) a chunk straight into one reused buffer, small enough to stay in its cache. Zarr reads a missing chunk as zeros;
-here a missing, short or altered chunk is an error: a dropped block of rows is a wrong answer with a right guarantee.
+A chunk contains consecutive full rows, little-endian, with a CRC32C checksum. A worker reads or decompresses (Blosc
+LZ4) it into one reused buffer that fits the cache. Zarr reads a missing chunk as zeros; here a missing, truncated or
+altered chunk is an error, as a lost block of rows would give a wrong answer with a valid guarantee.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from dpdist.storage.store import AnyStore, Store, store_at
 FORMAT = "dpdist-rows/1"
 _TARGET_CHUNK = 8 << 20
 _LZ4_MOST = 255
-"""Bytes that LZ4 makes of one at most."""
+"""Largest compression ratio of LZ4."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsTable(Shape):
-    """An opened, validated rows.zarr: a :data:`dpdist.rows.table.Table`. Its text is where it is."""
+    """An opened, validated rows.zarr: a :data:`dpdist.rows.table.Table`. ``str`` gives its location."""
 
     seals: ClassVar[Mapping[str, str]] = {}
-    """No seals: the ledger charges a whole table."""
-    store: Store  # reachable under the same name from every worker
-    dataset_id: str  # 32 random hexadecimal digits drawn at ingest
+    """No seals: the ledger charges the entire table."""
+    store: Store  # reachable from every worker under the same name
+    dataset_id: str  # 32 random hexadecimal digits, drawn at ingest
     names: tuple[str, ...]
     budget: PrivacyLoss | None
-    ledger_id: str | None = None  # of the one ledger that may be charged; None while none was created
-    period: str | None = None  # name of the period whose rows these are; such a table may have no rows
-    unit: Unit | None = None  # None: every row counts alone
-    seal: str | None = None  # what every chunk must agree with (:mod:`dpdist.rows.chunks`)
-    reproduced: bool = False  # a release for reproduction was made of them (:mod:`dpdist.release.trusted`)
-    reference: Reference | None = None  # holds the chunks of rows that were registered; None: they are here
-    schema: Schema | None = None  # None: the columns of the source were numbers
+    ledger_id: str | None = None  # of the only ledger to charge; None before it is created
+    period: str | None = None  # name of the period; its table may be empty
+    unit: Unit | None = None  # None: each row is a unit
+    seal: str | None = None  # authenticates all chunks (:mod:`dpdist.rows.chunks`)
+    reproduced: bool = False  # used for a reproduction (:mod:`dpdist.release.trusted`)
+    reference: Reference | None = None  # chunks of registered rows; None: stored here
+    schema: Schema | None = None  # None: the source had numeric columns
     dropped: str = "zeros"  # see :class:`dpdist.rows.table.RowsAttributes`
 
     def __str__(self) -> str:
@@ -69,22 +69,22 @@ class RowsTable(Shape):
 
     @property
     def path(self) -> Path:
-        """Its folder on this machine; UsageError where it lies elsewhere."""
+        """Its local folder; UsageError if it is remote."""
         return local(str(self.store))
 
     @property
     def max_rows(self) -> int:
-        """How many rows one privacy unit may own."""
+        """Largest number of rows of one privacy unit."""
         return 1 if self.unit is None else self.unit.max_rows
 
     @property
     def changed_rows(self) -> int:
-        """Those of one privacy unit."""
+        """Number of rows that one privacy unit may change."""
         return self.max_rows
 
     @property
     def probe(self) -> Store:
-        """A rows.zarr that is there wherever the rows are: this one."""
+        """A rows.zarr that exists wherever the rows do: this one."""
         return self.store
 
     @property
@@ -99,44 +99,42 @@ class RowsTable(Shape):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all chunks; the most they can be if they are compressed."""
+        """Bytes of all chunks; an upper bound if they are compressed."""
         return super().stored_bytes if self.reference is None else self.reference.stored_bytes
 
     def buffer_bytes(self, piece_rows: int) -> int:
-        """Bytes that reading its chunks takes, in pieces of so many rows at most."""
+        """Memory in bytes for reading chunks in batches of at most ``piece_rows`` rows."""
         return super().buffer_bytes(piece_rows) if self.reference is None else self.reference.buffer_bytes
 
     def first_row(self, index: int) -> int:
-        """Return the number of the first row of a chunk; that of the chunk behind the last one is n."""
+        """Return the number of the first row of a chunk; n for the index after the last chunk."""
         return min(self.rows, index * self.chunk_rows) if self.reference is None else self.reference.first_row(index)
 
     def rows_in(self, index: int) -> int:
-        """Rows of a chunk."""
+        """Return the number of rows of a chunk."""
         return self.first_row(index + 1) - self.first_row(index)
 
     def chunk_of(self, row: int) -> int:
-        """Return the number of the chunk in which a row is."""
+        """Return the index of the chunk of a row."""
         return row // self.chunk_rows if self.reference is None else self.reference.chunk_of(row)
 
     def located(self, index: int) -> tuple[RowsTable, int]:
-        """Return the table that holds a chunk, and the number of the chunk there."""
+        """Return the table that stores a chunk, and the index of the chunk in it."""
         return self, index
 
     def weight_of(self, index: int) -> int:  # noqa: ARG002
-        """Return 1: every row is added once."""
+        """Return 1: each row is added once."""
         return 1
 
 
 def chunk_rows_for(columns: int, dtype: str, rows: int) -> int:
-    """Rows per chunk: about 8 MiB, at most the table itself."""
+    """Return the rows per chunk: about 8 MiB, at most the table."""
     return max(1, min(rows, math.ceil(_TARGET_CHUNK / (columns * np.dtype(dtype).itemsize))))
 
 
 def partitions(chunks: int, count: int) -> list[range]:
-    """Cut chunks into at most ``count`` contiguous runs whose lengths differ by at most one.
+    """Split chunks into at most ``count`` contiguous ranges whose lengths differ by at most one.
 
-    Examples
-    --------
     >>> partitions(7, 3)
     [range(0, 3), range(3, 5), range(5, 7)]
     """
@@ -157,28 +155,29 @@ def created(
     compress: bool = False,
     **head: Any,
 ) -> Iterator[RowsWriter]:
-    """Create a rows.zarr with a head of :func:`head_of`; it appears when the block ends and all rows were written."""
+    """Create a rows.zarr with a head of :func:`head_of`, published at the end of the block if all rows were written."""
     shape = shape_of(rows, len(names), dtype, compress=compress)
-    with store_at(target).staged("rows", private=True) as aside:
-        require_space(aside, shape, rows)
-        writer = RowsWriter(aside, shape)
+    with store_at(target).staged("rows", private=True) as staging:
+        require_space(staging, shape, rows)
+        writer = RowsWriter(staging, shape)
         yield writer
         if writer.rows != rows:
             raise DataError(
-                f"{writer.rows} rows came where {rows} were announced: the source changed while it was read."
+                f"The source announced {rows} rows and yielded {writer.rows}: it changed while it was read. Repeat "
+                "this when it is complete."
             )
-        aside.put(ROOT, head_of(shape, names, budget, **head))
+        staging.put(ROOT, head_of(shape, names, budget, **head))
 
 
 def shape_of(rows: int, columns: int, dtype: str, *, compress: bool = False) -> Shape:
-    """Return the shape of a table, cut into chunks as ingest cuts it."""
+    """Return the shape of a table with the chunks of ingest."""
     return Shape(rows, columns, dtype, chunk_rows_for(columns, dtype, rows), compress)
 
 
-def require_space(aside: Store, shape: Shape, rows: int) -> None:
-    """Refuse to write so many rows of a table where there is no room for them: DataError."""
+def require_space(store: Store, shape: Shape, rows: int) -> None:
+    """Raise DataError if the store has no space for ``rows`` rows."""
     size = rows * shape.row_bytes
-    aside.require_space(size // _LZ4_MOST if shape.compressed else size, "rows")
+    store.require_space(size // _LZ4_MOST if shape.compressed else size, "rows")
 
 
 def head_of(
@@ -192,7 +191,7 @@ def head_of(
     origin: Mapping[str, object] | None = None,
     schema: Schema | None = None,
 ) -> bytes:
-    """Return what is stored of a new table beside its chunks, the last of its objects, with a new identity."""
+    """Return the metadata of a new table with a new identity; it is written after its chunks."""
     objects = MemoryStore()
     array = zarr.create_array(
         store=objects,
@@ -219,16 +218,14 @@ def head_of(
 
 
 def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTable:
-    """Record, once and for all, which ledger is charged for these rows; hold ``table.store.locked()`` meanwhile.
-
-    A second ledger of the same rows would let the same release be drawn twice and its noise be averaged away.
-    """
+    """Record permanently which ledger is charged for these rows; the caller holds ``table.store.locked()``."""
+    # with a second ledger for the same rows, a release could be drawn twice and its noise averaged away
     if (attributes_of(table.store) or {}).get("ledger_id") is not None:
-        raise DataError(f"{table} has a ledger already.")
+        raise DataError(f"{table} already has a ledger: name that one.")
     set_attributes(
         table.store,
         "rows",
-        lambda found: found["ledger_id"] is None and not found.get("reproduced", False),
+        lambda attributes: attributes["ledger_id"] is None and not attributes.get("reproduced", False),
         budget=budget.to_json(),
         ledger_id=ledger_id,
     )
@@ -236,41 +233,44 @@ def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTa
 
 
 def mark_reproduced(table: RowsTable) -> None:
-    """Record, for ever, that rows were released for reproduction; hold ``table.store.locked()`` meanwhile."""
+    """Record permanently that rows were released for reproduction; the caller holds ``table.store.locked()``."""
     set_attributes(
-        table.store, "rows", lambda found: found["ledger_id"] is None and found["budget"] is None, reproduced=True
+        table.store,
+        "rows",
+        lambda attributes: attributes["ledger_id"] is None and attributes["budget"] is None,
+        reproduced=True,
     )
 
 
 @quiet()
 def open_ingested(path: AnyStore) -> RowsTable:
-    """Open and validate a rows.zarr that an ingest wrote; of its chunks none is looked at before it is read."""
+    """Open and validate a rows.zarr written by ingest; chunks are not checked before they are read."""
     store = store_at(path)
-    otherwise = f"There are no usable rows at {store}. Make them with: {step('ingest', 'SOURCE', store)}"
+    otherwise = f"{store} contains no usable rows. Create them with: {step('ingest', 'SOURCE', store)}"
     info = require_format(store, FORMAT, otherwise)
     try:
         array = zarr.open_array(store.for_zarr(), mode="r", zarr_format=3)
-        said = msgspec.convert(info, RowsAttributes)
+        attributes = msgspec.convert(info, RowsAttributes)
         table: RowsTable | None = RowsTable(
             store=store.absolute(),
-            dataset_id=said.dataset_id,
+            dataset_id=attributes.dataset_id,
             rows=int(array.shape[0]),
             columns=int(array.shape[1]),
             dtype=str(array.dtype),
             chunk_rows=int(array.chunks[0]),
-            names=said.columns,
-            budget=None if said.budget is None else PrivacyLoss.from_json(said.budget),
-            ledger_id=said.ledger_id,
+            names=attributes.columns,
+            budget=None if attributes.budget is None else PrivacyLoss.from_json(attributes.budget),
+            ledger_id=attributes.ledger_id,
             compressed=any(isinstance(codec, BloscCodec) for codec in array.metadata.codecs),  # type: ignore[union-attr]
-            period=said.period,
-            unit=None if said.unit is None else said.unit.unit,
-            reproduced=said.reproduced,
-            schema=None if said.schema is None else Schema.from_json(said.schema),
-            dropped=said.dropped,
+            period=attributes.period,
+            unit=None if attributes.unit is None else attributes.unit.unit,
+            reproduced=attributes.reproduced,
+            schema=None if attributes.schema is None else Schema.from_json(attributes.schema),
+            dropped=attributes.dropped,
         )
-    except ResumableError:  # its store did not answer
+    except ResumableError:  # the store did not answer
         raise
-    except Exception:  # noqa: BLE001 - whatever a foreign or damaged array lacks, the cure is the same
+    except Exception:  # noqa: BLE001 - any defect of a foreign or damaged array
         table = None
     if table is None:
         raise DataError(otherwise)
@@ -279,40 +279,40 @@ def open_ingested(path: AnyStore) -> RowsTable:
 
 
 def incomplete(table: RowsTable) -> Iterator[tuple[int, str]]:
-    """Yield number and fault of every chunk that is missing or has the wrong size; nothing is read."""
+    """Yield index and fault of every chunk that is missing or has the wrong size, without reading any."""
     size_of = table.store.sizes("c")
     for index in range(table.chunks):
-        what = f"chunk {index} of {table.chunks}"
+        chunk = f"chunk {index} of {table.chunks}"
         try:
             size = size_of(chunk_key(index))
         except OSError:
-            yield index, f"{what} is missing"
+            yield index, f"{chunk} is missing"
             continue
         if size is None:
-            yield index, f"{what} is no file"
+            yield index, f"{chunk} is not a file"
         elif size > table.chunk_bytes if table.compressed else size != table.chunk_bytes:
-            yield index, f"{what} is truncated or too long"
+            yield index, f"{chunk} has the wrong size"
 
 
 def _validate(table: RowsTable, array: Array) -> None:
     codecs = [type(codec) for codec in array.metadata.codecs]  # type: ignore[union-attr]
     least = 1 if table.period is None else 0
-    for sound, said in (
+    for sound, requirement in (
         (
             array.ndim == 2 and table.columns == len(table.names) >= 2 and table.rows >= least,
-            "it must be a table of at least one row and two named columns",
+            "it must have at least one row and two named columns",
         ),
         (table.dtype in DTYPES, f"its dtype is {table.dtype}, not one of {', '.join(DTYPES)}"),
         (
             array.chunks == (table.chunk_rows, table.columns)
             and table.chunk_rows <= max(1, table.rows)
             and array.shards is None,
-            "its chunks must be whole rows, at most as many as the table has",
+            "its chunks must contain full rows, at most as many as the table",
         ),
         (
             codecs in ([BytesCodec, Crc32cCodec], [BytesCodec, BloscCodec, Crc32cCodec]),
-            "its chunks must be little-endian bytes, plain or compressed with Blosc, and a CRC32C checksum",
+            "its chunks must be little-endian bytes, uncompressed or compressed with Blosc, with a CRC32C checksum",
         ),
     ):
         if not sound:
-            raise DataError(f"{table} cannot be used: {said}. Ingest the source again with {step('ingest')}.")
+            raise DataError(f"{table} cannot be used: {requirement}. Ingest the source again with {step('ingest')}.")

@@ -1,26 +1,26 @@
-"""Unbiased rounding in machine code: the bits of :mod:`dpdist.rows.dither`.
+"""Unbiased rounding in machine code, with the bits of :mod:`dpdist.rows.dither`.
 
-Rows go from what is stored to integers a bunch of 32 at a time, in buffers that stay in a core's own caches. What is
-computed in float64 are the operations of NumPy, in its order, and LLVM joins none of them.
+Stored rows are converted to integers in bunches of 32, in buffers that fit a core's caches. All float64 operations are
+those of NumPy, in the same order, and LLVM fuses none of them.
 
-The loops are plain numba, compiled for the dtype of the rows alone, and each is inlined into the two functions that
-NumPy calls: a function that numba compiles by itself takes a quarter of a second more, of every fresh machine. Four
-things are written in the language of LLVM, as vectors of 16, because numba was measured to be slower on two cores with
-AVX2 (the whole of it in plain numba: 2.6 ns for an entry of 784 columns in place of 1.25, and 3.6 s more to compile):
+The loops are plain numba, compiled for the dtype of the rows only, and inlined into the two functions called from
+Python: each separately compiled function costs a quarter of a second on a new machine. Four parts are written as
+vectors of 16 in LLVM's intermediate representation, as plain numba was slower on two cores with AVX2 (2.6 ns instead of
+1.25 per entry of 784 columns, and 3.6 s more to compile):
 
-* ChaCha (:func:`_emit_group`): 16 words of 16 blocks stay in registers. In an array they are loaded and stored at every
-  step, 0.9 ns for an entry.
-* the squared norm (:func:`_emit_squared_norm`): 16 sums stay in registers, and their order is that of NumPy.
-* rounding two rows of 16 columns to one word for each column (:func:`_emit_panel`), which is how the Gram matrix of
-  16-bit integers takes them (:mod:`dpdist.moment.kernel`): the integer is the low half of a float64, moved with its
-  sign, and the instructions that add four bytes, or multiply two pairs of 16 bits, are found in no loop by LLVM.
-* the sums of their squares, by which each row is verified (:func:`_emit_norms`).
+* ChaCha (:func:`_emit_group`): 16 words of 16 blocks stay in registers. Arrays would be loaded and stored at every
+  step, 0.9 ns per entry.
+* the squared norm (:func:`_emit_squared_norm`): 16 sums stay in registers, in the order of NumPy.
+* rounding two rows of 16 columns to one word per column (:func:`_emit_panel`), the layout of the Gram matrix of 16-bit
+  integers (:mod:`dpdist.moment.kernel`). The integer is the low half of a float64, moved with its sign. LLVM finds the
+  instructions that add four bytes, or multiply two pairs of 16 bits, in no loop.
+* the sums of squares that verify each row (:func:`_emit_norms`).
 
-Rows that are not finite, whose squared norm overflows, or that rounding left too long are zero at first, and then done
-in NumPy: of rows on the sphere one in 100,000 is too long.
+Rows that are not finite, whose squared norm overflows, or that are too long after rounding (one in 100,000 on the
+sphere) are first set to zero, and then rounded in NumPy.
 
-Machine code is handed addresses, and counts no references. So it allocates nothing: whatever it reads or writes is held
-by the caller in Python until it returns (:class:`_Prepared`).
+Machine code gets addresses and counts no references. It allocates nothing: the caller in Python keeps all buffers alive
+until it returns (:class:`_Prepared`).
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _ROUNDS, _LANES, _PAIRS = 8, 16, BUNCH // 2
 _LINE = 4 * _LANES
 """Bytes of a line of 16 words."""
 _BLOCK = _PAIRS * _LINE
-"""Bytes of the words of 16 columns of a bunch, and of their integers: a line for each pair of rows."""
+"""Bytes of the words, or integers, of 16 columns of a bunch: one line per pair of rows."""
 _TOGETHER = 8
-"""Bunches whose dithers are drawn together for rows that are done in NumPy."""
+"""Bunches whose dithers are drawn together for rows rounded in NumPy."""
 _FLOATS_OF = 2048
-"""Columns of as many rows as are shifted before they are rounded: a third of the first cache."""
+"""Entries that are shifted before they are rounded: a third of the L1 cache."""
 _16, _LOW = np.int32(16), np.int32(0xFFFF)
 _AS_STORED = {np.dtype(dtype) for dtype in ("f4", "f8", "i1", "i2", "i4", "u1", "u2")}
-"""Types that are read as they are stored; NumPy makes float64 of others."""
+"""Types read as stored; others are converted to float64 by NumPy."""
 _I16, _I32, _I64, _DOUBLE = *map(ir.IntType, (16, 32, 64)), ir.DoubleType()
-_SUMS, _FLOATS = (ir.VectorType(each, _LANES) for each in (_I32, _DOUBLE))
+_SUMS, _FLOATS = (ir.VectorType(kind, _LANES) for kind in (_I32, _DOUBLE))
 
 
 def _function(build: Any, name: str, result: Any, *arguments: Any) -> Any:
@@ -64,7 +64,7 @@ def _constant(kind: Any, value: Any) -> Any:
 
 
 def _all(build: Any, kind: Any, value: Any) -> Any:
-    """Emit a vector with one value in all lanes."""
+    """Emit a vector with the same value in all lanes."""
     first = build.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
     return build.shuffle_vector(first, first, _constant(_SUMS, 0))
 
@@ -82,10 +82,7 @@ def _times(build: Any, value: Any, factor: int) -> Any:
 
 
 def _emit_group(build: Any, state: Any, first: Any, out: Any) -> None:
-    """Emit ChaCha of 16 blocks from a number on, a block in each lane, and store the words in 16 lines.
-
-    The state has 12 lines, of the words that the blocks share.
-    """
+    """Emit ChaCha of 16 blocks, one per lane, with 12 lines of common state; store the words in 16 lines."""
     rotate = _function(build, "llvm.fshl.v16i32", _SUMS, _SUMS, _SUMS, _SUMS)
 
     def at(address: Any, line: int) -> Any:
@@ -93,9 +90,9 @@ def _emit_group(build: Any, state: Any, first: Any, out: Any) -> None:
 
     wide = ir.VectorType(_I64, _LANES)
     numbers = build.add(_all(build, wide, first), ir.Constant(wide, list(range(_LANES))))
-    own = [build.trunc(each, _SUMS) for each in (numbers, build.lshr(numbers, _constant(wide, 32)))]
-    own += [_constant(_SUMS, 0)] * 2
-    x = [_load(build, at(state, i), _SUMS, _LINE) for i in range(12)] + own
+    counters = [build.trunc(number, _SUMS) for number in (numbers, build.lshr(numbers, _constant(wide, 32)))]
+    counters += [_constant(_SUMS, 0)] * 2
+    x = [_load(build, at(state, i), _SUMS, _LINE) for i in range(12)] + counters
 
     def quarter(a: int, b: int, c: int, d: int) -> None:
         for left, right, changed, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
@@ -108,8 +105,8 @@ def _emit_group(build: Any, state: Any, first: Any, out: Any) -> None:
             quarter(i, 4 + i, 8 + i, 12 + i)
         for i in range(4):
             quarter(i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
-    for i, after in enumerate(x):  # the state is read again: there are not registers for both
-        before = _load(build, at(state, i), _SUMS, _LINE) if i < 12 else own[i - 12]
+    for i, after in enumerate(x):  # the state is read again: both do not fit the registers
+        before = _load(build, at(state, i), _SUMS, _LINE) if i < 12 else counters[i - 12]
         _store(build, build.add(after, before), at(out, i), _LINE)
 
 
@@ -123,7 +120,7 @@ def _group(_context: Any, _state: Any, _first: Any, _out: Any) -> Any:
 
 
 def _emit_squared_norm(build: Any, t: Any, panels: Any, norm: Any) -> None:
-    """Emit the sum of squares of so many panels of a row, added in 16 lanes, which are then added half to half."""
+    """Emit the sum of squares of the panels of a row, added in 16 lanes, whose halves are then added."""
     before = build.basic_block
     with _each_pair(build, panels) as panel:
         total = build.phi(_FLOATS)
@@ -148,7 +145,7 @@ def _squared_norm(_context: Any, _t: Any, _panels: Any, _norm: Any) -> Any:
 
 
 def _emit_dither(build: Any, word: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """Emit what adds the two lower bytes of each word to one number, and the two upper ones to another."""
+    """Emit the sums of one number with the two lower bytes of each word, and of another with the two upper ones."""
     if "avx512vnni" in features():
         dot = _function(build, "llvm.x86.avx512.vpdpbusd.512", _SUMS, _SUMS, _SUMS, _SUMS)
         return (
@@ -164,7 +161,7 @@ def _emit_dither(build: Any, word: Any, low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def _emit_dot(build: Any, total: Any, left: Any, right: Any) -> Any:
-    """Emit the sum of a number and the products of two pairs of 16 bits, in each lane."""
+    """Emit the sum of a number and the products of two pairs of 16-bit integers, in each lane."""
     if "avx512vnni" in features():
         return build.call(
             _function(build, "llvm.x86.avx512.vpdpwssd.512", _SUMS, _SUMS, _SUMS, _SUMS), [total, left, right]
@@ -172,17 +169,17 @@ def _emit_dot(build: Any, total: Any, left: Any, right: Any) -> Any:
     half = ir.VectorType(_I32, _LANES // 2)
     pairs = ir.VectorType(_I16, _LANES)
     dot = _function(build, "llvm.x86.avx2.pmadd.wd", half, pairs, pairs)
-    found = []
+    products = []
     for start in (0, _LANES // 2):
-        some = ir.Constant(half, list(range(start, start + _LANES // 2)))
-        parts = [build.bitcast(build.shuffle_vector(each, each, some), pairs) for each in (left, right)]
-        found.append(build.call(dot, parts))
-    return build.add(total, build.shuffle_vector(*found, ir.Constant(_SUMS, list(range(_LANES)))))
+        lanes = ir.Constant(half, list(range(start, start + _LANES // 2)))
+        parts = [build.bitcast(build.shuffle_vector(vector, vector, lanes), pairs) for vector in (left, right)]
+        products.append(build.call(dot, parts))
+    return build.add(total, build.shuffle_vector(*products, ir.Constant(_SUMS, list(range(_LANES)))))
 
 
 @contextmanager
 def _each_pair(build: Any, pairs: Any) -> Iterator[Any]:
-    """Emit what follows as a loop over so many pairs, at least one; give the number of the pair."""
+    """Emit the block as a loop over one or more pairs; yield the number of the pair."""
     before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
     build.branch(loop)
     build.position_at_end(loop)
@@ -196,41 +193,36 @@ def _each_pair(build: Any, pairs: Any) -> Iterator[Any]:
 
 
 def _emit_panel(build: Any, arguments: Any) -> None:
-    """Emit the loop over pairs of rows that rounds 16 of their columns, and adds up their squares.
-
-    Its arguments are addresses, of what lies in lines of 64 bytes:
-
-    * 16 columns of the first row, float64, and how many bytes the next row is away;
-    * what makes steps of the finer grid of each row, 32 numbers, and v3 of each of them;
-    * the words, a line for each pair; a mask, a line; where the integers go, a line for each pair;
-    * two lines for each pair: sums of squares of the even row, and of both;
-    * and how many pairs there are.
-    """
+    """Emit the loop over pairs of rows that rounds 16 of their columns and adds up the squares."""
+    # Addresses of lines of 64 bytes: 16 columns of the first row, float64, and the distance to the next row in bytes;
+    # the factor of each of 32 rows to the finer grid, and its v3; words, one line per pair; a mask, one line; the
+    # output, one line of integers per pair; two lines per pair with sums of squares of the even row, and of both.
     t, line, factors, words, mask, out, sums, pairs = arguments
     keep = _load(build, mask, _SUMS, _LINE)
     with _each_pair(build, pairs) as pair:
-        # to the nearest integer, less half of what two dithers take: it stands in the low bits of the float64
+        # rounds to the nearest integer, minus half of the largest sum of two dithers, in the low bits of the float64
         magic = _constant(_FLOATS, 1.5 * 2.0**52 - (1 << FRACTION >> 1))
         even, half = ir.Constant(_SUMS, list(range(0, 2 * _LANES, 2))), _constant(_SUMS, 0xFFFF)
         y = []
         for odd in range(2):
-            here = build.add(factors, build.add(_times(build, pair, 16), _I64(8 * odd)))
+            address = build.add(factors, build.add(_times(build, pair, 16), _I64(8 * odd)))
             factor, third = (
-                _all(build, _FLOATS, _load(build, build.add(here, _I64(8 * BUNCH * i)), _DOUBLE, 8)) for i in range(2)
+                _all(build, _FLOATS, _load(build, build.add(address, _I64(8 * BUNCH * i)), _DOUBLE, 8))
+                for i in range(2)
             )
             row = build.add(t, build.mul(build.add(_times(build, pair, 2), _I64(odd)), line))
             x = build.fadd(build.fmul(_load(build, row, _FLOATS, _LINE), factor), third)
             wide = build.bitcast(build.fadd(x, magic), ir.VectorType(_I32, 2 * _LANES))
             y.append(build.shuffle_vector(wide, wide, even))
-        place = _times(build, pair, _LINE)
-        word = _load(build, build.add(words, place), _SUMS, _LINE)
+        offset = _times(build, pair, _LINE)
+        word = _load(build, build.add(words, offset), _SUMS, _LINE)
         low, high = _emit_dither(build, word, *y)
         low = build.and_(build.lshr(low, _constant(_SUMS, FRACTION)), half)
         high = build.and_(build.shl(high, _constant(_SUMS, 16 - FRACTION)), _constant(_SUMS, 0xFFFF0000))
         both = build.and_(build.or_(low, high), keep)
-        _store(build, both, build.add(out, place), 4)
+        _store(build, both, build.add(out, offset), 4)
         for i, factor in enumerate((build.and_(both, half), both)):
-            total = build.add(sums, build.add(_times(build, place, 2), _I64(_LINE * i)))
+            total = build.add(sums, build.add(_times(build, offset, 2), _I64(_LINE * i)))
             _store(build, _emit_dot(build, _load(build, total, _SUMS, _LINE), factor, both), total, _LINE)
 
 
@@ -246,11 +238,11 @@ def _panel(
 
 
 def _emit_norms(build: Any, sums: Any, pairs: Any, norms: Any) -> None:
-    """Emit the loop over pairs that adds up the lanes of their sums of squares, and writes one norm for each row."""
+    """Emit the loop over pairs that adds up the lanes of their sums of squares and writes one norm per row."""
     with _each_pair(build, pairs) as pair:
-        at = build.add(sums, _times(build, pair, 2 * _LINE))
-        lines = [_load(build, build.add(at, _I64(_LINE * i)), _SUMS, _LINE) for i in range(2)]
-        # of both at once: eight lanes are of the even row's, and eight of the sum of both
+        address = build.add(sums, _times(build, pair, 2 * _LINE))
+        lines = [_load(build, build.add(address, _I64(_LINE * i)), _SUMS, _LINE) for i in range(2)]
+        # both at once: eight lanes belong to the even row, and eight to the sum of both
         halves = ([*range(i, i + 8), *range(_LANES + i, _LANES + i + 8)] for i in (0, 8))
         total = build.add(*(build.shuffle_vector(*lines, ir.Constant(_SUMS, half)) for half in halves))
         for count in (4, 2, 1):
@@ -262,7 +254,7 @@ def _emit_norms(build: Any, sums: Any, pairs: Any, norms: Any) -> None:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _norms(_context: Any, _sums: Any, _pairs: Any, _found: Any) -> Any:
+def _norms(_context: Any, _sums: Any, _pairs: Any, _results: Any) -> Any:
     def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
         _emit_norms(build, *arguments)
         return context.get_dummy_value()
@@ -282,7 +274,7 @@ def _fill(bunch: int, state: Any, words: Any) -> None:
 def _prepared(
     rows: Any, begin: int, before: int, affine: Any, by: Any, words: Any, t: Any, norms: Any, factors: Any
 ) -> None:
-    """Write what is rounded of rows of a bunch from one on, in t behind so many, and by what: NaN if not finite."""
+    """Write shifted rows of a bunch to t, after ``before`` others, and their factors: NaN if they are not finite."""
     radius, inner, inverse, fine = by
     columns = rows.shape[1]
     for i in range(rows.shape[0]):
@@ -302,83 +294,85 @@ def _prepared(
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _moved(held: Any, begin: int, stop: int, start: int, panels: Any, place: int, join: bool) -> None:
-    """Copy rows of a bunch from a column on; beside a first odd row the even one stays, if it is there already."""
+def _moved(buffer: Any, begin: int, stop: int, start: int, panels: Any, target: int, join: bool) -> None:
+    """Copy rows of a bunch from column ``start`` on; ``join`` keeps the even row next to a first odd row."""
     within, first = start & 15, start >> 4
     for pair in range(begin >> 1, (stop + 1) >> 1):
-        mask, kept = np.int32(-1), np.int32(0)
+        mask, retained = np.int32(-1), np.int32(0)
         if 2 * pair < begin:
-            mask, kept = ~_LOW, _LOW if join else np.int32(0)
+            mask, retained = ~_LOW, _LOW if join else np.int32(0)
         if 2 * pair + 1 >= stop:
             mask &= _LOW
-        to = place + pair - (begin >> 1)
+        to = target + pair - (begin >> 1)
         for q in range(panels.shape[0]):
             if within == 0:
                 for lane in range(_LANES):  # as one vector
-                    panels[q, to, lane] = panels[q, to, lane] & kept | held[first + q, pair, lane] & mask
+                    panels[q, to, lane] = panels[q, to, lane] & retained | buffer[first + q, pair, lane] & mask
                 continue
             for lane in range(_LANES):
                 column = within + lane
-                value = held[first + q + (column >> 4), pair, column & 15] & mask
-                panels[q, to, lane] = panels[q, to, lane] & kept | value
+                value = buffer[first + q + (column >> 4), pair, column & 15] & mask
+                panels[q, to, lane] = panels[q, to, lane] & retained | value
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _zeroed(block: Any, panels: int, place: int, kept: Any) -> None:
-    """Keep one half of a place alone."""
+def _zeroed(block: Any, panels: int, pair: int, retained: Any) -> None:
+    """Keep only one row of a pair."""
     for panel in range(panels):
         for lane in range(_LANES):
-            block[panel, place, lane] &= kept
+            block[panel, pair, lane] &= retained
 
 
 def _pack_rows(
     rows: Any, first_row: int, affine: Any, by: Any, limit: float, state: Any, words: Any, t: Any, norms: Any,
-    factors: Any, left: Any, mask: Any, sums: Any, squares: Any, held: Any, start: int, constant: int, panels: Any,
-    slot: int, join: bool,
+    factors: Any, unfinished: Any, mask: Any, sums: Any, squares: Any, buffer: Any, start: int, constant: int,
+    panels: Any, slot: int, join: bool,
 ) -> int:  # fmt: skip
     count, columns = rows.shape
     line, done, undone = t.strides[0], 0, 0
     while done < count:
-        number, place = first_row + done, slot + ((first_row + done) >> 1) - (first_row >> 1)
+        number, target = first_row + done, slot + ((first_row + done) >> 1) - (first_row >> 1)
         bunch, begin = number >> 5, number & 31
         stop = min(begin + count - done, BUNCH)
         first, last = begin >> 1, (stop + 1) >> 1
         straight = start == 0 and begin & 1 == 0 and stop & 1 == 0
-        block, at = held, 0  # the pairs of the bunch stand from there on
+        block, offset = buffer, 0  # of the pairs of the bunch in the block
         if straight:
-            block, at = panels, place - first
+            block, offset = panels, target - first
         _fill(bunch, state, words)
         sums[:] = 0
         for low in range(begin & ~1, stop, t.shape[0]):
-            here, high = max(low, begin), min(low + t.shape[0], stop)
-            some = rows[done + here - begin : done + high - begin]
-            _prepared(some, here, here - low, affine, by, words, t, norms, factors)
-            pair, pairs = low >> 1, (high - low + 1) >> 1
+            lower, upper = max(low, begin), min(low + t.shape[0], stop)
+            batch = rows[done + lower - begin : done + upper - begin]
+            _prepared(batch, lower, lower - low, affine, by, words, t, norms, factors)
+            pair, pairs = low >> 1, (upper - low + 1) >> 1
             for panel in range(mask.shape[0]):
                 _panel(
                     t.ctypes.data + 8 * _LANES * panel, line, factors.ctypes.data + 16 * pair,
                     words.ctypes.data + panel * _BLOCK + pair * _LINE, mask.ctypes.data + panel * _LINE,
-                    block.ctypes.data + panel * block.strides[0] + (at + pair) * _LINE,
+                    block.ctypes.data + panel * block.strides[0] + (offset + pair) * _LINE,
                     sums.ctypes.data + 2 * pair * _LINE, pairs,
                 )  # fmt: skip
         _norms(sums.ctypes.data + 2 * first * _LINE, last - first, squares.ctypes.data + 8 * first)
         for i in range(begin, stop):
             if not (factors[0, i] > 0.0 and squares[i] <= limit):
-                left[undone] = done + i - begin
+                unfinished[undone] = done + i - begin
                 undone += 1
-                _zeroed(block, mask.shape[0], at + (i >> 1), _LOW if i & 1 else ~_LOW)  # until it is done
+                _zeroed(
+                    block, mask.shape[0], offset + (i >> 1), _LOW if i & 1 else ~_LOW
+                )  # until it is rounded in NumPy
         if constant:
             for pair in range(first, last):
-                block[columns >> 4, at + pair, columns & 15] = np.int32(constant) << _16 | np.int32(constant)
+                block[columns >> 4, offset + pair, columns & 15] = np.int32(constant) << _16 | np.int32(constant)
         if not straight:
-            _moved(held, begin, stop, start, panels, place, join and done == 0)
+            _moved(buffer, begin, stop, start, panels, target, join and done == 0)
         done += stop - begin
     return undone
 
 
 def _round_rows(
     rows: Any, first_row: int, affine: Any, by: Any, limit: float, state: Any, words: Any, t: Any, norms: Any,
-    factors: Any, left: Any, out: Any,
+    factors: Any, unfinished: Any, out: Any,
 ) -> int:  # fmt: skip
     count, columns = rows.shape
     done, undone, byte, half, inverse = 0, 0, np.uint32(255), float(1 << FRACTION >> 1), 1.0 / (1 << FRACTION)
@@ -395,9 +389,9 @@ def _round_rows(
                 dither = np.float64((word & byte) + (word >> np.uint32(FRACTION) & byte))
                 z = np.floor((np.rint(t[0, j] * factor + third) + dither - half) * inverse)
                 out[row, j] = z
-                square += z * z  # of integers: exact in any order while it is below 2^53
+                square += z * z  # integers: exact in any order below 2^53
             if not square <= limit:
-                left[undone] = row
+                unfinished[undone] = row
                 undone += 1
         done += stop - begin
     return undone
@@ -405,15 +399,14 @@ def _round_rows(
 
 _pack: Callable[..., int] = compiled(_pack_rows, error_model="numpy", nogil=True)
 _round: Callable[..., int] = compiled(_round_rows, error_model="numpy", nogil=True)
-"""Compiled when they first meet a dtype of rows, and kept on disk for later processes.
+"""Compiled for each dtype at its first use, and cached on disk.
 
-They return how many rows they left undone, and write their indices: rows that are not finite, whose squared norm
-overflows, or that are too long after all. These are rounded in NumPy (:meth:`_Prepared.rounded`).
+They return the number of unfinished rows, and write their indices; :meth:`_Prepared.rounded` rounds these in NumPy.
 """
 
 
 class _Prepared:
-    """What rounding needs besides rows, made once for many of them: buffers too, so it serves one thread at a time."""
+    """Parameters and buffers of rounding, prepared once for many rows; for one thread at a time."""
 
     def __init__(self, rule: Dithering, affine: Affine) -> None:
         self._rule = rule
@@ -422,7 +415,7 @@ class _Prepared:
         self._affine = affine
         self._by_affine = aligned_zeros((len(vectors), padded), np.float64)
         for i, vector in enumerate(vectors):
-            self._by_affine[i] = i  # what is not there, or stands beside a row: 0 is taken off, and 1 divides
+            self._by_affine[i] = i  # neutral default and padding: 0 is subtracted, and 1 divides
             if vector is not None:
                 self._by_affine[i, : rule.columns] = vector
         self._by = (
@@ -439,52 +432,49 @@ class _Prepared:
         )  # fmt: skip
 
     def arguments(self, rows: npt.NDArray[np.generic], dithers: Dithers) -> tuple[Any, ...]:
-        """Return what compiled code takes first; the last is room for the indices of rows that it leaves undone."""
+        """Return the first arguments of compiled code; the last is the array of unfinished indices."""
         if rows.ndim != 2 or rows.shape[1] != self._rule.columns or dithers.first_row < 0:
-            raise AssertionError("rows of a table have a number, and the columns of their rule")
+            raise AssertionError("rows must have a number, and the columns of their rule")
         if dithers.key.key is not self._key:
             self._key = dithers.key.key
             self._state[4:] = np.frombuffer(self._key, "<u4")[:, None]
         if rows.dtype not in _AS_STORED:
             rows = rows.astype(np.float64)
         rows = np.require(rows, requirements=["C", "A"]).view()
-        rows.flags.writeable = False  # or what is compiled would depend on it
-        limit, left = 4.0**self._rule.grid_bits, np.empty(len(rows), np.int64)
-        return rows, dithers.first_row, self._by_affine, self._by, limit, self._state, *self._buffers, left
+        rows.flags.writeable = False  # a writeable array would be compiled separately
+        limit, unfinished = 4.0**self._rule.grid_bits, np.empty(len(rows), np.int64)
+        return rows, dithers.first_row, self._by_affine, self._by, limit, self._state, *self._buffers, unfinished
 
     def rounded(
-        self, rows: npt.NDArray[np.generic], dithers: Dithers, left: npt.NDArray[np.int64]
+        self, rows: npt.NDArray[np.generic], dithers: Dithers, unfinished: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
-        """Return rows that were left undone, rounded; what is not finite is zero."""
-        t = self._affine.shifted(rows[left])
-        found = np.zeros(t.shape)
+        """Round unfinished rows in NumPy; those that are not finite become zero."""
+        t = self._affine.shifted(rows[unfinished])
+        z = np.zeros(t.shape)
         finite = np.flatnonzero(np.isfinite(t).all(axis=1))
-        bunches = (dithers.first_row + left[finite]) // (_TOGETHER * BUNCH)
-        for some in np.split(finite, np.flatnonzero(np.diff(bunches)) + 1):
-            if some.size:
-                first, last = int(left[some[0]]), int(left[some[-1]])
+        bunches = (dithers.first_row + unfinished[finite]) // (_TOGETHER * BUNCH)
+        for group in np.split(finite, np.flatnonzero(np.diff(bunches)) + 1):
+            if group.size:
+                first, last = int(unfinished[group[0]]), int(unfinished[group[-1]])
                 drawn = dithers.behind(first).drawn(last - first + 1, self._rule.columns)
-                chosen = Drawn(drawn.entries[left[some] - first], drawn.thirds[left[some] - first])
-                found[some] = self._rule.rounded(t[some], chosen, self._affine.clip_norm)
-        return found
+                chosen = Drawn(drawn.entries[unfinished[group] - first], drawn.thirds[unfinished[group] - first])
+                z[group] = self._rule.rounded(t[group], chosen, self._affine.clip_norm)
+        return z
 
 
 class Packing(_Prepared):
-    """Rounds rows straight into panels of 16-bit integers (:data:`dpdist.moment.kernel.Panels`).
-
-    Rows of one pair of numbers, 2p and 2p + 1, share a place.
-    """
+    """Rounds rows to panels of 16-bit integers (:data:`dpdist.moment.kernel.Panels`), rows 2p and 2p + 1 in a slot."""
 
     def __init__(self, rule: Dithering, affine: Affine, start: int, constant: int) -> None:
         super().__init__(rule, affine)
-        # no entry is moved by 1.51 steps, so two squared norms fit a word, and an entry half of one; it is the integers
-        # in the panels that are verified
+        # no entry moves by 1.51 steps, so two squared norms fit a word, and an entry half of one; the integers in the
+        # panels are verified
         if rule.grid_bits > 15 or 2 * (rule.radius + 1.51 * math.sqrt(rule.columns)) ** 2 >= 2**32:
-            raise AssertionError("16-bit integers do not hold such rows")
+            raise AssertionError("the rows do not fit 16-bit integers")
         self._start, self._constant = start, constant
         width = rule.columns + (constant != 0)
         if not (0 <= start < width and 0 <= constant < 2**15):
-            raise AssertionError("a band has columns, and a constant is an integer of 16 bits")
+            raise AssertionError("a band must have columns, and a constant must fit 16 bits")
         self._panels = -(-(width - start) // _LANES)
         mask = aligned_zeros((-(-rule.columns // _LANES), _LANES), np.int32)
         mask.reshape(-1)[: rule.columns] = -1
@@ -496,23 +486,23 @@ class Packing(_Prepared):
     def pack(
         self, rows: npt.NDArray[np.generic], dithers: Dithers, panels: npt.NDArray[np.int32], slot: int, *, join: bool
     ) -> None:
-        """Pack rows."""
+        """Pack rows from a slot on; ``join`` keeps the even row of a first odd one."""
         pairs = (dithers.first_row % 2 + rows.shape[0] + 1) // 2
         fit = panels.shape[::2] == (self._panels, _LANES) and panels.dtype == np.int32 and panels.flags.c_contiguous
         if not fit or not 0 <= slot <= panels.shape[1] - pairs:
-            raise AssertionError("rows are packed where there is room")
+            raise AssertionError("the panels have no room for the rows")
         arguments = self.arguments(rows, dithers)
-        left = arguments[-1][: _pack(*arguments, *self._more, self._start, self._constant, panels, slot, join)]
-        if left.size:
-            values = np.zeros((left.size, 16 * self._panels), np.int16)
+        unfinished = arguments[-1][: _pack(*arguments, *self._more, self._start, self._constant, panels, slot, join)]
+        if unfinished.size:
+            values = np.zeros((unfinished.size, 16 * self._panels), np.int16)
             width = self._rule.columns - self._start
-            values[:, :width] = self.rounded(rows, dithers, left)[:, self._start :]
+            values[:, :width] = self.rounded(rows, dithers, unfinished)[:, self._start :]
             if self._constant:
                 values[:, max(0, width)] = self._constant
-            numbers = dithers.first_row + left
+            numbers = dithers.first_row + unfinished
             halves = panels.view(np.int16).reshape(*panels.shape, 2)
-            places = slot + (numbers >> 1) - (dithers.first_row >> 1)
-            halves[:, places, :, numbers & 1] = values.reshape(left.size, -1, _LANES)
+            slots = slot + (numbers >> 1) - (dithers.first_row >> 1)
+            halves[:, slots, :, numbers & 1] = values.reshape(unfinished.size, -1, _LANES)
 
 
 def round_rows(
@@ -520,9 +510,9 @@ def round_rows(
 ) -> None:
     """Round rows into out, (r, columns)."""
     if out.shape != rows.shape:
-        raise AssertionError("rows are rounded where there is room")
+        raise AssertionError("the output has no room for the rows")
     prepared = _Prepared(rule, affine)
     arguments = prepared.arguments(rows, dithers)
-    left = arguments[-1][: _round(*arguments, out)]
-    if left.size:
-        out[left] = prepared.rounded(rows, dithers, left)
+    unfinished = arguments[-1][: _round(*arguments, out)]
+    if unfinished.size:
+        out[unfinished] = prepared.rounded(rows, dithers, unfinished)

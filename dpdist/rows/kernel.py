@@ -1,10 +1,10 @@
-"""The bounding of rows in one compiled pass.
+"""Bounds rows in one compiled pass.
 
-It gives the bits of the NumPy path of :mod:`dpdist.rows.bounding` or leaves the row to it. Per entry it does the same
-IEEE operations in the same order: LLVM neither contracts nor reorders them unless told to, and it is told so only for
-the sum of squares. That sum is of integers, so below 2^53 it is exact in every order, and at or above 2^53, infinite
-or NaN in every order otherwise; such rows are brought into range first. Rows that a rounded factor left above the bound
-are not finished here.
+It gives the bits of the NumPy path of :mod:`dpdist.rows.bounding`, or leaves the row to it. Each entry undergoes the
+same IEEE operations in the same order: LLVM does not contract or reorder them without permission, which it has only for
+the sum of squares. As a sum of integers, it is exact below 2^53 in every order, and otherwise at least 2^53, infinite
+or NaN in every order; such rows are scaled into range first. Rows that remain above the bound because a factor was
+rounded up are left to NumPy.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ def _plus_square(total: float, value: float) -> float:
 
 @njit  # type: ignore[untyped-decorator]
 def _into_range(row: Any, centre: Any, scale: Any, radius: float, out: Any) -> float:
-    """Write a row beyond the fast range into out, its largest entry in [radius, 2 radius); zeros if it is not finite.
-
-    Return its squared norm, an integer sum below 2^63, rounded to float64.
-    """
+    """Write a large row to out with its largest entry in [radius, 2 radius), or zeros; return its squared norm."""
     largest, other = 0.0, 0.0
     for j in range(row.size):
         value = np.float64(row[j])
@@ -40,11 +37,11 @@ def _into_range(row: Any, centre: Any, scale: Any, radius: float, out: Any) -> f
             value /= scale[j]
         out[j] = value
         largest = max(largest, abs(value))
-        other += value * 0.0  # NaN as soon as one entry is infinite or NaN
+        other += value * 0.0  # NaN if an entry is infinite or NaN
     if other != 0.0:
         out[:] = 0.0
         return 0.0
-    # a power of two: exact, but for entries that become subnormal, which truncation makes zero
+    # a power of two: exact, except for subnormal results, which are truncated to zero
     factor = math.ldexp(2.0 * radius, -math.frexp(largest)[1])
     squares = np.int64(0)
     for j in range(row.size):
@@ -54,8 +51,8 @@ def _into_range(row: Any, centre: Any, scale: Any, radius: float, out: Any) -> f
     return float(squares)
 
 
-def _bound_rows(  # noqa: C901, PLR0912 - one function, because LLVM joins and vectorises these loops only so
-    rows: Any, centre: Any, scale: Any, steps: float, radius: float, out: Any, left: Any
+def _bound_rows(  # noqa: C901, PLR0912 - LLVM fuses and vectorises these loops only in one function
+    rows: Any, centre: Any, scale: Any, steps: float, radius: float, out: Any, unfinished: Any
 ) -> int:
     limit = radius * radius
     count = 0
@@ -89,14 +86,14 @@ def _bound_rows(  # noqa: C901, PLR0912 - one function, because LLVM joins and v
                 out[i, j] = z
                 squares = _plus_square(squares, z)
         if not squares <= limit:
-            left[count] = i
+            unfinished[count] = i
             count += 1
     return count
 
 
 bound_rows = compiled(_bound_rows, error_model="numpy")
-"""``bound_rows(rows, centre, scale, steps, radius, out, left)`` bounds rows into out and counts those it left undone.
+"""``bound_rows(rows, centre, scale, steps, radius, out, unfinished)`` bounds rows into out.
 
-``left`` (int64, as long as rows) then starts with their indices. Empty arrays stand for no centre and no scale. It is
-compiled when it first meets a dtype, and kept on disk for later processes.
+It returns the number of unfinished rows, and writes their indices to ``unfinished`` (int64, as long as rows). Empty
+arrays mean no centre and no scale. It is compiled for each dtype at its first use, and cached on disk.
 """

@@ -1,15 +1,15 @@
-"""What is known of each chunk of rows that are read in place: a binary list, in parts, beside the head of the table.
+"""Describes each chunk of rows that are read in place: a binary list, in parts, stored with the head of the table.
 
 ::
 
     rows.zarr/                 read and written by its owner only
-      zarr.json                a Zarr group whose attributes say what the table is: dpdist-registered/1
-      manifest/index           for each part: its chunks, their rows, and the SHA-256 of the part
-      manifest/0, 1, ...       the parts: 48 bytes for each chunk (:data:`RECORD`), in the order of the rows
-      manifest/sources         JSON: the files and arrays that the chunks are in
+      zarr.json                a Zarr group whose attributes describe the table: dpdist-registered/1
+      manifest/index           for each part: number of chunks and rows, and SHA-256
+      manifest/0, 1, ...       the parts: 48 bytes per chunk (:data:`RECORD`), in the order of the rows
+      manifest/sources         JSON: the files and arrays that contain the chunks
 
-The head holds the SHA-256 of the index and of the sources. So a table is opened by reading the index, and a worker that
-reads some chunks reads the parts that these are in; what was altered is noticed. All integers are little-endian.
+The head contains the SHA-256 of the index and of the sources, so every alteration is detected. Opening a table reads
+the index only, and a worker reads only the parts that describe its chunks. All integers are little-endian.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from dpdist.storage.arrays import Text
 from dpdist.storage.store import Store
 
 RECORD = np.dtype([
-    ("source", "<u4"),  # place of the file or array among the sources
+    ("source", "<u4"),  # index of the file or array among the sources
     ("first", "<u8"),  # number of the chunk's first row there
     ("rows", "<u4"),
-    ("checksum", "<u4"),  # CRC32C of the rows as they are stored by ingest: row after row, little-endian
-    ("objects", "<u4"),  # in which they lie, as far as the place tells at once; with the bytes of these together
+    ("checksum", "<u4"),  # CRC32C of the rows in the layout of ingest: row-major, little-endian
+    ("objects", "<u4"),  # number of objects that contain them, if known without reading; with their total bytes
     ("bytes", "<u8"),
-    ("version", "V16"),  # changes when one of the objects is written again
+    ("version", "V16"),  # changes if one of the objects is overwritten
 ])  # fmt: skip
 PART = np.dtype([("chunks", "<u8"), ("rows", "<u8"), ("sha256", "V32")])
 INDEX, SOURCES = "manifest/index", "manifest/sources"
 MOST_PARTS = 1 << 10
 MOST_CHUNKS = 1 << 16
-"""Chunks of a part at most: 3 MiB."""
+"""Largest number of chunks of a part: 3 MiB."""
 _MOST = 1 << 30
 Records = npt.NDArray[np.void]
 
@@ -52,8 +52,8 @@ Records = npt.NDArray[np.void]
 class SourceEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """A file or array."""
 
-    place: Text  # its absolute path, or its address
-    keys: tuple[tuple[Text, Text], ...] = ()  # of the folders it lies in (:mod:`dpdist.ingest.readers.columnar`)
+    place: Text  # absolute path or address
+    keys: tuple[tuple[Text, Text], ...] = ()  # of its parent folders (:mod:`dpdist.ingest.readers.columnar`)
 
 
 def part_key(number: int) -> str:
@@ -62,7 +62,7 @@ def part_key(number: int) -> str:
 
 
 def part_lengths(chunks: int, tasks: int) -> list[range]:
-    """Cut chunks into parts, each of which one task may write: about so many, as far as their length allows."""
+    """Split chunks into parts, each written by one task: about as many as tasks, within the limits of a part."""
     parts = max(-(-chunks // MOST_CHUNKS), min(chunks, tasks, MOST_PARTS))
     ends = [i * chunks // parts for i in range(parts + 1)]
     return [range(a, b) for a, b in pairwise(ends)]
@@ -81,7 +81,7 @@ def write_sources(store: Store, sources: list[SourceEntry]) -> str:
 
 
 def write_index(store: Store, parts: list[bytes]) -> str:
-    """Write the index of parts that are there, and return its digest."""
+    """Write the index of existing parts and return its digest."""
     index = np.zeros(len(parts), dtype=PART)
     for number, part in enumerate(parts):
         records = np.frombuffer(part, dtype=RECORD)
@@ -93,7 +93,7 @@ def write_index(store: Store, parts: list[bytes]) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An opened manifest; it is small, and reads its parts when they are needed."""
+    """An opened manifest; it is small and reads its parts on demand."""
 
     store: Store
     index: str
@@ -110,19 +110,19 @@ class Manifest:
         return int(_ends_of(self)[1][-1])
 
     def record(self, index: int) -> Any:
-        """Return what is known of a chunk, a :data:`RECORD`."""
+        """Return the :data:`RECORD` of a chunk."""
         number, inner = self._placed(index)
         return _part_of(self, number)[0][inner]
 
     def first_row(self, index: int) -> int:
-        """Return the number of the first row of a chunk; that of the chunk behind the last one is n."""
+        """Return the number of the first row of a chunk; n for the index after the last chunk."""
         if index >= self.chunks:
             return self.rows
         number, inner = self._placed(index)
         return self._before(1, number) + int(_part_of(self, number)[1][inner])
 
     def chunk_of(self, row: int) -> int:
-        """Return the number of the chunk in which a row is."""
+        """Return the index of the chunk of a row."""
         number = int(np.searchsorted(_ends_of(self)[1], row, side="right"))
         begins = _part_of(self, number)[1]
         inner = int(np.searchsorted(begins, row - self._before(1, number), side="right")) - 1
@@ -133,12 +133,12 @@ class Manifest:
         return _sources_of(self)[number]
 
     def parts(self) -> Iterator[Records]:
-        """Yield all records, part after part."""
+        """Yield all records, part by part."""
         for number in range(len(_ends_of(self)[0])):
             yield _part_of(self, number)[0]
 
-    def _before(self, which: int, number: int) -> int:
-        return int(_ends_of(self)[which][number - 1]) if number else 0
+    def _before(self, axis: int, number: int) -> int:
+        return int(_ends_of(self)[axis][number - 1]) if number else 0
 
     def _placed(self, index: int) -> tuple[int, int]:
         number = int(np.searchsorted(_ends_of(self)[0], index, side="right"))
@@ -152,7 +152,7 @@ def _read(manifest: Manifest, key: str, digest: str) -> bytes:
         content = b""
     if digest_of(content) != digest:
         raise DataError(
-            f"{manifest.store.address(key)} is missing or damaged, and it says what the rows are. Restore it, or "
+            f"{manifest.store.address(key)} is missing or damaged, so the rows cannot be read. Restore it, or "
             f"register the source again: {step('register', 'SOURCE', 'ROWS')}."
         )
     return content
@@ -171,7 +171,7 @@ def _ends_of(manifest: Manifest) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
 
 @lru_cache(maxsize=4)
 def _part_of(manifest: Manifest, number: int) -> tuple[Records, npt.NDArray[np.int64]]:
-    """Return the records of a part, and the number of each one's first row, counted in the part."""
+    """Return the records of a part, and the number of the first row of each within the part."""
     content = _read(manifest, part_key(number), _index_of(manifest)[number]["sha256"].tobytes().hex())
     records = np.frombuffer(content, dtype=RECORD)
     return records, np.cumsum(records["rows"], dtype=np.int64) - records["rows"].astype(np.int64)

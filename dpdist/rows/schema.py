@@ -1,26 +1,26 @@
-"""What the columns of a source mean, said in public: which rows of numbers are made of them.
+"""Schemas: public descriptions of the columns of a source that map its rows to rows of numbers.
 
-A schema says of each column of what kind it is, its public range or its public categories, and what becomes of a value
-that is missing. It is written from public knowledge, before any value is looked at. It is published with every release
-of the rows, names of columns that are left out included.
+A schema states the kind of each column, its public range or categories, and the treatment of missing values. It is
+written from public knowledge, without looking at values. It is published with every release of the rows, including the
+names of ignored columns.
 
-**Theorem.** Let f map each row of a source to a row of numbers by a schema. Then tables that are neighbours are mapped
-to tables that are equal or neighbours, by the same relation: replace-one, add-remove, or the rows of one privacy unit.
+**Theorem.** Let f map each row of a source to a row of numbers by a schema. Then f maps neighbouring tables to tables
+that are equal or neighbours under the same relation: replace-one, add-remove, or the rows of one privacy unit.
 
-*Proof.* What f makes of a row depends on that row and on the schema, which is public. It makes one row of each row,
-also of one that is to be dropped: that becomes a row of NaN. So a table of n rows is mapped to one of n rows. If two
-tables differ in some rows, their images differ in at most the images of these, at the same places. ∎
+*Proof.* The image of a row depends only on that row and on the public schema. Each row has one image; that of a dropped
+row is a row of NaN. So a table of n rows is mapped to a table of n rows. If two tables differ in some rows, their
+images differ at most in the images of these rows, at the same positions. ∎
 
-So the guarantee of a release of mapped rows holds for the rows of the source. A missing value leaves n as it is:
+So the guarantee of a release of mapped rows holds for the rows of the source. A missing value does not change n:
 
-* ``refuse``: the source is refused as a whole, before there are rows.
-* ``fill`` and ``indicator``: the row stays, with a public constant in place of the value.
-* ``drop``: the row is a row of NaN, which a release takes for the centre of the others (a release without one is
-  refused), and no histogram counts. It still counts in n: left out, two tables that differ in one row could differ in
-  n, which are no neighbours under replace-one. Up to version 0.1.0 such a row was one of zeros.
+* ``refuse``: the entire source is refused before any row is stored.
+* ``fill`` and ``indicator``: a public constant replaces the value.
+* ``drop``: the row becomes a row of NaN, which a release counts as the centre of the others (without a centre it is
+  refused), and histograms skip. It still counts in n: if it were removed, two tables that differ in one row could
+  differ in n, and would not be neighbours under replace-one. Up to version 0.1.0 it became a row of zeros.
 
-With ``scale = "range"`` a public range [a, b] is mapped to [-1, 1], times the weight. Zero is then the middle of the
-range, and no row is longer than :attr:`Schema.norm`, a clip norm that follows from the schema alone.
+With ``scale = "range"``, a public range [a, b] is mapped to [-1, 1], times the weight. Zero is then the middle of the
+range, and :attr:`Schema.norm` bounds the norm of all rows: a clip norm that follows from the schema alone.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from typing import Any, NamedTuple
 from dpdist._util.text import listed, repeated
 from dpdist.errors import UsageError
 from dpdist.rows.columns import Column
-from dpdist.rows.schema_mistakes import FORMAT, OWN, Parts, all_of, mistakes, parts_of, said_of
+from dpdist.rows.schema_mistakes import FORMAT, OWN, Parts, all_of, in_sentence, mistakes, parts_of
 from dpdist.rows.units import Keep, Unit
 
 
 class Affine(NamedTuple):
-    """What becomes of a number x: ``(min(max(x, low), high) - shift) * factor``."""
+    """The map of a number x: ``(min(max(x, low), high) - shift) * factor``."""
 
     low: float
     high: float
@@ -48,8 +48,8 @@ class Affine(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What a schema says, frozen. The class that inherits it lets scikit-learn note on a step what runs it."""
+class _SchemaFields:
+    """The frozen fields of a schema; the subclass permits attributes that scikit-learn sets on a step."""
 
     columns: Sequence[Column]
     scale: str = "none"
@@ -62,55 +62,55 @@ class _Said:
 
     def __post_init__(self) -> None:
         columns = list(self.columns)
-        for place, each in enumerate(columns):
-            if self.missing_values and each.missing_values is None and each.kind != "ignored":
-                columns[place] = replace(each, missing_values=self.missing_values)
+        for index, column in enumerate(columns):
+            if self.missing_values and column.missing_values is None and column.kind != "ignored":
+                columns[index] = replace(column, missing_values=self.missing_values)
         object.__setattr__(self, "columns", tuple(columns))
         parts = Parts(self.columns, self.scale, self.others, self.max_rows, self.keep, self.missing_values, self.lines)
-        if wrong := [said_of(each, self.columns) for each in mistakes(parts)]:
+        if wrong := [in_sentence(mistake, self.columns) for mistake in mistakes(parts)]:
             raise UsageError(all_of("The schema", wrong))
 
 
-class Schema(_Said):
-    """What the columns of a source mean, from public knowledge: which rows of numbers are made of them.
+class Schema(_SchemaFields):
+    """Public description of the columns of a source, which maps its rows to rows of numbers.
 
-    It maps each row by itself, so the guarantee of a release holds for the rows of the source. All of it is public, and
-    is published with every release of the rows. The columns of the rows are in its order.
+    Each row is mapped independently, so the guarantee of a release holds for the rows of the source. The entire schema
+    is public, and is published with every release of the rows. It determines the order of their columns.
 
     Parameters
     ----------
     columns : sequence of Column
         The columns of the source.
     scale : str, default "none"
-        ``"none"``: numbers stay as they are, but for their weights. ``"range"``: each range becomes -1 to 1, so that no
-        column counts more for its unit; every number, integer and date needs a range then.
+        ``"none"``: numbers are only multiplied by their weights. ``"range"``: each range is mapped to [-1, 1], so that
+        units do not matter; every number, integer and date then needs a range.
     others : str, default "refuse"
-        What becomes of columns of a source that are not named here: ``"refuse"``, or ``"ignored"``.
+        Treatment of columns of a source that the schema does not name: ``"refuse"`` or ``"ignored"``.
     max_rows : int, default None
-        With a privacy unit: how many rows of each are kept at most.
+        With a privacy unit: the largest number of rows kept of each.
     keep : {"first", "random"}, default "first"
-        Which of these: the first ones, or a random sample.
+        The rows kept of a privacy unit: the first ones, or a random sample.
     missing_values : sequence of str or number, default None
-        Those of every column that names none of its own: see :class:`Column`.
+        Missing values of every column without a list of its own: see :class:`Column`.
 
     Attributes
     ----------
     features : tuple of str
-        Names of the columns of the rows: the column's own, ``NAME=CATEGORY``, ``NAME=other`` and ``NAME=missing``.
+        Names of the columns of the rows: ``NAME``, ``NAME=CATEGORY``, ``NAME=other`` and ``NAME=missing``.
     norm : float or None
-        No row is longer, but for the last digits of float64, if every column has a range: a clip norm that shortens no
-        row. None: there is no such bound.
+        Bound on the norm of all rows, up to float64 rounding, if every column has a range: a clip norm that clips no
+        row. None: there is no bound.
 
     Raises
     ------
     UsageError
-        If something is wrong; all that is, is told at once.
+        If the schema has mistakes. The message reports all of them.
 
     See Also
     --------
-    Column : One of the columns.
-    draft_schema : Drafts one from names and stored types.
-    ingest_rows : Takes one.
+    Column : Describes one column.
+    draft_schema : Drafts a schema from names and stored types.
+    ingest_rows : Ingests a source by a schema.
 
     Examples
     --------
@@ -130,7 +130,7 @@ class Schema(_Said):
 
     @classmethod
     def read(cls, path: Any) -> Schema:
-        """Read a schema from a TOML file, or take that of rows, a release or a model.
+        """Read a schema from a TOML file, or from rows, a release or a model.
 
         Parameters
         ----------
@@ -140,38 +140,38 @@ class Schema(_Said):
         Raises
         ------
         UsageError
-            If something is wrong in the file; all that is, is told at once, with its line.
+            If the file has mistakes. The message reports all of them with their lines.
         DataError
             If it cannot be read.
         """
-        from dpdist.rows.schema_file import read_schema  # noqa: PLC0415 - it makes one
+        from dpdist.rows.schema_file import read_schema  # noqa: PLC0415 - it imports this module
 
         return read_schema(path)
 
     def read_from(self, file: str | None, lines: Sequence[int]) -> Schema:
-        """Note in which file it is written, and in which lines its columns are, for messages; and return it."""
+        """Set the file and the lines of its columns, for messages, and return the schema."""
         object.__setattr__(self, "file", file)
         object.__setattr__(self, "lines", tuple(lines))
         return self
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Schema:
-        """Make a schema of the values that :meth:`to_json` returned; UsageError if they are not such values."""
+        """Create a schema from the result of :meth:`to_json`; UsageError if it is not valid."""
         wrong, columns = parts_of(content)
         if wrong:
-            raise UsageError(all_of("The schema", [said_of(each, columns) for each in wrong]))
+            raise UsageError(all_of("The schema", [in_sentence(mistake, columns) for mistake in wrong]))
         return cls(tuple(columns), **{key: content[key] for key in OWN if key in content})
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON values: what is stored and published."""
-        own = {key: getattr(self, key) for key in OWN if key != "missing_values"}  # these stand in the columns
-        said = {key: value for key, value in own.items() if value != OWN[key]}
-        return {"format": FORMAT, **said, "columns": [each.to_json() for each in self.columns]}
+        """Return JSON values, as stored and published."""
+        settings = {key: getattr(self, key) for key in OWN if key != "missing_values"}  # stored with the columns
+        changed = {key: value for key, value in settings.items() if value != OWN[key]}
+        return {"format": FORMAT, **changed, "columns": [column.to_json() for column in self.columns]}
 
     @property
     def dropping(self) -> tuple[str, ...]:
-        """Names of the columns of which a missing value drops the row."""
-        return tuple(each.name for each in self.columns if each.stored and each.missing == "drop")
+        """Names of the columns whose missing values drop a row."""
+        return tuple(column.name for column in self.columns if column.stored and column.missing == "drop")
 
     @cached_property
     def features(self) -> tuple[str, ...]:
@@ -179,33 +179,32 @@ class Schema(_Said):
         return tuple(name for column in self.columns for name in column.features)
 
     def get_feature_names_out(self, input_features: object = None) -> Any:  # noqa: ARG002 - as scikit-learn has it
-        """Return the names of the columns of the rows as an array of objects, as scikit-learn's transformers do."""
+        """Return :attr:`features` as an array of objects, as scikit-learn's transformers do."""
         import numpy as np  # noqa: PLC0415 - only here
 
         return np.array(self.features, dtype=object)
 
     def fit(self, X: object, y: object = None) -> Schema:  # noqa: ARG002, N803 - as scikit-learn has it
-        """Return itself: nothing is learned of rows."""
+        """Return the schema itself: it learns nothing from rows."""
         return self
 
     def transform(self, X: Any) -> Any:  # noqa: N803 - as scikit-learn has it
-        """Return a pandas DataFrame, float64, with columns :attr:`features`, of one of pandas, polars or Arrow.
+        """Map a pandas or polars DataFrame or an Arrow table to a float64 pandas DataFrame, columns :attr:`features`.
 
         Raises
         ------
         UsageError
-            If the frame has other columns than the schema says; or if this has a privacy unit, which numbers do not
-            tell: whoever fits them would protect each row by itself.
+            If the columns of the frame do not match the schema, or the schema has a privacy unit, which would be lost.
         DataError
             If a value cannot be used. The message names its row and column.
         """
-        from dpdist.rows.encoding import transformed  # noqa: PLC0415 - Arrow
+        from dpdist.rows.encoding import transformed  # noqa: PLC0415 - imports Arrow
 
         return transformed(self, X)
 
     @property
     def unit_columns(self) -> tuple[str, ...]:
-        """The columns that say together whose row it is."""
+        """The columns that together identify the privacy unit."""
         return tuple(column.name for column in self.columns if column.kind == "privacy unit")
 
     @property
@@ -216,7 +215,7 @@ class Schema(_Said):
         return Unit(" and ".join(self.unit_columns), self.max_rows, self.keep)
 
     def affine(self, column: Column) -> Affine:
-        """Return what becomes of the numbers of a column; of a category one-hot, of its zeros and ones."""
+        """Return the map of the numbers of a column, or of the zeros and ones of a one-hot category."""
         weight, ends = float(column.weight or 1), column.ends
         if ends is None:
             return Affine(-math.inf, math.inf, 0.0, weight)
@@ -226,7 +225,7 @@ class Schema(_Said):
         return Affine(low, high, low + (high - low) / 2, weight / ((high - low) / 2))
 
     def filled(self, column: Column) -> float:
-        """Return the number that stands for a missing one, before it is scaled; of a category one-hot, its place."""
+        """Return the unscaled number of a missing value; the index of a one-hot category."""
         if column.fill is not None:
             return column.number_of(column.fill)
         if column.one_hot:
@@ -236,20 +235,20 @@ class Schema(_Said):
 
     @cached_property
     def ranges(self) -> tuple[tuple[float, float] | None, ...]:
-        """Public range of each column of the rows, in the units of the rows; None where none is said."""
-        found: list[tuple[float, float] | None] = []
+        """Public range of each column of the rows, in the units of the rows; None without a range."""
+        ranges: list[tuple[float, float] | None] = []
         for column in self.columns:
             if not column.stored:
                 continue
             low, high, shift, factor = self.affine(column)
             ends = None if math.isinf(low) else ((low - shift) * factor, (high - shift) * factor)
-            found += [(0.0, factor) if column.one_hot else ends] * (column.width - column.indicated)
-            found += [(0.0, float(column.weight or 1))] * column.indicated
-        return tuple(found)
+            ranges += [(0.0, factor) if column.one_hot else ends] * (column.width - column.indicated)
+            ranges += [(0.0, float(column.weight or 1))] * column.indicated
+        return tuple(ranges)
 
     @cached_property
     def norm(self) -> float | None:
-        """No row is longer, but for the last digits of float64; None: a column has no range."""
+        """Bound on the norm of all rows, up to float64 rounding; None: a column has no range."""
         lengths = []
         for column in self.columns:
             if not column.stored:
@@ -257,36 +256,38 @@ class Schema(_Said):
             low, high, shift, factor = self.affine(column)
             if math.isinf(low):
                 return None
-            most = max(abs(low - shift), abs(high - shift)) * factor
-            stands = self.filled(column)  # where one is missing; a category one-hot without a constant is zeros there
-            lacking = factor * ((stands >= 0) if column.one_hot else abs(stands - shift))
-            lengths.append(max(most, math.hypot(lacking, float(column.weight or 1) if column.indicated else 0.0)))
+            longest = max(abs(low - shift), abs(high - shift)) * factor
+            constant = self.filled(column)  # of a missing value; a one-hot category without a constant becomes zeros
+            lacking = factor * ((constant >= 0) if column.one_hot else abs(constant - shift))
+            lengths.append(max(longest, math.hypot(lacking, float(column.weight or 1) if column.indicated else 0.0)))
         return math.hypot(*lengths)
 
-    def where(self, place: int) -> str:
-        """Return how messages name one of the columns, with its line where there is a file."""
-        name = f"column {self.columns[place].name!r}"
-        return f"{self.file}, line {self.lines[place]}, {name}" if self.file and self.lines else name
+    def where(self, index: int) -> str:
+        """Return the name of a column for messages, with its line if the schema is a file."""
+        name = f"column {self.columns[index].name!r}"
+        return f"{self.file}, line {self.lines[index]}, {name}" if self.file and self.lines else name
 
     def places(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Return where a source has the columns that are read, in the order of the schema; UsageError names others."""
-        have = {name: place for place, name in enumerate(names)}
-        twice = repeated(names) if len(have) < len(names) else []
-        wrong = [f"several columns are called {listed(map(repr, twice))}"] if twice else []
+        """Return the positions of the columns to read, in the order of the schema; UsageError if they do not match."""
+        positions = {name: index for index, name in enumerate(names)}
+        twice = repeated(names) if len(positions) < len(names) else []
+        wrong = [f"several columns have the name {listed(map(repr, twice))}"] if twice else []
         wrong += [
-            f"{self.where(at)}: there is no such column"
-            for at, each in enumerate(self.columns)
-            if each.name not in have
+            f"{self.where(number)}: the source has no such column"
+            for number, column in enumerate(self.columns)
+            if column.name not in positions
         ]
         if self.others == "refuse":
-            known = {each.name for each in self.columns}
-            if unknown := [name for name in names if name not in known]:
+            described = {column.name for column in self.columns}
+            if unknown := [name for name in names if name not in described]:
                 wrong.append(
-                    f"the schema does not say what these columns are: {listed(map(repr, unknown))} (say it, or "
+                    f"the schema does not describe these columns: {listed(map(repr, unknown))} (describe them, or set "
                     'others = "ignored" for all columns that it does not name)'
                 )
         if wrong:
             raise UsageError(
                 f"{all_of('The schema', wrong, 'does not fit the source')} The source has: {listed(names)}."
             )
-        return tuple(have[each.name] for each in self.columns if each.stored or each.kind == "privacy unit")
+        return tuple(
+            positions[column.name] for column in self.columns if column.stored or column.kind == "privacy unit"
+        )

@@ -1,10 +1,10 @@
-r"""A schema as a file: read with the lines of what is wrong, and drafted with its blanks.
+"""Schema files: reading, with the lines of mistakes, and drafting, with blanks to fill in.
 
 ::
 
-    scale = "range"            # each range becomes -1 to 1; or "none"
+    scale = "range"            # map each range to [-1, 1]; or "none"
     max_rows = 3               # with a privacy unit
-    keep = "random"            # which of its rows; default: the first ones
+    keep = "random"            # rows kept of each; default: the first ones
 
     [[column]]
     name = "age"
@@ -42,39 +42,39 @@ _BEGINS = re.compile(r"\s*(?:(\[\[)|([A-Za-z0-9_-]+)\s*=)")
 
 
 class _Lines(NamedTuple):
-    """Lines of a file, from 1: of its own keys; of each column, where its name is; and of the keys of each."""
+    """Lines of a file, from 1: of its settings, of the names of its columns, and of the keys of each column."""
 
-    own: dict[str, int]
+    settings: dict[str, int]
     columns: list[int]
     keys: list[dict[str, int]]
 
     @classmethod
     def of(cls, text: str, count: int) -> _Lines:
-        """Find the columns of a file that is TOML; in a list of tables all are where the list begins."""
-        own, keys = dict[str, int](), list[dict[str, int]]()
-        bare = _NO_KEY.sub(lambda found: "\n" * found[0].count("\n"), text)
+        """Find the columns of a TOML file; in an inline list, all are at the start of the list."""
+        settings, keys = dict[str, int](), list[dict[str, int]]()
+        bare = _NO_KEY.sub(lambda match: "\n" * match[0].count("\n"), text)
         for number, line in enumerate(bare.split("\n"), 1):
             begins = _BEGINS.match(line)
             if begins is not None and begins[1]:
                 keys.append({"": number})
             elif begins is not None:
-                (keys[-1] if keys else own).setdefault(begins[2], number)
+                (keys[-1] if keys else settings).setdefault(begins[2], number)
         if len(keys) != count:
-            keys = [{"": own.get("column", own.get("columns", 1))}] * count
-        return cls(own, [each.get("name", each[""]) for each in keys], keys)
+            keys = [{"": settings.get("column", settings.get("columns", 1))}] * count
+        return cls(settings, [lines.get("name", lines[""]) for lines in keys], keys)
 
     def line(self, mistake: Mistake) -> int:
-        """Return where a mistake is; 0 if that is nowhere."""
+        """Return the line of a mistake, or 0."""
         key, column = mistake.key or "", mistake.column
-        return self.own.get(key, 0) if column is None else self.keys[column].get(key, self.columns[column])
+        return self.settings.get(key, 0) if column is None else self.keys[column].get(key, self.columns[column])
 
 
 Words = Callable[[Sequence[str]], Collection[str]]
-"""Says which of some columns of a source hold something that is no number."""
+"""Returns those of the given columns of a source that contain a cell that is not a number."""
 
 
-def read_schema(path: AnyPath, words: Words | None = None) -> Schema:
-    """Read a schema from a file, or take that of rows, a release or a model: :meth:`dpdist.Schema.read`."""
+def read_schema(path: AnyPath, non_numbers: Words | None = None) -> Schema:
+    """Implement :meth:`dpdist.Schema.read`."""
     if is_address(str(path)) or Path(path).is_dir():
         return _stored(path)
     path = Path(path)
@@ -82,100 +82,104 @@ def read_schema(path: AnyPath, words: Words | None = None) -> Schema:
         text = read_plain(path, _LARGEST).decode()
         content = tomllib.loads(text)
     except OSError as error:
-        raise DataError(f"The schema {path} cannot be read: {error.strerror}.") from None
+        raise DataError(
+            f"The schema {path} cannot be read: {error.strerror}. Correct its path or permissions."
+        ) from None
     except (ValueError, RecursionError) as error:
-        said = "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise UsageError(f"The schema {path} is not TOML: {said}.") from None
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise UsageError(f"The schema {path} is not TOML: {reason}.") from None
     wrong, columns = parts_of(content)
     lines = _Lines.of(text, len(columns))
-    own = {key: content.get(key, default) for key, default in OWN.items()}
-    parts = Parts(columns, **own, lines=lines.columns)
-    misread = {(each.column, each.key) for each in wrong} | {(each.column, None) for each in wrong}
-    wrong += [each for each in mistakes(parts) if (each.column, each.key) not in misread]
+    settings = {key: content.get(key, default) for key, default in OWN.items()}
+    parts = Parts(columns, **settings, lines=lines.columns)
+    misread = {(mistake.column, mistake.key) for mistake in wrong} | {(mistake.column, None) for mistake in wrong}
+    wrong += [mistake for mistake in mistakes(parts) if (mistake.column, mistake.key) not in misread]
     if wrong:
-        wrong = _without_ranges(wrong, columns, words)
+        wrong = _without_ranges(wrong, columns, non_numbers)
         wrong.sort(key=lines.line)
         raise UsageError(all_of(f"The schema {path}", list(_grouped(wrong, lines, columns))))
-    return Schema(tuple(columns), **own).read_from(str(path), lines.columns)
+    return Schema(tuple(columns), **settings).read_from(str(path), lines.columns)
 
 
-def _without_ranges(wrong: list[Mistake], columns: Sequence[Column], words: Words | None) -> list[Mistake]:
-    """Return mistakes that ask for no range of a column of the source which holds something that is no number."""
+def _without_ranges(wrong: list[Mistake], columns: Sequence[Column], non_numbers: Words | None) -> list[Mistake]:
+    """Return mistakes that do not ask for the range of a column which is not numeric in the source."""
     blank = {
-        each.column for each in wrong
-        if each.column is not None and each.key == "range" and columns[each.column].range == ()
-        and columns[each.column].kind in {"number", "integer"}
+        mistake.column for mistake in wrong
+        if mistake.column is not None and mistake.key == "range" and columns[mistake.column].range == ()
+        and columns[mistake.column].kind in {"number", "integer"}
     }  # fmt: skip
-    if words is None or not blank:
+    if non_numbers is None or not blank:
         return wrong
-    found = words([column.name for column in columns])
-    said = f"the source holds something there that is no number: in place of kind and range write {NOT_NUMBERS}"
-    said += '; or, if it stands for a missing value, missing_values = ["?"]'
+    names = non_numbers([column.name for column in columns])
+    reason = f"the source has a cell in it that is not a number: replace kind and range by {NOT_NUMBERS}"
+    reason += '; or, if the cell means a missing value, add missing_values = ["?"]'
     return [
-        each._replace(said=said)
-        if each.column is not None
-        and each.column in blank
-        and each.key == "range"
-        and columns[each.column].name in found
-        else each
-        for each in wrong
+        mistake._replace(reason=reason)
+        if mistake.column is not None
+        and mistake.column in blank
+        and mistake.key == "range"
+        and columns[mistake.column].name in names
+        else mistake
+        for mistake in wrong
     ]
 
 
 def _stored(path: AnyPath) -> Schema:
     store = store_at(path)
-    said = (attributes_of(store) or {}).get("schema")
-    if said is None:
-        raise DataError(f"{store} has no schema: it is none of rows, a release or a model that were made with one.")
+    content = (attributes_of(store) or {}).get("schema")
+    if content is None:
+        raise DataError(
+            f"{store} contains no schema: name a schema file, or rows, a release or a model that were created with one."
+        )
     try:
-        return Schema.from_json(said)
+        return Schema.from_json(content)
     except (UsageError, TypeError, ValueError, AttributeError, KeyError):
         pass
-    raise DataError(f"The schema of {store} was damaged.")
+    raise DataError(f"The schema of {store} is damaged. Restore it from a backup.")
 
 
 def _grouped(wrong: Sequence[Mistake], lines: _Lines, columns: Sequence[Column]) -> Iterator[str]:
-    """Yield what is wrong, once each, with all places where it is."""
+    """Yield each reason once, with all its locations."""
     together: dict[str, list[Mistake]] = {}
-    for each in wrong:
-        together.setdefault(each.said, []).append(each)
-    for said, alike in together.items():
-        numbers = dict.fromkeys(str(lines.line(each)) for each in alike if lines.line(each))
-        names = [repr(columns[each.column].name) for each in alike if each.column is not None]
-        where = [f"line{'s' * (len(numbers) > 1)} {listed(numbers)}"] if numbers else []
-        where += [f"column{'s' * (len(names) > 1)} {listed(names)}"] if names else []
-        yield f"{', '.join(where)}: {said}" if where else said
+    for mistake in wrong:
+        together.setdefault(mistake.reason, []).append(mistake)
+    for reason, alike in together.items():
+        numbers = dict.fromkeys(str(lines.line(mistake)) for mistake in alike if lines.line(mistake))
+        names = [repr(columns[mistake.column].name) for mistake in alike if mistake.column is not None]
+        locations = [f"line{'s' * (len(numbers) > 1)} {listed(numbers)}"] if numbers else []
+        locations += [f"column{'s' * (len(names) > 1)} {listed(names)}"] if names else []
+        yield f"{', '.join(locations)}: {reason}" if locations else reason
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 _HEAD = """\
-# What the columns of {source} mean: a schema of dpdist.
+# A dpdist schema: the columns of {source}.
 #
-# This draft was made of names and stored types alone; no value was looked at. {types}
-# Fill in the blanks, [], from public knowledge: a questionnaire, a manual, physics. NEVER from the data. A range
-# that was looked up in the data, or a category that was found there, gives away what no noise protects any more.
-# Everything in this file is published with every release. Values beyond a range are clipped to it.
+# This draft was created from names and stored types only; no value was read. {types}
+# Fill in the blanks, [], from public knowledge: a questionnaire, a manual, physics. NEVER from the data. Noise does
+# not protect a range or a category that was taken from the data.
+# This file is published with every release. Values outside a range are clipped to it.
 #
-# kind:        "number", "integer", "boolean", "category", "date", "ignored" or "privacy unit" (says whose row it is)
+# kind:        "number", "integer", "boolean", "category", "date", "ignored" or "privacy unit" (the owner of a row)
 # range:       [least, greatest] of a number, an integer or a date ([2000-01-01, 2030-12-31])
 # categories:  ["red", "green"]; encoding = "one-hot" (default) or "ordinal";
-#              other = "refuse" (default), "column" (one more column) or "missing" for what is not listed
-# missing:     "refuse" (default), "fill" (with fill = a public constant), "indicator" (one more column is 1),
+#              other = "refuse" (default), "column" (an additional column) or "missing" for unlisted categories
+# missing:     "refuse" (default), "fill" (with fill = a public constant), "indicator" (an additional column is 1),
 #              or "drop" (the row counts as the centre of the others)
-# missing_values: ["?", -999], words and codes for a missing value; at the top, of all columns
-# format:      "%d.%m.%Y", as a date in text is written where it is not 2026-01-31
-# weight:      what the numbers are multiplied by (default 1)
+# missing_values: ["?", -999], text and codes that mean a missing value; at the top, for all columns
+# format:      "%d.%m.%Y", the format of a date in text, unless it is 2026-01-31
+# weight:      factor of the numbers (default 1)
 
-scale = "range"  # each range becomes -1 to 1, so that no column counts more for its unit; "none": as they are
-# max_rows = 1   # with a privacy unit: rows of each that are kept at most; keep = "first" (default) or "random"
+scale = "range"  # map each range to [-1, 1], so that units do not matter; "none": keep numbers unchanged
+# max_rows = 1   # with a privacy unit: rows kept of each; keep = "first" (default) or "random"
 """
-_UNTYPED = "A text file stores\n# no types: every column is drafted as a number. Correct the others."
-_TYPED = 'Correct kinds where\n# a number stands for a category, or is an index or an identifier ("ignored").'
+_UNTYPED = "A text file has no\n# types: every column is drafted as a number. Correct the others."
+_TYPED = 'Correct the kind of\n# a number that means a category, or is an index or an identifier ("ignored").'
 
 
 def draft_of(source: object, names: Sequence[str], kinds: Sequence[str] | None) -> str:
-    """Return the text of a draft."""
+    """Return the text of a draft schema."""
     shown = json.dumps(str(source), ensure_ascii=False)[1:-1]
     parts = [_HEAD.format(source=shown, types=_UNTYPED if kinds is None else _TYPED)]
     blanks = {"category": "categories = []  # fill in\n", "boolean": "", "ignored": ""}

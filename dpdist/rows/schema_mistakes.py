@@ -1,4 +1,4 @@
-"""What can be wrong in a schema: all of it is found at once."""
+"""Validates a schema and reports all its mistakes together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpdist.rows.units import Keep
 
 FORMAT = "dpdist-schema/1"
 MOST_FEATURES = 1 << 20
-"""Columns of rows at most, as of any source."""
+"""Largest number of columns of rows, as for any source."""
 _VALUES = {"missing_values", "missing", "fill", "weight"}
 _TAKES = {
     "number": {*_VALUES, "range"},
@@ -24,7 +24,7 @@ _TAKES = {
     "ignored": set[str](),
     "privacy unit": {"missing_values"},
 }
-"""Kinds of columns, and the keys that each takes."""
+"""Kinds of columns and the keys that each permits."""
 _WORDS = {
     "missing": ("refuse", "fill", "drop", "indicator"),
     "other": ("refuse", "column", "missing"),
@@ -32,7 +32,7 @@ _WORDS = {
     "unit": tuple(SECONDS),
 }
 OWN: dict[str, Any] = {"scale": "none", "others": "refuse", "max_rows": None, "keep": "first", "missing_values": None}
-"""Keys of a schema besides its columns, and their defaults."""
+"""Keys of a schema, other than its columns, and their defaults."""
 _DIRECTIVE = re.compile(r"%([EO_0^#-]*\d*.?)", re.DOTALL)
 _MADE_OF = {"F": "Ymd", "D": "mdy", "T": "HMS", "R": "HM", "n": "", "t": "", "%": ""}
 _SAME = {"y": "Y", "e": "d", "b": "m", "B": "m", "h": "m", "A": "a"}
@@ -40,21 +40,21 @@ NOT_NUMBERS = (
     'kind = "category" and categories = ["...", "..."], or kind = "date" and range = [2000-01-01, 2030-12-31], or '
     'kind = "ignored"'
 )
-"""Lines for a column that is drafted as a number and is none. They are examples: they hold nothing of the data."""
+"""Example lines for a column that is not numeric but was drafted as a number; they contain no data."""
 _LARGEST = 1e100
-"""Of the ends of ranges, of constants and weights: far from the ends of float64."""
+"""Largest magnitude of ends of ranges, constants and weights: far below the limits of float64."""
 
 
 class Mistake(NamedTuple):
-    """What is wrong in a schema."""
+    """A mistake in a schema."""
 
-    column: int | None  # its number, from 0; None: it is about the schema as a whole
+    column: int | None  # its index, from 0; None: the schema itself
     key: str | None
-    said: str  # without a full stop
+    reason: str  # without a final full stop
 
 
 class Parts(NamedTuple):
-    """What a schema says, right or wrong."""
+    """The content of a schema, possibly with mistakes."""
 
     columns: Sequence[Column]
     scale: Any
@@ -65,52 +65,54 @@ class Parts(NamedTuple):
     lines: Sequence[int]
 
 
-def all_of(where: str, wrong: Sequence[str], what: str = "cannot be used") -> str:
-    """Return a message of all that is wrong."""
+def all_of(subject: str, wrong: Sequence[str], problem: str = "cannot be used") -> str:
+    """Return a message with all reasons."""
     if len(wrong) == 1:
-        return f"{where} {what}: {wrong[0]}."
-    return f"{where} {what}, for {len(wrong)} reasons. " + " ".join(
-        f"({at}) {said}." for at, said in enumerate(wrong, 1)
+        return f"{subject} {problem}: {wrong[0]}."
+    return f"{subject} {problem}, for {len(wrong)} reasons. " + " ".join(
+        f"({number}) {reason}." for number, reason in enumerate(wrong, 1)
     )
 
 
-def said_of(mistake: Mistake, columns: Sequence[Column]) -> str:
-    """Return a mistake as part of a sentence, with the column that it is in."""
-    return mistake.said if mistake.column is None else f"column {columns[mistake.column].name!r}: {mistake.said}"
+def in_sentence(mistake: Mistake, columns: Sequence[Column]) -> str:
+    """Return a mistake as part of a sentence, with the name of its column."""
+    return mistake.reason if mistake.column is None else f"column {columns[mistake.column].name!r}: {mistake.reason}"
 
 
 def parts_of(content: Mapping[str, Any]) -> tuple[list[Mistake], list[Column]]:
-    """Return the columns of parsed content, and what is wrong of its form: keys, and entries that are no columns."""
+    """Return the columns of parsed content, and the mistakes in its structure."""
     wrong = [
-        Mistake(None, key, f"there is no key {key!r}: its keys are {', '.join(OWN)} and [[column]]")
+        Mistake(None, key, f"there is no key {key!r}: the keys are {', '.join(OWN)} and [[column]]")
         for key in content
         if key not in {*OWN, "format", "columns", "column"}
     ]
     if "column" in content and "columns" in content:
-        wrong.append(Mistake(None, "columns", "columns and column are one and the same: write one of them"))
+        wrong.append(Mistake(None, "columns", "columns and column have the same meaning: use one of them"))
     if content.get("format", FORMAT) != FORMAT:
-        wrong.append(Mistake(None, "format", f"its format is not {FORMAT}: another version of dpdist made it"))
+        wrong.append(
+            Mistake(None, "format", f"the format is not {FORMAT}: it was written by another version of dpdist")
+        )
     entries = content.get("columns", content.get("column", []))
     columns = []
-    keys = [each.name for each in fields(Column)]
-    for place, entry in enumerate(entries if isinstance(entries, list) else [entries]):
-        said: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
-        wrong += [Mistake(place, None, f"it needs {needed!r}") for needed in ("name", "kind") if needed not in said]
-        for key in said:
+    keys = [key.name for key in fields(Column)]
+    for index, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+        table: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
+        wrong += [Mistake(index, None, f"it lacks {needed!r}") for needed in ("name", "kind") if needed not in table]
+        for key in table:
             if key in OWN and key not in keys:
-                wrong.append(Mistake(place, key, f"{key} is about all columns: write it above the first of them"))
+                wrong.append(Mistake(index, key, f"{key} applies to all columns: move it above the first column"))
             elif key not in keys:
-                wrong.append(Mistake(place, key, f"there is no key {key!r}: its keys are {', '.join(keys)}"))
-        kept = {"name": "?", "kind": "?"} | {key: value for key, value in said.items() if key in keys}
-        if not isinstance(kept["name"], str):
-            kept["name"] = "?"
-            wrong.append(Mistake(place, "name", "its name must be text in quotes"))
-        columns.append(Column(**kept))
+                wrong.append(Mistake(index, key, f"there is no key {key!r}: the keys are {', '.join(keys)}"))
+        valid = {"name": "?", "kind": "?"} | {key: value for key, value in table.items() if key in keys}
+        if not isinstance(valid["name"], str):
+            valid["name"] = "?"
+            wrong.append(Mistake(index, "name", "the name must be text in quotes"))
+        columns.append(Column(**valid))
     return wrong, columns
 
 
 def mistakes(schema: Parts) -> Iterator[Mistake]:
-    """Yield all that is wrong in a schema."""
+    """Yield all mistakes of a schema."""
     if schema.scale not in ("none", "range"):
         yield Mistake(None, "scale", f'scale must be "none" or "range", not {schema.scale!r}')
     if schema.others not in ("refuse", "ignored"):
@@ -118,17 +120,19 @@ def mistakes(schema: Parts) -> Iterator[Mistake]:
     if schema.missing_values is not None and not isinstance(schema.missing_values, list | tuple):
         yield Mistake(None, "missing_values", 'missing_values must be a list, such as ["?", -999]')
     wrong = [
-        Mistake(place, key, said)
-        for place, column in enumerate(schema.columns)
-        for key, said in _mistakes_of(column, schema.scale)
+        Mistake(index, key, reason)
+        for index, column in enumerate(schema.columns)
+        for key, reason in _mistakes_of(column, schema.scale)
     ]
     yield from wrong
     before: dict[str, int] = {}
-    for place, column in enumerate(schema.columns):
+    for index, column in enumerate(schema.columns):
         if column.name in before:
-            at = f"line {schema.lines[before[column.name]]}" if schema.lines else f"column {before[column.name] + 1}"
-            yield Mistake(place, "name", f"there is a column of this name before ({at})")
-        before.setdefault(column.name, place)
+            location = (
+                f"line {schema.lines[before[column.name]]}" if schema.lines else f"column {before[column.name] + 1}"
+            )
+            yield Mistake(index, "name", f"an earlier column has the same name ({location})")
+        before.setdefault(column.name, index)
     yield from _of_units(schema)
     if not wrong:
         yield from _of_features(schema.columns)
@@ -137,88 +141,89 @@ def mistakes(schema: Parts) -> Iterator[Mistake]:
 def _of_features(columns: Sequence[Column]) -> Iterator[Mistake]:
     width = sum(column.width for column in columns)
     if width > MOST_FEATURES:
-        yield Mistake(None, None, f"it makes {width} columns, and rows have at most {MOST_FEATURES}")
+        yield Mistake(None, None, f"it describes {width} columns of rows, and the limit is {MOST_FEATURES}")
     elif width < 2:
-        yield Mistake(None, None, f"it makes {counted(width, 'column')}, and a table needs two or more")
+        yield Mistake(None, None, f"it describes {counted(width, 'column')} of rows, and a table needs at least two")
     elif twice := repeated(name for column in columns for name in column.features):
-        yield Mistake(None, None, f"several columns of the rows would be called {listed(twice)}")
+        yield Mistake(None, None, f"several columns of the rows would have the name {listed(twice)}")
 
 
 def _of_units(schema: Parts) -> Iterator[Mistake]:
-    most, units = schema.max_rows, any(column.kind == "privacy unit" for column in schema.columns)
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 2**20):
+    max_rows, units = schema.max_rows, any(column.kind == "privacy unit" for column in schema.columns)
+    if max_rows is not None and (
+        not isinstance(max_rows, int) or isinstance(max_rows, bool) or not 1 <= max_rows <= 2**20
+    ):
         yield Mistake(None, "max_rows", f"max_rows must be a whole number from 1 to {2**20}")
-    if units and most is None:
-        yield Mistake(None, None, "a privacy unit needs max_rows, the rows of each that are kept at most")
-    if most is not None and not units:
-        yield Mistake(None, "max_rows", "max_rows is for a privacy unit, and no column is one")
+    if units and max_rows is None:
+        yield Mistake(None, None, "a privacy unit needs max_rows, the number of rows kept of each")
+    if max_rows is not None and not units:
+        yield Mistake(None, "max_rows", "max_rows needs a privacy unit, and no column has this kind")
     if schema.keep not in get_args(Keep):
-        yield Mistake(None, "keep", 'keep must be "first" or "random": which rows of a privacy unit are kept')
+        yield Mistake(None, "keep", 'keep must be "first" or "random": it selects the rows kept of a privacy unit')
     elif schema.keep != "first" and not units:
-        yield Mistake(None, "keep", "keep is for a privacy unit, and no column is one")
+        yield Mistake(None, "keep", "keep needs a privacy unit, and no column has this kind")
 
 
 def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]:
     if not isinstance(column.name, str) or not column.name or has_control(column.name):
-        yield "name", "its name must be text without control characters"
-    if column.kind not in tuple(_TAKES):  # it may be anything, such as a list
+        yield "name", "the name must be text without control characters"
+    if column.kind not in tuple(_TAKES):  # it may have any type, such as list
         yield "kind", f"kind must be one of {', '.join(_TAKES)}, not {column.kind!r}"
         return
-    given, takes = column.given, _TAKES[column.kind]
+    properties, takes = column.given, _TAKES[column.kind]
     wrong: list[tuple[str | None, str]] = [
-        (key, f"{key} is nothing that a column of the kind {column.kind!r} has") for key in given if key not in takes
+        (key, f"{key} is not permitted for a column of the kind {column.kind!r}")
+        for key in properties
+        if key not in takes
     ]
     for key in ("range", "unit", "origin", "format", "fill"):
-        value = given.get(key)
+        value = properties.get(key)
         values = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(each, str) and has_control(each) for each in values):
-            wrong.append((key, f"{key} holds a control character"))
-    wrong += _wrong_words({key: value for key, value in given.items() if key in takes})
+        if any(isinstance(entry, str) and has_control(entry) for entry in values):
+            wrong.append((key, f"{key} contains a control character"))
+    wrong += _wrong_words({key: value for key, value in properties.items() if key in takes})
     wrong += _wrong_range(column, scale) if "range" in takes else ()
     wrong += _wrong_categories(column) if "categories" in takes else ()
     yield from wrong or _wrong_fill(column)
 
 
-def _wrong_words(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, words in _WORDS.items():
-        if key in given and given[key] not in words:
-            yield key, f"{key} must be one of {', '.join(words)}, not {given[key]!r}"
-    words = given.get("missing_values", ("?",))
-    sound = isinstance(words, tuple) and all(isinstance(each, str) and each.strip() == each for each in words)
-    if not sound or not words:
-        yield "missing_values", 'missing_values must be a list of words in quotes, or of numbers, such as ["?", -999]'
-    weight = given.get("weight", 1.0)
+def _wrong_words(properties: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, choices in _WORDS.items():
+        if key in properties and properties[key] not in choices:
+            yield key, f"{key} must be one of {', '.join(choices)}, not {properties[key]!r}"
+    codes = properties.get("missing_values", ("?",))
+    sound = isinstance(codes, tuple) and all(isinstance(code, str) and code.strip() == code for code in codes)
+    if not sound or not codes:
+        yield "missing_values", 'missing_values must be a list of text in quotes, or of numbers, such as ["?", -999]'
+    weight = properties.get("weight", 1.0)
     if not isinstance(weight, float) or not 0 < weight <= _LARGEST:
         yield "weight", f"weight must be a number above 0, not {weight!r}"
-    if "origin" in given and not _is_date(given["origin"]):
-        yield "origin", f"origin must be a date such as 2020-01-31, not {given['origin']!r}"
-    if "format" in given:
-        yield from (("format", said) for said in _wrong_format(given["format"]))
+    if "origin" in properties and not _is_date(properties["origin"]):
+        yield "origin", f"origin must be a date such as 2020-01-31, not {properties['origin']!r}"
+    if "format" in properties:
+        yield from (("format", reason) for reason in _wrong_format(properties["format"]))
 
 
-def _wrong_format(found: object) -> Iterator[str]:
-    """Yield what is wrong with the format of a date: above all, parts that are read and change no date.
-
-    A weekday is one that the date says too.
-    """
-    parts = _DIRECTIVE.findall(found) if isinstance(found, str) else []
-    made = [_SAME.get(each, each) for part in parts for each in _MADE_OF.get(part, part)]
-    said = set(made)
+def _wrong_format(text: object) -> Iterator[str]:
+    """Yield mistakes in the format of a date, such as directives that are parsed but do not determine it."""
+    parts = _DIRECTIVE.findall(text) if isinstance(text, str) else []
+    components = [_SAME.get(letter, letter) for part in parts for letter in _MADE_OF.get(part, part)]
+    present = set(components)
     if not parts:
-        yield 'format must say how a date is written, such as "%d.%m.%Y"'
+        yield 'format must be the format of a date, such as "%d.%m.%Y"'
     elif unknown := [f"%{part}" for part in parts if part not in set(DIRECTIVES)]:
-        known = ", ".join(f"%{each}" for each in DIRECTIVES)
-        yield f"format has {listed(unknown)}, from which no date follows; what it may have is {known}"
-    elif twice := repeated(made):
-        yield f"format says the same twice: %{', %'.join(twice)}"
-    elif "Y" not in said:
-        yield "format says no year: %Y, or %y of two digits"
-    elif ("j" in said and said & {"m", "d"}) or ("d" in said and "m" not in said):
-        yield "format must say the day by its month, %m and %d, or by the year, %j"
-    elif "a" in said and not said & {"d", "j"}:
-        yield "format says a weekday and no day: %m and %d, or %j"
-    elif ("I" in said) != ("p" in said) or {"H", "I"} <= said:
-        yield "format must say the hour by 24, %H, or by 12 with its half of the day, %I and %p"
+        directives = ", ".join(f"%{letter}" for letter in DIRECTIVES)
+        yield f"format contains {listed(unknown)}, which does not determine a date: use only {directives}"
+    elif twice := repeated(components):
+        yield f"format contains the same value twice: %{', %'.join(twice)}"
+    elif "Y" not in present:
+        yield "format contains no year: add %Y, or %y for two digits"
+    elif ("j" in present and present & {"m", "d"}) or ("d" in present and "m" not in present):
+        yield "format must contain the day of the month, %m and %d, or of the year, %j"
+    elif "a" in present and not present & {"d", "j"}:
+        yield "format contains a weekday but no day: add %m and %d, or %j"
+    elif ("I" in present) != ("p" in present) or {"H", "I"} <= present:
+        yield "format must contain the hour as %H, or as %I with %p"
 
 
 def _is_date(value: object) -> bool:
@@ -233,51 +238,51 @@ def _is_number(value: object) -> bool:
 
 
 def _wrong_range(column: Column, scale: str) -> Iterator[tuple[str | None, str]]:
-    found, dated = column.range, column.kind == "date"
+    ends, dated = column.range, column.kind == "date"
     example = "[2000-01-01, 2030-12-31]" if dated else "[0, 120]"
-    if found is None:
+    if ends is None:
         if scale == "range":
-            yield None, f'scale = "range" needs its range, such as range = {example}, from public knowledge'
+            yield None, f'scale = "range" needs a range, such as range = {example}, from public knowledge'
         return
-    if found == ():
-        or_none = "" if scale == "range" else "; or leave it out"
+    if ends == ():
+        or_none = "" if scale == "range" else "; or remove it"
         yield (
             "range",
-            f"range is a blank to fill in from public knowledge, such as {example}, and never from the data{or_none}",
+            f"range is blank: fill it in from public knowledge, such as {example}, never from the data{or_none}",
         )
         return
-    sound = isinstance(found, tuple) and len(found) == 2 and all(map(_is_date if dated else _is_number, found))
+    sound = isinstance(ends, tuple) and len(ends) == 2 and all(map(_is_date if dated else _is_number, ends))
     if not sound:
         yield "range", f"range must be {'two dates' if dated else 'two numbers'}, such as {example}"
-    elif (instant(found[0]) >= instant(found[1])) if dated else found[0] >= found[1]:
-        yield "range", f"range must have a width: it goes from {shown(found[0])} to {shown(found[1])}"
-    elif column.kind == "integer" and max(map(abs, found)) > LARGEST_WHOLE:
-        yield "range", "range must end at 2^53 at most: beyond, float64 holds not every whole number"
+    elif (instant(ends[0]) >= instant(ends[1])) if dated else ends[0] >= ends[1]:
+        yield "range", f"range must have a positive width, not {shown(ends[0])} to {shown(ends[1])}"
+    elif column.kind == "integer" and max(map(abs, ends)) > LARGEST_WHOLE:
+        yield "range", "range must be within 2^53: float64 does not represent larger whole numbers exactly"
 
 
 def _wrong_categories(column: Column) -> Iterator[tuple[str | None, str]]:
-    found = column.categories
-    if found is None or found == ():
-        said = 'categories is a blank to fill in from public knowledge, such as ["yes", "no"], and never from the data'
-        yield "categories", said
+    categories = column.categories
+    if categories is None or categories == ():
+        reason = 'categories is blank: fill it in from public knowledge, such as ["yes", "no"], never from the data'
+        yield "categories", reason
         return
-    if not isinstance(found, tuple) or not all(isinstance(each, str) for each in found):
+    if not isinstance(categories, tuple) or not all(isinstance(name, str) for name in categories):
         yield "categories", "categories must be a list of names in quotes, or of whole numbers"
         return
-    if any(each != each.strip() or not each or has_control(each) for each in found):
-        yield "categories", "a category is no empty text, begins and ends with no space, and holds no control character"
-    if twice := repeated(found):
-        yield "categories", f"these are listed twice: {listed(twice)}"
+    if any(name != name.strip() or not name or has_control(name) for name in categories):
+        yield "categories", "a category must not be empty, have outer spaces, or contain control characters"
+    if twice := repeated(categories):
+        yield "categories", f"duplicate categories: {listed(twice)}"
     if column.encoding == "ordinal" and column.other == "column":
-        yield "other", 'other = "column" is for one-hot columns; take "refuse" or "missing"'
-    if column.encoding == "ordinal" and len(found) < 2:
-        yield "categories", "places in a list need two categories or more"
+        yield "other", 'other = "column" is for one-hot columns: use "refuse" or "missing"'
+    if column.encoding == "ordinal" and len(categories) < 2:
+        yield "categories", "ordinal encoding needs at least two categories"
 
 
 def _wrong_fill(column: Column) -> Iterator[tuple[str | None, str]]:
     if column.fill is None:
         if column.missing == "fill":
-            yield "missing", 'missing = "fill" needs fill, the public constant'
+            yield "missing", 'missing = "fill" needs fill, a public constant'
         return
     if column.missing not in {"fill", "indicator"}:
         yield "fill", 'fill is for missing = "fill" or "indicator"'
@@ -287,11 +292,11 @@ def _wrong_fill(column: Column) -> Iterator[tuple[str | None, str]]:
         "date": _is_date(column.fill),
     }.get(column.kind, _is_number(column.fill))
     if not sound:
-        words = {"boolean": "true or false", "category": "one of its categories", "date": "a date"}
-        yield "fill", f"fill must be {words.get(column.kind, 'a number')}"
+        forms = {"boolean": "true or false", "category": "one of its categories", "date": "a date"}
+        yield "fill", f"fill must be {forms.get(column.kind, 'a number')}"
         return
     ends = column.ends
     if ends is not None and not column.one_hot and not ends[0] <= column.number_of(column.fill) <= ends[1]:
-        yield "fill", "fill must lie within the range"
+        yield "fill", "fill must be within the range"
     if column.kind == "integer" and not (column.fill.is_integer() and abs(column.fill) < LARGEST_WHOLE):
         yield "fill", "fill must be a whole number, below 2^53"

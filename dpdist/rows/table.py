@@ -1,11 +1,11 @@
-"""What a table is to those who read it, and what is stored of rows besides the rows themselves.
+"""Interfaces of a table, and the stored metadata of rows.
 
-A pass over rows and a release take a :data:`Table`: rows that were ingested at once
-(:class:`dpdist.rows.dataset.RowsTable`), or some consecutive periods (:class:`dpdist.rows.periods.Span`). What is laid
-out and forecast takes :data:`Sizes`, and a :class:`Shape`, which is stored nowhere, is enough.
+Passes over rows and releases take a :data:`Table`: rows ingested together (:class:`dpdist.rows.dataset.RowsTable`), or
+consecutive periods (:class:`dpdist.rows.periods.Span`). Layouts and forecasts take :data:`Sizes`, for which a
+:class:`Shape`, which is not stored, is enough.
 
-The stored types are written and read here only, in the order of their fields; what an older version did not know has a
-default, which is not written. A folder that holds anything else is refused.
+The stored types are written and read only here, in the order of their fields. Fields added by later versions have
+defaults, which are not written. A folder with any other content is refused.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from dpdist.rows.periods import Span
 
 Table: TypeAlias = "RowsTable | Span"
-"""Rows that can be read, chunk by chunk, and charged for."""
+"""Rows that can be read by chunk and charged for."""
 Sizes: TypeAlias = "Shape | Span"
-"""How large a table is: all that its layout and its cost depend on. Its text names it in messages."""
+"""The size of a table, which determines its layout and cost. ``str`` names it in messages."""
 Loss = dict[str, int]
 """A privacy loss as :meth:`dpdist.privacy.guarantee.PrivacyLoss.to_json` writes it."""
 
@@ -45,7 +45,7 @@ class UnitAttributes(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def unit(self) -> Unit:
-        """The unit that they are of."""
+        """The unit."""
         return Unit(self.column, self.max_rows, self.keep, self.max_periods)
 
 
@@ -59,14 +59,14 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ledger_id: Text | None
     period: Text | None = None
     unit: UnitAttributes | None = None
-    origin: object = None  # what the rows were ingested from (:func:`dpdist.ingest.sources.origin_of`)
+    origin: object = None  # the source of the rows (:func:`dpdist.ingest.sources.origin_of`)
     reproduced: bool = False
     schema: dict[str, Any] | None = None
-    dropped: str = "zeros"  # what a row that the schema drops is stored as, up to 0.1.0; or "nan", the centre
+    dropped: str = "zeros"  # how dropped rows are stored: as zeros up to 0.1.0, since then "nan"
 
 
 class PeriodsAttributes(Struct, frozen=True, omit_defaults=True):
-    """What ``periods.json`` says of a folder of periods, version 1."""
+    """The content of ``periods.json`` in a folder of periods, version 1."""
 
     format: str
     dataset_id: Text
@@ -76,50 +76,50 @@ class PeriodsAttributes(Struct, frozen=True, omit_defaults=True):
 
 
 class SealedRows(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What ``seal.json`` says of the rows of one period: all that tells how their bytes are read as rows."""
+    """The content of ``seal.json`` of a period: everything that determines how its bytes are read as rows."""
 
     columns: tuple[Text, ...]
     dtype: str
     rows: int
     chunk_rows: int
-    period: Text | None = None  # only where there are no rows: such periods are alike, and repeat nothing
+    period: Text | None = None  # only without rows: empty periods do not repeat one another
     chunks: tuple[str, ...]  # SHA-256 of every chunk, hexadecimal
 
 
 class ArrayShape(Struct, frozen=True):
-    """The part of a Zarr array's own metadata that says how large it is."""
+    """The shape in the metadata of a Zarr array."""
 
     shape: tuple[int, ...]
 
 
 def builtins_of(stored: Struct) -> dict[str, Any]:
-    """Return the JSON values of what is stored, in the order of its fields."""
+    """Return stored metadata as JSON values, in the order of its fields."""
     values: dict[str, Any] = msgspec.to_builtins(stored)
     return values
 
 
 def text_of(stored: Struct, indent: int | None = None) -> bytes:
-    """Return the JSON text of what is stored, as it has always been laid out."""
+    """Return stored metadata as JSON text in its fixed layout."""
     return json.dumps(builtins_of(stored), indent=indent).encode()
 
 
 BLOSC_BYTES = 16
-"""What Blosc adds at most to bytes it cannot compress."""
+"""Largest overhead of Blosc for incompressible bytes."""
 
 
 class ChunkPieces(Protocol):
-    """Reads chunks for one task, one after the other; what it holds for that is given back when it is forgotten."""
+    """Reads chunks for one task in sequence; its resources are released with it."""
 
     checksum: int
-    """CRC32C of the chunk that was read last; known when its last piece was taken. Private."""
+    """CRC32C of the last chunk, available after its last batch. Private."""
 
     def read(self, index: int, piece_rows: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows of a chunk in pieces of at most so many; DataError if it is not what it was."""
+        """Yield the rows of a chunk in batches of at most ``piece_rows`` rows; DataError if the chunk changed."""
         ...
 
 
 class Reference(Protocol):
-    """The chunks of rows that are read in place: files of others, cut where these can be. Small; can be pickled."""
+    """The chunks of rows that are read in place, as parts of the user's files. Small; can be pickled."""
 
     @property
     def chunks(self) -> int:
@@ -133,28 +133,28 @@ class Reference(Protocol):
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes that reading them takes, in pieces of any length."""
+        """Memory in bytes for reading them in batches of any length."""
         ...
 
     def first_row(self, index: int) -> int:
-        """Return the number of the first row of a chunk; that of the chunk behind the last one is n."""
+        """Return the number of the first row of a chunk; n for the index after the last chunk."""
         ...
 
     def chunk_of(self, row: int) -> int:
-        """Return the number of the chunk in which a row is."""
+        """Return the index of the chunk of a row."""
         ...
 
     def reading(self) -> ChunkPieces:
-        """Begin to read."""
+        """Return a reader."""
         ...
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of an array of rows, and how it is cut into chunks."""
+    """The shape of an array of rows, and of its chunks."""
 
     weights: ClassVar[tuple[int, ...]] = ()
-    """How often each row of each of its periods is added; none: every row once."""
+    """Times that each row of each period is added; empty: once."""
     rows: int
     columns: int
     dtype: str  # one of :data:`dpdist.rows.columns.DTYPES`
@@ -171,7 +171,7 @@ class Shape:
 
     @property
     def added_rows(self) -> int:
-        """Number of rows: each is added once."""
+        """Number of rows, as each is added once."""
         return self.rows
 
     @property
@@ -181,16 +181,16 @@ class Shape:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of one stored chunk, the checksum included; the most they can be if it is compressed."""
+        """Bytes of one stored chunk with its checksum; an upper bound if it is compressed."""
         return self.chunk_rows * self.row_bytes + CHECKSUM_BYTES + (BLOSC_BYTES if self.compressed else 0)
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all chunks; the most they can be if they are compressed."""
+        """Bytes of all chunks; an upper bound if they are compressed."""
         return self.chunks * self.chunk_bytes
 
     def buffer_bytes(self, piece_rows: int) -> int:
-        """Bytes that reading its chunks takes, in pieces of so many rows at most."""
+        """Memory in bytes for reading chunks in batches of at most ``piece_rows`` rows."""
         if self.compressed:
             return self.chunk_rows * self.row_bytes + self.chunk_bytes
         return min(piece_rows, self.chunk_rows) * self.row_bytes

@@ -1,4 +1,4 @@
-"""Writing the chunks of a table, by one process or by several that each have some of them."""
+"""Writes the chunks of a table, possibly shared by several processes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from dpdist.storage.store import Store
 
 
 def chunk_key(index: int) -> str:
-    """Return the key of a chunk of rows or scores in its store, as Zarr has it."""
+    """Return the Zarr key of a chunk of rows or scores."""
     return f"c/{index}/0"
 
 
 class RowsWriter:
-    """Takes consecutive rows in pieces of any length and writes the chunks that they fill, but those that are there."""
+    """Takes consecutive rows in batches of any length, and writes the chunks that are not stored yet."""
 
     def __init__(
         self, store: Store, shape: Shape, first: int = 0, stop: int | None = None,
-        there: AbstractSet[int] = frozenset(),
+        stored: AbstractSet[int] = frozenset(),
     ) -> None:  # fmt: skip
-        self._store, self._shape, self._there = store, shape, there
-        self.before: Callable[[], object] = bool  # called before a chunk is written; if it raises, that is not written
+        self._store, self._shape, self._stored = store, shape, stored
+        self.before: Callable[[], object] = bool  # called before a chunk is written; may prevent it by raising
         self._next = self._first = first * shape.chunk_rows
         self._last = shape.rows if stop is None else min(stop * shape.chunk_rows, shape.rows)
         self._chunk = ChunkWriter((shape.chunk_rows, shape.columns), shape.dtype)
@@ -36,7 +36,7 @@ class RowsWriter:
 
     @property
     def rows(self) -> int:
-        """Rows taken so far."""
+        """Number of rows taken."""
         return self._next - self._first
 
     @property
@@ -45,24 +45,24 @@ class RowsWriter:
         return self._next >= self._last
 
     def lacks(self, start: int, stop: int) -> bool:
-        """Say whether a chunk that holds some rows of the table is still to be written."""
+        """Say whether a chunk with any of these rows is still to be written."""
         start, stop, high = max(start, self._next), min(stop, self._last), self._shape.chunk_rows
-        return start < stop and any(index not in self._there for index in range(start // high, -(-stop // high)))
+        return start < stop and any(index not in self._stored for index in range(start // high, -(-stop // high)))
 
     def skip(self, stop: int) -> int:
-        """Pass over rows that are in chunks that are there, and return how many."""
+        """Skip rows of stored chunks and return their number."""
         before, self._next = self._next, min(max(self._next, stop), self._last)
         return self._next - before
 
     def append(self, rows: npt.NDArray[np.generic], start: int | None = None) -> int:
-        """Take rows of shape (r, d), and return how many were taken; their values must fit the stored dtype."""
+        """Take rows, (r, d), whose values fit the stored dtype, and return the number taken."""
         high, start = self._shape.chunk_rows, self._next if start is None else start
         rows = rows[max(0, self._next - start) : max(0, self._last - start)]
         count = len(rows)
         while rows.shape[0]:
-            place = self._next % high
-            take = min(rows.shape[0], high - place)
-            self._chunk.rows[place : place + take] = rows[:take]
+            position = self._next % high
+            take = min(rows.shape[0], high - position)
+            self._chunk.rows[position : position + take] = rows[:take]
             self._next += take
             rows = rows[take:]
             if self._next % high == 0 or self._next == self._last:
@@ -70,7 +70,7 @@ class RowsWriter:
         return count
 
     def _write(self, index: int) -> None:
-        if index not in self._there:
+        if index not in self._stored:
             self.before()
             self._chunk.rows[self._next - index * self._shape.chunk_rows :] = 0
             write_chunk(self._store, self._shape, index, self._chunk)
@@ -78,7 +78,7 @@ class RowsWriter:
 
 
 def write_chunk(store: Store, shape: Shape, index: int, chunk: ChunkWriter) -> None:
-    """Write a chunk of a table from a buffer, as zarr does."""
+    """Write a chunk of a table from a buffer in the format of Zarr."""
     if not shape.compressed:
         chunk.write(store, chunk_key(index))
         return

@@ -324,7 +324,7 @@ def test_the_first_category_is_the_reference_so_that_no_ridge_draws_the_others()
     assert "kind=a is the reference" in regression(found, release)
     (ridged,) = regressions(release, [4], [0, 1, 2, 3], 500.0)  # who asks for a ridge gets all columns
     assert (ridged.reference, len(ridged.names)) == ((), 4)
-    assert "All intervals are about the regression with it" in " ".join(regression(ridged, release).split())
+    assert "All intervals apply to the regression with it" in " ".join(regression(ridged, release).split())
     fitted = PrivateRidge.from_release(release, "y")
     assert fitted.coef_[0] == 0
     assert fitted.coef_intervals_[0].tolist() == [0, 0]
@@ -341,4 +341,4 @@ def test_of_a_drowned_column_nothing_is_told() -> None:
     assert found.unknown == ("c1",)
     assert found.coefficients[1].interval == (-math.inf, math.inf)
     assert found.to_json()["coefficients"]["c1"]["low"] is None  # type: ignore[index]
-    assert "c1: not above the noise, so nothing is known" in " ".join(regression(found, release).split())
+    assert "c1: not above the noise, coefficient unknown" in " ".join(regression(found, release).split())

@@ -146,6 +146,6 @@ def test_intervals_of_the_population_say_that_rows_of_one_person_are_hardly_inde
     assert call("release", "rows.zarr", "release.zarr", *asked).code == 0
     command = ("regress", "release.zarr", "--target", "income")
     words = " ".join(call(*command).err.split())
-    assert "one who may own several rows, which are hardly independent" in words
+    assert "One who may own several rows, which are probably dependent" in words
     assert call(*command, "--json").json["unit"] == Unit("who", 2).to_json()
     assert dpdist.open_release("release.zarr").unit == Unit("who", 2)

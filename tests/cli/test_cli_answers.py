@@ -194,11 +194,11 @@ def test_words_fit_a_terminal_and_what_makes_no_sense_is_refused_in_a_sentence(
     said = call(*REGRESS)
     assert (said.code, said.out) == (0, "")
     assert max(map(len, said.err.splitlines())) <= 80
-    for words in ("Regression of income on 3 columns", "a_name_that_is_long...", "R² 0.", "There is no ridge",
+    for words in ("Regression of income on 3 columns", "a_name_that_is_long...", "R² 0.", "No ridge is needed",
                   "rows clipped to norm 3.9"):  # fmt: skip
         assert words in said.err
     assert "NOT PRIVATE" not in said.err
-    assert "It is on 2 principal components of 3 columns" in " ".join(call(*REGRESS, "--components", "2").err.split())
+    assert "2 released principal components of 3 columns" in " ".join(call(*REGRESS, "--components", "2").err.split())
 
 
 @pytest.mark.usefixtures("table")

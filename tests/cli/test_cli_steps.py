@@ -127,7 +127,7 @@ def test_pca_and_project_tell_what_they_made(released: Path, call: Call, schedul
     pytest.importorskip("matplotlib")
     told = call("pca", "release.zarr", "third.zarr", "--components", "3", "--plot", "scree.png")
     assert (told.code, told.out) == (0, "")
-    for words in ("squared", "between", "can be told"):  # one component, or none: that is chance
+    for words in ("squared", "between", "can be distinguished"):  # one component, or none: that is chance
         assert words in told.err
     assert (released / "scree.png").stat().st_size > 1000
 
@@ -169,7 +169,7 @@ def test_a_forecast_is_text_json_or_a_picture_and_touches_nothing(
     said = call(*FORECAST)
     assert (said.code, said.out) == (0, "")
     assert all(words in said.err for words in ("edge of the noise", "share of C²", "two-sided-wishart"))
-    assert "2 of 3 components will be told from noise" in call(*FORECAST, "--spectrum", "40,9,0.01").err
+    assert "2 of 3 components will be distinguished from noise" in call(*FORECAST, "--spectrum", "40,9,0.01").err
     orbit = ("forecast", "--d", "30", "--n", "9", "--epsilon", "1", "--mechanism", "orbit", "--option", "spectrum=9")
     assert "lower bound" in call(*orbit, "--spectrum", "1").err
     for code, words, arguments in (

@@ -203,7 +203,7 @@ def test_units_may_be_called_by_words_in_several_columns(tmp_path: Path, name: s
         ("a,9secret,2020-01-01,x,1", "line 4, column 'mass': the cell is not a number"),
         ("a,1,2020-13-01,x,1", "line 4, column 'seen': the cell is not a date"),
         ("a,1,2020-01-01,x,1.5", "line 4, column 'count': the value is not a whole number"),
-        (",1,20-01-01,x,", "says how, such as format = \"%d.%m.%Y\"; line 4, column 'count': the"),
+        (",1,20-01-01,x,", "for another form, add for example format = \"%d.%m.%Y\"; line 4, column 'count': the"),
         ("a,1,2020-01-01,x", "line 4 has 4 cells, not 5"),
         ('a,1,2020-01-01,"x,1', "line 4: a quote is not closed"),
     ],
@@ -224,8 +224,8 @@ def test_all_columns_that_are_no_numbers_are_told_at_once(tmp_path: Path, monkey
     source.write_text("who,what,gap,when\n" + "".join(",".join(cells) + "\n" for cells in lines))
     draft.write_text(draft_schema(source, header="yes"))
     ready = r'kind = "category" and categories = \["...", "..."\], or kind = "date".*or kind = "ignored"'
-    words = r"columns 'what', 'when': the source holds something there that is no number"
-    with pytest.raises(UsageError, match=rf"(?s)columns 'who', 'gap': range is a blank.*{words}.*{ready}") as caught:
+    words = r"columns 'what', 'when': the source has a cell in it that is not a number"
+    with pytest.raises(UsageError, match=rf"(?s)columns 'who', 'gap': range is blank.*{words}.*{ready}") as caught:
         ingest_rows(source, tmp_path / "rows.zarr", schema=draft, header="yes")
     draft.write_text(draft.read_text().replace("range = []", 'range = [0, 9]\nmissing = "drop"'))
     fits = r"line 2, column 'what': the cell is not a number; line 21, column 'when': the cell is not a number\."
@@ -245,12 +245,12 @@ def test_a_schema_that_does_not_fit_names_every_column_and_its_line(tmp_path: Pa
     with pytest.raises(UsageError) as caught:
         ingest_rows(source, tmp_path / "rows.zarr", schema=file)
     for needle in (
-        "s.toml, line 6, column 'gone': there is no such column", "s.toml, line 14, column 'lost'",
-        "does not say what these columns are: 'kind', 'seen', 'note', 'who'",
+        "s.toml, line 6, column 'gone': the source has no such column", "s.toml, line 14, column 'lost'",
+        "does not describe these columns: 'kind', 'seen', 'note', 'who'",
     ):  # fmt: skip
         assert needle in str(caught.value)
     file.write_text('others = "ignored"\n' + columns[0] + columns[2])
-    with pytest.raises(UsageError, match=r"line 3, column 'count': it is stored as int64, which cannot be .* 'date'"):
+    with pytest.raises(UsageError, match=r"line 3, column 'count': its stored type int64 does not match .* 'date'"):
         ingest_rows(source, tmp_path / "rows.zarr", schema=file)
     np.save(tmp_path / "t.npy", np.eye(3))
     for data in (tmp_path / "t.npy", np.eye(3)):

@@ -49,7 +49,7 @@ def test_a_first_line_without_any_name_of_the_schema_is_asked_for_and_not_repeat
         path.write_text(text)
         refused(path, "may be a header or a row", choices=Choices(schema=schema))
     path.write_text("who,a,c\n1,2,3\n")  # one name of the schema is enough
-    with pytest.raises(UsageError, match=r"column 'b': there is no such column.*The source has: who, a, c"):
+    with pytest.raises(UsageError, match=r"column 'b': the source has no such column.*The source has: who, a, c"):
         ingest(path, tmp_path / "rows.zarr", choices=Choices(schema=schema))
 
 

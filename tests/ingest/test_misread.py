@@ -321,7 +321,7 @@ def test_a_folder_key_that_floats_would_round_or_that_contradicts_its_file_is_re
 def test_a_missing_unit_is_not_one_person(tmp_path: Path) -> None:
     null = _in_folder(tmp_path, "id=__HIVE_DEFAULT_PARTITION__", a=[1.0, 2], b=[1.0, 2])
     schema = Schema([Column("id", "privacy unit"), *NUMBERS.columns], max_rows=1)
-    refused(null, "not said whose row", schema=schema)
+    refused(null, "the owner of the row is unknown", schema=schema)
     filled = Schema([Column("id", "number", missing="fill", fill=5), *NUMBERS.columns])
     assert rows_of(null, schema=filled).tolist() == [[5, 1, 1], [5, 2, 2]]
     for lacking in ("", "nan"):

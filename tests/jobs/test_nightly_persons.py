@@ -137,7 +137,7 @@ def test_whoever_was_known_by_a_number_is_not_counted_anew_by_a_name() -> None:
         watch = Watch(unit, key, np.empty(0, dtype=[("person", "S16"), ("periods", "<u2")]))
         assert len(list(watch.watched([first], 1, names))) == 1
         later = Watch(unit, key, watch.register(), watch.named)
-        with pytest.raises(DataError, match="would be counted anew"):
+        with pytest.raises(DataError, match="would be counted again"):
             list(later.watched([second], 1, 1 - names))
 
 
@@ -151,8 +151,8 @@ def test_all_that_is_published_keeps_the_loss_for_every_pattern(people: Place, f
     planned = status.preview(job_file.read_job(people.job))
     assert planned.fits
     said = preview_words(planned)
-    assert "Each is for all rows of one who, 2 a period in 3 periods at most." in said
-    assert f"The noise is as if {counted} of one period changed" in said
+    assert "Each protects all rows of one who, 2 a period in 3 periods at most." in said
+    assert f"The noise is calibrated to a change of {counted} of one period" in said
     people.run()
     releases = [open_release(path) for path in sorted(people.published.glob("d*.zarr"))]
     assert len({release.bound for release in releases}) == 1
@@ -225,9 +225,9 @@ def test_a_register_that_is_gone_or_another_ends_the_series_and_is_not_begun_ane
         register.unlink()
         if wrong is not None:
             register.write_bytes(wrong)
-        with pytest.raises(DataError, match="missing or not what was written") as caught:
+        with pytest.raises(DataError, match="missing or differs from the file written") as caught:
             people.run()
-        assert "Restore it from a copy" in str(caught.value)
+        assert "restore it from a backup" in str(caught.value)
         assert list(people.ledger.periods) == ["d1", "d2", "d3"]
         register.write_bytes(whole)
     content = json.loads((visits / "periods.json").read_text()) | {"unit": {"column": "who", "max_rows": 2}}
@@ -268,7 +268,7 @@ def test_those_on_the_list_are_left_out_by_their_names(named: Place) -> None:
     named.job.write_text(NAMED.replace("max_periods = 3", 'max_periods = 3\nexclude = "left.txt"'))
     arrive_by_name(named, 1, [(f"Ann,Lee {person}", person) for person in (41, 42, 43)])
     (named.folder / "left.txt").write_text('Ann,"Lee 42\n')
-    with pytest.raises(DataError, match="2 names, with commas between, on each line") as caught:
+    with pytest.raises(DataError, match="2 comma-separated names on each line") as caught:
         named.run()
     assert "42" not in str(caught.value)
     (named.folder / "left.txt").write_text('\n Ann,"Lee 42"\nBob,Lee 43\n')

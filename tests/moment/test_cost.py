@@ -122,7 +122,7 @@ def test_the_command_says_it_for_several_numbers_of_workers(monkeypatch: pytest.
     assert many["seconds"] < one["seconds"]
     in_words = CliRunner().invoke(cli, [*COMMAND, "--workers", "32", "--store-bandwidth", "1.5 GB"]).stderr
     assert "between workers" in in_words
-    assert "gives all workers together 1.5 GB a second" in in_words.replace("\n", " ")
+    assert "supplies 1.5 GB per second to all workers together" in in_words.replace("\n", " ")
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -220,10 +220,10 @@ def test_components_that_are_close_are_told_together() -> None:
             assert told.squared_cosines[0] == told.squared_cosines[1] > 2 / 3
             assert told.loadings is not None
             assert np.isnan(told.loadings[:2]).all()
-            assert "Components 1 to 2 cannot be told apart" in text.counted_words(told)
+            assert "Components 1 to 2 cannot be distinguished" in text.count_text(told)
             assert "(1-2)" in text.alignment(told)
             shown = " ".join(text.loadings(found.components, told, release.names).split())
-            assert "Loadings of components 1, 2 are not told" in shown or "Loadings of components 1, 2, " in shown
+            assert "Loadings of components 1, 2 are not shown" in shown or "Loadings of components 1, 2, " in shown
     assert together > 10
 
 
@@ -238,7 +238,7 @@ def test_nothing_is_said_of_a_component_that_is_not_counted() -> None:
         assert np.isnan(each[count:]).all()
     lines = text.loadings(found.components, told, release.names).splitlines()
     assert not any(line.startswith(f"{i + 1} ") for line in lines for i in range(count, 10))
-    assert text.alignment(told).count("  not told") == 10 - count
+    assert text.alignment(told).count("  unknown") == 10 - count
     value = json.loads(json.dumps({**told.to_json(), **loadings_json(found.components, told.loadings, release.names)}))
     assert (value["above_noise"], value["squared_cosines"][9]) == (count, None)
     assert len(value["largest_loadings"]) == 10

@@ -198,7 +198,7 @@ def test_command_job_file_and_estimator_ask_for_the_same_release(rows: Path, tmp
         'clip = "auto"\nscale = "private"\nscale_share = 0.2\ncentre = "private"\n'
     )
     planned = " ".join(CliRunner().invoke(cli, ["run", str(job), "--dry-run"]).output.split())
-    assert "choice that the release makes first takes mu² 0.0104 of" in planned
+    assert "choice at the start of the release uses mu² 0.0104 of" in planned
     asked = CliRunner().invoke(cli, [*command, *more, "--json"])
     assert asked.exit_code == 0, asked.output
     assert len(json.loads(asked.stdout)["stage"]["chosen"]["scale"]) == 3
@@ -213,7 +213,7 @@ def test_command_job_file_and_estimator_ask_for_the_same_release(rows: Path, tmp
     assert losses(ledger_of_rows(rows)) == [WHOLE]
     asked = CliRunner().invoke(cli, ["forecast", "--d", "54", "--n", "581012", *command[3:], *more[:4]])
     assert "first chooses centre and scale of each column" in " ".join(asked.output.split())
-    assert "clip norm's square is 165.38" in asked.output
+    assert "squared clip norm is 165.38" in asked.output
 
 
 def test_rows_in_memory_that_change_between_two_passes_are_refused_and_stay_charged() -> None:

@@ -165,7 +165,7 @@ def test_a_warning_that_is_made_an_error_costs_nothing(rows: Path) -> None:
     assert charged(rows) == 0
 
 
-@pytest.mark.parametrize(("epsilon", "badge"), [("10", "private'>private"), ("12", "weak'>private, but hardly")])
+@pytest.mark.parametrize(("epsilon", "badge"), [("10", "private'>private"), ("12", "weak'>private, but weakly")])
 def test_an_epsilon_above_ten_is_said_by_commands_and_by_the_report(rows: Path, epsilon: str, badge: str) -> None:
     path, page = rows.with_name("r.zarr"), rows.with_name("page.html")
     command = ("release", rows, path, "--epsilon", epsilon, "--delta", "1e-6", "--clip", "3")

@@ -1,4 +1,4 @@
-"""The page about a release: true, self-contained, safe to open whatever the columns are called, and readable."""
+"""The page about a release: correct, self-contained, safe for any names of columns, and readable."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_the_page_says_what_is_promised_and_what_stands_above_the_noise(tmp_path
     release = released()
     text = page(tmp_path, release, count=4)
     percent = math.ceil(1000 * accuracy(guarantee_of(release))) / 10
-    said = f"which of two rows that one is, is right in at most {percent:g} % of cases with this release"
+    said = f"which of two rows it is. With this release, at most {percent:g} % of such guesses are right"
     assert said in " ".join(text.split())
     assert "7.39 times" in text  # e²
     assert "Gaussian differential privacy" in text
     assert "dpdist.mechanisms.gaussian" in text
-    assert re.search(r"[234] components can be told from noise", text)
+    assert re.search(r"[234] components can be distinguished from noise", text)
 
 
 @pytest.mark.parametrize("clip", [1e-4, 1234567.0])
@@ -77,9 +77,9 @@ def test_numbers_are_short_whatever_the_units_are(tmp_path: Path, clip: float) -
     text = page(tmp_path, released(clip=clip), count=4).partition("<body>")[2]
     text = re.sub(r" d=\"[^\"]*\"", "", text)
     assert not re.findall(r"\d[eE][-+]?\d", text)  # 9.66245e+08
-    seen = re.sub(r"clipped\s+to\s+norm\s+[\d.]+", "", text.partition('id="seen"')[2].partition("</section>")[0])
+    seen = re.sub(r"clipped\s+to\s+norm\s+[\d.]+", "", text.partition('id="findings"')[2].partition("</section>")[0])
     assert not re.findall(r"\d{7}", seen)
-    table = text.partition('aria-label="Components that can be told from noise"')[2].partition("</table>")[0]
+    table = text.partition('aria-label="Components above the noise"')[2].partition("</table>")[0]
     cells = [html.unescape(cell) for cell in re.findall(r"<td>([^<]*)</td>", table)]
     assert len(cells) in {5 * 2, 5 * 3, 5 * 4}
     assert max(map(len, cells)) <= 2 * 8 + 3
@@ -90,9 +90,9 @@ def test_numbers_are_short_whatever_the_units_are(tmp_path: Path, clip: float) -
 
 def test_components_that_may_be_noise_are_grey_and_folded(tmp_path: Path) -> None:
     text = page(tmp_path, released(epsilon="0.1"), count=4)
-    above = re.search(r"(\d) components? can be told from noise", text)
+    above = re.search(r"(\d) components? can be distinguished from noise", text)
     assert above is not None
-    shown, _, rest = text.partition('<details class="drowned">')
+    shown, _, rest = text.partition('<details class="noisy">')
     folded, _, rest = rest.partition("</details>")
     numbers = {int(number) for number in re.findall(r"<h3>Component (\d)</h3>", folded)}
     assert numbers == set(range(int(above[1]) + 1, 5)) != set()
@@ -108,7 +108,7 @@ def told(values: Values, count: int, edge: float) -> Alignment:
 
 
 def test_the_whole_spectrum_is_drawn_small_however_wide_the_release_is() -> None:
-    """The drawing has the edge, and a dot for each component that another one does not cover."""
+    """The drawing has the edge, and a dot for each component that is not hidden by another."""
     values = np.sort(np.random.default_rng(1).normal(size=2000))[::-1]
     values[:5] += [90, 50, 30, 20, 10]
     chart = spectrum(told(values, 5, 4.0), per_row=True, total=2000)
@@ -117,7 +117,7 @@ def test_the_whole_spectrum_is_drawn_small_however_wide_the_release_is() -> None
     dots = {path.get("class"): path.get("d", "").count("M") for path in drawing.iter("path")}
     assert dots["dots"] == 5
     assert dots["dots faint"] > 200
-    assert "5 of 2000 components can be told from noise, whose eigenvalues stay below 4" in chart
+    assert "5 of 2000 components can be distinguished from noise, whose eigenvalues are below 4" in chart
 
 
 def guarantee_of(release: Release) -> Guarantee:
@@ -126,7 +126,7 @@ def guarantee_of(release: Release) -> Guarantee:
 
 
 def test_the_most_that_an_attacker_finds_follows_from_the_guarantee() -> None:
-    """Of a Gaussian release the largest ``found - e^epsilon alarms`` is its delta (Dong, Roth & Su 2022)."""
+    """The largest ``hits - e^epsilon alarms`` of a Gaussian release is its delta (Dong, Roth & Su 2022)."""
     gaussian = guarantee_of(released("gaussian", "1e-6", "1"))
     assert gaussian.mu_squared is not None
     alarms = np.linspace(0, 1, 20001)
@@ -138,7 +138,7 @@ def test_the_most_that_an_attacker_finds_follows_from_the_guarantee() -> None:
     found = [hits(general, a) for a in (0.0, 0.1, 0.25, 0.5, 1.0)]
     assert found == pytest.approx([0.1, 0.4, 0.7833, 0.8667, 1.0], abs=1e-4)
     assert hits(replace(general, loss=PrivacyLoss.parse("1000000")), 0.01) == 1
-    # of pure epsilon = log 3: 3/4; of Gaussian noise Phi(mu/2), where mu is that of sigma = 4.2247 at (1, 1e-6)
+    # pure epsilon = log 3: 3/4; Gaussian noise: Phi(mu/2) with mu of sigma = 4.2247 at (1, 1e-6)
     assert accuracy(guarantee_of(released("two-sided-wishart", "0", "1.098612"))) == pytest.approx(0.75, abs=1e-6)
     assert accuracy(gaussian) == pytest.approx(0.5471, abs=1e-4)
 
@@ -153,14 +153,14 @@ def test_nothing_is_loaded_and_nothing_is_run_whatever_columns_are_called(tmp_pa
     text = page(tmp_path, release, targets=[HOSTILE_NAMES[2]])
     assert all(name not in text for name in HOSTILE_NAMES[:2])
     assert all(name in html.unescape(text) for name in (*HOSTILE_NAMES, f"<code>{itself}</code>"))
-    assert str(10**30 + 7) not in text  # which is no figure of a release
+    assert str(10**30 + 7) not in text  # not a number of a release
     active = r"<(?:script|link|iframe|object|img)|\son\w+\s*=(?=[^<]*>)"
     assert not re.findall(active, text.replace("onerror=alert(1)&gt;", ""))
     assert not re.findall(r'(?:src|href)\s*=\s*["\'](?!#)', text)
     assert "default-src 'none'" in text
     charts = re.findall(r"<svg class=\"chart\".*?</svg>", text, re.DOTALL)
     assert len(charts) == 6
-    for chart in charts:  # each says what it shows, by names of its own
+    for chart in charts:  # each has a title and a description with unique identifiers
         drawing = ET.fromstring(chart)  # noqa: S314 - of this library
         named = {each.get("id"): each.text for each in drawing if each.tag in {"title", "desc"}}
         assert drawing.get("aria-labelledby", "").split() == list(named)
@@ -181,7 +181,7 @@ def test_what_is_not_private_says_so_in_red(tmp_path: Path, mechanism: str, said
 
 def test_a_subspace_shows_its_directions_only(tmp_path: Path) -> None:
     text = page(tmp_path, released("bingham", "0", components=2))
-    assert "nothing about how strong they are" in text
+    assert "but not their strengths" in text
     assert text.count('class="card"') == 2
     assert "Correlations" not in text
 
@@ -214,7 +214,7 @@ def test_the_budget_is_that_of_the_ledger_that_was_charged_and_a_sum_is_charged_
     total = combine_releases(places, tmp_path / "sum.zarr").release
     assert "sum of 2 releases" in page(tmp_path, total)
     for shown, books in ((release, other), (total, ledger), (total, other)):
-        with pytest.raises(UsageError, match="does not know"):
+        with pytest.raises(UsageError, match="does not contain"):
             page(tmp_path, shown, ledger=books)
 
 
@@ -233,9 +233,9 @@ def test_correlations_stand_beside_what_the_noise_may_do_to_them(tmp_path: Path)
     middle, low, high = map(float, re.findall(r"-?\d\.\d\d\d", told))
     assert low <= middle <= high
     assert abs(middle - 0.8) <= 5 * max(high - middle, 0.005)
-    assert "What the noise may do to it" in text
+    assert "Effect of the noise" in text
     wide = page(tmp_path, correlated(14))
-    assert "These 12 stand farthest above it" in wide
+    assert "The 12 farthest above the noise are shown" in wide
     assert "None are shown. The release has no mean and no centre" in page(tmp_path, released())
     # two of the columns pass four standard deviations of such noise with probability 1e-8
     assert re.search("(varies|vary) clearly above the noise", page(tmp_path, correlated(epsilon="0.001")))
@@ -264,12 +264,12 @@ def test_a_column_is_explained_by_others_if_that_is_asked(tmp_path: Path, monkey
 def test_one_column_is_a_page_too(tmp_path: Path) -> None:
     release = drawn(np.random.default_rng(2).normal(size=(5000, 1)), 4.0).release()
     text = page(tmp_path, release)
-    assert "1 component can be told from noise" in text
-    assert "a correlation takes two" in text
+    assert "1 component can be distinguished from noise" in text
+    assert "a correlation needs two" in text
 
 
 def test_all_colours_stand_out_of_their_grounds_in_light_and_in_the_dark() -> None:
-    """As the Web Content Accessibility Guidelines 2.2 ask for: text 4.5 (1.4.3), what is drawn 3 (1.4.11)."""
+    """Web Content Accessibility Guidelines 2.2: a contrast of 4.5 for text (1.4.3), 3 for graphics (1.4.11)."""
     style = (files("dpdist.report") / "templates" / "release.css").read_text()
     light, dark = (dict(re.findall(r"--(\w+): #(\w+)", part)) for part in style.split("@media")[:2])
 
@@ -295,8 +295,8 @@ def test_a_table_of_which_all_is_noise_breaks_no_word_and_says_what_helps() -> N
     nothing, something = told(values, 0, 7.1), told(values, 0, 3.0)
     words = " ".join(words_of.alignment(nothing).split())
     assert "clipped" in words
-    assert words.count("not told") == 3  # in the legend, too
-    assert "Nothing here can be told from noise. A larger epsilon or more rows would lift some" in words
+    assert words.count("unknown") == 3  # in the legend, too
+    assert "No component can be distinguished from noise. A larger epsilon or more rows may reveal some" in words
     words = " ".join(words_of.alignment(something).split())
-    assert "No single component can be told. There is more here than noise" in words
-    assert "lift some" not in words_of.alignment(told(values, 2, 1.0))
+    assert "No single component can be distinguished, but there is more than noise" in words
+    assert "may reveal some" not in words_of.alignment(told(values, 2, 1.0))

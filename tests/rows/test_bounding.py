@@ -1,4 +1,4 @@
-"""Bounded rows: the norm is verified on integers whatever the input, and no row affects another."""
+"""Bounded rows: the norm of any input is verified on integers, and rows do not affect each other."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Rows = npt.NDArray[Any]
 
 
 def bounded(bound: RowBound, rows: Rows) -> npt.NDArray[np.int64]:
-    """Bound rows by NumPy and, where numba is there, by the compiled kernel: not a bit may differ."""
-    out = np.full((rows.shape[0], bound.width), np.nan)  # what an earlier block left behind must not matter
+    """Bound rows with NumPy and, if numba is available, with the kernel: all bits must agree."""
+    out = np.full((rows.shape[0], bound.width), np.nan)  # values of an earlier block must not matter
     z = bound.apply(rows, out.copy())
     assert np.array_equal(z, np.trunc(z))
     with pytest.MonkeyPatch.context() as patch:
@@ -33,7 +33,7 @@ def bounded(bound: RowBound, rows: Rows) -> npt.NDArray[np.int64]:
 
 
 def squares(z: npt.NDArray[np.int64]) -> list[int]:
-    return [sum(int(v) ** 2 for v in row) for row in z]  # Python integers: no overflow to hide
+    return [sum(int(v) ** 2 for v in row) for row in z]  # Python integers do not overflow
 
 
 ADVERSARIAL = np.array(
@@ -51,7 +51,7 @@ def test_adversarial_rows_stay_inside_the_bound(bits: int) -> None:
     assert max(squares(z)) <= 4**bits
     not_finite = ~np.isfinite(ADVERSARIAL).all(axis=1)
     assert (z[not_finite] == 0).all()
-    # rows far over the bound end on it, in their own direction, up to a grid step
+    # large rows end on the bound, in their own direction, up to a grid step
     for row, length in ((7, math.sqrt(0.5)), (13, 0.6), (14, 1.0)):
         assert abs(abs(int(z[row, 0])) - length * 2**bits) <= 1.5
     z = bounded(RowBound(2, 1e-30), np.array([[3e-20, 4e-20], [0.3, -0.4], [3e200, 4e200]]))
@@ -65,7 +65,7 @@ def test_adversarial_rows_stay_inside_the_bound(bits: int) -> None:
 def test_a_signalling_nan_says_nothing() -> None:
     rows = np.ones((3, 2), dtype=np.float32)
     rows.view(np.uint32)[1, 0] = 0x7FA00000
-    with np.errstate(all="raise"):  # a warning would tell that such a row is there
+    with np.errstate(all="raise"):  # a warning would reveal the row
         assert bounded(RowBound(2, 2.0), rows)[1].tolist() == [0, 0]
 
 
@@ -98,12 +98,12 @@ def test_the_compiled_kernel_is_what_runs_and_leaves_only_odd_rows_to_numpy(monk
     assert sum(left) < 20  # rows at the bound whose rounded factor was too large
     before = sum(left)
     left.clear()
-    rows[5, 2], rows[9, 0], rows[11] = math.nan, math.inf, 1e300  # no other path, so no other time either
+    rows[5, 2], rows[9, 0], rows[11] = math.nan, math.inf, 1e300  # the same path, and so the same time
     bound.apply(rows, np.empty((400, 7)))
     assert sum(left) <= before + 1
     left.clear()
     RowBound(7, 1.0).apply(np.concatenate([np.eye(7), -2 * np.eye(7)]), np.empty((14, 7)))
-    assert not left  # what is exactly on the bound is within it
+    assert not left  # a row on the bound is within it
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
@@ -184,7 +184,7 @@ def test_parameters_out_of_range_are_refused(parameters: dict[str, Any]) -> None
 def test_clip_norms_that_float64_cannot_square_are_refused() -> None:
     for clip, said in (
         (0.0, "positive"), (-0.5, "positive"), (math.nan, "positive"), (math.inf, "positive"),
-        (2.0**-500, "beyond"), (2.0**500, "beyond"),
+        (2.0**-500, "exceeds"), (2.0**500, "exceeds"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=said):
             RowBound(3, clip)
@@ -198,7 +198,7 @@ def test_the_first_clip_norms_that_are_taken_bound_rows(clip: float) -> None:
 
 def test_a_row_at_the_end_of_the_exact_range_has_the_same_bits_with_and_without_the_kernel() -> None:
     steps = np.array([[2**26, 3001, 67108863, 11189, 134, 7]])
-    assert squares(steps) == [2**53]  # the first that float64 may have rounded
+    assert squares(steps) == [2**53]  # the first value that float64 may round
     bounded(RowBound(6, 1.0, 16), steps / 2**16)
 
 
@@ -223,5 +223,5 @@ def test_the_widths_and_numbers_of_rows_that_are_held_follow_from_the_bound() ->
     assert RowBound(2**13 - 1, 1.0, 24).width == 2**13 - 1
     bound = RowBound(784, 1.0, 16)
     assert bound.exact_rows == 2**21
-    assert bound.total_rows == 3 * 2**29  # a quarter of int64 is left for the noise
+    assert bound.total_rows == 3 * 2**29  # leaves a quarter of int64 for the noise
     assert RowBound(784, 1.0, 24).exact_rows == 32

@@ -1,4 +1,4 @@
-"""rows.zarr: what is written is what is read, and what is damaged is refused."""
+"""rows.zarr: rows are read as written, and damage is refused."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_damaged_chunk_is_refused_when_it_is_read_and_named(tmp_path: Path, co
         reader = ChunkReader(table, 7)
         with pytest.raises(DataError, match=f"Chunk 2 of .* {said}"):
             list(reader.read(2))
-        if not compress and said != "altered":  # of a packed chunk nobody knows the length
+        if not compress and said != "altered":  # the length of a compressed chunk is not fixed
             assert [index for index, _ in incomplete(open_rows(path))] == [2]
         assert sum(len(piece) for piece in reader.read(1)) == table.rows_in(1)
 
@@ -114,10 +114,10 @@ def test_a_damaged_chunk_is_refused_when_it_is_read_and_named(tmp_path: Path, co
     ("changes", "said"),
     [
         ({}, None), ({"compressors": None}, "CRC32C"), ({"dtype": "complex128"}, "its dtype is complex128"),
-        ({"shape": (10,), "chunks": (5,)}, "no usable rows"), ({"chunks": (5, 2)}, "whole rows"),
-        ({"shape": (10, 3, 2), "chunks": (5, 3, 2)}, "two named columns"), ({"chunks": (20, 3)}, "whole rows"),
+        ({"shape": (10,), "chunks": (5,)}, "no usable rows"), ({"chunks": (5, 2)}, "full rows"),
+        ({"shape": (10, 3, 2), "chunks": (5, 3, 2)}, "two named columns"), ({"chunks": (20, 3)}, "full rows"),
         ({"shape": (10, 1), "chunks": (5, 1)}, "two named columns"),
-        ({"chunks": (2, 3), "shards": (4, 3)}, "whole rows"),
+        ({"chunks": (2, 3), "shards": (4, 3)}, "full rows"),
     ],
 )  # fmt: skip
 def test_an_array_laid_out_otherwise_is_refused(tmp_path: Path, changes: dict[str, Any], said: str | None) -> None:
@@ -191,6 +191,6 @@ def test_periods_that_do_not_belong_together_are_refused(tmp_path: Path) -> None
         write(stored, np.zeros((2, 2), dtype=np.uint8), names=names, budget=None, period=period, unit=own)
         seals[period] = seal_rows(open_rows(stored))
     assert table.span({"d1": seals["d1"]}, 0).rows == 2
-    for other, said in (("d2", "other columns"), ("d3", "another privacy unit")):
+    for other, said in (("d2", "differ in columns"), ("d3", "differ in their privacy unit")):
         with pytest.raises(DataError, match=said):
             table.span({"d1": seals["d1"], other: seals[other]}, 0)

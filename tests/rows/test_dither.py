@@ -1,4 +1,4 @@
-"""Unbiased rounding: its two moments exactly, the norm whatever the row, and the same dithers in every chunking."""
+"""Unbiased rounding: exact moments, norms of arbitrary rows, and equal dithers for all chunk sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_entry_keeps_its_mean_and_gains_a_quarter_whatever_it_is(
     rule, modulus = Dithering(2, 8), 1 << fraction
     first, second = np.meshgrid(np.arange(modulus), np.arange(modulus))  # every pair of dithers once
     entries = (first | second << fraction).astype(np.uint32).reshape(1, -1)
-    for y in range(1 - 2 * modulus, 2 * modulus, 2):  # halves of two steps: a further one shifts y and z alike
+    for y in range(1 - 2 * modulus, 2 * modulus, 2):  # two steps: larger y shift z equally
         z = rule.dithered(np.full(entries.shape, y / 2), entries).astype(int).ravel()
         x = Fraction(y, 2 * modulus)
         assert Fraction(int(z.sum()), z.size) == x
@@ -48,7 +48,7 @@ def test_every_entry_keeps_its_mean_and_gains_a_quarter_whatever_it_is(
 
 
 def test_what_rows_share_leaves_no_bias_on_the_finer_grid() -> None:
-    """All 2^20 values of v3 once: a mean within 2^-21 of any number, and of a number of the finer grid itself."""
+    """All 2^20 values of v3: the mean is within 2^-21 of any number, including numbers of the finer grid."""
     rule, thirds = Dithering(2, 12), (np.arange(2**20, dtype=np.float64) + 0.5) * 2.0**-20
     for x in (-7.5, -1234.56789):
         t = np.full((thirds.size, 2), x / 2.0 ** (12 + FRACTION))
@@ -87,13 +87,13 @@ def test_the_dithers_of_a_row_follow_from_its_number_alone(first: int, rows: int
 
 
 def test_no_two_entries_share_their_bits() -> None:
-    """Each half of a word is that of one entry, or of v3: of 32 rows of 6 columns 8 blocks are there, once."""
+    """Each half of a word belongs to one entry or v3: 32 rows of 6 columns have 8 different blocks."""
     drawn, words = KEY.drawn(0, 32, 6), KEY.words(0, 1, 16)
     assert np.array_equal(drawn.entries[::2] | drawn.entries[1::2] << np.uint32(16), words[:, :6])
     upper = (drawn.thirds * 2**20 - 0.5).astype(np.uint32).reshape(16, 2)
     assert np.array_equal(upper, words[:, 6:8] >> np.uint32(12))
     assert np.unique(words).size == words.size
-    for other in (1, 2**27, 2**27 + 1):  # 2^27 bunches of 32 blocks are as many as 32 bits count
+    for other in (1, 2**27, 2**27 + 1):  # 2^27 bunches of 32 blocks exhaust 32 bits
         assert not np.intersect1d(words, KEY.words(other, 1, 16)).size
     odd = KEY.drawn(3, 5000, 2).thirds * 2.0**21  # odd multiples between 0 and 1
     assert (odd % 2 == 1).all()
@@ -116,7 +116,7 @@ def test_rows_far_beyond_end_on_the_inner_sphere_in_their_own_direction() -> Non
 def test_equal_rows_do_not_get_equal_dithers() -> None:
     rule, count = Dithering(4, 12), 20000
     error = rule.rounded(np.full((count, 4), 0.1), KEY.drawn(0, count, 4)) - 0.1 * 4096
-    # deviations of the mean of products: below 1/4 / sqrt(20000) = .0018; of the squares alike
+    # deviations of the mean of products and of squares: below 1/4 / sqrt(20000) = .0018
     assert np.abs(error.T @ error / count - np.eye(4) / 4).max() < 0.012
 
 

@@ -25,12 +25,12 @@ from dpdist.triangle import packed
 kernel = pytest.importorskip("dpdist.rows.dither_kernel")
 KEY = DitherKey(bytes(range(1, 33)))
 DTYPES = ["f4", "f8", "u1", "f2", "u8", ">f4"]
-"""Three that are read as they are stored, each of which is compiled, and some that NumPy makes float64 of."""
+"""Three types that are read as stored, each compiled, and some that NumPy converts to float64."""
 PACKS = pytest.mark.skipif(Arithmetic.AVX2 not in available(), reason="a processor of another kind, or no numba")
 
 
 def hostile_rows(count: int, columns: int, dtype: str, seed: int) -> npt.NDArray[Any]:
-    """Return rows inside the sphere, at it and far beyond, and such as are no numbers."""
+    """Return rows inside, on and far outside the sphere, and rows that are not finite."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((count, columns)) * np.exp(rng.uniform(-2, 8, (count, 1)))
     rows[rng.random(count) < 0.2] = 0
@@ -46,7 +46,7 @@ def hostile_rows(count: int, columns: int, dtype: str, seed: int) -> npt.NDArray
 
 
 def stored(rows: npt.NDArray[Any], layout: str) -> npt.NDArray[Any]:
-    """Store rows in another way, up to a page that must not be touched."""
+    """Store rows in another layout, next to a page that must not be accessed."""
     count, columns = rows.shape
     if layout == "columns first":
         found = guarded((columns, count), rows.dtype).T
@@ -71,7 +71,7 @@ LAYOUTS = ["as it is", "columns first", "every other", "within wider", "backward
 
 
 def unpacked(panels: npt.NDArray[np.int32], pairs: int) -> npt.NDArray[np.int16]:
-    """Return the rows that stand in panels."""
+    """Return the rows in panels."""
     halves = panels[:, :pairs].view("<i2").reshape(panels.shape[0], pairs, 16, 2)
     return halves.transpose(1, 3, 0, 2).reshape(2 * pairs, 16 * panels.shape[0])
 
@@ -113,7 +113,7 @@ def test_any_rows_have_the_bits_of_numpy_and_nothing_else_is_touched(
         kernel.round_rows(rule, rows, by, dithers, out[:, :columns])
         packing = kernel.Packing(rule, by, start, constant)
         panels = guarded((-(-(width - start) // 16), room + 1, 16), np.int32)
-        panels[:, :, : min(16, width - start)] = 99  # of rows that were there before
+        panels[:, :, : min(16, width - start)] = 99  # from earlier rows
         panels[1:] = 0
         packing.pack(rows[:cut], dithers, panels, 1, join=False)
         at = (odd + cut) // 2
@@ -145,7 +145,7 @@ def test_rows_too_long_after_all_have_the_same_bits_and_are_within_the_bound(mon
     assert np.array_equal(unpacked(panels, 101)[1:201, :20], expected)
     squares = np.einsum("ij,ij->i", out, out)
     assert (squares <= 4**6).all()
-    assert ((squares > 4**6 - 130) & (squares <= 4**6)).sum() > 100  # a single step takes 127 at most
+    assert ((squares > 4**6 - 130) & (squares <= 4**6)).sum() > 100  # a single step reduces it by at most 127
 
 
 @PACKS
@@ -156,7 +156,7 @@ def test_an_entry_that_is_a_whole_row_never_reaches_a_power_of_two(bits: int) ->
     panels = np.zeros((2, 200, 16), dtype=np.int32)
     kernel.Packing(rule, by, 0, 0).pack(rows, dithers, panels, 0, join=False)
     expected = rule.rounded(by.shifted(rows), dithers.drawn(400, 30))
-    assert (expected.max(), expected.min()) == (2**bits - 1, 1 - 2**bits)  # of 15 bits 16 hold these, and no others
+    assert (expected.max(), expected.min()) == (2**bits - 1, 1 - 2**bits)  # 16 bits hold no more at 15 grid bits
     assert np.array_equal(unpacked(panels, 200)[:, :30], expected)
 
 
@@ -176,7 +176,7 @@ print(sums.arithmetic.name, hashlib.sha256(sums.total().tobytes()).hexdigest())
 
 @PACKS
 def test_another_processor_gives_the_same_bits_and_reads_no_memory_that_was_freed() -> None:
-    """The C library overwrites what is freed: integers made of it would be others."""
+    """The C library overwrites freed memory, so integers read from it would differ."""
     columns = 97
     rows = np.random.default_rng(0).normal(size=(301, columns)).astype(np.float32) * 20
     z = np.full((301, columns + 1), 2**11)
@@ -193,7 +193,7 @@ def test_another_processor_gives_the_same_bits_and_reads_no_memory_that_was_free
 
 @PACKS
 def test_a_row_that_is_not_done_yet_is_zero_and_its_neighbour_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever adds up the panels after an interruption adds no row whose norm was not verified."""
+    """A sum of the panels after an interruption contains only rows with verified norms."""
     rule, by = Dithering(20, 12), Affine(None, None, 10.0)
     rows = np.random.default_rng(0).normal(size=(6, 20))
     expected = rule.rounded(rows.copy(), KEY.drawn(3, 6, 20), 10.0)

@@ -1,4 +1,4 @@
-"""Machine code of the kernels: kept for later processes, made anew if damaged, and never that of another processor."""
+"""Machine code of the kernels: cached for later processes, recompiled if damaged, never shared by processors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def twice(numbers: Any) -> float:
 
 
 def test_machine_code_that_cannot_be_kept_is_used_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk may be full when a type is first met, in the middle of a pass."""
+    """The disk may be full at the first use of a type, in the middle of a pass."""
     caching = pytest.importorskip("numba.core.caching")
 
     def refused(*_: Any, **__: Any) -> None:
@@ -74,7 +74,7 @@ else:
 
 
 def test_two_processors_that_share_a_folder_keep_their_machine_code_apart(tmp_path: Path) -> None:
-    """The code of the other would end a process by an illegal instruction."""
+    """Code of the other processor would end the process with an illegal instruction."""
     script, folder = tmp_path / "shared.py", tmp_path / "kept"
     script.write_text(SHARED)
 

@@ -1,4 +1,4 @@
-"""The list of the chunks of rows in place: a million are opened in seconds, and an old one is read as it was."""
+"""The list of chunks of registered rows: a million are opened in seconds, and old lists stay readable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dpdist.storage.store import store_at
 
 
 def manifest_of(place: Path, lengths: np.ndarray, tasks: int) -> RowsTable:
-    """Write a table of chunks of such lengths, of which none is there."""
+    """Write the manifest of a table with chunks of given lengths, without the chunks."""
     place.mkdir()
     store, chunks, parts = store_at(place), len(lengths), []
     starts = np.cumsum(lengths) - lengths
@@ -50,7 +50,7 @@ def manifest_of(place: Path, lengths: np.ndarray, tasks: int) -> RowsTable:
 
 
 def test_a_million_chunks_are_opened_in_seconds_and_in_few_bytes(tmp_path: Path) -> None:
-    """4 TB in chunks of 8 MiB are half of them. The limit is ten times what it takes on a busy machine."""
+    """4 TB have half a million chunks of 8 MiB. The limit is ten times the time on a busy machine."""
     chunks = 1_000_000
     lengths = np.random.default_rng(1).integers(1, 1000, chunks)
     manifest_of(tmp_path / "rows.zarr", lengths, 256)
@@ -80,7 +80,7 @@ def test_each_row_is_in_the_chunk_that_is_said(
 
 
 def test_a_table_that_the_first_version_registered_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was registered of table.npy beside it; its place is written in it, and given to where it is unpacked."""
+    """It refers to table.npy next to it by its absolute path, which is patched after unpacking."""
     unpack(STORED / "registered-1.tar.gz", tmp_path)
     table = open_rows(tmp_path / "rows.zarr")
     assert (table.rows, table.names, table.dtype, table.chunks) == (40, ("c0", "c2", "c1"), "int16", 4)

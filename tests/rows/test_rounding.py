@@ -1,4 +1,4 @@
-"""Rounding moves a second moment by no more than is stated, whatever the rows are; other rounding moves it further."""
+"""Rounding moves a second moment by at most the stated error, for any rows; other rounding moves it further."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TABLES: dict[str, Callable[[np.random.Generator], Rows]] = {
 
 
 def in_steps(rows: Rows, bound: RowBound) -> Rows:
-    """Return the rows shortened and not rounded, by nothing of the product's but the norm that it states."""
+    """Return the rows clipped to the stated norm but not rounded, independently of the library."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     found: Rows = rows / np.maximum(1, norms / bound.shortened_norm) / bound.unit
     return found
@@ -48,7 +48,7 @@ def norm_of(error: Rows) -> float:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_stated_error_holds(table: str) -> None:
-    """It holds in 19 of 20 cases; here, where rows and dithers are fixed, in the middle one of five."""
+    """It holds in 19 of 20 cases; here, with fixed rows and dithers, the median of five is tested."""
     rows = TABLES[table](np.random.default_rng(3))
     bound = RowBound(COLUMNS, 4.0, BITS, rule=DITHERED)
     stated = spectral_error(MANY, COLUMNS, BITS)
@@ -58,7 +58,7 @@ def test_the_stated_error_holds(table: str) -> None:
         found.append(norm_of(error := error_of(z, x, MANY / 4)))
     assert sorted(found)[2] < stated
     on, off = entry_variances(MANY, BITS)
-    assert np.abs(np.diagonal(error)).max() < 5 * math.sqrt(on)  # an entry is about normal, and there are 680 of them
+    assert np.abs(np.diagonal(error)).max() < 5 * math.sqrt(on)  # 680 approximately normal entries
     assert np.abs(error - np.diag(np.diagonal(error))).max() < 5 * math.sqrt(off)
     truncated = RowBound(COLUMNS, 4.0, BITS, rule=TRUNCATED)
     old = truncated.apply(rows, np.empty((MANY, COLUMNS)))
@@ -74,7 +74,7 @@ def test_equal_dithers_for_equal_rows_would_break_what_is_stated() -> None:
 
 @pytest.mark.parametrize("columns", [1, 5])
 def test_for_few_columns_it_is_exceeded_in_one_case_of_twenty_at_most(columns: int) -> None:
-    """All rows in one direction, the worst case: 300 sums, of which more than 32 exceed it by chance below 1e-4."""
+    """Parallel rows, the worst case: of 300 sums, more than 32 exceed it with probability below 1e-4."""
     count, times = 2000, 300
     direction = np.arange(1.0, columns + 1)
     rule = Dithering(columns, BITS)
@@ -87,11 +87,11 @@ def test_for_few_columns_it_is_exceeded_in_one_case_of_twenty_at_most(columns: i
         beyond += found > stated
         least += found > 0.5 * stated
     assert beyond <= 32
-    assert least > 32  # and half of what is stated would not do
+    assert least > 32  # half of the stated error is not enough
 
 
 def _on_the_sphere(columns: int, bits: int, count: int) -> tuple[Dithering, Rows, Rows]:
-    """Return the rule, rows on the sphere after rounding, and those of them that are too long."""
+    """Return the rule, rounded rows on the sphere, and the ones that are too long."""
     rule = Dithering(columns, bits)
     row = np.full((count, columns), np.rint(2**FRACTION * rule.radius / math.sqrt(columns)) + 0.5)
     z = rule.dithered(row, KEY.drawn(0, count, columns).entries)
@@ -99,14 +99,14 @@ def _on_the_sphere(columns: int, bits: int, count: int) -> tuple[Dithering, Rows
 
 
 def test_rows_that_are_too_long_after_rounding_lose_about_a_step() -> None:
-    """At most 6 of 100,000 rows on the sphere are, as the stated error takes for granted."""
+    """The stated error assumes at most 6 such rows among 100,000 on the sphere."""
     rule, z, long = _on_the_sphere(54, BITS, 100_000)
     assert 0 < len(long) < 6e-5 * len(z) + 5 * math.sqrt(6e-5 * len(z))
     assert np.linalg.norm(rule._verified(long.copy()) - long, axis=1).mean() < 1.5
 
 
 def test_a_grid_too_coarse_for_so_many_columns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most rows on the sphere would be too long: 1 in 4 at 4 bits and 700 columns. Where it begins, few are."""
+    """Many rows on the sphere would be too long: 1 in 4 at 4 bits and 700 columns, but few at the limit."""
     with pytest.raises(UsageError, match="grid bits"):
         Dithering(2, 2)
     for bits in (3, 4):
@@ -118,6 +118,6 @@ def test_a_grid_too_coarse_for_so_many_columns_is_refused(monkeypatch: pytest.Mo
         assert len(_on_the_sphere(columns - 1, bits, 20_000)[2]) < 20  # 3.5 deviations: 2e-4
     with pytest.raises(UsageError, match="too few to round"):
         Dithering(700, 4)
-    assert RowBound(100_000, 1.0, 10, rule=DITHERED).shortened_norm > 0.98  # no grid that is taken by default
+    assert RowBound(100_000, 1.0, 10, rule=DITHERED).shortened_norm > 0.98  # coarser than any default grid
     monkeypatch.setattr("dpdist.rows.dither._LEAST_ROOM", -math.inf)
     assert len(_on_the_sphere(700, 4, 2_000)[2]) > 200

@@ -1,4 +1,4 @@
-"""A schema: what it makes of a row, whatever the others are, and that all its mistakes are told at once."""
+"""Schemas: they map each row independently of the others, and report all their mistakes together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rows_of(schema: Schema, columns: dict[str, Any]) -> Any:
 
 
 def one(kind: str, cells: list[Any], **more: Any) -> list[float]:
-    """Return what becomes of the cells of one column beside another."""
+    """Return the encoding of the cells of one column next to another."""
     schema = Schema([Column("x", kind, **more), Column("y", "boolean")])
     found: list[float] = rows_of(schema, {"x": cells, "y": [True] * len(cells)})[:, 0].tolist()
     return found
@@ -65,7 +65,7 @@ def test_each_kind_of_column_becomes_the_numbers_that_are_said() -> None:
     )
     wanted: list[list[float]] = [
         [1, 0, 0, 0, -2, 1, -1, -1],
-        [0, 1, 0, 0, 2, -1, 0, 1],  # beyond the range, and clipped
+        [0, 1, 0, 0, 2, -1, 0, 1],  # clipped to the range
         [0, 0, 1, 0, -0.4, 1, 1, 0.1],
         [0, 0, 0, 1, 0, -1, 0, -1],
         [math.nan] * 8,  # dropped: it counts as the centre
@@ -103,11 +103,11 @@ def test_bytes_that_are_not_text_are_named_by_their_row(kind: str) -> None:
     with pytest.raises(UnfitError) as caught:
         units_of(schema, arrays, b"key") if unit else list(encoded(schema, arrays, 2))
     assert caught.value.faults[0][:2] == (1, "x")
-    assert caught.value.faults[0].said == "the cell is not UTF-8 text"
+    assert caught.value.faults[0].reason == "the cell is not UTF-8 text"
 
 
 def test_categories_that_are_whole_numbers_are_these_and_no_others() -> None:
-    most = 2**53 + 1  # no float is it
+    most = 2**53 + 1  # not a float
     schema = Schema([Column("x", "category", categories=[most, 0], other="column")])
     assert schema.columns[0].categories == ("9007199254740993", "0")
     assert Schema.from_json(schema.to_json()) == schema
@@ -132,7 +132,7 @@ def test_a_cell_that_is_not_what_is_said_is_named_by_row_and_column_and_never_qu
             one(kind, cells, **more)
         (fault,) = caught.value.faults
         assert (fault.row, fault.column) == (2, "x")
-        assert hidden not in fault.said
+        assert hidden not in fault.reason
 
 
 cells = st.fixed_dictionaries({
@@ -145,7 +145,7 @@ cells = st.fixed_dictionaries({
 @settings(max_examples=15, deadline=None)
 @given(st.lists(cells, min_size=1, max_size=12), cells, st.data())
 def test_neighbouring_tables_become_neighbouring_tables(table: list[Any], other: Any, data: st.DataObject) -> None:
-    """The theorem: of each row one row, the same whatever the others are, so n is what it was and one row differs."""
+    """The theorem: each row has one image, independent of the others, so n is unchanged and one row differs."""
 
     def made(rows: list[Any]) -> Any:
         return rows_of(PENGUINS, {name: [row[name] for row in rows] for name in table[0]})
@@ -179,9 +179,9 @@ def test_units_of_several_columns_are_told_apart_whatever_they_are_called() -> N
     first, second = ["1", "11", "1:", "1", "a ", "a"], ["11", "1", "1", ":1", "b", "b"]
     found = units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"key")
     assert found.shape == (6, 2)
-    assert len({tuple(each) for each in found.tolist()}) == 5  # the last two are spelled alike
+    assert len({tuple(each) for each in found.tolist()}) == 5  # the last two have the same normalised name
     assert found.tolist() != units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"other").tolist()
-    with pytest.raises(UnfitError, match="whose row it is") as caught:
+    with pytest.raises(UnfitError, match="owner of the row is unknown") as caught:
         units_of(schema, {"f": pa.array(["1", "NA"]), "i": pa.array(["1", "2"])}, b"key")
     assert [(fault.row, fault.column) for fault in caught.value.faults] == [(1, "f")]
 
@@ -224,15 +224,15 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
     said = str(caught.value)
     for words in (
         'line 1: scale must be "none" or "range", not \'log\'',
-        "line 5, column 'a': range must have a width: it goes from 3 to 3",
+        "line 5, column 'a': range must have a positive width, not 3 to 3",
         "line 6, column 'a': weight must be a number above 0, not -1",
         "line 7, column 'a': there is no key 'text'",
-        "line 12, column 'a': there is a column of this name before (line 3)",
-        "line 14, column 'a': range is a blank to fill in from public knowledge",
-        "line 20, column 'c': these are listed twice: x",
+        "line 12, column 'a': an earlier column has the same name (line 3)",
+        "line 14, column 'a': range is blank: fill it in from public knowledge",
+        "line 20, column 'c': duplicate categories: x",
         "line 24, column 'c': other must be one of refuse, column, missing",
-        "line 25, column '?': it needs 'name'",
-        "line 27, column '?': others is about all columns: write it above the first of them",
+        "line 25, column '?': it lacks 'name'",
+        "line 27, column '?': others applies to all columns: move it above the first column",
         "a privacy unit needs max_rows",
     ):
         assert words in said
@@ -240,7 +240,7 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
         '[[column]]\nname = "a"\nkind = "date"\nformat = "%Y\\u001b[2J"\n'
         '[[column]]\nname = "b"\nkind = "date"\norigin = "2020-01-01\\u001b10:00"\n'
     )
-    with pytest.raises(UsageError, match=r"(?s)line 4, .*holds a control character.*line 8, .*holds a control char"):
+    with pytest.raises(UsageError, match=r"(?s)line 4, .*contains a control char.*line 8, .*contains a control char"):
         Schema.read(tmp_path / "s.toml")
     (tmp_path / "s.toml").write_text("[[column]\n")
     with pytest.raises(UsageError, match=r"is not TOML: .*line 1"):
@@ -250,9 +250,9 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
 def test_rows_that_are_too_wide_or_named_twice_are_refused_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_mistakes, "MOST_FEATURES", 5)
     for columns, said in (
-        ([Column("a", "category", categories=range(6))], "it makes 6 columns, and rows have at most 5"),
-        ([Column("a", "number")], "it makes 1 column, and a table needs two or more"),
-        ([Column("a", "category", categories=[1, 2]), Column("a=1", "number")], "would be called a=1"),
+        ([Column("a", "category", categories=range(6))], "it describes 6 columns of rows, and the limit is 5"),
+        ([Column("a", "number")], "it describes 1 column of rows, and a table needs at least two"),
+        ([Column("a", "category", categories=[1, 2]), Column("a=1", "number")], "would have the name a=1"),
     ):
         with pytest.raises(UsageError, match=said):
             Schema(columns)
@@ -270,7 +270,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         [Column("a b", "number", range=(0, 1.5)), Column("c", "date", range=("2020-01-01", "2020-06-01 12:00:00"))],
         "range",
     )
-    with pytest.raises(UsageError, match=r"line 2, column 'a b': there is no such column.*not say what .*: 'a'"):
+    with pytest.raises(
+        UsageError, match=r"column 'a b': the source has no such column.*not describe these columns: 'a'"
+    ):
         read.places(["a", "c"])
 
 
@@ -290,7 +292,7 @@ def test_a_schema_transforms_frames_as_a_step_of_a_pipeline_and_stays_as_it_is()
     with pytest.raises(FrozenInstanceError):
         schema.scale = "none"  # type: ignore[misc]
     unit = Schema([Column("who", "privacy unit"), Column("a", "number"), Column("b", "number")], max_rows=1)
-    with pytest.raises(UsageError, match="would protect each row by itself"):
+    with pytest.raises(UsageError, match="would protect each row separately"):
         unit.transform(pd.DataFrame({"who": ["x"] * 3, "a": [1, 2, 3], "b": [1, 2, 3]}))
 
 
@@ -322,8 +324,8 @@ def test_integers_that_float64_does_not_hold_are_refused_and_not_rounded() -> No
         with pytest.raises(UnfitError) as caught:
             one("integer", cells)
         assert caught.value.faults[0][:2] == (1, "x")
-        assert "2^53" in caught.value.faults[0].said
-        assert str(most) not in caught.value.faults[0].said
+        assert "2^53" in caught.value.faults[0].reason
+        assert str(most) not in caught.value.faults[0].reason
         assert one("integer", cells, range=(-5, most)) in ([1, most], [1, -5])
         assert one("number", cells)[0] == 1
     assert one("integer", [str(most - 1), "0"]) == [most - 1, 0]

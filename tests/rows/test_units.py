@@ -1,4 +1,4 @@
-"""Of every privacy unit the first M rows are kept, whatever the others do, and noise is calibrated to M rows."""
+"""The first M rows of every privacy unit are kept, independently of the others, and noise is calibrated to M rows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def kept(
     st.integers(1, 9),
     st.sampled_from([1 << 17, 3]),
 )
-@example([0] * 12, 4, 5, 3)  # of one unit in four looks, each counts those before it
+@example([0] * 12, 4, 5, 3)  # one unit in four batches, each of which counts the earlier ones
 def test_the_first_rows_of_every_unit_are_kept(ids: list[int], most: int, piece: int, looked_at: int) -> None:
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setattr(units, "_PIECE", looked_at)
@@ -71,7 +71,7 @@ def test_the_first_rows_of_every_unit_are_kept(ids: list[int], most: int, piece:
 
 @pytest.mark.parametrize("keep", ["first", "random"])
 def test_one_unit_cannot_change_which_rows_of_others_are_kept(tmp_path: Path, keep: Any) -> None:
-    """The theorem, on its own terms: any rows of one unit, anywhere, and the rest is kept as before."""
+    """The theorem: with any rows of one unit, anywhere, the same rows of the others are kept."""
     chance = np.random.default_rng(4)
     for _ in range(3):
         others = chance.integers(1, 6, 40).tolist()
@@ -85,20 +85,20 @@ def test_one_unit_cannot_change_which_rows_of_others_are_kept(tmp_path: Path, ke
 
 
 def test_a_random_sample_of_the_rows_of_each_unit_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 10 rows each, 3 are kept by 1000 units. By chance one of the counts is so far off in 1 of 10^9 runs."""
+    """1000 units keep 3 of 10 rows each. A count exceeds the tolerance by chance in 1 of 10^9 runs."""
     monkeypatch.setattr(units, "_PIECE", 97)
     ids = np.tile(np.arange(1000), 10)
     same = kept(ids.tolist(), 3, tmp_path, 3001, "random")
-    assert np.array_equal(same, kept(ids.tolist(), 3, tmp_path, 10_000, "random"))  # whatever the pieces are
+    assert np.array_equal(same, kept(ids.tolist(), 3, tmp_path, 10_000, "random"))  # for any batches
     other = kept(ids.tolist(), 3, tmp_path, keep="random", key=b"another")
     chosen = np.reshape(same, (10, 1000))
     assert set(chosen.sum(axis=0)) == {3}
     far = 7 * (1000 * 0.3 * 0.7) ** 0.5
     assert np.abs(chosen.sum(axis=1) - 300).max() < far
-    both = (chosen & np.reshape(other, (10, 1000))).sum()  # two keys agree as two samples do
+    both = (chosen & np.reshape(other, (10, 1000))).sum()  # two keys give independent samples
     assert abs(both - 1000 * 0.9) < 7 * (1000 * 0.49) ** 0.5
     first = np.reshape(kept(ids.tolist(), 3, tmp_path), (10, 1000))
-    assert np.abs(first.sum(axis=1) - 300).max() > far  # the twin: the first ones are no sample
+    assert np.abs(first.sum(axis=1) - 300).max() > far  # the first rows are not a random sample
     digests = np.ascontiguousarray(np.stack([ids, ids], 1).astype(np.uint64)).view("S16")[:, 0]
     here = units.kept_of_each(digests, Unit("who", 3, "random"), b"key")
     apart = kept_rows(iter([digests]), ids.size, Unit("who", 3, "random"), tmp_path, b"key")
@@ -170,7 +170,7 @@ def test_units_are_refused_from_where_their_type_rounds(tmp_path: Path, kind: st
 
 
 def test_a_source_that_changes_between_the_passes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of a unit that were chosen in the first pass would be another unit's in the second."""
+    """Rows chosen for a unit in the first pass would belong to another unit in the second."""
     source = tmp_path / "x.npy"
     rows = np.array([[1, 10, 10], [1, 11, 11], [2, 20, 20], [3, 30, 30]])
     np.save(source, rows)
@@ -237,7 +237,9 @@ def test_a_process_that_is_killed_leaves_no_units_behind(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(units, "_numbered", looked_at)
     ingest(table(tmp_path, [7, 8, 7]), tmp_path / "rows.zarr", unit=Unit("person", 1))
-    assert seen == [{"source.csv", ".identity"}] * 256  # whatever dies here, there is no name to find the numbers under
+    assert (
+        seen == [{"source.csv", ".identity"}] * 256
+    )  # the temporary files have no names, so a killed process leaves nothing
 
 
 def test_units_that_make_no_sense_are_refused(tmp_path: Path) -> None:
@@ -301,7 +303,7 @@ def test_a_job_refuses_rows_that_were_ingested_otherwise(tmp_path: Path, monkeyp
         with pytest.raises(RefusedError, match=match):
             status.preview(other)
         assert not (folder / "s.zarr").exists()
-    run.run(job(folder, "", "t.zarr"), say=print)  # takes them as they are
+    run.run(job(folder, "", "t.zarr"), say=print)  # accepts the existing rows
     assert (folder / "t.zarr").exists()
 
 
@@ -312,4 +314,6 @@ def test_what_a_job_says_tells_no_number_of_rows(tmp_path: Path, monkeypatch: py
     asked = job(tmp_path, f'{ROWS}columns = ["a", "b"]\n', "r.zarr", 'neighbours = "add-remove"\n')
     outcome = run.run(asked, say=said.append)
     assert said
-    assert "4321" not in (" ".join(said) + str(outcome)).replace(str(tmp_path), "")  # whose folder has a number
+    assert "4321" not in (" ".join(said) + str(outcome)).replace(
+        str(tmp_path), ""
+    )  # the name of the folder has a number
