@@ -244,7 +244,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 INCOME = ("regress", "--target", "income")
 BY_OTHERS = "take a release by gaussian (with a delta) or two-sided-wishart (without)"
-TOTAL = "Take the total of the series"
+TOTAL = "Use the total of the series"
 DROWNED = "Release anew with --scale private, a larger epsilon or more rows"
 
 
