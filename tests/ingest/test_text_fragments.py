@@ -20,7 +20,7 @@ from dpdist.ingest.readers import text
 from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.remote import Remote
 from dpdist.ingest.write import ingest
-from dpdist.pipeline.sources import computed
+from dpdist.pipeline.sources import run_job_task
 
 NUMBERS = st.sampled_from(["0", "1", "-7", "2.5", "1e3", '"4"', "300", "9007199254740993"])
 WORDS = st.sampled_from(
@@ -51,7 +51,7 @@ class Others:
     named = True
 
     def connected(self, place: Any, choices: Choices) -> Any:
-        return nullcontext(lambda job, units: [computed(unit, (job, place, choices)) for unit in units])
+        return nullcontext(lambda job, units: [run_job_task(unit, (job, place, choices)) for unit in units])
 
 
 def ingested(path: Path, header: str, elsewhere: Any = None) -> tuple[object, ...]:
