@@ -172,7 +172,7 @@ def made_from(location: AnyStore, kind: str, **expected: object) -> bool:
     info = attributes_of(store) or {}
     if differing := [key for key, value in expected.items() if info.get(key) != value]:
         raise DataError(
-            f"{store} exists already with another content, or is not a {kind}: its {listed(differing)} "
+            f"{store} exists already with another content, or is not a {kind}.zarr: its {listed(differing)} "
             f"{'differs' if len(differing) == 1 else 'differ'}. Choose another path."
         )
     return True

@@ -129,11 +129,11 @@ def test_a_job_run_again_makes_what_is_missing_spends_nothing_and_replaces_nothi
     file = tmp_path / "scores.zarr" / "zarr.json"
     file.write_text(re.sub('"dataset_id": "[0-9a-f]+"', f'"dataset_id": "{"0" * 32}"', file.read_text()))
     said = call("run", job_here(tmp_path, scheduler))
-    assert (said.code, "scores.zarr exists already and was made from something else" in said.err) == (4, True)
+    assert (said.code, "scores.zarr exists already with another content" in said.err) == (4, True)
     model = tree(tmp_path / "model.zarr")
     (tmp_path / "release.zarr").rename(tmp_path / "old.zarr")
     said = call("run", job_here(tmp_path, scheduler, release='period = "2"'))
-    assert (said.code, "model.zarr exists already and was made from something else" in said.err) == (4, True)
+    assert (said.code, "model.zarr exists already with another content" in said.err) == (4, True)
     assert tree(tmp_path / "model.zarr") == model
 
 

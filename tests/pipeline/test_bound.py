@@ -354,7 +354,7 @@ def test_a_quantile_beyond_the_grid_is_not_claimed_and_what_would_help_is_said(t
     asked = ("bound", table.path, "--epsilon", "1", "--grid", "1:4:2", "--quantile", "0.9")
     said = call(*asked)
     assert said.exit_code == 4
-    for words in ("lies beyond the grid, which ends at 4.", "A larger epsilon would not help.", "a longer grid"):
+    for words in ("is beyond the grid, which ends at 4.", "A larger epsilon would not help.", "a longer grid"):
         assert words in said.stderr
     assert "Next:" not in said.stderr
     told = json.loads(call(*asked, "--json").stdout)

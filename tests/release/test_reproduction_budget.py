@@ -225,6 +225,6 @@ def test_rows_in_a_store_without_a_budget_are_released_for_reproduction(
     np.testing.assert_allclose(exact.second_moment, clipped.T @ clipped, rtol=1e-2, atol=5)
     with pytest.raises(RefusedError, match="A release for reproduction was made"):
         budget.create_ledger(tmp_path / "rows.ledger", rows, BUDGET)
-    with pytest.raises(UsageError, match="charged to no ledger"):
+    with pytest.raises(UsageError, match="not charged to a ledger"):
         release.release_rows(rows, tmp_path / "more.zarr", EXACT, ledger=tmp_path / "rows.ledger")
     OBJECTS.clear()
