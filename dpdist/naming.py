@@ -19,7 +19,7 @@ SPELLINGS = {"center": "centre", "synthesize": "synthesise"}
 """Other spellings of options, job-file keys and commands."""
 
 
-class Face(Protocol):
+class Interface(Protocol):
     """An interface: the command line, a job file, or Python."""
 
     def parameter(self, name: str, value: str | None) -> str:
@@ -124,11 +124,11 @@ class CommandLine:
 
 PYTHON, ESTIMATORS, BUDGET = Python(_FUNCTIONS, _KEYWORDS), Python(_ESTIMATORS, {}), Python(_BUDGET, _KEYWORDS)
 COMMAND_LINE = CommandLine()
-_INTERFACE: ContextVar[Face] = ContextVar("face", default=PYTHON)
+_INTERFACE: ContextVar[Interface] = ContextVar("face", default=PYTHON)
 
 
 @contextmanager
-def naming(face: Face) -> Iterator[None]:
+def naming(face: Interface) -> Iterator[None]:
     """Name parameters and steps in the messages of a block as ``face`` does."""
     token = _INTERFACE.set(face)
     try:
@@ -137,7 +137,7 @@ def naming(face: Face) -> Iterator[None]:
         _INTERFACE.reset(token)
 
 
-def current_face() -> Face:
+def current_interface() -> Interface:
     """Return the current face, for use on a worker."""
     return _INTERFACE.get()
 
@@ -151,7 +151,7 @@ def parameter(name: str, value: object = None) -> str:
     ...     parameter("grid_bits"), parameter("mechanism", "gaussian")
     ('--grid-bits', '--mechanism gaussian')
     """
-    return current_face().parameter(name, None if value is None else str(value))
+    return current_interface().parameter(name, None if value is None else str(value))
 
 
 def step(name: str, *operands: object, **parameters: object) -> str:
@@ -163,4 +163,6 @@ def step(name: str, *operands: object, **parameters: object) -> str:
     ...     step("ingest", "SOURCE", "rows.zarr", budget_epsilon="E")
     'dpdist ingest SOURCE rows.zarr --budget-epsilon E'
     """
-    return current_face().step(name, list(map(str, operands)), {key: str(value) for key, value in parameters.items()})
+    return current_interface().step(
+        name, list(map(str, operands)), {key: str(value) for key, value in parameters.items()}
+    )

@@ -37,7 +37,7 @@ def as_frame(table: Any) -> Any:
     raise UsageError("Reading a polars or Arrow table needs pandas. Install it with: pip install pandas")
 
 
-def summed(matrix: Any) -> Any:
+def sum_duplicates(matrix: Any) -> Any:
     """Return a SciPy sparse matrix as CSR with duplicate entries summed."""
     canonical = getattr(matrix, "has_canonical_format", False)
     if canonical or matrix.dtype.kind not in "iu" or matrix.dtype.itemsize == 8:

@@ -113,7 +113,7 @@ def correlation_ends(values: Matrix, deviations: Matrix) -> Matrix:
 
 def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -> Block:
     """Return the block of some columns of a release."""
-    require_law(release.mechanism, release.noise if release.subspace is None else None)
+    require_noise_distribution(release.mechanism, release.noise if release.subspace is None else None)
     if len(columns) > _MOST_COLUMNS:
         raise DataError(
             f"A regression has at most {_MOST_COLUMNS} columns, not {len(columns)}. Name fewer ({parameter('on')})."
@@ -135,7 +135,7 @@ def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -
     return Block(moment, tuple(map(int, columns)), kappa, entry_noise(release, exact), rows, release)
 
 
-def require_law(mechanism: str, noise: Noise | None) -> None:
+def require_noise_distribution(mechanism: str, noise: Noise | None) -> None:
     """Refuse noise of unknown distribution."""
     instead = "gaussian (with a delta) or two-sided-wishart (without)"
     if noise is None:
@@ -188,7 +188,7 @@ def deviation(variance: float) -> float:
     return math.sqrt(max(0.0, variance))
 
 
-def places_of(table: Release | RowsTable, names: Sequence[str], option: str) -> tuple[int, ...]:
+def column_indices(table: Release | RowsTable, names: Sequence[str], option: str) -> tuple[int, ...]:
     """Return the indices of named columns; a column of the schema stands for all columns derived from it."""
     index = {name: i for i, name in enumerate(table.names)}
     features = _features_of(table) | {name: (name,) for name in table.names}

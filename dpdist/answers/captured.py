@@ -33,7 +33,7 @@ from dpdist.answers.block import NORMAL, EntryNoise, ends, entry_noise
 from dpdist.answers.shrinkage import excess_variance
 from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.naming import parameter
-from dpdist.pca.alignment import counted_components, noise_law
+from dpdist.pca.alignment import components_above_noise, noise_law
 from dpdist.pca.components import Components, about_mean
 from dpdist.pca.correlation import fewest, require_share
 from dpdist.pca.noise_edge import NoiseLaw
@@ -107,13 +107,13 @@ def captured(release: Release, components: Components) -> Captured | None:
     )  # fmt: skip
 
 
-def holding(release: Release, share: float) -> Components:
+def components_with_share(release: Release, share: float) -> Components:
     """Return the fewest components above the noise whose interval for their share of the variance starts at it."""
     require_share(share)
     advice = f"pass their number ({parameter('components', 'K')})"
     if not release.in_memory:
         raise UsageError(f"The release is too large to compute shares of the variance in memory: {advice}.")
-    components = counted_components(release)
+    components = components_above_noise(release)
     shares = captured(release, components)
     if shares is None:
         raise BelowNoiseError(f"The shares of the variance are unknown, as the variance is below the noise: {advice}.")

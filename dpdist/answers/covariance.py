@@ -37,7 +37,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.text import counted, listed
-from dpdist.answers.block import NORMAL, EntryNoise, correlation_ends, ends, entry_noise, moment_of, require_law
+from dpdist.answers.block import (
+    NORMAL,
+    EntryNoise,
+    correlation_ends,
+    ends,
+    entry_noise,
+    moment_of,
+    require_noise_distribution,
+)
 from dpdist.answers.shrinkage import Shrinkage, optimal, within_trace
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
@@ -89,7 +97,7 @@ class Covariance:
         intervals = ends(_raw_correlation(self.released), self.correlation_errors, -1, 1)
         intervals[~np.outer(clear, clear)] = -1, 1
         intervals[np.diag_indices(len(clear))] = 1
-        return spread_out(intervals[np.ix_(self.known, self.known)], self.known, len(clear))
+        return expanded(intervals[np.ix_(self.known, self.known)], self.known, len(clear))
 
     @property
     def precision(self) -> Matrix | None:
@@ -98,7 +106,7 @@ class Covariance:
             return None
         inverse = np.linalg.inv(self.matrix[np.ix_(self.known, self.known)]).astype(np.float64)
         inverse += inverse.T.copy()
-        return spread_out(inverse / 2, self.known, len(self.matrix))
+        return expanded(inverse / 2, self.known, len(self.matrix))
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,7 @@ def correlations(release: Release, most: int) -> Correlations:
     return Correlations(tuple(columns.tolist()), clear, values, correlation_ends(values, errors))
 
 
-def spread_out(values: Matrix, columns: npt.NDArray[np.int64], d: int) -> Matrix:
+def expanded(values: Matrix, columns: npt.NDArray[np.int64], d: int) -> Matrix:
     """Return (c, c, ...) values as (d, d, ...), NaN elsewhere."""
     if len(columns) == d:
         return values
@@ -141,7 +149,7 @@ def covariance(
 ) -> Covariance:
     """Return the covariance of a release, in ``units`` as for :func:`dpdist.answers.regression.regressions`."""
     if release.subspace is not None or shrinkage is Shrinkage.OPTIMAL:
-        require_law(release.mechanism, release.noise if release.subspace is None else None)
+        require_noise_distribution(release.mechanism, release.noise if release.subspace is None else None)
     if not release.in_memory:
         raise DataError("The release is too large for memory. Read it in parts (Release.moment_rows).")
     about = about_mean(release)
@@ -169,10 +177,10 @@ def covariance(
     reach = zero_matrix_bound(release)
     return Covariance(
         location=location,
-        matrix=spread_out(matrix * squared, columns, d),
-        released=spread_out(released * squared, columns, d),
-        errors=None if errors is None else spread_out(errors * squared, columns, d),
-        correlation_errors=None if correlations is None else spread_out(correlations, columns, d),
+        matrix=expanded(matrix * squared, columns, d),
+        released=expanded(released * squared, columns, d),
+        errors=None if errors is None else expanded(errors * squared, columns, d),
+        correlation_errors=None if correlations is None else expanded(correlations, columns, d),
         shrinkage=shrinkage,
         seen=None if reach is None else int((np.linalg.eigvalsh(released) > reach).sum()),
         distance=distance,
@@ -181,7 +189,7 @@ def covariance(
     )
 
 
-def drowned_words(result: Covariance, names: Sequence[str]) -> str:
+def below_noise_message(result: Covariance, names: Sequence[str]) -> str:
     """Return a sentence that names the columns below the noise; empty if there are none, or all are."""
     if not result.drowned or len(result.drowned) == len(result.known):
         return ""

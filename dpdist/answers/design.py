@@ -100,7 +100,7 @@ class Design:
         return (leading * added) @ leading.T, float(self.along.excess_variances @ squares**2)
 
 
-def about_mean_of(block: Block, count: int) -> Matrix:
+def centred_moment(block: Block, count: int) -> Matrix:
     """Return the moment of the first columns of a block, (count, count), about the mean if it was released."""
     moment = block.moment[:count, :count]
     if block.kappa:
@@ -118,7 +118,7 @@ def ridge_design(block: Block, count: int, ridge: float | None) -> Design:
     indices = _indices(block, count)
     moment = block.moment[np.ix_(indices, indices)]
     law, edge = block.law(len(indices)), edge_of(block, count)
-    spread = np.linalg.eigvalsh(about_mean_of(block, count))
+    spread = np.linalg.eigvalsh(centred_moment(block, count))
     used = (0.0 if spread[0] > _CLEAR * edge else edge) if ridge is None else float(ridge)
     ridged = moment.copy()
     ridged[range(count), range(count)] += used
@@ -139,7 +139,7 @@ def principal_design(block: Block, count: int, components: int | None) -> Design
     """Return the design of principal components of the first columns of a block; None: all above the noise."""
     indices = _indices(block, count)
     law, edge = block.law(len(indices)), edge_of(block, count)
-    values, vectors = np.linalg.eigh(about_mean_of(block, count))
+    values, vectors = np.linalg.eigh(centred_moment(block, count))
     above_edge = int((values > edge).sum())
     if components is not None and not 1 <= components <= count:
         raise UsageError(
@@ -229,7 +229,7 @@ def partial_correlation(release: Release, columns: Sequence[int] | npt.NDArray[n
         raise UsageError(
             f"There are fewer rows than columns ({p}), so each column is a combination of others. Name fewer columns."
         )
-    least = float(np.linalg.eigvalsh(about_mean_of(block, p))[0])
+    least = float(np.linalg.eigvalsh(centred_moment(block, p))[0])
     design = ridge_design(block, p, 0.0 if least > _CLEAR_OF_ALL * edge_of(block, p) else None)
     if not design.seen:
         raise BelowNoiseError(f"No direction of the columns varies more than the noise of this release. {LARGER}")

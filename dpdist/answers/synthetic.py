@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.answers.block import require_about
-from dpdist.answers.covariance import covariance, drowned_words
+from dpdist.answers.covariance import below_noise_message, covariance
 from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.naming import step
 from dpdist.release.artefact import Release
@@ -64,5 +64,5 @@ def synthetic(release: Release, units: tuple[Matrix, Matrix] | None = None) -> S
     factor = np.linalg.cholesky(matrix / np.outer(spread, spread)) * spread[:, None]
     return Synthetic(
         tuple(release.names[i] for i in result.known), result.location[result.known], factor, result.distance,
-        drowned_words(result, release.names),
+        below_noise_message(result, release.names),
     )  # fmt: skip

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.text import counted, wrapped
-from dpdist.answers.block import beside, places_of, source_units
-from dpdist.answers.covariance import Covariance, covariance, drowned_words, spread_out
+from dpdist.answers.block import beside, column_indices, source_units
+from dpdist.answers.covariance import Covariance, below_noise_message, covariance, expanded
 from dpdist.answers.design import Partial, partial_correlation
 from dpdist.answers.regression import Regression, regressions
 from dpdist.answers.shrinkage import Shrinkage
@@ -22,8 +22,8 @@ from dpdist.cli.output import answer
 from dpdist.cli.tables import KINDS, csv_of, kind_of, parquet_of, write_table
 from dpdist.errors import DataError, UsageError
 from dpdist.pca.bias import clipped_rows
-from dpdist.privacy.checks import in_words
-from dpdist.release.advice import blindly_scaled_json, blindly_scaled_words
+from dpdist.privacy.checks import cautions_message
+from dpdist.release.advice import blindly_scaled_json, blindly_scaled_message
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.parse import columns_from
 from dpdist.report.answers import about_intervals, regression
@@ -85,8 +85,8 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
     mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
     summary = f"covariance of {counted(d, 'column')} {lengths.describe()}, shrinkage {shrinkage}."
     message = f"{out}: {summary}{above_noise}{noise_mark}{mark}"
-    column_remarks = drowned_words(result, opened.names), blindly_scaled_words(opened)
-    message = " ".join(filter(None, (f"{message}{in_words(opened.cautions)}", remark, *column_remarks)))
+    column_remarks = below_noise_message(result, opened.names), blindly_scaled_message(opened)
+    message = " ".join(filter(None, (f"{message}{cautions_message(opened.cautions)}", remark, *column_remarks)))
     answer(as_json, value, f"{message}\n{lengths.warning()}".rstrip())
 
 
@@ -107,13 +107,13 @@ def _partial(release: Release, estimate: Covariance) -> tuple[Partial | None, st
 def _arrays(estimate: Covariance, partial: Partial | None, release: Release) -> bytes:
     ends = {"": estimate.intervals, "correlation_": estimate.correlation_intervals}
     if partial is not None:
-        ends["partial_correlation_"] = spread_out(partial.intervals, estimate.known, len(estimate.matrix))
+        ends["partial_correlation_"] = expanded(partial.intervals, estimate.known, len(estimate.matrix))
     arrays: dict[str, Any] = {}
     for prefix, pairs in ends.items():
         if pairs is not None:
             arrays |= {f"{prefix}low": pairs[..., 0], f"{prefix}high": pairs[..., 1]}
     if partial is not None:
-        arrays["partial_correlation"] = spread_out(partial.matrix, estimate.known, len(estimate.matrix))
+        arrays["partial_correlation"] = expanded(partial.matrix, estimate.known, len(estimate.matrix))
         arrays["partial_ridge"] = np.array(partial.ridge)
     arrays |= {
         "covariance": estimate.matrix,
@@ -180,8 +180,8 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
     mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
     shape = f"{counted(count, 'synthetic row')} of {counted(len(model.names), 'column')}"
     message = f"{out}: {shape}, by the moment {lengths.describe()}.{mark}"
-    message += in_words(opened.cautions)
-    parts = (about_rows(model, opened), model.drowned, blindly_scaled_words(opened), lengths.warning())
+    message += cautions_message(opened.cautions)
+    parts = (about_rows(model, opened), model.drowned, blindly_scaled_message(opened), lengths.warning())
     answer(as_json, value, "\n".join((message, wrapped(" ".join(filter(None, parts))))))
 
 
@@ -273,14 +273,14 @@ def regress(
     if out is not None:
         kind_of(out, KINDS)
     opened = open_release(release)
-    targets = places_of(opened, columns_from(target), "target")
-    chosen = beside(opened, targets) if on is None else places_of(opened, columns_from(on), "on")
+    targets = column_indices(opened, columns_from(target), "target")
+    chosen = beside(opened, targets) if on is None else column_indices(opened, columns_from(on), "on")
     number = None if components is None else count_of(components)
     component_count = components if number is None else number
     fits = regressions(opened, targets, chosen, ridge_of(ridge), source_units(opened), components=component_count)
     if out is not None:
         write_table(out, _columns_of(fits), opened, "table of coefficients")
-    lengths, blindly = clipped_rows(opened), blindly_scaled_words(opened)
+    lengths, blindly = clipped_rows(opened), blindly_scaled_message(opened)
     tables_json = [fit.to_json() for fit in fits]
     value = {
         "release": str(release),
@@ -297,7 +297,7 @@ def regress(
     if on is None and opened.blindly_scaled[1]:
         remarks += " They are omitted here."
     first = f"{wrapped(warning)}\n" if (warning := lengths.warning()) else ""
-    answer(as_json, value, f"{mark}{first}{tables}\n{wrapped((remarks + in_words(opened.cautions)).rstrip())}")
+    answer(as_json, value, f"{mark}{first}{tables}\n{wrapped((remarks + cautions_message(opened.cautions)).rstrip())}")
 
 
 def _columns_of(fits: Sequence[Regression]) -> dict[str, list[object]]:

@@ -16,9 +16,9 @@ from dpdist.options import ComponentsOptions
 from dpdist.pca.alignment import alignment, loadings_json, loadings_table, require_alignment
 from dpdist.pca.bias import clipped_rows
 from dpdist.pca.correlation import correlation as correlation_of
-from dpdist.pipeline.components import fit_components, project_rows, scores_words
-from dpdist.privacy.checks import in_words
-from dpdist.release.advice import blindly_scaled_json, blindly_scaled_words
+from dpdist.pipeline.components import fit_components, project_rows, scores_message
+from dpdist.privacy.checks import cautions_message
+from dpdist.release.advice import blindly_scaled_json, blindly_scaled_message
 from dpdist.report import text
 from dpdist.report.figures import draw_scree
 from dpdist.runtime.cluster import Cluster
@@ -88,7 +88,7 @@ def pca(
         **blindly_scaled_json(opened),
     }
     largest = "" if components.eigenvalues is None else f", largest eigenvalue {components.eigenvalues[0]:.6g}"
-    warning = in_words(opened.cautions)
+    warning = cautions_message(opened.cautions)
     if opened.status != "private":
         warning = f" {opened.status.upper()}: do not publish it."
     before = "" if fresh else ", unchanged"
@@ -101,7 +101,7 @@ def pca(
     table += "" if share is None else f"\n{wrapped(share.describe())}"
     if standardised is not None:
         table = f"\n{text.standardised(standardised, opened.names)}"
-    table += f"\n{blindly}" if (blindly := blindly_scaled_words(opened)) else ""
+    table += f"\n{blindly}" if (blindly := blindly_scaled_message(opened)) else ""
     answer(as_json, value, f"{wrapped(message)}{table}\n{wrapped(lengths.warning())}".rstrip())
 
 
@@ -118,4 +118,4 @@ def project(rows: AnyStore, model: AnyStore, scores: AnyStore, cluster: Cluster,
     """
     count, fresh = project_rows(rows, model, scores, cluster=cluster)
     value = {"scores": str(scores), "fresh": fresh, "n": count, "private": True}
-    answer(as_json, value, scores_words(scores, fresh=fresh))
+    answer(as_json, value, scores_message(scores, fresh=fresh))

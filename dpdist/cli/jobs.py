@@ -67,7 +67,7 @@ def run(job: Path, cluster_settings: ClusterOptions, continual: int | None, dry_
     )
     if dry_run:
         preview = job_status.preview(parsed)
-        answer(as_json, preview.to_json(), status_report.preview_words(preview))
+        answer(as_json, preview.to_json(), status_report.preview_message(preview))
         return
     outcome = job_runs.run(parsed, say=say, progress=BARS)
     if as_json:
@@ -87,7 +87,7 @@ def status(job: Path, textfile: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(current.to_json()))
     else:
-        show(status_report.status_words(current))
+        show(status_report.status_message(current))
     if current.refused is not None:
         raise RefusedError(current.refused)
 

@@ -62,7 +62,7 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
 def _private_count(table: RowsTable | PeriodicTable) -> bool:
     """Return whether the number of rows is private: a release was charged under add-remove."""
     address = absolute(ledger_place(table, None))
-    records = Ledger(address).records if table.ledger_id is not None and Ledger.stands_at(address) else []
+    records = Ledger(address).records if table.ledger_id is not None and Ledger.exists_at(address) else []
     return any(record.guarantee.neighbours is Neighbours.ADD_REMOVE for record in records)
 
 

@@ -34,7 +34,7 @@ from dpdist.options import BudgetOptions, IngestOptions, ReleaseOptions, Request
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.release import combine_releases, release_rows
-from dpdist.privacy.checks import in_words
+from dpdist.privacy.checks import cautions_message
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.parse import norms_request_from, request_from
@@ -227,7 +227,7 @@ def combine(target: AnyStore, releases: tuple[AnyStore, ...], disjoint: bool, as
         f"{target}: {total.release_id}, the sum of {counted(len(total.releases), 'release')}{before}. "
         f"{total.mechanism}, {total.guarantee_words()}{_condition(total, disjoint=disjoint)}. This file is public."
     )
-    answer(as_json, value, message + in_words(total.cautions))
+    answer(as_json, value, message + cautions_message(total.cautions))
 
 
 def _condition(total: Release, *, disjoint: bool) -> str:

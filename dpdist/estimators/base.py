@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 
 from dpdist._util.html import table
 from dpdist._util.paths import AnyPath
-from dpdist.ledger.address import LedgerAddressGiven
+from dpdist.ledger.address import AnyLedgerAddress
 from dpdist.ledger.in_memory import Budget
 from dpdist.options import ROWS_AT_MOST
 from dpdist.privacy.guarantee import Number
@@ -41,7 +41,7 @@ class Shared(TypedDict, total=False):
     centre: Centre
     scale: Scale
     scale_share: Number | None
-    ledger: LedgerAddressGiven | None
+    ledger: AnyLedgerAddress | None
     release: AnyPath | None
     budget_epsilon: Number | None
     budget_delta: Number | None
@@ -131,7 +131,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         centre: Centre = "none",
         scale: Scale = "none",
         scale_share: Number | None = None,
-        ledger: LedgerAddressGiven | None = None,
+        ledger: AnyLedgerAddress | None = None,
         release: AnyPath | None = None,
         budget_epsilon: Number | None = None,
         budget_delta: Number | None = None,

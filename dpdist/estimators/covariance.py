@@ -15,8 +15,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from dpdist._util.text import listed
-from dpdist.answers.block import require_law
-from dpdist.answers.covariance import covariance, drowned_words, no_rows, spread_out
+from dpdist.answers.block import require_noise_distribution
+from dpdist.answers.covariance import below_noise_message, covariance, expanded, no_rows
 from dpdist.answers.design import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
@@ -307,7 +307,7 @@ class PrivateCovariance(PrivateEstimator):
         columns = np.flatnonzero(np.isfinite(self.location_))
         with naming(ESTIMATORS):
             partials = partial_correlation(self.release_, columns)
-        return partials, partial(spread_out, columns=columns, d=self.location_.size)
+        return partials, partial(expanded, columns=columns, d=self.location_.size)
 
     def _learn(self, release: Release) -> None:
         self.guarantee_ = fits.guarantee_of(release)
@@ -324,7 +324,7 @@ class PrivateCovariance(PrivateEstimator):
                 BelowNoiseWarning,
                 stacklevel=4,
             )
-        elif message := drowned_words(result, release.names):
+        elif message := below_noise_message(result, release.names):
             warnings.warn(message, BelowNoiseWarning, stacklevel=4)
 
 
@@ -346,6 +346,8 @@ def _require_matrix(request: ReleaseRequest, columns: int, *, shrinkage: Shrinka
     """Refuse a request whose release would give no covariance, before it is charged."""
     subspace = fits.releases_subspace(request)
     if subspace or shrinkage is Shrinkage.OPTIMAL:
-        require_law(request.mechanism, None if subspace else request.with_placeholders.calibrated(columns).noise)
+        require_noise_distribution(
+            request.mechanism, None if subspace else request.with_placeholders.calibrated(columns).noise
+        )
     if request.neighbours is Neighbours.ADD_REMOVE and request.centring is Centring.NONE:
         raise UsageError(no_rows())

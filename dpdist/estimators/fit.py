@@ -41,7 +41,7 @@ from dpdist.pipeline.release import release_table
 from dpdist.privacy import checks
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.release import archive, stages, trusted
-from dpdist.release.advice import blindly_scaled_words, choice_refused
+from dpdist.release.advice import blindly_scaled_message, choice_refused
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.parse import request_from
 from dpdist.release.request import Centring, ReleaseRequest
@@ -161,7 +161,7 @@ def _warn_of_bound(release: Release) -> None:
     if warning := clipped_rows(release).warning():
         warnings.warn(warning, ClippedRowsWarning, stacklevel=3)
     if release.blindly_scaled[1]:
-        warnings.warn(blindly_scaled_words(release), BelowNoiseWarning, stacklevel=3)
+        warnings.warn(blindly_scaled_message(release), BelowNoiseWarning, stacklevel=3)
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def release_target(estimator: PrivateEstimator, rows: Store, request: ReleaseReq
         return store_at(estimator.release)
     name, table = str(rows).rpartition("/")[2].removesuffix(".zarr"), open_rows(rows)
     ledger_path = ledger_place(table, _ledger_address(estimator))
-    ledger = Ledger(ledger_path) if Ledger.stands_at(ledger_path) else None
+    ledger = Ledger(ledger_path) if Ledger.exists_at(ledger_path) else None
 
     def of(version: ReleaseRequest) -> Store:
         return rows.parent.within(f"{name}.{version.release_id(table)}.zarr")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.frames import summed
+from dpdist._util.frames import sum_duplicates
 from dpdist.errors import DataError
 from dpdist.ledger.in_memory import KEPT, Fingerprints
 from dpdist.moment.gram import Arithmetic, gram_sum
@@ -133,7 +133,7 @@ def dense(rows: Any) -> npt.NDArray[np.generic]:
     """Return rows as a C-ordered NumPy array; types other than the stored ones become float64."""
     if isinstance(rows, np.ma.MaskedArray):
         raise DataError("A block of X is a masked array. Fill masked entries by a public rule (X.filled).")
-    array = np.ascontiguousarray(summed(rows).toarray() if hasattr(rows, "tocsr") else rows)
+    array = np.ascontiguousarray(sum_duplicates(rows).toarray() if hasattr(rows, "tocsr") else rows)
     usual = array.dtype.name in DTYPES and array.dtype.isnative
     return array if usual else array.astype(np.float64)
 

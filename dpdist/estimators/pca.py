@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpdist.answers.captured import WIDE, captured, holding
+from dpdist.answers.captured import WIDE, captured, components_with_share
 from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
@@ -22,7 +22,7 @@ from dpdist.estimators.inputs import rows_at, rows_in_memory, rows_of, scores_ro
 from dpdist.ingest.labelled import relabelled
 from dpdist.ingest.registered import open_rows
 from dpdist.naming import ESTIMATORS, naming, parameter, step
-from dpdist.pca.alignment import Alignment, alignment, counted_components, require_law
+from dpdist.pca.alignment import Alignment, alignment, components_above_noise, require_noise_distribution
 from dpdist.pca.components import Components, components, total_variance
 from dpdist.pca.correlation import Correlation, require_correlated
 from dpdist.pca.correlation import correlation as correlation_of
@@ -517,7 +517,7 @@ def _require_components(request: ReleaseRequest, columns: int, *, count: float |
             f"{number} components were requested ({parameter('components')}), but X has {columns} columns."
         )
     if number is None and not (correlation and count is not None):  # a share of correlations needs no distribution
-        require_law(request, columns)
+        require_noise_distribution(request, columns)
     if correlation:
         require_correlated(
             subspace=fits.releases_subspace(request),
@@ -553,8 +553,8 @@ def _warn_below_noise(above: int, count: int) -> None:
 
 def _select_components(release: Release, count: float | None) -> Components:
     if isinstance(count, float):
-        return holding(release, count)
-    return counted_components(release) if count is None else components(release, count)
+        return components_with_share(release, count)
+    return components_above_noise(release) if count is None else components(release, count)
 
 
 def _rows_of_scores(scores: npt.NDArray[np.generic], mean: Matrix, scale: Matrix, components: Matrix) -> Matrix:

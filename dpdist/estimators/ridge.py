@@ -16,7 +16,7 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dpdist._util.text import counted
-from dpdist.answers.block import beside, places_of, require_law
+from dpdist.answers.block import beside, column_indices, require_noise_distribution
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import BelowNoiseError, BelowNoiseWarning, UsageError
 from dpdist.estimators import fit as fits
@@ -219,7 +219,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             else:
                 target, on = _named(y), None
                 table = open_rows(path)
-                indices = places_of(table, _listed(target), "y")  # before anything is charged
+                indices = column_indices(table, _listed(target), "y")  # before anything is charged
                 release = fits.released(self, X, _require_matrix, targets=[table.names[i] for i in indices])
             try:
                 self._learn(release, target, on, keep_weightless=on is not None)
@@ -298,8 +298,8 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
     def _learn(self, release: Release, target: Names, on: Names | None, *, keep_weightless: bool = False) -> None:
         """Set the regression of a release; ``keep_weightless`` keeps columns with weight zero in X."""
         self.guarantee_ = fits.guarantee_of(release)
-        targets = places_of(release, _listed(target), "target")
-        columns = beside(release, targets) if on is None else places_of(release, _listed(on), "on")
+        targets = column_indices(release, _listed(target), "target")
+        columns = beside(release, targets) if on is None else column_indices(release, _listed(on), "on")
         unknown = set(weightless(release, columns)) if keep_weightless else set()
         used = [i for i in columns if i not in unknown]
         ridge, components = _regularisation(self.ridge, self.n_components)
@@ -384,4 +384,4 @@ def _regularisation(ridge: object, components: object) -> tuple[float | None, in
 def _require_matrix(request: ReleaseRequest, columns: int) -> None:
     """Refuse a request whose release would give no regression, before it is charged."""
     noise = None if fits.releases_subspace(request) else request.with_placeholders.calibrated(columns).noise
-    require_law(request.mechanism, noise)
+    require_noise_distribution(request.mechanism, noise)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.frames import as_frame, is_a, summed
+from dpdist._util.frames import as_frame, is_a, sum_duplicates
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.labelled import is_labelled, laid_out
@@ -234,7 +234,7 @@ class Reader(NamedTuple):
         if isinstance(block, np.ma.MaskedArray):
             raise DataError(f"{where} is a masked array. Fill the masked entries by a public rule.")
         step = max(1, PIECE // (8 * len(names)))
-        block = summed(block) if hasattr(block, "tocsr") else block  # other sparse formats cannot be sliced
+        block = sum_duplicates(block) if hasattr(block, "tocsr") else block  # other sparse formats cannot be sliced
         mask = None if self.schema is None else _kept_mask(block, where, self.schema, self.secret)
         for start in range(0, block.shape[0], step):
             if self.schema is not None:
@@ -262,7 +262,7 @@ def _kept_mask(block: Any, where: str, schema: Schema, key: bytes) -> npt.NDArra
         wrong = error
     else:
         return kept_of_each(np.ascontiguousarray(digests).view("S16")[:, 0], schema.unit, key)
-    raise wrong.told(where, lambda row: f"row {row} (counting from 0)", CURE)
+    raise wrong.refusal(where, lambda row: f"row {row} (counting from 0)", CURE)
 
 
 def _mapped(frame: Any, where: str, start: int, schema: Schema, mask: npt.NDArray[np.bool_] | None) -> Iterator[Rows]:
@@ -280,7 +280,7 @@ def _mapped(frame: Any, where: str, start: int, schema: Schema, mask: npt.NDArra
         wrong = error
     else:
         return
-    raise wrong.after(start).told(where, lambda row: f"row {row} (counting from 0)", CURE)
+    raise wrong.after(start).refusal(where, lambda row: f"row {row} (counting from 0)", CURE)
 
 
 def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:

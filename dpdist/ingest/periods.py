@@ -139,7 +139,7 @@ def discard(table: PeriodicTable, period: str) -> None:
     table.rows_of(period).delete()
 
 
-def take_in(
+def ingest_period(
     table: PeriodicTable,
     period: str,
     entry: Path,

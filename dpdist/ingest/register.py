@@ -18,9 +18,9 @@ import google_crc32c
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import AskError, Choices, Places, changed, require_exact, require_runs
+from dpdist.ingest.readers.base import ChoiceRequiredError, Choices, Places, changed, require_exact, require_runs
 from dpdist.ingest.readers.source import Entry, Source
-from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, checked, head_of, opener_of
+from dpdist.ingest.registered import FORMAT, RegisteredAttributes, RegisterRequest, checked, head_of, opener_of
 from dpdist.ingest.remote import location_of
 from dpdist.ingest.sources import SourceLocation, Sources, opened_sources
 from dpdist.ingest.survey import SourceSurvey, size_of, survey_source
@@ -33,9 +33,9 @@ from dpdist.storage.store import Store
 Identify = Callable[[str], str]  # maps a digest of the content to the identity of the table
 
 
-def asked_of(source: SourceLocation, variable: str | None) -> Asked:
+def asked_of(source: SourceLocation, variable: str | None) -> RegisterRequest:
     """Return the request, which identifies a repeated command."""
-    return Asked(source=_text_of(source), variable=variable)
+    return RegisterRequest(source=_text_of(source), variable=variable)
 
 
 def _text_of(location: SourceLocation) -> str:
@@ -61,7 +61,7 @@ class ChunkPlan:
     buffer_bytes: int  # memory for reading
 
 
-def survey(source: SourceLocation, target: Store, request: Asked) -> ChunkPlan:
+def survey(source: SourceLocation, target: Store, request: RegisterRequest) -> ChunkPlan:
     """Survey a source as an ingest does, and cut it into chunks."""
     try:
         with opened_sources(source, target.scratch_folder, Choices(request.variable)) as sources:
@@ -72,7 +72,7 @@ def survey(source: SourceLocation, target: Store, request: Asked) -> ChunkPlan:
                     sizes=[size_of(entry) for entry in sources.entries],
                 ),
             )  # fmt: skip
-    except AskError as error:
+    except ChoiceRequiredError as error:
         question = f"{error.asked(source, target)} Rows in place have all columns of their source."
     raise DataError(question)
 
@@ -146,8 +146,8 @@ def _read(source: Source, keep: Places, dtype: np.dtype[Any], record: Any) -> No
 
 
 @contextmanager
-def registering(
-    plan: ChunkPlan, target: Store, request: Asked, budget: PrivacyLoss | None, identify: Identify, tasks: int
+def register_tasks(
+    plan: ChunkPlan, target: Store, request: RegisterRequest, budget: PrivacyLoss | None, identify: Identify, tasks: int
 ) -> Iterator[list[RegisterTask]]:
     """Yield about ``tasks`` tasks that read a source; the table appears at target unless the block fails."""
     with target.staged("rows", private=True) as staging:

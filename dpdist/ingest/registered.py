@@ -38,7 +38,7 @@ from dpdist.storage.store import AnyStore, Store, store_at
 FORMAT = "dpdist-registered/1"
 
 
-class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RegisterRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The request that registered a table; it identifies a repeated command."""
 
     source: Text  # absolute path of the file or folder, or its address
@@ -60,7 +60,7 @@ class RegisteredAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True
     chunks: int
     stored_bytes: int  # of the objects
     buffer_bytes: int  # memory for reading
-    asked: Asked
+    asked: RegisterRequest
     index: str  # SHA-256 of the parts of the manifest (dpdist.rows.manifest)
     sources: str  # and of its list of sources
     places: tuple[int, ...] | None = None  # of the columns in every source; None: all, in order
@@ -114,7 +114,7 @@ def checked(blocks: Iterator[Rows], dtype: np.dtype[Any]) -> Iterator[npt.NDArra
 
 
 class RegisteredReader:
-    """Reads chunks of a registered table: a :class:`dpdist.rows.table.ChunkPieces`."""
+    """Reads chunks of a registered table: a :class:`dpdist.rows.table.ChunkBatches`."""
 
     def __init__(self, reference: Registered) -> None:
         self._reference = reference

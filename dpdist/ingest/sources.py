@@ -341,7 +341,9 @@ def columns_at(
         return head.names, None if head.kinds is None else [*head.kinds]
 
 
-def words_at(location: SourceLocation, scratch_dir: Path, header: str | None, columns: Sequence[str]) -> set[str]:
+def text_columns_at(
+    location: SourceLocation, scratch_dir: Path, header: str | None, columns: Sequence[str]
+) -> set[str]:
     """Return which columns of local text hold anything but numbers; empty if unknown."""
     if not isinstance(location, Path):
         return set()

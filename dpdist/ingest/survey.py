@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dpdist._util.text import counted, has_control, listed, random_token, repeated
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.base import AskError, NoRowsError, Places, UncutError, changed, only_columns
+from dpdist.ingest.readers.base import ChoiceRequiredError, NoRowsError, Places, UncutError, changed, only_columns
 from dpdist.ingest.readers.source import Entry, Fragment, Head, Source, Survey
 from dpdist.ingest.readers.text import FRAGMENT
 from dpdist.ingest.remote import Remote, location_of
@@ -295,7 +295,7 @@ def _require_no_index(where: object, head: Head, keep: Places) -> None:
     quoted = listed(repr(head.names[column]) for column in indexes)
     other_names = [head.names[column] for column in keep if column not in indexes]
     all_names = [head.names[column] for column in keep]
-    raise AskError(
+    raise ChoiceRequiredError(
         f"{where}: {quoted} {'has' if len(indexes) == 1 else 'have'} no name, or may be the index of a data frame, "
         "and would be summed like a measurement.",
         [only_columns(other_names, "leaves it out")] * (len(other_names) > 1)

@@ -28,7 +28,7 @@ from dpdist._version import __version__
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest import survey
 from dpdist.ingest.readers.base import (
-    AskError,
+    ChoiceRequiredError,
     Choices,
     Places,
     UncutError,
@@ -53,7 +53,7 @@ from dpdist.storage import atomic
 from dpdist.storage.arrays import CHECKSUM_BYTES, ROOT, attributes_of
 from dpdist.storage.store import AnyStore, Store, store_at
 
-LEFT_OUT = "Rows left out beyond these:"  # begins the message with a count of rows, which may be private
+OMITTED = "Rows left out beyond these:"  # begins the message with a count of rows, which may be private
 LARGE = 256 << 20  # bytes of a source from which workers pay off
 WORK = "work"  # prefix of temporary objects, until the table is complete
 _KEPT = f"{WORK}/kept"  # one bit per row of the sources, if some are left out
@@ -113,7 +113,7 @@ def ingest(
                 period is not None,
             )
             complete(staging, lambda: head(*table.written(states, elsewhere, progress, compress=compress)))
-    except AskError as error:
+    except ChoiceRequiredError as error:
         question = error.asked(source, target)
     else:
         return open_ingested(target)
@@ -281,7 +281,7 @@ class _Ingest:
             limit = counted(self.unit.max_rows, "row")
             self.say(f"The privacy unit is {self.unit.column}, with at most {limit} each.")
             if not self.may_be_empty:
-                self.say(f"{LEFT_OUT} {left_out}.")
+                self.say(f"{OMITTED} {left_out}.")
         elif set(head.labels) - set(head.samples):
             named = survey.units_named(head)
             self.say(f"The privacy unit is the row. Declare another with {named}.")

@@ -32,14 +32,14 @@ from dpdist._util.paths import local
 from dpdist._util.progress import steps
 from dpdist._util.text import fields_as_json
 from dpdist.errors import DataError, DpdistError, RefusedError
-from dpdist.ingest.periods import changes, discard, take_in, waiting
+from dpdist.ingest.periods import changes, discard, ingest_period, waiting
 from dpdist.jobs.job_file import Job
 from dpdist.jobs.series import Series, open_series, past_horizon, series_guarantee
 from dpdist.jobs.totals import conclude
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.state import State
 from dpdist.naming import parameter
-from dpdist.pca.alignment import require_law
+from dpdist.pca.alignment import require_noise_distribution
 from dpdist.pipeline import release
 from dpdist.pipeline.clip_norm import draw_alone
 from dpdist.pipeline.release import Outcome
@@ -138,7 +138,7 @@ def _close(series: Series, period: str, entry: Path, say: Callable[[str], None])
                 f"{entry} is late: its period {period} is before {last}, which is closed, and periods are closed in "
                 "order. Move its rows to a later period."
             )
-        seal = take_in(
+        seal = ingest_period(
             series.table,
             period,
             entry,
@@ -178,7 +178,7 @@ def _release(
     if len(periods) < closed:  # published by an earlier run
         nodes = [(node, target) for node, target in nodes if target.name not in published]
     if nodes and series.job.model is not None and series.job.needs_noise_distribution:
-        require_law(series.request, len(series.columns))
+        require_noise_distribution(series.request, len(series.columns))
     fresh = []
     for number, (node, target) in enumerate(nodes):
         span = series.span(node)
@@ -213,7 +213,7 @@ def _choose_scale(series: Series, cluster: Cluster, say: Callable[[str], None]) 
                 f"{accounts.left(chosen.table.seals)}. Nothing was charged or drawn. Reduce {parameter('epsilon')}."
             )
     if draw_alone(chosen, cluster, "Counting columns"):
-        share = chosen.request.parts(chosen.table).share_words
+        share = chosen.request.parts(chosen.table).share_message
         say(
             f"{chosen.release_id}: the centre and scale of each column for all periods were chosen privately from the "
             f"rows of {', '.join(chosen.table.seals)}, which are charged {share} for it. "

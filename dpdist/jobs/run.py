@@ -12,12 +12,12 @@ from dpdist._util.text import counted, fields_as_json, listed
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.ingest.sources import SourceLocation
-from dpdist.ingest.write import LEFT_OUT
+from dpdist.ingest.write import OMITTED
 from dpdist.jobs import periodic
 from dpdist.jobs.job_file import Job
-from dpdist.pca.alignment import require_law
+from dpdist.pca.alignment import require_noise_distribution
 from dpdist.pipeline import budget, release, sources
-from dpdist.pipeline.components import fit_components, project_rows, scores_words
+from dpdist.pipeline.components import fit_components, project_rows, scores_message
 from dpdist.pipeline.release import Outcome
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.units import Unit
@@ -70,7 +70,7 @@ def require_components(job: Job, table: RowsTable) -> None:
             parameter="components",
         )
     if job.model is not None and job.needs_noise_distribution:
-        require_law(job.request, table.columns)
+        require_noise_distribution(job.request, table.columns)
 
 
 def _describe_unit(unit: Unit | None) -> str:
@@ -103,7 +103,7 @@ def _run(job: Job, say: Callable[[str], None]) -> JobOutcome:
         say(f"{job.model}: {counted(len(model.components.components), 'component')}.")
     if job.scores is not None and job.model is not None:
         _, fresh = project_rows(job.rows, job.model, job.scores, cluster=job.cluster)
-        say(scores_words(job.scores, fresh=fresh))
+        say(scores_message(job.scores, fresh=fresh))
     return JobOutcome(outcome, job.model, job.scores)
 
 
@@ -133,7 +133,7 @@ def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> Non
         rows_dimension=choices.rows_dimension,
         schema=choices.schema,
         progress=job.cluster.progress,
-        say=lambda text: None if text.startswith(LEFT_OUT) else say(text),  # the output of a job is public
+        say=lambda text: None if text.startswith(OMITTED) else say(text),  # the output of a job is public
         cluster=job.cluster,
     )
     say(f"{job.rows}: ingested, {counted(table.columns, 'column')}.")  # the number of rows may be private

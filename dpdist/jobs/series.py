@@ -22,7 +22,7 @@ from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.first_scale import FirstScale, FirstScaleRequest
 from dpdist.release.request import FIRST_RULE, ReleaseRequest
-from dpdist.release.series import Night, Node, Toeplitz, Tree
+from dpdist.release.series import Node, PeriodSum, Toeplitz, Tree
 from dpdist.rows.periods import PeriodicTable, Span, counted_rows
 from dpdist.rows.units import Unit
 from dpdist.storage.store import store_at
@@ -54,11 +54,11 @@ class Series:
         )
         return charged if first.unit is None else replace(charged, grid_bits=charged.of_table(first).grid_bits)
 
-    def request_for(self, node: Node | Night, span: Span) -> ReleaseRequest:
+    def request_for(self, node: Node | PeriodSum, span: Span) -> ReleaseRequest:
         """Return the request for a node."""
         return replace(self.request, loss=self._loss_of(node), period=span.label)
 
-    def _loss_of(self, node: Node | Night) -> PrivacyLoss:
+    def _loss_of(self, node: Node | PeriodSum) -> PrivacyLoss:
         return share_of(self._shared, len(self.columns), self.plan, node, self.job.unit)
 
     @cached_property
@@ -83,7 +83,7 @@ class Series:
         """Column names of the first period."""
         return open_rows(self.table.rows_of(next(iter(self.ledger.periods)))).names
 
-    def span(self, node: Node | Night) -> Span:
+    def span(self, node: Node | PeriodSum) -> Span:
         """Return the rows of a node; the last one is cached."""
         if node not in self._opened:
             seals = list(self.ledger.periods.items())[node.start : node.stop]
@@ -92,7 +92,7 @@ class Series:
         return self._opened[node]
 
     @cached_property
-    def _opened(self) -> dict[Node | Night, Span]:
+    def _opened(self) -> dict[Node | PeriodSum, Span]:
         return {}
 
     @property
@@ -105,7 +105,7 @@ class Series:
         """The folder of the models, or None."""
         return None if self.job.model is None else local(str(self.job.model))
 
-    def path_of(self, periods: Sequence[str], node: Node | Night) -> Path:
+    def path_of(self, periods: Sequence[str], node: Node | PeriodSum) -> Path:
         """Return the path of the release of a node."""
         return self.releases / f"{node.label(periods)}.zarr"
 
@@ -119,7 +119,7 @@ class Series:
 
 
 def share_of(
-    request: ReleaseRequest, columns: int, plan: Tree | Toeplitz, node: Node | Night, unit: Unit | None
+    request: ReleaseRequest, columns: int, plan: Tree | Toeplitz, node: Node | PeriodSum, unit: Unit | None
 ) -> PrivacyLoss:
     """Return the loss of one release, so that all releases together have the requested loss."""
     # With a privacy unit, the share of a node is proportional to the square of the number of rows for which it counts

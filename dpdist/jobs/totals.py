@@ -20,7 +20,7 @@ from dpdist.pipeline.components import fit_components
 from dpdist.privacy import checks
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, estimated, last_periods, next_total, write_sum
-from dpdist.release.series import Night, Node, Toeplitz, Tree, total_of, variance_factor
+from dpdist.release.series import Node, PeriodSum, Toeplitz, Tree, total_of, variance_factor
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_public_folder
 from dpdist.storage.store import store_at
@@ -116,7 +116,7 @@ def conclude(series: Series, periods: Sequence[str], say: Callable[[str], None])
         guarantee += f"; with the choice of the scale, charged to rows of {periods[0]}, {loss}"
     say(
         f"{total}: the total of {counted(len(periods), 'period')}, {guarantee}. This file is public."
-        f"{checks.in_words(released.cautions)}"
+        f"{checks.cautions_message(released.cautions)}"
     )
     parts = [(total, series.models)]
     if job.window is not None and isinstance(series.plan, Toeplitz):
@@ -140,7 +140,7 @@ def _fit(job: Job, path: Path, model: Path, say: Callable[[str], None]) -> Path 
     return model
 
 
-def _opened(series: Series, periods: Sequence[str], node: Node | Night) -> Release:
+def _opened(series: Series, periods: Sequence[str], node: Node | PeriodSum) -> Release:
     return open_release(series.path_of(periods, node))
 
 
@@ -173,7 +173,7 @@ def _write_totals(series: Series, plan: Toeplitz, periods: Sequence[str]) -> Non
             missing.append(count)
             needed.update(plan.earlier(count))
     for count in reversed(missing):
-        night = _opened(series, periods, plan.night(count))
+        night = _opened(series, periods, plan.sum_at(count))
         write_sum(next_total(plan, night, partial(_total, series, periods)), series.total_path(periods[count - 1]))
 
 
@@ -185,7 +185,7 @@ def _write_window(series: Series, plan: Toeplitz, periods: Sequence[str], window
         return target
     make_public_folder(target.parent)
     earlier = _total(series, periods, count - window) if count > window else None
-    night = _opened(series, periods, plan.night(count))
+    night = _opened(series, periods, plan.sum_at(count))
     write_sum(last_periods(plan, window, night, _total(series, periods, count), earlier), target)
     return target
 

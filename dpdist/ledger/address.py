@@ -69,11 +69,11 @@ class Address:
 
 
 LedgerAddress = Path | Address
-LedgerAddressGiven = Address | AnyPath
+AnyLedgerAddress = Address | AnyPath
 """A location as callers pass it."""
 
 
-def address_given(location: LedgerAddressGiven) -> LedgerAddress:
+def parse_address(location: AnyLedgerAddress) -> LedgerAddress:
     """Parse a location as callers pass it."""
     return location if isinstance(location, Address) else address_of(os.fspath(location), Path())
 

@@ -48,7 +48,7 @@ from typing import BinaryIO
 
 from dpdist._util.text import canonical, counted, listed, random_token
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_given
+from dpdist.ledger.address import AnyLedgerAddress, LedgerAddress, parse_address
 from dpdist.ledger.balance import (
     Balance,
     caps_to_fix,
@@ -141,7 +141,7 @@ class Ledger(Witnessed):
     >>> here.cleanup()
     """
 
-    def __init__(self, place: LedgerAddressGiven) -> None:
+    def __init__(self, place: AnyLedgerAddress) -> None:
         super().__init__(_storage(place), _witness())
         if not self._storage.exists():
             raise DataError(
@@ -153,9 +153,7 @@ class Ledger(Witnessed):
         return f"Ledger({str(self._storage)!r})"
 
     @classmethod
-    def create(
-        cls, place: LedgerAddressGiven, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False
-    ) -> Ledger:
+    def create(cls, place: AnyLedgerAddress, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False) -> Ledger:
         """Create a ledger with a budget.
 
         Parameters
@@ -191,7 +189,7 @@ class Ledger(Witnessed):
     @classmethod
     def charged_for(cls, rows: object, ledger_id: str, place: LedgerAddress) -> Ledger:
         """Open the ledger that may be charged for rows, whose id the rows name, or raise RefusedError."""
-        if not cls.stands_at(place):
+        if not cls.exists_at(place):
             raise RefusedError(
                 f"The ledger of {rows} is not at {place}. If it was moved, pass its new location "
                 f"({parameter('ledger')}, or ledger in a job file). If it is lost, restore it from a copy, because "
@@ -206,7 +204,7 @@ class Ledger(Witnessed):
         return ledger
 
     @staticmethod
-    def stands_at(place: LedgerAddressGiven) -> bool:
+    def exists_at(place: AnyLedgerAddress) -> bool:
         """Return whether there is a ledger at a place."""
         return _storage(place).exists()
 
@@ -554,8 +552,8 @@ class Ledger(Witnessed):
         )
 
 
-def _storage(location: LedgerAddressGiven) -> Storage:
-    address = address_given(location)
+def _storage(location: AnyLedgerAddress) -> Storage:
+    address = parse_address(location)
     if isinstance(address, Path):
         return FolderStorage(address)
     try:

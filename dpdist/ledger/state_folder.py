@@ -204,7 +204,7 @@ def make_private(folder: Path) -> None:
 _DATASET = "dpdist-dataset/1"
 
 
-class Seen(Struct, frozen=True):
+class DatasetRecord(Struct, frozen=True):
     """The stored record of a data set."""
 
     ledger_id: str | None = None  # identity of the one ledger that may be charged for it
@@ -231,19 +231,21 @@ class Seen(Struct, frozen=True):
 _LOST = "If it is lost, remove it: the ledger that is charged next becomes the only one."
 
 
-def _dataset_file(dataset_id: str) -> StateFile[Seen]:
+def _dataset_file(dataset_id: str) -> StateFile[DatasetRecord]:
     if not re.fullmatch(r"[0-9a-f]{32}", dataset_id):
         raise DataError("The rows have no valid identity: their zarr.json is damaged. Restore it from a copy.")
-    return StateFile(state_home() / "datasets" / f"{dataset_id}.json", "record of the data set", _DATASET, Seen, _LOST)
+    return StateFile(
+        state_home() / "datasets" / f"{dataset_id}.json", "record of the data set", _DATASET, DatasetRecord, _LOST
+    )
 
 
-def seen(dataset_id: str) -> Seen:
+def seen(dataset_id: str) -> DatasetRecord:
     """Return the record of a data set, without a lock; no file is created."""
-    return _dataset_file(dataset_id).read() or Seen()
+    return _dataset_file(dataset_id).read() or DatasetRecord()
 
 
 @contextmanager
-def held(dataset_id: str) -> Iterator[StateFile[Seen]]:
+def held(dataset_id: str) -> Iterator[StateFile[DatasetRecord]]:
     """Lock the record of a data set."""
     file = _dataset_file(dataset_id)
     with file.locked():
@@ -259,7 +261,7 @@ def charge(dataset_id: str, ledger_id: str, location: str) -> None:
             record = seen(dataset_id)  # another process may have been faster
             record.require_charged_to(ledger_id, location)
             if record.ledger_id is None:
-                file.write(Seen(ledger_id, location))
+                file.write(DatasetRecord(ledger_id, location))
 
 
 _REGISTERED = "dpdist-registered-rows/1"

@@ -126,7 +126,7 @@ class FolderWitness:
         with file.locked():
             yield file
 
-    def charged(self, dataset_id: str) -> state_folder.Seen:
+    def charged(self, dataset_id: str) -> state_folder.DatasetRecord:
         """Return the record of a data set, without a lock; no file is created."""
         return state_folder.seen(dataset_id)
 

@@ -77,7 +77,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 NAME = "column-histograms"
 FALSE_RATE = 0.001  # bound on the probability that any empty interval is occupied
-MOST_BINS = 1 << 23  # of all columns together: 64 MiB in each counting process
+MAX_BINS = 1 << 23  # of all columns together: 64 MiB in each counting process
 BEYOND = 2.0**64  # the scale of a column with numbers beyond the logarithmic grid
 _LOWEST, _HIGHEST, _PER_OCTAVE = -10, 20, 4
 _ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
@@ -172,9 +172,9 @@ def calibrated(loss: PrivacyLoss, neighbours: Neighbours, columns: int, max_rows
 
 def require_bins(bins: int, columns: int) -> None:
     """Refuse a table with too many columns for histograms."""
-    if bins > MOST_BINS:
+    if bins > MAX_BINS:
         raise UsageError(
-            f"The histograms of {columns} columns have {bins} bins; the limit is {MOST_BINS}. "
+            f"The histograms of {columns} columns have {bins} bins; the limit is {MAX_BINS}. "
             "Scale the columns by public values instead.",
             parameter="scale",
         )

@@ -129,7 +129,7 @@ def rank_error(
 
 
 @dataclass(frozen=True)
-class QuantileFound:
+class QuantileEstimate:
     """The estimate of one quantile from a noisy histogram."""
 
     edge: int | None  # the first edge estimated not to be below the quantile; None: no edge
@@ -144,7 +144,7 @@ class QuantileFound:
 
 def quantile_of(
     noisy: Sequence[int], noise: CountNoise, quantile: Fraction, *, rows: int | None, confidence: float = CONFIDENCE
-) -> QuantileFound:
+) -> QuantileEstimate:
     """Estimate a quantile; post-processing of a release."""
     require_quantile(quantile)
     bins, total = len(noisy), sum(noisy)
@@ -165,7 +165,7 @@ def quantile_of(
         share = float(min(Fraction(1), max(Fraction(0), Fraction(tails[shown]) / size)))
         kind = kinds[shown] if rows is not None else replace(kinds[shown], w=Fraction(share))
         error = kind.standard_deviation(noise) / size
-    return QuantileFound(
+    return QuantileEstimate(
         edge=first,
         above_edge=max((edge for edge in edges if over[edge] > bounds[edge]), default=None),
         up_to_edge=next((edge for edge in edges if over[edge] <= -bounds[edge]), None),

@@ -129,7 +129,7 @@ class ClusterCost:
         """Return the seconds of a release, which adds noise to a band while it sums others."""
         bounded = len(layout.bands) * layout.bound.columns
         cpu_seconds = self._cpu_seconds(bounded, layout.entries_per_row, layout.bytes_read)
-        summed = max(
+        sum_duplicates = max(
             cpu_seconds / min(layout.workers, layout.partitions),
             layout.bytes_read / self.bandwidth,
             TASK_SECONDS * (layout.partitions + layout.additions),
@@ -138,12 +138,12 @@ class ClusterCost:
         received = sum(
             size * (min(fan_in(size), inputs) - 1) for size, counts in layout.trees for inputs in counts[:-1]
         )
-        summed += received / LINK / layout.concurrent_bands
+        sum_duplicates += received / LINK / layout.concurrent_bands
         entries = Band.whole(layout.bound.width).entries
         noised = layout.bytes_to_trusted / LINK + entries * self.rates.draw
         if len(layout.bands) == 1:
-            return summed + noised
-        return max(summed, summed / len(layout.bands) + noised)
+            return sum_duplicates + noised
+        return max(sum_duplicates, sum_duplicates / len(layout.bands) + noised)
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values; memory is per process, and transferred bytes are those of all processes."""

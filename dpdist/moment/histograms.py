@@ -21,7 +21,7 @@ counted. So a row adds at most 1 to the bins of a column, as :mod:`dpdist.mechan
 
 The histograms of d columns have 243 bins each, or 66 for a known public range, of 8 bytes: 105 kB for 54 columns, 27 MB
 for 14000. Every process that counts holds them once, and their number is limited
-(``dpdist.mechanisms.columns.MOST_BINS``).
+(``dpdist.mechanisms.columns.MAX_BINS``).
 
 Counts are summed over partitions like a moment: exactly, and complete or refused. A :class:`Counting` defines which
 values are counted.

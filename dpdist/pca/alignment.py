@@ -274,7 +274,7 @@ def zero_matrix_bound(release: Release) -> float | None:
     return None if law is None else float(_eigenvalue_errors(release, law, np.zeros(1))[0])
 
 
-def counted_components(release: Release, product: Callable[[Values], Values] | None = None) -> Components:
+def components_above_noise(release: Release, product: Callable[[Values], Values] | None = None) -> Components:
     """Return the components of a release above the noise."""
     law = noise_law(release)
     if law is None:
@@ -311,7 +311,7 @@ def require_alignment(release: Release, model: Components) -> Alignment:
     return result
 
 
-def require_law(request: ReleaseRequest, columns: int) -> None:
+def require_noise_distribution(request: ReleaseRequest, columns: int) -> None:
     """Refuse an automatic number of components for unknown noise, before the release is charged."""
     subspace = request.mechanism_info.output is Output.COMPONENTS
     if subspace or law_of(request.with_placeholders.calibrated(columns).noise, columns) is None:

@@ -21,7 +21,7 @@ from dpdist.ingest.readers.genotypes import Genotypes
 from dpdist.ingest.registered import open_rows
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.ledger import state_folder
-from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, absolute, address_given
+from dpdist.ledger.address import AnyLedgerAddress, LedgerAddress, absolute, parse_address
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.naming import parameter, step
@@ -51,18 +51,18 @@ def default_ledger(rows: AnyStore) -> Path:
     return path.with_name(path.name.removesuffix(".zarr") + ".ledger")
 
 
-def ledger_place(table: Table | PeriodicTable, ledger: LedgerAddressGiven | None = None) -> LedgerAddress:
+def ledger_place(table: Table | PeriodicTable, ledger: AnyLedgerAddress | None = None) -> LedgerAddress:
     """Return the address of a table's ledger: the given one, or the default next to the table.
 
     For rows in an object store, it is the one recorded on this machine (:mod:`dpdist.ledger.state_folder`).
     """
     if ledger is not None:
-        return address_given(ledger)
+        return parse_address(ledger)
     rows = table.store.parent if isinstance(table, RowsTable) and table.period is not None else table.store
     if isinstance(rows.address(), Path):
         return default_ledger(rows)
     location = state_folder.seen(table.dataset_id).place
-    return address_given(location) if location is not None else default_ledger(rows)
+    return parse_address(location) if location is not None else default_ledger(rows)
 
 
 def ingest_rows(
@@ -70,7 +70,7 @@ def ingest_rows(
     rows: AnyStore,
     *,
     budget: PrivacyLoss | None = None,
-    ledger: LedgerAddressGiven | None = None,
+    ledger: AnyLedgerAddress | None = None,
     columns: Sequence[str] | None = None,
     privacy_unit: str | None = None,
     max_rows: int | None = None,
@@ -193,7 +193,7 @@ def ingest_rows(
     meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
     unit = unit_from(privacy_unit, max_rows, keep)
     choices = Choices(variable, missing, header, meaning, Genotypes.of(genotypes or {}), rows_dimension)
-    ledger = None if ledger is None else address_given(ledger)
+    ledger = None if ledger is None else parse_address(ledger)
     table = collection_of(source, rows_dimension)
     origin: Callable[..., dict[str, object]]
     write: Callable[..., object]
@@ -265,7 +265,7 @@ def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | No
 
 def _id_at(ledger: LedgerAddress) -> str | None:
     """Return the identifier of the ledger at an address, or None without a ledger."""
-    return Ledger(ledger).ledger_id if Ledger.stands_at(ledger) else None
+    return Ledger(ledger).ledger_id if Ledger.exists_at(ledger) else None
 
 
 def _require_of_files(**choices: object) -> None:
@@ -278,7 +278,7 @@ def _require_of_files(**choices: object) -> None:
 
 
 def _require_no_ledger(ledger: LedgerAddress) -> None:
-    if ledger.exists() if isinstance(ledger, Path) else Ledger.stands_at(ledger):
+    if ledger.exists() if isinstance(ledger, Path) else Ledger.exists_at(ledger):
         raise DataError(
             f"A ledger exists at {ledger}. It may be the only record of the budget of other rows: keep it, and choose "
             "another name for these rows."
@@ -293,7 +293,7 @@ def _require_declared(owner: object, declared: PrivacyLoss | None, budget: Priva
         raise UsageError(f"The budget of {owner} is {declared}, and a budget is declared once.")
 
 
-def create_ledger(ledger: LedgerAddressGiven, rows: AnyStore, budget: PrivacyLoss | None = None) -> Ledger:
+def create_ledger(ledger: AnyLedgerAddress, rows: AnyStore, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of rows; if the process dies, the same call completes it.
 
     The budget and the ledger of a table are permanent: with a second ledger, the same release could be drawn twice. So
@@ -351,9 +351,9 @@ def create_ledger(ledger: LedgerAddressGiven, rows: AnyStore, budget: PrivacyLos
         return _create_ledger(ledger, rows, budget)
 
 
-def _create_ledger(ledger: LedgerAddressGiven, rows: Store, budget: PrivacyLoss | None = None) -> Ledger:
+def _create_ledger(ledger: AnyLedgerAddress, rows: Store, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of locked rows."""
-    ledger = address_given(ledger)
+    ledger = parse_address(ledger)
     table = open_rows(rows)
     declared = budget or table.budget
     if table.budget is not None:
@@ -390,7 +390,7 @@ def periodic_table(
     def make() -> None:
         if budget is None:
             raise UsageError(f"{rows} does not exist yet. Declare a budget for it ({parameter('budget_epsilon')}).")
-        if Ledger.stands_at(address):
+        if Ledger.exists_at(address):
             _require_no_ledger(address)
         create_periods(rows, budget, unit)
 
@@ -413,7 +413,7 @@ def _only_ledger(
         if opened is None:
             opened = Ledger.create(address, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic)
         if state_folder.seen(dataset_id).ledger_id is None:
-            data.write(state_folder.Seen(opened.ledger_id, str(absolute(address))))
+            data.write(state_folder.DatasetRecord(opened.ledger_id, str(absolute(address))))
         return opened
 
 
@@ -426,7 +426,7 @@ def _ledger_to_name(address: LedgerAddress, rows: Store, dataset_id: str, budget
     record = state_folder.seen(dataset_id)
     if record.reproduced:
         raise reproduced(rows)
-    opened = Ledger(address) if Ledger.stands_at(address) else None
+    opened = Ledger(address) if Ledger.exists_at(address) else None
     if record.ledger_id is None:
         declared = _declared(rows, budget)
         if opened is not None and opened.dataset_id == dataset_id and opened.budget == declared:
@@ -468,7 +468,7 @@ def ledger_of(rows: AnyStore, ledger: LedgerAddress | None = None, budget: Priva
     return _ledger_to_name(ledger or default_ledger(rows), rows, table.dataset_id, table.budget)
 
 
-def complete_ingest(rows: AnyStore, ledger: LedgerAddressGiven | None = None) -> RowsTable:
+def complete_ingest(rows: AnyStore, ledger: AnyLedgerAddress | None = None) -> RowsTable:
     """Open rows, and create the ledger of a declared budget if the ingest died before that."""
     rows = store_at(rows)
     table = open_rows(rows)
@@ -480,7 +480,7 @@ def complete_ingest(rows: AnyStore, ledger: LedgerAddressGiven | None = None) ->
     return open_rows(rows)
 
 
-def verify_ledger(ledger: LedgerAddressGiven, releases: Sequence[AnyStore] = ()) -> Ledger:
+def verify_ledger(ledger: AnyLedgerAddress, releases: Sequence[AnyStore] = ()) -> Ledger:
     """Verify a ledger from its first entry, and that it contains these releases; return it.
 
     Of an adopted release it contains only the id: the bytes were committed to another copy.
@@ -488,7 +488,7 @@ def verify_ledger(ledger: LedgerAddressGiven, releases: Sequence[AnyStore] = ())
     opened = Ledger(ledger)
     opened.verify()
     for path in map(store_at, releases):
-        trusted.require_remembered(opened, path)
+        trusted.require_recorded(opened, path)
         release_id = open_release(path).release_id
         record = opened.record(release_id)
         if record is not None and record.state is State.ADOPTED:

@@ -16,10 +16,10 @@ from typing import Any
 from dpdist._util.text import counted, exactly
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.registered import open_rows
-from dpdist.ledger.address import LedgerAddressGiven, absolute
+from dpdist.ledger.address import AnyLedgerAddress, absolute
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State
-from dpdist.mechanisms.quantile import QuantileFound, require_quantile
+from dpdist.mechanisms.quantile import QuantileEstimate, require_quantile
 from dpdist.moment.histograms import HistogramTask, partition_histogram
 from dpdist.moment.layout import split_tasks
 from dpdist.moment.total import add_partials
@@ -28,7 +28,7 @@ from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy import checks
 from dpdist.privacy.guarantee import MICRO, Number, PrivacyLoss
 from dpdist.release import advice, histograms, norm_histogram, stages
-from dpdist.release.advice import Worth
+from dpdist.release.advice import QuantileAccuracy
 from dpdist.release.clip_trade import ForComponents, noise_share, quantile_for
 from dpdist.release.histograms import HistogramTransaction
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
@@ -53,7 +53,7 @@ class ClipChoice:
 
     histogram: NormHistogram  # the release
     quantile: Fraction
-    found: QuantileFound  # position of the quantile
+    found: QuantileEstimate  # position of the quantile
     fresh: bool  # whether the histogram was drawn now
     enough_micro: int | None = None  # an epsilon, in millionths, for a useful answer, if there is one
     purpose: ForComponents | None = None  # the release that the quantile was chosen for, if not given
@@ -66,10 +66,12 @@ class ClipChoice:
         return f"ClipChoice(clip={clip}, quantile={float(self.quantile):g}, {status})"
 
     @property
-    def worth(self) -> Worth:
+    def worth(self) -> QuantileAccuracy:
         """Accuracy of the answer, with an estimate of n if n is private."""
         rows = self.histogram.rows
-        return Worth(self.quantile, self.found.rows, max(0, sum(self.histogram.counts)) if rows is None else rows)
+        return QuantileAccuracy(
+            self.quantile, self.found.rows, max(0, sum(self.histogram.counts)) if rows is None else rows
+        )
 
     @property
     def clip(self) -> float | None:
@@ -114,7 +116,7 @@ class ClipChoice:
         status = "charged now" if self.fresh else "drawn before: the same answer, nothing spent"
         return (
             f"{text}\nCost: {guarantee.loss}{profile} under {guarantee.neighbours}, {self.histogram.release_id} "
-            f"({status}).{checks.in_words(self.histogram.cautions)}"
+            f"({status}).{checks.cautions_message(self.histogram.cautions)}"
         )
 
     @property
@@ -193,7 +195,7 @@ def choose_clip_norm(
     *,
     components: int | None = None,
     release_epsilon: Number | None = None,
-    ledger: LedgerAddressGiven | None = None,
+    ledger: AnyLedgerAddress | None = None,
     cluster: Cluster | None = None,
     budget_delta: bool = False,
     say: Callable[[str], None] | None = None,
@@ -361,7 +363,7 @@ def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[Norms
     """
     if budget_delta and not transaction.request.loss.delta_atto:
         transaction = norm_histogram.resolved(transaction)
-    if not Ledger.stands_at(transaction.ledger):
+    if not Ledger.exists_at(transaction.ledger):
         return transaction, None, None
     ledger = Ledger(transaction.ledger)
     record, left = ledger.record(transaction.release_id), ledger.balance().left

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from dpdist._util.text import listed
-from dpdist.answers.captured import holding
+from dpdist.answers.captured import components_with_share
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, split_tasks
@@ -15,7 +15,7 @@ from dpdist.moment.operator import Matrix
 from dpdist.naming import parameter
 from dpdist.pca import eigen, projection
 from dpdist.pca import model as models
-from dpdist.pca.alignment import counted_components
+from dpdist.pca.alignment import components_above_noise
 from dpdist.pca.components import Components, components
 from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.release.artefact import Release, open_release
@@ -141,12 +141,12 @@ def components_of(
 
 def _components_of(opened: Release, release: Store, count: float | None, cluster: Cluster | None) -> Components:
     if count is not None and not isinstance(count, int):
-        return holding(opened, count)
+        return components_with_share(opened, count)
     if opened.in_memory:
-        return counted_components(opened) if count is None else components(opened, count)
+        return components_above_noise(opened) if count is None else components(opened, count)
     with chosen(cluster).connected() as executor:
         product = _release_product(release.absolute(), opened.bound.columns, executor)
-        return counted_components(opened, product) if count is None else components(opened, count, product)
+        return components_above_noise(opened, product) if count is None else components(opened, count, product)
 
 
 def _release_product(release: Store, size: int, executor: Executor) -> Callable[[Matrix], Matrix]:
@@ -187,7 +187,7 @@ class ProjectedRows(NamedTuple):
     """Whether the scores were written now; False if they already existed."""
 
 
-def scores_words(scores: AnyStore, *, fresh: bool) -> str:
+def scores_message(scores: AnyStore, *, fresh: bool) -> str:
     """Return a message about the scores."""
     status = "written" if fresh else "written before, and kept"
     return f"{scores}: {status}. PRIVATE: scores are private rows in fewer dimensions; do not publish them."

@@ -22,7 +22,7 @@ from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError, RefusedError, UsageError, quiet
 from dpdist.ingest import registered
 from dpdist.ingest.registered import attributes_in, open_rows
-from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_given
+from dpdist.ledger.address import AnyLedgerAddress, LedgerAddress, parse_address
 from dpdist.ledger.ledger import Ledger
 from dpdist.naming import step
 from dpdist.pca import model, projection
@@ -57,7 +57,7 @@ _BUFFERS = 512 << 20
 
 @quiet()
 def inspect_path(
-    path: AnyStore, *, ledger: LedgerAddressGiven | None = None, verify: bool = False, progress: Progress | None = None
+    path: AnyStore, *, ledger: AnyLedgerAddress | None = None, verify: bool = False, progress: Progress | None = None
 ) -> AnyFacts:
     """Describe a folder: rows, a folder of periods, a release, a model or scores.
 
@@ -112,7 +112,7 @@ def inspect_path(
     (4, 3)
     >>> here.cleanup()
     """
-    store, address = store_at(path), None if ledger is None else address_given(ledger)
+    store, address = store_at(path), None if ledger is None else parse_address(ledger)
     rows = partial(_rows, store, address, verify=verify, progress=progress)
     kinds: dict[str, Callable[[], AnyFacts]] = {
         dataset.FORMAT: rows,
@@ -131,7 +131,7 @@ def inspect_path(
             f"{store} has format {described.get('format')!r}, which this version of dpdist does not know. Use the "
             "version that wrote it."
         )
-    if isinstance(where := store.address(), Path) and Ledger.stands_at(where):
+    if isinstance(where := store.address(), Path) and Ledger.exists_at(where):
         raise DataError(f"{store} is a ledger. Inspect it with: {step('ledger show', store)}")
     if not store.exists():
         raise DataError(f"{store} does not exist.")
@@ -214,7 +214,7 @@ def _ledger(
         return LedgerFacts(location, LedgerState.NOT_CREATED, declared), None
     if address is None:
         return LedgerFacts(location, LedgerState.NOT_NAMED, declared), None
-    if not Ledger.stands_at(address):
+    if not Ledger.exists_at(address):
         return LedgerFacts(location, LedgerState.NOT_THERE, declared), None
     opened = Ledger(address)
     if opened.ledger_id != ledger_id:

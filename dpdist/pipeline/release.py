@@ -20,7 +20,7 @@ from dpdist._util.progress import steps
 from dpdist._util.text import exactly
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.registered import open_rows
-from dpdist.ledger.address import LedgerAddressGiven, absolute
+from dpdist.ledger.address import AnyLedgerAddress, absolute
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, Layout, layout_of, split_tasks
@@ -44,7 +44,7 @@ from dpdist.pipeline.clip_norm import draw_stages, require_choice
 from dpdist.privacy import checks
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import advice, stages, trusted
-from dpdist.release.advice import blindly_scaled_words
+from dpdist.release.advice import blindly_scaled_message
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, write_sum
 from dpdist.release.request import ReleaseRequest
@@ -92,7 +92,7 @@ class Outcome:
         return (
             f"{self.path}: {release.release_id} ({status}). {release.mechanism}, "
             f"{release.guarantee_words()}, {release.guarantee.arithmetic}.{stage_words(release)} This file is public."
-            f"{checks.in_words(release.cautions)} {clipped}".rstrip()
+            f"{checks.cautions_message(release.cautions)} {clipped}".rstrip()
         )
 
 
@@ -111,7 +111,7 @@ def stage_words(release: Release) -> str:
         chosen = "centre and scale" if "centre" in release.stage.chosen else "the scale"
         clip = f", clip norm {exactly(release.bound.clip_norm)}" if "clip_norm" in release.stage.chosen else ""
         clip += "" if share is None else f", about the {share:g}-quantile of the norms of scaled rows"
-        return f"{text}{chosen} of each column{clip}. {blindly_scaled_words(release)}".rstrip()
+        return f"{text}{chosen} of each column{clip}. {blindly_scaled_message(release)}".rstrip()
     position = "which by the schema no row exceeds" if share is None else f"about the {share:g}-quantile of the norms"
     return f"{text}clip norm {exactly(release.bound.clip_norm)}, {position}."
 
@@ -121,7 +121,7 @@ def release_rows(
     release: AnyStore,
     request: ReleaseRequest,
     *,
-    ledger: LedgerAddressGiven | None = None,
+    ledger: AnyLedgerAddress | None = None,
     cluster: Cluster | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Outcome:
@@ -197,7 +197,7 @@ def release_table(
     target: AnyStore,
     request: ReleaseRequest,
     *,
-    ledger: LedgerAddressGiven | None = None,
+    ledger: AnyLedgerAddress | None = None,
     cluster: Cluster | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Outcome:
@@ -206,7 +206,9 @@ def release_table(
     account = Path() if request.for_reproduction else ledger_place(table, ledger)  # reproduction charges none
     arguments = request, table, absolute(account), store.absolute()
     on_trusted_worker = cluster.trusted_worker and not request.for_reproduction
-    transaction = trusted.MomentTransaction(*arguments) if on_trusted_worker else trusted.as_charged(*arguments)
+    transaction = (
+        trusted.MomentTransaction(*arguments) if on_trusted_worker else trusted.resolved_transaction(*arguments)
+    )
     _report_older(transaction, request, on_message)
     guarantee = transaction.request.guarantee(table)  # first, refuse invalid requests
     with_placeholders = transaction.with_placeholders()
@@ -233,7 +235,7 @@ def release_table(
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)
         if on_trusted_worker:
-            transaction = executor.trusted(trusted.as_charged, *arguments)
+            transaction = executor.trusted(trusted.resolved_transaction, *arguments)
             with_placeholders = transaction.with_placeholders()
         layout = _layout(executor, with_placeholders, cluster)  # checks the memory before anything is charged
         fresh = executor.trusted(transaction.reserve) in {State.RESERVED, State.STAGED}
@@ -278,12 +280,12 @@ def _require_centre(transaction: trusted.MomentTransaction, on_message: Callable
         on_message(dropped)
 
 
-def _reproduced(transaction: trusted.MomentTransaction, cluster: Cluster, ledger: LedgerAddressGiven | None) -> Outcome:
+def _reproduced(transaction: trusted.MomentTransaction, cluster: Cluster, ledger: AnyLedgerAddress | None) -> Outcome:
     """Write a release that is not private as claimed, for rows that never had a budget; no ledger is charged."""
     if ledger is not None:
         raise UsageError(f"A release for reproduction is not charged to a ledger. Leave {parameter('ledger')} out.")
     require_undeclared(transaction.table)
-    exists = trusted.stands_at(transaction.target, transaction.release_id)
+    exists = trusted.exists_at(transaction.target, transaction.release_id)
     if not exists:
         with cluster.connected() as executor:
             executor.require_visible(transaction.table.probe, ROOT)

@@ -19,15 +19,15 @@ from dpdist._util.paths import AnyPath
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError
 from dpdist.ingest.collection import collection_of
-from dpdist.ingest.readers.base import UNNAMED, AskError, Choices
-from dpdist.ingest.register import asked_of, register_chunks, registering, survey
-from dpdist.ingest.registered import FORMAT, Asked, attributes_in
+from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError, Choices
+from dpdist.ingest.register import asked_of, register_chunks, register_tasks, survey
+from dpdist.ingest.registered import FORMAT, RegisterRequest, attributes_in
 from dpdist.ingest.remote import Remote, location_of
-from dpdist.ingest.sources import Opener, SourceLocation, columns_at, words_at
+from dpdist.ingest.sources import Opener, SourceLocation, columns_at, text_columns_at
 from dpdist.ingest.survey import Job, Run, require_publishable
 from dpdist.ingest.write import writing
 from dpdist.ledger import state_folder
-from dpdist.ledger.address import LedgerAddressGiven, address_given
+from dpdist.ledger.address import AnyLedgerAddress, parse_address
 from dpdist.naming import step
 from dpdist.pipeline.budget import default_ledger, taken_up
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -101,7 +101,7 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
         origin: Any = source if isinstance(source, Remote) else location_of(os.fspath(source))
         try:
             names, stored = columns_at(origin, Path(gettempdir()), header)
-        except AskError as error:
+        except ChoiceRequiredError as error:
             steps = [f"{step('schema', origin, **{name: value})} ({meaning})" for name, value, meaning in error.ways]
             message = f"{error} Choose: {', or '.join(steps)}. The ingest takes the same."
             raise DataError(message) from None
@@ -123,7 +123,7 @@ def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:
     """Read a schema for a source; messages about a draft list the text columns, which need no range."""
     if not isinstance(source, str | os.PathLike):
         return read_schema(schema)
-    return read_schema(schema, partial(words_at, location_of(os.fspath(source)), Path(gettempdir()), header))
+    return read_schema(schema, partial(text_columns_at, location_of(os.fspath(source)), Path(gettempdir()), header))
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def register_rows(
     rows: AnyStore,
     *,
     budget: PrivacyLoss | None = None,
-    ledger: LedgerAddressGiven | None = None,
+    ledger: AnyLedgerAddress | None = None,
     variable: str | None = None,
     cluster: Cluster | None = None,
 ) -> RowsTable:
@@ -228,7 +228,7 @@ def register_rows(
     target = store_at(rows)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
     request = asked_of(source, variable)
-    ledger = None if ledger is None else address_given(ledger)
+    ledger = None if ledger is None else parse_address(ledger)
     if budget is not None and ledger is None:
         default_ledger(target)  # before reading rows, refuses an address that cannot have a ledger next to it
 
@@ -248,13 +248,13 @@ def register_rows(
 
 
 def _register(
-    source: SourceLocation, target: Store, request: Asked, budget: PrivacyLoss | None, cluster: Cluster
+    source: SourceLocation, target: Store, request: RegisterRequest, budget: PrivacyLoss | None, cluster: Cluster
 ) -> None:
     target.require_new("rows")
     surveyed = survey(source, target, request)
     identify = partial(state_folder.identity_of, place=str(target.absolute()))
     with cluster.connected() as executor:
         task_limit = _TASKS_PER_WORKER * executor.resources().slots
-        with registering(surveyed, target, request, budget, identify, task_limit) as tasks:
+        with register_tasks(surveyed, target, request, budget, identify, task_limit) as tasks:
             executor.require_visible(tasks[0].aside, SOURCES)
             executor.map(Computation("register", register_chunks, None, tasks), "Registering rows")

@@ -54,7 +54,7 @@ def warn(loss: PrivacyLoss, neighbours: Neighbours, rows: int | None) -> None:
         warnings.warn(message, WeakGuaranteeWarning, stacklevel=3)
 
 
-def in_words(messages: tuple[str, ...]) -> str:
+def cautions_message(messages: tuple[str, ...]) -> str:
     """Return cautions as they follow a sentence; empty without any."""
     return f" CAUTION: {' '.join(messages)}" if messages else ""
 

@@ -39,13 +39,13 @@ from dpdist.release.request import CLIP_GRID, ReleaseRequest, parts_of
 from dpdist.rows.table import Table
 
 
-def blindly_scaled_words(heading: Heading) -> str:
+def blindly_scaled_message(heading: Heading) -> str:
     """Describe the columns that were scaled without a measured variance, or got no weight; may be empty."""
     return describe(*heading.blindly_scaled)
 
 
 def describe(unseen: Sequence[str], weightless: Sequence[str]) -> str:
-    """Return the sentences of :func:`blindly_scaled_words` for columns given by name."""
+    """Return the sentences of :func:`blindly_scaled_message` for columns given by name."""
     sentences = []
     if unseen:
         scaled = "a public rule scaled it" if len(unseen) == 1 else "public rules scaled them"
@@ -60,7 +60,7 @@ def describe(unseen: Sequence[str], weightless: Sequence[str]) -> str:
 
 
 def blindly_scaled_json(heading: Heading) -> dict[str, list[str]]:
-    """Return the columns of :func:`blindly_scaled_words` as JSON values."""
+    """Return the columns of :func:`blindly_scaled_message` as JSON values."""
     unseen, weightless = heading.blindly_scaled
     return {"no_variance_seen": list(unseen), "weigh_nothing": list(weightless)}
 
@@ -83,7 +83,7 @@ _SHORT_GRID = NormGrid(1, 1024, 1)
 
 
 @dataclass(frozen=True)
-class Worth:
+class QuantileAccuracy:
     """Accuracy of a quantile from a noisy histogram."""
 
     quantile: Fraction
@@ -128,12 +128,12 @@ class Worth:
         return f"between the {low:g}- and the {high:g}-quantile" if low > 0 else f"anywhere up to the {high:g}-quantile"
 
 
-def worth_of(request: NormsRequest, table: Table, quantile: Fraction) -> Worth:
+def forecast_accuracy(request: NormsRequest, table: Table, quantile: Fraction) -> QuantileAccuracy:
     """Forecast the accuracy of a quantile from public numbers: n is used under replace-one only."""
     public = request.neighbours is Neighbours.REPLACE_ONE
     noise = request.calibrated(table).noise
     error = rank_error(noise, len(request.grid.edges), quantile, rows_known=public)
-    return Worth(quantile, error, table.rows if public else None)
+    return QuantileAccuracy(quantile, error, table.rows if public else None)
 
 
 RequestT = TypeVar("RequestT", ReleaseRequest, NormsRequest)
@@ -189,13 +189,13 @@ def useful_epsilon(request: NormsRequest, table: Table, quantile: Fraction) -> i
     if request.neighbours is not Neighbours.REPLACE_ONE:
         return None
     goal = max(float(min(quantile, 1 - quantile) * table.rows / 2), 1e-9)
-    return enough_epsilon(request, lambda trial: worth_of(trial, table, quantile).error / goal)
+    return enough_epsilon(request, lambda trial: forecast_accuracy(trial, table, quantile).error / goal)
 
 
 def forecast(request: NormsRequest, table: Table, requested: Fraction | None, left_micro: int | None = None) -> str:
     """Describe the accuracy of the answer before anything is spent; refuse a useless one."""
     quantile = Fraction(1, 2) if requested is None else requested
-    accuracy = worth_of(request, table, quantile)
+    accuracy = forecast_accuracy(request, table, quantile)
     if accuracy.rows is None:
         return (
             f"Forecast: the noise {accuracy.moved}. The number of rows is private; the answer is useful for "
@@ -221,7 +221,7 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
     limit = _MAX_MICRO if left_micro is None else min(left_micro, _MAX_MICRO)
     enough, short = useful_epsilon(request, table, quantile), None
     if enough is not None and enough <= limit:
-        ends = worth_of(at_epsilon(request, enough), table, quantile).ends()
+        ends = forecast_accuracy(at_epsilon(request, enough), table, quantile).ends()
         message = f"With {parameter('epsilon', f'{enough / MICRO:g}')} or more, the clip norm is {ends}."
     else:
         needed = f"more than {LARGEST_EPSILON}" if enough is None else f"{enough / MICRO:g}"

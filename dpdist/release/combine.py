@@ -184,7 +184,7 @@ def _joint_guarantee(latest: Release, shares: Fraction) -> Guarantee:
 
 def _require_latest(plan: Toeplitz, latest: Release, count: int) -> None:
     """Refuse a release of other periods or weights than the series expects."""
-    expected = plan.night(count) if count else None
+    expected = plan.sum_at(count) if count else None
     extents = [(e.start, e.stop) for e in latest.extents]
     if expected is None or extents != [(expected.start, expected.stop)] or latest.weights != expected.weights:
         raise DataError(

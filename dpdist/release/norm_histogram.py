@@ -23,7 +23,7 @@ from dpdist.mechanisms.counts import (
     RoundedNormal,
     noise_from_json,
 )
-from dpdist.mechanisms.quantile import NAME, QuantileFound, calibrated, quantile_of
+from dpdist.mechanisms.quantile import NAME, QuantileEstimate, calibrated, quantile_of
 from dpdist.moment.histograms import NormCounting, NormGrid
 from dpdist.privacy.checks import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
@@ -157,7 +157,7 @@ class NormHistogram:
         """Warnings about a weak guarantee, as in :class:`dpdist.release.artefact.Release`."""
         return cautions(self.guarantee.loss, self.guarantee.neighbours, self.rows)
 
-    def quantile(self, quantile: Fraction) -> QuantileFound:
+    def quantile(self, quantile: Fraction) -> QuantileEstimate:
         """Estimate a quantile of the norms. Free."""
         return quantile_of(self.counts, self.noise, quantile, rows=self.rows)
 

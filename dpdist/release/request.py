@@ -65,7 +65,7 @@ class Parts:
     guarantee: Guarantee  # of stages and moment together
 
     @property
-    def share_words(self) -> str:
+    def share_message(self) -> str:
         """The share of the loss that the stages take, as part of a sentence."""
         choice, both = self.choice, self.guarantee
         if choice.mu_squared is not None and both.mu_squared is not None:

@@ -116,7 +116,7 @@ BAND = 64
 
 
 @dataclass(frozen=True)
-class Night:
+class PeriodSum:
     """A weighted sum of periods: positions, from 0, half open, and the multiplicity of each period's rows."""
 
     start: int
@@ -144,14 +144,14 @@ class Toeplitz:
         """Return this factor for the first ``count`` releases and a row of the first period, the worst case."""
         return Fraction(sum(weight**2 for weight in self.weights[:count]), self.weights[0] ** 2)
 
-    def released(self, count: int) -> list[Night]:
+    def released(self, count: int) -> list[PeriodSum]:
         """Return the sums to release when period number ``count``, counted from 1, closes."""
-        return [self.night(count)]
+        return [self.sum_at(count)]
 
-    def night(self, count: int) -> Night:
+    def sum_at(self, count: int) -> PeriodSum:
         """Return the sum that ends with period number ``count``, counted from 1."""
         start = max(0, count - len(self.weights))
-        return Night(start, count, self.weights[: count - start][::-1])
+        return PeriodSum(start, count, self.weights[: count - start][::-1])
 
     def earlier(self, count: int) -> dict[int, int]:
         """Return the earlier totals in the total of ``count`` periods, as numbers of periods, with their weights."""

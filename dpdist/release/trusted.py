@@ -92,14 +92,14 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
 
     def reserve(self) -> State:
         """Charge the release, once its target is known to be free or to contain it."""
-        stands = stands_at(self.target, self.release_id)
+        stands = exists_at(self.target, self.release_id)
         if self.request.for_reproduction:
             raise UsageError(
                 f"A release for reproduction cannot be charged to a ledger: leave {parameter('for_reproduction')} out."
             )
         ledger = self.account()
         if stands:
-            require_remembered(ledger, self.target)
+            require_recorded(ledger, self.target)
         return self.charge(ledger)
 
 
@@ -125,13 +125,15 @@ def charged_request(
     return request.of_table(table)
 
 
-def as_charged(request: ReleaseRequest, table: Table, address: LedgerAddress, target: Store) -> MomentTransaction:
+def resolved_transaction(
+    request: ReleaseRequest, table: Table, address: LedgerAddress, target: Store
+) -> MomentTransaction:
     """Return the transaction for a request, resolved by :func:`charged_request`."""
-    ledger = Ledger(address) if Ledger.stands_at(address) else None
+    ledger = Ledger(address) if Ledger.exists_at(address) else None
     return MomentTransaction(charged_request(request, table, ledger, target), table, address, target)
 
 
-def require_remembered(ledger: Ledger, target: AnyStore) -> None:
+def require_recorded(ledger: Ledger, target: AnyStore) -> None:
     """Refuse a ledger without the record of a published release: it would pay for a second draw of the same sum."""
     release = open_release(target)
     if release.ledger_head is None or not ledger.remembers(release.release_id, release.ledger_head):
@@ -143,7 +145,7 @@ def require_remembered(ledger: Ledger, target: AnyStore) -> None:
         )
 
 
-def stands_at(target: Store, release_id: str | None) -> bool:
+def exists_at(target: Store, release_id: str | None) -> bool:
     """Whether target contains the release; refuses another release. With None, any release is another one."""
     attributes = attributes_of(target) or {}
     if release_id is not None and attributes.get("release_id") == release_id and attributes.get("format") == FORMAT:
@@ -285,7 +287,7 @@ def publish(transaction: MomentTransaction) -> None:
     """Read the committed bytes back, publish them, and record it; idempotent."""
     ledger = Ledger(transaction.ledger)
     record = ledger.record(transaction.release_id)
-    if record is not None and record.state is State.ADOPTED and stands_at(transaction.target, record.release_id):
+    if record is not None and record.state is State.ADOPTED and exists_at(transaction.target, record.release_id):
         return  # published by the copy of the ledger that committed it
     with transaction.committed() as content:
         archive.publish(content, transaction.target)
@@ -312,7 +314,7 @@ def admit(table: Table) -> None:
         if current.dataset_id != table.dataset_id:
             raise DataError(f"{table} was replaced by other rows meanwhile. Run the command again.")
         if not state_folder.seen(table.dataset_id).reproduced:
-            data.write(state_folder.Seen(reproduced=True))
+            data.write(state_folder.DatasetRecord(reproduced=True))
         if not current.reproduced:
             mark_reproduced(current)
 

@@ -15,12 +15,12 @@ from markupsafe import Markup
 from dpdist._util.html import render
 from dpdist._util.text import counted, exactly
 from dpdist._version import __version__
-from dpdist.answers.block import beside, places_of, source_units
+from dpdist.answers.block import beside, column_indices, source_units
 from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.registry import mechanism_named
-from dpdist.pca.alignment import counted_components, noise_law
+from dpdist.pca.alignment import components_above_noise, noise_law
 from dpdist.pca.bias import clipped_rows, rounding
 from dpdist.pca.components import components
 from dpdist.pca.noise_edge import CONFIDENCE
@@ -100,7 +100,7 @@ def _default_count(release: Release) -> int:
         return len(release.subspace)
     few = min(_DEFAULT, release.bound.columns)
     try:
-        return max(few, len(counted_components(release).components))
+        return max(few, len(components_above_noise(release).components))
     except (UsageError, BelowNoiseError):  # no component is above the noise, or its distribution is unknown
         return few
 
@@ -110,8 +110,8 @@ def _explained(release: Release, targets: Sequence[str], on: Sequence[str] | Non
         if on is not None:
             raise UsageError("Columns explain a target: name one or more targets.", parameter="target")
         return ()
-    columns = places_of(release, targets, "target")
-    chosen = beside(release, columns) if on is None else places_of(release, on, "on")
+    columns = column_indices(release, targets, "target")
+    chosen = beside(release, columns) if on is None else column_indices(release, on, "on")
     return explained_of(release, columns, chosen, source_units(release))
 
 

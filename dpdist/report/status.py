@@ -9,7 +9,7 @@ from dpdist.privacy.guarantee import MICRO
 from dpdist.privacy.parallel import Charge
 
 
-def preview_words(preview: Preview) -> str:
+def preview_message(preview: Preview) -> str:
     """Return a preview as text."""
     lines = [f"{of}: {charge.guarantee.loss}{_reads(charge)}" for of, charge in preview.releases]
     if preview.new_periods:
@@ -24,7 +24,7 @@ def preview_words(preview: Preview) -> str:
             text += f": in each release, an off-diagonal entry has standard deviation {preview.person.deviation:.3g}"
         lines.append(f"{text}.")
     if preview.parts is not None:
-        lines.append(f"The private choice at the start of the release uses {preview.parts.share_words}.")
+        lines.append(f"The private choice at the start of the release uses {preview.parts.share_message}.")
     if preview.totals:
         total, largest = preview.totals
         text = f"The total of {counted(total.periods, 'period')} opens {_opens(total)}"
@@ -60,7 +60,7 @@ def _size(number: int) -> str:
     return f"{number / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB')[power]}"
 
 
-def status_words(status: JobStatus) -> str:
+def status_message(status: JobStatus) -> str:
     """Return the status of a job as text."""
     counts = ", ".join(f"{count} {state}" for state, count in status.releases.items())
     nothing = "nothing is charged yet" if status.refused is None else "unknown"

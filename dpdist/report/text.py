@@ -19,7 +19,7 @@ from dpdist.pca.correlation import Correlation
 from dpdist.pca.forecast import GOOD, Forecast, Person
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.orbit import FAILURE, OrbitForecast
-from dpdist.privacy.checks import in_words
+from dpdist.privacy.checks import cautions_message
 from dpdist.release.request import Parts, ReleaseRequest
 
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
@@ -247,7 +247,7 @@ def forecast(result: Forecast) -> str:
     if result.nothing:
         lines.append(wrapped(result.nothing))
     if result.cautions:
-        lines += ["", wrapped(in_words(result.cautions).strip())]
+        lines += ["", wrapped(cautions_message(result.cautions).strip())]
     lines += _trade_lines(result)
     lines += ["", *aligned([("mechanism", "least variance"), *((n, f"{v:.4g}") for n, v in result.alternatives)])]
     return "\n".join(lines)
@@ -315,7 +315,7 @@ def parts(result: Parts, request: ReleaseRequest) -> str:
     chosen = ", and then ".join(columns if choice == "scale" else norms for choice in request.chooses)
     units = "in units of the clip norm" if "clip norm" in request.chooses else "in scaled units"
     return wrapped(
-        f"The release first chooses {chosen}: {result.share_words}. The figures describe the subsequent moment, at "
+        f"The release first chooses {chosen}: {result.share_message}. The figures describe the subsequent moment, at "
         f"{result.moment.loss}, {units}. {'Both' if len(request.chooses) == 1 else 'All'} together cost "
         f"{result.guarantee.loss}."
     )

@@ -27,7 +27,7 @@ from numcodecs import blosc
 from dpdist._util.text import canonical
 from dpdist.errors import DataError
 from dpdist.rows.dataset import RowsTable
-from dpdist.rows.table import BLOSC_BYTES, ChunkPieces, SealedRows, Table, builtins_of, text_of
+from dpdist.rows.table import BLOSC_BYTES, ChunkBatches, SealedRows, Table, builtins_of, text_of
 from dpdist.rows.writing import chunk_key
 from dpdist.storage.arrays import CHECKSUM_BYTES
 from dpdist.storage.store import Reader, Store
@@ -101,7 +101,7 @@ class ChunkReader:
         """Stored CRC32C of the last chunk, available after its last batch. Private."""
         self._tags: dict[str, tuple[str, ...]] = {}
         self._part: RowsTable | None = None
-        self._external: ChunkPieces | None = None
+        self._external: ChunkBatches | None = None
         self._rows: Rows = np.empty((0, table.columns))
         self._file = np.empty(0, dtype=np.uint8)
 

@@ -73,7 +73,7 @@ class UnfitError(Exception):
         """Return the error with row numbers increased by ``rows``."""
         return UnfitError(*(fault._replace(row=rows + fault.row) for fault in self.faults))
 
-    def told(self, source: str, where: Callable[[int], str], cure: str) -> DataError:
+    def refusal(self, source: str, where: Callable[[int], str], cure: str) -> DataError:
         """Return the refusal of the source; ``where`` names a row by its number."""
         reports = [f"{where(row)}, column {column!r}: {reason}" for row, column, reason in self.faults[:_MAX_REPORTED]]
         more = len(self.faults) - len(reports)
@@ -511,6 +511,6 @@ def transformed(schema: Schema, frame: Any) -> Any:
     try:
         blocks = list(encoded(schema, columns_of(frame, names), len(frame)))
     except UnfitError as error:
-        raise error.told("The DataFrame", lambda row: f"row {row} (counting from 0)", "Correct it there.") from None
+        raise error.refusal("The DataFrame", lambda row: f"row {row} (counting from 0)", "Correct it there.") from None
     rows = np.concatenate(blocks) if blocks else np.empty((0, len(schema.features)))
     return type(frame)(rows, index=frame.index, columns=list(schema.features))

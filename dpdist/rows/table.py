@@ -107,7 +107,7 @@ BLOSC_BYTES = 16
 """Largest overhead of Blosc for incompressible bytes."""
 
 
-class ChunkPieces(Protocol):
+class ChunkBatches(Protocol):
     """Reads chunks for one task in sequence; its resources are released with it."""
 
     checksum: int
@@ -144,7 +144,7 @@ class Reference(Protocol):
         """Return the index of the chunk of a row."""
         ...
 
-    def reading(self) -> ChunkPieces:
+    def reading(self) -> ChunkBatches:
         """Return a reader."""
         ...
 

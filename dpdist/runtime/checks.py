@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpdist._version import __version__
 from dpdist.errors import DataError, DpdistError
-from dpdist.naming import Face, current_face, naming
+from dpdist.naming import Interface, current_interface, naming
 from dpdist.storage.store import Store
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ def forbid_core_dumps() -> None:
 class ClientInfo:
     """The process that submits a task: its version, and how its messages name parameters."""
 
-    face: Face
+    face: Interface
     version: str
 
     @classmethod
     def current(cls) -> ClientInfo:
         """Describe this process."""
-        return cls(current_face(), __version__)
+        return cls(current_interface(), __version__)
 
 
 def guarded(client_info: ClientInfo, function: Callable[..., Result], *arguments: Any) -> Result:

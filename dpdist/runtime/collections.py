@@ -18,7 +18,7 @@ import dask
 import dask.array
 from distributed import Client, get_client, get_worker
 
-from dpdist._util.frames import summed
+from dpdist._util.frames import sum_duplicates
 from dpdist._util.progress import Count, Progress
 from dpdist._util.text import random_token
 from dpdist.errors import DataError, UsageError
@@ -99,7 +99,7 @@ def first_rows(block: Any, count: int) -> Any:
 
 
 def _first_rows(block: Any, count: int) -> Any:
-    block = summed(block) if hasattr(block, "tocsr") else block  # other sparse matrices cannot be sliced
+    block = sum_duplicates(block) if hasattr(block, "tocsr") else block  # other sparse matrices cannot be sliced
     return block.iloc[:count] if hasattr(block, "iloc") else block[:count]
 
 

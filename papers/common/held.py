@@ -12,10 +12,10 @@ import numpy.typing as npt
 from dpdist import UsageError
 from dpdist.answers.block import block_of
 from dpdist.answers.captured import captured
-from dpdist.answers.design import about_mean_of, partial_correlation
+from dpdist.answers.design import centred_moment, partial_correlation
 from dpdist.answers.regression import regressions
 from dpdist.errors import BelowNoiseError
-from dpdist.pca.alignment import counted_components
+from dpdist.pca.alignment import components_above_noise
 from dpdist.release.artefact import Release
 from papers.common.drawn import Drawn
 
@@ -69,7 +69,7 @@ def principal(scene: Drawn, release: Release, components: int | str) -> Found:
     (found,) = regressions(release, [p], range(p), components=components)
     k = found.components or 0
     basis = np.zeros((p + 1, k + 1))
-    basis[:p, :k] = np.linalg.eigh(about_mean_of(block_of(release, range(p)), p))[1][:, p - k :]
+    basis[:p, :k] = np.linalg.eigh(centred_moment(block_of(release, range(p)), p))[1][:, p - k :]
     basis[p, k] = 1
     places = [*range(p), p + 1]
     among = basis.T @ exact[np.ix_(places, places)] @ basis
@@ -85,7 +85,7 @@ def principal(scene: Drawn, release: Release, components: int | str) -> Found:
 
 def variances(scene: Drawn, release: Release) -> Found:
     """Return what the exact covariance has along the components above the noise, and the intervals."""
-    components = counted_components(release)
+    components = components_above_noise(release)
     found = captured(release, components)
     if found is None:
         raise UsageError("Nothing is known of the variances.")

@@ -34,7 +34,7 @@ from papers.common.answers import NOTICE, moment_of
 from papers.common.command import begin, experiment
 from papers.common.runs import Json
 from papers.imtiaz_sarwate import pages
-from papers.imtiaz_sarwate.draws import agreeing, in_common, in_words, spread
+from papers.imtiaz_sarwate.draws import agreeing, cautions_message, in_common, spread
 from papers.imtiaz_sarwate.methods import (
     DELTA,
     FREE_OF_EPSILON,
@@ -49,7 +49,7 @@ from papers.imtiaz_sarwate.published import LABELS, SPLITS, TEST_ROWS, counted, 
 NAME = "imtiaz_sarwate_table"
 SEED = 2016
 SLOW = ("PPM", "PPCA")
-LEFT_OUT = ("PPM, delta 0", "wishart", "Jiang et al.", "Sheffet")
+OMITTED = ("PPM, delta 0", "wishart", "Jiang et al.", "Sheffet")
 """A random subspace in effect, close to gaussian, or not in the tables: the figures have all."""
 RANDOM_RUNS = 120
 """Of random subspaces of Covertype: how large their errors can be is a question of its own there."""
@@ -180,7 +180,7 @@ def cells_of(column: Column, count: int, test: int, most: int) -> list[Json]:
     for split in column.splits:
         train, held_out = divided(count, split, test)
         for label in METHODS:
-            if label in LEFT_OUT:
+            if label in OMITTED:
                 continue
             times, epsilons = column.runs, column.epsilons
             if label in FREE_OF_EPSILON:
@@ -237,7 +237,7 @@ def compared(rows: Sequence[Json], columns: Sequence[Column]) -> list[Json]:
                 one["agrees"] = bool(scan["any"]["5%"] <= one["printed"] <= scan["any"]["95%"])
             else:
                 one["agreeing"] = agreeing(scan, one["printed"])
-                one["in words"] = in_words(one["agreeing"], scan, one["printed"])
+                one["in words"] = cautions_message(one["agreeing"], scan, one["printed"])
         found.append(one)
     return found
 

@@ -14,12 +14,12 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from support.tallies import FALSE_ALARM
 
-from dpdist.answers.captured import captured, holding
+from dpdist.answers.captured import captured, components_with_share
 from dpdist.answers.design import partial_correlation
 from dpdist.answers.regression import regressions
 from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.mechanisms.noise_law import Noise
-from dpdist.pca.alignment import counted_components
+from dpdist.pca.alignment import components_above_noise
 from dpdist.pca.components import components
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.request import Centring
@@ -80,7 +80,7 @@ def test_without_noise_to_speak_of_shares_are_those_of_the_rows() -> None:
     assert np.allclose(found.shares, np.cumsum(values[:3]) / values.sum(), rtol=1e-3)
     assert found.rest == pytest.approx(values[3:].mean(), rel=1e-3)
     for share, count in ((0.3, 1), (0.7, 2), (0.85, 3), (0.95, 4)):
-        assert len(holding(release, share).components) == count
+        assert len(components_with_share(release, share).components) == count
     whole = captured(release, components(release, 8))
     assert whole is not None
     assert whole.share_intervals[-1].tolist() == [1, 1]
@@ -112,7 +112,7 @@ def test_the_lower_end_decides_how_many_hold_a_share() -> None:
     wrong, twin = 0, 0
     for _ in range(RELEASES):
         release = made.release()
-        wrong += len(holding(release, asked).components) == 2
+        wrong += len(components_with_share(release, asked).components) == 2
         told = captured(release, components(release, 2))
         twin += told is not None and bool(told.shares[-1] >= asked)
     most = int(stats.binom.isf(FALSE_ALARM, RELEASES, 0.03))
@@ -122,13 +122,13 @@ def test_the_lower_end_decides_how_many_hold_a_share() -> None:
 def test_what_holds_no_share_for_sure_is_refused_with_what_is_held() -> None:
     release = wide(400).release()
     with pytest.raises(BelowNoiseError, match=r"above the noise explain only 0\.\d+ for certain"):
-        holding(release, 0.99)
+        components_with_share(release, 0.99)
     for share in (0.0, 1.0, 3.0):
         with pytest.raises(UsageError, match="between 0 and 1"):
-            holding(release, share)
+            components_with_share(release, share)
     unknown = replace(release, noise=Noise("own"))
     with pytest.raises(UsageError, match="no known distribution"):
-        holding(unknown, 0.5)
+        components_with_share(unknown, 0.5)
     assert captured(unknown, components(release, 2)) is None
     assert captured(replace(release, answer=np.eye(8)[:2]), components(release, 2)) is None
 
@@ -139,9 +139,9 @@ def test_where_the_whole_variance_is_drowned_no_share_is_told_though_a_component
     answer = np.array(release.answer)
     answer[:8, :8] = clear * np.diag([1.0, *np.full(7, -1 / 7)])
     opposed = replace(release, answer=answer)
-    assert len(counted_components(opposed).components) == 1
+    assert len(components_above_noise(opposed).components) == 1
     with pytest.raises(BelowNoiseError, match="variance is below the noise"):
-        holding(opposed, 0.1)
+        components_with_share(opposed, 0.1)
 
 
 @pytest.mark.parametrize("neighbours", list(Neighbours))

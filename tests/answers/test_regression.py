@@ -17,7 +17,7 @@ from sklearn.linear_model import Ridge
 from support.tallies import FALSE_ALARM
 
 from dpdist import Column, Schema
-from dpdist.answers.block import beside, block_of, places_of, source_units
+from dpdist.answers.block import beside, block_of, column_indices, source_units
 from dpdist.answers.regression import Regression, regressions
 from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.estimators import PrivateRidge
@@ -206,12 +206,12 @@ def test_a_category_stands_for_its_columns_and_what_was_made_of_the_target_is_no
     rows[:, 3] = rows[:, 1] + random.normal(size=3000)
     rows[:, 5] = random.normal(size=3000)
     kinds = drawn(rows, 4.0, "100", names=schema.features, schema=schema).release()
-    targets = places_of(kinds, ["kind"], "target")
+    targets = column_indices(kinds, ["kind"], "target")
     assert [kinds.names[i] for i in targets] == ["kind=a", "kind=b", "kind=other"]
     for of in (targets, [0]):
         assert [kinds.names[i] for i in beside(kinds, of)] == ["mass", "mass=missing", "age"]
     assert [kinds.names[i] for i in beside(kinds, [3])] == ["kind=a", "kind=b", "kind=other", "age"]
-    found = regressions(kinds, targets, places_of(kinds, ["mass", "age"], "on"))
+    found = regressions(kinds, targets, column_indices(kinds, ["mass", "age"], "on"))
     assert [each.target for each in found] == ["kind=a", "kind=b", "kind=other"]
     assert np.sum([each.intercept.value for each in found]) == pytest.approx(1, abs=0.05)  # shares add up to 1
     assert found[1].coefficients[0].interval[0] > 0
@@ -236,7 +236,7 @@ def test_coefficients_are_in_the_units_of_the_source_of_a_schema() -> None:
     assert schema.norm is not None
     release = drawn(rows, schema.norm, "1000000", names=schema.features, schema=schema).release()
     on = ("height", "height=missing", "day", "kind=b")
-    (found,) = regressions(release, [5], places_of(release, on, "on"), 0.0, source_units(release))
+    (found,) = regressions(release, [5], column_indices(release, on, "on"), 0.0, source_units(release))
     days = (pd.Timestamp("2020-01-01") - pd.Timestamp("1970-01-01")).days + day
     source = np.column_stack([np.where(lacking, 160, height), lacking, days, kind])
     known = Ridge(alpha=1e-9, solver="svd").fit(source, mass)
@@ -248,9 +248,9 @@ def test_coefficients_are_in_the_units_of_the_source_of_a_schema() -> None:
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda r: places_of(r, ["nothing"], "target"), r"no column 'nothing' \(target\)\. There are: c0, c1"),
-        (lambda r: places_of(r, ["c0", "c0"], "on"), r"'c0': named twice \(on\)"),
-        (lambda r: places_of(r, [], "on"), r"No column is named \(on\)"),
+        (lambda r: column_indices(r, ["nothing"], "target"), r"no column 'nothing' \(target\)\. There are: c0, c1"),
+        (lambda r: column_indices(r, ["c0", "c0"], "on"), r"'c0': named twice \(on\)"),
+        (lambda r: column_indices(r, [], "on"), r"No column is named \(on\)"),
         (lambda r: regressions(r, [5], []), "There are no regressors"),
         (lambda r: regressions(r, [5], [4, 5]), "cannot be regressed on itself: leave c5 out"),
         (lambda r: regressions(r, [5], [4], -1.0), "at least 0, or auto"),

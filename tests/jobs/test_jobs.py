@@ -27,7 +27,7 @@ from dpdist.ledger.state import State
 from dpdist.pca import model as models
 from dpdist.pipeline import budget, release
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.report.status import preview_words, status_words
+from dpdist.report.status import preview_message, status_message
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import FolderStore
 
@@ -104,7 +104,7 @@ def test_a_dry_run_of_a_plain_job_tells_when_it_would_be_refused(folder: Path, c
     again = job(folder, OTHER)
     found = status.preview(again)
     assert (found.fits, found.charged, found.left and found.left.pure_micro) == (False, 1, 500_000)
-    assert "WOULD BE REFUSED" in preview_words(found)
+    assert "WOULD BE REFUSED" in preview_message(found)
     with pytest.raises(RefusedError, match="1 release is charged already"):
         run(again)
     Ledger.create(folder / "else", dataset_id="e" * 32, budget=Ledger(folder / "rows.ledger").budget)
@@ -152,7 +152,7 @@ def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> Non
     assert found.releases == {"reserved": 1, "staged": 0, "committed": 0, "published": 1, "aborted": 0, "adopted": 0}
     assert [(r.release_id, r.state, r.fence) for r in found.unfinished] == [("dead", State.RESERVED, 1)]
     assert (found.periods_closed, found.last_period, found.periods_waiting) == (1, "d1", ("d2",))
-    words = status_words(found)
+    words = status_message(found)
     assert "dead is reserved, 1 attempt\n" in words
     assert "1 closed, the last d1; waiting: d2" in words
 

@@ -25,7 +25,7 @@ from dpdist.pipeline.inspect import inspect_path
 from dpdist.pipeline.release import release_rows
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.artefact import open_release
-from dpdist.report.status import preview_words
+from dpdist.report.status import preview_message
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import open_ingested
 from dpdist.rows.persons import Watch
@@ -150,7 +150,7 @@ def test_all_that_is_published_keeps_the_loss_for_every_pattern(people: Place, f
         arrive(people, number, range(number, 30))
     planned = status.preview(job_file.read_job(people.job))
     assert planned.fits
-    said = preview_words(planned)
+    said = preview_message(planned)
     assert "Each protects all rows of one who, 2 a period in 3 periods at most." in said
     assert f"The noise is calibrated to a change of {counted} of one period" in said
     people.run()

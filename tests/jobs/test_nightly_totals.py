@@ -28,7 +28,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined, write_sum
 from dpdist.release.series import Toeplitz, Tree, banded, square_root, variance_factor
-from dpdist.report.status import preview_words, status_words
+from dpdist.report.status import preview_message, status_message
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.runtime.cluster import Cluster
@@ -187,8 +187,8 @@ def test_a_series_ends_and_keeps_its_parameters(year: tuple[Place, list[Counter[
     with pytest.raises(RefusedError, match=r"The period d4 exceeds the 3 periods of this series"):
         place.run()
     found = status.preview(job_file.read_job(place.job))
-    assert (found.releases, "d4 exceeds the 3" in preview_words(found)) == ((), True)
-    assert "3 closed of 3, the last d3; waiting: d4" in status_words(status.status_of(job_file.read_job(place.job)))
+    assert (found.releases, "d4 exceeds the 3" in preview_message(found)) == ((), True)
+    assert "3 closed of 3, the last d3; waiting: d4" in status_message(status.status_of(job_file.read_job(place.job)))
     for other in (ROOT.replace("= 3", "= 4"), BANDED, JOB + "continual = 3\n"):
         place.job.write_text(other)  # a tree has other releases besides, and may not charge them before this is noticed
         with pytest.raises(RefusedError, match="was released with other parameters"):
@@ -287,7 +287,7 @@ def test_a_dry_run_tells_what_each_night_reads_and_status_the_noise_of_the_next(
         ("d1", ("d1",), (64,)),
         ("d2", ("d1", "d2"), (32, 64)),
     ]
-    assert "less of those before d2; it reads 2 periods" in preview_words(found)
+    assert "less of those before d2; it reads 2 periods" in preview_message(found)
     place.run()
     after, noise = status.preview(read), status.status_of(read).noise
     assert (after.left, after.releases, after.totals) == (found.left, (), ())
@@ -298,7 +298,7 @@ def test_a_dry_run_tells_what_each_night_reads_and_status_the_noise_of_the_next(
     deviations = [total.noise["variance_off_diagonal"] ** 0.5 * total.bound.unit**2 for total in totals]
     assert noise is not None
     assert [noise.now, noise.following] == pytest.approx(deviations)
-    assert status_words(status.status_of(read)).split()[-3:] == ["series", "has", "ended"]
+    assert status_message(status.status_of(read)).split()[-3:] == ["series", "has", "ended"]
 
 
 def test_a_series_whose_nights_the_budget_does_not_hold_together_is_not_begun(place: Place) -> None:

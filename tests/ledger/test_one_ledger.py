@@ -93,7 +93,7 @@ def test_a_ledger_in_a_database_is_the_only_one_even_of_two_machines(
         refused = call("ledger", "create", other, "--rows", twin, *DECLARED)
         assert refused.code == 3
         assert "called books" in refused.message
-        assert not Ledger.stands_at(other)
+        assert not Ledger.exists_at(other)
         assert call("ledger", "create", address, "--rows", twin, *DECLARED).code == 0
         assert call("release", twin, "b.zarr", "--epsilon", "1", "--clip", "20", "--ledger", address).code == 3
 
@@ -200,7 +200,7 @@ def test_copies_of_rows_have_a_budget_or_are_reproduced_never_both(here: Path, c
 def test_a_ledger_of_another_machine_is_not_charged_for_reproduced_rows(place: LedgerAddress) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=BUDGET)
     with state_folder.held(DATASET) as data:
-        data.write(state_folder.Seen(reproduced=True))
+        data.write(state_folder.DatasetRecord(reproduced=True))
     with pytest.raises(RefusedError, match="released for reproduction"):
         reserve(ledger, "a")
     assert ledger.records == []

@@ -14,7 +14,7 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms import columns
 from dpdist.mechanisms.columns import (
     BEYOND,
-    MOST_BINS,
+    MAX_BINS,
     Grid,
     calibrated,
     counting_bins,
@@ -45,8 +45,8 @@ def counts_of(counting: ColumnCounting, rows: npt.NDArray[np.generic]) -> npt.ND
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int16", "uint8", "int64"])
 def test_any_row_adds_one_to_one_bin_of_each_column(dtype: str) -> None:
-    with pytest.raises(UsageError, match=rf"columns have \d+ bins; the limit is {MOST_BINS}"):
-        ColumnCounting((LOG,) * (MOST_BINS // LOG.bins + 1))
+    with pytest.raises(UsageError, match=rf"columns have \d+ bins; the limit is {MAX_BINS}"):
+        ColumnCounting((LOG,) * (MAX_BINS // LOG.bins + 1))
     counting = ColumnCounting((LOG, RANGE, LOG))
     with np.errstate(all="ignore"):
         rows = np.array(list(itertools.product(HOSTILE, HOSTILE[:6], HOSTILE[9:13]))).astype(dtype)

@@ -13,7 +13,7 @@ from support.releases import drawn_over
 
 from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.moment import total
-from dpdist.pca.alignment import counted_components, loadings_json, noise_law, require_alignment
+from dpdist.pca.alignment import components_above_noise, loadings_json, noise_law, require_alignment
 from dpdist.pca.components import components
 from dpdist.pca.correlation import correlation
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
@@ -60,9 +60,9 @@ def test_the_components_that_are_counted_are_those_that_are_there() -> None:
     """Pure noise gives a counted component in fewer than 1 of 100 releases; in 7 of 10 with probability 1e-12."""
     counts, words = [], []
     for _ in range(10):
-        counts.append(len(counted_components(released(epsilon="400")).components))
+        counts.append(len(components_above_noise(released(epsilon="400")).components))
         try:
-            counted_components(released(epsilon="0.001"))
+            components_above_noise(released(epsilon="0.001"))
         except BelowNoiseError as error:
             words.append(str(error))
     assert min(counts) == 4
@@ -78,15 +78,15 @@ def test_a_release_that_is_only_multiplied_has_the_same_components() -> None:
     strengths = N * C**2 / size * np.concatenate([np.linspace(1, 0.3, count), np.zeros(size - count)])
     release = drawn_over(request, np.rint(np.diag(strengths) / request.bound(size).unit ** 2).astype(np.int64), size, N)
     matrix = release.lattice * release.bound.unit**2  # as it is stored
-    found, expected = counted_components(release, lambda vectors: matrix @ vectors), counted_components(release)
+    found, expected = components_above_noise(release, lambda vectors: matrix @ vectors), components_above_noise(release)
     assert len(found.components) == len(expected.components) >= count
     assert found.eigenvalues == pytest.approx(expected.eigenvalues, rel=1e-12)
     with pytest.raises(BelowNoiseError, match="forecast"):
-        counted_components(release, lambda vectors: 1e-9 * vectors)
+        components_above_noise(release, lambda vectors: 1e-9 * vectors)
     subspace = released("bingham", delta="0", components=2)
     assert noise_law(subspace) is None
     with pytest.raises(UsageError, match="bingham"):
-        counted_components(subspace)
+        components_above_noise(subspace)
 
 
 def test_rounding_on_a_coarse_grid_turns_a_component_no_further_than_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +277,9 @@ def test_a_wide_release_tells_as_many_components(monkeypatch: pytest.MonkeyPatch
     basis = np.linalg.qr(rng.normal(size=(size, size)))[0]
     spread = np.concatenate([3 * np.sqrt(np.linspace(1, 0.25, 14)), np.full(size - 14, 0.02)])
     release = drawn(rng.normal(size=(20_000, size)) * spread @ basis.T, 14.0, "1").release()
-    assert len(counted_components(release).components) == 14
+    assert len(components_above_noise(release).components) == 14
     monkeypatch.setattr("dpdist.pca.alignment.MOST", 20)
-    found = counted_components(release)
+    found = components_above_noise(release)
     assert len(found.components) == 14
     told = require_alignment(release, found)
     assert told.counted == 14

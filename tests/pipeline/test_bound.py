@@ -48,7 +48,7 @@ from dpdist.moment.total import complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pipeline import budget, clip_norm
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.advice import Worth
+from dpdist.release.advice import QuantileAccuracy
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
@@ -247,7 +247,7 @@ def test_the_clip_norm_lies_between_the_quantiles_that_are_told(law: str, quanti
         found = quantile_of(noise.answer(exact, SYSTEM).tolist(), noise.noise, q, rows=n)
         edge = tails.size if found.edge is None else found.edge
         for part in wrong:
-            low, high = Worth(q, found.rows / part, n).between or (0, 1)
+            low, high = QuantileAccuracy(q, found.rows / part, n).between or (0, 1)
             below = edge < tails.size and tails[edge] > (1 - low) * n  # the clip norm is below the lower quantile
             above = high < 1 and edge > 0 and tails[edge - 1] <= (1 - high) * n
             wrong[part] += int(below or above)

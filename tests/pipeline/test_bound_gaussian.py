@@ -25,7 +25,7 @@ from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import default_ledger
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import advice, norm_histogram
-from dpdist.release.advice import forecast, useful_epsilon, worth_of
+from dpdist.release.advice import forecast, forecast_accuracy, useful_epsilon
 from dpdist.release.clip_trade import ForComponents, clip_for, losses, noise_share, quantile_for, traces
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.request import ReleaseRequest
@@ -143,7 +143,7 @@ def test_an_answer_worth_nothing_is_refused_with_an_epsilon_that_is_useful(table
     with pytest.raises(RefusedError, match=r"would be useless\. Nothing was read or spent\.") as told:
         forecast(request, table, Fraction("0.9"))
     enough = str(told.value).partition("epsilon=")[2].partition(" ")[0]
-    found = worth_of(replace(request, loss=PrivacyLoss.parse(enough, delta)), table, Fraction("0.9"))
+    found = forecast_accuracy(replace(request, loss=PrivacyLoss.parse(enough, delta)), table, Fraction("0.9"))
     assert found.useful
     assert found.ends() in str(told.value)
     known = replace(table, schema=Schema([Column(name, "number", range=(0, 9)) for name in "abcd"], scale="range"))
@@ -179,7 +179,7 @@ def test_what_the_answer_is_worth_is_said_before_with_the_same_number_as_after(t
     choice = clip_norm.choose_clip_norm(table.path, PURE, HALF, say=said.append)
     (before,) = said
     number = f"the noise moves ranks by up to {choice.found.rows:.0f} rows (confidence 0.95) of 600"
-    found = worth_of(PURE, table, HALF)
+    found = forecast_accuracy(PURE, table, HALF)
     assert all(part in text for part in (number, found.ends()) for text in (before, choice.describe()))
     assert choice.to_json()["error_rows"] == found.error
     clip_norm.choose_clip_norm(table.path, PURE, HALF, say=said.append)
@@ -199,7 +199,9 @@ def test_what_the_answer_is_worth_is_said_before_with_the_same_number_as_after(t
 def test_it_is_the_noise_that_will_be_drawn_which_is_asked_whether_it_hides_the_quantile(table: RowsTable) -> None:
     """A quantile with fewer rows above it than the error of Gaussian noise, and more than that of Laplace noise."""
     request = replace(PURE, loss=PrivacyLoss.parse("0.2"))
-    errors = [worth_of(replace(request, loss=PrivacyLoss.parse("0.2", d)), table, HALF).error for d in ("0", "1e-6")]
+    errors = [
+        forecast_accuracy(replace(request, loss=PrivacyLoss.parse("0.2", d)), table, HALF).error for d in ("0", "1e-6")
+    ]
     assert errors[0] + 2 < errors[1] < 300
     quantile = 1 - Fraction(round(errors[0]) + 1, 600)
     with pytest.raises(RefusedError, match="would be useless"):

@@ -193,7 +193,7 @@ def test_two_that_register_in_one_place_leave_one_table(monkeypatch: pytest.Monk
     monkeypatch.setattr(reading, "_content_of", overtaken)
     table = register_rows("table.npy", "rows.zarr")
     assert table.rows == 200
-    assert state_folder.seen(table.dataset_id) == state_folder.Seen()
+    assert state_folder.seen(table.dataset_id) == state_folder.DatasetRecord()
 
 
 @pytest.mark.parametrize(

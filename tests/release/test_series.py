@@ -34,7 +34,7 @@ from dpdist.release.attributes import Coverage
 from dpdist.release.combine import combined, last_periods, next_total
 from dpdist.release.series import (
     LONGEST,
-    Night,
+    PeriodSum,
     Toeplitz,
     banded,
     ended,
@@ -120,7 +120,7 @@ def test_no_integer_row_costs_more_than_it_is_charged_and_the_worst_costs_that(
     accounts = PeriodFilters(WHOLE, caps_for(WHOLE), names)
     less = PeriodFilters(WHOLE, caps_for(WHOLE), names)
     for count in range(1, periods + 1):
-        span = plan.night(count)
+        span = plan.sum_at(count)
         read = tuple(names[span.start : span.stop])
         assert accounts.book(f"n{count}", Charge(noise.guarantee, read, span.weights))
         smaller = (*(max(1, weight - 1) for weight in span.weights[:-1]), span.weights[-1])
@@ -167,12 +167,12 @@ def test_the_factor_of_a_person_is_the_worst_there_is(plan: Toeplitz) -> None:
         assert plan.person_factor(k) == pytest.approx(math.sqrt(worst / (weights[:, 0] ** 2).sum()))
 
 
-def releases_of(plan: Toeplitz, moments: npt.NDArray[np.int64], **changes: Any) -> dict[Night, Release]:
+def releases_of(plan: Toeplitz, moments: npt.NDArray[np.int64], **changes: Any) -> dict[PeriodSum, Release]:
     """Return the releases of a series whose noise happens to be zero."""
     guarantee = calibrated(plan, 2, Neighbours.REPLACE_ONE).guarantee
     releases = {}
     for count in range(1, len(moments) + 1):
-        span = plan.night(count)
+        span = plan.sum_at(count)
         lattice = np.einsum("s,sij->ij", np.array(span.weights), moments[span.start : span.stop])
         releases[span] = Release(
             release_id=f"r-{count}",
@@ -192,18 +192,18 @@ def releases_of(plan: Toeplitz, moments: npt.NDArray[np.int64], **changes: Any) 
     return releases
 
 
-def totals_of(plan: Toeplitz, releases: dict[Night, Release]) -> dict[int, Release]:
+def totals_of(plan: Toeplitz, releases: dict[PeriodSum, Release]) -> dict[int, Release]:
     """Return all totals, each from the earlier ones."""
     totals: dict[int, Release] = {}
     for count in range(1, len(releases) + 1):
-        totals[count] = next_total(plan, releases[plan.night(count)], totals.__getitem__)
+        totals[count] = next_total(plan, releases[plan.sum_at(count)], totals.__getitem__)
     return totals
 
 
-def window_of(plan: Toeplitz, releases: dict[Night, Release], window: int) -> Release:
+def window_of(plan: Toeplitz, releases: dict[PeriodSum, Release], window: int) -> Release:
     """Return the sum of the last periods."""
     totals, count = totals_of(plan, releases), len(releases)
-    return last_periods(plan, window, releases[plan.night(count)], totals[count], totals.get(count - window))
+    return last_periods(plan, window, releases[plan.sum_at(count)], totals[count], totals.get(count - window))
 
 
 @settings(max_examples=6, deadline=None)
@@ -273,14 +273,14 @@ def test_a_total_of_other_releases_than_its_own_is_refused() -> None:
     """By periods, weights, number of releases, guarantee and noise, which later totals do not check again."""
     plan = square_root(3)
     releases = releases_of(plan, np.ones((3, 2, 2), np.int64))
-    totals, last = totals_of(plan, releases), releases[plan.night(3)]
+    totals, last = totals_of(plan, releases), releases[plan.sum_at(3)]
     for wrong in (replace(last, weights=(9, 9, 9)), replace(last, weights=()), replace(last, extents=())):
         with pytest.raises(DataError, match="r-3 does not contain the periods"):
             next_total(plan, wrong, totals.__getitem__)
     second = totals[2]
     for total in (
         totals[1],
-        releases[plan.night(2)],
+        releases[plan.sum_at(2)],
         replace(second, window=2),
         replace(second, releases=second.releases[1:]),
         replace(second, extents=(Coverage("e", 0, 2, "day 0", "day 1"),)),
@@ -296,7 +296,7 @@ def test_a_total_of_other_releases_than_its_own_is_refused() -> None:
 
 
 def test_a_weighted_sum_is_stored_as_integers_alone_and_is_not_a_second_moment(tmp_path: Path) -> None:
-    release = releases_of(banded(2), np.array([[[4, 1], [1, 5]]] * 3))[Night(1, 3, (32, 64))]
+    release = releases_of(banded(2), np.array([[[4, 1], [1, 5]]] * 3))[PeriodSum(1, 3, (32, 64))]
     publish(archive_of(release), tmp_path / "sum.zarr")
     assert {p.name for p in (tmp_path / "sum.zarr").iterdir() if p.is_dir()} == {"lattice"}
     opened = open_release(tmp_path / "sum.zarr")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.folders import STORED, unpack
 from support.parts import added, parts_of
 
-from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, head_of, open_rows
+from dpdist.ingest.registered import FORMAT, RegisteredAttributes, RegisterRequest, head_of, open_rows
 from dpdist.moment.total import complete, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
@@ -43,7 +43,8 @@ def manifest_of(place: Path, lengths: np.ndarray, tasks: int) -> RowsTable:
     said = RegisteredAttributes(
         format=FORMAT, dataset_id="0" * 32, columns=("a", "b"), budget=None, ledger_id=None, rows=int(lengths.sum()),
         dtype="float32", chunk_rows=int(lengths.max()), chunks=chunks, stored_bytes=int(lengths.sum()) * 8,
-        buffer_bytes=1, asked=Asked(source="/nowhere", columns=None, variable=None), index=index, sources=sources,
+        buffer_bytes=1, asked=RegisterRequest(source="/nowhere", columns=None, variable=None), index=index,
+        sources=sources,
     )  # fmt: skip
     store.put(ROOT, json.dumps(head_of(said)).encode())
     return open_rows(place)

@@ -80,7 +80,7 @@ class Choices:
         return values | {name: as_json(value) for name, value in later.items() if value is not None}
 
 
-class AskError(DataError):
+class ChoiceRequiredError(DataError):
     """A file with several interpretations, between which the user chooses."""
 
     def __init__(self, message: str, ways: Sequence[tuple[str, str, str]] = (), more: str = "") -> None:
@@ -128,14 +128,14 @@ def only_columns(names: Iterable[str], meaning: str) -> tuple[str, str, str]:
     return "columns", line.getvalue(), meaning
 
 
-def no_numbers(path: object, bad: Mapping[str, str], others: Sequence[str]) -> AskError:
+def no_numbers(path: object, bad: Mapping[str, str], others: Sequence[str]) -> ChoiceRequiredError:
     """Return the error for columns that do not hold numbers, each with its content, and the names of the others."""
     columns = listed(f"{name!r} ({kind})" for name, kind in bad.items())
     ways = [only_columns(others, "leaves them out")] if len(others) > 1 else []
     advice = f"To keep them, map them to numbers with a schema: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
     if not ways and len(bad) + len(others) > 1:  # a privacy unit is surveyed alone
         advice = f"Fewer than two columns hold numbers, and a table needs two. {advice}"
-    return AskError(f"{path}: these columns do not hold numbers: {columns}.", ways, advice)
+    return ChoiceRequiredError(f"{path}: these columns do not hold numbers: {columns}.", ways, advice)
 
 
 def schema_says_columns() -> UsageError:

@@ -33,7 +33,7 @@ from dpdist.errors import DataError, DpdistError
 from dpdist.ingest.readers import base
 from dpdist.ingest.readers.base import Places, Rows, UncutError
 from dpdist.ingest.readers.source import Fragment, Source
-from dpdist.naming import Face, current_face, naming
+from dpdist.naming import Interface, current_interface, naming
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.storage.atomic import remove_abandoned
 
@@ -75,7 +75,7 @@ class _Child:
     def begins(self) -> bool:
         """Start work on a source; False if the process has ended."""
         with suppress(EOFError, OSError):
-            self.answer("begin", _PATIENCE, _MEMORY, current_face())
+            self.answer("begin", _PATIENCE, _MEMORY, current_interface())
             return True
         return False
 
@@ -256,7 +256,7 @@ class _Server:
 
         pa.allocate_buffer(1)  # the first allocation of Arrow may reserve a GiB of address space
         self._baseline = self._memory = 0
-        self._face: Face = current_face()
+        self._face: Interface = current_interface()
         self.busy = False
         self._sources: dict[int, Source] = {}
         self._blocks: dict[int, Generator[Rows]] = {}

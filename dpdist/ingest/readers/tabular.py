@@ -120,7 +120,7 @@ class Tabular(Source):
                     )
                 row += batch.num_rows
         if faults:
-            raise UnfitError(*faults.values()).told(str(self.path), partial(self.row_in, fragment), CURE)
+            raise UnfitError(*faults.values()).refusal(str(self.path), partial(self.row_in, fragment), CURE)
 
 
 def matrix(columns: Sequence[Any], rows: int, dtype: npt.DTypeLike) -> Rows:

@@ -34,7 +34,7 @@ from dpdist.ingest.readers.base import (
     EXACT,
     PIECE,
     UNNAMED,
-    AskError,
+    ChoiceRequiredError,
     NoRowsError,
     Places,
     Rows,
@@ -348,9 +348,9 @@ class Csv(Tabular):
         return DataError(f"{self.path} cannot be read as comma-separated numbers, one row per line. Export it again.")
 
 
-def header_asked(path: object) -> AskError:
+def header_asked(path: object) -> ChoiceRequiredError:
     """Return the question whether the first line is a header."""
-    return AskError(
+    return ChoiceRequiredError(
         f"{path}: the first line may be a header or a row, and column names are published.",
         [("header", "yes", "it names the columns"), ("header", "no", "it is a row, and the columns are c0, c1, ...")],
         'In a job file: header = "yes" or "no".',
