@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 
 from support.folders import ROOT
 
@@ -36,3 +37,23 @@ def test_nobody_imports_a_test_and_what_is_tested_with_imports_no_benchmark() ->
     files = {path: imported(path.read_text()) for room in SEARCHED for path in (ROOT / room).rglob("*.py")}
     assert [str(path) for path, found in files.items() if found & names] == []
     assert [str(path) for path in TESTS if "benchmarks" in files[path]] == []
+
+
+SAYS_NOTHING = {
+    "found", "each", "place", "places", "said", "told", "tells", "seen", "aside", "beside", "whole", "own", "given",
+    "known", "wanted", "held", "kept", "asked", "taken", "made", "begun", "got", "gone", "what", "here", "there",
+    "thing", "things", "some", "many", "piece", "pieces", "apart", "which", "such", "ask", "meant", "come", "put",
+    "let", "stuff", "obj", "tmp", "temp",
+}  # fmt: skip
+"""Names of locals that do not say what they hold."""
+
+
+def test_locals_say_what_they_hold() -> None:
+    bound, empty = 0, Counter[str]()
+    for path in sorted((ROOT / "dpdist").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)):
+                name = node.arg if isinstance(node, ast.arg) else node.id
+                bound += 1
+                empty[path.name] += name.strip("_") in SAYS_NOTHING
+    assert empty.total() < 0.02 * bound, f"worst: {empty.most_common(3)}"
