@@ -95,7 +95,7 @@ class BudgetOptions(Options, frozen=True, kw_only=True):
     budget_delta: Annotated[Amount | None, option("Largest total delta of all releases.", AMOUNT, PRIVACY)] = None
     budget_pure: Annotated[
         Amount | None,
-        option("Part of epsilon for releases that are not Gaussian.", AMOUNT, PRIVACY),
+        option("Part of epsilon reserved for releases that are not Gaussian.", AMOUNT, PRIVACY),
     ] = None
     budget_delta_reserve: Annotated[
         Amount | None, option("Part of delta for releases that have a delta and are not Gaussian.", AMOUNT, PRIVACY)
@@ -127,13 +127,14 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
         option("The dimension of an array along its rows [default: the first].", WORD, READING, "NAME"),
     ] = None
     missing: Annotated[
-        int | None, option("Alleles to use for a missing genotype: 0, 1 or 2 [default: refuse].", WHOLE, READING)
+        int | None, option("Allele count for a missing genotype: 0, 1 or 2 [default: refuse].", WHOLE, READING)
     ] = None
     genotypes: Annotated[
         dict[str, str],
         option(
-            "Rules for genotypes: multiallelic=skip or split; haploid=single or double; field=DS; frequencies=FILE, "
-            "public ones, to replace a missing genotype by twice the frequency; standardise=yes, by these frequencies.",
+            "Rules for genotypes: multiallelic=skip or split; haploid=single or double; field=DS; frequencies=FILE: "
+            "public allele frequencies; a missing genotype becomes twice its frequency; standardise=yes: "
+            "standardise by these frequencies.",
             'a table, such as {multiallelic = "skip"}',
             READING,
         ),
@@ -141,7 +142,7 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
     header: Annotated[
         Header | None,
         option(
-            "Whether the first line of text names the columns [default: refuse if unclear].",
+            "Whether the first line of a text file names the columns [default: refuse if unclear].",
             '"yes" or "no"',
             READING,
         ),
@@ -158,14 +159,15 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
     privacy_unit: Annotated[
         str | None,
         option(
-            "Identifies the person or other unit of each row, and is not stored: a column of whole numbers, obs/NAME "
-            "of AnnData, or FID or FID,IID of a .fam.",
+            "Column that identifies the person or other unit of each row; it is not stored. Whole numbers; obs/NAME of "
+            "AnnData; FID or FID,IID of a .fam.",
             "a column's name in quotes",
             PRIVACY,
         ),
     ] = None
     max_rows: Annotated[
-        int | None, option("Largest number of rows kept of each privacy unit, per period if any.", WHOLE, PRIVACY)
+        int | None,
+        option("Maximum number of rows to keep for each privacy unit; with periods, in each.", WHOLE, PRIVACY),
     ] = None
     keep: Annotated[Keep | None, option("Which rows to keep [default: first].", '"first" or "random"', PRIVACY)] = None
 
@@ -182,9 +184,9 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     clip: Annotated[
         Clip,
         option(
-            "Public clip norm C, from public knowledge or dpdist bound, never from the data. private: choose it first, "
-            "from a private histogram of the norms (of scaled rows, with a private scale). auto, with a scale: "
-            "1.75 sqrt(d), where d counts the columns with a known scale.",
+            "Public clip norm C, from public knowledge or dpdist bound, never from the data. private: first choose "
+            "it from a private histogram of row norms (after scaling, with a private scale). auto, with a scale: "
+            "1.75 sqrt(d), where d is the number of columns whose scale is known.",
             'a number, such as 8.5, "private" or "auto"',
             CLIP,
         ),
@@ -207,8 +209,8 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     neighbours: Annotated[
         Neighbours,
         option(
-            "Neighbouring tables: replace-one differ in one row; add-remove have one row more or less, so the number "
-            "of rows is private.",
+            "Neighbouring tables. replace-one: they differ in the values of one row. add-remove: one has an extra row, "
+            "so the number of rows is private.",
             " or ".join(f'"{relation}"' for relation in Neighbours),
             PRIVACY,
         ),
@@ -217,7 +219,7 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
         str,
         option(
             "none, private, or a file (.npz, .npy, .json) with a public centre and scale of each column, or a "
-            "release.zarr with them.",
+            "release.zarr, whose centre and scale are reused.",
             '"none", "private" or a path',
             CLIP,
             "[none|private|FILE]",
@@ -226,8 +228,8 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     scale: Annotated[
         str,
         option(
-            "private: choose a scale and, unless given, a centre of each column first, from private histograms; with "
-            "periods, from those of the first one. Or a file (.npz, .npy, .json) with a public scale.",
+            "private: first choose a scale for each column, and a centre unless one is given, from private histograms; "
+            "with periods, of the first period. Or a file (.npz, .npy, .json) with a public scale.",
             '"none", "private" or a path',
             CLIP,
             "[none|private|FILE]",
@@ -236,8 +238,8 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     scale_share: Annotated[
         Amount | None,
         option(
-            "With a private scale: the share of the release's mu² (or epsilon) for its choice [default: .01 to .25, by "
-            "n, epsilon and d].",
+            "With a private scale: the share of the release's mu² (or epsilon) spent on its choice [default: .01 to "
+            ".25, by n, epsilon and d].",
             "a number, such as 0.1",
             EXPERT,
             "SHARE",
@@ -255,8 +257,8 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     rows_at_most: Annotated[
         Annotated[int, Meta(ge=1, le=2**63 - 1)],
         option(
-            "Public upper bound on the number of rows, if that is private or there are periods. It determines the grid "
-            "bits.",
+            "Public upper bound on the number of rows, for use if that number is private or the rows have periods. It "
+            "determines the grid bits.",
             "a number of rows, at least 1",
             EXPERT,
             "N",
@@ -287,7 +289,7 @@ class RequestOptions(ReleaseOptions, frozen=True, kw_only=True):
     components: Annotated[
         int | None,
         option(
-            "With a private clip norm: choose it for K components [default: the 0.95-quantile].",
+            "With a private clip norm: choose the one best suited to K components [default: the 0.95-quantile].",
             WHOLE,
             CLIP,
             "K",
@@ -305,7 +307,8 @@ class RequestOptions(ReleaseOptions, frozen=True, kw_only=True):
     for_reproduction: Annotated[
         bool,
         option(
-            "Allow a mechanism that is not private as claimed: without a ledger, for rows that never had a budget.",
+            "Allow a mechanism that is not private as claimed. Only for rows that never had a budget; no ledger is "
+            "charged.",
             FLAG,
             EXPERT,
         ),
@@ -319,8 +322,8 @@ class ComponentsOptions(Options, frozen=True, kw_only=True):
     components: Annotated[
         Components,
         option(
-            "Number of principal components; or the share of the variance that they certainly contain, such as 0.9; or "
-            "auto: all components above the noise.",
+            "Number of principal components; or the share of the variance that they must be sure to explain, such as "
+            "0.9; or auto: all components above the noise.",
             'a whole number of at least 1, a share of the variance such as 0.9, or "auto": all components above the '
             "noise",
             metavar="K|SHARE|auto",
@@ -329,7 +332,7 @@ class ComponentsOptions(Options, frozen=True, kw_only=True):
     correlation: Annotated[
         bool,
         option(
-            "Components of the correlation matrix, by the released variances, without columns below the noise.",
+            "Use the correlation matrix, computed from the released variances; columns below the noise are left out.",
             FLAG,
         ),
     ] = False

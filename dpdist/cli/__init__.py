@@ -35,14 +35,14 @@ _COMMANDS = {
     "ledger": ("ledger", "ledger", "Create, show, verify, export or repair a ledger."),
     "mechanisms": ("mechanisms", "mechanisms", "List mechanisms with their claimed and proved guarantees."),
     "pca": ("components", "pca", "Write the principal components of a release."),
-    "project": ("components", "project", "Project rows on components; scores are as private as rows."),
+    "project": ("components", "project", "Project rows onto components. Keep the scores as private as the rows."),
     "regress": ("answers", "regress", "Regress a column of a release on others, with intervals."),
     "register": ("pipeline", "register", "Use rows in place, without a copy."),
     "release": ("pipeline", "release_command", "Publish a private second moment of rows."),
     "report": ("inspect", "report_command", "Write an HTML report on a release."),
     "run": ("jobs", "run", "Run a job file."),
     "schema": ("pipeline", "schema_command", "Draft a schema for the columns of files."),
-    "synthesise": ("answers", "synthesise", "Draw normal rows with the mean and covariance of a release."),
+    "synthesise": ("answers", "synthesise", "Draw synthetic rows from a normal distribution fitted to a release."),
     "status": ("jobs", "status", "Show the state of a job."),
 }
 """Module, function and summary of each command."""

@@ -32,7 +32,7 @@ from dpdist.storage.store import AnyStore
 @click.option(
     "--drop-first",
     is_flag=True,
-    help="With --correlation: omit the first column of each categorical variable, which the others determine.",
+    help="With --correlation: omit the first column of each categorical variable: the other columns determine it.",
 )
 @click.option("--plot", type=LOCAL, help="Draw the eigenvalues and the noise edge to this image file.")
 @click.option(
@@ -46,8 +46,8 @@ def pca(
 ) -> None:  # fmt: skip
     """Write MODEL, the top principal components of RELEASE, and print how far each is above the noise. Free.
 
-    A release of thousands of columns is read from disk, on the cluster if --scheduler or --workers is given. An
-    existing MODEL of the same release and number of components is left as it is; any other is refused.
+    A release with thousands of columns is processed from disk, on the cluster if --scheduler or --workers is given.
+    An existing MODEL is kept if it has the same release and number of components; otherwise the command is refused.
     """
     correlation = components_options.correlation
     if correlation and plot is not None:

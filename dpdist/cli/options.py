@@ -183,7 +183,7 @@ def options(
             command(**{into: kind(**values, **fixed)}, **arguments)
 
         if "options" in fields:
-            shorthand = "Short for --option arithmetic=..., for mechanisms with several."
+            shorthand = "Short for --option arithmetic=..., for mechanisms that offer a choice."
             collected = click.option("--arithmetic", cls=Option, group=EXPERT, help=shorthand)(collected)
         for name, field in reversed(fields.items()):
             collected = _click_option(name, field, changed.get(name, {}))(collected)

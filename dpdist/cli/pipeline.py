@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 
 _COLUMNS = "Comma-separated names of the columns to keep, in this order."
 _BOUND_OPTIONS = {
-    "epsilon": {"help": "Privacy loss epsilon of the choice: a small part of the budget, such as 0.1."},
+    "epsilon": {"help": "Epsilon to spend on this choice: a small part of the budget, such as 0.1."},
     "delta": {
-        "help": "Privacy loss delta. Above 0: Gaussian noise, cheap if other releases are Gaussian. 0: Laplace noise "
-        "and pure differential privacy. [default: that of the budget]",
+        "help": "Privacy loss delta. Above 0, the noise is Gaussian, which costs little alongside other Gaussian "
+        "releases. If 0, it is Laplace noise, with pure differential privacy. [default: that of the budget]",
     },
     "centre": {
-        "help": "none, or the file with the public centre and scale of the release to come.",
+        "help": "none, or the file with the public centre and scale of the planned release.",
         "metavar": "[none|FILE]",
     },
-    "scale": {"help": "none, or the file with its public scale.", "metavar": "[none|FILE]"},
+    "scale": {"help": "none, or the file with the public scale of the planned release.", "metavar": "[none|FILE]"},
 }  # fmt: skip
 
 
@@ -72,15 +72,15 @@ def ingest(
     source: SourceLocation, rows: AnyStore, ingest_options: IngestOptions, ledger: LedgerAddress | None, compress: bool,
     cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
-    """Copy SOURCE, a file, a folder of files or an address (s3://, gs://, https://), into ROWS, a Zarr array.
+    """Copy SOURCE into the Zarr array ROWS. SOURCE is a file, a folder of files or an address (s3://, gs://, https://).
 
-    ROWS is a folder or an address in an object store (s3://, gs://, az://), which needs --ledger for its budget.
+    ROWS is a folder, or an address in an object store (s3://, gs://, az://), where a budget requires --ledger.
 
-    Files may be .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .arrow, .feather, .h5ad, .nc, .zarr,
+    Files may be .npy, .npz, .csv, .csv.gz, .parquet (also in KEY=VALUE folders), .arrow, .feather, .h5ad, .nc, .zarr,
     .bed with .bim and .fam, .pgen with .pvar and .psam, .vcf and .vcf.gz. A row of genotypes is a sample. Existing ROWS
     are never replaced: if they come from the same files, the command does nothing, and an interrupted ingest resumes.
 
-    This process reads a SOURCE below 256 MiB. A worker per core, or the cluster you name, reads a larger one.
+    A SOURCE below 256 MiB is read by this process; a larger one by one worker per core, or by the given cluster.
     """
     budget, fresh = ingest_options.budget, not store_at(rows).exists()
     table = ingest_rows(
@@ -187,7 +187,7 @@ def release_command(
     rows: AnyStore, release: AnyStore, request_options: RequestOptions, ledger: LedgerAddress | None, cluster: Cluster,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Publish RELEASE, a private second moment of ROWS. The same command again publishes the same bytes for free."""
+    """Publish RELEASE, a private second moment of ROWS. Repeating the command publishes the same bytes for free."""
     if request_options.clip is None:
         raise UsageError(_without_clip(rows))
     request = request_from(request_options)
@@ -245,22 +245,22 @@ def _condition(total: Release, *, disjoint: bool) -> str:
 )  # fmt: skip
 @click.option(
     "--quantile",
-    help="Share of the rows with a norm up to the clip norm. [default: 0.95, or by --components]",
+    help="Share of rows that the clip norm should leave unchanged. [default: 0.95, or chosen by --components]",
 )
 @click.option(
     "--components",
     type=click.IntRange(min=1),
     metavar="K",
-    help="Choose the quantile with the least total error of K components, from noise and clipping. Omit it if you need "
-    "the whole matrix.",
+    help="Choose the quantile that minimises the total error of K components from noise and clipping. Omit it if you "
+    "need the whole matrix.",
 )
-@click.option("--release-epsilon", metavar="E", help="With --components: the epsilon of the release to come.")
+@click.option("--release-epsilon", metavar="E", help="With --components: the epsilon of the planned release.")
 @click.option(
     "--grid",
     default=str(NormGrid()),
     metavar="LOW:HIGH:PER_OCTAVE",
-    help="Norms to choose from, PER_OCTAVE for each doubling. Public, never from the data. A shorter grid gets less "
-    "noise. [default: 1/1024 to 2^20, 2 per octave]",
+    help="Candidate norms, PER_OCTAVE values per doubling. Public, never taken from the data. With fewer values the "
+    "choice is less noisy. [default: 1/1024 to 2^20, 2 per octave]",
 )
 @ledger_option
 @partial(cluster_options, trusted=True)
@@ -271,8 +271,8 @@ def bound(
 ) -> None:  # fmt: skip
     """Choose the clip norm of ROWS privately: a quantile of the row norms, for a small epsilon.
 
-    The ledger is charged once, for a noisy histogram of the norms. The same command again, also with another --quantile
-    or --components, is free. Exit code 4 if the quantile may be beyond the grid.
+    The ledger is charged once, for a noisy histogram of the norms. Repeating the command is free, even with a
+    different --quantile or --components. The exit code is 4 if the quantile may lie outside the grid.
     """
     choice = clip_norm.choose_clip_norm(
         rows, norms_request_from(release_options, grid), quantile, components=components,
