@@ -321,6 +321,7 @@ def test_draws_have_the_stated_mean_and_variances_and_a_twin_has_not(name: str) 
         # entries of one draw may be dependent, draws are not: one mean square per draw
         squares = np.mean(entries**2, axis=1)
         assert mean_passes(np.mean(entries, axis=1), 0)
-        assert mean_passes(squares, variance)
+        # skewed draws are farther off than normal ones: the limit of 100 tests has a false alarm in 10^8 runs
+        assert mean_passes(squares, variance, 100)
         # the twin has half the variance; for the heaviest tails, of wishart noise, that is ten standard errors or more
-        assert not mean_passes(squares / 2, variance)
+        assert not mean_passes(squares / 2, variance, 100)

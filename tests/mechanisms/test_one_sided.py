@@ -116,7 +116,7 @@ def test_integer_exact_noise_is_one_exactly_rounded_matrix() -> None:
 
 def test_draws_are_wishart_and_twins_are_not() -> None:
     """The ideal-real ones; tests/noise/test_products.py tests the integer-exact ones."""
-    size, columns, count = 3, 6, 1500
+    size, columns, count = 3, 6, 2500
     sample = matrices(CalibratedWishart(size, columns, BOUND, Arithmetic.IDEAL_REAL, None, ONE), count) / BOUND
     direction = np.array([0.6, -0.48, 0.64])
     inverse = 1 / np.einsum("i,nij,j->n", direction, np.linalg.inv(sample), direction)

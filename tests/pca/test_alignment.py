@@ -179,7 +179,7 @@ def covariance(known: Drawn) -> Floats:
 def test_loadings_lie_in_their_intervals_and_mostly_not_in_a_fifth_of_them(
     name: str, more: dict[str, Any], *, correlations: bool
 ) -> None:
-    """In 9 of 10 at least, of hundreds of releases' loadings that err together: .02 less has probability below 1e-5."""
+    """In 9 of 10 at least, of hundreds of releases' loadings that err together: .04 less has probability 6e-8."""
     known = scene(name, **more)
     matrix = covariance(known)
     deviations = np.sqrt(np.diag(matrix)) if correlations else np.ones(len(matrix))
@@ -204,7 +204,7 @@ def test_loadings_lie_in_their_intervals_and_mostly_not_in_a_fifth_of_them(
         held += int((far <= 1).sum())
         narrow += int((far <= 0.2).sum())
     assert said > DRAWS
-    assert held >= 0.88 * said
+    assert held >= 0.86 * said
     assert narrow < 0.6 * said
 
 
