@@ -64,6 +64,7 @@ def two_factors(n: int, p: int = 6) -> Floats:
     ],
 )  # fmt: skip
 def test_intervals_hold_and_those_of_a_fifth_of_the_length_do_not(scene: Drawn, kind: str, level: float) -> None:
+    # a fifth holds in .28 to .34: so often with probability 1e-9
     found, fewest = held(scene, KINDS[kind], RELEASES), stats.binom.ppf(FALSE_ALARM, RELEASES, level) / RELEASES
     assert found.refused == 0
     for name, shares in found.shares.items():
