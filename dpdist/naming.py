@@ -1,8 +1,8 @@
 """Names of parameters and steps in messages, for each interface.
 
 The library's messages are read by users of the command line, of job files and of Python. A message names a parameter
-with :func:`parameter` and a step with :func:`step`, which write it for the current :class:`Face`: Python, unless
-:func:`naming` sets another. Tasks on workers take the face along.
+with :func:`parameter` and a step with :func:`step`, which write it for the current :class:`Interface`: Python, unless
+:func:`naming` sets another. Tasks on workers take the interface along.
 """
 
 from __future__ import annotations
@@ -124,13 +124,13 @@ class CommandLine:
 
 PYTHON, ESTIMATORS, BUDGET = Python(_FUNCTIONS, _KEYWORDS), Python(_ESTIMATORS, {}), Python(_BUDGET, _KEYWORDS)
 COMMAND_LINE = CommandLine()
-_INTERFACE: ContextVar[Interface] = ContextVar("face", default=PYTHON)
+_INTERFACE: ContextVar[Interface] = ContextVar("interface", default=PYTHON)
 
 
 @contextmanager
-def naming(face: Interface) -> Iterator[None]:
-    """Name parameters and steps in the messages of a block as ``face`` does."""
-    token = _INTERFACE.set(face)
+def naming(interface: Interface) -> Iterator[None]:
+    """Name parameters and steps in the messages of a block as ``interface`` does."""
+    token = _INTERFACE.set(interface)
     try:
         yield
     finally:
@@ -138,7 +138,7 @@ def naming(face: Interface) -> Iterator[None]:
 
 
 def current_interface() -> Interface:
-    """Return the current face, for use on a worker."""
+    """Return the current interface, for use on a worker."""
     return _INTERFACE.get()
 
 

@@ -115,7 +115,7 @@ def demo_command(directory: Path, cluster: Cluster) -> None:
     _step(2, "Release: one private second moment, charged once", f"dpdist release {rows} {released}")
     request = ReleaseRequest(mechanism="gaussian", loss=_LOSS, clip_norm=_CLIP)
     outcome = release.release_rows(rows, released, request, cluster=cluster)
-    origin = "computed now" if outcome.fresh else "published before: same bytes, nothing spent"
+    origin = "computed now" if outcome.fresh else "published before: the same bytes, nothing spent"
     click.echo(f"   {outcome.release.mechanism}, {_LOSS} under {outcome.release.neighbours} ({origin})")
     click.echo(wrapped(str(Ledger(budget.default_ledger(rows)).balance()), "   ", "   "))
 

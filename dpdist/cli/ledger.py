@@ -30,7 +30,7 @@ def ledger() -> None:
 @json_option
 def ledger_create(ledger: LedgerAddress, rows: AnyStore, budget_options: BudgetOptions, as_json: bool) -> None:
     """Declare a budget. LEDGER is a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
-    budget, fresh = budget_options.budget, not Ledger.exists_at(ledger)
+    budget, fresh = budget_options.budget, not Ledger.stands_at(ledger)
     created = create_ledger(ledger, rows, budget)
     before = "" if fresh else ", unchanged"
     value = {"ledger": str(ledger), "fresh": fresh, **created.budget.to_json()}
@@ -120,7 +120,7 @@ def ledger_adopt(ledger: LedgerAddress, as_json: bool) -> None:
     """
     opened = Ledger(ledger)
     adopted = opened.adopt()
-    message = f"{ledger}: nothing is missing."
+    message = f"{ledger}: no release is missing."
     if adopted:
         message = f"{ledger}: charged {counted(len(adopted), 'release')} committed elsewhere: {listed(adopted)}."
     if opened.exhausted:

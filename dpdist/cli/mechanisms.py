@@ -62,7 +62,7 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
 def _private_count(table: RowsTable | PeriodicTable) -> bool:
     """Return whether the number of rows is private: a release was charged under add-remove."""
     address = absolute(ledger_place(table, None))
-    records = Ledger(address).records if table.ledger_id is not None and Ledger.exists_at(address) else []
+    records = Ledger(address).records if table.ledger_id is not None and Ledger.stands_at(address) else []
     return any(record.guarantee.neighbours is Neighbours.ADD_REMOVE for record in records)
 
 
@@ -170,7 +170,7 @@ def forecast_command(
         f"--{name}" for name, value in _CLUSTER_PARAMETERS.items() if source_of(value) is not ParameterSource.DEFAULT
     ]
     if unused and not cluster:
-        raise UsageError(f"{', '.join(unused)} needs --cluster.")
+        raise UsageError(f"Without --cluster there is no use for {', '.join(unused)}. Add --cluster.")
     columns, rows, max_rows, max_periods = _described(
         table, columns, rows, max_rows, max_periods, request_options.neighbours
     )

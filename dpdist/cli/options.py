@@ -227,7 +227,7 @@ def budget_message(table: RowsTable, ledger: LedgerAddress | None) -> str:
     """Describe the budget of rows and its ledger."""
     if not table.budget:
         return "No budget declared yet."
-    location = f" in {ledger}" if ledger is not None and Ledger.exists_at(ledger) else ""
+    location = f" in {ledger}" if ledger is not None and Ledger.stands_at(ledger) else ""
     return f"Budget {table.budget}{location}."
 
 

@@ -182,7 +182,7 @@ def release_target(estimator: PrivateEstimator, rows: Store, request: ReleaseReq
         return store_at(estimator.release)
     name, table = str(rows).rpartition("/")[2].removesuffix(".zarr"), open_rows(rows)
     ledger_path = ledger_place(table, _ledger_address(estimator))
-    ledger = Ledger(ledger_path) if Ledger.exists_at(ledger_path) else None
+    ledger = Ledger(ledger_path) if Ledger.stands_at(ledger_path) else None
 
     def of(version: ReleaseRequest) -> Store:
         return rows.parent.within(f"{name}.{version.release_id(table)}.zarr")

@@ -321,7 +321,7 @@ def kept_columns(names: tuple[str, ...], columns: Sequence[str] | None, unit: Un
         raise UsageError(f"There is no column {unit.column}. There are: {listed(names)}.", parameter="privacy_unit")
     if unit is not None and columns is not None and unit.column in columns:
         raise UsageError(
-            f"The privacy unit {unit.column} is not a column of the table. Leave it out of the columns to keep.",
+            f"The privacy unit {unit.column} is not summed, so it cannot be a column to keep. Leave it out.",
             parameter="columns",
         )
     if columns is None:

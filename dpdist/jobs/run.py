@@ -45,14 +45,15 @@ def require_same_rows(job: Job, table: RowsTable) -> None:
     if job.source is not None and schema != table.schema:
         actual = "no schema" if table.schema is None else "a schema" if schema is None else "another schema"
         requested = "none" if schema is None else "one" if table.schema is None else "its own"
-        raise RefusedError(f"{job.rows} has {actual}, and the job file {requested}. {cure}")
+        raise RefusedError(f"{job.rows} has {actual}, but the job file asks for {requested}. {cure}")
     if job.unit != table.unit and (job.unit is not None or job.source is not None):
         raise RefusedError(
-            f"{job.rows} protects {_describe_unit(table.unit)}, and the job file {_describe_unit(job.unit)}. {cure}"
+            f"{job.rows} protects {_describe_unit(table.unit)}, but the job file asks for {_describe_unit(job.unit)}. "
+            f"{cure}"
         )
     if job.columns is not None and job.columns != table.names:
         raise RefusedError(
-            f"{job.rows} has the columns {listed(table.names)}, and the job file {listed(job.columns)}. {cure}"
+            f"{job.rows} has the columns {listed(table.names)}, but the job file asks for {listed(job.columns)}. {cure}"
         )
     if job.budget not in {None, table.budget}:
         raise UsageError(

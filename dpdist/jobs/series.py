@@ -155,8 +155,8 @@ def require_same_unit(job: Job, table: PeriodicTable) -> None:
             "one row" if unit is None else f"{unit.column}, {unit.most}" for unit in (table.unit, job.unit)
         )
         raise RefusedError(
-            f"{job.rows} protects {actual}, and the job file {requested}. The privacy unit is declared once, with the "
-            "first period. Change the job file, or change [rows] path to ingest these rows elsewhere."
+            f"{job.rows} protects {actual}, but the job file asks for {requested}. The privacy unit is declared once, "
+            "with the first period. Change the job file, or change [rows] path to ingest these rows elsewhere."
         )
 
 

@@ -34,7 +34,7 @@ from dpdist.release.advice import choice_refused
 from dpdist.release.first_scale import shared
 from dpdist.release.request import Parts, auto_clip
 from dpdist.release.series import Toeplitz
-from dpdist.release.trusted import charged_request, exists_at
+from dpdist.release.trusted import charged_request, stands_at
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import counted_rows, open_periods
 from dpdist.rows.units import Unit
@@ -262,7 +262,7 @@ def _require_paths(job: Job) -> None:
             require_folder(local(str(folder)))
         return
     release_id = _release_id(job, None) if exists else None
-    exists_at(store_at(job.release), release_id)
+    stands_at(store_at(job.release), release_id)
     for path, noun in ((job.model, "model"), (job.scores, "scores")):
         if path is not None and (release_id is None or not made_from(path, noun, release_id=release_id)):
             store_at(path).require_new(noun)

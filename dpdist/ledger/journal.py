@@ -272,7 +272,7 @@ class Transaction(ABC):
 
 
 class Storage(Protocol):
-    """The storage of one ledger; its text names it in messages, without secrets.
+    """The storage of one ledger; its text names it in messages, without a password.
 
     A storage that is unreachable or full raises ResumableError; one that is damaged or cannot flush, DataError. A
     storage of several ledgers refuses a second one of the same data set with RefusedError.

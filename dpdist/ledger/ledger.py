@@ -189,7 +189,7 @@ class Ledger(Witnessed):
     @classmethod
     def charged_for(cls, rows: object, ledger_id: str, place: LedgerAddress) -> Ledger:
         """Open the ledger that may be charged for rows, whose id the rows name, or raise RefusedError."""
-        if not cls.exists_at(place):
+        if not cls.stands_at(place):
             raise RefusedError(
                 f"The ledger of {rows} is not at {place}. If it was moved, pass its new location "
                 f"({parameter('ledger')}, or ledger in a job file). If it is lost, restore it from a copy, because "
@@ -204,7 +204,7 @@ class Ledger(Witnessed):
         return ledger
 
     @staticmethod
-    def exists_at(place: AnyLedgerAddress) -> bool:
+    def stands_at(place: AnyLedgerAddress) -> bool:
         """Return whether there is a ledger at a place."""
         return _storage(place).exists()
 
@@ -524,7 +524,8 @@ class Ledger(Witnessed):
             lacking = f"committed {listed(missing)}" if missing else "was charged the whole budget"
             raise RefusedError(
                 f"The ledger {self._storage} is an older copy: according to its witness, another copy {lacking}. "
-                f"Restore a newer copy, or charge this one with: {step('ledger adopt', self._storage)}"
+                "Restore a newer copy, or charge the missing releases to this one: "
+                f"{step('ledger adopt', self._storage)}"
             )
         view = self._snapshot()
         require_within_budget(view, str(self._storage))

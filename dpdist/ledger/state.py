@@ -301,7 +301,7 @@ class View:
                 last = isinstance(event, Committed)
                 if (len(record.drawn) >= record.draws - 1) is not last:
                     raise DataError(
-                        f"The journal commits draws of {event.id} in the wrong order: it was altered. Restore the "
+                        f"The journal commits the wrong number of draws of {event.id}: it was altered. Restore the "
                         "ledger from a copy."
                     )
                 # after a stage the fence increases, so that its attempt cannot commit it again as the next part

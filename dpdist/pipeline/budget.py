@@ -265,7 +265,7 @@ def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | No
 
 def _id_at(ledger: LedgerAddress) -> str | None:
     """Return the identifier of the ledger at an address, or None without a ledger."""
-    return Ledger(ledger).ledger_id if Ledger.exists_at(ledger) else None
+    return Ledger(ledger).ledger_id if Ledger.stands_at(ledger) else None
 
 
 def _require_of_files(**choices: object) -> None:
@@ -278,7 +278,7 @@ def _require_of_files(**choices: object) -> None:
 
 
 def _require_no_ledger(ledger: LedgerAddress) -> None:
-    if ledger.exists() if isinstance(ledger, Path) else Ledger.exists_at(ledger):
+    if ledger.exists() if isinstance(ledger, Path) else Ledger.stands_at(ledger):
         raise DataError(
             f"A ledger exists at {ledger}. It may be the only record of the budget of other rows: keep it, and choose "
             "another name for these rows."
@@ -390,7 +390,7 @@ def periodic_table(
     def make() -> None:
         if budget is None:
             raise UsageError(f"{rows} does not exist yet. Declare a budget for it ({parameter('budget_epsilon')}).")
-        if Ledger.exists_at(address):
+        if Ledger.stands_at(address):
             _require_no_ledger(address)
         create_periods(rows, budget, unit)
 
@@ -426,7 +426,7 @@ def _ledger_to_name(address: LedgerAddress, rows: Store, dataset_id: str, budget
     record = state_folder.seen(dataset_id)
     if record.reproduced:
         raise reproduced(rows)
-    opened = Ledger(address) if Ledger.exists_at(address) else None
+    opened = Ledger(address) if Ledger.stands_at(address) else None
     if record.ledger_id is None:
         declared = _declared(rows, budget)
         if opened is not None and opened.dataset_id == dataset_id and opened.budget == declared:

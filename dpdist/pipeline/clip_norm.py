@@ -363,7 +363,7 @@ def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[Norms
     """
     if budget_delta and not transaction.request.loss.delta_atto:
         transaction = norm_histogram.resolved(transaction)
-    if not Ledger.exists_at(transaction.ledger):
+    if not Ledger.stands_at(transaction.ledger):
         return transaction, None, None
     ledger = Ledger(transaction.ledger)
     record, left = ledger.record(transaction.release_id), ledger.balance().left

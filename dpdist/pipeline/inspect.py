@@ -131,7 +131,7 @@ def inspect_path(
             f"{store} has format {described.get('format')!r}, which this version of dpdist does not know. Use the "
             "version that wrote it."
         )
-    if isinstance(where := store.address(), Path) and Ledger.exists_at(where):
+    if isinstance(where := store.address(), Path) and Ledger.stands_at(where):
         raise DataError(f"{store} is a ledger. Inspect it with: {step('ledger show', store)}")
     if not store.exists():
         raise DataError(f"{store} does not exist.")
@@ -214,7 +214,7 @@ def _ledger(
         return LedgerFacts(location, LedgerState.NOT_CREATED, declared), None
     if address is None:
         return LedgerFacts(location, LedgerState.NOT_NAMED, declared), None
-    if not Ledger.exists_at(address):
+    if not Ledger.stands_at(address):
         return LedgerFacts(location, LedgerState.NOT_THERE, declared), None
     opened = Ledger(address)
     if opened.ledger_id != ledger_id:

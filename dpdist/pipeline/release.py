@@ -285,7 +285,7 @@ def _reproduced(transaction: trusted.MomentTransaction, cluster: Cluster, ledger
     if ledger is not None:
         raise UsageError(f"A release for reproduction is not charged to a ledger. Leave {parameter('ledger')} out.")
     require_undeclared(transaction.table)
-    exists = trusted.exists_at(transaction.target, transaction.release_id)
+    exists = trusted.stands_at(transaction.target, transaction.release_id)
     if not exists:
         with cluster.connected() as executor:
             executor.require_visible(transaction.table.probe, ROOT)

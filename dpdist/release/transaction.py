@@ -105,7 +105,7 @@ class ReleaseTransaction(Generic[RequestT_co]):
 
     def state(self) -> State | None:
         """Return the state from the ledger; None if there is no ledger or no record."""
-        if not Ledger.exists_at(self.ledger):
+        if not Ledger.stands_at(self.ledger):
             return None
         record = Ledger(self.ledger).record(self.release_id)
         return None if record is None else record.state

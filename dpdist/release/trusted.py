@@ -92,7 +92,7 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
 
     def reserve(self) -> State:
         """Charge the release, once its target is known to be free or to contain it."""
-        stands = exists_at(self.target, self.release_id)
+        stands = stands_at(self.target, self.release_id)
         if self.request.for_reproduction:
             raise UsageError(
                 f"A release for reproduction cannot be charged to a ledger: leave {parameter('for_reproduction')} out."
@@ -129,7 +129,7 @@ def resolved_transaction(
     request: ReleaseRequest, table: Table, address: LedgerAddress, target: Store
 ) -> MomentTransaction:
     """Return the transaction for a request, resolved by :func:`charged_request`."""
-    ledger = Ledger(address) if Ledger.exists_at(address) else None
+    ledger = Ledger(address) if Ledger.stands_at(address) else None
     return MomentTransaction(charged_request(request, table, ledger, target), table, address, target)
 
 
@@ -145,7 +145,7 @@ def require_recorded(ledger: Ledger, target: AnyStore) -> None:
         )
 
 
-def exists_at(target: Store, release_id: str | None) -> bool:
+def stands_at(target: Store, release_id: str | None) -> bool:
     """Whether target contains the release; refuses another release. With None, any release is another one."""
     attributes = attributes_of(target) or {}
     if release_id is not None and attributes.get("release_id") == release_id and attributes.get("format") == FORMAT:
@@ -287,7 +287,7 @@ def publish(transaction: MomentTransaction) -> None:
     """Read the committed bytes back, publish them, and record it; idempotent."""
     ledger = Ledger(transaction.ledger)
     record = ledger.record(transaction.release_id)
-    if record is not None and record.state is State.ADOPTED and exists_at(transaction.target, record.release_id):
+    if record is not None and record.state is State.ADOPTED and stands_at(transaction.target, record.release_id):
         return  # published by the copy of the ledger that committed it
     with transaction.committed() as content:
         archive.publish(content, transaction.target)

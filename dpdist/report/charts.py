@@ -82,7 +82,7 @@ def rule(x: float, y: float, dx: float = 0, dy: float = 0) -> str:
 def tenths(value: float) -> str:
     """Return a length with one decimal.
 
-    >>> place(12.04), place(-0.001), place(3.14159)
+    >>> tenths(12.04), tenths(-0.001), tenths(3.14159)
     ('12', '0', '3.1')
     """
     return f"{round(value, 1) + 0.0:g}"
@@ -91,7 +91,7 @@ def tenths(value: float) -> str:
 def power_text(power: int) -> str:
     """Return the unit of the numbers of a chart.
 
-    >>> power_words(6), power_words(0)
+    >>> power_text(6), power_text(0)
     (', in 10⁶', '')
     """
     return f", in 10{str(power).translate(_SUPERSCRIPT)}" if power else ""

@@ -262,10 +262,10 @@ class Schema(_SchemaFields):
             lengths.append(max(longest, math.hypot(lacking, float(column.weight or 1) if column.indicated else 0.0)))
         return math.hypot(*lengths)
 
-    def where(self, index: int) -> str:
+    def where(self, place: int) -> str:
         """Return the name of a column for messages, with its line if the schema is a file."""
-        name = f"column {self.columns[index].name!r}"
-        return f"{self.file}, line {self.lines[index]}, {name}" if self.file and self.lines else name
+        name = f"column {self.columns[place].name!r}"
+        return f"{self.file}, line {self.lines[place]}, {name}" if self.file and self.lines else name
 
     def places(self, names: Sequence[str]) -> tuple[int, ...]:
         """Return the positions of the columns to read, in the order of the schema; UsageError if they do not match."""

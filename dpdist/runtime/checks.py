@@ -39,7 +39,7 @@ def forbid_core_dumps() -> None:
 class ClientInfo:
     """The process that submits a task: its version, and how its messages name parameters."""
 
-    face: Interface
+    interface: Interface
     version: str
 
     @classmethod
@@ -56,7 +56,7 @@ def guarded(client_info: ClientInfo, function: Callable[..., Result], *arguments
     """
     forbid_core_dumps()
     try:
-        with naming(client_info.face):
+        with naming(client_info.interface):
             _require_version(client_info.version)
             return function(*arguments)
     except DpdistError as error:

@@ -462,7 +462,7 @@ class ObjectStore:
             options = {"mode": version}
         error = self._try_put(path, content, **options)
         if kind_of(error) == "PreconditionError":
-            if self._get(path) != content:  # otherwise a repeated request, as in _created
+            if self._get(path) != content:  # otherwise a repeated request, as in _create
                 raise _changed(self, noun)
         elif error is not None:
             raise self._write_error(error, noun)

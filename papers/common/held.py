@@ -34,7 +34,7 @@ class Held:
         By kind of answer, (m,): which share of the releases has each exact value in its interval. What differs from
         release to release, such as components beyond the first, is averaged.
     short
-        The same of intervals of a third of the length.
+        The same of intervals of a fifth of the length.
     refused
         Number of releases that were refused an answer.
     """
@@ -122,7 +122,7 @@ def held(scene: Drawn, answer: Callable[[Drawn, Release], Found], releases: int)
         for kind, (truth, ends) in found.items():
             middle, reach = ends.mean(axis=1), (ends[:, 1] - ends[:, 0]) / 2
             hits.setdefault(kind, []).append((np.abs(truth - middle) <= reach + 1e-9).astype(np.float64))
-            short.setdefault(kind, []).append((np.abs(truth - middle) <= reach / 3).astype(np.float64))
+            short.setdefault(kind, []).append((np.abs(truth - middle) <= reach / 5).astype(np.float64))
     return Held(_averaged(hits), _averaged(short), refused)
 
 

@@ -63,7 +63,8 @@ def two_factors(n: int, p: int = 6) -> Floats:
         (drawn(two_factors(2000), 4.0, mechanism=BOTH_SIDES, neighbours=ADD), "principal component regression", 0.9),
     ],
 )  # fmt: skip
-def test_intervals_hold_and_those_of_a_third_of_the_length_do_not(scene: Drawn, kind: str, level: float) -> None:
+def test_intervals_hold_and_those_of_a_fifth_of_the_length_do_not(scene: Drawn, kind: str, level: float) -> None:
+    # a fifth holds in .28 to .34: so often with probability 1e-9
     found, fewest = held(scene, KINDS[kind], RELEASES), stats.binom.ppf(FALSE_ALARM, RELEASES, level) / RELEASES
     assert found.refused == 0
     for name, shares in found.shares.items():
@@ -88,20 +89,20 @@ def test_without_noise_to_speak_of_shares_are_those_of_the_rows() -> None:
 
 
 def test_what_noise_adds_along_components_is_taken_away_again() -> None:
-    """Means of 30 releases, within 5 of their standard errors; the twin, with released eigenvalues, fails."""
+    """Means of 60 releases, within 6.5 of their standard errors; of eigenvalues as released, the twin, they are not."""
     spread = np.concatenate([[1.5, 1.2, 1.0, 0.8], np.full(36, 0.2)])
     scene, off = drawn(np.random.default_rng(2).normal(size=(3000, 40)) * spread, 5.0), []
     exact = covariance_of(scene)
-    for _ in range(30):
+    for _ in range(60):
         release = scene.release()
         found = components(release, 3)
         told, raw = captured(release, found), float(np.sum(found.eigenvalues))  # type: ignore[arg-type]
         assert told is not None
         along, whole = float(np.trace(found.components @ exact @ found.components.T)), float(np.trace(exact))
         off.append([told.variances.sum() - along, told.shares[-1] - along / whole, raw - along, (raw - along) / whole])
-    means, errors = np.mean(off, axis=0), np.std(off, axis=0) / 30**0.5
-    assert (np.abs(means[:2]) < 5 * errors[:2]).all()
-    assert (means[2:] > 5 * errors[2:]).all()
+    means, errors = np.mean(off, axis=0), np.std(off, axis=0) / 60**0.5
+    assert (np.abs(means[:2]) < 6.5 * errors[:2]).all()
+    assert (means[2:] > 6.5 * errors[2:]).all()
 
 
 def test_the_lower_end_decides_how_many_hold_a_share() -> None:

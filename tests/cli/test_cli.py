@@ -189,7 +189,7 @@ def test_mechanisms_are_told_with_claim_and_proof_the_recommended_first(
         assert [entry[field] for entry in listed] == [getattr(each.info, field) for each in MECHANISMS.values()]
     said = call("mechanisms")
     assert [line.split()[0] for line in said.out.splitlines() if line[:1].strip()][:-1] == list(RECOMMENDED)
-    assert said.out.endswith(f"There are {len(MECHANISMS) - 2} others: dpdist mechanisms --all\n")
+    assert said.out.endswith(f"dpdist mechanisms --all lists {len(MECHANISMS) - 2} others.\n")
     said = call("mechanisms", "power-published")
     for words in ("instead      power", "--option components=...", "required"):
         assert words in said.out
@@ -227,9 +227,9 @@ def test_a_command_run_again_changes_nothing_and_says_so_and_replaces_nothing_el
     commands = {
         (*ingest, *budget): "unchanged. Budget",
         ("release", "rows.zarr", "release.zarr", *LOSS): "nothing spent",
-        ("pca", "release.zarr", "model.zarr", "--components", "2"): "written before and left alone",
+        ("pca", "release.zarr", "model.zarr", "--components", "2"): ", unchanged.",
         project: "written before, and kept",
-        ("combine", "sum.zarr", "release.zarr"): "written before and left alone",
+        ("combine", "sum.zarr", "release.zarr"): ", unchanged.",
     }
     assert [call(*command).code for command in commands] == [0] * 5
     before = tree(tmp_path)

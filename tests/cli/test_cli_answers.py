@@ -251,7 +251,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 INCOME = ("regress", "--target", "income")
 BY_OTHERS = "Use a release by gaussian (with a delta) or two-sided-wishart (without)"
-TOTAL = "Take the total of the series"
+TOTAL = "Use the total of the series"
 DROWNED = "Release with --scale private, a larger epsilon or more rows"
 
 

@@ -144,7 +144,7 @@ class Scene:
             raise ViolationError(f"I5: exit code {code}, not {codes}: {words}")
         if "Traceback" in words:
             raise ViolationError(f"I5: a traceback: {words}")
-        cures = ("same command", "Restore", "Ingest", "ingest", "mend it", "Pass")
+        cures = ("same command", "Restore", "Ingest", "ingest", "try again", "Pass")
         if code > 0 and not any(cure in words for cure in cures):
             raise ViolationError(f"I5: it does not say what to do: {words}")
         return code

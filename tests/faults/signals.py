@@ -146,7 +146,7 @@ class Place:
         return [*(f"process {each}" for each in processes), *aside, *temporary]
 
     def state(self) -> str:
-        if not Ledger.exists_at(self.folder / _LEDGER):
+        if not Ledger.stands_at(self.folder / _LEDGER):
             return "no ledger"
         ledger = Ledger(self.folder / _LEDGER)
         ledger.verify()

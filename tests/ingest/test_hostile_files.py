@@ -115,7 +115,7 @@ def test_what_no_disk_holds_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
             del file["X"]
             file.create_dataset("X", (10**12, 5), "float64", chunks=(1000, 5))[5 : 5 + some] = 1
     monkeypatch.setattr("dpdist.rows.writing.RowsWriter.append", None)
-    refused(tmp_path / name, *(("free at",) if some else (name, "without stored values")), never=(str(10**12),))
+    refused(tmp_path / name, *(("are free in",) if some else (name, "without stored values")), never=(str(10**12),))
 
 
 def test_a_sparse_matrix_of_which_a_part_is_not_stored_is_refused(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_unpacked_files_need_free_space_too(tmp_path: Path, monkeypatch: pytest.
     np.savez_compressed(tmp_path / "t.npz", X=np.zeros((10**5, 5)))
     usage = shutil.disk_usage(tmp_path)._replace(free=10**6 * 4 + 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    refused(tmp_path / "t.npz", "free at")  # the rows would fit, but not with their archive
+    refused(tmp_path / "t.npz", "that are free in")  # the rows would fit, but not with their archive
     usage = usage._replace(free=10**6 * 4 + 128)
     ingest(tmp_path / "t.npz", tmp_path / "rows.zarr")
     assert not list(tmp_path.glob(".*"))
@@ -241,7 +241,7 @@ def test_a_control_character_in_a_name_or_an_option_is_refused(tmp_path: Path) -
             ReleaseRequest(**{"mechanism": "gaussian", "loss": loss, "clip_norm": 1.0, **wrong})  # type: ignore[arg-type]
         assert "\x1b" not in str(caught.value)
     (tmp_path / "job.toml").write_text('[rows]\npath = "r"\nprivacy_unit = "a\\u001b"\n[release]\npath = "x"\n')
-    with pytest.raises(UsageError, match="privacy_unit holds a control character"):
+    with pytest.raises(UsageError, match="privacy_unit contains a control character"):
         read_job(tmp_path / "job.toml")
 
 

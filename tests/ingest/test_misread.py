@@ -340,9 +340,9 @@ def test_entries_of_a_sparse_matrix_are_added_up_or_refused(tmp_path: Path) -> N
     ingest_rows(scipy.sparse.coo_array((np.array([100, 100, 1], "u1"), where)), tmp_path / "rows.zarr")
     assert stored(tmp_path / "rows.zarr").tolist() == [[200, 0], [0, 1]]
     wide = scipy.sparse.coo_array((np.array([200, 100, 1], "u1"), where))
-    with pytest.raises(DataError, match="beyond uint8"):
+    with pytest.raises(DataError, match="overflows uint8"):
         ingest_rows(wide, tmp_path / "never.zarr")
-    with pytest.raises(DataError, match="beyond uint8"):
+    with pytest.raises(DataError, match="overflows uint8"):
         dense(wide)
 
 

@@ -78,7 +78,7 @@ def test_a_new_ledger_has_its_data_set_and_budget_and_is_never_overwritten(place
 def test_a_missing_or_lost_ledger_is_not_created_again(place: LedgerAddress) -> None:
     with pytest.raises(DataError, match="There is no ledger"):
         Ledger(place)
-    assert not Ledger.exists_at(place)
+    assert not Ledger.stands_at(place)
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3"))
     if isinstance(place, Path):
         (place / "ledger.sqlite").unlink()
@@ -86,7 +86,7 @@ def test_a_missing_or_lost_ledger_is_not_created_again(place: LedgerAddress) -> 
         sql("DELETE FROM journal")(place)
     with pytest.raises(DataError):
         reserve(ledger, "a")
-    assert not Ledger.exists_at(place)
+    assert not Ledger.stands_at(place)
 
 
 def test_a_refusal_names_the_parameters_that_differ(ledger: Ledger) -> None:

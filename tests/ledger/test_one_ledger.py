@@ -93,7 +93,7 @@ def test_a_ledger_in_a_database_is_the_only_one_even_of_two_machines(
         refused = call("ledger", "create", other, "--rows", twin, *DECLARED)
         assert refused.code == 3
         assert "called books" in refused.message
-        assert not Ledger.exists_at(other)
+        assert not Ledger.stands_at(other)
         assert call("ledger", "create", address, "--rows", twin, *DECLARED).code == 0
         assert call("release", twin, "b.zarr", "--epsilon", "1", "--clip", "20", "--ledger", address).code == 3
 

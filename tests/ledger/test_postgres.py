@@ -110,7 +110,7 @@ def test_an_address_on_the_network_insists_on_encryption(monkeypatch: pytest.Mon
     """Libpq would fall back to plain text if an attacker claims that the server has no TLS."""
     for host in ("db.example", "10.0.0.7", "[2001:db8::1]", "127.0.0.1.evil.example", "localhost.evil"):
         address = Address(ADDRESS.format(host, ""))
-        for use in (Ledger, created, Ledger.exists_at):
+        for use in (Ledger, created, Ledger.stands_at):
             assert "sslmode=verify-full" in failure_of(RefusedError, lambda: use(address))  # noqa: B023
     several = [("", "&host=127.0.0.1,db.example")]
     weak = [("db.example", f"&sslmode={mode}") for mode in ("disable", "allow", "prefer")]
@@ -141,7 +141,7 @@ def test_a_server_that_is_away_is_waited_for_and_one_that_does_not_flush_refused
         assert "fsync" in failure_of(RefusedError, lambda: created(careless))
         server.stop()
         server.start("synchronous_commit=off")
-        assert not Ledger.exists_at(careless)
+        assert not Ledger.stands_at(careless)
         assert reserve(ledger, "r") is State.RESERVED
         assert reserve(ledger, "s") is State.RESERVED
         ledger.verify()

@@ -85,7 +85,7 @@ def test_beyond_one_component_ppca_is_for_reproduction_only() -> None:
         frame = mechanism.answer(moment(np.diag([50.0, 40, 3, 2, 1])), SYSTEM)
         assert frame.shape == (components, 5)
         assert np.abs(frame @ frame.T - np.eye(components)).max() < 1e-12
-    with pytest.raises(RefusedError, match=r"nothing is proved.*mechanism='bingham'"):
+    with pytest.raises(RefusedError, match=r"no proof.*mechanism='bingham'"):
         request.calibrated(5)
     assert replace(request, for_reproduction=True).calibrated(5).guarantee is None
     with pytest.raises(UsageError, match="sweep"):

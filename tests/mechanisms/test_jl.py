@@ -165,7 +165,7 @@ def test_no_moment_makes_the_draw_fail() -> None:
 @pytest.mark.parametrize(
     ("options", "bits", "message"),
     [
-        ({"sketch": 100_001}, BITS, "between 1 and 100000"),
+        ({"sketch": 100_001}, BITS, "from 1 to 100000"),
         ({"sketch": 784, "ridge": "published"}, 16, "grid"),
         ({"sketch": 784}, 28, "grid"),
         ({"sketch": 784, "ridge": "least"}, BITS, "ridge"),

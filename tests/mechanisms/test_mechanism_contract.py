@@ -132,7 +132,7 @@ def test_private_mechanisms_are_charged_and_others_are_for_reproduction(name: st
             again.calibrated(SIZE)
     else:
         assert info.replacement
-        with pytest.raises(RefusedError, match=f"Take mechanism='{info.replacement}' instead"):
+        with pytest.raises(RefusedError, match=f"Use mechanism='{info.replacement}' instead"):
             request.calibrated(SIZE)
         assert again.calibrated(SIZE).noise.law
 
@@ -181,7 +181,7 @@ def test_invalid_numbers_are_refused_with_their_name(name: str) -> None:
         if option.default is not None or option.kind is not Kind.INTEGER:
             continue
         for value in (0, -1, *((SIZE + 1,) if option.name == "components" else ())):
-            with pytest.raises(UsageError, match=r"(?i)between|at least one|spectrum|variances"):
+            with pytest.raises(UsageError, match=r"(?i)between|must be from|at least one|spectrum|variances"):
                 registry.calibrated(name, query, loss_for(name), {**least_options(name), option.name: value})
 
 
@@ -321,6 +321,7 @@ def test_draws_have_the_stated_mean_and_variances_and_a_twin_has_not(name: str) 
         # entries of one draw may be dependent, draws are not: one mean square per draw
         squares = np.mean(entries**2, axis=1)
         assert mean_passes(np.mean(entries, axis=1), 0)
-        assert mean_passes(squares, variance)
+        # skewed draws are farther off than normal ones: the limit of 100 tests has a false alarm in 10^8 runs
+        assert mean_passes(squares, variance, 100)
         # the twin has half the variance; for the heaviest tails, of wishart noise, that is ten standard errors or more
-        assert not mean_passes(squares / 2, variance)
+        assert not mean_passes(squares / 2, variance, 100)

@@ -231,7 +231,8 @@ def test_the_draws_have_their_distribution_and_a_twin_fails(law: Density) -> Non
 @LAWS
 def test_within_a_step_the_density_falls_as_it_must(law: Density) -> None:
     # were all candidates accepted, the place within a 64th would be uniform, of mean 1/2
-    size, total = 5_000_000, 0.0
+    # a normal density is flatter: 5.1 standard errors beyond the limit, of 5, for both
+    size, total = 8_000_000 if law is NORMAL else 5_000_000, 0.0
     for _, batch in draws(law, size, SYSTEM):
         total += float((batch.fraction[0] << np.uint64(6)).astype(np.float64).sum()) * 2.0**-64
     edges = np.arange(64 * 40 + 1) / 64
@@ -240,4 +241,4 @@ def test_within_a_step_the_density_falls_as_it_must(law: Density) -> None:
     else:
         mean = 1 - np.sum(edges[:-1] * -np.diff(np.exp(-edges)))
     error = np.sqrt(1 / 12 / size)
-    assert abs(total / size - 64 * mean) < 5.5 * error < abs(total / size - 0.5)
+    assert abs(total / size - 64 * mean) < 5 * error < abs(total / size - 0.5)

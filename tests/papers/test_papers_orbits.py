@@ -26,7 +26,7 @@ def test_constants_are_the_tight_ones_for_rows_of_norm_one() -> None:
     assert orbits.constants(orbits.Matrix("projector", 5, 1), "orbit", "3") == pytest.approx((1.5, 0))
     assert orbits.constants(orbits.Matrix("projector", 5, 1), "orbit-lowrank", "3") == pytest.approx((0.75, 2 / 3))
     assert orbits.constants(orbits.Matrix("projector", 5, 2), "orbit-lowrank", "3") == pytest.approx((0.75, 4 / 3))
-    with pytest.raises(UsageError, match="no orbit"):
+    with pytest.raises(UsageError, match="does not sample from an orbit"):
         orbits.constants(orbits.Matrix("projector", 5, 2), "two-sided-wishart", "1")
 
 

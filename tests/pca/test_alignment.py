@@ -179,7 +179,7 @@ def covariance(known: Drawn) -> Floats:
 def test_loadings_lie_in_their_intervals_and_mostly_not_in_a_fifth_of_them(
     name: str, more: dict[str, Any], *, correlations: bool
 ) -> None:
-    """Coverage of at least 9 in 10, for correlated loadings of hundreds of releases; .02 less: below 1e-5."""
+    """In 9 of 10 at least, of hundreds of releases' loadings that err together: .04 less has probability 6e-8."""
     known = scene(name, **more)
     matrix = covariance(known)
     deviations = np.sqrt(np.diag(matrix)) if correlations else np.ones(len(matrix))
@@ -204,7 +204,7 @@ def test_loadings_lie_in_their_intervals_and_mostly_not_in_a_fifth_of_them(
         held += int((far <= 1).sum())
         narrow += int((far <= 0.2).sum())
     assert said > DRAWS
-    assert held >= 0.88 * said
+    assert held >= 0.86 * said
     assert narrow < 0.6 * said
 
 
@@ -248,7 +248,7 @@ def test_nothing_is_said_of_a_component_that_is_not_counted() -> None:
 def test_exact_eigenvalues_lie_in_their_intervals_where_n_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows have the clip norm, along one line: the error of a private n multiplies nearly all of the matrix.
 
-    10 of 30 may miss. Without the error of n, the twin, half of them do: 3 or fewer have probability 4e-6.
+    1 of 75 misses, and without the error of n, the twin, half: 10 of 60 do with probability 1e-8 and 1 - 1e-7.
     """
     rows = np.random.default_rng(3).normal(size=(4000, 2)) * [900.0, 0.2]
     for centring in Centring:
@@ -257,14 +257,14 @@ def test_exact_eigenvalues_lie_in_their_intervals_where_n_is_private(monkeypatch
         assert missed(known, exact) < 10
         if centring is Centring.PRIVATE:
             monkeypatch.setattr("dpdist.pca.alignment._count_error", lambda _: 0.0)
-            assert missed(known, exact) > 3
+            assert missed(known, exact) >= 10
             monkeypatch.undo()
 
 
 def missed(known: Drawn, exact: Floats) -> int:
-    """Return the number of 30 releases with an exact eigenvalue outside its interval."""
+    """Return how many of 60 releases have an exact eigenvalue outside its interval."""
     count = 0
-    for number in range(30):
+    for number in range(60):
         release = known.release(number)
         low, high = require_alignment(release, components(release, 2)).intervals.T
         count += not ((low <= exact) & (exact <= high)).all()

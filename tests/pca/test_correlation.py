@@ -60,8 +60,8 @@ def test_with_little_noise_it_is_the_correlation_pca_of_the_rows() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["two-sided-wishart", "laplace"])
-def test_intervals_of_shares_hold_and_half_of_them_do_not(mechanism: str) -> None:
-    """More than 18 of 100 intervals miss with probability 1e-6, if each does with .05."""
+def test_intervals_of_shares_hold_and_a_quarter_of_them_do_not(mechanism: str) -> None:
+    """Of 100 with p = .05 more than 18 miss with probability 1e-6; of a quarter, p = .58, no more with 1e-16."""
     truth = np.linalg.eigvalsh(TRUE)[::-1][:3] / D
     misses, twin = np.zeros(3), np.zeros(3)
     for _ in range(100):
@@ -70,7 +70,7 @@ def test_intervals_of_shares_hold_and_half_of_them_do_not(mechanism: str) -> Non
         assert found.intervals is not None
         low, high = found.intervals.T
         misses += (truth < low) | (truth > high)
-        twin += np.abs(truth - (low + high) / 2) > (high - low) / 4
+        twin += np.abs(truth - (low + high) / 2) > (high - low) / 8
     assert (misses <= 18).all(), misses
     assert (twin[:2] > 18).any(), twin
 
@@ -79,7 +79,7 @@ def test_intervals_of_shares_hold_and_half_of_them_do_not(mechanism: str) -> Non
 def test_a_share_is_held_for_sure_by_as_many_components_as_are_taken(
     monkeypatch: pytest.MonkeyPatch, sure: bool
 ) -> None:
-    """No two components reach the share of the best two. A lower end is too high in 2.5 %: 13 of 60 with 8e-9."""
+    """Two components never hold what the best two do. A lower end is too high in 2.5 %: 11 of 60 with 3e-7."""
     if not sure:
         monkeypatch.setattr("dpdist.pca.correlation._intervals", lambda values, *_: np.column_stack([values, values]))
     best = float(np.linalg.eigvalsh(TRUE)[-2:].sum()) / D
@@ -87,7 +87,7 @@ def test_a_share_is_held_for_sure_by_as_many_components_as_are_taken(
     for _ in range(60):
         found = correlation(scene(epsilon="0.2").release(), best).components.components
         wrong += float(np.trace(found @ TRUE @ found.T)) / D < best
-    assert (wrong <= 12) is sure
+    assert (wrong <= 10) is sure
 
 
 def test_a_share_that_nothing_holds_is_refused_with_what_is_held() -> None:

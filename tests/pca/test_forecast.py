@@ -193,7 +193,7 @@ def test_a_forecast_does_not_tell_the_rows_of_a_table_that_is_released_under_add
         said = CliRunner().invoke(cli, [*asked, *more])
         assert "377" not in said.output
         assert isinstance(said.exception, UsageError)
-        assert "needs --n, a public guess" in str(said.exception)
+        assert "needs --n, as a public guess" in str(said.exception)
     assert "n = 90, d = 2" in CliRunner().invoke(cli, [*asked, "--n", "90"]).output
 
 

@@ -108,7 +108,7 @@ def test_the_spectrum_of_nuclear_noise_ends_where_stated() -> None:
     found = law("nuclear", size)
     scale = found.edge / (math.pi * size / 2)  # the distribution at scale 1, up to the 2/size of the variances
     assert binom.cdf((scale * largest <= found.edge_at(0.99)).sum(), draws, 0.99) > 1e-6
-    assert 0.6 * found.edge < scale * largest.mean() < found.edge
+    assert 0.6 * found.edge < scale * largest.mean() < 1.1 * found.edge  # 5 and 8 standard errors of the mean
 
 
 def test_what_adds_no_noise_of_a_known_law_has_no_edge() -> None:

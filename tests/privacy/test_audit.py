@@ -176,8 +176,8 @@ def test_counts_alone_reject_a_copy_with_a_third_of_the_noise() -> None:
     query = LatticeQuery(2, UNIT, Neighbours.ADD_REMOVE)
     honest = registry.calibrated("two-sided-wishart", query, ONE, {"arithmetic": "ideal-real"})
     for mechanism, expected in ((honest, False), (weakened.weakened(honest, 3), True)):
-        scene = attack.choose(mechanism, query, ONE, 1500, FALSE_ALARM, weighted=False)
-        first, second = attack.attack(mechanism, scene, 1500)
+        scene = attack.choose(mechanism, query, ONE, 2000, FALSE_ALARM, weighted=False)
+        first, second = attack.attack(mechanism, scene, 2000)
         assert rejects(examine(first, second, FALSE_ALARM, distance=scene.apart), ONE) is expected
 
 

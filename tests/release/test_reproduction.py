@@ -56,7 +56,7 @@ def test_what_is_not_private_as_claimed_or_makes_no_sense_is_refused_and_costs_n
         assert words in result.err
     for words, options in (
         ("private as claimed", "two-sided-wishart --for-reproduction"),
-        ("no ledger", "sn --for-reproduction --ledger rows.ledger"),
+        ("not charged to a ledger", "sn --for-reproduction --ledger rows.ledger"),
         ("cannot have a chosen id", "sn --for-reproduction --id week"),
         ("no option 'colour'", "two-sided-wishart --option colour=red"),
         ("components", "bingham"),

@@ -47,7 +47,7 @@ def test_the_command_lists_what_it_removed(tmp_path: Path, call: Call) -> None:
     assert result.json["removed"] == [str(staging), str(rows / ".zarr.json.0123abcd.partial")]
     assert not staging.exists()
     assert all(path.exists() for path in (rows, *others))
-    assert "Nothing was left" in call("inspect", "--clean", rows).out
+    assert "There is nothing to remove" in call("inspect", "--clean", rows).out
     assert call("inspect", "--clean", "--verify", rows).code == 2
 
 

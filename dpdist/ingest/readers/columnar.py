@@ -155,7 +155,7 @@ class Columnar(Tabular):
         return number
 
     def _types(self, keep: Places) -> list[np.dtype[np.generic]]:
-        """Return the types of columns of numbers; AskError if some are not."""
+        """Return the types of columns of numbers; ChoiceRequiredError if some are not."""
         names, kinds = self.stored.names, self._schema.types
         values = {column: self._key_value(column) for column in keep}
         types = {column: _type_of(kinds[column]) if value is None else value.dtype for column, value in values.items()}
