@@ -315,7 +315,7 @@ def test_a_job_takes_rows_by_its_schema_and_no_others(folder: Path) -> None:
     assert found.schema == Schema.read(folder / "schema.toml")
     assert (found.names, found.rows, found.unit) == (("age", "sex=f", "sex=m"), 2, found.schema.unit)
     (folder / "schema.toml").write_text(PERSONS.replace("100", "90"))
-    with pytest.raises(RefusedError, match="has another schema, and the job file its own"):
+    with pytest.raises(RefusedError, match="has another schema, but the job file asks for its own"):
         by_schema(folder, "table.csv")
     (folder / "schema.toml").write_text(PERSONS.replace("[0, 100]", "[]"))
     with pytest.raises(UsageError, match=r"job.toml: The schema .*schema.toml cannot be used: line 8, column 'age'"):

@@ -232,7 +232,7 @@ def test_a_register_that_is_gone_or_another_ends_the_series_and_is_not_begun_ane
         register.write_bytes(whole)
     content = json.loads((visits / "periods.json").read_text()) | {"unit": {"column": "who", "max_rows": 2}}
     (visits / "periods.json").write_text(json.dumps(content))
-    with pytest.raises(RefusedError, match="protects who, 2 at most, and the job file"):
+    with pytest.raises(RefusedError, match="protects who, 2 at most, but the job file"):
         people.run()
 
 
@@ -316,10 +316,10 @@ def test_rows_of_persons_are_released_in_no_other_way(people: Place) -> None:
     arrive(people, 1, [1, 2, 3, 4])
     people.run()
     people.job.write_text(PERSONS.replace("max_periods = 3", "max_periods = 2"))
-    with pytest.raises(RefusedError, match="in 3 periods at most, and the job file who, 2 a period in 2 periods"):
+    with pytest.raises(RefusedError, match="in 3 periods at most, but the job file asks for who, 2 a period in 2"):
         people.run()
     people.job.write_text(JOB)
-    with pytest.raises(RefusedError, match="and the job file one row"):
+    with pytest.raises(RefusedError, match="but the job file asks for one row"):
         people.run()
     pure = PERSONS.replace("delta = 1e-6\nclip", 'mechanism = "two-sided-wishart"\nclip')
     people.job.write_text(pure)

@@ -100,7 +100,7 @@ TWINS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Space, str]] = {
     "telling the witness": (_witness_never_told, Space([X]), "before the witness"),
     "the cap": (_without_caps, Space([X, Y]), "more is charged"),
     "charging the stage for good": (_stage_refunded, Space([STAGED, FAILED]), "the charge of x is lost"),
-    "the stage first": (_release_before_its_stage, Space([HASTY]), "commits draws of x in the wrong order"),
+    "the stage first": (_release_before_its_stage, Space([HASTY]), "commits the wrong number of draws of x"),
 }
 
 
