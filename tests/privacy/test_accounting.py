@@ -84,6 +84,7 @@ def test_requests_fixed_beforehand_cost_the_least_epsilon_that_holds() -> None:
     mixed = [gaussian("1", "1e-6"), pure("0.5")]
     spent, total = composed_epsilon_micro(mixed, 10**12), composed(mixed)
     assert total.delta(Fraction(spent, 10**6)) <= Fraction(1, 10**6) < total.delta(Fraction(spent - 1, 10**6))
+    assert composed([pure("0.5"), pure("0.25")]).epsilon_micro == 750_000
     assert composed_epsilon_micro([], 0) == 0
     with pytest.raises(UsageError, match="at any epsilon"):
         composed_epsilon_micro([point("1", "1e-6")], 10**11)
