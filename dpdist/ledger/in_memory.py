@@ -404,7 +404,7 @@ class Budget:
 
     @property
     def left(self) -> Left:
-        """The rest: the largest Gaussian and the largest pure release, either of which it can still pay for.
+        """The rest: the largest Gaussian and the largest pure release that it can still pay for, one or the other.
 
         Raises
         ------

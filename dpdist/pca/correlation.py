@@ -1,7 +1,7 @@
 """Components of the correlation matrix: free post-processing of a release of a second moment.
 
 Let A be the matrix whose eigenvectors are the components (:mod:`dpdist.pca.components`): the covariance if the mean was
-released, otherwise the second moment about the centre by which rows were shifted. A column is *above the noise* if
+released, otherwise the second moment about the centre that was subtracted. A column is *above the noise* if
 ``A_jj`` exceeds four standard deviations of its noise. The others have no usable deviation to divide by: they are left
 out and named, as are columns of scale 2^64, which have weight zero in the release. For the other columns the
 correlation matrix is ``R = D A D`` with ``D = diag(A_jj^-1/2)``. The diagonal is 1, the eigenvalues add up to the

@@ -25,10 +25,10 @@ ESTIMATORS = [
     PrivateRidge(**LITTLE_NOISE),
 ]
 FAR = {"check_fit_check_is_fitted", "check_n_features_in"}
-DROWNED = "no column of so few rows, far from zero or one alone, varies above the noise, which is refused"
+BELOW_NOISE = "no column of so few rows, far from zero or alone, varies above the noise: the fit is refused"
 ALIKE = FAR | {"check_fit_score_takes_y", "check_estimators_fit_returns_self", "check_n_features_in_after_fitting"}
-SHORT = "rows far from zero are shortened so much that the noise may drown their target, which is refused"
-NOISE = "a second fit of the same rows draws its noise afresh: that the two agree would be chance"
+CLIPPED = "rows far from zero are clipped so much that their target may be below the noise: the fit is refused"
+NOISE = "a second fit of the same rows draws new noise: the two would agree by chance only"
 TWICE = {"check_fit_idempotent", "check_regressor_data_not_an_array", "check_supervised_y_2d", "check_regressors_int"}
 
 
@@ -41,10 +41,11 @@ TWICE = {"check_fit_idempotent", "check_regressor_data_not_an_array", "check_sup
 )
 def test_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     name = getattr(check, "func", check).__name__
+    # each reason is the text of its constant, above
     if hasattr(estimator, "predict") and name in FAR:
-        pytest.skip(SHORT)
+        pytest.skip(CLIPPED)
     if getattr(estimator, "correlation", False) and name in ALIKE | {"check_fit2d_1sample"}:
-        pytest.skip(DROWNED)
+        pytest.skip(BELOW_NOISE)
     if name in TWICE:
         pytest.skip(NOISE)
     check(estimator)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.releases import archive_of
+from support.releases import archive_of, of_two_columns
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
@@ -45,20 +45,11 @@ def release(number: int, extent: Coverage | None = None, **changes: Any) -> Rele
     promised = changes.pop("guarantee", guarantee())
     assert isinstance(promised, Guarantee)
     lattice = np.array([[number, 2], [2, 3]], dtype=np.int64)
-    release_ = Release(
-        release_id=f"r-{number}",
-        mechanism="gaussian",
-        names=("a", "b"),
-        neighbours=Neighbours.REPLACE_ONE,
-        claim=promised.loss,
-        guarantee=promised,
-        bound=BOUND,
-        noise=Noise("by hand", variance_diagonal=2.0, variance_off_diagonal=1.0),
-        rows=10 * number,
-        answer=lattice,
-        extents=(extent or part(number),),
+    noise = Noise("by hand", variance_diagonal=2.0, variance_off_diagonal=1.0)
+    extents = (extent or part(number),)
+    return replace(
+        of_two_columns(number, promised, noise, rows=10 * number, answer=lattice, extents=extents), **changes
     )
-    return replace(release_, **changes)
 
 
 def test_periods_of_one_table_add_up_and_promise_what_the_weakest_promises() -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import toeplitz
-from support.releases import archive_of
+from support.releases import archive_of, of_two_columns
 
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.mechanisms.gaussian import CalibratedGaussian, Gaussian
@@ -44,7 +44,6 @@ from dpdist.release.series import (
     total_of,
     variance_factor,
 )
-from dpdist.rows.bounding import RowBound
 
 WHOLE = PrivacyLoss.parse("1", "1e-6")
 SERIES = st.one_of(st.integers(1, 12).map(square_root), st.integers(1, 6).map(banded))
@@ -174,15 +173,10 @@ def releases_of(plan: Toeplitz, moments: npt.NDArray[np.int64], **changes: Any) 
     for count in range(1, len(moments) + 1):
         span = plan.sum_at(count)
         lattice = np.einsum("s,sij->ij", np.array(span.weights), moments[span.start : span.stop])
-        releases[span] = Release(
-            release_id=f"r-{count}",
-            mechanism="gaussian",
-            names=("a", "b"),
-            neighbours=Neighbours.REPLACE_ONE,
-            claim=guarantee.loss,
-            guarantee=guarantee,
-            bound=RowBound(2, clip_norm=8.0, grid_bits=4),
-            noise=Noise("by hand", EdgeKind.NORMAL, variance_diagonal=2.0, variance_off_diagonal=1.0),
+        releases[span] = of_two_columns(
+            count,
+            guarantee,
+            Noise("by hand", EdgeKind.NORMAL, variance_diagonal=2.0, variance_off_diagonal=1.0),
             rows=sum(10 + s for s in range(span.start, span.stop)),
             answer=lattice,
             extents=(Coverage("d", span.start, span.stop, f"day {span.start}", f"day {span.stop - 1}"),),

@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.attack import KnownMoment
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.guarantee import Neighbours
+from dpdist.privacy.guarantee import Guarantee, Neighbours
 from dpdist.release.archive import archived
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
+from dpdist.rows.bounding import RowBound
 from dpdist.triangle import Band, packed, unpacked
 
 
@@ -25,6 +27,13 @@ def assemble(*, answer: npt.NDArray[Any], rows: int, neighbours: Neighbours, **h
     if answer.ndim == 1 and release.corner is not None:
         values[-1, -1] = release.corner
     return release
+
+
+def of_two_columns(number: int, guarantee: Guarantee, noise: Noise, **others: Any) -> Release:
+    return Release(
+        release_id=f"r-{number}", mechanism="gaussian", names=("a", "b"), neighbours=Neighbours.REPLACE_ONE,
+        claim=guarantee.loss, guarantee=guarantee, bound=RowBound(2, clip_norm=8.0, grid_bits=4), noise=noise, **others,
+    )  # fmt: skip
 
 
 def drawn_over(

@@ -1,7 +1,7 @@
 """Readers of AnnData, dense and sparse: .h5ad files, and Zarr stores marked as AnnData.
 
 Only X, its layers and raw are tables of rows. Other matrices (``obsm``, ``obsp``, ``varm``) were computed from all rows
-together, like a PCA: a release of them would protect nobody, so they are not offered.
+together, like a PCA: a release of them would protect no row, so they are not offered.
 
 anndata reads sparse matrices; other parts of the file stay closed.
 """
