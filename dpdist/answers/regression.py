@@ -305,9 +305,9 @@ def _in_units(
     noise = np.einsum("ij,jk,ik->i", passed, moved, passed, optimize=True)
     sampling: list[float | None] = [None] * (count + 1)
     schema = block.release.schema
-    # rows replaced by the centre have no residual, and slopes with a ridge or components describe no population
+    # rows and cells at the centre have no residual, and slopes with a ridge or components describe no population
     plain = not design.ridge and design.components is None
-    if plain and block.rows is not None and not (schema is not None and schema.dropping):
+    if plain and block.rows is not None and not (schema is not None and schema.centring + schema.dropping):
         eigenvalues, vectors = np.linalg.eigh(design.moment)
         spread = ((passed @ vectors) ** 2) @ np.maximum(eigenvalues, 0)
         sampling = [deviation(float(variance) * rest / block.rows) for variance in spread]

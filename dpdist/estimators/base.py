@@ -108,9 +108,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
     rows_at_most : int, default 10000000
         Public upper bound on n, used to choose the grid bits if n is private.
     missing : {"refuse", "centre"}, default "refuse"
-        Treatment of rows in memory that contain NaN or infinity: refuse X, or replace each such row by the centre. The
-        row still counts in n. ``"centre"`` needs ``scale="private"`` or a public centre. For a rows.zarr, the schema
-        decides.
+        Treatment of NaN and infinity in rows in memory: refuse X, or replace each such cell by the centre of its
+        column. ``"centre"`` needs ``scale="private"`` or a public centre. For a rows.zarr, the schema decides.
     options : mapping of str, default None
         Public parameters of the mechanism, by name.
     cluster : Cluster, default None

@@ -271,7 +271,7 @@ def _require_memory(estimator: PrivateEstimator, request: ReleaseRequest) -> Non
         raise UsageError("budget must be a dpdist.Budget: one object, shared by all fits charged to it.")
     if estimator.missing == "centre" and request.centre is None and "scale" not in request.chooses:
         raise UsageError(
-            "missing='centre' replaces rows with NaN by the centre, but this release has no centre: pass "
+            "missing='centre' replaces cells with NaN by the centre, but this release has no centre: pass "
             "scale='private' or a public centre."
         )
 

@@ -9,6 +9,7 @@ parameters computed from the data. All results are private.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +98,9 @@ class RowSum:
         dithers = None if self._dither is None else Dithers(self._dither, self._rows)
         self._rows += count
         compiled = self._rows * self._bound.columns >= COMPILED_VALUES
-        self._gram.add(self._bound.apply(rows, self._buffer, dithers, compiled=compiled))
+        self._gram.add(
+            self._bound.apply(with_centre(rows, self._bound.centre), self._buffer, dithers, compiled=compiled)
+        )
         values = rows.astype(np.float64)
         self._fingerprint(values)
         with np.errstate(all="ignore"):  # a warning of overflow would reveal something about the data
@@ -127,6 +130,12 @@ class RowSum:
             sums=self._sums,
             squares=self._squares,
         )
+
+
+def with_centre(rows: npt.NDArray[np.generic], centre: Sequence[float] | Values | None) -> npt.NDArray[np.generic]:
+    """Return rows with their centre, if it is known, in place of NaN and infinity."""
+    finite = np.isfinite(rows)
+    return rows if centre is None or finite.all() else np.where(finite, rows, centre)
 
 
 def dense(rows: Any) -> npt.NDArray[np.generic]:
@@ -160,7 +169,7 @@ def count_block(rows: Any, counting: Counting) -> Counts:
     counts = np.zeros(counting.bins, dtype=np.int64)
     step = piece_rows(counting.columns)
     for start in range(0, rows.shape[0], step):
-        counting.count(dense(rows[start : start + step]), counts)
+        counting.count(with_centre(dense(rows[start : start + step]), counting.centre), counts)
     return counts
 
 
@@ -189,7 +198,7 @@ def require_sound(total: ArraySum, bound: RowBound, *, missing: bool = False) ->
     if not total.finite and not missing:
         raise DataError(
             "X contains NaN or infinity. Fill such values by a public rule, or pass missing='centre' (with "
-            "scale='private' or a public centre) to replace such rows by the centre. Nothing was released or charged."
+            "scale='private' or a public centre) to replace such cells by the centre. Nothing was released or charged."
         )
     if total.rows > bound.total_rows:
         raise DataError(

@@ -61,7 +61,7 @@ _CF = frozenset({
 """Attributes of the CF conventions that mark packed or missing values."""
 _MISSING_CURE = (
     "Fill such values by a public rule, or pass missing='centre' (with scale='private' or a public centre) to replace "
-    "such rows by the centre."
+    "such cells by the centre of their column."
 )
 
 

@@ -18,6 +18,7 @@ from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageEr
 from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
+from dpdist.estimators.in_memory import with_centre
 from dpdist.estimators.inputs import rows_at, rows_in_memory, rows_of, scores_rows
 from dpdist.ingest.labelled import relabelled
 from dpdist.ingest.registered import open_rows
@@ -299,7 +300,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
                 return scores_in_memory(open_rows(path), model)
             projector = Projector(model, rows.dtype)
             names = list(self.get_feature_names_out())
-            return rows.mapped(projector, self.n_components_, projector.dtype, names, "component")
+            scores = partial(_scores, projector=projector, centre=self.mean_) if self.missing == "centre" else projector
+            return rows.mapped(scores, self.n_components_, projector.dtype, names, "component")
 
     def inverse_transform(self, X: object) -> Any:  # noqa: N803
         """Return the rows with these scores in the span of the components about the mean. They are private.
@@ -555,6 +557,10 @@ def _select_components(release: Release, count: float | None) -> Components:
     if isinstance(count, float):
         return components_with_share(release, count)
     return components_above_noise(release) if count is None else components(release, count)
+
+
+def _scores(rows: npt.NDArray[np.generic], projector: Projector, centre: Matrix) -> npt.NDArray[np.floating]:
+    return projector(with_centre(rows, centre))
 
 
 def _rows_of_scores(scores: npt.NDArray[np.generic], mean: Matrix, scale: Matrix, components: Matrix) -> Matrix:

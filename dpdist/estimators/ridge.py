@@ -312,7 +312,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         slopes = [_estimates(result, names) for result in results]
         self.coef_, self.coef_intervals_, self.coef_population_intervals_ = _arrays(slopes, flat=flat)
         starts, start_ends, population = _arrays([[result.intercept] for result in results], flat=flat)
-        if self.missing == "centre":  # rows replaced by the centre are no sample of the population
+        if self.missing == "centre":  # cells replaced by the centre are no sample of the population
             self.coef_population_intervals_ = population = None
         only = 0 if flat else (slice(None), 0)
         self.intercept_ = float(starts[0]) if flat else starts[:, 0]

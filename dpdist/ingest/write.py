@@ -272,9 +272,9 @@ class _Ingest:
             first, *other_guesses = result.guesses
             self.say(first + (f" So is that of {counted(len(other_guesses), 'other file')}." if other_guesses else ""))
         head, schema = result.head, self.choices.schema
-        if schema is not None and schema.dropping:
+        if schema is not None and (names := schema.centring + schema.dropping):
             self.say(
-                f"Rows without {listed(schema.dropping)} are dropped: a release needs "
+                f"Missing values of {listed(names)} count as the centre: a release needs "
                 f"{parameter('scale', 'private')} or a public {parameter('centre')}."
             )
         if self.unit is not None:

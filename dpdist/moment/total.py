@@ -198,7 +198,7 @@ class BoundedBlocks:
 
     def batches(self, limit: int) -> Iterator[tuple[Rows, Dithers | None]]:
         """Yield batches of at most ``limit`` stored rows, and their dithers; a batch is valid until the next one."""
-        reader = ChunkReader(self._task.table, limit)
+        reader = ChunkReader(self._task.table, limit, self._task.bound.centre)
         for index in self._task.chunks:
             dithers = self._dithers(index)
             for batch in reader.read(index):

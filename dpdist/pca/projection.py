@@ -122,7 +122,7 @@ class _Scores:
     def __init__(self, table: RowsTable, components: Components) -> None:
         self._table = table
         self._projector = Projector(components, table.dtype)
-        self._reader = ChunkReader(table, self._projector.piece_rows)
+        self._reader = ChunkReader(table, self._projector.piece_rows, tuple(components.mean))
         self.dtype = self._projector.dtype
         self.shape = (table.chunk_rows, components.components.shape[0])
         self._split_chunk = np.empty(self.shape, self.dtype)
@@ -152,7 +152,7 @@ class _Scores:
 def scores_in_memory(table: RowsTable, components: Components) -> npt.NDArray[np.floating]:
     """Return the scores of all rows of a table, (n, k), bit-identical to ``dpdist project`` on this machine."""
     projector = Projector(components, table.dtype)
-    reader = ChunkReader(table, projector.piece_rows)
+    reader = ChunkReader(table, projector.piece_rows, tuple(components.mean))
     try:
         scores = np.empty((table.rows, components.components.shape[0]), projector.dtype)
     except MemoryError:

@@ -240,10 +240,11 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
 
 def require_centre_of_dropped(table: Table, *, centred: bool) -> None:
     """Refuse to count rows that the schema drops while their centre is unknown."""
-    names = () if table.schema is None else table.schema.dropping
-    if names and not centred and table.dropped == "nan":
+    schema = table.schema
+    names = () if schema is None or centred else schema.centring + schema.dropping * (table.dropped == "nan")
+    if names:
         raise RefusedError(
-            f"The schema drops rows without {listed(names)}. They count as the centre of the others, which must be "
+            f"By the schema, a missing value of {listed(names)} counts as the centre, which must be "
             f"known before rows are summed. Let the release choose a centre ({parameter('scale', 'private')}), pass a "
             f"public one ({parameter('centre')}), or ingest the source again with a public constant for missing values "
             '(missing = "fill"). Nothing was read or spent.'

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import google_crc32c
@@ -92,10 +92,14 @@ Rows: TypeAlias = npt.NDArray[np.generic]
 
 
 class ChunkReader:
-    """Reads chunks of one table in batches, each of which overwrites the previous one."""
+    """Reads chunks of one table in batches, each of which overwrites the previous one.
 
-    def __init__(self, table: Table, piece_rows: int) -> None:
+    Cells whose missing value counts as the centre of their column are NaN, or ``centre``, (d,), if given.
+    """
+
+    def __init__(self, table: Table, piece_rows: int, centre: Sequence[float] | None = None) -> None:
         self._table = table
+        self._centre = None if centre is None or table.schema is None or not table.schema.centring else centre
         self._batch_rows = piece_rows
         self.checksum = 0
         """Stored CRC32C of the last chunk, available after its last batch. Private."""
@@ -107,6 +111,10 @@ class ChunkReader:
 
     def read(self, index: int) -> Iterator[Rows]:
         """Yield batches, (r, d), of chunk ``index``, each valid until the next; if this raises, discard them all."""
+        for batch in self._read(index):
+            yield batch if self._centre is None else np.where(np.isnan(batch), self._centre, batch)
+
+    def _read(self, index: int) -> Iterator[Rows]:
         # checksum and seal of an uncompressed chunk are verified after its last batch
         part, chunk = self._table.located(index)
         if part.seal is None:

@@ -49,8 +49,8 @@ class Column:
         For a category: ``"one-hot"``, a column of 0 and 1 for each; or ``"ordinal"``, its index in the list, from 0.
         None: one-hot.
     other : str, default None
-        Treatment of unlisted categories: ``"refuse"``; ``"column"``, an additional column of 0 and 1; or ``"missing"``.
-        None: refuse.
+        Treatment of unlisted categories, and of text without a digit in a column of numbers: ``"refuse"``;
+        ``"missing"``; or ``"column"``, for categories: an additional column of 0 and 1. None: refuse.
     unit : str, default None
         Unit of a date: ``"seconds"``, ``"minutes"``, ``"hours"``, ``"days"``, ``"weeks"`` or ``"years"`` of 365.2425
         days. None: days.
@@ -60,8 +60,9 @@ class Column:
         Format of dates in text, such as ``"%d.%m.%Y"``, with the directives of :data:`DIRECTIVES`. None: 2026-01-31 or
         2026-01-31 12:00:00.
     missing : str, default None
-        Treatment of a missing value: ``"refuse"``; ``"fill"``, replace it by the constant `fill`; ``"drop"``, count the
-        row as the centre of the others; or ``"indicator"``, set an additional column to 1. None: refuse.
+        Treatment of a missing value: ``"refuse"``; ``"fill"``, replace it by the constant `fill`; ``"centre"``,
+        replace it by the centre of the column in each release; ``"drop"``, count the row as the centre of the others;
+        or ``"indicator"``, set an additional column to 1. None: refuse.
     fill : float, str, bool or date, default None
         Public constant for a missing value. With an indicator, None means the middle of the range, or 0.
     weight : float, default None

@@ -181,7 +181,9 @@ def _fill(schema: Schema, column: Column, cells: Any, out: Rows) -> _Mask:
     values, lacking = _READ[column.kind](column, _plain(column, cells))
     if lacking.any() and column.missing in {None, "refuse"}:
         raise _unfit(
-            lacking, column, 'the value is missing: choose a treatment (missing = "fill", "indicator" or "drop")'
+            lacking,
+            column,
+            'the value is missing: choose a treatment (missing = "centre", "fill", "indicator" or "drop")',
         )
     low, high, shift, factor = schema.affine(column)
     values = np.where(lacking, schema.filled(column), values)
@@ -195,6 +197,8 @@ def _fill(schema: Schema, column: Column, cells: Any, out: Rows) -> _Mask:
         out[:, 0] = (np.clip(values, low, high) - shift) * factor
     if column.indicated:
         out[lacking, -1] = column.weight or 1.0
+    if column.missing == "centre":
+        out[lacking] = np.nan  # a release replaces it by its centre
     return lacking
 
 
@@ -291,7 +295,10 @@ def _parsed(column: Column, text: Any, parse: Callable[[Any], Any], reason: str)
 
 def _numbers(column: Column, cells: Any) -> tuple[Rows, _Mask]:
     if _is_text(cells.type):
-        cells = _parsed(column, _values_of_text(cells), lambda part: pc.cast(part, pa.float64()), NO_NUMBER)
+        text = _values_of_text(cells)
+        if column.other == "missing":
+            text = pc.if_else(pc.match_substring_regex(text, r"\d"), text, pa.scalar(None, text.type))
+        cells = _parsed(column, text, lambda part: pc.cast(part, pa.float64()), NO_NUMBER)
     elif pa.types.is_boolean(cells.type):
         cells = cells.cast(pa.uint8())
     values = floats(cells).to_numpy(zero_copy_only=False)

@@ -15,6 +15,9 @@ So the guarantee of a release of mapped rows holds for the rows of the source. A
 
 * ``refuse``: the entire source is refused before any row is stored.
 * ``fill`` and ``indicator``: a public constant replaces the value.
+* ``centre``: the cell is NaN in the stored rows. A release replaces it by the centre of its column, which is public or
+  was released before (without a centre it is refused), so the image of a row still depends on this row only. Histograms
+  of columns skip the cell.
 * ``drop``: the row becomes a row of NaN, which a release counts as the centre of the others (without a centre it is
   refused), and histograms skip. It still counts in n: if it were removed, two tables that differ in one row could
   differ in n, and would not be neighbours under replace-one. Up to version 0.1.0 it became a row of zeros.
@@ -172,6 +175,11 @@ class Schema(_SchemaFields):
     def dropping(self) -> tuple[str, ...]:
         """Names of the columns whose missing values drop a row."""
         return tuple(column.name for column in self.columns if column.stored and column.missing == "drop")
+
+    @property
+    def centring(self) -> tuple[str, ...]:
+        """Names of the columns whose missing values count as their centre."""
+        return tuple(column.name for column in self.columns if column.stored and column.missing == "centre")
 
     @cached_property
     def features(self) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ MOST_FEATURES = 1 << 20
 """Largest number of columns of rows, as for any source."""
 _VALUES = {"missing_values", "missing", "fill", "weight"}
 _TAKES = {
-    "number": {*_VALUES, "range"},
-    "integer": {*_VALUES, "range"},
+    "number": {*_VALUES, "range", "other"},
+    "integer": {*_VALUES, "range", "other"},
     "boolean": _VALUES,
     "category": {*_VALUES, "categories", "encoding", "other"},
     "date": {*_VALUES, "range", "unit", "origin", "format"},
@@ -26,7 +26,7 @@ _TAKES = {
 }
 """Kinds of columns and the keys that each permits."""
 _WORDS = {
-    "missing": ("refuse", "fill", "drop", "indicator"),
+    "missing": ("refuse", "fill", "centre", "drop", "indicator"),
     "other": ("refuse", "column", "missing"),
     "encoding": ("one-hot", "ordinal"),
     "unit": tuple(SECONDS),
@@ -238,6 +238,8 @@ def _is_number(value: object) -> bool:
 
 
 def _wrong_range(column: Column, scale: str) -> Iterator[tuple[str | None, str]]:
+    if column.other == "column":
+        yield "other", 'other = "column" is for categories: use "refuse" or "missing"'
     ends, dated = column.range, column.kind == "date"
     example = "[2000-01-01, 2030-12-31]" if dated else "[0, 120]"
     if ends is None:

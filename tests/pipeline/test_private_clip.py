@@ -279,7 +279,9 @@ def test_dropped_rows_count_as_the_centre_and_join_no_histogram(tmp_path: Path) 
     columns = [Column("year", "number", range=(1900, 2100), missing="drop"), Column("size", "number", range=(0, 500))]
     schema, rows = Schema(columns, scale="range"), tmp_path / "t.zarr"
     ingest_rows(tmp_path / "t.csv", rows, budget=PrivacyLoss.parse("99", "1e-6"), schema=schema)
-    with pytest.raises(RefusedError, match=r"drops rows without year.*must be known before.*scale='private'"):
+    with pytest.raises(
+        RefusedError, match=r"missing value of year counts as the centre, which must be known before.*scale='private'"
+    ):
         release_rows(rows, tmp_path / "r.zarr", replace(GAUSSIAN, scale=None, clip_norm=2))
     assert ledger_of_rows(rows).records == []
     asked = replace(GAUSSIAN, loss=PrivacyLoss.parse("9", "1e-6"), clip_norm="auto", centring=Centring.PRIVATE)
