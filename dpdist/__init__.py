@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.estimators import PrivateCovariance as PrivateCovariance
     from dpdist.estimators import PrivatePCA as PrivatePCA
     from dpdist.estimators import PrivateRidge as PrivateRidge
+    from dpdist.estimators.one_call import private_pca as private_pca
     from dpdist.ingest.labelled import area_scale as area_scale
     from dpdist.ingest.registered import open_rows as open_rows
     from dpdist.ledger.in_memory import Budget as Budget
@@ -69,6 +70,7 @@ _NAMES = {
         "WeakGuaranteeWarning",
     ),
     "estimators": ("PrivateCovariance", "PrivatePCA", "PrivateRidge"),
+    "estimators.one_call": ("private_pca",),
     "ingest.labelled": ("area_scale",),
     "ingest.registered": ("open_rows",),
     "ledger.in_memory": ("Budget",),

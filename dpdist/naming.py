@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _OPTION = "options."
-SPELLINGS = {"center": "centre", "synthesize": "synthesise"}
+SPELLINGS = {"center": "centre", "person": "privacy_unit", "synthesize": "synthesise"}
 """Other spellings of options, job-file keys and commands."""
 
 

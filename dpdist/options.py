@@ -182,15 +182,16 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
 
     epsilon: Annotated[Amount, option("Privacy loss epsilon, in steps of a millionth.", AMOUNT, PRIVACY)]
     clip: Annotated[
-        Clip,
+        Clip | None,
         option(
             "Public clip norm C, from public knowledge or dpdist bound, never from the data. private: first choose "
             "it from a private histogram of row norms (after scaling, with a private scale). auto, with a scale: "
-            "1.75 sqrt(d), where d is the number of columns whose scale is known.",
+            "1.75 sqrt(d), where d is the number of columns whose scale is known. [default: auto, with a private "
+            "scale and centre unless they are given]",
             'a number, such as 8.5, "private" or "auto"',
             CLIP,
         ),
-    ]
+    ] = None
     delta: Annotated[
         Amount | None,
         option("Privacy loss delta. Omit it for pure differential privacy.", "a number, such as 1e-6", PRIVACY),

@@ -21,7 +21,7 @@ from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
 from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
-from dpdist.options import CLIP, RequestOptions
+from dpdist.options import RequestOptions
 from dpdist.pca.forecast import forecast_release
 from dpdist.pca.orbit import ORBITS, forecast_orbit
 from dpdist.pipeline.budget import ledger_place
@@ -117,7 +117,7 @@ _REQUEST_NAMES = {"neighbours", "mechanism", "centre", "scale", "scale_share", "
 @options(
     RequestOptions, "request_options", names={"epsilon", "delta", "clip", *_REQUEST_NAMES},
     changed={
-        "clip": {"default": "1.0", "show_default": True, "required": False, "group": CLIP},
+        "clip": {"default": "1.0", "show_default": True},
         "centre": {
             "type": click.Choice(["none", "private"]), "metavar": None, "help": "private: release the mean as well.",
         },

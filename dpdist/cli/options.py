@@ -102,8 +102,9 @@ class GroupedCommand(click.Command):
         """Refuse both spellings of an option: click would take the last one."""
         typed = {argument.partition("=")[0] for argument in args}
         for spelling, name in SPELLINGS.items():
-            if {f"--{spelling}", f"--{name}"} <= typed:
-                raise UsageError(f"--{name} and --{spelling} are the same option. Use one of them.")
+            flag = f"--{name.replace('_', '-')}"
+            if {f"--{spelling}", flag} <= typed:
+                raise UsageError(f"{flag} and --{spelling} are the same option. Use one of them.")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

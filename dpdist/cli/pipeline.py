@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from contextlib import suppress
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpdist._util.text import NEXT, counted, exactly, rounded_up
+from dpdist._util.text import NEXT, counted, exactly, rounded_up, wrapped
 from dpdist.cli.options import (
     LOCAL,
     SOURCE,
     STORE,
+    Option,
     budget_location,
     budget_message,
     cluster_options,
@@ -26,11 +26,11 @@ from dpdist.cli.options import (
     options,
 )
 from dpdist.cli.output import BARS, answer, say, show
-from dpdist.errors import DataError, DpdistError, UsageError
-from dpdist.ingest.registered import open_rows
+from dpdist.errors import BelowNoiseError, DataError, UsageError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.moment.histograms import NormGrid
-from dpdist.options import BudgetOptions, IngestOptions, ReleaseOptions, RequestOptions, fields_of
+from dpdist.options import PRIVACY, BudgetOptions, IngestOptions, ReleaseOptions, RequestOptions, fields_of
+from dpdist.pca.correlation import correlation
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.release import combine_releases, release_rows
@@ -38,6 +38,8 @@ from dpdist.privacy.checks import cautions_message
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.parse import norms_request_from, request_from
+from dpdist.report import text
+from dpdist.rows.automatic import Owner
 from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore, store_at
@@ -176,36 +178,59 @@ def register(
     answer(as_json, value, f"{message}Do not change {source}. {budget_message(table, address)}")
 
 
+_OF_FILE = ("schema", "header", "privacy_unit", "max_rows", "budget_epsilon", "budget_delta")
+
+
 @grouped("release")
-@click.argument("rows", type=STORE)
+@click.argument("rows", type=STORE, metavar="TABLE")
 @click.argument("release", type=STORE)
-@options(RequestOptions, "request_options", without={"ledger"}, changed={"clip": {"required": False}})
+@options(RequestOptions, "request_options", without={"ledger"})
+@options(IngestOptions, "table_options", names=_OF_FILE)
+@click.option(
+    "--each-row-is-a-person", cls=Option, group=PRIVACY, is_flag=True, help="State that no person has two rows."
+)
 @ledger_option
 @partial(cluster_options, trusted=True)
 @json_option
 def release_command(
-    rows: AnyStore, release: AnyStore, request_options: RequestOptions, ledger: LedgerAddress | None, cluster: Cluster,
-    as_json: bool,
+    rows: AnyStore, release: AnyStore, request_options: RequestOptions, table_options: IngestOptions,
+    each_row_is_a_person: bool, ledger: LedgerAddress | None, cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
-    """Publish RELEASE, a private second moment of ROWS. Repeating the command publishes the same bytes for free."""
-    if request_options.clip is None:
-        raise UsageError(_without_clip(rows))
-    request = request_from(request_options)
-    outcome = release_rows(rows, release, request, ledger=ledger, cluster=cluster, say=say)
-    answer(as_json, outcome.to_json(), outcome.describe())
+    """Publish RELEASE, a private second moment of TABLE. Repeating the command publishes the same bytes for free.
 
+    TABLE is the rows.zarr of an ingest, or a file, such as table.csv or table.parquet. The rows of a file are stored
+    next to it, with their ledger. Their budget is the loss of this release, unless --budget-epsilon is larger. Missing
+    values count as the centre of their column. Columns of text need --schema. The components of the correlation matrix
+    are printed.
+    """
+    request, table = request_from(request_options), None
+    if isinstance(rows, Path) and rows.is_file():
+        from dpdist.pipeline.table import rows_of_file  # noqa: PLC0415 - its readers are slow to import
 
-def _without_clip(rows: AnyStore) -> str:
-    """Explain the choices of a clip norm, with the one from the schema if any."""
-    norm = None
-    with suppress(DpdistError):  # missing rows: reported once there is a clip norm
-        schema = open_rows(rows).schema
-        norm = None if schema is None else schema.norm
-    free = "" if norm is None else f", such as --clip {rounded_up(norm)}, above which the schema allows no row"
-    return (
-        f"A release needs a clip norm. Give --clip C, from public knowledge{free}; --clip private, to choose one first "
-        "for a part of its privacy loss; or, with a scale, --clip auto."
-    )
+        if ledger is not None:
+            raise UsageError("The ledger of a file is next to it. Omit --ledger, or ingest the file first.")
+        table = rows_of_file(
+            rows, table_options.budget or request.loss, target=release, schema=table_options.schema,
+            header=table_options.header,
+            owner=Owner(table_options.privacy_unit, table_options.max_rows, each_row_is_a_person),
+            progress=BARS, say=say, cluster=cluster,
+        )  # fmt: skip
+    elif each_row_is_a_person or any(getattr(table_options, name) is not None for name in _OF_FILE):
+        raise UsageError(
+            f"{rows} is not a file. --schema, --header, --person, --max-rows, --each-row-is-a-person and "
+            "--budget-epsilon are for files; for rows they are options of dpdist ingest."
+        )
+    outcome = release_rows(table.path if table else rows, release, request, ledger=ledger, cluster=cluster, say=say)
+    value, found = outcome.to_json(), ""
+    if table is not None:
+        try:
+            components = correlation(outcome.release, None)
+        except (BelowNoiseError, UsageError) as error:
+            found = wrapped(str(error))
+        else:
+            value |= components.to_json()
+            found = text.standardised(components, outcome.release.names)
+    answer(as_json, value, f"{wrapped(outcome.describe())}\n{found}".rstrip())
 
 
 @click.command()

@@ -34,7 +34,7 @@ class Shared(TypedDict, total=False):
     """The parameters of all estimators, for type checkers."""
 
     epsilon: Number
-    clip: float | str
+    clip: float | str | None
     delta: Number | None
     mechanism: str | None
     neighbours: str
@@ -61,12 +61,13 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
     ----------
     epsilon : str, int, float or Decimal
         Privacy loss epsilon of the release: a number or decimal text with at most six decimals. Required.
-    clip : float, "auto" or "private"
+    clip : float, "auto" or "private", default None
         Clip norm C, in the units of the rows after centring and scaling. Longer rows are clipped to this norm, and all
         fitted attributes describe the clipped rows. A :class:`dpdist.ClippedRowsWarning` is issued if the release shows
-        that nearly all rows were clipped. Required; choose it from public knowledge and never from X, which would leak
-        information. ``"auto"`` is 1.75 times the square root of d, for columns divided by a scale; with a private
-        scale, d counts the columns whose variance the private choice could see. ``"private"``: the release first
+        that nearly all rows were clipped. Choose it from public knowledge and never from X, which would leak
+        information. None: ``"auto"``, with a private scale and centre unless they are given. ``"auto"`` is 1.75 times
+        the square root of d, for columns divided by a scale; with a private scale, d counts the columns whose variance
+        the private choice could see. ``"private"``: the release first
         chooses C from a private histogram of the row norms, after any private scaling.
     delta : str, int, float or Decimal, default None
         Privacy loss delta, below 1, in the formats of ``epsilon``. None means pure differential privacy.
@@ -123,7 +124,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         self,
         *,
         epsilon: Number,
-        clip: float | str,
+        clip: float | str | None = None,
         delta: Number | None = None,
         mechanism: str | None = None,
         neighbours: str = "replace-one",

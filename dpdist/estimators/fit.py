@@ -65,7 +65,7 @@ def request_of(
     centre, scale, vectors = _centre_and_scale(estimator)
     delta = None if estimator.delta is None else str(estimator.delta)
     choice = estimator.clip if estimator.clip in {"auto", "private"} else None
-    if choice is None and not _is_instance(estimator.clip, numbers.Real):
+    if choice is None and not (estimator.clip is None or _is_instance(estimator.clip, numbers.Real)):
         raise UsageError(
             "clip must be a positive finite number chosen from public knowledge, or 'private' (chosen by the release), "
             "or 'auto' (for columns divided by a scale)."
@@ -84,18 +84,19 @@ def request_of(
         option.name for option in mechanism_named(mechanism).info.options
     }:
         options.setdefault(COMPONENTS.name, components)
+    scaled_by_default = estimator.clip is None and scale == "none" and "scale" not in vectors
     parameters = estimator.get_params(deep=False)
     parameters = {name: parameters[name] for name in RequestOptions.__struct_fields__ if name in parameters} | {
         "epsilon": Amount(estimator.epsilon),
         "delta": None if delta is None else Amount(delta),
-        "clip": Clip(choice or float(estimator.clip)),
+        "clip": None if estimator.clip is None else Clip(choice or float(estimator.clip)),
         "mechanism": mechanism,
         "neighbours": neighbours_of(str(estimator.neighbours)),
         "centre": centre,
         "scale": scale,
         "scale_share": None if estimator.scale_share is None else Amount(estimator.scale_share),
         "components": components if choice == "private" else None,
-        "targets": tuple(targets) if scale == "private" else (),
+        "targets": tuple(targets) if scale == "private" or scaled_by_default else (),
         "grid_bits": None if estimator.grid_bits is None else int(estimator.grid_bits),
         "rows_at_most": int(estimator.rows_at_most),
         "options": options,

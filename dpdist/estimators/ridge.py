@@ -53,8 +53,8 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         Number of released principal components of X to regress on instead of using a ridge; ``"auto"``: those clear of
         the noise. ``coef_`` is then in their span, and intervals refer to the regression on these directions. None: use
         the ridge.
-    clip : float, "auto" or "private"
-        Clip norm C > 0 of a row of X and y together, in their units after centring and scaling; public. Required.
+    clip : float, "auto" or "private", default None
+        Clip norm C > 0 of a row of X and y together, in their units after centring and scaling; public. None,
         ``"auto"`` and ``"private"`` as for :class:`dpdist.PrivatePCA`.
     centre : str, path-like, sequence of float or mapping, default "private"
         As for :class:`dpdist.PrivatePCA`, with the columns of X followed by those of y. Only ``"private"`` fits an

@@ -24,7 +24,7 @@ from dpdist.ingest.readers.isolated import IsolatedSource, ReaderProcess
 from dpdist.ingest.readers.netcdf import NetCdf
 from dpdist.ingest.readers.npy import Npy, Npz
 from dpdist.ingest.readers.plink import Plink, Plink2
-from dpdist.ingest.readers.source import Entry, Keys, Source
+from dpdist.ingest.readers.source import Entry, Head, Keys, Source
 from dpdist.ingest.readers.text import Csv, header_asked
 from dpdist.ingest.readers.vcf import Vcf, VcfZarr, is_vcf_zarr
 from dpdist.ingest.readers.zarr_store import MARKS, Store, is_anndata
@@ -339,6 +339,14 @@ def columns_at(
         if head.guess is not None:
             raise header_asked(sources.entries[0].shown)
         return head.names, None if head.kinds is None else [*head.kinds]
+
+
+def table_at(location: SourceLocation, scratch_dir: Path, header: str | None) -> tuple[Head, set[str]] | None:
+    """Return head and unclear columns of a table; None for a file of numbers only. Reads all cells of text."""
+    with opened_sources(location, scratch_dir, Choices(header=header)) as sources, sources.named(0) as source:
+        if not any("schema" in _kind(path).takes for path, _ in located(location)):
+            return None
+        return source.head, source.unclear_columns
 
 
 def text_columns_at(

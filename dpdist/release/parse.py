@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
+from msgspec.structs import replace
 
 from dpdist._util.paths import AnyPath, local, read_plain
 from dpdist.errors import DataError, UsageError
@@ -20,7 +21,7 @@ from dpdist.mechanisms.quantile import require_quantile
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.histograms import NormGrid
 from dpdist.naming import parameter
-from dpdist.options import ReleaseOptions, RequestOptions, Word
+from dpdist.options import Clip, ReleaseOptions, RequestOptions, Word
 from dpdist.privacy.guarantee import PrivacyLoss, neighbours_of
 from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormsRequest
@@ -39,11 +40,15 @@ def request_from(
     if options.delta is not None and not loss.delta_atto:
         raise DataError("Delta must be between 0 and 1, both excluded; for pure privacy leave it out.")
     shift = public_numbers(options.centre, options.scale, folder, vectors)
+    if options.clip is None:  # the release chooses what was not given
+        scale = "private" if options.scale == "none" and shift.get("scale") is None else options.scale
+        centre = "private" if options.centre == "none" and shift.get("centre") is None else options.centre
+        options = replace(options, clip=Clip("auto"), scale=scale, centre=centre)
     chosen = options.mechanism or recommended(loss.delta_atto)
     request = ReleaseRequest(
         mechanism=chosen,
         loss=loss,
-        clip_norm=clip_from(options.clip),
+        clip_norm=clip_from(options.clip or "auto"),
         neighbours=neighbours_of(options.neighbours),
         centring=Centring.PRIVATE if options.centre == Centring.PRIVATE else Centring.NONE,
         grid_bits=options.grid_bits,

@@ -86,7 +86,7 @@ class UnfitError(Exception):
         return DataError(f"{shown}. Correct the schema{hint}, or {cure[0].lower()}{cure[1:]}")
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
     """Say whether the type is text, or bytes, which some files use for text."""
     types = pa.types
     views = types.is_string_view(kind) or types.is_binary_view(kind)
@@ -106,7 +106,7 @@ def takes(column: Column, kind: Any) -> bool:
     """Say whether a stored Arrow type is compatible with the kind of a column."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if _is_text(kind) or pa.types.is_null(kind) or column.kind == "ignored":
+    if is_text(kind) or pa.types.is_null(kind) or column.kind == "ignored":
         return True
     if column.kind == "date":
         return _is_time(kind)
@@ -139,7 +139,7 @@ def kind_of(stored: Any) -> str:
         return "number"
     if _is_time(stored):
         return "date"
-    return "category" if _is_text(stored) else "ignored"
+    return "category" if is_text(stored) else "ignored"
 
 
 def encoded(schema: Schema, columns: Mapping[str, Any], rows: int) -> Iterator[Rows]:
@@ -178,7 +178,7 @@ def _encoded_batch(schema: Schema, columns: Mapping[str, Any], rows: int) -> Row
 
 def _fill(schema: Schema, column: Column, cells: Any, out: Rows) -> _Mask:
     """Write the encoding of a column to out, and return a mask of its missing values."""
-    values, lacking = _READ[column.kind](column, _plain(column, cells))
+    values, lacking = _READ[column.kind](column, plain(column, cells))
     if lacking.any() and column.missing in {None, "refuse"}:
         raise _unfit(
             lacking,
@@ -202,7 +202,7 @@ def _fill(schema: Schema, column: Column, cells: Any, out: Rows) -> _Mask:
     return lacking
 
 
-def _plain(column: Column, cells: Any) -> Any:
+def plain(column: Column, cells: Any) -> Any:
     """Return a column without its dictionary encoding, with a type that matches its kind."""
     if pa.types.is_dictionary(cells.type):  # Arrow cannot decode dictionaries of string views
         dictionary = cells.dictionary
@@ -219,7 +219,7 @@ def _plain(column: Column, cells: Any) -> Any:
         )
     if isinstance(cells.type, _UUID):
         cells = pa.array([None if value is None else str(value) for value in cells.to_pylist()], pa.string())
-    if not _is_text(cells.type):
+    if not is_text(cells.type):
         codes = _codes(column, cells.type) if column.missing_values else []
         return pc.if_else(pc.is_in(cells, pa.array(codes, cells.type)), None, cells) if codes else cells
     text = _parsed(column, cells, _valid, "the cell is not UTF-8 text")
@@ -259,7 +259,7 @@ def _text(cells: Any) -> tuple[Any, Any]:
     return text, pc.or_kleene(pc.is_null(text), pc.fill_null(pc.is_in(text, pa.array(MISSING_WORDS)), True))
 
 
-def _values_of_text(cells: Any) -> Any:
+def values_of_text(cells: Any) -> Any:
     """Return stripped text, null where a value is missing."""
     text, absent = _text(cells)
     return pc.if_else(absent, pa.scalar(None, text.type), text)
@@ -294,8 +294,8 @@ def _parsed(column: Column, text: Any, parse: Callable[[Any], Any], reason: str)
 
 
 def _numbers(column: Column, cells: Any) -> tuple[Rows, _Mask]:
-    if _is_text(cells.type):
-        text = _values_of_text(cells)
+    if is_text(cells.type):
+        text = values_of_text(cells)
         if column.other == "missing":
             text = pc.if_else(pc.match_substring_regex(text, r"\d"), text, pa.scalar(None, text.type))
         cells = _parsed(column, text, lambda part: pc.cast(part, pa.float64()), NO_NUMBER)
@@ -334,7 +334,7 @@ def holds_numbers(cells: Any) -> bool:
 
 
 def _booleans(column: Column, cells: Any) -> tuple[Rows, _Mask]:
-    if not _is_text(cells.type):
+    if not is_text(cells.type):
         values, lacking = _numbers(column, cells)
         sound = lacking | (values == 0) | (values == 1)
     else:
@@ -356,7 +356,7 @@ def _names(cells: Any) -> Any:
             cells = pc.add(pc.cast(cells, pa.float64(), safe=False), 0.0)  # -0 is 0
         values = cells.to_pylist()  # a decimal keeps all digits
         return pa.array([None if value is None else _name_of(value) for value in values], pa.string())
-    return cells if _is_text(cells.type) else cells.cast(pa.string())
+    return cells if is_text(cells.type) else cells.cast(pa.string())
 
 
 def _name_of(value: float | Decimal) -> str | None:
@@ -387,8 +387,8 @@ def _dates(column: Column, times: Any) -> tuple[Rows, _Mask]:
     )
     if pa.types.is_null(times.type):
         times = times.cast(pa.string())
-    if _is_text(times.type):
-        text = _values_of_text(times)
+    if is_text(times.type):
+        text = values_of_text(times)
         if column.format is None:
             times = _parsed(column, text, _iso, reason)
         else:
@@ -449,7 +449,7 @@ def units_of(schema: Schema, columns: Mapping[str, Any], key: bytes) -> npt.NDAr
     for column in schema.columns:
         if column.kind != "privacy unit":
             continue
-        text, absent = _text(_names(_plain(column, columns[column.name])))
+        text, absent = _text(_names(plain(column, columns[column.name])))
         if (lacking := _flags(absent)).any():
             raise _unfit(lacking, column, "the privacy unit is missing, so the owner of the row is unknown")
         coded = pc.cast(text, pa.string()).dictionary_encode()

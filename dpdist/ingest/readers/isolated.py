@@ -206,6 +206,11 @@ class IsolatedSource(Source):
     def survey(self, keep: Places, fragment: Fragment = None) -> Any:
         return self.process.ask(self.inner, "survey", keep, fragment)
 
+    @property
+    def unclear_columns(self) -> set[str]:
+        names: set[str] = self.process.ask(self.inner, "unclear_columns")
+        return names
+
     def state(self, start: int, stop: int) -> Any:
         return self.process.ask(self.inner, "state", start, stop)
 

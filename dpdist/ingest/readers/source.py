@@ -121,6 +121,11 @@ class Source(ABC):
             raise NoRowsError(self.path)
         return Survey(head.rows, STORED[head.dtype])
 
+    @property
+    def unclear_columns(self) -> set[str]:
+        """The columns of text that only a schema can describe."""
+        return set()
+
     def rows(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
         """Yield :meth:`blocks`; DataError if a value is not finite."""
         row = 0 if fragment is None else fragment[0]

@@ -18,7 +18,8 @@ import pyarrow as pa
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import CURE, NoRowsError, Places, Rows
 from dpdist.ingest.readers.source import Fragment, Head, Source, Survey
-from dpdist.rows.encoding import Fault, UnfitError, encoded, require_types, units_of
+from dpdist.rows.automatic import TextColumns
+from dpdist.rows.encoding import Fault, UnfitError, encoded, is_text, require_types, units_of
 
 
 class Tabular(Source):
@@ -89,6 +90,16 @@ class Tabular(Source):
     def rows(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
         # a schema marks dropped rows by NaN, and refuses other non-finite values
         return super().rows(keep, fragment) if self.choices.schema is None else self.blocks(keep, fragment)
+
+    @property
+    def unclear_columns(self) -> set[str]:
+        stored, found = self.stored, TextColumns()
+        text = {name: i for i, name in enumerate(stored.names) if stored.kinds is None or is_text(stored.kinds[i])}
+        with closing(self.cells(tuple(text.values()))) as batches:
+            for batch in batches:
+                for name, cells in zip(text, batch.columns, strict=True):
+                    found.add(name, cells)
+        return found.unclear
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
         schema = self.choices.schema

@@ -1,0 +1,143 @@
+"""From a table to its components in one call, which decides what software can decide and reports each decision."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dpdist._util.frames import as_frame
+from dpdist._util.text import counted
+from dpdist.errors import UsageError
+from dpdist.estimators.pca import PrivatePCA
+from dpdist.ingest.readers.base import UNNAMED
+from dpdist.naming import ESTIMATORS, naming
+from dpdist.pipeline.table import rows_of_file
+from dpdist.privacy.guarantee import Number, PrivacyLoss
+from dpdist.rows.automatic import Owner, TextColumns, schema_of_numbers
+from dpdist.rows.encoding import UnfitError, columns_of, is_text, types_of
+from dpdist.rows.schema import Schema
+
+
+def private_pca(
+    table: Any,
+    *,
+    epsilon: Number,
+    delta: Number | None = None,
+    n_components: float | str = "auto",
+    correlation: bool = True,
+    person: str | None = None,
+    max_rows: int | None = None,
+    each_row_is_a_person: bool = False,
+    schema: Schema | str | os.PathLike[str] | None = None,
+    header: str | None = None,
+    say: Callable[[str], None] = print,
+    **parameters: Any,
+) -> PrivatePCA:
+    """Return private principal components of a table: one release, charged once, of all its columns of numbers.
+
+    Everything that was not given is decided without looking at more than the budget pays for: centre, scale and clip
+    norm are chosen privately, cells without a number count as the centre of their column, and components are those of
+    the correlation matrix above the noise.
+
+    Parameters
+    ----------
+    table : path-like or table
+        A file, such as .csv or .parquet; or a DataFrame or array in memory. The rows of a file are stored next to it,
+        with a ledger: ``table.csv`` gets ``table.zarr`` and ``table.ledger``. Their budget is the loss of the first
+        call, unless ``budget_epsilon`` and ``budget_delta`` are larger. Repeating a call is free.
+    epsilon, delta : str, int, float or Decimal
+        Privacy loss. Without a delta it is pure differential privacy.
+    n_components, correlation : default "auto" and True
+        See :class:`PrivatePCA`.
+    person : str, default None
+        Column of a file that identifies the person of each row. None: each row is protected as a person; refused if a
+        column is named like an identifier, unless ``each_row_is_a_person``.
+    max_rows : int, default None
+        With `person`: the largest number of rows of a person that are kept.
+    each_row_is_a_person : bool, default False
+        State that no person has two rows. Columns named like identifiers are left out.
+    schema : Schema, str or path-like, default None
+        Meaning of columns of text. None: such columns are refused.
+    header : {"yes", "no"}, default None
+        Whether the first line of a .csv is a header. None: an ambiguous file is refused.
+    say : callable, default print
+        Called with the decisions (str).
+    **parameters
+        Further parameters of :class:`PrivatePCA`.
+
+    Returns
+    -------
+    PrivatePCA
+        Fitted. ``release_`` is the release, and may be published like the estimator.
+
+    Raises
+    ------
+    UsageError
+        If persons have to be declared, or a parameter is invalid.
+    RefusedError
+        If the budget does not suffice.
+    DataError
+        If the table cannot be used, or has columns of text and no schema.
+
+    See Also
+    --------
+    PrivatePCA : The estimator, with every parameter.
+    ingest_rows, release_rows, fit_components : The same step by step.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> import dpdist
+    >>> random = np.random.default_rng(1)
+    >>> size = random.normal(size=20_000)
+    >>> frame = pd.DataFrame({"height": 170 + 9 * size, "weight": 70 + 9 * size + 6 * random.normal(size=20_000)})
+    >>> pca = dpdist.private_pca(frame, epsilon=1, delta=1e-6, n_components=1)
+    The table: 20000 rows of 2 columns. Each row is protected as a person.
+    >>> abs(pca.components_).round(1)
+    array([[0.7, 0.7]])
+    """
+    owner = Owner(person, max_rows, each_row_is_a_person)
+    with naming(ESTIMATORS):
+        if isinstance(table, str | os.PathLike):
+            loss = PrivacyLoss.parse(
+                str(parameters.pop("budget_epsilon", epsilon)), str(parameters.pop("budget_delta", delta) or 0)
+            )
+            data: Any = rows_of_file(
+                Path(table), loss, schema=schema, header=header, owner=owner, say=say, cluster=parameters.get("cluster")
+            ).path
+        else:
+            data = _in_memory(table, schema, owner)
+            say(
+                f"The table: {counted(data.shape[0], 'row')} of {counted(data.shape[1], 'column')}. Each row is "
+                "protected as a person."
+            )
+            parameters = {"missing": "centre", **parameters}
+        estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
+    return estimator.fit(data)
+
+
+def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
+    """Return the rows of numbers of a table in memory."""
+    if owner.column is not None:
+        raise UsageError(
+            "A table in memory has no ledger, which counts the rows of a person. Save it to a .parquet file, and pass "
+            "its path."
+        )
+    frame = as_frame(table)
+    if not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
+        return frame
+    if schema is None:
+        kinds, found, mixed = types_of(frame), TextColumns(), set()
+        for name in (name for name, kind in kinds.items() if is_text(kind)):
+            try:
+                found.add(name, columns_of(frame, [name])[name])
+            except UnfitError:
+                mixed.add(name)
+        schema = schema_of_numbers(
+            "The table", list(kinds), list(kinds.values()), found.unclear | mixed, set(UNNAMED & kinds.keys()), owner,
+            None, named=False,
+        )  # fmt: skip
+    return (schema if isinstance(schema, Schema) else Schema.read(schema)).transform(frame)

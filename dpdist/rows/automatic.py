@@ -1,0 +1,127 @@
+"""The schema of a table of numbers, decided by the software where nobody wrote one.
+
+Columns of numbers, booleans and dates are kept, cells without a digit are missing values, and missing values count as
+the centre of their column. What words mean, and whose row a row is, cannot be decided: a table with a column of words,
+or with a column named like an identifier of persons, is refused until a person says so.
+
+The decision which columns contain words reads all cells. It is no release: the answer is the schema of numbers for
+every table that is not refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+from dpdist._util.text import counted, listed
+from dpdist.errors import DataError, UsageError
+from dpdist.naming import parameter, step
+from dpdist.rows.columns import Column
+from dpdist.rows.encoding import UnfitError, holds_numbers, is_text, kind_of, plain, values_of_text
+from dpdist.rows.schema import Schema
+
+_OWNERS = frozenset({
+    "account", "applicant", "child", "citizen", "client", "customer", "donor", "employee", "family", "household",
+    "individual", "member", "participant", "passenger", "patient", "person", "player", "pupil", "resident",
+    "respondent", "ssn", "student", "subject", "taxpayer", "user", "visitor", "voter", "worker",
+})  # fmt: skip
+_NUMBERED = frozenset({"code", "hash", "id", "identifier", "key", "no", "nr", "num", "number", "uid", "uuid"})
+_ALONE = frozenset({"id", "identifier", "uid", "uuid"})
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose row a row is: a column with ``max_rows`` rows of each person, or nobody's twice; None and False: unsaid."""
+
+    column: str | None = None
+    max_rows: int | None = None
+    each_row: bool = False
+
+
+def names_person(name: str) -> bool:
+    """Return whether a column is named like an identifier of persons.
+
+    >>> [name for name in ("person_id", "PatientID", "id", "user", "income", "customer_age") if names_person(name)]
+    ['person_id', 'PatientID', 'id', 'user']
+    """
+    parts = {part.lower() for part in _PARTS.findall(name)}
+    owners = {part for part in parts if part in _OWNERS or part.removesuffix("s") in _OWNERS}
+    return parts <= owners | _NUMBERED and bool(owners or (parts and parts <= _ALONE))
+
+
+class TextColumns:
+    """Records of text columns, batch by batch, whether they contain numbers, words, or text of other forms."""
+
+    def __init__(self) -> None:
+        self._numbers: set[str] = set()
+        self._words: set[str] = set()
+        self._others: set[str] = set()
+
+    def add(self, name: str, cells: Any) -> None:
+        """Read some cells of a text column."""
+        try:
+            cells = plain(Column(name, "number"), cells)
+        except UnfitError:
+            self._others.add(name)
+            return
+        if not is_text(cells.type):
+            self._numbers.add(name)
+            return
+        text = values_of_text(cells)
+        digits = pc.fill_null(pc.match_substring_regex(text, r"\d"), False)
+        if pc.any(digits).as_py():
+            self._numbers.add(name)
+            if name not in self._others and not holds_numbers(text.filter(digits)):
+                self._others.add(name)
+        if text.null_count + pc.sum(digits).as_py() < len(text):
+            self._words.add(name)
+
+    @property
+    def unclear(self) -> set[str]:
+        """The columns of words, or of text with digits that is no number."""
+        return self._others | (self._words - self._numbers)
+
+
+def schema_of_numbers(
+    source: object, names: Sequence[str], kinds: Sequence[Any] | None, unclear: Iterable[str], indexes: set[str],
+    owner: Owner, header: str | None, *, named: bool = True,
+) -> Schema:  # fmt: skip
+    """Return the schema of a table of numbers; refuse one that needs a person's words."""
+    if unclear := sorted(set(unclear) - {owner.column}, key=list(names).index):
+        asked = {} if kinds is not None else {"header": header or "yes"}
+        drafted = step("schema", source if named else "TABLE", **asked)
+        raise DataError(
+            f"{source}: {_are(len(unclear), 'column')} not of numbers: {listed(map(repr, unclear))}. A schema says "
+            f"what the text means: {drafted} drafts one. Complete it, save it, and give "
+            f"{parameter('schema', 'schema.toml')}."
+        )
+    owners = [name for name in names if names_person(name)]
+    if owner.column is not None and owner.column not in names:
+        raise UsageError(f"{source} has no column {owner.column!r}. It has: {listed(names)}.", parameter="person")
+    if owners and owner.column is None and not owner.each_row:
+        raise UsageError(
+            f"{source}: {_are(len(owners), 'column')} named like an identifier of persons: {listed(owners)}. If a "
+            f"person may have several rows, give {parameter('person', owners[0])} "
+            f"{parameter('max_rows', 'M')}, where M is how many of them to keep: all are protected together. If no "
+            f"person has two, give {parameter('each_row_is_a_person')}."
+        )
+    columns = []
+    for name, stored in zip(names, kinds or [None] * len(names), strict=True):
+        kind = "number" if stored is None or is_text(stored) else kind_of(stored)
+        if name == owner.column:
+            columns.append(Column(name, "privacy unit"))
+        elif name in indexes or name in owners or kind == "ignored":
+            columns.append(Column(name, "ignored"))
+        else:
+            other = "missing" if kind == "number" else None
+            columns.append(Column(name, kind, missing="centre", other=other))
+    return Schema(columns, max_rows=owner.max_rows)
+
+
+def _are(count: int, noun: str) -> str:
+    return f"{counted(count, noun)} {'is' if count == 1 else 'are'}"

@@ -1,0 +1,141 @@
+"""From a file to an answer by one command: decisions are reported, and what software cannot know is asked."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.cli_scene import Call, tree
+
+import dpdist
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ledger.ledger import Ledger
+
+ROWS = 4000
+LOSS = ("--epsilon", "1", "--delta", "1e-6")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001 - its own state
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def table(seed: int = 1) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    size = random.normal(size=ROWS)
+    frame = pd.DataFrame({
+        "height": 170 + 9 * size, "weight": 70 + 12 * size + 6 * random.normal(size=ROWS),
+        "income": 30_000 + 9000 * random.normal(size=ROWS), "visits": random.poisson(3, ROWS),
+    })  # fmt: skip
+    return frame.mask(random.random(frame.shape) < 0.05)
+
+
+def test_one_command_publishes_prints_components_and_is_free_again(folder: Path, call: Call) -> None:
+    table().to_csv("t.csv", index=False, na_rep="unknown")
+    said = call("release", "t.csv", "r.zarr", *LOSS, "--json")
+    assert (said.code, said.json["fresh"], said.json["n"]) == (0, True, ROWS)
+    assert said.json["shares"][0] == pytest.approx(0.48, abs=0.05)
+    for decision in (
+        "t.csv: 4000 rows of 4 columns.", "Each row is protected as a person.", "epsilon 1, delta 1e-06, in t.ledger.",
+        "Cells without a number count as the centre of their column.",
+    ):  # fmt: skip
+        assert decision in said.err
+    before = tree(folder / "r.zarr")
+    again = call("release", "t.csv", "again.zarr", *LOSS)
+    assert (again.code, "nothing spent" in again.err) == (0, True)
+    assert tree(folder / "again.zarr") == before
+    assert Ledger(folder / "t.ledger").balance().charged == 1
+    assert {path.name for path in folder.iterdir()} >= {"t.zarr", "t.ledger", "r.zarr"}
+
+
+def test_another_epsilon_on_the_file_or_on_a_copy_is_refused(folder: Path, call: Call) -> None:
+    table().to_parquet("t.parquet")
+    assert call("release", "t.parquet", "r.zarr", *LOSS).code == 0
+    said = call("release", "t.parquet", "r2.zarr", "--epsilon", "0.5", "--delta", "1e-6")
+    assert (said.code, "left: next to nothing" in said.err) == (3, True)
+    (folder / "copy.parquet").write_bytes((folder / "t.parquet").read_bytes())
+    said = call("release", "copy.parquet", "r2.zarr", *LOSS)
+    assert (said.code, "is a copy of rows with the ledger" in said.message) == (3, True)
+    table(seed=2).to_parquet("t.parquet")
+    said = call("release", "t.parquet", "r2.zarr", *LOSS)
+    assert said.code == 4
+    assert re.search(r"t\.zarr exists already, .*name them: dpdist release t\.zarr RELEASE", said.message)
+    assert not (folder / "r2.zarr").exists()
+
+
+def test_a_column_named_like_a_person_needs_a_word_and_the_cures_work_as_typed(folder: Path, call: Call) -> None:
+    table().assign(PatientId=np.arange(ROWS) // 4).to_parquet("t.parquet")
+    said = call("release", "t.parquet", "r.zarr", *LOSS)
+    assert said.code == 2
+    assert "1 column is named like an identifier of persons: PatientId." in said.message
+    assert not (folder / "t.zarr").exists()
+    cure = re.search(r"give (--person \S+ --max-rows) M", said.message)
+    assert cure is not None
+    said = call("release", "t.parquet", "r.zarr", *LOSS, *shlex.split(cure[1]), 2)
+    assert (said.code, "at most 2 rows of each are kept" in said.err) == (0, True)
+    release = dpdist.open_release("r.zarr")
+    assert (release.rows, release.unit is not None, len(release.names)) == (ROWS // 2, True, 4)
+    (folder / "u.parquet").write_bytes(b"")
+    table(seed=3).assign(PatientId=np.arange(ROWS)).to_parquet("u.parquet")
+    said = call("release", "u.parquet", "u.release.zarr", *LOSS, "--each-row-is-a-person")
+    assert (said.code, "4 columns, without PatientId." in said.err) == (0, True)
+
+
+def test_words_need_a_schema_and_text_with_digits_is_not_taken_as_missing(folder: Path, call: Call) -> None:
+    sexes = np.where(np.arange(ROWS) % 2, "male", "female")
+    amounts = [f"{1000 + i:,}" for i in range(ROWS)]
+    table().assign(sex=sexes, paid=amounts).to_csv("t.csv", index=False)
+    said = call("release", "t.csv", "r.zarr", *LOSS)
+    assert said.code == 4
+    assert "2 columns are not of numbers: 'sex', 'paid'." in said.message
+    drafted = re.search(r"dpdist (schema t\.csv --header yes) drafts one", said.message)
+    assert drafted is not None
+    draft = call(*drafted[1].split()).out
+    for name, kind in (("sex", 'kind = "category"\ncategories = ["male", "female"]'), ("paid", 'kind = "ignored"')):
+        draft = re.sub(rf'name = "{name}"\nkind = "number"\nrange = \[\].*', f'name = "{name}"\n{kind}', draft)
+    draft = re.sub(r"range = \[\].*", 'missing = "centre"', draft)
+    (folder / "schema.toml").write_text(draft.replace('scale = "range"', 'scale = "none"'))
+    said = call("release", "t.csv", "r.zarr", *LOSS, "--schema", "schema.toml")
+    assert said.code == 0, said.err
+    assert dpdist.open_release("r.zarr").names[-2:] == ("sex=male", "sex=female")
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_is_for_files_is_refused_for_rows_and_a_release_over_the_rows(call: Call) -> None:
+    table().to_parquet("t.parquet")
+    assert call("release", "t.parquet", "t.zarr", *LOSS).code == 2
+    assert call("ingest", "t.parquet", "t.zarr", "--schema", "none.toml").code == 4
+    np.save("n.npy", table().fillna(0).to_numpy())
+    assert call("ingest", "n.npy", "n.zarr", "--budget-epsilon", "1", "--budget-delta", "1e-6").code == 0
+    said = call("release", "n.zarr", "r.zarr", *LOSS, "--each-row-is-a-person")
+    assert (said.code, "n.zarr is not a file." in said.message) == (2, True)
+    assert call("release", "n.zarr", "r.zarr", *LOSS).code == 0  # centre, scale and clip norm are chosen here, too
+    assert dpdist.open_release("r.zarr").stage is not None
+
+
+def test_python_has_the_same_in_one_call(folder: Path) -> None:
+    frame = table()
+    frame.to_parquet("t.parquet")
+    decisions: list[str] = []
+    found = dpdist.private_pca("t.parquet", epsilon=1, delta=1e-6, say=decisions.append)
+    assert "each row" in decisions[0].lower()
+    again = dpdist.private_pca(folder / "t.parquet", epsilon=1, delta=1e-6, say=decisions.append)
+    assert np.array_equal(found.components_, again.components_)
+    with pytest.raises(RefusedError, match="left: next to nothing"):
+        dpdist.private_pca("t.parquet", epsilon=2, delta=1e-6)
+    held = dpdist.private_pca(frame[1:], epsilon=1, delta=1e-6, say=decisions.append)
+    direction = np.array([0.5**0.5, 0.5**0.5, 0, 0])
+    for pca in (found, held):
+        assert abs(pca.components_[0] @ direction) > 0.98
+    with pytest.raises(UsageError, match="named like an identifier of persons: user_id"):
+        dpdist.private_pca(frame.assign(user_id=1), epsilon=1)
+    with pytest.raises(DataError, match=r"2 columns are not of numbers: 'w', 'mixed'.*draft_schema\(TABLE\)"):
+        dpdist.private_pca(frame.assign(w="word", mixed=[1, "1,5"] * (ROWS // 2)), epsilon=1)
+    with pytest.raises(UsageError, match=r"Save it to a \.parquet file"):
+        dpdist.private_pca(frame, epsilon=1, person="id", max_rows=2)
+    assert dpdist.PrivatePCA(epsilon=1).fit(frame.fillna(0).to_numpy()[2:] + 1).release_.bound.scale is not None
