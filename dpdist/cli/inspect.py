@@ -58,30 +58,33 @@ def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: b
 @click.option("--ledger", type=LEDGER, help="The ledger that was charged, to show the remaining budget.")
 @click.option("--target", help="Comma-separated columns to explain by others, as for regress.")
 @click.option("--on", help="Comma-separated columns to explain them by [default: all others].")
+@click.option("--title", default="", help="Title of the page.")
+@click.option("--author", default="", help="Author named on the page.")
+@click.option("--verdict", is_flag=True, help="Write the page for the privacy officer instead: five questions.")
 @json_option
 def report_command(
     release: AnyStore, out: AnyStore, components: str, image: str | None, ledger: LedgerAddress | None,
-    target: str | None, on: str | None, as_json: bool,
+    target: str | None, on: str | None, title: str, author: str, verdict: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write OUT, an HTML report on RELEASE: guarantee, components, noise and budget. Free.
+    """Write OUT, an HTML report on RELEASE: components, their noise, guarantee and budget. Free.
 
     The page contains no scripts and loads nothing. It is readable on a phone, in dark mode and on paper. For programs,
     inspect --json prints the guarantee and its grounds.
     """
-    from dpdist.report import html  # noqa: PLC0415 - scipy.special and templates, only needed here
+    from dpdist.report import html, officer  # noqa: PLC0415 - scipy.special and templates, only needed here
 
     if str(store_at(out)).endswith(".json"):
         raise UsageError(f"A report is an HTML page. To print the privacy card, run: dpdist inspect {release} --json")
     opened = open_release(release)
-    html.write(
-        opened,
-        out,
-        count=count_of(components),
-        image=html.shape_of(image) if image else None,
-        ledger=Ledger(ledger) if ledger else None,
-        targets=() if target is None else columns_from(target),
-        on=None if on is None else columns_from(on),
-    )
+    charged = Ledger(ledger) if ledger else None
+    if verdict:
+        officer.write(opened, out, ledger=charged, title=title, author=author)
+    else:
+        html.write(
+            opened, out, count=count_of(components), image=html.shape_of(image) if image else None, ledger=charged,
+            targets=() if target is None else columns_from(target), on=None if on is None else columns_from(on),
+            title=title, author=author,
+        )  # fmt: skip
     mark = "" if opened.private_as_claimed else f" {opened.status.upper()}: do not publish it."
     message = f"{out}: open it in a browser. It loads nothing from the network.{mark}"
     answer(as_json, {"report": str(out), "status": opened.status}, message)

@@ -273,8 +273,8 @@ def heat(result: Correlations, names: Sequence[str]) -> tuple[Markup, Markup]:
         for j in range(size):
             steps = box(left + j * side, 18 + i * side, side - 1, side - 1)
             kind = "plus" if result.values[i, j] > 0 else "minus"
-            cells[0].append(_cell(kind if sure[i, j] else "noise", abs(result.values[i, j]), steps))
-            cells[1].append(_cell("noise", off[i, j], steps))
+            cells[0].append(cell(kind if sure[i, j] else "noise", abs(result.values[i, j]), steps))
+            cells[1].append(cell("noise", off[i, j], steps))
     pairs = size * (size - 1) // 2
     count = int(np.triu(sure, 1).sum())
     frame = path("open", [box(left, 18, size * side - 1, size * side - 1)])
@@ -286,7 +286,8 @@ def heat(result: Correlations, names: Sequence[str]) -> tuple[Markup, Markup]:
     )
 
 
-def _cell(kind: str, share: float, steps: str) -> Markup:
+def cell(kind: str, share: float, steps: str) -> Markup:
+    """Return a square with opacity by a share from 0 to 1."""
     return Markup('<path class="{}" fill-opacity="{}" d="{}"/>').format(kind, f"{min(1.0, share):.2g}", steps)
 
 

@@ -10,15 +10,14 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from dpdist._util.text import counted
-from dpdist.answers.covariance import correlations
 from dpdist.answers.regression import Estimate, Regression, regressions
-from dpdist.errors import BelowNoiseError, UsageError
+from dpdist.errors import BelowNoiseError
 from dpdist.pca.alignment import Alignment, Values, alignment
 from dpdist.pca.components import Components, about_mean
-from dpdist.pca.correlation import ABOVE
 from dpdist.release.artefact import Release
 from dpdist.report.answers import BELOW_NOISE, about_intervals, common_power, digits, in_units, outward
-from dpdist.report.charts import bar, explained, heat, image, shortened_name, spectrum
+from dpdist.report.charts import bar, explained, image, shortened_name, spectrum
+from dpdist.report.plots import forest
 from dpdist.report.text import between, count_text, mark
 
 _ALL_COLUMNS = 2048
@@ -35,12 +34,12 @@ _LEAST = 0.0005
 """Least magnitude of a loading shown with three digits."""
 _ROWS = 100
 """Largest number of eigenvalues listed below the noise."""
-_PAIRED = 12
-"""Largest number of columns of the heat map: cells of more are too small on a small screen."""
 _LETTERS = 40
 """Letters of each of two names in one line."""
 _COEFFICIENTS = 100
 """Largest number of coefficients listed per regression."""
+_BARS = 20
+"""Largest number of coefficients drawn per regression."""
 Cells = tuple[str | Markup, ...]
 
 
@@ -52,7 +51,8 @@ class Table:
     rows: Sequence[Cells]
 
 
-def _table(head: Cells, rows: Sequence[Cells]) -> Table | None:
+def table_of(head: Cells, rows: Sequence[Cells]) -> Table | None:
+    """Return a table, or None without rows."""
     return Table(head, rows) if rows else None
 
 
@@ -125,9 +125,9 @@ def _spectrum(release: Release, result: Components, aligned: Alignment | None) -
         complete=len(values) == total,
         unit=unit + in_units(power),
         edge=digits(aligned.edge / scale),
-        clear=_table(_CLEAR, clear[:_LISTED]),
-        rest=_table(_CLEAR, clear[_LISTED:]),
-        below_noise=_table(("component", "eigenvalue", "exact one of clipped rows at most"), below_noise),
+        clear=table_of(_CLEAR, clear[:_LISTED]),
+        rest=table_of(_CLEAR, clear[_LISTED:]),
+        below_noise=table_of(("component", "eigenvalue", "exact one of clipped rows at most"), below_noise),
         omitted=total - aligned.counted - len(below_noise),
     )
 
@@ -156,11 +156,12 @@ def _clear_rows(aligned: Alignment, scale: float) -> list[Cells]:
         numbers = aligned.eigenvalues[i], aligned.strengths[i], *aligned.intervals[i]
         value, strength, low, high = (digits(number / scale) for number in numbers)
         cosine = f"{aligned.squared_cosines[i]:.3f}{mark(aligned, i)}"
-        rows.append((str(i + 1), value, strength, f"{low} … {high}", cosine, _ends(aligned.cosine_intervals[i])))
+        rows.append((str(i + 1), value, strength, f"{low} … {high}", cosine, ends_of(aligned.cosine_intervals[i])))
     return rows
 
 
-def _ends(interval: Values) -> str:
+def ends_of(interval: Values) -> str:
+    """Return the ends of an interval of squared cosines or shares."""
     return between(interval).replace("..", "…")
 
 
@@ -175,14 +176,14 @@ def _loadings(
         if group is not None and len(group) > 1:
             about = f"cannot be distinguished from the others of {group.start + 1} to {group.stop}"
         elif group is not None:
-            about = f"squared cosine with the exact one: {_ends(aligned.cosine_intervals[i])}"
+            about = f"squared cosine with the exact one: {ends_of(aligned.cosine_intervals[i])}"
     reach = float(np.abs(vector).max())
     if shape is not None:
         picture = image(vector.reshape(shape), f"Component {i + 1} as an image", reach)
         return Loadings(i + 1, about, (), picture, below_noise)
     largest = np.argsort(-np.abs(vector), kind="stable")[:_LOADINGS]
     rows = [
-        (_name(release.names[j]), bar(float(vector[j]), reach), _minus(f"{vector[j]:+.3f}"), _within(ends, i, j))
+        (_name(release.names[j]), bar(float(vector[j]), reach), minus(f"{vector[j]:+.3f}"), _within(ends, i, j))
         for j in largest
         if abs(vector[j]) >= _LEAST
     ]
@@ -194,57 +195,12 @@ def _within(ends: Values | None, i: int, j: int) -> str:
     if ends is None or np.isnan(ends[i, j]).any():
         return ""
     low, high = 100 * ends[i, j]
-    return _minus(f"{math.floor(low) / 100:+.2f} … {math.ceil(high) / 100:+.2f}")
+    return minus(f"{math.floor(low) / 100:+.2f} … {math.ceil(high) / 100:+.2f}")
 
 
-def _minus(text: str) -> str:
+def minus(text: str) -> str:
+    """Return text with minus signs in place of hyphens."""
     return text.replace("-", "\N{MINUS SIGN}")
-
-
-@dataclass(frozen=True)
-class Heat:
-    """Correlations of selected columns, or a refusal."""
-
-    refusal: str
-    chosen: str = ""  # the selection of columns
-    widest: str = ""  # half of the widest interval
-    charts: tuple[Markup, Markup] | None = None
-    pairs: Table | None = None  # the same numbers
-
-
-def heat_of(release: Release) -> Heat:
-    """Return the correlations of the columns farthest above the noise, if the release permits them."""
-    try:
-        result = correlations(release, _PAIRED)
-    except (UsageError, BelowNoiseError) as error:
-        return Heat(str(error))
-    names, d, count = release.names, release.bound.columns, len(result.columns)
-    if count < 2:
-        vary = "varies" if result.clear == 1 else "vary"
-        return Heat(f"{result.clear} of {d} columns {vary} clearly above the noise, and a correlation needs two.")
-    centre = "the released mean" if release.bound.constant else "the public centre, as no mean was released"
-    chosen = f"Correlations of clipped rows about {centre}. "
-    if result.clear < d:
-        chosen += f"{result.clear} of {d} columns have a variance above {ABOVE:g} standard deviations of the noise. "
-    if result.clear > count:
-        chosen += (
-            f"The {count} farthest above the noise are shown; more would be too small to read. "
-            "They were chosen by their variance, not by their correlations. "
-        )
-    rows = []
-    pairs_of_columns = [(i, j) for i in range(count) for j in range(i)]
-    for i, j in sorted(pairs_of_columns, key=lambda pair: -abs(result.values[pair])):
-        pair = _brief(names[result.columns[j]]) + " and " + _brief(names[result.columns[i]])
-        low, high = 1000 * result.intervals[i, j]
-        ends = f"{_signed(math.floor(low) / 1000)} … {_signed(math.ceil(high) / 1000)}"
-        rows.append((pair, _signed(result.values[i, j]), ends))
-    widest = float((result.intervals[..., 1] - result.intervals[..., 0]).max()) / 2
-    pairs = Table(("columns", "correlation", "exact one between"), rows)
-    return Heat("", chosen, f"{widest:.2g}", heat(result, names), pairs)
-
-
-def _signed(value: float) -> str:
-    return _minus(f"{round(value, 3) + 0.0:.3f}")
 
 
 @dataclass(frozen=True)
@@ -256,6 +212,7 @@ class Explained:
     summary: str = ""
     warning: str = ""
     chart: Markup | None = None
+    forest: Markup | None = None  # the clearest coefficients, in standard deviations
     sure: Table | None = None  # coefficients whose interval excludes 0
     unsure: Table | None = None
     omitted: int = 0
@@ -273,15 +230,24 @@ def explained_of(
         except BelowNoiseError as error:
             results.append(Explained(release.names[target], str(error)))
         else:
-            results.append(_explained(release, result, first=not results))
+            results.append(_explained(release, result, units[1], target, first=not results))
     return tuple(results)
 
 
-def _explained(release: Release, result: Regression, *, first: bool) -> Explained:
+def _explained(release: Release, result: Regression, scale: Values, target: int, *, first: bool) -> Explained:
+    variances = np.diag(about_mean(release).matrix(release.second_moment))
+    deviations = scale * np.sqrt(np.maximum(variances, 0))
     estimates = sorted(
         zip(result.names, result.coefficients, strict=True),
         key=lambda named: -abs(named[1].value) / (named[1].noise or 1.0),
     )
+    places = {name: index for index, name in enumerate(release.names)}
+    bars = []
+    for name, estimate in estimates[:_BARS]:
+        factor = float(deviations[places[name]] / deviations[target]) if deviations[target] > 0 else math.inf
+        value, (low, high) = factor * estimate.value, (factor * end for end in estimate.interval)
+        if np.isfinite([value, low, high]).all():
+            bars.append((name, value, low, high))
     if result.centred or result.intercept.value:
         estimates.insert(0, ("intercept", result.intercept))
     sure, unsure = (
@@ -298,14 +264,15 @@ def _explained(release: Release, result: Regression, *, first: bool) -> Explaine
     return Explained(
         target=result.target,
         refusal="",
-        summary=_minus(
+        summary=minus(
             f"{counted(len(result.names), 'column')} explain{'s' * (len(result.names) == 1)} {share}: R² is "
             f"{result.r2.value:.3f}, between {outward(*result.r2_interval)}."
         ),
         warning=BELOW_NOISE if result.drowned else "",
         chart=explained(result),
-        sure=_table(head, sure[:_COEFFICIENTS]),
-        unsure=_table(head, unsure[:_COEFFICIENTS]),
+        forest=forest(bars) if len(bars) > 1 else None,
+        sure=table_of(head, sure[:_COEFFICIENTS]),
+        unsure=table_of(head, unsure[:_COEFFICIENTS]),
         omitted=max(0, len(sure) - _COEFFICIENTS) + max(0, len(unsure) - _COEFFICIENTS),
         about=about_intervals(release, result) if first else "",
     )
@@ -316,7 +283,7 @@ def _name(name: str) -> Markup:
     return Markup('<bdi class="name" title="{}">{}</bdi>').format(name, name)
 
 
-def _brief(name: str) -> Markup:
+def brief_name(name: str) -> Markup:
     """Return a name with its own writing direction, cut after some letters."""
     return Markup('<bdi title="{}">{}</bdi>').format(name, shortened_name(name, _LETTERS))
 

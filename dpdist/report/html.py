@@ -28,7 +28,8 @@ from dpdist.pipeline.release import stage_words
 from dpdist.release.artefact import Release
 from dpdist.report.answers import digits, number
 from dpdist.report.charts import guesses, tests
-from dpdist.report.findings import component_findings, explained_of, heat_of
+from dpdist.report.correlations import heat_of, standardised_of
+from dpdist.report.findings import component_findings, explained_of
 from dpdist.report.promise import drawn_for, meaning_of, require_charged
 from dpdist.report.text import ALIGNED, SURE
 from dpdist.storage.store import AnyStore, replace_own, store_at
@@ -58,6 +59,8 @@ def write(
     ledger: Ledger | None = None,
     targets: Sequence[str] = (),
     on: Sequence[str] | None = None,
+    title: str = "",
+    author: str = "",
 ) -> None:
     """Write the page about a release, replacing a page written by dpdist."""
     if image is not None and image[0] * image[1] != release.bound.columns:
@@ -73,6 +76,8 @@ def write(
         version=__version__,
         today=datetime.now(UTC).date().isoformat(),
         release=release,
+        title=title,
+        author=author,
         guarantee=release.guarantee,
         meaning=meaning_of(release),
         pictures=None if release.guarantee is None else (guesses(release.guarantee), tests(release.guarantee)),
@@ -84,6 +89,7 @@ def write(
         legend=f"{ALIGNED} {SURE}",
         confidence=CONFIDENCE,
         heat=None if release.subspace is not None else heat_of(release),
+        standardised=None if release.subspace is not None or image is not None else standardised_of(release),
         explained=_explained(release, targets, on),
         clipped_rows=clipped_rows(release),
         noise=_noise(release),

@@ -22,13 +22,14 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.alignment import Alignment, Values
+from dpdist.pca.correlation import correlation
 from dpdist.pipeline import budget
 from dpdist.pipeline.release import combine_releases, release_rows
 from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
-from dpdist.report import findings
+from dpdist.report import findings, officer
 from dpdist.report import text as words_of
 from dpdist.report.charts import spectrum
 from dpdist.report.html import shape_of, write
@@ -159,7 +160,7 @@ def test_nothing_is_loaded_and_nothing_is_run_whatever_columns_are_called(tmp_pa
     assert not re.findall(r'(?:src|href)\s*=\s*["\'](?!#)', text)
     assert "default-src 'none'" in text
     charts = re.findall(r"<svg class=\"chart\".*?</svg>", text, re.DOTALL)
-    assert len(charts) == 6
+    assert len(charts) == 9
     for chart in charts:  # each has a title and a description with unique identifiers
         drawing = ET.fromstring(chart)  # noqa: S314 - of this library
         named = {each.get("id"): each.text for each in drawing if each.tag in {"title", "desc"}}
@@ -239,6 +240,38 @@ def test_correlations_stand_beside_what_the_noise_may_do_to_them(tmp_path: Path)
     assert "None are shown. The release has no mean and no centre" in page(tmp_path, released())
     # two of the columns pass four standard deviations of such noise with probability 1e-8
     assert re.search("(varies|vary) clearly above the noise", page(tmp_path, correlated(epsilon="0.001")))
+
+
+def test_components_of_the_correlations_are_drawn_in_their_circle_and_coefficients_over_zero(tmp_path: Path) -> None:
+    release = correlated(3, "4")
+    text = page(tmp_path, release, targets=[release.names[1]])
+    assert text.index('id="findings"') < text.index('id="explained"') < text.index('id="guarantee"')
+    found = correlation(release, None)
+    ends = np.sqrt(np.asarray(found.components.eigenvalues)[:2])[:, None] * found.components.components[:2]
+    arrows = re.search(r"Columns as arrows: (.*?)\.</desc>", text)
+    assert arrows is not None
+    told = {name: (float(x), float(y)) for name, x, y in re.findall(r"(\w+) (-?[\d.]+), (-?[\d.]+)(?:;|$)", arrows[1])}
+    assert told == {name: pytest.approx(ends[:, j], abs=0.006) for j, name in enumerate(release.names)}
+    # of standard deviations .8: the coefficient on the first column is far from 0, the one on the third is 0
+    assert "1 of 2 coefficients have an interval without 0" in text
+    few = page(tmp_path, correlated(epsilon="0.001"))
+    assert "Correlation circle" not in few
+
+
+def test_the_page_for_the_officer_tells_what_the_files_show_from_what_is_declared(tmp_path: Path) -> None:
+    release = replace(correlated(), names=HOSTILE_NAMES[:3])
+    officer.write(release, tmp_path / "v.html", title="<b>T</b>", author="A. B.")
+    text = (tmp_path / "v.html").read_text()
+    assert text.count("<section") == 6
+    assert all(name not in text for name in ("<b>T</b>", *HOSTILE_NAMES[:2]))
+    known = [html.unescape(said) for said in re.findall(r'class="known">known</span>(.*?)</li>', text)]
+    declared = [html.unescape(said) for said in re.findall(r"to confirm</span>(.*?)</li>", text)]
+    assert any("epsilon 1, delta 1e-06" in said for said in known)
+    assert any("It is proved" in said for said in known)
+    for sentence in ("no person has two rows", "clip norm 8 comes from public knowledge", "No ledger was given"):
+        assert any(sentence in said for said in declared), sentence
+    officer.write(released("sn", delta="0"), tmp_path / "w.html")
+    assert "No: it is not private as claimed. Do not publish it." in (tmp_path / "w.html").read_text()
 
 
 def test_a_column_is_explained_by_others_if_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,138 @@
+"""The page for a privacy officer who decides about a release: five questions, with what the files show.
+
+An answer is *known* if the release or its ledger shows it. It is *declared* if the software only repeats what the
+analyst stated, and cannot check: the officer confirms it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from dpdist._util.html import render
+from dpdist._util.text import counted, exactly, listed
+from dpdist._version import __version__
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.mechanisms.registry import mechanism_named
+from dpdist.privacy.guarantee import Arithmetic
+from dpdist.release.artefact import Release
+from dpdist.report.promise import drawn_for, meaning_of, require_charged
+from dpdist.storage.store import AnyStore, replace_own, store_at
+
+_NAMED = 30
+"""Largest number of columns that are listed."""
+
+
+class Answer(NamedTuple):
+    """A sentence, and whether the files show it; otherwise it is to be confirmed."""
+
+    known: bool
+    text: str
+
+
+class Question(NamedTuple):
+    """One of the five questions, with its answers."""
+
+    title: str
+    answers: list[Answer]
+
+
+def write(release: Release, path: AnyStore, *, ledger: Ledger | None = None, title: str = "", author: str = "") -> None:
+    """Write the page, replacing a page written by dpdist."""
+    require_charged(release, ledger)
+    page = render(
+        "dpdist.report", "officer.html", version=__version__, today=datetime.now(UTC).date().isoformat(),
+        release=release, meaning=meaning_of(release), title=title, author=author, questions=questions(release, ledger),
+    )  # fmt: skip
+    private = not release.private_as_claimed
+    replace_own(
+        store_at(path), page.encode(), "report", private=private, own=lambda content: b"dpdist" in content[:4096]
+    )
+
+
+def questions(release: Release, ledger: Ledger | None) -> list[Question]:
+    """Return the five questions of docs/tutorials/officer.md with their answers for a release."""
+    return [
+        Question("What would be published, and with which guarantee?", list(_published(release))),
+        Question("Are there other releases of these people?", list(_others(release, ledger))),
+        Question("Is the guarantee proved, or only claimed?", list(_proof(release))),
+        Question("Which mistakes could undo it?", list(_mistakes(release))),
+        Question("Who was trusted?", list(_trusted())),
+    ]
+
+
+def _published(release: Release) -> Iterator[Answer]:
+    names = release.names[:_NAMED]
+    more = f" and {len(release.names) - _NAMED} more" if len(release.names) > _NAMED else ""
+    kind = "a second moment: means, variances and covariances" if release.subspace is None else "principal components"
+    yield Answer(True, f"It publishes {kind} of {counted(len(release.names), 'column')}: {listed(names)}{more}.")
+    if release.guarantee is not None:
+        loss = release.guarantee.loss
+        yield Answer(True, f"The guarantee is {loss} under {release.guarantee.neighbours}.")
+        if loss.delta_atto and release.rows:
+            yield Answer(
+                True, f"Delta times the number of rows is {loss.delta * release.rows:.2g}; far below 1 is good."
+            )
+    for caution in release.cautions:
+        yield Answer(True, caution)
+    if release.unit is None:
+        yield Answer(False, "Each row is another person: no person has two rows in the table.")
+    else:
+        yield Answer(True, f"All rows of one {release.unit.column} are protected together, {release.unit.most}.")
+        yield Answer(False, f"The column {release.unit.column} identifies persons.")
+
+
+def _others(release: Release, ledger: Ledger | None) -> Iterator[Answer]:
+    if ledger is None:
+        yield Answer(False, "No ledger was given, so other releases of these rows are unknown. Ask for it (--ledger).")
+    else:
+        own = drawn_for(release)
+        charged = [record for record in ledger.records if record.state is not State.ABORTED]
+        others = [
+            f"{record.release_id} ({record.guarantee.loss})" for record in charged if record.release_id not in own
+        ]
+        found = f"{counted(len(others), 'other release')}: {listed(others[:_NAMED])}" if others else "no other release"
+        yield Answer(True, f"The ledger of this table contains this release and {found}.")
+        yield Answer(True, f"All of them together stay within {ledger.budget}. So far: {ledger.balance()}.")
+    yield Answer(False, "The same people are in no other table with a budget of its own, nor in a copy of this one.")
+
+
+def _proof(release: Release) -> Iterator[Answer]:
+    info, guarantee = mechanism_named(release.mechanism).info, release.guarantee
+    if guarantee is None or not release.private_as_claimed:
+        yield Answer(True, f"NO. The mechanism {info.name} is not proved to keep what is claimed. Do not publish it.")
+        return
+    yield Answer(True, f"It is proved: {info.proved}. The proof is in {guarantee.proof}.")
+    exact = guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+    yield Answer(
+        True,
+        "The proof covers the numbers as computed."
+        if exact
+        else "The proof assumes real numbers, which floating point approximates.",
+    )
+    if release.condition is not None:
+        yield Answer(False, f"It holds if {release.condition}.")
+
+
+def _mistakes(release: Release) -> Iterator[Answer]:
+    chosen = {} if release.stage is None else release.stage.chosen
+    if "clip_norm" in chosen:
+        yield Answer(True, "The clip norm was chosen privately; its cost is part of the guarantee.")
+    else:
+        norm = exactly(release.bound.clip_norm)
+        yield Answer(False, f"The clip norm {norm} comes from public knowledge: nobody looked at the rows to find it.")
+    if "scale" in chosen:
+        yield Answer(True, "Centre and scale of the columns were chosen privately, too.")
+    elif release.bound.centre is not None or release.bound.scale is not None:
+        yield Answer(False, "Centre and scale of the columns come from public knowledge.")
+    if release.schema is not None and any(column.range or column.categories for column in release.schema.columns):
+        yield Answer(False, "Ranges and categories of the schema come from public knowledge, never from the data.")
+    yield Answer(False, "Nothing was fitted to the rows before: no scaler, no imputation, no selection of columns.")
+    yield Answer(False, "The scores and the rows stay inside. They are not protected.")
+
+
+def _trusted() -> Iterator[Answer]:
+    yield Answer(False, "The machine that drew the noise, and everyone who can read the rows or its memory.")
+    yield Answer(True, "Readers of the release need not be trusted.")
