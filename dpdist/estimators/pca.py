@@ -370,6 +370,46 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         fits.warn_of_score(self)
         return mean
 
+    def summary(self) -> str:
+        """Return the components, their alignment with the exact ones, and the guarantee as text, to be printed.
+
+        Everything in it is public.
+        """
+        check_is_fitted(self, "components_")
+        from dpdist.estimators import views  # noqa: PLC0415 - slow to import
+
+        with naming(ESTIMATORS):
+            return views.summary_of(self)
+
+    def plot(self, kind: str = "scree", *, component: int = 0, axes: Any = None) -> Any:
+        """Draw the fitted components with matplotlib (extra ``plots``). Everything in the picture is public.
+
+        Parameters
+        ----------
+        kind : {"scree", "loadings", "circle"}, default "scree"
+            ``"scree"``: all eigenvalues with intervals and the edge of the noise or, with ``correlation=True``, shares
+            of variance. ``"loadings"``: the largest loadings of one component, with intervals where they are known.
+            ``"circle"``: with ``correlation=True``, correlations of the columns with components 1 and 2.
+        component : int, default 0
+            The component of ``"loadings"``, from 0.
+        axes : matplotlib.axes.Axes, default None
+            Where to draw. None: in a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        UsageError
+            If a parameter is invalid, or matplotlib is not installed.
+        """
+        check_is_fitted(self, "components_")
+        from dpdist.estimators import views  # noqa: PLC0415 - slow to import
+
+        with naming(ESTIMATORS):
+            return views.plotted(self, kind, component, axes)
+
     def to_sklearn(self) -> Any:
         """Return a fitted ``sklearn.decomposition.PCA`` with the same components, for tools that require one.
 
@@ -445,6 +485,13 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         if hasattr(self, "components_"):
             facts |= {"components": self.n_components_, "above the noise": self.n_above_noise_}
         return facts
+
+    def _repr_html_(self) -> str:
+        """Return the facts, and each component with its share, alignment and largest loadings."""
+        from dpdist.estimators import views  # noqa: PLC0415 - slow to import
+
+        found = super()._repr_html_()
+        return found + views.table_of(self) if hasattr(self, "components_") else found
 
     def _components_of(
         self, release: Release, data: object, count: float | None

@@ -68,6 +68,7 @@ def side_by_side(private: Components, exact: Components, side: int) -> str:
 
 
 _POINTS = 200
+EXTRA = "Pictures need matplotlib. Install it with: pip install 'dpdist[plots]'"
 
 
 @contextmanager
@@ -76,7 +77,7 @@ def picture(path: AnyPath, *, size: tuple[float, float] = (7, 4.5)) -> Iterator[
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError:
-        raise UsageError("Pictures need matplotlib. Install it with: pip install 'dpdist[plots]'") from None
+        raise UsageError(EXTRA) from None
     figure = Figure(figsize=size, layout="constrained")
     yield figure.add_subplot()
     path = local(path)
@@ -109,33 +110,36 @@ def draw_forecast(result: Forecast, path: AnyPath) -> None:
 
 def draw_scree(result: Alignment, path: AnyPath) -> None:
     """Draw eigenvalues with their intervals, and the values of counted ones without the noise."""
+    with picture(path) as axes:
+        scree(axes, result)
+
+
+def scree(axes: Any, result: Alignment) -> None:
+    """Draw eigenvalues, their intervals and the edge of the noise on matplotlib's axes."""
     numbers, edge = np.arange(1, result.eigenvalues.size + 1), result.edge or 0.0
     low, high = result.intervals.T
     logarithmic = result.eigenvalues.max() > 10 * edge
     floor = edge / 10 if logarithmic else 0.0
-    with picture(path) as axes:
-        axes.vlines(
-            numbers,
-            np.maximum(low, floor),
-            high,
-            color="tab:blue",
-            alpha=0.25,
-            lw=3,
-            label="exact eigenvalue of clipped rows",
-        )
-        axes.plot(numbers, result.eigenvalues, "o", color="tab:blue", ms=4, mfc="white", label="as released")
-        clear = np.isfinite(result.strengths)
-        axes.plot(
-            numbers[clear], result.eigenvalues[clear], "o", color="tab:blue", ms=4, label="distinguished from noise"
-        )
-        axes.plot(numbers[clear], result.strengths[clear], "_", color="black", ms=9, label="without the noise")
-        axes.axhline(edge, color="tab:red", lw=1, label="edge of the noise (confidence 0.95)")
-        axes.set(xlabel="component", ylabel="eigenvalue", yscale="log" if logarithmic else "linear", ylim=(floor, None))
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_title(
-            f"{clear.sum()} of {result.eigenvalues.size} components can be distinguished from noise", fontsize=10
-        )
-        axes.legend(frameon=False, fontsize=8)
+    axes.vlines(
+        numbers,
+        np.maximum(low, floor),
+        high,
+        color="tab:blue",
+        alpha=0.25,
+        lw=3,
+        label="exact eigenvalue of clipped rows",
+    )
+    axes.plot(numbers, result.eigenvalues, "o", color="tab:blue", ms=4, mfc="white", label="as released")
+    clear = np.isfinite(result.strengths)
+    axes.plot(numbers[clear], result.eigenvalues[clear], "o", color="tab:blue", ms=4, label="distinguished from noise")
+    axes.plot(numbers[clear], result.strengths[clear], "_", color="black", ms=9, label="without the noise")
+    axes.axhline(edge, color="tab:red", lw=1, label="edge of the noise (confidence 0.95)")
+    axes.set(xlabel="component", ylabel="eigenvalue", yscale="log" if logarithmic else "linear", ylim=(floor, None))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_title(
+        f"{clear.sum()} of {result.eigenvalues.size} components can be distinguished from noise", fontsize=10
+    )
+    axes.legend(frameon=False, fontsize=8)
 
 
 _GRID = 41
