@@ -1,16 +1,28 @@
-"""Draw docs/images/epsilon.svg: what a guess can gain, and two releases that differ in one row.
+"""Draw pictures of the pages: docs/images/epsilon.svg, and the cards of the landing page from a release.
 
-python docs/pictures.py
+The table of the cards is made here: customers, as in the tutorial on CSV files. Each run draws other noise.
+
+    python docs/pictures.py
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+
+from dpdist import private_pca
+from dpdist.answers.block import beside, source_units
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.report.charts import guesses as guesses_of
+from dpdist.report.correlations import standardised_of
+from dpdist.report.findings import explained_of
 
 WIDTH, HEIGHT = 640, 470
 BLUE, RED, GREY = "#0b5394", "#b3261e", "#555555"
@@ -66,14 +78,51 @@ def bells() -> list[str]:
     return parts
 
 
+def customers() -> pd.DataFrame:
+    """Return a table of 20,000 customers."""
+    rng = np.random.default_rng(1)
+    age, active = rng.integers(18, 90, 20_000), rng.normal(size=20_000)
+    return pd.DataFrame({
+        "age": age, "income": 1200 + 25 * age + 400 * rng.normal(size=len(age)),
+        "visits": rng.poisson(np.exp(1 + 0.5 * active)), "minutes": 40 + 25 * active + 8 * rng.normal(size=len(age)),
+        "spent": 60 + 30 * active + 0.02 * age + 25 * rng.normal(size=len(age)),
+    })  # fmt: skip
+
+
+def cards() -> dict[str, str]:
+    """Return the charts of the landing page as SVG that needs no page around it."""
+    release = private_pca(customers(), epsilon=1, delta=1e-6, n_components=2).release_
+    found, target = standardised_of(release), release.names.index("spent")
+    if found is None or release.guarantee is None:
+        raise SystemExit("Nothing is above the noise.")
+    (explained,) = explained_of(release, [target], beside(release, [target]), source_units(release))
+    charts = {
+        "circle": found.circle, "loadings": found.loadings, "coefficients": explained.forest,
+        "guarantee": guesses_of(release.guarantee),
+    }  # fmt: skip
+    style = (files("dpdist.report") / "templates" / "release.css").read_text().split("@media screen")[0]
+    colours = dict(re.findall(r"--(\w+): (#\w+)", style))
+    rules = re.findall(r"\.(?:chart|noise|seen|plus|minus|open|grid|sure|noisy|dots|limit)[^{]*\{[^}]*\}",
+                       (files("dpdist.report") / "templates" / "release.css").read_text())  # fmt: skip
+    rules.append(".chart text { font: 11px sans-serif; fill: var(--ink); }")
+    css = re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], " ".join(rules)).replace(".chart ", "")
+    head = '<svg xmlns="http://www.w3.org/2000/svg" '
+    return {
+        name: str(chart).replace("<svg ", head, 1).replace("<title", f"<style>{css}</style><title", 1) + "\n"
+        for name, chart in charts.items()
+    }
+
+
 def main() -> None:
-    """Write the picture."""
+    """Write the pictures."""
+    images = Path(__file__).parent / "images"
+    for name, chart in cards().items():
+        (images / f"card_{name}.svg").write_text(chart)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         f'font-size="16"><rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
     )
-    target = Path(__file__).parent / "images" / "epsilon.svg"
-    target.write_text("\n".join([head, *guesses(), *bells(), "</svg>", ""]))
+    (images / "epsilon.svg").write_text("\n".join([head, *guesses(), *bells(), "</svg>", ""]))
 
 
 if __name__ == "__main__":

@@ -561,7 +561,7 @@ def _storage(location: AnyLedgerAddress) -> Storage:
         from dpdist.ledger.postgresql import PostgresStorage  # noqa: PLC0415 - an extra, needed only here
     except ImportError:
         raise UsageError(
-            "A ledger in PostgreSQL needs psycopg. Install it with: pip install 'dpdist[postgres]'"
+            "A ledger in PostgreSQL needs psycopg. Install it in the clone of dpdist: pip install '.[postgres]'"
         ) from None
     return PostgresStorage(address)
 

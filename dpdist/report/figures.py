@@ -68,7 +68,7 @@ def side_by_side(private: Components, exact: Components, side: int) -> str:
 
 
 _POINTS = 200
-EXTRA = "Pictures need matplotlib. Install it with: pip install 'dpdist[plots]'"
+EXTRA = "Pictures need matplotlib. Install it in the clone of dpdist: pip install '.[plots]'"
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from dpdist.triangle import unpacked
 
 pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
 
-README = (ROOT / "README.md").read_text()
+STEPS = (ROOT / "docs" / "howto" / "steps.md").read_text()
 Rows = npt.NDArray[np.float64]
 
 
@@ -49,14 +49,14 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def five_minutes() -> list[list[str]]:
-    """Return the README's first commands."""
-    block = README.split("## Five minutes")[1].split("```sh\n")[1].split("```")[0]
+def steps() -> list[list[str]]:
+    """Return the commands of the page on the steps."""
+    block = STEPS.split("```sh\n")[1].split("```")[0]
     return [shlex.split(line)[1:] for line in block.splitlines()]
 
 
-def test_the_commands_of_the_readme_choose_the_clip_norm_first(large: Path) -> None:
-    commands, clip = five_minutes(), "100"
+def test_the_steps_choose_the_clip_norm_first(large: Path) -> None:
+    commands, clip = steps(), "100"
     assert [words[0] for words in commands] == ["ingest", "bound", "release", "pca", "project", "ledger", "report"]
     for words in commands:
         found = call(*(clip if word == "100" else word for word in words))
@@ -72,7 +72,7 @@ def test_the_commands_of_the_readme_choose_the_clip_norm_first(large: Path) -> N
 
 def test_a_clip_norm_out_of_the_air_is_found_out_and_bound_is_named(large: Path) -> None:
     """The same commands without bound: every row has norm 100 afterwards, a hundredth of what it had."""
-    for words in five_minutes():
+    for words in steps():
         if words[0] in {"ingest", "release", "pca", "report"}:
             said = call(*words)
             assert said.exit_code == 0, said.output

@@ -198,7 +198,7 @@ def required(module: str, extra: str, kind: str) -> Any:
         return import_module(module)
     except ImportError:
         pass
-    raise UsageError(f"Reading {kind} needs {module}. Install it with: pip install 'dpdist[{extra}]'")
+    raise UsageError(f"Reading {kind} needs {module}. Install it in the clone of dpdist: pip install '.[{extra}]'")
 
 
 def fits(block: Rows, dtype: np.dtype[Any]) -> bool:
