@@ -113,8 +113,7 @@ class Remote:
 
     def _missing_library(self) -> UsageError:
         return UsageError(
-            f"Reading {self.kind}:// needs a library for it. Install it with: "
-            f"pip install '.[{_EXTRAS[self.kind]}]'"
+            f"Reading {self.kind}:// needs a library for it. Install it with: pip install '.[{_EXTRAS[self.kind]}]'"
         )
 
     def _web_options(self) -> dict[str, object]:
