@@ -1,4 +1,4 @@
-"""The command line. Messages and progress go to standard error; ``--json`` prints one object on standard output.
+"""The command line. Results go to standard output, with ``--json`` as one object; messages and progress to stderr.
 
 Exit codes: 0 success, 1 defect, 2 usage, 3 refused, 4 unusable data, 5 interrupted and resumable.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
@@ -18,37 +20,52 @@ import click
 from click.shell_completion import CompletionItem
 
 from dpdist._util import interruption
+from dpdist._util.text import printable
 from dpdist._version import __version__
-from dpdist.cli.output import BARS, say
+from dpdist.cli.output import BARS, VERBOSITY, complain
 from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
 from dpdist.naming import COMMAND_LINE, SPELLINGS, naming
 
 _COMMANDS = {
-    "audit": ("mechanisms", "audit_command", "Attack a mechanism on synthetic tables and bound its loss from below."),
-    "bound": ("pipeline", "bound", "Choose the clip norm of rows privately, for a small epsilon."),
-    "combine": ("pipeline", "combine", "Add up releases of disjoint rows."),
-    "covariance": ("answers", "covariance_command", "Write the shrunk covariance matrix of a release."),
     "demo": ("jobs", "demo_command", "Run all steps on a bundled data set."),
-    "forecast": ("mechanisms", "forecast_command", "Forecast the noise and accuracy of a release."),
+    "release": ("pipeline", "release_command", "Publish a private second moment of a table: a file, or rows."),
+    "report": ("inspect", "report_command", "Write an HTML report on a release, or a page for the privacy officer."),
+    "schema": ("pipeline", "schema_command", "Draft a schema for the columns of files."),
     "ingest": ("pipeline", "ingest", "Copy rows from files into a Zarr array."),
-    "inspect": ("inspect", "inspect", "Describe rows and their budget, a release, a model or scores."),
-    "ledger": ("ledger", "ledger", "Create, show, verify, export or repair a ledger."),
-    "mechanisms": ("mechanisms", "mechanisms", "List mechanisms with their claimed and proved guarantees."),
+    "register": ("pipeline", "register", "Use rows in place, without a copy."),
+    "forecast": ("mechanisms", "forecast_command", "Forecast the noise and accuracy of a release."),
+    "bound": ("pipeline", "bound", "Choose the clip norm of rows privately, for a small epsilon."),
     "pca": ("components", "pca", "Write the principal components of a release."),
     "project": ("components", "project", "Project rows onto components. Keep the scores as private as the rows."),
     "regress": ("answers", "regress", "Regress a column of a release on others, with intervals."),
-    "register": ("pipeline", "register", "Use rows in place, without a copy."),
-    "release": ("pipeline", "release_command", "Publish a private second moment of rows."),
-    "report": ("inspect", "report_command", "Write an HTML report on a release."),
-    "run": ("jobs", "run", "Run a job file."),
-    "schema": ("pipeline", "schema_command", "Draft a schema for the columns of files."),
+    "covariance": ("answers", "covariance_command", "Write the shrunk covariance matrix of a release."),
     "synthesise": ("answers", "synthesise", "Draw synthetic rows from a normal distribution fitted to a release."),
+    "combine": ("pipeline", "combine", "Add up releases of disjoint rows."),
+    "inspect": ("inspect", "inspect", "Describe rows and their budget, a release, a model or scores."),
+    "ledger": ("ledger", "ledger", "Create, show, verify, export or repair a ledger."),
+    "run": ("jobs", "run", "Run a job file."),
     "status": ("jobs", "status", "Show the state of a job."),
+    "mechanisms": ("mechanisms", "mechanisms", "List mechanisms with their claimed and proved guarantees."),
+    "audit": ("mechanisms", "audit_command", "Attack a mechanism on synthetic tables and bound its loss from below."),
 }
-"""Module, function and summary of each command."""
+"""Module, function and summary of each command, in the order of work."""
 
 
-class _Commands(click.Group):
+class Suggesting(click.Group):
+    """Names the closest command if one was mistyped."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or suggest one."""
+        if args and self.get_command(ctx, args[0]) is None:
+            near = get_close_matches(args[0], [*self.list_commands(ctx), *SPELLINGS], 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            ctx.fail(f"There is no command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+class _Commands(Suggesting):
     """Imports a command only when it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as of click
@@ -83,6 +100,7 @@ class _Commands(click.Group):
 def cli() -> None:
     """Compute differentially private second moments and PCA of large tables, on Dask and Zarr."""
     click.get_current_context().with_resource(naming(COMMAND_LINE))
+    VERBOSITY.quiet = VERBOSITY.verbose = False
     warnings.simplefilter("ignore", WeakGuaranteeWarning)  # commands print it themselves
 
 
@@ -101,7 +119,7 @@ def execute(command: click.Command) -> None:
         BARS.end()
         if interruption.interrupted():
             interruption.leave()
-        say(f"dpdist: {interruption.sentence()}")  # interrupted in another process
+        complain(f"dpdist: {interruption.sentence()}")  # interrupted in another process
         code = ResumableError.exit_code
     sys.exit(code)
 
@@ -120,8 +138,7 @@ def _outcome(command: click.Command) -> int:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        say(shown.getvalue().rstrip())
-        return error.exit_code
+        return _failed(shown.getvalue().rstrip(), error.exit_code, "")
     except click.Abort:
         raise KeyboardInterrupt from None
     except MemoryError:
@@ -145,15 +162,18 @@ def _warning_printer(shown: Callable[..., None]) -> Callable[..., None]:
 
     def show(message: Warning | str, category: type[Warning], *args: object, **kwargs: object) -> None:
         if issubclass(category, NoWitnessWarning):
-            say(f"dpdist: {message}")
+            complain(f"dpdist: {message}")
         else:
             shown(message, category, *args, **kwargs)
 
     return show
 
 
-def _failed(message: str, code: int) -> int:
+def _failed(message: str, code: int, prefix: str = "dpdist: ") -> int:
+    """Report a failure on standard error, and with --json as an object on standard output, too."""
     if interruption.interrupted():
         raise KeyboardInterrupt  # which caused the failure
-    say(f"dpdist: {message}")
+    if "--json" in sys.argv:
+        click.echo(json.dumps({"error": printable(message), "exit_code": code}))
+    complain(f"{prefix}{message}")
     return code

@@ -7,6 +7,7 @@ import json
 import click
 
 from dpdist._util.text import counted, listed, wrapped
+from dpdist.cli import Suggesting
 from dpdist.cli.options import LEDGER, STORE, json_option, options
 from dpdist.cli.output import answer, show
 from dpdist.errors import RefusedError
@@ -18,7 +19,7 @@ from dpdist.pipeline.budget import create_ledger, verify_ledger
 from dpdist.storage.store import AnyStore
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def ledger() -> None:
     """Create, show, verify, export or repair a ledger."""
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -17,7 +18,7 @@ import msgspec
 
 from dpdist._util.paths import is_address
 from dpdist._util.text import AMOUNTS, listed
-from dpdist.cli.output import BARS
+from dpdist.cli.output import BARS, VERBOSITY
 from dpdist.errors import UsageError
 from dpdist.ingest.remote import location_of
 from dpdist.ledger.address import LedgerAddress, address_of
@@ -83,8 +84,18 @@ _GROUPS = (_REQUIRED, "", PRIVACY, CLIP, READING, WHERE, EXPERT)
 
 
 def json_option(command: Command) -> Command:
-    """Add ``--json``, passed as ``as_json``."""
+    """Add ``--json``, passed as ``as_json``, and ``-q`` and ``-v``, which :data:`dpdist.cli.output.VERBOSITY` holds."""
+    for flag, name, words in (
+        ("-v", "verbose", "Print times and details, too."), ("-q", "quiet", "Print results and errors only."),
+    ):  # fmt: skip
+        command = click.option(
+            flag, f"--{name}", is_flag=True, expose_value=False, help=words, callback=partial(_set_verbosity, name)
+        )(command)
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
+
+
+def _set_verbosity(name: str, _context: click.Context, _option: click.Parameter, value: object) -> None:
+    setattr(VERBOSITY, name, bool(value))
 
 
 class Option(click.Option):

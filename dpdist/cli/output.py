@@ -1,12 +1,18 @@
-"""Output of commands: messages and progress on standard error, requested output on standard output."""
+"""Output of commands: results on standard output, messages and progress on standard error.
+
+Messages also go to the logger ``dpdist``. ``-q`` prints results and errors only, ``-v`` adds the time to each message
+and details to results.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from datetime import datetime
 from typing import Any
 
 import click
@@ -18,6 +24,16 @@ _MARGIN = 22
 """Columns for the percentage and the remaining time after a bar."""
 
 
+class Verbosity:
+    """What the options -q and -v of a command ask for."""
+
+    quiet = verbose = False
+
+
+VERBOSITY = Verbosity()
+_LOGGER = logging.getLogger("dpdist")
+
+
 class Bars:
     """Draws the progress of the library (:mod:`dpdist._util.progress`), one bar at a time."""
 
@@ -27,6 +43,8 @@ class Bars:
 
     def __call__(self, label: str, done: int, total: int) -> None:
         """Move the bar of this label; a new label, or a smaller ``done``, begins a new line."""
+        if VERBOSITY.quiet:
+            return
         if self._bar is None or label != self._label or done < self._bar.pos:
             self.end()
             self._label = label
@@ -53,12 +71,24 @@ def on_terminal() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a message on standard error: wrapped and with amber cautions on a terminal, else a line per paragraph."""
+    """Print a message on standard error, unless -q was given."""
+    _LOGGER.info(text)
+    if not VERBOSITY.quiet:
+        complain(f"{datetime.now().astimezone():%F %T} {text}" if VERBOSITY.verbose else text)
+
+
+def complain(text: str) -> None:
+    """Print an error, or a message, on standard error."""
     BARS.end()
+    _print(text, err=True)
+
+
+def _print(text: str, *, err: bool) -> None:
+    """Print text: wrapped and with amber cautions on a terminal, else a line per paragraph."""
     text = printable(text)
-    if on_terminal():
+    if (sys.stderr if err else sys.stdout).isatty():
         text = fitted(text)
-    click.echo(text.replace("CAUTION:", click.style("CAUTION:", fg="yellow", bold=True)), err=True)
+    click.echo(text.replace("CAUTION:", click.style("CAUTION:", fg="yellow", bold=True)), err=err)
 
 
 def show(text: str) -> None:
@@ -67,8 +97,9 @@ def show(text: str) -> None:
 
 
 def answer(as_json: bool, value: Mapping[str, object], message: str) -> None:
-    """Print the result: one JSON object on standard output, or a message."""
+    """Print the result on standard output: one JSON object, or a message."""
     if as_json:
         click.echo(json.dumps(value))
     else:
-        say(message)
+        BARS.end()
+        _print(message, err=False)

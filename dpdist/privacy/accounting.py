@@ -232,10 +232,10 @@ class Left:
             return "next to nothing"
         parts = []
         if self.gaussian_micro:
-            parts.append(f"one gaussian release of epsilon {_short(self.gaussian_micro)} at delta {self.delta:g}")
+            parts.append(f"{_short(self.gaussian_micro)} (gaussian, delta {self.delta:g})")
         if self.pure_micro:
-            parts.append(f"one pure release of epsilon {_short(self.pure_micro)}")
-        return " or ".join(parts) or "nothing"
+            parts.append(f"{_short(self.pure_micro)} (pure)")
+        return f"one more release of epsilon {' or '.join(parts)}" if parts else "nothing"
 
     @property
     def delta(self) -> float:

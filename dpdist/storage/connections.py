@@ -64,7 +64,8 @@ def obstore() -> Any:
         import obstore  # noqa: PLC0415 - an extra
     except ImportError:
         raise UsageError(
-            "Object stores need obstore, which is not installed. Install it in the clone of dpdist: pip install '.[stores]'"
+            "Object stores need obstore, which is not installed. Install it in the clone of dpdist: "
+            "pip install '.[stores]'"
         ) from None
     return obstore
 

@@ -76,9 +76,7 @@ def panels(columns: int, rows: int = 1, width: float = 4.6, height: float = 3.8)
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra, only for pictures
     except ImportError:
-        raise UsageError(
-            "Pictures need matplotlib. Install it in the clone of dpdist: pip install '.[plots]'"
-        ) from None
+        raise UsageError("Pictures need matplotlib. In the clone of dpdist: pip install '.[plots]'") from None
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     found: Any = figure.subplots(rows, columns, squeeze=False)
     return figure, list(found.ravel())
