@@ -39,7 +39,7 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows import dataset
 from dpdist.runtime.cluster import Cluster
-from dpdist.storage import arrays, connections, objects
+from dpdist.storage import arrays, bucket, connections
 from dpdist.storage.objects import ObjectStore
 from dpdist.storage.store import store_at
 
@@ -352,7 +352,7 @@ def test_a_store_without_conditions_is_refused_and_named(
     if drop == {"if-match"}:  # a ledger is not bound there either
         scene.proxy.drop = frozenset()
         ingest(scene.source, store_at(scene.rows), budget=BUDGET)
-        objects._require_conditional.cache_clear()  # as in another process
+        bucket._require_conditional.cache_clear()  # as in another process
         scene.proxy.drop, before = drop, scene.objects()
         with pytest.raises(DataError, match=f"The store of {scene.at} does not {said}"):
             create_ledger(scene.place, scene.rows)
