@@ -40,7 +40,7 @@ from dpdist._util.text import random_token
 from dpdist.errors import DataError, DpdistError, ResumableError
 from dpdist.storage import connections
 from dpdist.storage.bucket import POINTER, ROOT, Objects, changed, joined
-from dpdist.storage.store import ABANDONED_SECONDS, Store
+from dpdist.storage.store import ABANDONED_SECONDS
 
 LEASE = "dpdist-lease/1"
 _ATTEMPT = ".attempt"
@@ -61,7 +61,6 @@ class ObjectStore(Objects):
     def require_space(self, size: int, noun: str) -> None:
         """Accept any size: stores do not report free space."""
 
-    @contextmanager
     def staged(
         self,
         noun: str,
@@ -70,12 +69,9 @@ class ObjectStore(Objects):
         identity: Callable[[], str] | None = None,
         keys: Callable[[], Iterable[str]] = tuple,
         resume: bytes | None = None,
-    ) -> Iterator[Store]:
+    ) -> AbstractContextManager[ObjectStore]:
         """Yield a store to build in: a prefix of its own or, with an identity, the address under a lease."""
-        if identity is not None:
-            self.require_new(noun)
-        with self._prefixed(noun, resume) if identity is None else self._leased(noun, identity(), keys) as staging:
-            yield staging
+        return self._prefixed(noun, resume) if identity is None else self._leased(noun, identity, keys)
 
     @contextmanager
     def _prefixed(self, noun: str, resume: bytes | None) -> Iterator[ObjectStore]:
@@ -145,10 +141,13 @@ class ObjectStore(Objects):
         self._remove_object(self._attempt(token))
 
     @contextmanager
-    def _leased(self, noun: str, identity: str, keys: Callable[[], Iterable[str]]) -> Iterator[ObjectStore]:
+    def _leased(
+        self, noun: str, identity: Callable[[], str], keys: Callable[[], Iterable[str]]
+    ) -> Iterator[ObjectStore]:
         """Yield the address itself if its lease has this identity; create the root object at the end."""
+        self.require_new(noun)
         lease, root = f"{self._key}.lease", f"{self._key}.root"
-        if not self._create(lease, json.dumps({"format": LEASE, "identity": identity}).encode(), noun):
+        if not self._create(lease, json.dumps({"format": LEASE, "identity": identity()}).encode(), noun):
             raise DataError(
                 f"According to its lease ({self.url}.lease), {self} was started as another {noun}. If no other process "
                 "is writing it, remove the lease and all objects below that address. Otherwise choose another address."
