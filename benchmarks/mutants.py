@@ -50,6 +50,9 @@ PRELOADED = ("numpy", "scipy.stats", "scipy.special", "mpmath", "numba", "zarr",
 PATIENCE, LEAST_PATIENCE = 4, 20.0
 """A mutant has so many times the seconds its tests take without a fault, and at least so many."""
 
+MEMORY = Path("/dev/shm")  # noqa: S108 - each test makes a folder of its own there
+"""Where tests write: no mutant is about a disk, and waiting for one takes most of the time of the ledger's tests."""
+
 Place = tuple[int, int]
 """Line and column."""
 
@@ -255,6 +258,8 @@ def main() -> None:
     parser.add_argument("--summary", action="store_true", help="Write summary.md.")
     chosen = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    if MEMORY.is_dir():
+        os.environ["TMPDIR"] = str(MEMORY)
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     if chosen.subjects:

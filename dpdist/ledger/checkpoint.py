@@ -40,6 +40,7 @@ from dpdist.ledger.state_folder import make_private, state_home
 from dpdist.privacy.accounting import CapSet, CapSetJson, Filter, Price
 from dpdist.privacy.guarantee import Guarantee, GuaranteeJson, PrivacyLoss
 from dpdist.privacy.parallel import PeriodFilters
+from dpdist.storage.atomic import write_new
 
 SPACING = 256
 """A checkpoint is written after this many entries or 1/32 of the journal, so that the cost per entry is constant."""
@@ -232,8 +233,7 @@ def write(view: View) -> bool:
         content = encoded(view)
         make_private(path.parent)
         staging.unlink(missing_ok=True)
-        with open(os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - a handle
-            file.write(content)
+        write_new(staging, content)
         staging.replace(path)
     except (OSError, ValueError, OverflowError, RecursionError):
         with suppress(OSError):

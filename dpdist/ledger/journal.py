@@ -189,6 +189,8 @@ def entry_of(event: Event) -> Entry:
     return entry
 
 
+ALL = 2**63 - 1
+"""More entries than any journal has."""
 ORIGIN = "0" * 64
 """The digest before the first entry."""
 _CHUNK = 1 << 20
@@ -221,16 +223,15 @@ class Transaction(ABC):
 
     def first(self) -> Entry | None:
         """Return the first entry, or None if it is missing or does not match its digest."""
-        row = self._row(1)
-        if row is None or row[1] != _digest(ORIGIN, row[0]):
-            return None
-        entry: Entry = json.loads(row[0])
-        return entry
+        for _, entry, digest in self._rows(1, 1):
+            if digest == _digest(ORIGIN, entry):
+                first: Entry = json.loads(entry)
+                return first
+        return None
 
     def has_entry(self, after: int, head: str) -> bool:
         """Return whether the entry of this number has this digest."""
-        row = self._row(after)
-        return row is not None and row[1] == head
+        return [(number, digest) for number, _, digest in self._rows(after, 1)] == [(after, head)]
 
     def append(self, entry: Entry, after: int, head: str) -> tuple[int, str]:
         """Append an entry after the given end, and return the new end."""
@@ -252,12 +253,8 @@ class Transaction(ABC):
         """Delete the drafts of a release except those to keep; the lock prevents commits meanwhile."""
 
     @abstractmethod
-    def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
-        """Return number, entry and digest of all entries from a number on, in order."""
-
-    @abstractmethod
-    def _row(self, sequence: int) -> tuple[str, str] | None:
-        """Return one entry and its digest, or None if there is none."""
+    def _rows(self, first: int, most: int = ALL) -> Sequence[tuple[int, str, str]]:
+        """Return number, entry and digest of the entries from a number on, in order, at most so many."""
 
     @abstractmethod
     def _insert(self, sequence: int, entry: str, digest: str) -> None:
@@ -280,27 +277,21 @@ class Storage(Protocol):
 
     def exists(self) -> bool:
         """Return whether the ledger exists."""
-        ...
 
     def create(self, first: Entry) -> None:
         """Create a ledger with a first entry, or raise DataError if it exists."""
-        ...
 
     def transaction(self) -> AbstractContextManager[Transaction]:
         """Lock the journal; entries are durable when the block ends, or undone if it raises."""
-        ...
 
     def stage(self, name: str, chunks: Iterable[bytes]) -> str:
         """Write a draft named ``id.fence.token`` for :meth:`Transaction.keep`, chunk by chunk; return its SHA-256."""
-        ...
 
     def discard(self, name: str) -> None:
         """Delete a draft that was not committed."""
-        ...
 
     def blob(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Open a kept draft for reading; an empty file if it is missing."""
-        ...
 
 
 def digest_of_file(file: IO[bytes]) -> str:

@@ -174,16 +174,9 @@ class Ledger(Witnessed):
         RefusedError
             If the place is not safe for a ledger, such as a network file system.
         """
-        _storage(place).create(
-            entry_of(
-                Created(
-                    format=PERIODIC if periodic else FORMAT,
-                    ledger_id=random_token(),
-                    dataset_id=dataset_id,
-                    **budget.to_json(),
-                )
-            )
-        )
+        form = PERIODIC if periodic else FORMAT
+        first = Created(format=form, ledger_id=random_token(), dataset_id=dataset_id, **budget.to_json())
+        _storage(place).create(entry_of(first))
         return cls(place)
 
     @classmethod

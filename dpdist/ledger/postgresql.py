@@ -33,7 +33,7 @@ from psycopg import Connection, IsolationLevel
 
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
 from dpdist.ledger.address import Address
-from dpdist.ledger.journal import ORIGIN, WAIT_SECONDS, Entry, Transaction, written
+from dpdist.ledger.journal import ALL, ORIGIN, WAIT_SECONDS, Entry, Transaction, written
 
 _PART = 1 << 26
 """Bytes of a release in one row; PostgreSQL stores at most 1 GiB in a value."""
@@ -117,15 +117,12 @@ class PostgresTransaction(Transaction):
     def sweep(self, release_id: str, keep: Collection[str]) -> None:
         """Do nothing: uncommitted attempts leave nothing on the server."""
 
-    def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
+    def _rows(self, first: int, most: int = ALL) -> Sequence[tuple[int, str, str]]:
         query = (
-            "SELECT sequence, entry, digest FROM dpdist_journal WHERE ledger = %s AND sequence >= %s ORDER BY sequence"
+            "SELECT sequence, entry, digest FROM dpdist_journal WHERE ledger = %s AND sequence >= %s"
+            " ORDER BY sequence LIMIT %s"
         )
-        return self._connection.execute(query, (self._ledger, first)).fetchall()
-
-    def _row(self, sequence: int) -> tuple[str, str] | None:
-        query = "SELECT entry, digest FROM dpdist_journal WHERE ledger = %s AND sequence = %s"
-        return self._connection.execute(query, (self._ledger, sequence)).fetchone()
+        return self._connection.execute(query, (self._ledger, first, most)).fetchall()
 
     def _insert(self, sequence: int, entry: str, digest: str) -> None:
         row = self._ledger, sequence, entry, digest

@@ -11,16 +11,16 @@ import io
 import os
 import re
 import sqlite3
-import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from dpdist.errors import DataError, RefusedError, ResumableError
-from dpdist.ledger.journal import ORIGIN, WAIT_SECONDS, Entry, Transaction, written
+from dpdist.ledger.journal import ALL, ORIGIN, WAIT_SECONDS, Entry, Transaction, written
 from dpdist.naming import parameter
 from dpdist.storage.atomic import staged, sync
+from dpdist.storage.store import FolderStore
 
 MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = {
@@ -86,16 +86,9 @@ class FolderTransaction(Transaction):
             if name.startswith(f"{release_id}.") and name not in keep:
                 (self._blobs / name).unlink(missing_ok=True)
 
-    def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
-        return self._connection.execute(
-            "SELECT sequence, entry, digest FROM journal WHERE sequence >= ? ORDER BY sequence", (first,)
-        ).fetchall()
-
-    def _row(self, sequence: int) -> tuple[str, str] | None:
-        row: tuple[str, str] | None = self._connection.execute(
-            "SELECT entry, digest FROM journal WHERE sequence = ?", (sequence,)
-        ).fetchone()
-        return row
+    def _rows(self, first: int, most: int = ALL) -> Sequence[tuple[int, str, str]]:
+        query = "SELECT sequence, entry, digest FROM journal WHERE sequence >= ? ORDER BY sequence LIMIT ?"
+        return self._connection.execute(query, (first, most)).fetchall()
 
     def _insert(self, sequence: int, entry: str, digest: str) -> None:
         self._connection.execute("INSERT INTO journal VALUES (?, ?, ?)", (sequence, entry, digest))
@@ -212,11 +205,6 @@ class FolderStorage:
         """Open a file; an empty one if it is missing or not a plain file."""
         file: BinaryIO = io.BytesIO()
         with suppress(OSError):
-            handle = os.open(self._folder / "blobs" / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            opened = os.fdopen(handle, "rb")
-            if stat.S_ISREG(os.fstat(handle).st_mode):
-                file = opened
-            else:
-                opened.close()
+            file = io.BufferedReader(FolderStore(self._folder / "blobs").opened(name))
         with file:
             yield file

@@ -126,10 +126,6 @@ class FolderWitness:
         with file.locked():
             yield file
 
-    def charged(self, dataset_id: str) -> state_folder.DatasetRecord:
-        """Return the record of a data set, without a lock; no file is created."""
-        return state_folder.seen(dataset_id)
-
     def charge(self, dataset_id: str, ledger_id: str, location: str) -> None:
         """Record a ledger as the one that is charged for a data set; RefusedError if there is another."""
         state_folder.charge(dataset_id, ledger_id, location)
@@ -200,7 +196,7 @@ class Witnessed(FoldedLedger):
     def require_current(self) -> None:
         """Refuse a ledger that refuses all charges: behind its witness, without it, or not the one of its data set."""
         record, view = self._witness_and_view()
-        self._witness.charged(view.dataset_id).require_charged_to(view.ledger_id, str(self._storage))
+        state_folder.seen(view.dataset_id).require_charged_to(view.ledger_id, str(self._storage))
         self._require_not_behind(record, view)
 
     def _witness_and_view(self) -> tuple[WitnessRecord | None, View]:

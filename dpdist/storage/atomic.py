@@ -136,7 +136,7 @@ def _resumed_or_new(target: Path, noun: str, identity: bytes, stack: ExitStack) 
                 return unfinished
         require_new(target, noun)  # another process may have finished it
     staging = create_locked(target, stack)
-    _write_new(staging / _IDENTITY, identity)
+    write_new(staging / _IDENTITY, identity)
     sync(staging / _IDENTITY)
     sync(staging)
     return staging
@@ -251,14 +251,15 @@ def replace_file(path: Path, content: bytes, noun: str, *, private: bool = False
 
 def replace_durably(path: Path, staging: Path, content: bytes, mode: int) -> None:
     """Write a staging file, flush it and rename it to path; the result is durable."""
-    _write_new(staging, content)
+    write_new(staging, content)
     staging.chmod(mode)
     sync(staging)
     staging.replace(path)
     sync(path.parent)
 
 
-def _write_new(path: Path, content: bytes) -> None:
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that did not exist, readable by its owner only."""
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - a handle
         file.write(content)
 

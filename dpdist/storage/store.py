@@ -44,7 +44,8 @@ from dpdist.naming import step
 from dpdist.storage import atomic, cleaning
 
 if TYPE_CHECKING:
-    from dpdist.storage.objects import ObjectStore, Stream
+    from dpdist.storage.bucket import Stream
+    from dpdist.storage.objects import ObjectStore
 
 Store: TypeAlias = "FolderStore | ObjectStore"
 """One item that dpdist wrote, or is about to write: bytes under keys."""

@@ -113,6 +113,7 @@ def test_a_ledger_shows_exports_and_verifies_its_releases_and_an_altered_one_doe
     assert json.loads(call("ledger", "export", "rows.ledger").out) == shown
     said = call("ledger", "verify", "rows.ledger", "--json").json
     assert (said["intact"], said["releases"]) == (True, 1)
+    assert said.keys() == {"ledger", "intact", "head", "releases", "guarantee"}
     assert "intact" in call("ledger", "verify", "rows.ledger").err
     [blob] = (released / "rows.ledger" / "blobs").iterdir()
     content = bytearray(blob.read_bytes())

@@ -35,7 +35,7 @@ from dpdist._util.text import canonical
 from dpdist.errors import DpdistError, RefusedError
 from dpdist.ledger import journal
 from dpdist.ledger import ledger as ledgers
-from dpdist.ledger.journal import Caps, CommittedRelease, Transaction
+from dpdist.ledger.journal import ALL, Caps, CommittedRelease, Transaction
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State, View
 from dpdist.ledger.witness import WitnessRecord
@@ -176,13 +176,9 @@ class MemoryTransaction(Transaction):
         if left != books.blobs:
             self.machine.leaves(books=books._replace(blobs=left))
 
-    def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
+    def _rows(self, first: int, most: int = ALL) -> Sequence[tuple[int, str, str]]:
         rows = enumerate((*self.machine.scene.books.journal, *self.added), start=1)
-        return [(number, *row) for number, row in rows if number >= first]
-
-    def _row(self, sequence: int) -> tuple[str, str] | None:
-        rows = (*self.machine.scene.books.journal, *self.added)
-        return rows[sequence - 1] if sequence <= len(rows) else None
+        return [(number, *row) for number, row in rows if number >= first][:most]
 
     def _insert(self, sequence: int, entry: str, digest: str) -> None:
         assert sequence == len(self.machine.scene.books.journal) + len(self.added) + 1

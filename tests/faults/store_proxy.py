@@ -85,7 +85,7 @@ def store_proxy(store: str) -> Iterator[Proxy]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         proxy.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))  # seconds until it notices its end
         thread.start()
         try:
             yield proxy

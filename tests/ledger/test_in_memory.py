@@ -10,7 +10,6 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -30,7 +29,7 @@ from support import ledgers
 from support.estimator_scene import CLIP, ingested, table
 
 from dpdist import Budget, PrivateCovariance, PrivatePCA
-from dpdist.errors import BelowNoiseWarning, DataError, RefusedError, UsageError
+from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger import in_memory
 from dpdist.ledger.in_memory import Fingerprints, Register, log_chance
 from dpdist.mechanisms.gaussian import CalibratedGaussian
@@ -50,7 +49,8 @@ def test_fits_are_charged_whatever_their_rows_are_until_nothing_is_left(monkeypa
     draw = Mock(wraps=trusted.draw_unrecorded)
     monkeypatch.setattr(trusted, "draw_unrecorded", draw)
     budget = Budget(2, "1e-6")
-    with suppress(RefusedError):
+    with suppress(RefusedError), warnings.catch_warnings():
+        warnings.filterwarnings("error", "Rows of the same number")  # one budget for rows of one shape
         for seed in range(100):
             pca(budget).fit(table(seed))
     assert draw.call_count == 3  # mu adds up as a root of squares: four fits would cost 2.08
@@ -69,22 +69,18 @@ def test_the_limits_of_a_budget_are_fixed_before_the_first_answer() -> None:
     budget, declared = Budget(2, "1e-6"), Budget(2, "1e-6", pure=1)
     for seed, account in enumerate((budget, declared)):
         pca(account).fit(table(seed))
-    before = budget.left
     with pytest.raises(RefusedError):
         budget.charge(PURE)
-    assert budget.left == before
     declared.charge(PURE)
-
-
-def test_a_refused_first_fit_fixes_nothing() -> None:
+    # a refused first fit fixes nothing
     budget = Budget("0.5", "1e-6")
     with pytest.raises(RefusedError, match="Nothing was drawn or charged"):
-        pca(budget).fit(table())
+        pca(budget).fit(table(2))
     with pytest.raises(RefusedError, match=r"left: one gaussian release of epsilon 0\.5"):
-        pca(budget, neighbours="add-remove").fit(table())
-    pca(budget, neighbours="add-remove", epsilon="0.5").fit(table())
+        pca(budget, neighbours="add-remove").fit(table(2))
+    pca(budget, neighbours="add-remove", epsilon="0.5").fit(table(2))
     with pytest.raises(RefusedError, match="neighbours='add-remove'"):
-        pca(budget, epsilon="0.1").fit(table(1))
+        pca(budget, epsilon="0.1").fit(table(3))
 
 
 def test_rows_that_are_known_again_are_left_to_the_budget_they_were_charged_to() -> None:
@@ -96,8 +92,6 @@ def test_rows_that_are_known_again_are_left_to_the_budget_they_were_charged_to()
             pca(wrong).fit(rows)
         # a budget named now did not limit earlier answers
         assert re.search(r"fixed before the first answer|only if no request depended", str(refused.value))
-        assert "To accept" not in str(refused.value)
-    assert repr(budget).count("2 fits") == 1
     with pytest.raises(RefusedError, match="the budget is epsilon 0"):
         pca(Budget("0.5", "1e-6"), budget_epsilon=10).fit(rows)  # both must suffice
     with pytest.raises(RefusedError, match="budget_epsilon="):
@@ -107,32 +101,11 @@ def test_rows_that_are_known_again_are_left_to_the_budget_they_were_charged_to()
     assert "1 fit charged" in repr(other)
 
 
-def test_one_budget_for_rows_of_one_shape_is_not_warned_of() -> None:
-    budget = Budget(10, "1e-6")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.simplefilter("ignore", BelowNoiseWarning)
-        for seed in range(3):
-            pca(budget).fit(table(seed))
-        for other in (None, Budget(10, "1e-6")):
-            with pytest.raises(UserWarning, match="released 3 times"):
-                pca(other).fit(table(3))
-    assert "3 fits" in repr(budget)
-
-
-def test_every_copy_in_a_process_is_the_budget_itself() -> None:
-    budget, other = Budget(4, "1e-6"), Budget(1, "1e-6")
-    estimator = pca(budget)
-    for same in (copy.copy(budget), copy.deepcopy(budget), clone(estimator).budget, copy.deepcopy(estimator).budget):
-        assert same is budget
-    assert clone(make_pipeline(estimator, DecisionTreeClassifier())).get_params()["privatepca__budget"] is budget
-    assert clone(estimator).set_params(budget=other).budget is other
-    assert "left: one gaussian release of epsilon 4" in repr(estimator)
-
-
-def test_all_fits_of_a_cross_validation_are_charged_to_one_budget() -> None:
+def test_all_fits_of_a_cross_validation_are_charged_to_one_budget_as_every_copy_in_a_process_is() -> None:
     rows, labels = table(), np.arange(300) % 2
     budget, larger = Budget("2.2", "1e-6"), Budget(10, "1e-6")
+    for same in (copy.copy(budget), copy.deepcopy(budget), clone(pca(budget)).budget):
+        assert same is budget
     with pytest.warns(FitFailedWarning, match=r"1 fits failed[\s\S]*the budget is epsilon 2.2"):
         scores = cross_val_score(make_pipeline(pca(budget), DecisionTreeClassifier()), rows, labels, cv=5)
     assert np.isnan(scores).tolist() == [False] * 4 + [True]
@@ -143,10 +116,11 @@ def test_all_fits_of_a_cross_validation_are_charged_to_one_budget() -> None:
     assert search.best_estimator_[0].budget is larger
 
 
-def test_a_copy_in_another_process_cannot_be_charged_and_no_budget_is_declared_twice() -> None:
+def test_a_copy_in_another_process_cannot_be_charged_and_no_budget_is_declared_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     budget = Budget(4, "1e-6")
     fitted = pca(budget).fit(table())
-    before = repr(budget)
     arrived = pickle.loads(pickle.dumps(fitted))  # noqa: S301 - written one line before
     assert np.array_equal(arrived.components_, fitted.components_)  # a fitted estimator can be published
     assert repr(arrived.budget) == "<Budget of epsilon 4, delta 1e-06; a copy, which cannot be charged>"
@@ -158,59 +132,32 @@ def test_a_copy_in_another_process_cannot_be_charged_and_no_budget_is_declared_t
     for declared in (budget, arrived.budget):
         with pytest.raises(RefusedError, match="declared once"):
             Budget.__init__(declared, 9, "1e-6")
-    assert repr(budget) == before
-    assert "1 fit charged" in before
-
-
-def test_a_forked_process_has_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget, child = Budget(4, "1e-6"), os.getpid() + 1
-    with budget._lock:  # another thread may hold it, so that the child can never get it
+    assert "1 fit charged" in repr(budget)
+    child = os.getpid() + 1
+    with budget._lock:  # another thread may hold it, so that a fork can never get it
         monkeypatch.setattr(os, "getpid", lambda: child)
         with pytest.raises(RefusedError, match="copy"):
             budget.charge(PURE)
         assert "a copy" in repr(budget)
 
 
-def test_of_fits_at_the_same_time_no_more_are_drawn_than_are_paid_for() -> None:
-    budget = Budget(2, "1e-6")
-
-    def fit(seed: int) -> bool:
-        with suppress(RefusedError):
-            return bool(pca(budget).fit(table(seed)[: 100 + seed]))
-        return False
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(fit, range(12))) == 3
-    assert "3 fits charged" in repr(budget)
-
-
-def test_a_charge_stays_if_the_draw_dies_and_earlier_failures_cost_nothing(
-    register: Register, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dies(*_: Any) -> Any:
-        raise MemoryError
-
-    budget = Budget(2, "1e-6")
-    rows = table()
+def test_a_charge_stays_if_the_draw_dies_and_earlier_failures_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, rows = Budget(2, "1e-6"), table()
     rows[3, 3] = np.nan
     with pytest.raises(DataError):
         pca(budget).fit(rows)
-    with pytest.raises(UsageError):
-        pca(budget, n_components=99).fit(table())
-    assert "0 fits charged; left: one gaussian release of epsilon 2 " in repr(budget)
-    monkeypatch.setattr(CalibratedGaussian, "draw_band", dies)
-    with pytest.raises(MemoryError):
+    assert "0 fits charged" in repr(budget)
+    monkeypatch.setattr(CalibratedGaussian, "draw_band", ledgers.dies)
+    with pytest.raises(ledgers.DiedError):
         pca(budget).fit(table())
     assert "1 fit charged" in repr(budget)
-    assert len(register._fits) == 1
 
 
 def test_values_that_are_no_budget_and_budgets_of_other_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="declared once, in its ledger: leave out budget,"):
         pca(Budget(2, "1e-6")).fit(ingested(table(), tmp_path))
-    for value in (2, "2", PrivacyLoss.parse("2", "1e-6"), Budget):
-        with pytest.raises(UsageError, match=r"dpdist\.Budget"):
-            pca(value).fit(table())
+    with pytest.raises(UsageError, match=r"dpdist\.Budget"):
+        pca(PrivacyLoss.parse("2", "1e-6")).fit(table())
     with pytest.raises(UsageError, match=r"\(delta_reserve\)"):
         Budget(1, "1e-6", delta_reserve="1e-5")
 
@@ -241,6 +188,8 @@ UNKNOWN: dict[str, Callable[[Table], Table]] = {
     "float32": lambda x: x.astype(np.float32).astype(np.float64),
     "another unit": lambda x: x * 1000,
     "columns in another order": lambda x: x[:, ::-1],
+    "no rows": lambda x: x[:0],
+    "zeros": np.zeros_like,
     "a column left out": lambda x: x[:, 1:],
 }
 
@@ -328,14 +277,6 @@ def test_equal_values_have_equal_fingerprints_whatever_their_bits() -> None:
     assert np.array_equal(Fingerprints.of(other, KEY).keys, exact)
     assert np.array_equal(Fingerprints.of(np.asfortranarray(rows[::-1]), KEY).keys, exact)
     assert len(exact) == len(rows)
-
-
-def test_rows_that_say_nothing_have_no_fingerprint_to_share() -> None:
-    other = Fingerprints.of(normal(d=3), KEY)
-    for rows in (np.empty((0, 3)), np.zeros((50, 3)), np.full((50, 3), 1e308), np.full((9, 3), np.inf)):
-        fingerprints = Fingerprints.of(rows, KEY)
-        assert not fingerprints.share_rows(other)
-        assert not fingerprints.share_rows(Fingerprints.of(rows[:0], KEY))
 
 
 def test_fingerprints_reveal_nothing_without_the_key() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,13 +43,16 @@ class Expected:
     drafts: set[str] = field(default_factory=set)
 
 
+@contextmanager
+def new_folder() -> Iterator[LedgerAddress]:
+    with tempfile.TemporaryDirectory(prefix="dpdist-ledger-") as root:
+        yield Path(root) / "books"
+
+
 class LedgerAgainstModel(RuleBasedStateMachine):
     """Any sequence of calls through two handles, which may be reopened at any time, compared with a dictionary."""
 
-    @contextmanager
-    def new_place(self) -> Iterator[LedgerAddress]:
-        with tempfile.TemporaryDirectory(prefix="dpdist-ledger-") as root:
-            yield Path(root) / "books"
+    new_place: Callable[[], AbstractContextManager[LedgerAddress]] = staticmethod(new_folder)
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,13 +202,8 @@ def test_any_sequence_of_calls_agrees_with_a_model_where_every_ledger_is_opened_
     run_state_machine_as_test(LedgerAgainstModel, settings=settings(MODEL_SETTINGS, max_examples=2))
 
 
-def test_any_sequence_of_calls_on_a_database_agrees_with_a_model(postgres: Server) -> None:
-    class OnDatabase(LedgerAgainstModel):
-        """The same on a ledger in PostgreSQL."""
-
-        @contextmanager
-        def new_place(self) -> Iterator[LedgerAddress]:
-            with new_address(postgres) as address:
-                yield address
-
-    run_state_machine_as_test(OnDatabase, settings=settings(MODEL_SETTINGS, max_examples=1))
+def test_any_sequence_of_calls_on_a_database_agrees_with_a_model(
+    postgres: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LedgerAgainstModel, "new_place", staticmethod(lambda: new_address(postgres)))
+    run_state_machine_as_test(LedgerAgainstModel, settings=settings(MODEL_SETTINGS, max_examples=1))

@@ -131,10 +131,18 @@ def test_a_past_without_caps_is_closed(stored: Stored, name: str) -> None:
     assert ledger.head == head
 
 
-def test_a_mixed_past_goes_on_if_a_person_states_that_no_request_followed_from_an_answer(stored: Stored) -> None:
-    ledger = stored("mixed")
-    balance = ledger.attest()
-    assert balance.promise.startswith("all charges together keep the budget if the 2 requests")
+def test_a_mixed_past_goes_on_if_a_person_states_that_no_request_followed_from_an_answer(
+    stored: Stored, tmp_path: Path, call: Call
+) -> None:
+    ledger, attest = stored("mixed"), ("ledger", "attest", tmp_path / "mixed")
+    condition = "the 2 requests up to entry 9 were fixed before the first answer"
+    assert "all charges together keep the budget" not in call("ledger", "show", tmp_path / "mixed").out
+    assert [call(*attest, *words).code for words in ((), ("--fixed-beforehand",))] == [2, 0]
+    shown = " ".join(call("ledger", "show", tmp_path / "mixed").out.split())
+    assert f"the guarantee holds if {condition}" in shown
+    assert call("ledger", "show", tmp_path / "mixed", "--json").json["condition"] == condition
+    balance = ledger.balance()
+    assert balance.promise == f"all charges together keep the budget if {condition}"
     assert ledger.caps == (CapSet(100_000, ledger.caps[0].mu_squared, 0),)
     assert certified(ledger.caps, BUDGET)
     spent = [record.guarantee.mu_squared or Fraction(0) for record in ledger.records]
@@ -146,22 +154,3 @@ def test_a_mixed_past_goes_on_if_a_person_states_that_no_request_followed_from_a
     with pytest.raises(RefusedError, match="needs no statement"):
         ledger.attest()
     Ledger(str(ledger._storage)).verify()
-
-
-def test_a_past_without_caps_has_a_guarantee_only_after_the_statement(
-    stored: Stored, tmp_path: Path, call: Call
-) -> None:
-    def shown(name: str) -> str:
-        return " ".join(call("ledger", "show", tmp_path / name).out.split())
-
-    guarantee = "guarantee all charges together keep the budget, even if"
-    for name in ("mixed", "gaussian"):
-        stored(name)
-    assert guarantee in shown("gaussian")
-    assert guarantee not in shown("mixed")
-    assert "dpdist ledger attest" in shown("mixed")
-    assert call("ledger", "attest", tmp_path / "mixed").code == 2
-    assert call("ledger", "attest", tmp_path / "mixed", "--fixed-beforehand").code == 0
-    condition = "the 2 requests up to entry 9 were fixed before the first answer"
-    assert f"the guarantee holds if {condition}" in shown("mixed")
-    assert call("ledger", "show", tmp_path / "mixed", "--json").json["condition"] == condition

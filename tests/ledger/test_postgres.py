@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from faults import postgres_server
 from faults.postgres_server import PASSWORD, Server
-from support.cli_scene import Call
-from support.ledgers import committed, losses, reserve
+from support.ledgers import committed, reserve
 from support.releases import content_of
 
 from dpdist._util.text import random_token
@@ -21,7 +20,6 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.postgresql import PostgresStorage
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.runtime.cluster import Cluster
 
 MODULE = "dpdist.ledger.postgresql"
 
@@ -53,21 +51,16 @@ def failure_of(error: type[DpdistError], use: Any) -> str:
     return message
 
 
-def test_ledgers_of_one_database_know_nothing_of_one_another(postgres: Server) -> None:
-    first, second = (
-        committed(created(Address(postgres.address(f"{name}-{random_token()[:12]}"))), "r", name.encode())
-        for name in "ab"
-    )
-    assert (content_of(first, "r"), content_of(second, "r")) == (b"a", b"b")
+def test_ledgers_of_one_database_know_nothing_of_one_another_and_long_releases_are_kept_in_parts(
+    ledger: Ledger, postgres: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}._PART", 10)
+    long, other = os.urandom(95), created(Address(postgres.address(f"b-{random_token()[:12]}")))
+    first, second = committed(ledger, "r", long), committed(other, "r", b"b")
+    assert (content_of(first, "r"), content_of(second, "r")) == (long, b"b")
     assert first.ledger_id != second.ledger_id
     first.verify()
     assert not first.remembers("r", second.head)
-
-
-def test_a_long_release_is_kept_in_parts(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{MODULE}._PART", 10)
-    content = os.urandom(95)
-    assert content_of(committed(ledger, "r", content), "r") == content
 
 
 def test_a_draw_that_was_fenced_out_never_reaches_the_server(
@@ -185,59 +178,3 @@ def test_without_its_libraries_the_extra_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, MODULE, None)
     with pytest.raises(UsageError, match=r"dpdist\[postgres\]"):
         Ledger(Address("postgresql+psycopg://host/db?ledger=books"))
-
-
-JOB = """
-[rows]
-path = "rows.zarr"
-source = "table.csv"
-budget_epsilon = 2
-
-[release]
-path = "release.zarr"
-epsilon = 1
-clip = 4.0
-ledger = "{address}"
-"""
-
-
-def test_a_job_is_charged_to_a_database_once_even_to_one_restored_from_an_older_copy(
-    address: Address, postgres: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
-) -> None:
-    monkeypatch.setattr(Cluster, "named", False)
-    (tmp_path / "table.csv").write_text("a,b\n" + "1,2\n3,0\n" * 50)
-    (tmp_path / "job.toml").write_text(JOB.format(address=address))
-    for fresh in (True, False):
-        done = call("run", tmp_path / "job.toml", "--json")
-        assert done.code == 0, done.err
-        assert done.json["release"]["fresh"] is fresh
-    assert not (tmp_path / "rows.ledger").exists()
-    ledger = Ledger(address)
-    (record,) = ledger.records
-    assert (record.state, losses(ledger)) == (State.PUBLISHED, [PrivacyLoss.parse("1")])
-    verify = ("ledger", "verify", address, "--release", tmp_path / "release.zarr")
-    assert call(*verify, "--json").json == {
-        "ledger": str(address), "intact": True, "head": ledger.head, "releases": 1,
-        "guarantee": ledger.balance().promise,
-    }  # fmt: skip
-    with postgres.connect() as database:  # as it was before the commit
-        deleted = database.execute("DELETE FROM dpdist_journal WHERE ledger = %s AND sequence > 4", (address.ledger,))
-        assert deleted.rowcount == 3
-    monkeypatch.setenv(
-        "DPDIST_STATE_HOME", str(tmp_path / "another machine")
-    )  # no witness: the release itself reveals it
-    Ledger(address).verify()  # a truncated chain is intact by itself
-    for arguments in (("run", tmp_path / "job.toml"), verify):
-        refused = call(*arguments)
-        assert refused.code == 3
-        assert "older copy" in refused.message
-    (record,) = Ledger(address).records
-    assert (record.state, record.fence) == (State.RESERVED, 1)  # no second attempt began
-
-
-def test_a_password_on_the_command_line_is_refused(call: Call) -> None:
-    secret = "hunter2"  # noqa: S105 - nobody's
-    refused = call("ledger", "show", f"postgresql+psycopg://me:{secret}@host/db?ledger=books")
-    assert refused.code == 2
-    assert "PGPASSFILE" in refused.message
-    assert secret not in refused.out + refused.err

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import pickle
-import signal
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from faults.forks import forking
 from faults.store_proxy import DENIED, EXPIRED, GONE, Answer, Proxy, store_proxy
 from obstore.store import S3Store
 from support.ledgers import losses
@@ -39,7 +35,7 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows import dataset
 from dpdist.runtime.cluster import Cluster
-from dpdist.storage import arrays, connections, objects
+from dpdist.storage import arrays, bucket, connections
 from dpdist.storage.objects import ObjectStore
 from dpdist.storage.store import store_at
 
@@ -132,15 +128,15 @@ def test_a_store_contains_no_credentials(scene: Scene) -> None:
 KEYS = ("c/0", "zarr.json")
 
 
-def build(store: ObjectStore, identity: str, *, content: bytes = b"{}", fails: bool = False) -> None:
+def build(store: ObjectStore, identity: str, *, fails: bool = False) -> None:
     with store.staged("release", identity=lambda: identity, keys=lambda: KEYS) as staging:
         staging.put("c/0", identity.encode())
-        staging.put("zarr.json", content)
+        staging.put("zarr.json", b"{}")
         if fails:
             raise ZeroDivisionError
 
 
-def test_nothing_is_visible_before_the_root_and_another_identity_is_refused(scene: Scene) -> None:
+def test_nothing_is_visible_before_the_root_and_no_other_identity_or_foreign_object_becomes_part(scene: Scene) -> None:
     store = ObjectStore(scene.target)
     with pytest.raises(ZeroDivisionError):
         build(store, "one", fails=True)
@@ -149,25 +145,17 @@ def test_nothing_is_visible_before_the_root_and_another_identity_is_refused(scen
         store.get("zarr.json")
     with pytest.raises(DataError, match="was started as another release"):
         build(store, "two")
-    build(store, "one")
-    assert (store.get("c/0"), store.get("zarr.json")) == (b"one", b"{}")
-    with pytest.raises(DataError, match="exists already"):
-        build(store, "one")
-    assert sorted(scene.objects("release.zarr")) == [".lease", "/c/0", "/zarr.json"]
-
-
-def test_foreign_objects_do_not_become_part_of_a_release(scene: Scene) -> None:
-    store = ObjectStore(scene.target)
-    with pytest.raises(ZeroDivisionError):
-        build(store, "one", fails=True)  # its own leftovers are accepted
     foreign = {"Bucket": "private", "Key": f"{scene.folder.name}/release.zarr/extra/zarr.json"}
     scene.server.client.put_object(**foreign, Body=b"{}")
     with pytest.raises(DataError, match=r"'extra/zarr\.json'"):
         build(store, "one")
     assert not store.exists()
     scene.server.client.delete_object(**foreign)
-    build(store, "one")
-    assert sorted(key for key, _ in store.list()) == list(KEYS)
+    build(store, "one")  # its own leftovers are accepted
+    assert (store.get("c/0"), store.get("zarr.json")) == (b"one", b"{}")
+    with pytest.raises(DataError, match="exists already"):
+        build(store, "one")
+    assert sorted(scene.objects("release.zarr")) == [".lease", "/c/0", "/zarr.json"]
 
 
 def test_concurrent_builders_of_one_identity_publish_one_release(scene: Scene) -> None:
@@ -179,20 +167,6 @@ def test_concurrent_builders_of_one_identity_publish_one_release(scene: Scene) -
         slow.put("zarr.json", b"{}")
     assert store.get("zarr.json") == b"{}"
     assert sorted(scene.objects("release.zarr")) == [".lease", "/c/0", "/zarr.json"]
-
-
-def test_a_pointer_whose_answer_was_lost_is_accepted(scene: Scene) -> None:
-    """The library repeats the request, and gets the answer that the object exists."""
-    store = ObjectStore(scene.rows)
-    with store.staged("rows") as staging:
-        staging.put("x", b"1")
-        assert isinstance(staging, ObjectStore)
-        assert staging.folder is not None
-        attributes = {"attributes": {"dpdist": {"format": "dpdist-pointer/1", "prefix": staging.folder[-32:]}}}
-        pointer = json.dumps(attributes | {"zarr_format": 3, "node_type": "group"}, indent=2).encode()
-        key = f"{scene.folder.name}/rows.zarr/zarr.json"
-        scene.server.client.put_object(Bucket="private", Key=key, Body=pointer)
-    assert store.get("x") == b"1"
 
 
 def test_rows_get_one_ledger_if_two_machines_create_one_at_once(
@@ -236,33 +210,6 @@ def test_a_concurrent_replacement_is_not_overwritten(scene: Scene) -> None:
     with pytest.raises(ResumableError, match="Another process changed"):
         store.replace("x", b"other", "rows", expected=b"new")
     assert store.get("x") == b"theirs"
-
-
-def test_the_same_command_finishes_a_release_that_was_killed_repeatedly_during_publication(
-    scene: Scene, server: S3Server
-) -> None:
-    scene.ingest()
-    arguments = [
-        "release", scene.rows, scene.target, "--epsilon", "1", "--clip", "20", "--mechanism", "laplace", "--ledger",
-        str(scene.place),
-    ]  # fmt: skip
-    output, digests = scene.folder / "words", set[str | None]()
-    with forking(server.environment) as forks:
-        for number, point in enumerate(("with half of the objects", "after the root object")):
-            marker = scene.folder / f"struck{number}"
-            assert forks.start(output, ["kill", point, str(marker), "inline", *arguments]).wait() == -signal.SIGKILL
-            assert marker.exists()
-            there = point == "after the root object"
-            assert store_at(scene.target).exists() is ("/zarr.json" in scene.objects("release.zarr")) is there
-            (record,) = Ledger(scene.place).records
-            assert record.state is State.COMMITTED
-            digests.add(record.digest)
-        published = scene.objects("release.zarr")
-        assert forks.start(output, ["note", "", str(marker), "inline", *arguments]).wait() == 0, output.read_text()
-    scene.require_one_release()
-    assert digests == {Ledger(scene.place).records[0].digest}
-    assert scene.objects("release.zarr") == published
-    assert "Traceback" not in output.read_text()
 
 
 def on(method: str, part: str, answer: Answer, *, after: int = 0) -> Callable[[str, str], Answer | None]:
@@ -352,33 +299,21 @@ def test_a_store_without_conditions_is_refused_and_named(
     if drop == {"if-match"}:  # a ledger is not bound there either
         scene.proxy.drop = frozenset()
         ingest(scene.source, store_at(scene.rows), budget=BUDGET)
-        objects._require_conditional.cache_clear()  # as in another process
+        bucket._require_conditional.cache_clear()  # as in another process
         scene.proxy.drop, before = drop, scene.objects()
         with pytest.raises(DataError, match=f"The store of {scene.at} does not {said}"):
             create_ledger(scene.place, scene.rows)
         assert scene.objects() == before
 
 
-@pytest.mark.parametrize("name", ["HTTP_PROXY", "all_proxy"])
-def test_no_proxy_gets_requests_to_a_store_on_this_machine(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.delenv("NO_PROXY")
-    monkeypatch.delenv("no_proxy", raising=False)
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))  # without a listener, requests fail
-        monkeypatch.setenv(name, f"http://127.0.0.1:{other.getsockname()[1]}")
-        connections._connected.cache_clear()  # as in a new process
-        store = ObjectStore(scene.target)
-        store.put("k", b"row")
-        assert store.get("k") == b"row"
-
-
-@pytest.mark.parametrize(("status", "scheme"), [(301, "https"), (307, "http")])
-def test_a_plain_store_on_this_machine_sends_on_to_no_other(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, status: int, scheme: str
+@pytest.mark.parametrize(("status", "scheme", "proxy"), [(301, "https", "HTTP_PROXY"), (307, "http", "all_proxy")])
+def test_a_plain_store_on_this_machine_uses_no_proxy_and_sends_on_to_no_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, status: int, scheme: str, proxy: str
 ) -> None:
     """Redirects to another machine go to a dead proxy, which records them in this test."""
+    monkeypatch.delenv("NO_PROXY")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv(proxy, "http://127.0.0.1:1")
     monkeypatch.setattr(connections, "_RETRIES", {"max_retries": 0, "retry_timeout": timedelta(seconds=5)})
     with store_proxy(connections._NOWHERE) as nowhere:
         nowhere.fault = lambda *_: DENIED

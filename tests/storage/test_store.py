@@ -195,7 +195,7 @@ def test_a_store_is_equal_in_other_processes(bucket: Store) -> None:
     assert store.parent == bucket.absolute()
 
 
-def test_rows_are_ingested_read_and_summed(bucket: Store, source: Path) -> None:
+def test_rows_are_ingested_read_and_summed_and_a_damaged_chunk_is_an_error(bucket: Store, source: Path) -> None:
     table = ingest(source, bucket.within("rows.zarr"), compress=True)
     assert (table.store, table.chunks) == (bucket.within("rows.zarr").absolute(), CHUNKS)
     reader = ChunkReader(table, 3)
@@ -205,6 +205,9 @@ def test_rows_are_ingested_read_and_summed(bucket: Store, source: Path) -> None:
     total = complete(table, added(map(partition_moment, tasks)))
     elsewhere = ingest(source, source.with_name("elsewhere.zarr"))
     assert np.array_equal(total.values, partition_moment(moment_task(elsewhere, BOUND)).values)
+    table.store.replace(chunk_key(2), table.store.get(chunk_key(2))[:-1], "rows")
+    with pytest.raises(DataError, match=r"Chunk 2 of .*rows.zarr (is|was) (truncated|altered)"):
+        list(ChunkReader(open_rows(table.store), 3).read(2))
 
 
 def test_late_writes_to_a_failed_build_leave_nothing(tmp_path: Path) -> None:
@@ -216,15 +219,6 @@ def test_late_writes_to_a_failed_build_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         staging.put("c/0/1", b"0")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_damaged_chunk_is_an_error(bucket: Store, source: Path) -> None:
-    table = ingest(source, bucket.within("rows.zarr"))
-    sound = table.store.get(chunk_key(2))
-    for content, damage in ((sound[:-1], "truncated"), (bytes([sound[0] ^ 1]) + sound[1:], "altered")):
-        table.store.replace(chunk_key(2), content, "rows")
-        with pytest.raises(DataError, match=rf"Chunk 2 of .*rows.zarr (is|was) {damage}"):
-            list(ChunkReader(open_rows(table.store), 3).read(2))
 
 
 def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,13 +242,9 @@ def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkey
     assert scores_in_memory(table, fitted.components).shape == (50, 2)
 
 
-def test_rows_in_periods_stand_in_a_folder(tmp_path: Path) -> None:
-    # nobody could hold them against runs on other machines
-    with pytest.raises(UsageError, match="need a folder"):
+def test_invalid_locations_of_rows_and_ledgers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="need a folder"):  # nobody could hold periods against other machines
         periodic_table("s3://private/visits", BUDGET, tmp_path / "visits.ledger")
-
-
-def test_invalid_locations_of_rows_and_ledgers_are_refused() -> None:
     with pytest.raises(UsageError) as refused:
         default_ledger("s3://bucket/rows.zarr")
     assert refused.value.parameter == "ledger"
