@@ -12,7 +12,6 @@ from pathlib import Path
 
 import dask
 import numpy as np
-import numpy.typing as npt
 import pytest
 from distributed import LocalCluster
 from faults import postgres_server
@@ -21,6 +20,7 @@ from faults.postgres_server import PASSWORD, Server
 from hypothesis import settings
 from support.cli_scene import BUDGET, CHUNKS, COLUMNS, LOSS, ROWS, Call, Said
 from support.dithering import KEY
+from support.scripted import Scripted
 
 from dpdist import cli
 from dpdist.mechanisms.gaussian import CalibratedGaussian
@@ -135,17 +135,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "whole" not in item.path.parts)
 
 
-class Seeded:
-    """The same words in every run: a threshold that an empty bin exceeds one time in a thousand fails no test."""
-
-    def __init__(self) -> None:
-        self._rng = np.random.default_rng(7)
-
-    def words(self, count: int) -> npt.NDArray[np.uint64]:
-        return self._rng.integers(0, 2**64, count, dtype=np.uint64)
-
-
 @pytest.fixture
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the stages of releases in this process by one seed."""
-    monkeypatch.setattr("dpdist.release.histograms.SYSTEM", Seeded())
+    """Draw stages by one seed: a threshold that an empty bin exceeds one time in a thousand fails no test."""
+    monkeypatch.setattr("dpdist.release.histograms.SYSTEM", Scripted(7))

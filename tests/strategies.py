@@ -1,4 +1,4 @@
-"""What properties are tested on: rows as hostile as floats can be, coefficients, seeds and random words."""
+"""What properties are tested on: rows as hostile as floats can be, seeds and random words."""
 
 from __future__ import annotations
 
@@ -18,8 +18,3 @@ def float_rows(
 ) -> st.SearchStrategy[npt.NDArray[np.float64]]:
     """Return tables of this shape; of any floats, or of those that are given."""
     return hnp.arrays(np.float64, (rows, columns), elements=elements)
-
-
-def coefficients(count: int) -> st.SearchStrategy[list[float]]:
-    """Return so many numbers between -1 and 1: what a symmetric matrix is made of."""
-    return st.lists(st.floats(-1, 1), min_size=count, max_size=count)

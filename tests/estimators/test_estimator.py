@@ -17,15 +17,13 @@ import pandas as pd
 import pytest
 import xarray as xr
 from sklearn.base import clone
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
 from support.estimator_scene import CLIP, COLUMNS, FORMS, NAMES, ROWS, formed, ingested, table
 from support.folders import ROOT
 
 from dpdist import Budget, PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, RefusedError, UsageError
 from dpdist.estimators import fit
-from dpdist.ledger.in_memory import Fingerprints, Register
+from dpdist.ledger.in_memory import Register
 from dpdist.rows import dataset
 from dpdist.rows.rounding import entry_variances
 from dpdist.runtime.cluster import Cluster
@@ -50,7 +48,7 @@ def same(found: Any, other: Any) -> bool:
     ],
 )
 def test_every_form_of_x_has_the_second_moment_of_its_rows_zarr(
-    tmp_path: Path, scheduler: str, register: Register, centre: Any, neighbours: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, scheduler: str, centre: Any, neighbours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", 50 * COLUMNS * 8)  # several chunks
     asked = {**FINE, "centre": centre, "neighbours": neighbours, "budget_epsilon": 1000}
@@ -62,9 +60,6 @@ def test_every_form_of_x_has_the_second_moment_of_its_rows_zarr(
         folder.mkdir()
         found = PrivatePCA(2, **asked).fit(formed(name, rows, folder)).release_
         assert same(found.lattice, stored.lattice), name
-        seen = register._fits[-1].fingerprints
-        assert seen is not None
-        assert np.array_equal(seen.keys, Fingerprints.of(rows, register.key).keys), name
         assert (found.rows, found.bound, found.noise) == (stored.rows, stored.bound, stored.noise)
     assert stored.rows == (ROWS if neighbours == "replace-one" else None)
 
@@ -112,20 +107,6 @@ def test_without_noise_to_speak_of_components_are_those_of_numpy(monkeypatch: py
     covariance = PrivateCovariance(epsilon=10**6, delta=1e-6, clip=8, grid_bits=22).fit(rows)
     assert np.abs(covariance.covariance_ - np.cov(clipped, rowvar=False, bias=True)).max() < 1e-4
     assert np.abs(covariance.location_ - clipped.mean(axis=0)).max() < 1e-5
-
-
-def test_a_scikit_learn_pipeline_from_end_to_end() -> None:
-    generator = np.random.default_rng(2)
-    labels = np.arange(2000) % 2
-    rows = generator.normal(size=(2000, 6)) * [1, 1, 1, 0.1, 0.1, 0.1]
-    rows[:, 0] += 6 * labels
-    pipeline = make_pipeline(PrivatePCA(2, epsilon=2, delta=1e-6, clip=8, centre="private"), LogisticRegression())
-    pipeline.fit(rows, labels)
-    assert pipeline.score(rows, labels) > 0.95
-    assert list(pipeline[:-1].get_feature_names_out()) == ["privatepca0", "privatepca1"]
-    scaled = PrivatePCA(2, **FINE, centre={"scale": np.full(COLUMNS, 2.0)}).fit(table())
-    with pytest.raises(UsageError, match="does not divide by a scale"):
-        scaled.to_sklearn()
 
 
 @pytest.mark.filterwarnings("ignore:X has feature names")  # scikit-learn's word on a DataFrame after a plain array
@@ -358,11 +339,3 @@ def test_a_centre_of_none_is_no_default_and_is_refused_unpaid(kind: type[Private
     assert asked.get_params()["centre"] is None
     with pytest.raises(UsageError, match="centre must be 'none'"):
         asked.fit(table(1), table(1)[:, 0])
-
-
-def test_a_subclass_of_an_estimator_keeps_its_own_signature() -> None:
-    class Own(PrivatePCA):
-        def __init__(self, *, epsilon: int = 1, clip: float = 2, **more: Any) -> None:
-            super().__init__(epsilon=epsilon, clip=clip, **more)
-
-    assert (Own().epsilon, Own(whiten=True).whiten) == (1, True)

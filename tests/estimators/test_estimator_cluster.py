@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 import zarr
 from distributed import Client
-from faults import namespaces
 from sklearn.base import clone
 from support.estimator_scene import CLIP, COLUMNS, ROWS, ingested, table
 
@@ -29,71 +26,21 @@ from dpdist.runtime.cluster import Cluster
 pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 
-ON_A_CLUSTER = """
-import json, sys, warnings
-import dask.array as da, numpy as np
-from distributed import Client, Scheduler, SpecCluster, Worker
-from dpdist import PrivatePCA
-from dpdist.errors import DpdistError
-from dpdist.pipeline.release import Cluster
 
-rows = sys.argv[1]
-warnings.simplefilter("ignore")
-local = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-
-
-def outcome(given, **more):
-    try:
-        PrivatePCA(2, epsilon=1, delta=1e-6, clip=8, **more).fit(given)
-    except DpdistError as error:
-        return f"{type(error).__name__}: {error}"
-    return "fitted"
-
-
-with SpecCluster(
-    scheduler={"cls": Scheduler, "options": local},
-    workers={0: {"cls": Worker, "options": {**local, "host": "10.211.0.2"}}},
-) as cluster:
-    worker = list(cluster.scheduler.workers)
-    named = outcome(rows + "/rows.zarr", cluster=Cluster(cluster.scheduler_address))
-    before = len(cluster.scheduler.transition_log)
-    mine = outcome(rows + "/rows.zarr", cluster=Cluster(client=cluster))
-    with Client(cluster):
-        found = outcome(da.from_array(np.load(rows + "/rows.npy"), chunks=(40, -1)))
-    tasks = [each for each in list(cluster.scheduler.transition_log)[before:] if each[2] == "processing"]
-    print(json.dumps([worker, named, mine, found, len(tasks)]))
-"""
-
-
-def test_a_worker_off_the_loopback_interface_is_refused_by_both_faces_before_anything_is_submitted(
-    tmp_path: Path,
-) -> None:
-    namespaces.need(minutes=False)
-    ingested(table(), tmp_path)
-    with namespaces.network("user", "other") as made:
-        assert made.address("user") == "10.211.0.2"
-        run = subprocess.run(
-            made.on("user", [sys.executable, "-c", ON_A_CLUSTER, str(tmp_path)]),
-            check=True, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-    (worker,), named, mine, found, tasks = json.loads(run.stdout.splitlines()[-1])
-    assert worker.startswith("tcp://10.211.0.2:")
-    for said in (named, mine, found):
-        assert said.startswith(f"RefusedError: The worker {worker} is on the network and not encrypted"), said
-    assert ("insecure" in named, "insecure" in mine, "insecure" in found) == (True, True, False)  # no such parameter
-    assert "Nothing was sent" in found
-    assert tasks == 0
-
-
-def test_a_scheduler_on_the_network_is_refused_too(
-    scheduler: str, register: Register, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("role", ["scheduler", "worker"])
+def test_a_cluster_that_can_be_listened_to_is_refused_before_anything_is_submitted(
+    scheduler: str, register: Register, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
     with Client(scheduler) as client:
-        told = client.scheduler_info() | {"address": "tcp://192.0.2.1:8786"}
+        address = "tcp://192.0.2.1:8786"
+        changed: dict[str, Any] = {"address": address} if role == "scheduler" else {"workers": {address: {}}}
+        told = client.scheduler_info() | changed
         monkeypatch.setattr(Client, "scheduler_info", lambda *_, **__: told)
         monkeypatch.setattr(Client, "compute", None)  # nothing is submitted
-        with pytest.raises(RefusedError, match=r"The scheduler tcp://192\.0\.2\.1:8786"):
+        refusal = rf"The {role} {re.escape(address)} is on the network and not encrypted.*Nothing was sent"
+        with pytest.raises(RefusedError, match=refusal) as refused:
             PrivatePCA(2, **LOSS).fit(da.from_array(table(), chunks=(50, 3)))
+    assert "insecure" not in str(refused.value)  # no such parameter
     assert not register._fits
 
 
@@ -129,6 +76,8 @@ def test_the_path_of_a_rows_zarr_is_charged_to_its_ledger_and_fitted_again_for_n
     with pytest.raises(DataError, match="Pass the path"):
         PrivatePCA(2, **asked).fit(zarr.open_array(path))
     assert [each.fingerprints for each in register._fits] == [None]  # noted by its shape alone
+    with pytest.warns(UserWarning, match=r"same number and kind were released once before.*these releases together"):
+        PrivatePCA(2, **LOSS).fit(table())
     covariance = PrivateCovariance(**LOSS, centre="none", cluster=Cluster(scheduler)).fit(path)  # the same release
     assert np.array_equal(covariance.release_.lattice, first.release_.lattice)
 
@@ -191,20 +140,3 @@ def test_transform_of_a_path_is_what_dpdist_project_writes_to_the_bit(
     there = fitted.transform(da.from_array(rows, chunks=(60, 3)))  # and so is the type, and the rest to rounding
     assert there.dtype == found.dtype
     assert np.allclose(np.asarray(there), found, rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.usefixtures("silent")
-def test_a_dask_array_is_summed_by_the_current_client(scheduler: str) -> None:
-    asked = PrivatePCA(2, **LOSS, grid_bits=20, budget_epsilon=100)
-    here = asked.fit(table()).release_.lattice
-    with Client(scheduler):
-        there = asked.fit(da.from_array(table(), chunks=(13, 3))).release_.lattice
-    assert np.abs(there - here).max() < 1e-5 * np.abs(here).max()  # rounded apart; a row has 3e-3
-
-
-def test_rows_in_memory_that_may_be_those_of_a_ledger_are_warned_of(tmp_path: Path, register: Register) -> None:
-    rows = table(4)
-    PrivatePCA(2, **LOSS).fit(ingested(rows, tmp_path))
-    assert len(register._fits) == 1
-    with pytest.warns(UserWarning, match=r"same number and kind were released once before.*these releases together"):
-        PrivatePCA(2, **LOSS).fit(rows)

@@ -17,6 +17,7 @@ from support.estimator_scene import CLIP, table
 
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.answers.design import partial_correlation
+from dpdist.answers.synthetic import synthetic
 from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.ledger.in_memory import Register
 from papers.common.drawn import drawn
@@ -56,9 +57,6 @@ def test_what_is_shrunk_is_a_choice_and_only_the_optimal_has_an_inverse() -> Non
     raw = PrivateCovariance.from_release(found.release_, "none")
     assert (raw.shrinkage, raw.precision_) == ("none", None)
     assert np.linalg.eigvalsh(raw.covariance_)[0] < 0 < np.linalg.eigvalsh(found.covariance_)[0]
-    assert raw.covariance_intervals_ is not None
-    assert np.allclose(raw.covariance_intervals_.mean(axis=-1), raw.covariance_)
-    assert np.linalg.eigvalsh(PrivateCovariance.from_release(found.release_, "trace").covariance_)[0] > -1e-9
     with pytest.raises(UsageError, match="shrinkage='optimal'"):
         raw.mahalanobis(table())
     with pytest.raises(UsageError, match="shrinkage='optimal'"):
@@ -96,13 +94,9 @@ def test_partial_correlations_and_samples_are_of_the_release() -> None:
     assert np.array_equal(found.partial_correlation_, known.matrix)
     assert np.array_equal(found.partial_correlation_intervals_, known.intervals)
     assert found.partial_ridge_ == known.ridge == 0
-    sample = found.sample(20_000, random_state=1)
-    assert np.array_equal(sample, found.sample(20_000, random_state=1))
-    assert not np.array_equal(sample[:5], found.sample(5))
-    units = np.sqrt(np.diagonal(found.covariance_))
-    # 20000 rows: the error of an entry is at most sqrt(2/20000), a seventh of this
-    assert np.abs((np.cov(sample, rowvar=False) - found.covariance_) / np.outer(units, units)).max() < 0.07
-    assert (np.abs(sample.mean(axis=0) - found.location_) < 0.05 * units).all()
+    sample = found.sample(5, random_state=1)
+    assert np.array_equal(sample, synthetic(found.release_).draw(5, np.random.RandomState(1)))
+    assert not np.array_equal(sample, found.sample(5))
     about_zero = PrivateCovariance(**{**FINE, "centre": "none"}).fit(rows)
     for ask in ASKED:
         with pytest.raises(UsageError, match=r"no mean and no centre.*Release with centre='private'"):
@@ -150,9 +144,12 @@ def test_a_scale_is_a_change_of_units_of_the_likelihood() -> None:
     scene = drawn(rows, 12.0, "100000")
     made = drawn(rows * scale, 12.0, "100000", scale=tuple(scale))
     plain = PrivatePCA.from_release(scene.release(), 3).score_samples(rows)
-    scaled = PrivatePCA.from_release(made.release(), 3).score_samples(rows * scale)
+    found = PrivatePCA.from_release(made.release(), 3)
+    scaled = found.score_samples(rows * scale)
     # the noise of both: the largest difference of 250 draws was .0247, and above .02 in 8 of them
     assert np.allclose(scaled, plain - np.log(scale).sum(), atol=0.05)
+    with pytest.raises(UsageError, match="does not divide by a scale"):
+        found.to_sklearn()
 
 
 def test_the_fewest_components_that_hold_a_share_are_taken(fitted: PrivatePCA, register: Register) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,6 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.linear_model import Ridge
-from sklearn.multioutput import MultiOutputRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
 from support.estimator_scene import NAMES, formed, ingested
 
 from dpdist import PrivateCovariance, PrivateRidge
@@ -120,15 +116,6 @@ def test_the_path_of_rows_charges_their_ledger_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no column 'wealth' \(y\)\. There are: c0, c1"):
         clone(asked).fit(path, "wealth")
     assert len(Ledger(tmp_path / "rows.ledger").charges) == 1
-
-
-def test_it_goes_into_a_pipeline_and_a_pickle() -> None:
-    x, y = rows_of()
-    line = make_pipeline(FunctionTransformer(), PrivateRidge(**FINE)).fit(x, y)
-    assert line.score(x, y) > 0.7
-    again = pickle.loads(pickle.dumps(line))  # noqa: S301 - its own
-    assert np.array_equal(again.predict(x), line.predict(x))
-    assert MultiOutputRegressor(PrivateRidge(**FINE)).fit(x, np.column_stack([y, -y])).predict(x).shape == (600, 2)
 
 
 NINE = np.ones((9, 2))

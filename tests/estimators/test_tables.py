@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 import xarray
 import zarr
-from scipy import sparse
 
 import dpdist
 from dpdist import Column, PrivateCovariance, PrivatePCA, PrivateRidge, Schema, ingest_rows
@@ -38,7 +37,6 @@ KINDS: dict[str, Callable[[pd.DataFrame], Any]] = {
     "a batch of Arrow": lambda frame: pa.RecordBatch.from_pandas(frame, preserve_index=False),
     "Dask": lambda frame: dd.from_pandas(frame, npartitions=3),
 }
-SPARSE = {"csr": sparse.csr_matrix, "coo": sparse.coo_array, "csc": sparse.csc_array}
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +57,6 @@ def test_every_kind_of_table_has_the_same_scores_and_names(fitted: PrivatePCA, k
         schema = Schema([Column("a", "integer", range=(0, 50)), Column("b", "integer")], others="ignored")
         mapped = np.asarray(schema.transform(KINDS[kind](FRAME)))
         np.testing.assert_array_equal(mapped, np.asarray(schema.transform(FRAME)))
-
-
-@pytest.mark.parametrize("kind", SPARSE)
-def test_sparse_matrices_have_the_same_scores_and_are_ingested(fitted: PrivatePCA, kind: str, tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they have no names
-        found, wanted = fitted.transform(SPARSE[kind](VALUES)), fitted.transform(VALUES)
-    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-12)
-    ingest_rows(SPARSE[kind](VALUES), tmp_path / "rows.zarr")
-    np.testing.assert_array_equal(zarr.open_array(tmp_path / "rows.zarr", mode="r")[:], VALUES)
 
 
 @pytest.mark.parametrize("kind", [each for each in KINDS if each not in {"categories", "Dask"}])

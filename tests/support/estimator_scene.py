@@ -55,10 +55,6 @@ def _backed(made: anndata.AnnData, folder: Path) -> anndata.AnnData:
     return anndata.read_h5ad(folder / "cells.h5ad", backed="r")
 
 
-def _filtered(rows: Any) -> Any:
-    return rows[rows[:, 0] > -np.inf]
-
-
 HELD: dict[str, Callable[[Table], Any]] = {
     "numpy": lambda rows: rows,
     "list": lambda rows: rows.tolist(),
@@ -71,7 +67,7 @@ HELD: dict[str, Callable[[Table], Any]] = {
     "dask": lambda rows: da.from_array(rows, chunks=(41, COLUMNS)),
     "dask, cut columns": lambda rows: da.from_array(rows, chunks=(300, 3)),
     "dask, sparse blocks": lambda rows: da.from_array(rows, chunks=(41, COLUMNS)).map_blocks(scipy.sparse.csr_matrix),
-    "dask, unknown rows": lambda rows: _filtered(da.from_array(rows, chunks=(41, COLUMNS))),
+    "dask, unknown rows": lambda rows: (blocks := da.from_array(rows, chunks=(41, COLUMNS)))[blocks[:, 0] > -np.inf],
     "xarray": _data_array,
     "xarray of dask": lambda rows: _data_array(da.from_array(rows, chunks=(41, 2))),
     "anndata": _ann_data,

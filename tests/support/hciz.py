@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import mpmath
 import numpy as np
@@ -33,24 +32,6 @@ def moments(levels: Sequence[float], spectrum: Sequence[float]) -> tuple[float, 
         step = mpmath.mpf(10) ** -12
         below, here, above = (log_integral(1 + k * step) for k in (-1, 0, 1))
         return float((above - below) / (2 * step)), float(mpmath.sqrt((above - 2 * here + below) / step**2))
-
-
-def line_means(levels: Sequence[float]) -> list[float]:
-    """Return E|u_i|^2 for a complex unit vector u of density exp(sum l_i |u_i|^2), from divided differences of exp.
-
-    ``E exp(sum l_i s_i) = (d-1)! exp[l_1, ..., l_d]`` on the simplex; the derivative by l_i repeats that node.
-    """
-    with mpmath.workdps(150):
-
-        def divided(nodes: list[mpmath.mpf]) -> mpmath.mpf:
-            xs = [x + mpmath.mpf(10) ** -18 * i for i, x in enumerate(nodes)]
-            table = [mpmath.exp(x) for x in xs]
-            for order in range(1, len(xs)):
-                table = [(b - a) / (xs[i + order] - xs[i]) for i, (a, b) in enumerate(pairwise(table))]
-            return table[0]
-
-        nodes = [mpmath.mpf(x) for x in levels]
-        return [float(divided([*nodes, x]) / divided(nodes)) for x in nodes]
 
 
 def score_passes(
