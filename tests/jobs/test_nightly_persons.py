@@ -112,7 +112,6 @@ def named(place: Place) -> Place:
 
 
 def arrive_by_name(place: Place, number: int, who: Sequence[tuple[str, int]]) -> None:
-    """Let the like arrive of persons who are called by two names."""
     lines = [f"{name},{person / 1024},{number / 1024},.25" for name, person in who]
     (place.incoming / f"d{number}.csv").write_text("\n".join(["first,last,a,b,c", *lines, ""]), encoding="utf-8")
 
