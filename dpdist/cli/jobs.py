@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from dpdist._util.text import wrapped
+from dpdist._util.text import fields_as_json, wrapped
 from dpdist.cli.options import LOCAL, certificates_of, cluster_options, grouped, json_option, options
 from dpdist.cli.output import BARS, answer, say, show
 from dpdist.errors import RefusedError
@@ -71,7 +71,7 @@ def run(job: Path, cluster_settings: ClusterOptions, continual: int | None, dry_
         return
     outcome = job_runs.run(parsed, say=say, progress=BARS)
     if as_json:
-        click.echo(json.dumps(outcome.to_json()))
+        click.echo(json.dumps(fields_as_json(outcome)))
 
 
 @click.command()

@@ -48,16 +48,16 @@ class Job:
     """A validated job; paths are absolute."""
 
     rows: Path | Store
-    source: SourceLocation | None
-    budget: PrivacyLoss | None
-    columns: tuple[str, ...] | None
     release: Path | Store
     request: ReleaseRequest
-    ledger: LedgerAddress | None
-    model: Path | Store | None
-    components: float | None
-    scores: Path | Store | None
-    cluster: Cluster
+    source: SourceLocation | None = None
+    budget: PrivacyLoss | None = None
+    columns: tuple[str, ...] | None = None
+    ledger: LedgerAddress | None = None
+    model: Path | Store | None = None
+    components: float | None = None
+    scores: Path | Store | None = None
+    cluster: Cluster = field(default_factory=Cluster)
     unit: Unit | None = None
     exclude: Path | None = None
     periodic: bool = False

@@ -30,7 +30,6 @@ from pathlib import Path
 
 from dpdist._util.paths import local
 from dpdist._util.progress import steps
-from dpdist._util.text import fields_as_json
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ingest.periods import changes, discard, ingest_period, waiting
 from dpdist.jobs.job_file import Job
@@ -66,10 +65,6 @@ class PeriodicOutcome:
     balance: Balance
     total: Path | None  # up to the last period
     model: Path | None
-
-    def to_json(self) -> dict[str, object]:
-        """Return JSON values."""
-        return fields_as_json(self)
 
 
 def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:

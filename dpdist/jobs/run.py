@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from dpdist._util.progress import Progress
-from dpdist._util.text import counted, fields_as_json, listed
+from dpdist._util.text import counted, listed
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.ingest.sources import SourceLocation
@@ -32,10 +32,6 @@ class JobOutcome:
     release: Outcome
     model: Path | Store | None
     scores: Path | Store | None
-
-    def to_json(self) -> dict[str, object]:
-        """Return JSON values: the public header of the release, and paths."""
-        return fields_as_json(self)
 
 
 def require_same_rows(job: Job, table: RowsTable) -> None:

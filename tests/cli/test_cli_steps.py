@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from support.cli_scene import CHUNK, LOSS, ROWS, Call, names_in, tree
+from support.cli_scene import LOSS, ROWS, Call, names_in, tree
 
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.runtime import cluster
 
 
 def test_ingest_tells_what_it_made(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,20 +31,15 @@ def test_ingest_tells_what_it_made(tmp_path: Path, call: Call, monkeypatch: pyte
     }  # fmt: skip
     assert table.names == ("c2", "c0")
     assert Ledger(tmp_path / "rows.ledger").budget == PrivacyLoss(100_000, 10**12)
-    for bad, code in (("nan", 4), ("lots", 2)):
-        refused = call("ingest", "table.npy", "new.zarr", "--budget-epsilon", bad)
-        assert (refused.code, bool(refused.message), Path("new.zarr").exists()) == (code, True, False)
     words = call("ingest", "table.npy", "more.zarr")
     assert (words.code, words.out) == (0, "")
     assert "more.zarr: 4 rows of 3 columns" in words.err
     assert "No budget declared" in words.err
 
 
-def test_ingest_never_replaces_rows_or_a_ledger(here: Path, call: Call) -> None:
+def test_ingest_never_replaces_a_ledger(here: Path, call: Call) -> None:
     (here / "table.csv").write_text("a,b\n1,2\n3,4\n")
     before = tree(here / "rows.ledger")
-    said = call("ingest", "table.csv", "rows.zarr")
-    assert (said.code, "exists already" in said.message) == (4, True)
     shutil.rmtree("rows.zarr")  # the ledger still contains the charges of these rows
     said = call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "9")
     assert (said.code, "only record of the budget" in said.message) == (4, True)
@@ -77,24 +71,19 @@ PLANTED = "73519.625"
 HEAD = f"a,b,c\n{PLANTED},1,2\n3,{PLANTED},4\n"
 
 
-@pytest.mark.parametrize(
-    ("source", "content"),
-    [
-        ("t.csv", HEAD + f"5,6,{PLANTED}kg\n"), ("t.csv", HEAD + f"5,6,7,{PLANTED}\n"),
-        ("t.csv", HEAD + f'{PLANTED},"{PLANTED},1\n'), ("t.npy", HEAD), ("t.parquet", HEAD),
-    ],
-    ids=["a cell with a unit", "a cell too many", "an open quote", "text as an array", "text as parquet"],
-)  # fmt: skip
 def test_no_message_about_bad_data_repeats_a_value_of_it(
-    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch, source: str, content: str
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path(source).write_text(content)
-    said = call("ingest", source, "rows.zarr", "--budget-epsilon", "1")
-    assert said.code == 4
-    assert source in said.message
-    assert "73519" not in said.message
-    assert names_in(tmp_path) == [source]
+    for source, content in (
+        ("t.csv", HEAD + f"5,6,{PLANTED}kg\n"), ("t.csv", HEAD + f"5,6,7,{PLANTED}\n"),
+        ("t.csv", HEAD + f'{PLANTED},"{PLANTED},1\n'), ("t.npy", HEAD), ("t.parquet", HEAD),
+    ):  # fmt: skip
+        Path(source).write_text(content)
+        said = call("ingest", source, "rows.zarr", "--budget-epsilon", "1")
+        assert (said.code, source in said.message, "73519" in said.message) == (4, True, False), content
+        assert names_in(tmp_path) == [source]
+        Path(source).unlink()
 
 
 def test_no_message_about_damaged_rows_repeats_a_value_of_them(
@@ -178,35 +167,3 @@ def test_a_forecast_is_text_json_or_a_picture_and_touches_nothing(
     ):
         refused = call(*arguments)
         assert (refused.code, words in refused.message) == (code, True)
-
-
-def test_components_and_scores_that_cannot_be_had_are_refused_and_leave_nothing(
-    released: Path, call: Call, scheduler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
-    assert call("pca", "release.zarr", "model.zarr", "--components", "1").code == 0
-
-    def refused(code: int, words: str, *command: str) -> None:
-        before = tree(released)
-        said = call(*command)
-        assert (said.code, words in said.message) == (code, True)
-        assert tree(released) == before
-
-    for code, words, made_of, model, count in (
-        (2, "Ask for 1 to 3", "release.zarr", "other.zarr", "4"),
-        (2, "a number, a share of the variance or auto", "release.zarr", "other.zarr", "many"),
-        (4, "no release at nothing.zarr", "nothing.zarr", "other.zarr", "1"),
-        (4, "dpdist-rows/1", "rows.zarr", "other.zarr", "1"),
-        (4, "exists already", "release.zarr", "rows.zarr", "1"),
-        (4, "does not exist", "release.zarr", "models/other.zarr", "1"),
-    ):
-        refused(code, words, "pca", made_of, model, "--components", count)
-    for rows, model, scores, at in (
-        ("rows.zarr", "nothing.zarr", "scores.zarr", scheduler),
-        ("rows.zarr", "model.zarr", "release.zarr", scheduler),
-        ("nothing.zarr", "model.zarr", "scores.zarr", scheduler),
-        ("rows.zarr", "model.zarr", "scores.zarr", "tcp://127.0.0.1:1"),
-    ):
-        refused(4, "", "project", rows, model, scores, "--scheduler", at)
-    CHUNK.unlink()
-    refused(4, "is missing", "project", "rows.zarr", "model.zarr", "scores.zarr", "--scheduler", scheduler)

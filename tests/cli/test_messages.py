@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.cli_scene import LOSS, WHERE, Call
+from support.cli_scene import WHERE, Call
 from support.folders import ROOT
 
 from dpdist._util.text import NEXT, fitted
@@ -27,7 +27,6 @@ from dpdist.runtime.cluster import Cluster
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be 80 columns wide."""
     monkeypatch.setenv("COLUMNS", "80")
 
 
@@ -72,13 +71,6 @@ def test_a_command_to_copy_and_a_path_stay_whole() -> None:
     assert command in text.splitlines()
     assert path in text.splitlines()
     assert all(len(line) <= 80 for line in text.splitlines() if line not in {command, path})
-
-
-def test_a_clip_norm_is_said_as_it_is(here: Path, call: Call) -> None:
-    assert call("release", "rows.zarr", "long.zarr", *LOSS[:-1], "1234567.5").code == 0
-    assert "clip norm  1234567.5\n" in call("inspect", here / "long.zarr").out
-    said = call("pca", "long.zarr", "model.zarr", "--components", "1")
-    assert "clipped to norm 12" in said.err  # a little less than the clip norm, for the rounding
 
 
 def test_every_step_tells_how_far_it_is_and_the_library_prints_nothing(

@@ -39,7 +39,6 @@ def of_kind(kind: str) -> list[Object]:
 
 
 def pods() -> dict[str, Object]:
-    """Return the specification of the pods, by what they are."""
     (cluster,), (job,) = of_kind("DaskCluster"), of_kind("CronJob")
     return {
         "scheduler": cluster["spec"]["scheduler"]["spec"],

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +23,7 @@ from faults.nightly import CLUSTER, Job
 from faults.packages import PATH, missing, need, need_time
 from faults.waiting import PATIENCE, until
 from support.estimator_scene import ingested, table
+from support.s3_server import free_port
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,13 @@ class Server:
     def run(self, job: Job) -> subprocess.Popen[str]:
         """Run a job through it, until the test ends at the latest."""
         environment = job.environment()
-        environment |= {"PATH": f"{self.folder}:{environment['PATH']}", "DPDIST_PORT": str(*free_ports(1))}
+        environment |= {"PATH": f"{self.folder}:{environment['PATH']}", "DPDIST_PORT": str(free_port())}
         command: list[str | Path] = [CLUSTER / "ssh" / "run", job.file, "127.0.0.1", "127.0.0.1"]
         run = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.runs.append(run)
         return run
 
     def processes(self) -> list[str]:
-        """Return the commands that sshd's sessions run."""
         running = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -55,19 +53,10 @@ class Server:
         return running
 
     def keys(self) -> list[Path]:
-        """Return the keys that those sessions hold."""
         return list((self.folder / "tmp").rglob("*.key"))
 
     def remains(self) -> list[object]:
-        """Return what is left of those sessions."""
         return [*self.keys(), *self.processes()]
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on just now."""
-    with ExitStack() as stack:
-        servers = [stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
 
 
 @pytest.fixture
@@ -78,22 +67,15 @@ def server(tmp_path: Path) -> Iterator[Server]:
     (folder / "tmp").mkdir(parents=True, mode=0o700)
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
-    (port,) = free_ports(1)
+    port = free_port()
     public = (folder / "host.pub").read_text()
     (folder / "known").write_text(f"[127.0.0.1]:{port} {public}")
     variables = nightly.Job(tmp_path / "job").environment("reading") | {"TMPDIR": str(folder / "tmp")}
-    names = (
-        "PATH",
-        "PYTHONPATH",
-        "PYTHONWARNINGS",
-        "DPDIST_TEST_LINGER",
-        "DASK_DISTRIBUTED__WORKER__PRELOAD",
-        "TMPDIR",
-    )
+    sent = ["PATH", "PYTHONPATH", "PYTHONWARNINGS", "DPDIST_TEST_LINGER", "DASK_DISTRIBUTED__WORKER__PRELOAD", "TMPDIR"]
     (folder / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder / 'host'}\nPidFile none\nUsePAM no\nStrictModes no\n"
         f"PasswordAuthentication no\nPermitRootLogin prohibit-password\nAuthorizedKeysFile {folder / 'user.pub'}\n"
-        "SetEnv " + " ".join(f'"{name}={variables[name]}"' for name in names) + "\n"
+        "SetEnv " + " ".join(f'"{name}={variables[name]}"' for name in sent) + "\n"
     )
     options = f"-p {port} -i {folder / 'user'} -o UserKnownHostsFile={folder / 'known'} -o StrictHostKeyChecking=yes"
     program = shutil.which("ssh")
@@ -219,7 +201,7 @@ def test_a_gateways_cluster_is_encrypted_starts_its_workers_and_stays_its_users(
     need_time("dask-gateway")
     if find_spec("dask_gateway") is None or find_spec("dask_gateway_server") is None:
         missing("dask-gateway", "pip install dask-gateway dask-gateway-server SQLAlchemy")
-    rows, (api, web, tcp) = ingested(table(), tmp_path), free_ports(3)
+    rows, (api, web, tcp) = ingested(table(), tmp_path), (free_port() for _ in range(3))
     (tmp_path / "config.py").write_text(CONFIG.format(folder=tmp_path / "clusters", api=api, web=web, tcp=tcp))
     (tmp_path / "clusters").mkdir()
     programs = Path(sys.executable).parent  # the workers' dask is that of this environment

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from faults.nightly import JOB
+from support.ledgers import DiedError, dies
 from support.nightly_scene import Place
 
-from dpdist.errors import RefusedError
-from dpdist.jobs import job_file, status
+from dpdist.jobs import job_file
 from dpdist.jobs.series import open_series
 from dpdist.ledger.state import Record
 from dpdist.mechanisms import columns
@@ -66,7 +66,6 @@ def of_scale(place: Place) -> list[Record]:
 
 
 def squares(place: Place) -> dict[str, Fraction]:
-    """Return the mu² that the rows of each period bear."""
     borne: dict[str, Fraction] = {}
     for record in place.ledger.records:
         for period, guarantee in record.charge.borne():
@@ -111,16 +110,12 @@ def test_a_run_that_dies_after_the_choice_is_resumed_by_what_it_drew(
     nights: Place, drawn: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrive(nights, "d1")
-
-    def dies(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
         patched.setattr(release, "release_table", dies)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(DiedError):
             nights.run()
     assert len(nights.ledger.records) == len(drawn) == 1
-    assert [of for of, _ in status.preview(job_file.read_job(nights.job)).releases] == ["d1"]
+    assert [of for of, _ in nights.preview().releases] == ["d1"]
     nights.run()
     assert len(drawn) == 1
     assert [record.state.value for record in nights.ledger.records] == ["published"] * 2
@@ -157,17 +152,15 @@ def test_a_job_that_changed_draws_no_other_scale(nights: Place, drawn: list[str]
     assert old in text
     nights.job.write_text(text.replace(old, new))
     arrive(nights, "d2")
-    with pytest.raises(RefusedError, match="other parameters than those of the job now"):
-        nights.run()
+    nights.refused("other parameters than those of the job now")
     assert (len(nights.ledger.records), len(drawn)) == (charged, 1)
 
 
 def test_no_scale_is_drawn_that_the_releases_after_it_could_not_use(nights: Place, drawn: list[str]) -> None:
     nights.job.write_text(SCALED.replace("budget_epsilon = 1\n", "budget_epsilon = 0.9\n"))
     arrive(nights, "d1")
-    assert not status.preview(job_file.read_job(nights.job)).fits
-    with pytest.raises(RefusedError, match="together cost each row epsilon 1"):
-        nights.run()
+    assert not nights.preview().fits
+    nights.refused("together cost each row epsilon 1")
     assert (nights.ledger.records, drawn) == ([], [])
 
 
@@ -176,8 +169,7 @@ def test_a_first_period_of_too_few_rows_chooses_nothing(
 ) -> None:
     arrive(nights, "d1", count=60)
     nights.job.write_text(SCALED.replace("clip =", "rows_at_most = 1000000\nclip ="))  # of all periods together
-    with pytest.raises(RefusedError, match=r"requires at least \d+ rows; the table has 60.*Nothing was read or spent"):
-        nights.run()
+    nights.refused(r"requires at least \d+ rows; the table has 60.*Nothing was read or spent")
     assert (nights.ledger.records, drawn) == ([], [])
     nights.job.write_text(SCALED.replace("clip =", 'neighbours = "add-remove"\nclip ='))
     nights.run()  # n is private, so nothing may depend on it
@@ -187,7 +179,7 @@ def test_a_first_period_of_too_few_rows_chooses_nothing(
 
 def test_what_a_run_would_spend_tells_the_choice(nights: Place) -> None:
     arrive(nights, "d1", "d2")
-    preview = status.preview(job_file.read_job(nights.job))
+    preview = nights.preview()
     assert preview.fits
     assert [of for of, _ in preview.releases] == ["the scale, of d1", "d1", "d2"]
     foretold = [charge.guarantee.loss.epsilon for _, charge in preview.releases]
@@ -195,7 +187,7 @@ def test_what_a_run_would_spend_tells_the_choice(nights: Place) -> None:
     made = [record.charge.guarantee.loss.epsilon for record in nights.ledger.records]
     assert foretold == pytest.approx(made, rel=1e-3)  # the number of columns, unknown then, sets the rounding
     arrive(nights, "d3")
-    ((of, charge),) = status.preview(job_file.read_job(nights.job)).releases
+    ((of, charge),) = nights.preview().releases
     nights.run()
     assert (of, charge.guarantee) == ("d3", nights.ledger.records[-1].charge.guarantee)
 

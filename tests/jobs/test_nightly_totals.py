@@ -6,13 +6,12 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from faults.nightly import JOB
 from scipy.stats import chi2
-from support.nightly_scene import Place
+from support.nightly_scene import Place, noted_chunks, place_in
 from support.tallies import FALSE_ALARM
 
 from dpdist.errors import DataError, RefusedError, UsageError
@@ -30,46 +29,37 @@ from dpdist.release.combine import combined, write_sum
 from dpdist.release.series import Toeplitz, Tree, banded, square_root, variance_factor
 from dpdist.report.status import preview_message, status_message
 from dpdist.rows.bounding import DITHERED, RowBound
-from dpdist.rows.chunks import ChunkReader
-from dpdist.runtime.cluster import Cluster
 from dpdist.triangle import Band
 
-
-def test_the_total_is_the_sum_of_what_was_published(place: Place) -> None:
-    place.arrive("d1", "d2")
-    place.run()
-    place.arrive("d3")
-    place.run()
-    parts = [open_release(place.published / f"d{i}.zarr") for i in (1, 2, 3)]
-    total = open_release(place.published / "total" / "d3.zarr")
-    np.testing.assert_array_equal(total.lattice, sum(part.lattice for part in parts))
-    assert total.rows == 90
-    assert total.noise["variance_diagonal"] == sum(part.noise["variance_diagonal"] for part in parts)
-    assert total.guarantee is not None
-    assert total.guarantee.loss == PrivacyLoss.parse("1", "1e-6")
-    assert total.releases == tuple(sorted(part.release_id for part in parts))
-    (extent,) = total.extents
-    assert (extent.first, extent.last, extent.start, extent.stop) == ("d1", "d3", 0, 3)
+LOW, HIGH = float(chi2.ppf(FALSE_ALARM / 2, 6)), float(chi2.isf(FALSE_ALARM / 2, 6))
 
 
-@pytest.mark.parametrize("continual", [1, 5])
-def test_the_error_of_the_total_is_as_predicted(place: Place, continual: int) -> None:
+def statistic(error: np.ndarray, predicted: float) -> float:
+    squares = error.astype(np.float64) ** 2
+    return float((squares[np.triu_indices(3, 1)].sum() + np.diag(squares).sum() / 2) / predicted)
+
+
+@pytest.mark.parametrize(("continual", "levels"), [(1, 1), (5, 3)])
+def test_each_row_is_read_once_a_level_and_the_error_of_the_total_is_as_predicted(
+    place: Place, chunks: list[str], continual: int, levels: int
+) -> None:
     """The squared error of every entry, over its variance, is chi-squared: two-sided, one false alarm in a million."""
     names = [f"d{i}" for i in range(5)]
     place.arrive(*names)
     place.run(continual=continual)
     total = open_release(place.published / "total" / "d4.zarr")
-    error = (total.lattice - place.exact(total.bound, *names)).astype(np.float64)
-    levels = 1 if continual == 1 else 3
+    error = total.lattice - place.exact(total.bound, *names)
+    assert Counter(chunks) == {f"d{i}/0": 1 + (1 if i == 4 else levels) for i in range(5)}  # once to seal it
+    assert len(total.releases) == (5 if levels == 1 else 5 + 2 + 1)
+    left = place.ledger.balance().left_closed
+    assert left is not None
+    assert left.gaussian_micro < 10_000
     asked = replace(job_file.read_job(place.job).request, grid_bits=total.bound.grid_bits)
     whole = asked.calibrated(3).noise["variance_off_diagonal"]
     predicted = whole * variance_factor(5, levels)
     assert total.noise["variance_off_diagonal"] == pytest.approx(predicted, rel=1e-4)
-    low, high = float(chi2.ppf(FALSE_ALARM / 2, 6)), float(chi2.isf(FALSE_ALARM / 2, 6))
-    statistic = ((error[np.triu_indices(3, 1)] ** 2).sum() + (np.diag(error) ** 2).sum() / 2) / predicted
-    assert low < statistic < high
-    wrong = error * 1000  # the twin: noise of another scale is found
-    assert (wrong[np.triu_indices(3)] ** 2).sum() / (2 * predicted) > high
+    assert LOW < statistic(error, predicted) < HIGH
+    assert statistic(1000 * error, predicted) > HIGH  # the twin: noise of another scale is found
 
 
 def test_totals_of_an_older_version_stay_and_the_next_ones_are_better(place: Place) -> None:
@@ -132,22 +122,14 @@ def year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, list
     """Three releases of a square root for three, and the reads of each."""
     folder = tmp_path_factory.mktemp("year")
     reads: list[Counter[str]] = []
-    original = ChunkReader._checked
-
-    def noted(self: ChunkReader, part: Any, index: int, digest: Any) -> Any:
-        reads[-1][f"{part.period}/{index}"] += 1
-        return original(self, part, index, digest)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Cluster, "named", False)
-        patch.setattr(ChunkReader, "_checked", noted)
-        (folder / "incoming").mkdir()
-        made = Place(folder)
+        made, seen = place_in(folder, patch), noted_chunks(patch)
         made.job.write_text(ROOT + 'window = 2\n[pca]\npath = "models"\ncomponents = 2\n')
         for number in (1, 2, 3):
             made.arrive(f"d{number}")
-            reads.append(Counter())
             made.run()
+            reads.append(Counter(seen))
+            seen.clear()
             assert made.ledger.balance().left.gaussian_micro == 10**6  # of later periods, after every run
             if number == 1:
                 shutil.copytree(folder / "visits.ledger", folder / "older.ledger")
@@ -184,15 +166,13 @@ def test_a_series_ends_and_keeps_its_parameters(year: tuple[Place, list[Counter[
     before, entries = place.files(), place.events()
     assert place.run().released == ()
     place.arrive("d4")
-    with pytest.raises(RefusedError, match=r"The period d4 exceeds the 3 periods of this series"):
-        place.run()
-    found = status.preview(job_file.read_job(place.job))
+    place.refused(r"The period d4 exceeds the 3 periods of this series")
+    found = place.preview()
     assert (found.releases, "d4 exceeds the 3" in preview_message(found)) == ((), True)
     assert "3 closed of 3, the last d3; waiting: d4" in status_message(status.status_of(job_file.read_job(place.job)))
     for other in (ROOT.replace("= 3", "= 4"), BANDED, JOB + "continual = 3\n"):
         place.job.write_text(other)  # a tree has other releases besides, and may not charge them before this is noticed
-        with pytest.raises(RefusedError, match="was released with other parameters"):
-            place.run()
+        place.refused("was released with other parameters")
     place.job.write_text(ROOT)
     assert place.files() == before
     assert place.events() == entries  # nothing is closed or charged
@@ -214,7 +194,6 @@ def test_an_older_ledger_adopts_nights_at_what_each_period_bears(year: tuple[Pla
     assert not older.abort(record.release_id)
 
     def again(weights: dict[str, int]) -> State:
-        """Request the last release again."""
         return older.reserve(
             record.release_id, dataset_id=older.dataset_id, parameters=record.parameters, guarantee=record.guarantee,
             periods=older.periods, weights=weights,
@@ -262,15 +241,10 @@ def test_the_error_of_a_banded_total_is_as_stated(place: Place, chunks: list[str
     predicted = asked.calibrated(3).noise["variance_off_diagonal"] * plan.variance_factor(4)
     assert total.noise["variance_off_diagonal"] == pytest.approx(predicted, rel=1e-4)
     assert (total.rows, total.extents[0].stop, total.lattice[3, 3]) == (120, 4, 120 * total.bound.constant**2)
-    low, high = float(chi2.ppf(FALSE_ALARM / 2, 6)), float(chi2.isf(FALSE_ALARM / 2, 6))
-
-    def statistic(found: np.ndarray) -> float:
-        error = (found[:3, :3] - place.exact(total.bound, *names)).astype(np.float64)
-        return float(((error[np.triu_indices(3, 1)] ** 2).sum() + (np.diag(error) ** 2).sum() / 2) / predicted)
-
-    assert low < statistic(total.lattice) < high
-    night = open_release(place.published / "d3.zarr")
-    assert statistic(night.lattice // 64) > high or statistic(night.lattice) > high  # a release is no total
+    exact = place.exact(total.bound, *names)
+    assert LOW < statistic(total.lattice[:3, :3] - exact, predicted) < HIGH
+    night = open_release(place.published / "d3.zarr").lattice[:3, :3]  # a release is no total
+    assert max(statistic(each - exact, predicted) for each in (night // 64, night)) > HIGH
     before = place.files()
     shutil.rmtree(place.published / "total" / "d2.zarr")
     shutil.rmtree(place.published / "total" / "d3.zarr")
@@ -305,9 +279,8 @@ def test_a_series_whose_nights_the_budget_does_not_hold_together_is_not_begun(pl
     """Its first release alone would fit."""
     place.job.write_text(ROOT.replace("budget_epsilon = 1\n", "budget_epsilon = 0.95\n"))
     place.arrive("d1")
-    assert not status.preview(job_file.read_job(place.job)).fits
-    with pytest.raises(RefusedError, match=r"All releases of this series together cost each row epsilon 1, .* 0\.95"):
-        place.run()
+    assert not place.preview().fits
+    place.refused(r"All releases of this series together cost each row epsilon 1, .* 0\.95")
     assert place.ledger.records == []
 
 

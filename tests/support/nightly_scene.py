@@ -9,13 +9,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from faults.nightly import events
+import pytest
+from faults.nightly import JOB, events
 
-from dpdist.jobs import job_file
+from dpdist.errors import DpdistError, RefusedError
+from dpdist.jobs import job_file, status
 from dpdist.jobs import run as job_runs
 from dpdist.jobs.periodic import PeriodicOutcome
+from dpdist.jobs.status import Preview
 from dpdist.ledger.ledger import Ledger
 from dpdist.rows.bounding import RowBound
+from dpdist.rows.chunks import ChunkReader
+from dpdist.runtime.cluster import Cluster
 
 
 @dataclass
@@ -47,10 +52,22 @@ class Place:
             self.rows[name] = np.random.default_rng(seed).normal(size=(count, 3))
             np.save(self.incoming / f"{name}.npy", self.rows[name])
 
-    def run(self, **options: Any) -> PeriodicOutcome:
+    def run(self, job: str = "", **options: Any) -> PeriodicOutcome:
+        """Run the job as it is, or from now on as this text."""
+        if job:
+            self.job.write_text(job)
         outcome = job_runs.run(job_file.read_job(self.job, **options), say=print)
         assert isinstance(outcome, PeriodicOutcome)
         return outcome
+
+    def refused(self, match: str, kind: type[DpdistError] = RefusedError, job: str = "", **options: Any) -> str:
+        """Run a job that is refused; return the message."""
+        with pytest.raises(kind, match=match) as caught:
+            self.run(job, **options)
+        return str(caught.value)
+
+    def preview(self) -> Preview:
+        return status.preview(job_file.read_job(self.job))
 
     def exact(self, bound: RowBound, *names: str) -> npt.NDArray[np.int64]:
         """Return the moment of some periods, by the bound of their total: rounding is little beside the noise."""
@@ -64,3 +81,24 @@ class Place:
 
     def events(self) -> Counter[str]:
         return events(self.folder / "visits.ledger")
+
+
+def place_in(folder: Path, patch: pytest.MonkeyPatch) -> Place:
+    """Return a job whose runs compute in this process."""
+    patch.setattr(Cluster, "named", False)
+    (folder / "incoming").mkdir()
+    (folder / "job.toml").write_text(JOB)
+    return Place(folder)
+
+
+def noted_chunks(patch: pytest.MonkeyPatch) -> list[str]:
+    """Return every chunk that is read from now on, as the period it is of."""
+    seen: list[str] = []
+    original = ChunkReader._checked
+
+    def noted(self: ChunkReader, part: Any, index: int, digest: Any) -> Any:
+        seen.append(f"{part.period}/{index}")
+        return original(self, part, index, digest)
+
+    patch.setattr(ChunkReader, "_checked", noted)
+    return seen

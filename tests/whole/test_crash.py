@@ -258,16 +258,3 @@ def test_an_interrupted_release_says_so_and_is_finished_by_the_same_command(
     assert losses(place.ledger) == [COST]
     assert run(place, place.command()) == 0
     require_one_release(place)
-
-
-def test_the_budget_pays_for_as_many_releases_as_it_says_and_for_another_no_row_is_read(run: Run, place: Place) -> None:
-    public, codes, point = place.target.parent, [], "before reading"
-    for number, action in enumerate(("note", "kill", "note", "note")):
-        codes.append(run(place, place.command("--id", f"n{number}", to=public / f"{number}"), action, point))
-        assert place.marker.exists() is (number < 3)
-        place.marker.unlink(missing_ok=True)
-    assert codes == [0, -signal.SIGKILL, 0, 3]  # one that died has spent its part
-    assert "budget" in (place.folder / "words").read_text()
-    assert run(place, place.command("--id", "n1", to=public / "1")) == 0
-    assert losses(place.ledger) == [COST] * 3
-    assert len({path.read_bytes() for path in public.glob("*/lattice/c/0/0")}) == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -14,16 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zarr
-from faults import worker_environment
 from scipy import stats
-from support.cli_scene import tree
 from support.folders import HOW_TO_FETCH, PUBLIC_DATA
-from support.hand import started_by_hand
 from support.tallies import FALSE_ALARM
 
-from dpdist import Centring, Neighbours, PrivacyLoss, ReleaseRequest, fit_components, ingest_rows, release_rows
+from dpdist import PrivacyLoss, ReleaseRequest, ingest_rows, release_rows
 from dpdist.pca.components import captured_variance
-from dpdist.pca.eigen import top_eigenpairs
 
 SECONDS = 300
 LOSS = PrivacyLoss.parse("1", "1e-6")
@@ -40,38 +35,10 @@ def dpdist(*arguments: str | Path, code: int = 0) -> Any:
     return json.loads(run.stdout) if run.stdout else run.stderr
 
 
-@pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start a scheduler and two workers, the second of them the trusted one."""
-    trusted = ("--resources", "trusted=1")
-    with started_by_hand(tmp_path_factory.mktemp("cluster"), worker_environment.without_tls(), (), trusted) as address:
-        yield address
-
-
 def rows_of(folder: Path, data: npt.NDArray[Any]) -> Path:
     np.save(folder / "data.npy", data)
     ingest_rows(folder / "data.npy", folder / "rows.zarr", budget=PrivacyLoss.parse("2", "1e-5"))
     return folder / "rows.zarr"
-
-
-RELEASE = ("--epsilon", "1", "--delta", "1e-6", "--clip", "8")
-
-
-def test_a_cluster_started_by_hand_does_the_whole_job(scheduler: str, tmp_path: Path) -> None:
-    data = np.random.default_rng(0).normal(size=(5000, 8)) @ np.diag(np.linspace(3, 0.1, 8))
-    np.save(tmp_path / "data.npy", data)
-    rows, options = tmp_path / "rows.zarr", ("--scheduler", scheduler)
-    dpdist("ingest", tmp_path / "data.npy", rows, "--budget-epsilon", "2", "--budget-delta", "1e-5")
-    found = dpdist("release", rows, tmp_path / "release.zarr", *RELEASE, *options, "--trusted", "worker")
-    assert (found["fresh"], found["n"]) == (True, 5000)
-    dpdist("pca", tmp_path / "release.zarr", tmp_path / "model.zarr", "--components", "3")
-    dpdist("project", rows, tmp_path / "model.zarr", tmp_path / "scores.zarr", *options)
-    vectors = np.asarray(zarr.open_group(tmp_path / "model.zarr", mode="r")["components"])
-    scores = np.asarray(zarr.open_array(tmp_path / "scores.zarr", mode="r")[:])
-    assert np.allclose(scores, data @ vectors.T)
-    assert captured_variance(vectors, data.T @ data) > 0.98
-    shown = dpdist("ledger", "show", tmp_path / "rows.ledger")
-    assert [release["state"] for release in shown["releases"]] == ["published"]
 
 
 def chi_squared_p(sample: npt.NDArray[np.float64], sigma: float) -> float:
@@ -90,19 +57,6 @@ def test_on_rows_of_zeros_the_release_is_the_noise(tmp_path: Path) -> None:
     # the twin, with 5 % too little noise, is told apart with probability 1 - 1e-9
     assert chi_squared_p(0.95 * off, sigma / np.sqrt(2)) < FALSE_ALARM
     assert release.noise["sigma_diagonal"] * release.bound.unit**2 == pytest.approx(sigma, rel=1e-5)
-
-
-def test_private_centring_finds_mean_and_covariance_and_keeps_n_private_under_add_remove(tmp_path: Path) -> None:
-    """200011 rows: the noise is below an eighth of what is allowed for, so no draw of it fails."""
-    generator = np.random.default_rng(3)
-    data = generator.normal(size=(200011, 4)) * [2.0, 1.0, 0.5, 0.2] + [3.0, -2.0, 1.0, 0.0]
-    request = ReleaseRequest("gaussian", LOSS, 12.0, Neighbours.ADD_REMOVE, centring=Centring.PRIVATE)
-    outcome = release_rows(rows_of(tmp_path, data), tmp_path / "release.zarr", request)
-    assert outcome.release.rows is None
-    components = fit_components(tmp_path / "release.zarr", tmp_path / "model.zarr", 4)[0].components
-    assert np.allclose(components.mean, data.mean(axis=0), atol=0.06)
-    assert np.allclose(np.asarray(components.eigenvalues)[:2], top_eigenpairs(np.cov(data.T), 2)[0], rtol=0.06)
-    assert all(b"200011" not in content for content in tree(tmp_path / "release.zarr").values())
 
 
 def test_the_demo_runs_twice_and_spends_once(tmp_path: Path) -> None:

@@ -94,27 +94,6 @@ def test_a_card_says_what_the_release_promises(place: Path, call: Call) -> None:
     assert (refused.code, "run: dpdist inspect" in refused.err) == (2, True)
 
 
-def test_a_card_of_what_is_not_private_says_so_and_one_with_a_ledger_what_was_charged(
-    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.save("x.npy", np.random.default_rng(1).normal(size=(200, 3)))
-    for command in (
-        "ingest x.npy rows.zarr --budget-epsilon 3", "release rows.zarr r.zarr --epsilon 1 --clip 4",
-        "ingest x.npy free.zarr", "release free.zarr f.zarr --mechanism sn --epsilon 1 --clip 4 --for-reproduction",
-        "pca f.zarr m.zarr --components 1 --table l.csv",
-    ):  # fmt: skip
-        done = call(*command.split())
-        assert done.code == 0, done.err
-    budget = call("inspect", "r.zarr", "--ledger", "rows.ledger", "--json").json["card"]["budget"]
-    assert budget["epsilon"] == 3.0
-    assert [(each["epsilon"], each["state"]) for each in budget["charged"]] == [(1.0, "published")]
-    assert call("inspect", "f.zarr", "--json").json["card"]["status"] == "not private as claimed"
-    assert set(pd.read_csv("l.csv").status) == {"not private as claimed"}
-    wrong = call("inspect", "r.zarr", "--ledger", "nowhere", "--json")
-    assert (wrong.code in {2, 4}, wrong.out) == (True, "")
-
-
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_tables_hold_all_loadings_and_coefficients_to_the_bit(
     place: Path, tmp_path: Path, call: Call, kind: str

@@ -122,7 +122,6 @@ def test_a_stored_job_is_done_and_stored_nights_go_on(golden: Path, call: Call) 
 
 
 def signatures() -> dict[str, list[str]]:
-    """Return the parameters of each public name, with their defaults."""
     shapes = {}
     for name in dpdist.__all__:
         thing = getattr(dpdist, name)

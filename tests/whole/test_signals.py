@@ -96,29 +96,29 @@ def test_a_signal_during_the_first_imports_is_one_sentence_and_exit_5(tmp_path: 
     assert (found.code, found.words) == (5, SENTENCE.format("SIGHUP"))
 
 
-def test_a_signal_after_the_last_line_of_a_command_changes_nothing(ended: Ended, tmp_path: Path) -> None:
-    script = """
-import atexit
-atexit.register(strike)
-run(lambda: print("done"))
-"""
-    assert ended(tmp_path, script) == (0, "done\n", "")
-
-
-def test_a_signal_that_was_ignored_from_the_start_stays_ignored(ended: Ended, tmp_path: Path) -> None:
-    before = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    script = """
+IGNORED = """
 def work():
     strike(signal.SIGHUP)
     time.sleep(1)
     print("done")
 run(work)
 """
+LATE = """
+import atexit
+atexit.register(strike)
+run(lambda: print("done"))
+"""
+
+
+@pytest.mark.parametrize("script", [IGNORED, LATE], ids=["ignored", "late"])
+def test_a_signal_ignored_from_the_start_or_after_the_last_line_of_a_command_changes_nothing(
+    ended: Ended, tmp_path: Path, script: str
+) -> None:
+    before = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     assert ended(tmp_path, script, before=before) == (0, "done\n", "")
 
 
-def test_more_signals_do_not_disturb_the_tidying_up(ended: Ended, tmp_path: Path) -> None:
-    script = """
+TIDYING = """
 def work():
     try:
         strike()
@@ -128,12 +128,7 @@ def work():
         Path("tidied").touch()
 run(work)
 """
-    assert ended(tmp_path, script) == (5, "", SENTENCE.format("SIGTERM"))
-    assert (tmp_path / "tidied").exists()
-
-
-def test_a_signal_whose_exception_a_destructor_swallows_is_answered_all_the_same(ended: Ended, tmp_path: Path) -> None:
-    script = """
+DESTRUCTOR = """
 interruption.GRACE_SECONDS = 100
 class Gone:
     def __del__(self):
@@ -144,7 +139,14 @@ def work():
     print("went on")
 run(work)
 """
+
+
+@pytest.mark.parametrize(("script", "left"), [(TIDYING, ["tidied"]), (DESTRUCTOR, [])], ids=["tidying", "destructor"])
+def test_a_signal_that_a_destructor_swallows_is_answered_and_more_do_not_disturb_the_tidying_up(
+    ended: Ended, tmp_path: Path, script: str, left: list[str]
+) -> None:
     assert ended(tmp_path, script) == (5, "", SENTENCE.format("SIGTERM"))
+    assert [path.name for path in tmp_path.iterdir()] == left
 
 
 SWALLOWED = """try:

@@ -6,9 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from support.cli_scene import LOSS
-
 FOR_WORKERS = {"dask", "distributed", "tornado", "cryptography"}
 FOR_FILES = {"pyarrow", "pandas", "h5py"}
 FOR_OTHERS = {"numba", "sklearn", "matplotlib", "jinja2", "scipy.optimize"}
@@ -25,28 +22,19 @@ def imported(folder: Path, *arguments: str | Path) -> set[str]:
     return slow | {name.partition(".")[0] for name in told} - sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("option", ["--version", "--help"])
-def test_who_asks_for_the_version_or_for_help_waits_for_no_library(tmp_path: Path, option: str) -> None:
-    found = imported(tmp_path, option)
-    assert "click" in found
-    assert not found & (LIBRARIES | FOR_WORKERS | FOR_FILES | FOR_OTHERS)
+SLOW = FOR_WORKERS | FOR_FILES | FOR_OTHERS
+COMMANDS: dict[str, tuple[set[str], set[str]]] = {
+    "--version": ({"click"}, LIBRARIES | SLOW),
+    "--help": ({"click"}, LIBRARIES | SLOW),
+    "release rows.zarr other.zarr --epsilon 0.5 --delta 1e-6 --clip 300": (LIBRARIES - {"scipy"}, SLOW),
+    "ingest t.csv new.zarr --budget-epsilon 2": ({"pyarrow"}, SLOW - {"pyarrow"}),
+    "pca release.zarr model.zarr --components 1": (LIBRARIES, SLOW - {"scipy.optimize"}),
+    "project rows.zarr model.zarr scores.zarr": (LIBRARIES - {"scipy"}, SLOW),
+}
 
 
-def test_a_small_release_needs_no_cluster_no_compiler_and_no_reader_of_files(here: Path) -> None:
-    found = imported(here, "release", "rows.zarr", "release.zarr", *LOSS)
-    assert found >= LIBRARIES - {"scipy"}
-    assert not found & (FOR_WORKERS | FOR_FILES | FOR_OTHERS)
-
-
-def test_rows_without_a_schema_need_no_pandas(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n")
-    found = imported(tmp_path, "ingest", "t.csv", "rows.zarr", "--budget-epsilon", "2")
-    assert "pyarrow" in found
-    assert not found & ({"pandas", "h5py"} | FOR_WORKERS | FOR_OTHERS)
-
-
-def test_components_of_a_release_and_scores_need_no_reader_of_files(released: Path) -> None:
-    found = imported(released, "pca", "release.zarr", "model.zarr", "--components", "1")
-    assert not found & (FOR_WORKERS | FOR_FILES | FOR_OTHERS - {"scipy.optimize"})
-    found = imported(released, "project", "rows.zarr", "model.zarr", "scores.zarr")
-    assert not found & (FOR_WORKERS | FOR_FILES | FOR_OTHERS)
+def test_a_command_imports_no_library_that_it_does_not_need(released: Path) -> None:
+    (released / "t.csv").write_text("a,b\n1,2\n3,4\n")
+    for command, (needed, others) in COMMANDS.items():
+        found = imported(released, *command.split())
+        assert (needed - found, others & found) == (set(), set()), command
