@@ -181,11 +181,8 @@ class ClipChoice:
 
         It is post-processing of the release, and free.
         """
-        for hundredths in range(math.ceil(100 * self.quantile) - 1, 49, -1):
-            position = self.histogram.quantile(Fraction(hundredths, 100))
-            if position.edge is not None and position.up_to_edge is not None:
-                return hundredths / 100
-        return None
+        smaller = self.histogram.answered(math.ceil(100 * self.quantile) - 1)
+        return None if smaller is None else float(smaller)
 
 
 def choose_clip_norm(
