@@ -59,10 +59,8 @@ class ClipChoice:
     purpose: ForComponents | None = None  # the release that the quantile was chosen for, if not given
 
     def __repr__(self) -> str:
-        clip, status = (
-            "none" if self.clip is None else exactly(self.clip),
-            "charged now" if self.fresh else "drawn before",
-        )
+        clip = "none" if self.clip is None else exactly(self.clip)
+        status = "charged now" if self.fresh else "drawn before"
         return f"ClipChoice(clip={clip}, quantile={float(self.quantile):g}, {status})"
 
     @property

@@ -246,6 +246,14 @@ def test_a_best_estimate_tells_as_much_as_one_release_of_each_level() -> None:
     assert joint.loss == PrivacyLoss.parse("1.5")
 
 
+def test_noise_of_two_sides_keeps_its_law_when_it_is_weighed() -> None:
+    details: dict[str, Any] = {"columns": 5, "scale": 4.0}
+    weighed = Noise("two-sided-wishart", EdgeKind.TWO_SIDED_WISHART, 16.0, 8.0, details=details).weighted(0.5)
+    part = weighed.summands[0]
+    assert (part.kind, part.degrees, part.scale, part.variance) == (EdgeKind.TWO_SIDED_WISHART, 5, 2.0, 2.0)
+    assert Noise.from_json(weighed.to_json()) == weighed
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
