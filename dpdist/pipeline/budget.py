@@ -27,7 +27,6 @@ from dpdist.ledger.state import State
 from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import archive, trusted
-from dpdist.release.artefact import open_release
 from dpdist.release.trusted import reproduced
 from dpdist.rows.dataset import RowsTable, bind_ledger
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
@@ -488,8 +487,7 @@ def verify_ledger(ledger: AnyLedgerAddress, releases: Sequence[AnyStore] = ()) -
     opened = Ledger(ledger)
     opened.verify()
     for path in map(store_at, releases):
-        trusted.require_recorded(opened, path)
-        release_id = open_release(path).release_id
+        release_id = trusted.require_recorded(opened, path).release_id
         record = opened.record(release_id)
         if record is not None and record.state is State.ADOPTED:
             continue

@@ -59,10 +59,8 @@ class ClipChoice:
     purpose: ForComponents | None = None  # the release that the quantile was chosen for, if not given
 
     def __repr__(self) -> str:
-        clip, status = (
-            "none" if self.clip is None else exactly(self.clip),
-            "charged now" if self.fresh else "drawn before",
-        )
+        clip = "none" if self.clip is None else exactly(self.clip)
+        status = "charged now" if self.fresh else "drawn before"
         return f"ClipChoice(clip={clip}, quantile={float(self.quantile):g}, {status})"
 
     @property
@@ -181,11 +179,8 @@ class ClipChoice:
 
         It is post-processing of the release, and free.
         """
-        for hundredths in range(math.ceil(100 * self.quantile) - 1, 49, -1):
-            position = self.histogram.quantile(Fraction(hundredths, 100))
-            if position.edge is not None and position.up_to_edge is not None:
-                return hundredths / 100
-        return None
+        smaller = self.histogram.answered(math.ceil(100 * self.quantile) - 1)
+        return None if smaller is None else float(smaller)
 
 
 def choose_clip_norm(

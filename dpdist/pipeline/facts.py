@@ -184,13 +184,11 @@ class ReleaseFacts(Facts):
 
     def _lines(self) -> Lines:
         release, bound, weights = self.release, self.release.bound, self.release.weights
-        loss = "nothing" if release.guarantee is None else str(release.guarantee.loss)
-        unit = "" if release.unit is None else f" of the rows of one {release.unit.column}, {release.unit.most}"
         chosen = {} if release.stage is None else release.stage.chosen
         lines = [
             ("release", release.release_id),
             ("mechanism", f"{release.mechanism}, {release.status}"),
-            ("proved", f"{loss} under {release.neighbours}{unit}"),
+            ("proved", release.guarantee_words()),
             *(("caution", caution) for caution in release.cautions),
             ("clip norm", exactly(bound.clip_norm) + (", mean released as well" if bound.constant else "")),
             ("grid", _grid(bound)),

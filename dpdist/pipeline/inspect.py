@@ -137,8 +137,7 @@ def inspect_path(
         raise DataError(f"{store} does not exist.")
     raise DataError(
         f"{store} was not written by dpdist: it is not rows, a folder of periods, a release, a model or scores. Create "
-        f"rows with: "
-        f"{step('ingest', store, 'ROWS')}"
+        f"rows with: {step('ingest', store, 'ROWS')}"
     )
 
 
@@ -268,7 +267,7 @@ def _scores(store: Store, *, verify: bool, progress: Progress | None) -> ScoresF
         head = msgspec.convert(attributes_of(store), _ScoresHead)
         array = zarr.open_array(store.for_zarr(), mode="r", zarr_format=3)
         (rows, k), chunk = array.shape, array.chunks[0]
-        facts: ScoresFacts | None = ScoresFacts(
+        facts = ScoresFacts(
             path=str(store),
             n=rows,
             k=k,
@@ -278,9 +277,7 @@ def _scores(store: Store, *, verify: bool, progress: Progress | None) -> ScoresF
             release_id=head.release_id,
         )
     except Exception:  # noqa: BLE001 - damaged metadata raises various errors
-        facts = None
-    if facts is None:
-        raise DataError(f"{store} is a damaged scores.zarr. Write it again with {step('project')}.")
+        raise DataError(f"{store} is a damaged scores.zarr. Write it again with {step('project')}.") from None
     _require_plausible(store, facts.chunks)
     if not verify:
         return facts

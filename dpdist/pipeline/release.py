@@ -202,7 +202,7 @@ def release_table(
     say: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Publish one private second moment of an opened table, or of some of its periods: see :func:`release_rows`."""
-    cluster, store, on_message = chosen(cluster), store_at(target), say or _ignore
+    cluster, store, on_message = chosen(cluster), store_at(target), say or (lambda _: None)
     account = Path() if request.for_reproduction else ledger_place(table, ledger)  # reproduction charges none
     arguments = request, table, absolute(account), store.absolute()
     on_trusted_worker = cluster.trusted_worker and not request.for_reproduction
@@ -246,10 +246,6 @@ def release_table(
             _compute(executor, transaction, cluster, layout)
         executor.trusted(trusted.publish, transaction)
     return Outcome(open_release(store), store.address(), fresh)
-
-
-def _ignore(_: str) -> None:
-    pass
 
 
 def _report_older(

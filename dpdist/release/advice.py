@@ -92,11 +92,6 @@ class QuantileAccuracy:
     confidence: float = CONFIDENCE
 
     @property
-    def is_bounded(self) -> bool | None:
-        """Whether the clip norm is bounded from above; None if n is unknown."""
-        return None if self.rows is None else self.error <= (1 - self.quantile) * self.rows
-
-    @property
     def useful(self) -> bool | None:
         """Whether R is at most half of the rows above the quantile and half of those below; None if n is unknown."""
         return None if self.rows is None else 2 * self.error <= min(self.quantile, 1 - self.quantile) * self.rows
@@ -202,7 +197,7 @@ def forecast(request: NormsRequest, table: Table, requested: Fraction | None, le
             f"{math.ceil(2 * accuracy.error / min(quantile, 1 - quantile))} rows or more."
             f"{free_norm(table, request)}"
         )
-    if not accuracy.is_bounded:
+    if accuracy.error > (1 - quantile) * accuracy.rows:  # the clip norm would not be bounded from above
         raise RefusedError(
             f"At {request.loss} the noise {accuracy.moved}, and only {float((1 - quantile) * table.rows):.0f} of "
             f"{table.rows} rows are above the {float(quantile):g}-quantile: the answer would be useless. Nothing was "

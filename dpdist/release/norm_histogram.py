@@ -161,13 +161,18 @@ class NormHistogram:
         """Estimate a quantile of the norms. Free."""
         return quantile_of(self.counts, self.noise, quantile, rows=self.rows)
 
+    def answered(self, most: int) -> Fraction | None:
+        """Return the largest quantile, in hundredths from 0.5 to ``most``, that is on the grid; None if none is."""
+        for hundredths in range(most, 49, -1):
+            estimate = self.quantile(Fraction(hundredths, 100))
+            if estimate.edge is not None and estimate.up_to_edge is not None:
+                return Fraction(hundredths, 100)
+        return None
+
     def clip_norm(self, *, interpolated: bool = False) -> tuple[float, Fraction]:
         """Return the 0.95-quantile of the norms, or the largest smaller one on the grid, and which quantile it is."""
-        for hundredths in range(95, 49, -1):
-            quantile = Fraction(hundredths, 100)
-            estimate = self.quantile(quantile)
-            if estimate.edge is not None and estimate.up_to_edge is not None:
-                break
+        quantile = self.answered(95) or Fraction(1, 2)
+        estimate = self.quantile(quantile)
         if estimate.edge is None:
             return self.edges[-1], quantile
         clip = self.edges[estimate.edge]

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -169,6 +169,13 @@ def _typed_options(info: MechanismInfo, options: Mapping[str, object], folder: P
     return typed
 
 
+_CONVERTED: dict[Kind, Callable[[str], object]] = {
+    Kind.INTEGER: int,
+    Kind.NUMBER: float,
+    Kind.NUMBERS: lambda text: [float(part) for part in text.split(",")],
+}
+
+
 def _option_value(kind: Kind, text: str, folder: Path) -> object:
     if text.endswith(".npy") and kind in {Kind.NUMBERS, Kind.MATRIX}:
         try:
@@ -176,16 +183,9 @@ def _option_value(kind: Kind, text: str, folder: Path) -> object:
         except (OSError, ValueError, TypeError, EOFError, SyntaxError, MemoryError):
             raise DataError(f"{text} is not a .npy file of numbers. Pass one.", parameter="options") from None
     try:
-        match kind:
-            case Kind.INTEGER:
-                return int(text)
-            case Kind.NUMBER:
-                return float(text)
-            case Kind.NUMBERS:
-                return [float(part) for part in text.split(",")]
+        return _CONVERTED.get(kind, str)(text)
     except ValueError:
         return text  # the option reports the expected type
-    return text
 
 
 def _directions_of(path: Path) -> list[list[float]]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -133,8 +133,8 @@ def resolved_transaction(
     return MomentTransaction(charged_request(request, table, ledger, target), table, address, target)
 
 
-def require_recorded(ledger: Ledger, target: AnyStore) -> None:
-    """Refuse a ledger without the record of a published release: it would pay for a second draw of the same sum."""
+def require_recorded(ledger: Ledger, target: AnyStore) -> Release:
+    """Open a published release; refuse a ledger without its record: it would pay for a second draw of the same sum."""
     release = open_release(target)
     if release.ledger_head is None or not ledger.remembers(release.release_id, release.ledger_head):
         raise RefusedError(
@@ -143,6 +143,7 @@ def require_recorded(ledger: Ledger, target: AnyStore) -> None:
             "would undo the noise of both. Restore a copy of the ledger that is at least as new as the release. If a "
             f"witness saw the release, {step('ledger adopt')} charges it to this ledger."
         )
+    return release
 
 
 def stands_at(target: Store, release_id: str | None) -> bool:
@@ -252,14 +253,13 @@ def draw_unrecorded(
     heading = _heading(
         request, calibrated, staged, names, rows, release_id=f"m-{random_token()}", extents=extents
     )  # fmt: skip
-    attributes = {field.name: getattr(heading, field.name) for field in fields(heading)}
     answer = _noisy(calibrated, heading.bound.width, moment, None)
     if isinstance(answer, np.ndarray):
-        return Release(answer=answer, **attributes)
+        return Release(answer=answer, **vars(heading))
     ((_, values),) = answer
     if heading.corner is not None:
         values[-1] = heading.corner  # n is public, as in the archive of a release
-    return Release(answer=unpacked(values, heading.bound.width), **attributes)
+    return Release(answer=unpacked(values, heading.bound.width), **vars(heading))
 
 
 def _noisy(

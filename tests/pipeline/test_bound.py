@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from faults.forks import forking
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -149,17 +144,6 @@ def test_any_chunking_gives_the_same_histogram(
     assert found.rows == 600
 
 
-@pytest.mark.parametrize("epsilon", ["1", "0.7", "3", "0.000001"])
-def test_the_scale_is_the_least_that_keeps_epsilon(epsilon: str) -> None:
-    for rows, (neighbours, change) in product((1, 3), ((Neighbours.ADD_REMOVE, 1), (Neighbours.REPLACE_ONE, 2))):
-        found = calibrated(PrivacyLoss.parse(epsilon), neighbours, rows)
-        assert isinstance(found.noise, DiscreteLaplace)
-        scale = found.noise.scale
-        assert Fraction(rows * change, scale) <= Fraction(epsilon)
-        assert scale == 1 or Fraction(rows * change, scale - 1) > Fraction(epsilon)
-        assert (found.guarantee.loss, found.guarantee.neighbours) == (PrivacyLoss.parse(epsilon), neighbours)
-
-
 EXACT = np.array([50, 0, 100, 300, 400, 100, 40, 10, 0, 0, 0, 0])
 TAILS = EXACT.sum() - EXACT.cumsum()[:-1]
 
@@ -288,49 +272,6 @@ def test_on_a_cluster(table: RowsTable, scheduler: str, monkeypatch: pytest.Monk
     choice = clip_norm.choose_clip_norm(table.path, REQUEST, HALF, cluster=Cluster(scheduler))
     difference = np.array(choice.histogram.counts) - counted(norms(some_rows()), GRID.edges)
     assert np.abs(difference).max() < 2 * math.log(GRID.per_octave * 1000 / FALSE_ALARM)
-
-
-POINTS = {
-    "after the counts are drawn": State.RESERVED, "inside the commit": State.RESERVED,
-    "after the commit": State.COMMITTED,
-}  # fmt: skip
-"""All other moments are those of any release, which ``tests/whole/test_crash.py`` plays."""
-Run = Callable[..., int]
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    """Return a function that runs one command line in a process of its own, computing inline."""
-    with forking() as forks:
-
-        def run(command: Sequence[str], marker: Path, action: str = "note", point: str = "") -> int:
-            words = marker.with_name("words")
-            code = forks.start(words, [action, point, str(marker), "inline", *command]).wait()
-            sys.stdout.write(words.read_text())
-            assert "Traceback" not in words.read_text()
-            return code
-
-        yield run
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_killed_at_any_moment_it_is_charged_once_and_answered_once(
-    table: RowsTable, run: Run, point: str, tmp_path: Path
-) -> None:
-    command = ["bound", str(table.path), "--epsilon", "1", "--grid", "1:64:2", "--quantile", "0.5"]
-    assert run(command, tmp_path / "struck", "kill", point) == -signal.SIGKILL
-    assert (tmp_path / "struck").exists()
-    (killed,) = ledger_of(table).records
-    assert killed.state == POINTS[point]
-    assert run(command, tmp_path / "struck") == 0
-    (record,) = ledger_of(table).records
-    assert record.state is State.PUBLISHED
-    assert killed.digest in {None, record.digest}
-    assert losses(ledger_of(table)) == [PrivacyLoss(10**6)]
-    assert [path.name for path in (budget.default_ledger(table.path) / "blobs").iterdir()] == [record.blob]
-    ledger_of(table).verify()
-    answered = clip_norm.choose_clip_norm(table.path, REQUEST, HALF)
-    assert f"Clip norm {exactly(answered.clip or 0)}." in (tmp_path / "words").read_text()
 
 
 def test_the_command_ends_with_the_next_one_to_type(table: RowsTable, tmp_path: Path) -> None:

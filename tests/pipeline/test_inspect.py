@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from faults import sentinel
+from support.norms import call
 
-from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.registered import open_rows
 from dpdist.pipeline import budget, inspect
@@ -25,10 +24,6 @@ from dpdist.runtime.cluster import Cluster
 
 BUDGET = PrivacyLoss.parse("2", "1e-5")
 NAMES = tuple(f"column-{i}" for i in range(sentinel.COLUMNS))
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in arguments])
 
 
 def inspected(*arguments: object) -> tuple[int, str]:
@@ -108,19 +103,6 @@ def test_every_damaged_chunk_is_named(rows: RowsTable) -> None:
     assert inspected(rows.path)[0] == 4
 
 
-@pytest.mark.parametrize("compress", [False, True])
-def test_damage_is_found_in_every_chunk(tmp_path: Path, compress: bool) -> None:
-    rows = table_at(tmp_path / "rows.zarr", compress=compress)
-    for index in range(rows.chunks):
-        chunk = rows.path / chunk_key(index)
-        content = chunk.read_bytes()
-        damage = (altered, Path.unlink, lambda chunk, content=content: chunk.write_bytes(content[:-1]))[index % 3]
-        damage(chunk)
-        (wrong,) = inspect.inspect_path(rows.path, verify=True).damaged or ()
-        assert wrong.lower().startswith(f"chunk {index} ")
-        chunk.write_bytes(content)
-
-
 def test_the_ledger_and_its_balance_are_told(rows: RowsTable, tmp_path: Path) -> None:
     asked = ("bound", rows.path, "--epsilon", "1", "--grid", "1:8192:1", "--quantile", "0.5")
     assert call(*asked).exit_code in {0, 4}
@@ -168,15 +150,6 @@ def test_releases_models_and_scores_say_what_they_are(rows: RowsTable, tmp_path:
     (model / "zarr.json").write_text(json.dumps(said))
     with pytest.raises(DataError, match="damaged"):
         inspect.inspect_path(model)
-
-
-def test_a_release_for_reproduction_is_not_called_public(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cluster, "named", False)
-    rows, asked = plain(tmp_path / "plain.zarr"), ("--epsilon", "1", "--clip", "1", "--mechanism", "sn")
-    assert call("release", rows, tmp_path / "release.zarr", *asked, "--for-reproduction").exit_code == 0
-    words = call("inspect", tmp_path / "release.zarr").stdout
-    assert "NOT PRIVATE AS CLAIMED: do not publish it" in words
-    assert "Public" not in words
 
 
 def test_a_folder_of_periods_is_described_and_verified_against_its_seals(

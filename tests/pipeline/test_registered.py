@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
-from faults import crash_driver
 from support.cli_scene import Call
 from support.ledgers import DiedError, dies
 from support.replays import Recording, Replaying
@@ -26,8 +25,7 @@ from dpdist.ingest.registered import open_rows
 from dpdist.ingest.write import ingest
 from dpdist.ledger import state_folder
 from dpdist.ledger.ledger import Ledger
-from dpdist.moment.total import MomentTask
-from dpdist.pipeline import budget, release, sources
+from dpdist.pipeline import budget, sources
 from dpdist.pipeline.budget import create_ledger
 from dpdist.pipeline.release import release_rows
 from dpdist.pipeline.sources import register_rows
@@ -113,25 +111,6 @@ def test_a_source_that_changed_costs_nothing_and_nothing_is_published(call: Call
     assert call("inspect", "rows.zarr", "--verify").code == 4
     Path("table.npy").write_bytes(before)
     assert call("release", "rows.zarr", "release.zarr", *LOSS).code == 0
-
-
-def test_a_source_that_changes_between_the_bands_of_a_release_is_no_release(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert call("register", "table.npy", "rows.zarr", *DECLARED).code == 0
-    crash_driver.in_bands(2, monkeypatch.setattr)
-    whole, bands = release.partition_moment, set[int]()  # type: ignore[attr-defined]
-
-    def changing(task: MomentTask) -> object:
-        bands.add(task.band.start)
-        if len(bands) == 2:
-            np.save("table.npy", ROWS + 1)
-        return whole(task)
-
-    monkeypatch.setattr(release, "partition_moment", changing)
-    assert call("release", "rows.zarr", "release.zarr", *LOSS).code == 4
-    assert len(bands) == 2
-    assert not Path("release.zarr").exists()
 
 
 def test_the_same_objects_registered_again_are_a_copy_and_share_the_ledger(here: Path, call: Call) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from click.testing import CliRunner, Result
 from support.folders import ROOT
+from support.norms import call
 
 from dpdist import PrivateCovariance, PrivatePCA
-from dpdist.cli import cli
 from dpdist.errors import ClippedRowsWarning
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
@@ -32,10 +31,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind
 
 STEPS = (ROOT / "docs" / "howto" / "steps.md").read_text()
 Rows = npt.NDArray[np.float64]
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(each) for each in arguments])
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from support.norms import call
 
 from dpdist import PrivateCovariance, PrivatePCA
-from dpdist.cli import cli
 from dpdist.errors import RefusedError, WeakGuaranteeWarning
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline.budget import default_ledger, ingest_rows
@@ -29,10 +29,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind
 ROWS = 500
 ACCEPT = "--accept-large-delta"
 REPLACE, ADD = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.pca.bias import rounding
+from dpdist.pipeline.inspect import inspect_path
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
@@ -160,6 +161,12 @@ def test_the_command_writes_a_release_that_opens_and_says_what_was_taken_on_trus
     command = ["combine", str(tmp_path / "disjoint.zarr"), *command[2:4], "--disjoint"]
     result = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert f"if no {word} is in two of the tables, as you state" in result.stderr
+
+
+def test_inspect_says_what_a_guarantee_depends_on(tmp_path: Path) -> None:
+    write_sum(release(1, condition="no request followed from an answer"), tmp_path / "1.zarr")
+    said = " ".join(inspect_path(tmp_path / "1.zarr").describe().split())
+    assert "proved epsilon 1, delta 1e-06 under replace-one, if no request followed from an answer" in said
 
 
 def test_guarantees_join_and_claim_only_what_all_have() -> None:

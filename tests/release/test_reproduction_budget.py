@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from support.memory_store import OBJECTS, MemoryStore
+from support.norms import call
 
 from dpdist import PrivateCovariance
-from dpdist.cli import cli
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.ingest.write import ingest
@@ -35,10 +34,6 @@ from dpdist.storage.store import store_at
 BUDGET = PrivacyLoss.parse("2", "1e-5")
 EXACT = ReleaseRequest("none", PrivacyLoss.parse("1"), 20.0, for_reproduction=True)
 REPRODUCE = ("--epsilon", "1", "--clip", "20", "--mechanism", "none", "--for-reproduction")
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -152,9 +147,6 @@ def test_rows_that_were_reproduced_from_get_no_budget_any_more(plain: Path, monk
     assert call("release", plain, plain.with_name("exact.zarr"), *REPRODUCE).exit_code == 0
     shutil.rmtree(plain.with_name("exact.zarr"))  # it may have been copied
     ledger = budget.default_ledger(plain)
-    result = call("ledger", "create", ledger, "--rows", plain, "--budget-epsilon", "1")
-    assert isinstance(result.exception, RefusedError)
-    assert "release for reproduction" in str(result.exception)
     assert call("release", plain, plain.with_name("again.zarr"), *REPRODUCE).exit_code == 0  # as often as one likes
     assert "reproduced" in call("inspect", plain).output
     monkeypatch.setenv("DPDIST_STATE_HOME", str(plain.with_name("another machine")))  # where the rows alone tell
