@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import zarr
 from click.testing import CliRunner
+from support.parts import table_of
 
 from dpdist.cli import cli
 from dpdist.errors import BelowNoiseError, DataError, UsageError
@@ -22,7 +23,6 @@ from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.release.request import Centring
 from dpdist.report.text import standardised
 from dpdist.rows.columns import Column
-from dpdist.rows.dataset import created
 from dpdist.rows.schema import Schema
 from papers.common.drawn import Drawn, drawn
 
@@ -127,8 +127,7 @@ def test_the_model_standardises_new_rows_and_stands_for_nothing_else(tmp_path: P
     assert open_model(model).correlation
     assert "of the correlation matrix" in CliRunner().invoke(cli, ["inspect", str(model)]).output
     new = rows_of(seed=9)[:50]
-    with created(tmp_path / "new.zarr", rows=50, dtype="float64", names=NAMES, budget=None) as to:
-        to.append(new)
+    table_of(tmp_path / "new.zarr", new, names=NAMES)
     project_rows(tmp_path / "new.zarr", model, tmp_path / "scores.zarr")
     scores = np.asarray(zarr.open_array(str(tmp_path / "scores.zarr"), mode="r")[...])
     assert np.allclose(scores, (new - ROWS.mean(axis=0)) / ROWS.std(axis=0) @ vectors.T, atol=0.1)
