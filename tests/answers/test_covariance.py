@@ -155,8 +155,6 @@ def test_rows_have_mean_and_covariance_of_the_release_in_the_units_that_are_aske
 
 
 def test_what_gives_no_rows_is_refused_with_what_does() -> None:
-    with pytest.raises(UsageError, match=r"no mean and no centre.*Release with centring='private'"):
-        synthetic(ten_columns(centring=Centring.NONE).release())
     with pytest.raises(UsageError, match="Use a release by gaussian"):
         synthetic(replace(ten_columns().release(), answer=np.eye(10)[:2]))
     drowned = drawn(np.zeros((50, 3)), 6.0, "0.1")
