@@ -19,7 +19,7 @@ from support.tallies import FALSE_ALARM
 from dpdist import Column, Schema
 from dpdist.answers.block import beside, block_of, column_indices, source_units
 from dpdist.answers.regression import Regression, regressions
-from dpdist.errors import BelowNoiseError, UsageError
+from dpdist.errors import UsageError
 from dpdist.estimators import PrivateRidge
 from dpdist.estimators.fit import save
 from dpdist.mechanisms.noise_law import Noise
@@ -285,27 +285,6 @@ def test_collinear_columns_need_a_ridge() -> None:
     assert found.seen == 11
     assert found.r2_interval[0] > 0
     assert first(release, 2 * found.ridge).seen == 11
-
-
-def test_a_target_that_is_drowned_in_noise_is_refused() -> None:
-    """It has no variance: that it passes 1.96 standard deviations has probability 0.025, five times 1e-8."""
-    rows = rows_of(3000)
-    rows[:, 5] = 0.7
-    refused = []
-    for _ in range(5):
-        try:
-            regressions(drawn(rows, 4.0).release(), [4, 5], [0, 1])
-        except BelowNoiseError as error:
-            refused.append(str(error))
-    assert "'c5' is below the noise" in refused[0]
-    assert "name only the other targets (target)" in refused[0]
-
-
-def test_columns_that_explain_nothing_are_said_to() -> None:
-    """All intervals hold 0 in 153 of 400 releases of these rows: in none of 60 with probability 4e-13."""
-    rows = rows_of(3000, signal=0.0)
-    assert any(first(drawn(rows, 4.0).release()).drowned for _ in range(60))
-    assert not first(drawn(rows_of(3000), 4.0).release()).drowned
 
 
 def test_the_first_category_is_the_reference_so_that_no_ridge_draws_the_others() -> None:
