@@ -104,11 +104,8 @@ class Estimate:
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
         low, high = self.interval if math.isfinite(self.noise) else (None, None)
-        population = self.population_interval
-        interval: dict[str, object] = {"value": self.value, "low": low, "high": high}
-        if population is None:
-            return {**interval, "population_low": None, "population_high": None}
-        return {**interval, "population_low": population[0], "population_high": population[1]}
+        below, above = self.population_interval or (None, None)
+        return {"value": self.value, "low": low, "high": high, "population_low": below, "population_high": above}
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ class NormCounting:
 
     def count(self, rows: npt.NDArray[np.generic], counts: Counts) -> None:
         """Add rows to the counts, (bins,)."""
-        counts += counted(norms_of(rows, self.bound, np.empty((rows.shape[0], self.columns))), self.edges)
+        counts += counted(norms_of(rows, self.bound), self.edges)
 
 
 _MAX_EDGES = 1024  # noise grows with their number, and many edges per octave do not improve the choice
@@ -295,10 +295,9 @@ def bits_for(columns: int) -> int:
     return (53 - math.ceil(math.log2(columns))) // 2
 
 
-def norms_of(rows: npt.NDArray[np.generic], bound: RowBound, out: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def norms_of(rows: npt.NDArray[np.generic], bound: RowBound) -> npt.NDArray[np.float64]:
     """Return the norms of rows after the public shift and scale of a bound, shape (r,)."""
-    z = out[: rows.shape[0]]
-    bound.shifted(rows, z)
+    z = bound.affine.shifted(rows)
     z[~np.isfinite(z).all(axis=1)] = 0
     bits = bits_for(bound.columns)
     exponent = np.frexp(np.abs(z).max(axis=1))[1]  # the largest entry is below 2^exponent

@@ -24,18 +24,17 @@ by at most 1.3 % (measured).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
 
+from dpdist._util.llvm import I16, I32, I64, emitted, function, load, loop, plus, repeated, same, store
 from dpdist._util.machine_code import compiled
 
 Panels = npt.NDArray[np.int32]
@@ -52,8 +51,7 @@ _FEWEST_PANELS = 16  # narrower rows seldom have small integers, and finding the
 _LINE = 4 * PANEL
 _16, _LOW = np.int32(16), np.int32(0xFFFF)  # 32-bit integers, because numba would otherwise compute in 64 bits
 _SIGNS = -0x7F7F7F80  # sign bits of four 8-bit integers; flipping them adds 128
-_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
-_WORDS = ir.VectorType(_I32, PANEL)
+_WORDS = ir.VectorType(I32, PANEL)
 
 
 @dataclass(frozen=True)
@@ -67,104 +65,58 @@ class _Tile:
 
     def dot(self, build: Any, total: Any, left: Any, right: Any, *, eight: bool) -> Any:
         """Emit total + left . right for all lanes; with 8 bits, right is unsigned."""
-        sums, pairs = ir.VectorType(_I32, self.lanes), ir.VectorType(_I16, 2 * self.lanes)
+        sums, pairs = ir.VectorType(I32, self.lanes), ir.VectorType(I16, 2 * self.lanes)
         if eight:
-            dot = _function(build, "llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(sums, [sums] * 3))
+            dot = function(build, "llvm.x86.avx512.vpdpbusd.512", sums, sums, sums, sums)
             return build.call(dot, [total, right, left])
         if self.feature == "avx512vnni":
-            dot = _function(build, "llvm.x86.avx512.vpdpwssd.512", ir.FunctionType(sums, [sums] * 3))
+            dot = function(build, "llvm.x86.avx512.vpdpwssd.512", sums, sums, sums, sums)
             return build.call(dot, [total, left, right])
-        products = _function(build, "llvm.x86.avx2.pmadd.wd", ir.FunctionType(sums, [pairs] * 2))
+        products = function(build, "llvm.x86.avx2.pmadd.wd", sums, pairs, pairs)
         return build.add(total, build.call(products, [build.bitcast(left, pairs), build.bitcast(right, pairs)]))
 
-    def emit(self, build: Any, arguments: Any, *, eight: bool) -> None:
-        """Emit the loop over lines of two 16-bit rows or four 8-bit rows, and the addition; all arguments are int64."""
-        left, right, pairs, panel, target_start, line, begin = arguments
-        sums, wide = ir.VectorType(_I32, self.lanes), ir.VectorType(_I64, self.lanes)
+    def emit(
+        self, build: Any, left: Any, right: Any, pairs: Any, panel: Any, target_start: Any, line: Any, begin: Any,
+        *, eight: bool,
+    ) -> None:  # fmt: skip
+        """Emit the loop over lines of two 16-bit rows or four 8-bit rows, and the addition."""
+        sums, wide = ir.VectorType(I32, self.lanes), ir.VectorType(I64, self.lanes)
         vectors = self.width // self.lanes
-        first = [ir.Constant(sums, [0] * self.lanes)] * self.height
+        first = [same(sums, 0)] * self.height
         if eight:
-            first = [self._same(build, build.add(begin, _I64(4 * i))) for i in range(self.height)]
-        with _loop(build, pairs, [total for total in first for _ in range(vectors)]) as (pair, totals, added):
-            offset = build.mul(pair, _I64(4 * PANEL))
+            first = [repeated(build, sums, load(build, build.add(begin, I64(4 * i)), I32)) for i in range(self.height)]
+        with loop(build, pairs, [total for total in first for _ in range(vectors)]) as (pair, totals, added):
+            offset = build.mul(pair, I64(4 * PANEL))
             factors = []
             for j in range(vectors):
                 panels, within = divmod(j * self.lanes, PANEL)
-                address = _plus(build, right, offset, build.mul(panel, _I64(panels)), _I64(4 * within))
-                factor = _load(build, address, sums)
-                factors.append(build.xor(factor, ir.Constant(sums, [_SIGNS] * self.lanes)) if eight else factor)
+                address = plus(build, right, offset, build.mul(panel, I64(panels)), I64(4 * within))
+                factor = load(build, address, sums)
+                factors.append(build.xor(factor, same(sums, _SIGNS)) if eight else factor)
             for i in range(self.height):
-                same = self._same(build, _plus(build, left, offset, _I64(4 * i)))
+                number = repeated(build, sums, load(build, plus(build, left, offset, I64(4 * i)), I32))
                 for total, factor in zip(totals[i * vectors :], factors, strict=False):
-                    added.append(self.dot(build, total, same, factor, eight=eight))
+                    added.append(self.dot(build, total, number, factor, eight=eight))
         for index, new in enumerate(added):
             i, j = divmod(index, vectors)
-            address = _plus(build, target_start, build.mul(line, _I64(i)), _I64(8 * self.lanes * j))
-            target = build.inttoptr(address, wide.as_pointer())
-            build.store(build.add(build.load(target, align=8), build.sext(new, wide)), target, align=8)
-
-    def _same(self, build: Any, address: Any) -> Any:
-        """Emit a vector with the same 32 bits of memory in all lanes."""
-        sums = ir.VectorType(_I32, self.lanes)
-        one = _load(build, address, _I32)
-        first = build.insert_element(ir.Constant(sums, ir.Undefined), one, _I32(0))
-        return build.shuffle_vector(first, first, ir.Constant(sums, [0] * self.lanes))
+            address = plus(build, target_start, build.mul(line, I64(i)), I64(8 * self.lanes * j))
+            store(build, build.add(load(build, address, wide, 8), build.sext(new, wide)), address, 8)
 
     def callable(self) -> Any:
         """Return a function for compiled code with the arguments of :meth:`emit`, for 16 bits if begin is 0."""
 
-        def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
+        def tile(build: Any, left: Any, right: Any, pairs: Any, panel: Any, target: Any, line: Any, begin: Any) -> None:
+            arguments = (left, right, pairs, panel, target, line, begin)
             if self.feature == "avx512vnni":
-                with build.if_else(build.icmp_signed("!=", arguments[-1], _I64(0))) as (of_8_bits, of_16_bits):
+                with build.if_else(build.icmp_signed("!=", begin, I64(0))) as (of_8_bits, of_16_bits):
                     with of_8_bits:
-                        self.emit(build, arguments, eight=True)
+                        self.emit(build, *arguments, eight=True)
                     with of_16_bits:
-                        self.emit(build, arguments, eight=False)
+                        self.emit(build, *arguments, eight=False)
             else:  # AVX2 adds products of 8-bit integers in 16 bits, where they overflow
-                self.emit(build, arguments, eight=False)
-            return context.get_dummy_value()
+                self.emit(build, *arguments, eight=False)
 
-        @intrinsic  # type: ignore[untyped-decorator]
-        def tile(
-            _context: Any, _left: Any, _right: Any, _pairs: Any, _panel: Any, _target: Any, _line: Any, _begin: Any
-        ) -> Any:
-            return types.void(*[types.int64] * 7), emit
-
-        return tile
-
-
-@contextmanager
-def _loop(
-    build: Any, count: Any, first: Sequence[Any] = (), *, counts_first: bool = False
-) -> Iterator[tuple[Any, list[Any], list[Any]]]:
-    """Emit a loop of ``count`` iterations, at least one, whose body is the block.
-
-    Yields the number of the iteration, the loop-carried values, and a list for those of the next iteration.
-    """
-    before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
-    build.branch(loop)
-    build.position_at_end(loop)
-    number, carried, following = build.phi(_I64), [build.phi(value.type) for value in first], list[Any]()
-    one_more = build.add(number, _I64(1)) if counts_first else None
-    yield number, carried, following
-    one_more = one_more or build.add(number, _I64(1))
-    for phi, begin, new in zip((number, *carried), (_I64(0), *first), (one_more, *following), strict=True):
-        phi.add_incoming(begin, before)
-        phi.add_incoming(new, loop)
-    build.cbranch(build.icmp_signed("<", one_more, count), loop, after)
-    build.position_at_end(after)
-
-
-def _function(build: Any, name: str, kind: Any) -> Any:
-    return build.module.globals.get(name) or ir.Function(build.module, kind, name)
-
-
-def _plus(build: Any, *terms: Any) -> Any:
-    return reduce(build.add, terms)
-
-
-def _load(build: Any, address: Any, kind: Any) -> Any:
-    return build.load(build.inttoptr(address, kind.as_pointer()), align=4)
+        return emitted(tile)
 
 
 _VNNI_48 = _Tile("avx512vnni", 16, 8, 48).callable()
@@ -177,105 +129,64 @@ _AVX2 = _NARROW.callable()
 
 def _emit_squares(build: Any, panel: Any, pairs: Any) -> Any:
     """Emit a test of a panel: the sign bit of the result is set if the sum of squares of a column is 2^31 or more."""
-    sums = ir.VectorType(_I32, _NARROW.lanes)
+    sums = ir.VectorType(I32, _NARROW.lanes)
     halves = range(0, PANEL, _NARROW.lanes)
-    zeros = [ir.Constant(sums, [0] * _NARROW.lanes)] * (2 * len(halves))
-    with _loop(build, pairs, zeros, counts_first=True) as (pair, carried, new):
+    zeros = [same(sums, 0)] * (2 * len(halves))
+    with loop(build, pairs, zeros, counts_first=True) as (pair, carried, new):
         for start, total, overflow in zip(halves, carried[::2], carried[1::2], strict=True):
-            word = _load(build, build.add(_line(build, panel, pair), _I64(4 * start)), sums)
+            word = load(build, build.add(_line(build, panel, pair), I64(4 * start)), sums)
             # adds at most 2^31 to a sum below 2^31, so an overflow sets the sign bit, which is kept
             added = _NARROW.dot(build, total, word, word, eight=False)
             new += [added, build.or_(overflow, added)]
-    joined = _function(build, f"llvm.vector.reduce.or.v{_NARROW.lanes}i32", ir.FunctionType(_I32, [sums]))
+    joined = function(build, f"llvm.vector.reduce.or.v{_NARROW.lanes}i32", I32, sums)
     return build.call(joined, [reduce(build.or_, new[1::2])])
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _squares(_context: Any, _panel: Any, _pairs: Any) -> Any:
-    def emit(_c: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-        return _emit_squares(build, *arguments)
-
-    return types.int32(types.int64, types.int64), emit
-
-
-def _all(value: int) -> Any:
-    return ir.Constant(_WORDS, [value] * PANEL)
-
-
-def _store(build: Any, value: Any, address: Any) -> None:
-    build.store(value, build.inttoptr(address, value.type.as_pointer()), align=4)
-
-
 def _line(build: Any, address: Any, number: Any) -> Any:
-    return build.add(address, build.mul(number, _I64(_LINE)))
+    return build.add(address, build.mul(number, I64(_LINE)))
 
 
 def _emit_flags(build: Any, panel: Any, pairs: Any, flags: Any) -> Any:
     """Emit the loop over the pairs of a panel that sets bits for rows with an integer of more than 8 bits."""
-    with _loop(build, pairs) as (pair, _, _):
-        word, flag_line = _load(build, _line(build, panel, pair), _WORDS), _line(build, flags, pair)
-        low = build.and_(build.add(build.and_(word, _all(0xFFFF)), _all(0x80)), _all(0xFF00))
-        high = build.and_(build.add(word, _all(0x80 << 16)), _all(-1 << 24))
-        _store(build, build.or_(_load(build, flag_line, _WORDS), build.or_(low, high)), flag_line)
+    with loop(build, pairs) as (pair, _, _):
+        word, flag_line = load(build, _line(build, panel, pair), _WORDS), _line(build, flags, pair)
+        low = build.and_(build.add(build.and_(word, same(_WORDS, 0xFFFF)), same(_WORDS, 0x80)), same(_WORDS, 0xFF00))
+        high = build.and_(build.add(word, same(_WORDS, 0x80 << 16)), same(_WORDS, -1 << 24))
+        store(build, build.or_(load(build, flag_line, _WORDS), build.or_(low, high)), flag_line)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _flag_large(_context: Any, _panel: Any, _pairs: Any, _lines: Any) -> Any:
-    def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-        _emit_flags(build, *arguments)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), emit
+def _emit_any(build: Any, address: Any) -> Any:
+    """Emit the bits that are set in any word of a line."""
+    return build.call(function(build, "llvm.vector.reduce.or.v16i32", I32, _WORDS), [load(build, address, _WORDS)])
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _any(_context: Any, _address: Any) -> Any:
-    def emit(_c: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-        joined = _function(build, "llvm.vector.reduce.or.v16i32", ir.FunctionType(_I32, [_WORDS]))
-        return build.call(joined, [_load(build, arguments[0], _WORDS)])
-
-    return types.int32(types.int64), emit
-
-
-def _emit_gather(build: Any, together: int, panel: Any, order: Any, lines: Any, out: Any, begin: Any) -> None:
+def _emit_gather(together: int, build: Any, panel: Any, order: Any, lines: Any, out: Any, begin: Any) -> None:
     """Emit the loop that writes lines of a panel, each of ``together`` rows, in the given order.
 
     For four 8-bit rows, -128 times the sum of each column is written to the line at begin.
     """
-    with _loop(build, lines, [_all(0)]) as (number, (total,), new):
+    with loop(build, lines, [same(_WORDS, 0)]) as (number, (total,), new):
         parts = []
         for i in range(together):
-            at = build.mul(build.add(build.mul(number, _I64(together)), _I64(i)), _I64(4))
-            row = _load(build, build.add(order, at), _I32)
-            shift = build.mul(build.and_(row, _I32(1)), _I32(16))
-            one = build.insert_element(ir.Constant(_WORDS, ir.Undefined), shift, _I32(0))
-            word = _load(build, _line(build, panel, build.zext(build.lshr(row, _I32(1)), _I64)), _WORDS)
-            word = build.lshr(word, build.shuffle_vector(one, one, _all(0)))
+            at = build.mul(build.add(build.mul(number, I64(together)), I64(i)), I64(4))
+            row = load(build, build.add(order, at), I32)
+            shift = build.mul(build.and_(row, I32(1)), I32(16))
+            word = load(build, _line(build, panel, build.zext(build.lshr(row, I32(1)), I64)), _WORDS)
+            word = build.lshr(word, repeated(build, _WORDS, shift))
             bits = 32 // together
-            parts.append(build.shl(build.and_(word, _all((1 << bits) - 1)), _all(bits * i)))
+            parts.append(build.shl(build.and_(word, same(_WORDS, (1 << bits) - 1)), same(_WORDS, bits * i)))
         words = reduce(build.or_, parts)
-        _store(build, words, _line(build, out, number))
+        store(build, words, _line(build, out, number))
         new.append(total)
         if together == 4:
-            dot = _function(build, "llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(_WORDS, [_WORDS] * 3))
-            new[0] = build.call(dot, [total, _all(0x01010101), words])
+            dot = function(build, "llvm.x86.avx512.vpdpbusd.512", _WORDS, _WORDS, _WORDS, _WORDS)
+            new[0] = build.call(dot, [total, same(_WORDS, 0x01010101), words])
     if together == 4:
-        _store(build, build.mul(new[0], _all(-128)), begin)
+        store(build, build.mul(new[0], same(_WORDS, -128)), begin)
 
 
-def _gathers(together: int) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
-    def gather(_context: Any, _panel: Any, _order: Any, _lines: Any, _out: Any, _begin: Any) -> Any:
-        def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-            _emit_gather(build, together, *arguments)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 5), emit
-
-    return gather
-
-
-_FOUR, _TWO = _gathers(4), _gathers(2)
+_squares, _any = emitted(_emit_squares, types.int32), emitted(_emit_any, types.int32)
+_flag_large, _FOUR, _TWO = map(emitted, (_emit_flags, partial(_emit_gather, 4), partial(_emit_gather, 2)))
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DataError, UsageError
-from dpdist.rows.dither import Affine, Dithering, Dithers
+from dpdist.rows.dither import Affine, Dithering, Dithers, shorten
 
 Block = npt.NDArray[np.float64]
 _EXACT = 2.0**53
@@ -170,6 +170,10 @@ class RowBound:
         return self.clip_norm / float(2**self.grid_bits)
 
     @property
+    def _steps(self) -> float:
+        return float(2**self.grid_bits) / self.clip_norm
+
+    @property
     def shortened_norm(self) -> float:
         """Norm to which rows are clipped, in the units of the bounded rows.
 
@@ -190,15 +194,10 @@ class RowBound:
         return 3 * 2**61 // self.norm_bound
 
     @cached_property
-    def _affine(self) -> tuple[Block | None, Block | None, float]:
-        centre = None if self.centre is None else np.array(self.centre)
-        scale = None if self.scale is None else np.array(self.scale)
-        return centre, scale, float(2**self.grid_bits) / self.clip_norm
-
-    @property
     def affine(self) -> Affine:
-        """Shift and scale of rows, for unbiased rounding."""
-        return Affine(*self._affine[:2], self.clip_norm)
+        """Shift and scale of rows."""
+        centre, scale = (None if vector is None else np.array(vector) for vector in (self.centre, self.scale))
+        return Affine(centre, scale, self.clip_norm)
 
     @property
     def input_units(self) -> tuple[Block, Block]:
@@ -236,13 +235,7 @@ class RowBound:
 
     def shifted(self, rows: npt.NDArray[np.generic], out: Block) -> None:
         """Write ``(rows - centre) / scale`` as float64 to out, shape (r, columns)."""
-        centre, scale, _ = self._affine
-        with np.errstate(all="ignore"):  # overflow and NaN are handled row by row
-            np.copyto(out, rows, casting="unsafe")  # a signalling float32 NaN warns
-            if centre is not None:
-                out -= centre
-            if scale is not None:
-                out /= scale
+        self.affine.shifted(rows, out)
 
     def apply(
         self, rows: npt.NDArray[np.generic], out: Block, dithers: Dithers | None = None, *, compiled: bool = True
@@ -264,9 +257,8 @@ class RowBound:
             self._bounded(rows, z)
         else:
             unfinished = np.empty(rows.shape[0], dtype=np.int64)
-            *affine, steps = self._affine
-            centre, scale = (np.empty(0) if vector is None else vector for vector in affine)
-            count = kernel(rows, centre, scale, steps, 2.0**self.grid_bits, z, unfinished)
+            centre, scale = (np.empty(0) if vector is None else vector for vector in self.affine[:2])
+            count = kernel(rows, centre, scale, self._steps, 2.0**self.grid_bits, z, unfinished)
             if count:
                 remainder = np.empty((count, self.columns))
                 self._bounded(rows[unfinished[:count]], remainder)
@@ -278,10 +270,9 @@ class RowBound:
     def _bounded(self, rows: npt.NDArray[np.generic], z: Block) -> None:
         """Bound rows into z, shape (r, columns), and verify the norm of every row."""
         self.shifted(rows, z)
-        _, _, steps = self._affine
         limit = 4**self.grid_bits
         with np.errstate(all="ignore"):
-            z *= steps
+            z *= self._steps
             np.trunc(z, out=z)
             squares = np.einsum("ij,ij->i", z, z)
             # NaN compares false everywhere, so "not at most" also catches rows with NaN and infinity
@@ -303,19 +294,11 @@ class RowBound:
         factor = np.where(squares > limit, 2.0**self.grid_bits / np.sqrt(np.maximum(squares, 1)), 1.0)
         z *= factor[:, None]
         np.trunc(z, out=z)
-        norms: Block = np.einsum("ij,ij->i", z, z)
-        for row in np.flatnonzero(norms > limit):
-            vector = z[row].astype(np.int64)  # the factor was rounded up: lower the largest entry
-            while int(vector @ vector) > limit:
-                largest = np.abs(vector).argmax()
-                vector[largest] -= np.sign(vector[largest])
-            z[row], norms[row] = vector, vector @ vector
-        return norms
+        return shorten(z, limit)  # if a factor was rounded up
 
     def _from_huge(self, rows: npt.NDArray[np.generic]) -> tuple[Block, Block]:
         """Bound rows with norms above 2^26.5 steps, zero those with NaN or infinity; return rows and squared norms."""
-        t = np.empty(rows.shape)
-        self.shifted(rows, t)
+        t = self.affine.shifted(rows)
         t[~np.isfinite(t).all(axis=1)] = 0
         largest = np.abs(t).max(axis=1)
         exponent = np.frexp(largest)[1]

@@ -210,10 +210,11 @@ class Affine(NamedTuple):
     scale: Block | None
     clip_norm: float  # C, in the units of shifted and scaled rows
 
-    def shifted(self, rows: npt.NDArray[np.generic]) -> Block:
-        """Return ``(rows - centre) / scale`` as float64."""
+    def shifted(self, rows: npt.NDArray[np.generic], out: Block | None = None) -> Block:
+        """Return ``(rows - centre) / scale`` as float64, in ``out`` if it is given."""
+        t = np.empty(rows.shape) if out is None else out
         with np.errstate(all="ignore"):  # overflow and NaN are handled row by row
-            t = rows.astype(np.float64)
+            np.copyto(t, rows, casting="unsafe")  # a signalling float32 NaN warns
             if self.centre is not None:
                 t -= self.centre
             if self.scale is not None:
@@ -291,16 +292,22 @@ class Dithering:
     def _verified(self, z: Block) -> Block:
         """Shorten rows above the bound by the fewest possible steps, and verify every norm."""
         limit = 4**self.grid_bits
-        squares = np.einsum("ij,ij->i", z, z)
-        for row in np.flatnonzero(squares > limit):
-            vector = z[row].astype(np.int64)  # truncation would remove up to a step from every entry
-            while int(vector @ vector) > limit:
-                largest = np.abs(vector).argmax()
-                vector[largest] -= np.sign(vector[largest])
-            z[row] = vector
+        shorten(z, limit)  # truncation would remove up to a step from every entry
         if not (np.einsum("ij,ij->i", z, z) <= limit).all():
             raise AssertionError("a rounded row exceeds the norm bound")
         return z
+
+
+def shorten(z: Block, limit: int) -> Block:
+    """Lower the largest entries of integer rows in place until squared norms are within a limit; return the norms."""
+    squares: Block = np.einsum("ij,ij->i", z, z)
+    for row in np.flatnonzero(squares > limit):
+        vector = z[row].astype(np.int64)
+        while int(vector @ vector) > limit:
+            largest = np.abs(vector).argmax()
+            vector[largest] -= np.sign(vector[largest])
+        z[row], squares[row] = vector, vector @ vector
+    return squares
 
 
 Rounding = Callable[[Dithering, npt.NDArray[np.generic], Affine, Dithers, Block], None]

@@ -26,16 +26,15 @@ until it returns (:class:`_Prepared`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
+from dpdist._util.llvm import I16, I32, I64, emitted, function, load, loop, repeated, same, store
 from dpdist._util.machine_code import aligned_zeros, compiled, features
 from dpdist.rows.dither import BUNCH, FRACTION, Affine, Dithering, Dithers, Drawn, blocks_of
 
@@ -51,54 +50,32 @@ _FLOATS_OF = 2048
 _16, _LOW = np.int32(16), np.int32(0xFFFF)
 _AS_STORED = {np.dtype(dtype) for dtype in ("f4", "f8", "i1", "i2", "i4", "u1", "u2")}
 """Types read as stored; others are converted to float64 by NumPy."""
-_I16, _I32, _I64, _DOUBLE = *map(ir.IntType, (16, 32, 64)), ir.DoubleType()
-_SUMS, _FLOATS = (ir.VectorType(kind, _LANES) for kind in (_I32, _DOUBLE))
-
-
-def _function(build: Any, name: str, result: Any, *arguments: Any) -> Any:
-    return build.module.globals.get(name) or ir.Function(build.module, ir.FunctionType(result, arguments), name)
-
-
-def _constant(kind: Any, value: Any) -> Any:
-    return ir.Constant(kind, [value] * _LANES)
-
-
-def _all(build: Any, kind: Any, value: Any) -> Any:
-    """Emit a vector with the same value in all lanes."""
-    first = build.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
-    return build.shuffle_vector(first, first, _constant(_SUMS, 0))
-
-
-def _load(build: Any, address: Any, kind: Any, align: int = 1) -> Any:
-    return build.load(build.inttoptr(address, kind.as_pointer()), align=align)
-
-
-def _store(build: Any, value: Any, address: Any, align: int = 1) -> None:
-    build.store(value, build.inttoptr(address, value.type.as_pointer()), align=align)
+_DOUBLE = ir.DoubleType()
+_SUMS, _FLOATS = (ir.VectorType(kind, _LANES) for kind in (I32, _DOUBLE))
 
 
 def _times(build: Any, value: Any, factor: int) -> Any:
-    return build.mul(value, _I64(factor))
+    return build.mul(value, I64(factor))
 
 
 def _emit_group(build: Any, state: Any, first: Any, out: Any) -> None:
     """Emit ChaCha of 16 blocks, one per lane, with 12 lines of common state; store the words in 16 lines."""
-    rotate = _function(build, "llvm.fshl.v16i32", _SUMS, _SUMS, _SUMS, _SUMS)
+    rotate = function(build, "llvm.fshl.v16i32", _SUMS, _SUMS, _SUMS, _SUMS)
 
     def at(address: Any, line: int) -> Any:
-        return build.add(address, _I64(_LINE * line))
+        return build.add(address, I64(_LINE * line))
 
-    wide = ir.VectorType(_I64, _LANES)
-    numbers = build.add(_all(build, wide, first), ir.Constant(wide, list(range(_LANES))))
-    counters = [build.trunc(number, _SUMS) for number in (numbers, build.lshr(numbers, _constant(wide, 32)))]
-    counters += [_constant(_SUMS, 0)] * 2
-    x = [_load(build, at(state, i), _SUMS, _LINE) for i in range(12)] + counters
+    wide = ir.VectorType(I64, _LANES)
+    numbers = build.add(repeated(build, wide, first), ir.Constant(wide, list(range(_LANES))))
+    counters = [build.trunc(number, _SUMS) for number in (numbers, build.lshr(numbers, same(wide, 32)))]
+    counters += [same(_SUMS, 0)] * 2
+    x = [load(build, at(state, i), _SUMS, _LINE) for i in range(12)] + counters
 
     def quarter(a: int, b: int, c: int, d: int) -> None:
         for left, right, changed, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
             x[left] = build.add(x[left], x[right])
             mixed = build.xor(x[changed], x[left])
-            x[changed] = build.call(rotate, [mixed, mixed, _constant(_SUMS, bits)])
+            x[changed] = build.call(rotate, [mixed, mixed, same(_SUMS, bits)])
 
     for _ in range(_ROUNDS // 2):
         for i in range(4):
@@ -106,57 +83,35 @@ def _emit_group(build: Any, state: Any, first: Any, out: Any) -> None:
         for i in range(4):
             quarter(i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
     for i, after in enumerate(x):  # the state is read again: both do not fit the registers
-        before = _load(build, at(state, i), _SUMS, _LINE) if i < 12 else counters[i - 12]
-        _store(build, build.add(after, before), at(out, i), _LINE)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _group(_context: Any, _state: Any, _first: Any, _out: Any) -> Any:
-    def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-        _emit_group(build, *arguments)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), emit
+        before = load(build, at(state, i), _SUMS, _LINE) if i < 12 else counters[i - 12]
+        store(build, build.add(after, before), at(out, i), _LINE)
 
 
 def _emit_squared_norm(build: Any, t: Any, panels: Any, norm: Any) -> None:
     """Emit the sum of squares of the panels of a row, added in 16 lanes, whose halves are then added."""
-    before = build.basic_block
-    with _each_pair(build, panels) as panel:
-        total = build.phi(_FLOATS)
-        values = _load(build, build.add(t, _times(build, panel, 8 * _LANES)), _FLOATS, _LINE)
-        added = build.fadd(total, build.fmul(values, values))
-        total.add_incoming(_constant(_FLOATS, 0.0), before)
-        total.add_incoming(added, build.basic_block)
-    lanes = added
+    with loop(build, panels, [same(_FLOATS, 0.0)]) as (panel, (total,), following):
+        values = load(build, build.add(t, _times(build, panel, 8 * _LANES)), _FLOATS, _LINE)
+        following.append(build.fadd(total, build.fmul(values, values)))
+    (lanes,) = following
     for count in (8, 4, 2, 1):
-        halves = (ir.Constant(ir.VectorType(_I32, count), list(range(i, i + count))) for i in (0, count))
+        halves = (ir.Constant(ir.VectorType(I32, count), list(range(i, i + count))) for i in (0, count))
         lanes = build.fadd(*(build.shuffle_vector(lanes, lanes, half) for half in halves))
-    _store(build, build.extract_element(lanes, _I32(0)), norm, 8)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _squared_norm(_context: Any, _t: Any, _panels: Any, _norm: Any) -> Any:
-    def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-        _emit_squared_norm(build, *arguments)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), emit
+    store(build, build.extract_element(lanes, I32(0)), norm, 8)
 
 
 def _emit_dither(build: Any, word: Any, low: Any, high: Any) -> tuple[Any, Any]:
     """Emit the sums of one number with the two lower bytes of each word, and of another with the two upper ones."""
     if "avx512vnni" in features():
-        dot = _function(build, "llvm.x86.avx512.vpdpbusd.512", _SUMS, _SUMS, _SUMS, _SUMS)
+        dot = function(build, "llvm.x86.avx512.vpdpbusd.512", _SUMS, _SUMS, _SUMS, _SUMS)
         return (
-            build.call(dot, [low, word, _constant(_SUMS, 0x00000101)]),
-            build.call(dot, [high, word, _constant(_SUMS, 0x01010000)]),
+            build.call(dot, [low, word, same(_SUMS, 0x00000101)]),
+            build.call(dot, [high, word, same(_SUMS, 0x01010000)]),
         )
-    bytes_ = _constant(_SUMS, 0x00FF00FF)
-    both = build.add(build.and_(word, bytes_), build.and_(build.lshr(word, _constant(_SUMS, 8)), bytes_))
+    bytes_ = same(_SUMS, 0x00FF00FF)
+    both = build.add(build.and_(word, bytes_), build.and_(build.lshr(word, same(_SUMS, 8)), bytes_))
     return (
-        build.add(low, build.and_(both, _constant(_SUMS, 0xFFFF))),
-        build.add(high, build.lshr(both, _constant(_SUMS, 16))),
+        build.add(low, build.and_(both, same(_SUMS, 0xFFFF))),
+        build.add(high, build.lshr(both, same(_SUMS, 16))),
     )
 
 
@@ -164,11 +119,11 @@ def _emit_dot(build: Any, total: Any, left: Any, right: Any) -> Any:
     """Emit the sum of a number and the products of two pairs of 16-bit integers, in each lane."""
     if "avx512vnni" in features():
         return build.call(
-            _function(build, "llvm.x86.avx512.vpdpwssd.512", _SUMS, _SUMS, _SUMS, _SUMS), [total, left, right]
+            function(build, "llvm.x86.avx512.vpdpwssd.512", _SUMS, _SUMS, _SUMS, _SUMS), [total, left, right]
         )
-    half = ir.VectorType(_I32, _LANES // 2)
-    pairs = ir.VectorType(_I16, _LANES)
-    dot = _function(build, "llvm.x86.avx2.pmadd.wd", half, pairs, pairs)
+    half = ir.VectorType(I32, _LANES // 2)
+    pairs = ir.VectorType(I16, _LANES)
+    dot = function(build, "llvm.x86.avx2.pmadd.wd", half, pairs, pairs)
     products = []
     for start in (0, _LANES // 2):
         lanes = ir.Constant(half, list(range(start, start + _LANES // 2)))
@@ -177,89 +132,58 @@ def _emit_dot(build: Any, total: Any, left: Any, right: Any) -> Any:
     return build.add(total, build.shuffle_vector(*products, ir.Constant(_SUMS, list(range(_LANES)))))
 
 
-@contextmanager
-def _each_pair(build: Any, pairs: Any) -> Iterator[Any]:
-    """Emit the block as a loop over one or more pairs; yield the number of the pair."""
-    before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
-    build.branch(loop)
-    build.position_at_end(loop)
-    pair = build.phi(_I64)
-    yield pair
-    following = build.add(pair, _I64(1))
-    pair.add_incoming(_I64(0), before)
-    pair.add_incoming(following, loop)
-    build.cbranch(build.icmp_signed("<", following, pairs), loop, after)
-    build.position_at_end(after)
-
-
-def _emit_panel(build: Any, arguments: Any) -> None:
+def _emit_panel(
+    build: Any, t: Any, line: Any, factors: Any, words: Any, mask: Any, out: Any, sums: Any, pairs: Any
+) -> None:
     """Emit the loop over pairs of rows that rounds 16 of their columns and adds up the squares."""
     # Addresses of lines of 64 bytes: 16 columns of the first row, float64, and the distance to the next row in bytes;
     # the factor of each of 32 rows to the finer grid, and its v3; words, one line per pair; a mask, one line; the
     # output, one line of integers per pair; two lines per pair with sums of squares of the even row, and of both.
-    t, line, factors, words, mask, out, sums, pairs = arguments
-    keep = _load(build, mask, _SUMS, _LINE)
-    with _each_pair(build, pairs) as pair:
+    keep = load(build, mask, _SUMS, _LINE)
+    with loop(build, pairs) as (pair, _, _):
         # rounds to the nearest integer, minus half of the largest sum of two dithers, in the low bits of the float64
-        magic = _constant(_FLOATS, 1.5 * 2.0**52 - (1 << FRACTION >> 1))
-        even, half = ir.Constant(_SUMS, list(range(0, 2 * _LANES, 2))), _constant(_SUMS, 0xFFFF)
+        magic = same(_FLOATS, 1.5 * 2.0**52 - (1 << FRACTION >> 1))
+        even, half = ir.Constant(_SUMS, list(range(0, 2 * _LANES, 2))), same(_SUMS, 0xFFFF)
         y = []
         for odd in range(2):
-            address = build.add(factors, build.add(_times(build, pair, 16), _I64(8 * odd)))
+            address = build.add(factors, build.add(_times(build, pair, 16), I64(8 * odd)))
             factor, third = (
-                _all(build, _FLOATS, _load(build, build.add(address, _I64(8 * BUNCH * i)), _DOUBLE, 8))
+                repeated(build, _FLOATS, load(build, build.add(address, I64(8 * BUNCH * i)), _DOUBLE, 8))
                 for i in range(2)
             )
-            row = build.add(t, build.mul(build.add(_times(build, pair, 2), _I64(odd)), line))
-            x = build.fadd(build.fmul(_load(build, row, _FLOATS, _LINE), factor), third)
-            wide = build.bitcast(build.fadd(x, magic), ir.VectorType(_I32, 2 * _LANES))
+            row = build.add(t, build.mul(build.add(_times(build, pair, 2), I64(odd)), line))
+            x = build.fadd(build.fmul(load(build, row, _FLOATS, _LINE), factor), third)
+            wide = build.bitcast(build.fadd(x, magic), ir.VectorType(I32, 2 * _LANES))
             y.append(build.shuffle_vector(wide, wide, even))
         offset = _times(build, pair, _LINE)
-        word = _load(build, build.add(words, offset), _SUMS, _LINE)
+        word = load(build, build.add(words, offset), _SUMS, _LINE)
         low, high = _emit_dither(build, word, *y)
-        low = build.and_(build.lshr(low, _constant(_SUMS, FRACTION)), half)
-        high = build.and_(build.shl(high, _constant(_SUMS, 16 - FRACTION)), _constant(_SUMS, 0xFFFF0000))
+        low = build.and_(build.lshr(low, same(_SUMS, FRACTION)), half)
+        high = build.and_(build.shl(high, same(_SUMS, 16 - FRACTION)), same(_SUMS, 0xFFFF0000))
         both = build.and_(build.or_(low, high), keep)
-        _store(build, both, build.add(out, offset), 4)
+        store(build, both, build.add(out, offset), 4)
         for i, factor in enumerate((build.and_(both, half), both)):
-            total = build.add(sums, build.add(_times(build, offset, 2), _I64(_LINE * i)))
-            _store(build, _emit_dot(build, _load(build, total, _SUMS, _LINE), factor, both), total, _LINE)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _panel(
-    _context: Any, _t: Any, _line: Any, _factors: Any, _words: Any, _mask: Any, _out: Any, _sums: Any, _pairs: Any
-) -> Any:
-    def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-        _emit_panel(build, arguments)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 8), emit
+            total = build.add(sums, build.add(_times(build, offset, 2), I64(_LINE * i)))
+            store(build, _emit_dot(build, load(build, total, _SUMS, _LINE), factor, both), total, _LINE)
 
 
 def _emit_norms(build: Any, sums: Any, pairs: Any, norms: Any) -> None:
     """Emit the loop over pairs that adds up the lanes of their sums of squares and writes one norm per row."""
-    with _each_pair(build, pairs) as pair:
+    with loop(build, pairs) as (pair, _, _):
         address = build.add(sums, _times(build, pair, 2 * _LINE))
-        lines = [_load(build, build.add(address, _I64(_LINE * i)), _SUMS, _LINE) for i in range(2)]
+        lines = [load(build, build.add(address, I64(_LINE * i)), _SUMS, _LINE) for i in range(2)]
         # both at once: eight lanes belong to the even row, and eight to the sum of both
         halves = ([*range(i, i + 8), *range(_LANES + i, _LANES + i + 8)] for i in (0, 8))
         total = build.add(*(build.shuffle_vector(*lines, ir.Constant(_SUMS, half)) for half in halves))
         for count in (4, 2, 1):
             order = ir.Constant(_SUMS, [lane ^ count for lane in range(_LANES)])
             total = build.add(total, build.shuffle_vector(total, total, order))
-        even, both = (build.extract_element(total, _I32(lane)) for lane in (0, 8))
+        even, both = (build.extract_element(total, I32(lane)) for lane in (0, 8))
         for odd, norm in enumerate((even, build.sub(both, even))):
-            _store(build, norm, build.add(norms, build.add(_times(build, pair, 8), _I64(4 * odd))), 4)
+            store(build, norm, build.add(norms, build.add(_times(build, pair, 8), I64(4 * odd))), 4)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _norms(_context: Any, _sums: Any, _pairs: Any, _results: Any) -> Any:
-    def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-        _emit_norms(build, *arguments)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), emit
+_group, _squared_norm, _panel, _norms = map(emitted, (_emit_group, _emit_squared_norm, _emit_panel, _emit_norms))
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]

@@ -210,13 +210,8 @@ def plain(column: Column, cells: Any) -> Any:
             cells.indices
         )
     if not takes(column, cells.type):
-        raise UnfitError(
-            Fault(
-                0,
-                column.name,
-                f"from this row on the type is {cells.type}, which does not match the kind {column.kind!r}",
-            )
-        )
+        reason = f"from this row on the type is {cells.type}, which does not match the kind {column.kind!r}"
+        raise UnfitError(Fault(0, column.name, reason))
     if isinstance(cells.type, _UUID):
         cells = pa.array([None if value is None else str(value) for value in cells.to_pylist()], pa.string())
     if not is_text(cells.type):
@@ -399,12 +394,8 @@ def _dates(column: Column, times: Any) -> tuple[Rows, _Mask]:
         times = pc.cast(stored, pa.timestamp("us", getattr(stored.type, "tz", None)), safe=False)
         finer = pa.types.is_timestamp(stored.type) and stored.type.unit == "ns"
         if not finer and not (back := pc.cast(times, stored.type, safe=False)).equals(stored):
-            wrong = _flags(pc.fill_null(pc.not_equal(back, stored), False))
-            raise _unfit(
-                wrong,
-                column,
-                "the date is more than 290,000 years away: if it means a missing value, add it to missing_values",
-            )
+            reason = "the date is more than 290,000 years away: if it means a missing value, add it to missing_values"
+            raise _unfit(_flags(pc.fill_null(pc.not_equal(back, stored), False)), column, reason)
     instants = pc.cast(times, pa.int64())
     lacking = _flags(pc.is_null(instants))
     values = pc.fill_null(instants, 0).to_numpy(zero_copy_only=False).astype(np.float64)

@@ -103,23 +103,16 @@ def read_schema(path: AnyPath, non_numbers: Words | None = None) -> Schema:
 
 def _without_ranges(wrong: list[Mistake], columns: Sequence[Column], non_numbers: Words | None) -> list[Mistake]:
     """Return mistakes that do not ask for the range of a column which is not numeric in the source."""
-    blank = {
-        mistake.column for mistake in wrong
-        if mistake.column is not None and mistake.key == "range" and columns[mistake.column].range == ()
-        and columns[mistake.column].kind in {"number", "integer"}
-    }  # fmt: skip
+    drafted = {index for index, each in enumerate(columns) if each.range == () and each.kind in {"number", "integer"}}
+    blank = drafted & {mistake.column for mistake in wrong if mistake.key == "range"}
     if non_numbers is None or not blank:
         return wrong
     names = non_numbers([column.name for column in columns])
+    words = {index for index in blank if columns[index].name in names}
     reason = f"the source has a cell in it that is not a number: replace kind and range by {NOT_NUMBERS}"
     reason += '; or, if the cell means a missing value, add missing_values = ["?"]'
     return [
-        mistake._replace(reason=reason)
-        if mistake.column is not None
-        and mistake.column in blank
-        and mistake.key == "range"
-        and columns[mistake.column].name in names
-        else mistake
+        mistake._replace(reason=reason) if mistake.key == "range" and mistake.column in words else mistake
         for mistake in wrong
     ]
 

@@ -72,22 +72,6 @@ def test_intervals_hold_and_those_of_a_fifth_of_the_length_do_not(scene: Drawn, 
         assert found.short[name].min() < fewest, name
 
 
-def test_without_noise_to_speak_of_shares_are_those_of_the_rows() -> None:
-    made = wide(epsilon=MUCH)
-    release, values = made.release(), np.linalg.eigvalsh(covariance_of(made))[::-1]
-    found = captured(release, components(release, 3))
-    assert found is not None
-    assert np.allclose(found.variances, values[:3], rtol=1e-3)
-    assert np.allclose(found.shares, np.cumsum(values[:3]) / values.sum(), rtol=1e-3)
-    assert found.rest == pytest.approx(values[3:].mean(), rel=1e-3)
-    for share, count in ((0.3, 1), (0.7, 2), (0.85, 3), (0.95, 4)):
-        assert len(components_with_share(release, share).components) == count
-    whole = captured(release, components(release, 8))
-    assert whole is not None
-    assert whole.share_intervals[-1].tolist() == [1, 1]
-    assert (whole.rest, *whole.rest_interval) == (0, 0, 0)
-
-
 def test_what_noise_adds_along_components_is_taken_away_again() -> None:
     """Means of 60 releases, within 6.5 of their standard errors; of eigenvalues as released, the twin, they are not."""
     spread = np.concatenate([[1.5, 1.2, 1.0, 0.8], np.full(36, 0.2)])
@@ -120,13 +104,8 @@ def test_the_lower_end_decides_how_many_hold_a_share() -> None:
     assert wrong <= most < twin
 
 
-def test_what_holds_no_share_for_sure_is_refused_with_what_is_held() -> None:
+def test_of_unknown_noise_and_of_released_components_no_share_is_told() -> None:
     release = wide(400).release()
-    with pytest.raises(BelowNoiseError, match=r"above the noise explain only 0\.\d+ for certain"):
-        components_with_share(release, 0.99)
-    for share in (0.0, 1.0, 3.0):
-        with pytest.raises(UsageError, match="between 0 and 1"):
-            components_with_share(release, share)
     unknown = replace(release, noise=Noise("own"))
     with pytest.raises(UsageError, match="no known distribution"):
         components_with_share(unknown, 0.5)

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 from support.cli_scene import Call
 
-import dpdist
 from dpdist import PrivateCovariance, PrivateRidge
 from dpdist.answers.block import beside
 from dpdist.answers.regression import regressions
@@ -18,7 +17,6 @@ from dpdist.errors import BelowNoiseWarning, UsageError
 from dpdist.mechanisms.columns import BEYOND
 from dpdist.pca.correlation import correlation
 from dpdist.release.combine import combined
-from dpdist.rows.units import Unit
 from papers.common.drawn import drawn
 
 Floats = npt.NDArray[np.float64]
@@ -132,20 +130,3 @@ def test_the_commands_leave_it_out_and_name_it(tmp_path: Path, monkeypatch: pyte
     assert "They are omitted here." in " ".join(call(*commands[0]).err.split())
     refused = call("regress", "release.zarr", "--target", "income", "--on", "age,stamp")
     assert (refused.code, "stamp: numbers beyond 2^20" in refused.err, "(--schema)" in refused.err) == (2, True, True)
-
-
-def test_intervals_of_the_population_say_that_rows_of_one_person_are_hardly_independent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = np.column_stack([np.arange(2000) // 2, rows_of(2000)[:, [0, 2, 3]]])
-    np.savetxt("table.csv", rows, delimiter=",", fmt=["%d", *["%.6f"] * 3], header="who,age,height,income", comments="")
-    declared = ("--privacy-unit", "who", "--max-rows", "2", "--budget-epsilon", "8", "--budget-delta", "1e-5")
-    assert call("ingest", "table.csv", "rows.zarr", *declared).code == 0
-    asked = ("--epsilon", "8", "--delta", "1e-6", "--clip", "4", "--centre", "private")
-    assert call("release", "rows.zarr", "release.zarr", *asked).code == 0
-    command = ("regress", "release.zarr", "--target", "income")
-    words = " ".join(call(*command).err.split())
-    assert "One who may own several rows, which are probably dependent" in words
-    assert call(*command, "--json").json["unit"] == Unit("who", 2).to_json()
-    assert dpdist.open_release("release.zarr").unit == Unit("who", 2)

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.dithering import KEY
 from support.parts import added, parts_of, table_of, whole_of
-from support.scripted import Scripted
 
 from dpdist._util.parallel import fan_in
 from dpdist.errors import DataError, DpdistError
@@ -25,17 +24,11 @@ from dpdist.moment import gram, total
 from dpdist.moment.layout import split_tasks
 from dpdist.moment.operator import Digits, ProductTask, partition_product
 from dpdist.moment.total import MomentTask, Partial, add_partials, block_rows, complete, moment_task, partition_moment
-from dpdist.pipeline import release as release_steps
-from dpdist.pipeline.budget import create_ledger, default_ledger
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release import trusted
-from dpdist.release.request import ReleaseRequest
 from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
 from dpdist.rows.dataset import RowsTable, partitions
 from dpdist.rows.dither import Dithering, DitherKey, Dithers
 from dpdist.rows.table import Shape
 from dpdist.rows.writing import chunk_key
-from dpdist.runtime import local
 from dpdist.triangle import unpacked
 
 OTHER = DitherKey(bytes(32))
@@ -186,10 +179,6 @@ def test_more_rows_than_int64_can_sum_are_refused_before_any_work(tmp_path: Path
         moment_task(short, RowBound(3, 2.0))
 
 
-Matrix = npt.NDArray[np.float64]
-BUDGET = PrivacyLoss.parse("3", "1e-5")
-
-
 @settings(max_examples=25)
 @given(
     bits=st.integers(2, 24), count=st.integers(1, 3), parts=st.integers(1, 15),
@@ -256,24 +245,3 @@ def test_what_the_moment_is_multiplied_with_is_no_longer_than_an_orthonormal_fra
         assert np.linalg.norm(found - each) < 2 * np.sqrt(each.size) * 2.0**-GRID_BITS * np.linalg.norm(each)
     rounded = np.ldexp(np.rint(np.ldexp(np.full((11, 1), 11**-0.5), 20)), -20)
     assert np.linalg.norm(rounded) > 1  # the twin: equal entries, all of them rounded up
-
-
-@pytest.mark.usefixtures("known_key")
-@pytest.mark.parametrize("delta", ["1e-6", "0"])
-def test_the_same_random_bits_give_the_same_release_on_any_number_of_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delta: str
-) -> None:
-    values = np.random.default_rng(3).normal(size=(600, 6))
-    options = {"components": 2, "iterations": 2, "route": "products"}
-    request = ReleaseRequest("power", PrivacyLoss.parse("2", delta), 3.0, options=options, name="same")
-    answers = set()
-    for chunk, threads in ((600, 1), (17, 7)):
-        rows = tmp_path / f"{chunk}.zarr"
-        table_of(rows, values, chunk, budget=BUDGET)
-        create_ledger(default_ledger(rows), rows)
-        monkeypatch.setattr(local, "available_cores", lambda threads=threads: threads)
-        monkeypatch.setattr(trusted, "SYSTEM", Scripted(5))
-        found = release_steps.release_rows(rows, tmp_path / f"{chunk}.release.zarr", request).release
-        assert found.noise["vector_bits"] == GRID_BITS
-        answers.add(np.asarray(found.answer).tobytes())
-    assert len(answers) == 1

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.parts import table_of
 
 from dpdist.cli import cli
 from dpdist.errors import RefusedError, UsageError
@@ -21,13 +22,13 @@ from dpdist.pipeline.release import release_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.report import text
-from dpdist.rows.dataset import created
 from dpdist.rows.periods import counted_rows
 from dpdist.rows.units import Unit
 from dpdist.triangle import unpacked
 
 D, C = 60, 10.0
 SPECTRUM = (20.0, 6.0, 2.0, 0.5)
+BUDGET = PrivacyLoss.parse("9", "1e-6")
 
 
 def request(mechanism: str = "gaussian", epsilon: str = "1", delta: str = "1e-6") -> ReleaseRequest:
@@ -170,10 +171,8 @@ def test_what_has_no_edge_or_no_proof_is_refused() -> None:
 
 
 def test_a_forecast_of_a_table_takes_what_it_declares_and_nothing_of_the_data(tmp_path: Path) -> None:
-    for name, rows in (("one", np.zeros((400, 3))), ("two", np.full((400, 3), 7.0))):
-        given: dict[str, Any] = {"rows": 400, "dtype": "float64", "names": ("a", "b", "c"), "unit": Unit("who", 2)}
-        with created(tmp_path / f"{name}.zarr", budget=PrivacyLoss.parse("9", "1e-6"), **given) as to:
-            to.append(rows)
+    for name, value in (("one", 0.0), ("two", 7.0)):
+        table_of(tmp_path / f"{name}.zarr", np.full((400, 3), value), budget=BUDGET, unit=Unit("who", 2))
     asked = ["--epsilon", "1", "--delta", "1e-6", "--clip", "3"]
     first, second = (CliRunner().invoke(cli, ["forecast", str(tmp_path / f"{n}.zarr"), *asked]) for n in ("one", "two"))
     typed = CliRunner().invoke(cli, ["forecast", "--d", "3", "--n", "400", "--max-rows", "2", *asked])
@@ -183,8 +182,7 @@ def test_a_forecast_of_a_table_takes_what_it_declares_and_nothing_of_the_data(tm
 
 def test_a_forecast_does_not_tell_the_rows_of_a_table_that_is_released_under_add_remove(tmp_path: Path) -> None:
     path = tmp_path / "rows.zarr"
-    with created(path, rows=377, dtype="float64", names=("a", "b"), budget=PrivacyLoss.parse("9", "1e-6")) as to:
-        to.append(np.ones((377, 2)))
+    table_of(path, np.ones((377, 2)), budget=BUDGET)
     create_ledger(default_ledger(path), path)
     loss = PrivacyLoss.parse("1", "1e-6")
     release_rows(path, tmp_path / "release.zarr", ReleaseRequest("gaussian", loss, 3.0, Neighbours.ADD_REMOVE))

@@ -66,7 +66,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
 
 
 def norms(rows: npt.NDArray[np.generic], bound: RowBound | None = None) -> Rows:
-    return norms_of(rows, bound or RowBound(rows.shape[1], 1.0), np.empty(rows.shape))
+    return norms_of(rows, bound or RowBound(rows.shape[1], 1.0))
 
 
 @given(hnp.arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(2, 9)), elements=st.floats(-1e150, 1e150)))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import zarr
+from support.parts import table_of
 
 from dpdist.errors import DataError
 from dpdist.ingest.registered import open_rows
@@ -21,36 +20,15 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.columns import DTYPES
-from dpdist.rows.dataset import RowsTable, chunk_rows_for, created, incomplete
+from dpdist.rows.dataset import chunk_rows_for, created, incomplete
 from dpdist.rows.periods import create_periods, seal_rows
 from dpdist.rows.units import Unit
 from dpdist.rows.writing import chunk_key
 from dpdist.storage.arrays import array_options
-from dpdist.storage.store import AnyStore
 
 BUDGET = PrivacyLoss.parse("2", "1e-6")
 
 
-def write(path: Path | AnyStore, rows: npt.NDArray[Any], pieces: int = 1, **how: Any) -> None:
-    given: dict[str, Any] = {"names": tuple(f"c{i}" for i in range(rows.shape[1])), "budget": BUDGET} | how
-    with created(path, rows=len(rows), dtype=str(rows.dtype), **given) as writer:
-        for piece in np.array_split(rows, pieces):
-            writer.append(piece)
-
-
-def all_rows(table: RowsTable, piece_rows: int) -> npt.NDArray[Any]:
-    reader = ChunkReader(table, piece_rows)
-    pieces = [piece.copy() for index in range(table.chunks) for piece in reader.read(index)]
-    assert max(len(piece) for piece in pieces) <= piece_rows
-    return np.concatenate(pieces)
-
-
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 400)
-
-
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("compress", [False, True])
 def test_what_was_written_in_any_pieces_is_read_by_us_and_by_zarr(tmp_path: Path, compress: bool) -> None:
     identities = set()
@@ -58,11 +36,13 @@ def test_what_was_written_in_any_pieces_is_read_by_us_and_by_zarr(tmp_path: Path
         rows = np.random.default_rng(0).integers(0, 100, (101, 5)).astype(dtype)
         rows[50:] = 0  # chunks of zeros are written too
         path = tmp_path / f"{dtype}.zarr"
-        write(path, rows, pieces=13, compress=compress)
-        table = open_rows(path)
+        table = table_of(path, rows, 40, pieces=13, compress=compress, budget=BUDGET)
         assert sum(chunk.is_file() for chunk in (path / "c").rglob("0")) == table.chunks >= 2
         assert (table.rows, table.columns, table.dtype, table.budget) == (101, 5, dtype, BUDGET)
-        assert np.array_equal(all_rows(table, 3), rows)
+        reader = ChunkReader(table, 3)
+        pieces = [piece.copy() for index in range(table.chunks) for piece in reader.read(index)]
+        assert max(map(len, pieces)) <= 3
+        assert np.array_equal(np.concatenate(pieces), rows)
         array = zarr.open_array(path, mode="r")
         assert np.array_equal(np.asarray(array[:]), rows)
         assert array.dtype == rows.dtype
@@ -77,12 +57,10 @@ def test_chunks_are_whole_rows_of_eight_to_24_mib(columns: int, dtype: str) -> N
     assert chunk_rows_for(columns, dtype, 7) == 7
 
 
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("compress", [False, True])
 def test_a_damaged_chunk_is_refused_when_it_is_read_and_named(tmp_path: Path, compress: bool) -> None:
     path = tmp_path / "rows.zarr"
-    write(path, np.ones((101, 5)), compress=compress)
-    table, chunk = open_rows(path), path / chunk_key(2)
+    table, chunk = table_of(path, np.ones((101, 5)), 10, compress=compress), path / chunk_key(2)
     content = chunk.read_bytes()
     flipped = content[:17] + bytes([content[17] ^ 4]) + content[18:]
     (tmp_path / "elsewhere").write_bytes(content)
@@ -133,29 +111,18 @@ def test_an_array_laid_out_otherwise_is_refused(tmp_path: Path, changes: dict[st
 
 def test_what_is_no_table_of_ours_is_refused_with_the_cure(tmp_path: Path) -> None:
     path = tmp_path / "rows.zarr"
-    with pytest.raises(DataError, match=r"dpdist\.ingest_rows"):
-        open_rows(path)
     zarr.create_array(store=path, shape=(4, 4), dtype="float64")
-    with pytest.raises(DataError, match=r"dpdist\.ingest_rows"):
-        open_rows(path)
-    shutil.rmtree(path)
-    write(path, np.ones((4, 4)))
-    metadata = json.loads((path / "zarr.json").read_text())
-    metadata["attributes"]["dpdist"]["format"] = "dpdist-rows/99"
-    (path / "zarr.json").write_text(json.dumps(metadata))
-    with pytest.raises(DataError, match="dpdist-rows/99"):
-        open_rows(path)
-    (path / "zarr.json").write_text("{")
-    with pytest.raises(DataError, match=r"dpdist\.ingest_rows"):
-        open_rows(path)
+    for content in ((path / "zarr.json").read_text(), "{"):
+        (path / "zarr.json").write_text(content)
+        with pytest.raises(DataError, match=r"dpdist\.ingest_rows"):
+            open_rows(path)
 
 
 def test_an_existing_target_is_kept_and_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "rows.zarr"
-    write(path, np.ones((4, 4)))
-    before = open_rows(path)
+    before = table_of(path, np.ones((4, 4)))
     with pytest.raises(DataError, match="exists already"):
-        write(path, np.zeros((4, 4)))
+        table_of(path, np.zeros((4, 4)))
     assert open_rows(path) == before
     with (
         pytest.raises(DataError, match="announced"),
@@ -167,8 +134,7 @@ def test_an_existing_target_is_kept_and_a_failed_write_leaves_nothing(tmp_path: 
 
 def test_attributes_of_other_types_are_refused_and_none_is_guessed(tmp_path: Path) -> None:
     path = tmp_path / "rows.zarr"
-    write(path, np.zeros((2, 2), dtype=np.uint8), names=("a", "b"), budget=None)
-    assert open_rows(path).rows == 2
+    table_of(path, np.zeros((2, 2), dtype=np.uint8))
     sound = (path / "zarr.json").read_text()
     changes: list[dict[str, Any]] = [
         {"dataset_id": 7}, {"ledger_id": ["a"]}, {"budget": {"epsilon_micro": "1", "delta_atto": 0}}, {"budget": {}},
@@ -187,9 +153,8 @@ def test_periods_that_do_not_belong_together_are_refused(tmp_path: Path) -> None
     unit, seals = Unit("who", 2, max_periods=3), dict[str, str]()
     table = create_periods(tmp_path / "visits", BUDGET, unit)
     for period, names, own in (("d1", ("a", "b"), unit), ("d2", ("a", "c"), unit), ("d3", ("a", "b"), None)):
-        stored = table.rows_of(period)
-        write(stored, np.zeros((2, 2), dtype=np.uint8), names=names, budget=None, period=period, unit=own)
-        seals[period] = seal_rows(open_rows(stored))
+        rows = np.zeros((2, 2), dtype=np.uint8)
+        seals[period] = seal_rows(table_of(table.rows_of(period), rows, names=names, period=period, unit=own))
     assert table.span({"d1": seals["d1"]}, 0).rows == 2
     for other, said in (("d2", "differ in columns"), ("d3", "differ in their privacy unit")):
         with pytest.raises(DataError, match=said):

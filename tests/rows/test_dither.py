@@ -62,12 +62,6 @@ def test_what_rows_share_leaves_no_bias_on_the_finer_grid() -> None:
         assert ((y - x) ** 2).mean() <= 0.25 + 2.0**-20
 
 
-def test_with_one_uniform_the_diagonal_would_depend_on_the_rows() -> None:
-    v = np.arange(64)
-    excess = {Fraction(int((((y + v) // 64) ** 2).sum()), 64) - Fraction(y, 64) ** 2 for y in (0, 16, 32)}
-    assert excess == {Fraction(0), Fraction(3, 16), Fraction(1, 4)}
-
-
 @given(float_rows(4, 5), st.integers(4, 20), st.integers(0, 2**50))
 def test_any_row_of_floats_stays_inside_the_bound(rows: npt.NDArray[np.float64], bits: int, number: int) -> None:
     rule = Dithering(5, bits)

@@ -145,10 +145,12 @@ cells = st.fixed_dictionaries({
 @settings(max_examples=15, deadline=None)
 @given(st.lists(cells, min_size=1, max_size=12), cells, st.data())
 def test_neighbouring_tables_become_neighbouring_tables(table: list[Any], other: Any, data: st.DataObject) -> None:
-    """The theorem: each row has one image, independent of the others, so n is unchanged and one row differs."""
+    """The theorem: each row has one image, in whatever piece it comes, so n is unchanged and one row differs."""
 
     def made(rows: list[Any]) -> Any:
-        return rows_of(PENGUINS, {name: [row[name] for row in rows] for name in table[0]})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(encoding, "_PIECE", 8 * len(PENGUINS.features) * data.draw(st.integers(1, 12)))
+            return rows_of(PENGUINS, {name: [row[name] for row in rows] for name in table[0]})
 
     place = data.draw(st.integers(0, len(table) - 1))
     before, after = made(table), made([*table[:place], other, *table[place + 1 :]])
@@ -160,30 +162,6 @@ def test_neighbouring_tables_become_neighbouring_tables(table: list[Any], other:
     assert norm is not None
     lengths = np.linalg.norm(before, axis=1)
     assert ((lengths <= norm * (1 + 1e-12)) | np.isnan(before).all(axis=1)).all()
-
-
-@pytest.mark.parametrize("step", [1, 3, 100])
-def test_a_row_is_the_same_in_whatever_piece_it_comes(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    columns = {"species": list(TEXT), "mass": ["1", "2", "3", "", "5000"], "alive": ["1", "", "0", "1", "1"],
-               "size": ["NA"] * 5, "seen": ["", "2020-01-02", "", "2020-01-09", ""]}  # fmt: skip
-    whole = rows_of(PENGUINS, columns)
-    monkeypatch.setattr(encoding, "_PIECE", 8 * len(PENGUINS.features) * step)
-    np.testing.assert_array_equal(rows_of(PENGUINS, columns), whole)
-
-
-def test_units_of_several_columns_are_told_apart_whatever_they_are_called() -> None:
-    schema = Schema([Column("a", "boolean"), Column("b", "boolean"), Column("f", "privacy unit"),
-                     Column("i", "privacy unit")], max_rows=1)  # fmt: skip
-    assert schema.unit is not None
-    assert schema.unit.column == "f and i"
-    first, second = ["1", "11", "1:", "1", "a ", "a"], ["11", "1", "1", ":1", "b", "b"]
-    found = units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"key")
-    assert found.shape == (6, 2)
-    assert len({tuple(each) for each in found.tolist()}) == 5  # the last two have the same normalised name
-    assert found.tolist() != units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"other").tolist()
-    with pytest.raises(UnfitError, match="owner of the row is unknown") as caught:
-        units_of(schema, {"f": pa.array(["1", "NA"]), "i": pa.array(["1", "2"])}, b"key")
-    assert [(fault.row, fault.column) for fault in caught.value.faults] == [(1, "f")]
 
 
 BROKEN = '''\

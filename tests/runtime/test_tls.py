@@ -24,18 +24,15 @@ from support.folders import CLUSTER
 from support.norms import some_rows, table_of
 
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.runtime import cluster
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.sums import DaskExecutor
 from dpdist.runtime.tls import Certificates, require_safe, require_safe_cluster
 
 MAKE = CLUSTER / "make-certificates"
 LOOPBACK = ("--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0")
 RELEASE = ("--epsilon", "1", "--delta", "1e-6", "--clip", "8")
-OPEN = "tcp://192.0.2.1:8786"  # an address that no machine has
 
 
 @contextmanager
@@ -175,21 +172,6 @@ def test_a_broken_file_is_named_and_not_quoted(folder: Path, tmp_path: Path) -> 
         replace(right, key=certificates(folder / "other").key).security()
 
 
-def test_an_unencrypted_scheduler_on_the_network_is_refused_before_any_connection(rows: Path, call: Call) -> None:
-    here = rows.parent
-    job = '[rows]\npath = "rows.zarr"\n[release]\npath = "release.zarr"\nepsilon = 1\nclip = 8\n'
-    (here / "job.toml").write_text(f'{job}[cluster]\nscheduler = "{OPEN}"')
-    for arguments in (
-        ("release", rows, here / "release.zarr", *RELEASE, "--scheduler", OPEN),
-        ("project", rows, here / "model.zarr", here / "scores.zarr", "--scheduler", OPEN),
-        ("run", here / "job.toml"),
-    ):
-        message = assert_refused(call(*arguments), 3, rows)
-        assert "insecure" in message
-        assert "not encrypted" in message
-    assert read_job(here / "job.toml", insecure=True).cluster.insecure
-
-
 def test_addresses_of_this_machine_need_no_encryption_and_all_others_do(folder: Path) -> None:
     for host in ("127.0.0.1", "127.8.9.10", "[::1]", "localhost"):
         for protocol in ("tcp://", ""):
@@ -222,20 +204,6 @@ def test_workers_must_be_encrypted_or_on_this_machine_too() -> None:
         for scheduler, workers in ((address, []), (here, [address])):
             with pytest.raises(RefusedError, match="Nothing was sent"):
                 require_safe_cluster(scheduler, workers, foreign=True)
-
-
-def test_every_socket_of_a_cluster_started_by_hand_is_on_loopback(address: str, folder: Path) -> None:
-    def listening() -> list[str]:  # in here, because those processes cannot import this file
-        links = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-        sockets = {link[8:-1] for link in links if link.startswith("socket:[")}
-        tables = [Path(f"/proc/self/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
-        fields = [line.split() for table in tables for line in table]
-        return sorted({field[1].split(":")[0] for field in fields if field[3] == "0A" and field[9] in sockets})
-
-    with Cluster(address, certificates=certificates(folder / "right")).connected() as found:
-        assert isinstance(found, DaskExecutor)
-        places = [found._client.run_on_scheduler(listening), *found._client.run(listening).values()]
-    assert places == [["0100007F"], ["0100007F"]]  # 127.0.0.1, as the kernel writes it
 
 
 def test_keys_are_for_their_owner_only_and_the_key_of_the_ca_is_nowhere(folder: Path) -> None:

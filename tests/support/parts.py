@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pytest
 
 from dpdist.ingest.registered import open_rows
 from dpdist.moment.total import MomentTask, Partial, Value, add_partials, moment_task
-from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.dataset import RowsTable, created, partitions
 from dpdist.rows.table import Table
+from dpdist.storage.store import AnyStore
 from dpdist.triangle import Band
 from support.dithering import KEY
 
 
 def table_of(
-    path: Path, rows: npt.NDArray[Any], chunk_rows: int | None = None, *, compress: bool = False,
-    budget: PrivacyLoss | None = None,
-) -> RowsTable:  # fmt: skip
-    names = tuple(f"c{i}" for i in range(rows.shape[1]))
-    dtype = str(rows.dtype)
+    path: AnyStore, rows: npt.NDArray[Any], chunk_rows: int | None = None, *, pieces: int = 1, **head: Any
+) -> RowsTable:
+    given = {"names": tuple(f"c{i}" for i in range(rows.shape[1])), "budget": None} | head
     with pytest.MonkeyPatch.context() as patch:
         if chunk_rows is not None:
             patch.setattr(dataset, "_TARGET_CHUNK", chunk_rows * rows.shape[1] * rows.itemsize)
-        with created(path, rows=len(rows), dtype=dtype, names=names, budget=budget, compress=compress) as writer:
-            writer.append(rows)
+        with created(path, rows=len(rows), dtype=str(rows.dtype), **given) as writer:
+            for piece in np.array_split(rows, pieces):
+                writer.append(piece)
     return open_rows(path)
 
 
