@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,12 @@ from faults.nightly import CLUSTER, Job
 from faults.packages import PATH, missing, need, need_time
 from faults.waiting import PATIENCE, until
 from support.estimator_scene import ingested, table
-from support.s3_server import free_port
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)
