@@ -1,4 +1,4 @@
-"""The commands ledger create, show, verify, attest, export and adopt."""
+"""The commands ledger create, show, verify, attest, raise, export and adopt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpdist._util.text import counted, listed, wrapped
 from dpdist.cli import Suggesting
 from dpdist.cli.options import LEDGER, STORE, json_option, options
 from dpdist.cli.output import answer, show
-from dpdist.errors import RefusedError
+from dpdist.errors import RefusedError, UsageError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -102,6 +102,28 @@ def ledger_attest(ledger: LedgerAddress, fixed_beforehand: bool, as_json: bool) 
     """
     balance = Ledger(ledger).attest()
     answer(as_json, {"ledger": str(ledger), **balance.to_json()}, f"{ledger}: {balance}.")
+
+
+@ledger.command("raise")
+@click.argument("ledger", type=LEDGER)
+@options(BudgetOptions, "budget_options")
+@click.option(
+    "--regardless-of-answers", is_flag=True, required=True, help="Required; the journal records the statement."
+)
+@json_option
+def ledger_raise(
+    ledger: LedgerAddress, budget_options: BudgetOptions, regardless_of_answers: bool, as_json: bool,  # noqa: ARG001 - required
+) -> None:  # fmt: skip
+    """Raise the budget, and state that no answer is the reason. Every later release repeats this condition.
+
+    All releases together keep the raised budget as if it had been declared at first, unless it was raised because of an
+    answer: then each release keeps its own guarantee, and no total is proved.
+    """
+    if budget_options.budget is None:
+        raise UsageError("Give the new budget: --budget-epsilon E and, if a delta is allowed, --budget-delta D.")
+    balance = Ledger(ledger).raise_budget(budget_options.budget)
+    value = {"ledger": str(ledger), **balance.to_json()}
+    answer(as_json, value, f"{ledger}: budget {balance.budget}. {balance}.")
 
 
 @ledger.command("export")

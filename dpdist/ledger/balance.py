@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from dpdist._util.text import counted, fields_as_json, listed
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger import checkpoint
-from dpdist.ledger.journal import ORIGIN, Capped, Created, Entry, Event, Storage, Transaction, entry_of
+from dpdist.ledger.journal import ORIGIN, Capped, Created, Entry, Event, Raised, Storage, Transaction, entry_of
 from dpdist.ledger.state import Record, State, View
 from dpdist.naming import parameter, step
-from dpdist.privacy.accounting import CapSet, Left, certified, prices
-from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.accounting import CapSet, Left, caps_for, certified, prices
+from dpdist.privacy.guarantee import Guarantee, MixedBudget, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 
 
@@ -151,6 +151,19 @@ def matching_periods(view: View, periods: Mapping[str, str], location: str) -> t
     return tuple(sorted(periods))
 
 
+def raising(view: View, charge: Charge, location: str) -> str:
+    """Return a sentence, after a space, on how to raise the budget for one more charge; may be empty."""
+    loss, budget = charge.guarantee.loss, view.declared
+    larger = PrivacyLoss(budget.epsilon_micro + loss.epsilon_micro, budget.delta_atto + loss.delta_atto)
+    if isinstance(budget, MixedBudget) or raised(view, larger, charge) is None:
+        return ""
+    line = step(
+        "ledger raise", location, budget_epsilon=f"{larger.epsilon:g}",
+        **({"budget_delta": f"{larger.delta:g}"} if larger.delta_atto else {}), regardless_of_answers="",
+    )  # fmt: skip
+    return f" If no answer is the reason, the budget can be raised: {line}."
+
+
 def charge_of(guarantee: Guarantee, periods: tuple[str, ...], weights: Mapping[str, int]) -> Charge:
     """Return the charge of a release of some periods, whose rows it may add with weights."""
     if weights and weights.keys() != set(periods):
@@ -191,7 +204,8 @@ def caps_to_fix(view: View, charge: Charge, location: str) -> list[Event]:
         )
     accounts = view.accounts_for(guarantee)
     if accounts is None or not accounts.holds(charge):
-        raise RefusedError(refusal(location, view.declared, accounts, view.charged, charge))
+        cure = raising(view, charge, location) if accounts is not None else ""
+        raise RefusedError(refusal(location, view.declared, accounts, view.charged, charge) + cure)
     if view.accounts is not None:
         return []
     return [Capped(tuple(caps.to_json() for caps in accounts.caps))]
@@ -199,10 +213,33 @@ def caps_to_fix(view: View, charge: Charge, location: str) -> list[Event]:
 
 def format_upgrade(view: View, draws: int) -> tuple[Created, ...]:
     """Return the event to write before the first release in several draws, whose format older versions refuse."""
-    required = view.format_for(draws)
-    if draws == 1 or view.format >= required:  # the formats differ only in the last digit
+    return upgrade_to(view, draws + 1) if draws > 1 else ()
+
+
+def upgrade_to(view: View, version: int) -> tuple[Created, ...]:
+    """Return the event to write before the first entry of a version; none if the ledger has it."""
+    required = view.format_of(version)
+    if view.format >= required:  # the formats differ only in the last digit
         return ()
     return (replace(view.created, format=required),)
+
+
+def raised(view: View, budget: PrivacyLoss, charge: Charge | None = None) -> Raised | None:
+    """Return the event that raises the budget, if all charges, and one more, fit the caps of the new one.
+
+    The caps are those that a ledger with this budget would have fixed before its first charge.
+    """
+    if view.first_charged is None:
+        return Raised(budget.to_json())
+    caps = caps_for(budget, view.first_charged)
+    trial = PeriodFilters(budget, caps, view.periods or ())
+    every = [*view.charged, *([] if charge is None else [charge])]
+    if not all(trial.book(str(number), each) for number, each in enumerate(every)):
+        return None
+    condition = f"the budget was raised from {view.declared} to {budget} for another reason than the answers"
+    if view.condition is not None:
+        condition = f"{view.condition}, and {condition}"
+    return Raised(budget.to_json(), tuple(cap.to_json() for cap in caps), condition)
 
 
 def require_within_budget(view: View, location: str) -> None:

@@ -69,6 +69,14 @@ class Capped(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="ca
     condition: str | None = None
 
 
+class Raised(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="raised"):
+    """The budget was raised; with charges, these are its caps, under a condition that a user stated."""
+
+    budget: dict[str, int]
+    sets: tuple[CapSetJson, ...] = ()
+    condition: str | None = None
+
+
 class Reserved(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="reserved"):
     """A release was charged, for all its draws, to some periods or to all rows.
 
@@ -173,7 +181,18 @@ class Adopted(Struct, frozen=True, tag_field="event", tag="adopted"):
 
 
 Event = (
-    Created | Closed | Capped | Reserved | Begun | Staged | Committed | CommitWitnessed | Published | Aborted | Adopted
+    Created
+    | Closed
+    | Capped
+    | Raised
+    | Reserved
+    | Begun
+    | Staged
+    | Committed
+    | CommitWitnessed
+    | Published
+    | Aborted
+    | Adopted
 )
 
 

@@ -55,9 +55,11 @@ from dpdist.ledger.balance import (
     charge_of,
     format_upgrade,
     matching_periods,
+    raised,
     require_charged,
     require_distinct_rows,
     require_within_budget,
+    upgrade_to,
 )
 from dpdist.ledger.journal import (
     Aborted,
@@ -75,7 +77,7 @@ from dpdist.ledger.journal import (
     entry_of,
 )
 from dpdist.ledger.sqlite import FolderStorage
-from dpdist.ledger.state import FORMAT, PERIODIC, Part, Record, State
+from dpdist.ledger.state import FORMAT, PERIODIC, RAISED, Part, Record, State
 from dpdist.ledger.witness import FolderWitness, Witnessed
 from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
@@ -276,6 +278,39 @@ class Ledger(Witnessed):
                     "beforehand. Nothing more can be charged to it."
                 )
             self._append(view, transaction, Capped((caps.to_json(),), condition))
+        return self.balance()
+
+    def raise_budget(self, budget: PrivacyLoss) -> Balance:
+        """Raise the budget, which the journal records; after a charge, the guarantee gets a condition.
+
+        All charges together then keep the new budget as if it had been declared at first, provided that it was not
+        raised because of an answer: the caps of a filter must not depend on answers. Each release keeps its own
+        guarantee in any case. Rows and job files name the first budget as before.
+
+        Parameters
+        ----------
+        budget
+            The new budget, at least as large in each part.
+
+        Raises
+        ------
+        UsageError
+            If it is not larger.
+        RefusedError
+            If the charges do not fit its caps, or nothing can be charged to this ledger.
+        """
+        with self._current() as (view, transaction):
+            before = view.declared
+            parts = budget.to_json()
+            if budget == before or any(parts.get(name, 0) < least for name, least in before.to_json().items()):
+                raise UsageError(f"The budget of {self._storage} is {before}. Give a larger one.")
+            event = None if view.accounts_for() is None else raised(view, budget)
+            if event is None:
+                raise RefusedError(
+                    f"The budget of {self._storage} cannot be raised to {budget}: its charges fit no caps that such a "
+                    "ledger would have fixed before its first charge."
+                )
+            self._append(view, transaction, *upgrade_to(view, RAISED), event)
         return self.balance()
 
     def reserve(

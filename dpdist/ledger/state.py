@@ -26,6 +26,7 @@ from dpdist.ledger.journal import (
     Draws,
     Entry,
     Published,
+    Raised,
     Reserved,
     Staged,
     event_of,
@@ -40,13 +41,17 @@ PERIODIC = "dpdist-ledger-periods/2"
 _FORMATS = {
     f"{kind}/{number}": periodic
     for kind, periodic in (("dpdist-ledger", False), ("dpdist-ledger-periods", True))
-    for number in range(1, 5)
+    for number in range(1, 6)
 }
 """Whether rows come in periods, by format.
 
-Version 1 ledgers were created without caps. A ledger has version 3 from its first release in two draws on, and version
-4 from its first release in three draws on.
+Version 1 ledgers were created without caps. A ledger has version 3 from its first release in two draws on, version 4
+from its first release in three draws on, and version 5 from the first time its budget was raised on.
 """
+
+
+RAISED = 5
+"""Version of a ledger whose budget was raised."""
 
 
 class State(enum.StrEnum):
@@ -246,8 +251,8 @@ class View:
                 self._periods()[event.period] = event.digest
                 if self.accounts is not None:
                     self.accounts.close(event.period)
-            case Capped():
-                self._cap(Caps(event.sets, event.condition))
+            case Capped() | Raised():
+                self._limit(event)
             case Reserved():
                 self._reserve(event)
             case Adopted():
@@ -286,11 +291,11 @@ class View:
 
     @property
     def _upgrades(self) -> tuple[Created, ...]:
-        return tuple(replaced(self.created, format=self.format_for(draws)) for draws in (2, 3))
+        return tuple(replaced(self.created, format=self.format_of(number)) for number in (3, 4, RAISED))
 
-    def format_for(self, draws: int) -> str:
-        """Return the format required for releases in ``draws`` draws."""
-        return f"{(FORMAT if self.periods is None else PERIODIC)[:-1]}{draws + 1}"
+    def format_of(self, version: int) -> str:
+        """Return the format of a version for these rows."""
+        return f"{(FORMAT if self.periods is None else PERIODIC)[:-1]}{version}"
 
     def _move(self, event: Begun | Staged | Committed | CommitWitnessed | Published | Aborted) -> None:
         record = self.records[event.id]
@@ -339,6 +344,13 @@ class View:
             self._book(self.accounts, record)
         elif self.begun_with_caps:
             self.exceeded = self.exceeded or event.id
+
+    def _limit(self, event: Capped | Raised) -> None:
+        """Raise the budget, if it is, and fix the caps; a budget raised before the first charge has none yet."""
+        if isinstance(event, Raised):
+            self.budget = PrivacyLoss.from_json(event.budget)
+        if event.sets:
+            self._cap(Caps(event.sets, event.condition))
 
     def _cap(self, caps: Caps) -> None:
         """Fix the caps, and charge the earlier releases of a version 1 ledger."""

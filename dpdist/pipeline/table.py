@@ -19,6 +19,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError
 from dpdist.ingest.sources import KINDS, table_at
 from dpdist.ledger import state_folder
+from dpdist.ledger.ledger import Ledger
 from dpdist.naming import parameter, step
 from dpdist.pipeline.budget import create_ledger, default_ledger, ingest_rows
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -83,7 +84,7 @@ def _content_of(file: Path) -> str:
 
 def _decisions(file: Path, table: RowsTable) -> str:
     """Return a sentence for each decision about a table."""
-    whole = table.schema
+    whole, place = table.schema, default_ledger(rows_next_to(file))
     left_out = [column.name for column in whole.columns if column.kind == "ignored"] if whole else []
     unit = table.unit
     sentences = [
@@ -91,7 +92,7 @@ def _decisions(file: Path, table: RowsTable) -> str:
         + (f", without {listed(left_out)}" if left_out else ""),
         "Each row is protected as a person" if unit is None else
         f"Persons are told by {unit.column}, and at most {counted(unit.max_rows, 'row')} of each are kept",
-        f"The budget of the table is {table.budget}, in {default_ledger(rows_next_to(file))}",
+        f"The budget of the table is {Ledger(place).budget}, in {place}",
     ]  # fmt: skip
     if whole is not None and whole.centring:
         sentences.append("Cells without a number count as the centre of their column")
