@@ -19,11 +19,11 @@ def folder(tmp_path: Path, state: Path) -> Path:  # noqa: ARG001 - all tests cha
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests on both storages, or on those that a module names."""
+    """Run tests in a folder, or on the storages that a module names."""
     if "place" in metafunc.fixturenames and not any(
         "place" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize")
     ):
-        kinds = getattr(metafunc.module, "PLACES", ("folder", "postgres"))
+        kinds = getattr(metafunc.module, "PLACES", ("folder",))
         metafunc.parametrize("place", kinds, indirect=True)
 
 

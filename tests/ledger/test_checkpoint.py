@@ -37,7 +37,6 @@ from dpdist.privacy.accounting import caps_for
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 
 pytestmark = pytest.mark.usefixtures("state")
-PLACES = ("folder",)
 BUDGET = PrivacyLoss.parse("2", "1e-6").mixed(1_000_000, 10**11)
 POINT = Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss.parse("0.1", "1e-8"), None, Arithmetic.IDEAL_REAL, "none")
 KINDS = [pure(1), gaussian("0.1", "1e-6"), gaussian("0.3", "1e-6"), POINT]

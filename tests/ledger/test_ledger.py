@@ -41,6 +41,8 @@ from dpdist.ledger.state import State
 from dpdist.privacy.accounting import caps_for
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 
+PLACES = ("folder", "postgres")
+
 
 def test_only_the_owner_can_read_a_ledger(folder: Path) -> None:
     before = os.umask(0)  # all permission bits are allowed

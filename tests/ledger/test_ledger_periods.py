@@ -1,4 +1,4 @@
-"""A row is charged exactly for the releases of its own period, never more than the budget, in both storages."""
+"""A row is charged exactly for the releases of its own period, never more than the budget."""
 
 from __future__ import annotations
 

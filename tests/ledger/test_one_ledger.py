@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +26,6 @@ from dpdist.rows import periods
 from dpdist.runtime.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("state")
-PLACES = ("folder",)
 BUDGET = PrivacyLoss.parse("2")
 DECLARED = ("--budget-epsilon", "2")
 PURE = ("--epsilon", "2", "--clip", "20")
@@ -110,6 +112,20 @@ def test_a_folder_of_periods_that_was_copied_before_its_ledger_gets_one(here: Pa
     assert named.ledger_id == table.ledger_id
 
 
+def test_two_copies_get_one_ledger_if_both_create_it_at_once(twins: tuple[Path, Path], here: Path) -> None:
+    barrier = threading.Barrier(2)
+
+    def created(rows: Path) -> bool:
+        barrier.wait()
+        with suppress(RefusedError):
+            return bool(budget.create_ledger(budget.default_ledger(rows), rows, BUDGET))
+        return False
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(created, twins)) == 1
+    assert len(list(here.glob("*.ledger"))) == 1
+
+
 @pytest.mark.parametrize(
     ("owner", "step", "first"), [(StateFile, "write", 0), (StateFile, "write", 1), (budget, "bind_ledger", 0)]
 )
@@ -133,22 +149,6 @@ def test_whatever_dies_while_a_ledger_is_created_there_is_one(
         created(twins[1 - first])
 
 
-def test_of_two_ledgers_of_one_data_set_the_first_that_is_charged_is_the_only_one(
-    place: LedgerAddress, tmp_path: Path
-) -> None:
-    """Create ledgers as an older version or two machines could."""
-    first = Ledger.create(place, dataset_id=DATASET, budget=BUDGET)
-    second = Ledger.create(tmp_path / "second", dataset_id=DATASET, budget=BUDGET)
-    assert reserve(first, "a") is State.RESERVED
-    head = second.head
-    for use in (lambda: reserve(second, "b"), second.attest):
-        with pytest.raises(RefusedError, match="Two ledgers would be two budgets") as refused:
-            use()
-        assert str(place) in str(refused.value)
-    assert second.head == head
-    assert reserve(Ledger(place), "b") is State.RESERVED
-
-
 @pytest.mark.usefixtures("twins")
 def test_copies_of_rows_have_a_budget_or_are_reproduced_never_both(call: Call) -> None:
     reproduce = ("--epsilon", "1", "--clip", "20", "--mechanism", "none", "--for-reproduction")
@@ -160,10 +160,18 @@ def test_copies_of_rows_have_a_budget_or_are_reproduced_never_both(call: Call) -
     assert call("release", "rows.zarr", "again.zarr", *reproduce).code == 0
 
 
-def test_a_ledger_of_another_machine_is_not_charged_for_reproduced_rows(place: LedgerAddress) -> None:
-    ledger = Ledger.create(place, dataset_id=DATASET, budget=BUDGET)
+def test_of_two_ledgers_the_first_that_is_charged_is_the_only_one_and_none_if_rows_were_reproduced(
+    place: LedgerAddress, tmp_path: Path
+) -> None:
+    # as an older version or two machines could create them
+    first, second = (Ledger.create(at, dataset_id=DATASET, budget=BUDGET) for at in (place, tmp_path / "second"))
+    assert reserve(first, "a") is State.RESERVED
+    for use in (lambda: reserve(second, "b"), second.attest):
+        with pytest.raises(RefusedError, match="Two ledgers would be two budgets") as refused:
+            use()
+        assert str(place) in str(refused.value)
     with state_folder.held(DATASET) as data:
         data.write(state_folder.DatasetRecord(reproduced=True))
     with pytest.raises(RefusedError, match="released for reproduction"):
-        reserve(ledger, "a")
-    assert ledger.records == []
+        reserve(first, "b")
+    assert (len(first.records), second.records) == (1, [])

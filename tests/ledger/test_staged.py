@@ -23,7 +23,6 @@ from dpdist.ledger.state_folder import StateFile, state_home
 from dpdist.privacy.guarantee import PrivacyLoss
 
 pytestmark = pytest.mark.usefixtures("state")
-PLACES = ("folder",)
 
 
 def reserved(ledger: Ledger, release_id: str = "a", draws: Draws = 2, **more: Any) -> State:

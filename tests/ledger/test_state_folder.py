@@ -20,8 +20,6 @@ from dpdist.ledger.state import State
 from dpdist.ledger.state_folder import state_home
 from dpdist.ledger.witness import FolderWitness
 
-PLACES = ("folder",)
-
 
 def file_of(ledger: Ledger) -> Path:
     return Path(FolderWitness().path(ledger.ledger_id))
