@@ -6,13 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.paper_runs import results, run
+from support.paper_runs import run
+from support.tallies import FALSE_ALARM
 
 from dpdist.errors import PrivacyLeakWarning
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import Neighbours
+from papers.common import wishart_bounds
 from papers.common.answers import NOTICE
-from papers.imtiaz_sarwate import classifiers, differences, erratum, figures, methods, pages, table
+from papers.imtiaz_sarwate import classifiers, differences, erratum, figures, methods, pages, table, theorem_2
 from papers.imtiaz_sarwate.published import LABELS, counted
 
 
@@ -33,11 +35,10 @@ def test_the_figures_run_are_recorded_and_are_not_run_again(
     scheduler: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.warns(PrivacyLeakWarning) as named:
-        run(figures.main, scheduler, tmp_path, "--data", str(folder))
+        found, rows = run(figures, scheduler, tmp_path, "--data", str(folder))
     for leak in ("largest norm", "rounds of PPM"):
         assert any(leak in str(warning.message) for warning in named)
     assert NOTICE in capsys.readouterr().err
-    found, rows = results(tmp_path, figures.NAME)
     assert found["notice"] == NOTICE
     assert {row["method"] for row in rows} == set(methods.METHODS)
     assert {row["data"] for row in rows} == {"synthetic", "covertype"}
@@ -52,15 +53,14 @@ def test_the_figures_run_are_recorded_and_are_not_run_again(
     assert "## covertype" in (tmp_path / f"{figures.NAME}.md").read_text()
     before = (tmp_path / f"{figures.NAME}.cells.jsonl").read_bytes()
     with pytest.warns(PrivacyLeakWarning):
-        run(figures.main, scheduler, tmp_path, "--data", str(folder))
+        run(figures, scheduler, tmp_path, "--data", str(folder))
     assert "Captured energy" not in capsys.readouterr().err  # the progress bar: no cell was left
     assert (tmp_path / f"{figures.NAME}.cells.jsonl").read_bytes() == before
 
 
 def test_differences_of_matrices_are_those_of_the_noise(scheduler: str, folder: Path, tmp_path: Path) -> None:
     with pytest.warns(PrivacyLeakWarning):
-        run(differences.main, scheduler, tmp_path, "--data", str(folder))
-    found, rows = results(tmp_path, differences.NAME)
+        found, rows = run(differences, scheduler, tmp_path, "--data", str(folder))
     assert {row["method"] for row in rows} == set(differences.RELEASING) == set(found["methods"])
     mean = {(m["data"], m["method"], m["measure"]): m["mean"] for m in found["table"]}
     for data in ("synthetic", "covertype"):
@@ -74,10 +74,9 @@ def test_differences_of_matrices_are_those_of_the_noise(scheduler: str, folder: 
 
 def test_the_table_runs_and_compares_with_what_was_printed(scheduler: str, tmp_path: Path) -> None:
     with pytest.warns(PrivacyLeakWarning) as named:
-        run(table.main, scheduler, tmp_path)
+        found, rows = run(table, scheduler, tmp_path)
     for leak in ("largest norm", "rounds of PPM"):
         assert any(leak in str(warning.message) for warning in named)
-    found, rows = results(tmp_path, table.NAME)
     assert {row["split"] for row in rows} == {"70%", "50%"}
     printed = {(row["method"], row["split"]): row.get("printed") for row in found["table"]}
     assert printed["SN", "70%"] == 7.99
@@ -115,16 +114,14 @@ def test_a_printed_cell_is_compared_with_single_runs_and_not_with_their_mean() -
 
 def test_classifiers_are_tried_on_digits(scheduler: str, folder: Path, tmp_path: Path) -> None:
     with pytest.warns(PrivacyLeakWarning):
-        run(classifiers.main, scheduler, tmp_path, "--data", str(folder))
-    found, rows = results(tmp_path, classifiers.NAME)
+        found, rows = run(classifiers, scheduler, tmp_path, "--data", str(folder))
     assert {row["subspace"] for row in rows} == {"SVD", "random"}
     assert all(float(row["error"]) < 10 for row in rows if row["subspace"] == "SVD")  # the digits are far apart
     assert (tmp_path / f"{classifiers.NAME}.md").read_text() == pages.classifiers_page(found)
 
 
 def test_the_attack_is_certain_after_sn_releases_and_never_after_the_repairs(scheduler: str, tmp_path: Path) -> None:
-    run(erratum.main, scheduler, tmp_path)
-    found, rows = results(tmp_path, erratum.NAME)
+    found, rows = run(erratum, scheduler, tmp_path)
     assert len(rows) == 5
     attacks = {row["mechanism"]: row for row in found["attacks"]}
     for label, theory in (("SN", 0.6321), ("Jiang et al.", 0.2835), ("dp_stats", 0.8647)):
@@ -146,7 +143,58 @@ def test_the_attack_is_certain_after_sn_releases_and_never_after_the_repairs(sch
 def test_sn_is_instantiated_as_published() -> None:
     query = LatticeQuery(10, 4**16, Neighbours.REPLACE_ONE)
     noise = erratum.calibrated("SN", "0.5", query).noise
-    assert noise["degrees"] == 11
-    assert noise["scale"] == query.bound  # 1 / (2 epsilon), in units of C²
-    assert erratum.calibrated("dp_stats", "0.5", query).noise["scale"] == query.bound  # 1 / (4 epsilon²)
-    assert erratum.calibrated("dp_stats", "0.1", query).noise["scale"] == 25 * query.bound
+    assert (noise["degrees"], noise["scale"]) == (11, query.bound)  # 1 / (2 epsilon), in units of C²
+    for epsilon, scale in (("0.5", 1), ("0.1", 25)):  # 1 / (4 epsilon²)
+        assert erratum.calibrated("dp_stats", epsilon, query).noise["scale"] == scale * query.bound
+
+
+# --- theorem 2: bounds on Wishart noise hold of what the mechanisms draw, and the published rates do not
+
+THEOREM_DRAWS = 30
+
+
+@pytest.mark.parametrize("method", theorem_2.METHODS)
+def test_bounds_hold_of_every_draw_and_the_published_rate_of_none(method: str) -> None:
+    size, k = 40, 4
+    for epsilon in (1.0, 10.0):
+        cell = {"method": method, "epsilon": f"{epsilon:g}", "d": size, "k": k}
+        found = [theorem_2.measured(cell | {"draw": i}, None) for i in range(THEOREM_DRAWS)]
+        # all draws of both epsilons together exceed a bound with a probability below FALSE_ALARM
+        bounds = theorem_2.proved(method, size, k, epsilon, FALSE_ALARM / (2 * THEOREM_DRAWS))
+        for measure in theorem_2.MEASURES:
+            assert max(one[measure] for one in found) <= bounds[measure], measure
+            assert min(one[measure] for one in found) >= 0
+        # the norm is above its mean along a fixed direction: no draw is near the published rate
+        rate = theorem_2.published(size, k, epsilon)
+        for measure in ("norm of the noise", "distance of subspaces"):
+            assert min(one[measure] for one in found) > rate[measure], measure
+        # a twin with the variance taken as a standard deviation, as published, fails
+        wrong = wishart_bounds.wishart_norm(size, size + 1, (0.5 / epsilon) ** 2, FALSE_ALARM / (2 * THEOREM_DRAWS))
+        if epsilon > 1:
+            assert wrong < min(one["norm of the noise"] for one in found)
+
+
+def test_noise_of_any_sign_moves_subspaces_and_ranks_no_farther_than_proved() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(100):
+        size, k = 6, int(rng.integers(1, 6))
+        levels = np.sort(rng.exponential(5, size))[::-1]
+        z = rng.normal(size=(size, size))
+        positive = bool(rng.integers(2))
+        noise = rng.exponential(2) * (z @ z.T / size if positive else (z + z.T) / 2)
+        values = np.linalg.eigvalsh(noise)
+        width, norm = float(values[-1] - values[0]), float(np.abs(values).max())
+        found, vectors = np.linalg.eigh(np.diag(levels) + noise)
+        top = vectors[:, -k:]
+        lost = levels[:k].sum() - np.trace(top.T @ np.diag(levels) @ top)
+        assert -1e-9 <= lost <= wishart_bounds.captured_loss(width, size, k) + 1e-9
+        distance = np.linalg.norm(top @ top.T - np.diag((np.arange(size) < k).astype(float)), 2)
+        assert distance <= wishart_bounds.subspace_distance(width, float(levels[k - 1] - levels[k])) + 1e-9
+        error = np.linalg.norm(np.diag(levels) - (top * found[-k:]) @ top.T, 2)
+        assert error <= wishart_bounds.low_rank_error(norm, float(levels[k]), semidefinite=positive) + 1e-9
+
+
+def test_the_quick_version_of_theorem_2_writes_its_files(scheduler: str, tmp_path: Path) -> None:
+    found, rows = run(theorem_2, scheduler, tmp_path)
+    assert len(rows) == 2 * len(theorem_2.EPSILONS) * 4
+    assert len(found["table"]) == 2 * len(theorem_2.EPSILONS) * len(theorem_2.MEASURES)

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.paper_runs import results, run
+from support.paper_runs import run
 
 from papers.common import wishart_bounds
 from papers.jiang_xie_zhang import noise, sample_complexity, theorems
 
 
 def test_the_exponents_of_the_noise(scheduler: str, tmp_path: Path) -> None:
-    run(noise.main, scheduler, tmp_path)
-    found, rows = results(tmp_path, noise.NAME)
+    found, rows = run(noise, scheduler, tmp_path)
     assert len(rows) == len(noise.NOISES) * 3 * noise.DRAWS
     for name, row in found["table"].items():
         # three sizes up to 64: finite-size effects are below 0.2, and an exponent next to the right one is 0.5 away; of
@@ -27,8 +26,7 @@ def test_the_exponents_of_the_noise(scheduler: str, tmp_path: Path) -> None:
 
 
 def test_theorem_7_holds_with_room_and_gaussian_needs_least(scheduler: str, tmp_path: Path) -> None:
-    run(sample_complexity.main, scheduler, tmp_path)
-    found, _ = results(tmp_path, sample_complexity.NAME)
+    found, _ = run(sample_complexity, scheduler, tmp_path)
     needed = found["rows needed"]
     for d in ("8", "16"):
         assert needed["jiang-wishart"][d] < needed["theorem 7"][d]
@@ -37,8 +35,7 @@ def test_theorem_7_holds_with_room_and_gaussian_needs_least(scheduler: str, tmp_
 
 
 def test_the_theorems_hold_where_they_should(scheduler: str, tmp_path: Path) -> None:
-    run(theorems.main, scheduler, tmp_path)
-    found, rows = results(tmp_path, theorems.NAME)
+    found, rows = run(theorems, scheduler, tmp_path)
     assert len(rows) == 2 * 3 * len(theorems.METHODS)
     for line in found["table"]:
         assert line["norm, mean"]["jiang-wishart"] < line["lemma 1"]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 from support.folders import ROOT
-from support.paper_runs import results, run
+from support.paper_runs import run
 from support.tallies import FALSE_ALARM
 
 from dpdist.errors import PrivacyLeakWarning
@@ -114,10 +114,9 @@ def test_the_quick_version_writes_its_files(scheduler: str, tmp_path: Path) -> N
         np.savez(tmp_path / f"{name}.npz", X=RNG.normal(size=shape))
     output = tmp_path / "out"
     with pytest.warns(PrivacyLeakWarning) as named:
-        run(tasks.main, scheduler, output, "--data", str(tmp_path))
+        found, rows = run(tasks, scheduler, output, "--data", str(tmp_path))
     for leak in ("ranges that columns", "known directions"):
         assert any(leak in str(warning.message) for warning in named)
-    found, rows = results(output, tasks.NAME)
     assert {row["task"] for row in rows} == set(tasks.TASKS)
     assert all(float(row["mean"]) >= 0 for row in rows)
     stated = found["tasks"]["covariance estimation"]["methods"]

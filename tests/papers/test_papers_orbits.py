@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.folders import ROOT
-from support.paper_runs import results, run
+from support.paper_runs import run
 
 from dpdist.errors import UsageError
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.orbit import hermitian
 from papers.common import answers
 from papers.mangoubi import orbits, real
 
@@ -44,8 +42,7 @@ def test_the_errors_measured_are_those_of_the_mechanisms() -> None:
 
 
 def test_the_quick_version_writes_its_files_and_lies_between_the_bounds(scheduler: str, tmp_path: Path) -> None:
-    run(orbits.main, scheduler, tmp_path)
-    found, rows = results(tmp_path, orbits.NAME)
+    found, rows = run(orbits, scheduler, tmp_path)
     assert len(rows) == 4 * len(found["bounds"]) == 12
     for stated in found["bounds"]:
         mine = [r for r in rows if (r["family"], int(r["k"])) == (stated["family"], stated["k"])]
@@ -72,21 +69,6 @@ def test_the_real_orbit_has_its_law_and_its_twins_fail() -> None:
     uniform, _ = real.real_orbit(np.zeros(3), spectrum, 20_000, source)
     assert turned(uniform, levels, (0, 2)) > 4.5
     assert 0.1 < 20_000 / proposed < 0.5
-
-
-def test_in_two_dimensions_the_real_orbit_is_that_of_one_angle() -> None:
-    levels, spectrum, source = np.array([3.0, 0.0]), np.array([1.0, 0.0]), np.random.default_rng(6)
-    drawn, proposed = real.real_orbit(levels, spectrum, 20_000, source)
-    angles = (np.arange(1_000_000) + 0.5) * math.pi / 1_000_000  # H_11 = cos² of an angle, of density exp(3 cos²)
-    weights = np.exp(3 * np.cos(angles) ** 2)
-    expected = float(weights @ np.cos(angles) ** 2 / weights.sum())
-    first = drawn[:, 0, 0]
-    assert abs(first.mean() - expected) < 4.5 * first.std() / math.sqrt(len(first))
-    rate = float(weights.mean()) / math.exp(3)
-    assert abs(20_000 / proposed - rate) < 4.5 * rate * math.sqrt((1 - rate) / 20_000)
-    complex_line = np.array([hermitian(spectrum, levels, SYSTEM).real for _ in range(3000)])
-    assert abs(complex_line[:, 0, 0].mean() - expected) > 0.02  # another law: of a complex line
-    assert turned(complex_line, levels, (0, 1)) < 5.2  # and the same identity; wrong once in five million
 
 
 def test_what_is_said_of_the_real_part_is_what_was_measured() -> None:

@@ -7,17 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import click
-
 PNG = b"\x89PNG"
 
 
-def run(workflow: click.Command, scheduler: str, output: Path, *options: str) -> None:
-    workflow.main(["--quick", "--scheduler", scheduler, "--output", str(output), *options], standalone_mode=False)
-
-
-def results(output: Path, name: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """Return the JSON and the CSV of a workflow, which drew a picture."""
-    assert (output / f"{name}.png").read_bytes()[:4] == PNG
-    with (output / f"{name}.csv").open(newline="") as lines:
-        return json.loads((output / f"{name}.json").read_text()), list(csv.DictReader(lines))
+def run(workflow: Any, scheduler: str, output: Path, *options: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Return the JSON and the CSV of a workflow, which draws a picture."""
+    arguments = ["--quick", "--scheduler", scheduler, "--output", str(output), *options]
+    workflow.main.main(arguments, standalone_mode=False)
+    assert (output / f"{workflow.NAME}.png").read_bytes()[:4] == PNG
+    with (output / f"{workflow.NAME}.csv").open(newline="") as lines:
+        return json.loads((output / f"{workflow.NAME}.json").read_text()), list(csv.DictReader(lines))
