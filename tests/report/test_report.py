@@ -14,13 +14,12 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from support.releases import assemble
+from support.releases import drawn_over
 
 from dpdist._util.text import exactly
 from dpdist.errors import BelowNoiseError, UsageError
+from dpdist.estimators.fit import guarantee_of
 from dpdist.ledger.ledger import Ledger
-from dpdist.mechanisms.attack import KnownMoment
-from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.alignment import Alignment, Values
 from dpdist.pipeline import budget
 from dpdist.pipeline.release import combine_releases, release_rows
@@ -46,13 +45,8 @@ def released(
     request = ReleaseRequest(
         mechanism, PrivacyLoss.parse(epsilon, delta), clip, for_reproduction=mechanism in {"sn", "none"}, options=more
     )
-    bound, found = request.bound(4), request.calibrated(4)
-    exact = np.diag([int(share * 5000 * clip**2 / bound.unit**2) for share in (0.6, 0.2, 0.1, 0.01)])
-    return assemble(
-        release_id="r-1", mechanism=mechanism, names=NAMES, neighbours=Neighbours.REPLACE_ONE, claim=found.claim,
-        guarantee=found.guarantee, bound=bound, noise=found.noise, rows=5000,
-        answer=found.answer(KnownMoment(exact), SYSTEM),
-    )  # fmt: skip
+    exact = np.diag([int(share * 5000 * clip**2 / request.bound(4).unit ** 2) for share in (0.6, 0.2, 0.1, 0.01)])
+    return drawn_over(request, exact, 4, 5000, NAMES)
 
 
 def page(folder: Path, release: Release, **more: object) -> str:
@@ -118,11 +112,6 @@ def test_the_whole_spectrum_is_drawn_small_however_wide_the_release_is() -> None
     assert dots["dots"] == 5
     assert dots["dots faint"] > 200
     assert "5 of 2000 components can be distinguished from noise, whose eigenvalues are below 4" in chart
-
-
-def guarantee_of(release: Release) -> Guarantee:
-    assert release.guarantee is not None
-    return release.guarantee
 
 
 def test_the_most_that_an_attacker_finds_follows_from_the_guarantee() -> None:
