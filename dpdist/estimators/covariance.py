@@ -15,7 +15,6 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from dpdist._util.text import listed
-from dpdist.answers.block import require_noise_distribution
 from dpdist.answers.covariance import below_noise_message, covariance, expanded, no_rows
 from dpdist.answers.design import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
@@ -344,10 +343,7 @@ def _shrinkage(name: str) -> Shrinkage:
 
 def _require_matrix(request: ReleaseRequest, columns: int, *, shrinkage: Shrinkage) -> None:
     """Refuse a request whose release would give no covariance, before it is charged."""
-    subspace = fits.releases_subspace(request)
-    if subspace or shrinkage is Shrinkage.OPTIMAL:
-        require_noise_distribution(
-            request.mechanism, None if subspace else request.with_placeholders.calibrated(columns).noise
-        )
+    if shrinkage is Shrinkage.OPTIMAL or fits.releases_subspace(request):
+        fits.require_matrix(request, columns)
     if request.neighbours is Neighbours.ADD_REMOVE and request.centring is Centring.NONE:
         raise UsageError(no_rows())

@@ -13,14 +13,14 @@ import io
 import numbers
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dpdist.answers.block import require_noise_distribution
 from dpdist.errors import BelowNoiseWarning, ClippedRowsWarning, DataError, PrivacyLeakWarning, RefusedError, UsageError
 from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.in_memory import ArraySum, require_sound
@@ -141,11 +141,16 @@ def released(
     forbid_core_dumps()  # this process will hold the exact total in memory
     request = request_of(estimator, components, targets)
     path = rows_at(data)
-    with _unchanged_by_failure(estimator):
+    before = dict(vars(estimator))
+    try:
         rows = rows_of(estimator, data, fitting=True)
         rows = rows if join is None else join(rows)
         check(request, rows.columns)
         release = _from_memory(estimator, rows, request) if path is None else _from_table(estimator, path, request)
+    except BaseException:  # a refused fit does not discard the release of an earlier one
+        estimator.__dict__.clear()
+        estimator.__dict__.update(before)
+        raise
     for name in set(vars(estimator)) - {"n_features_in_", "feature_names_in_"}:
         if name.endswith("_"):
             delattr(estimator, name)  # results of an earlier release
@@ -162,18 +167,6 @@ def _warn_of_bound(release: Release) -> None:
         warnings.warn(warning, ClippedRowsWarning, stacklevel=3)
     if release.blindly_scaled[1]:
         warnings.warn(blindly_scaled_message(release), BelowNoiseWarning, stacklevel=3)
-
-
-@contextmanager
-def _unchanged_by_failure(estimator: object) -> Iterator[None]:
-    """Restore an estimator if its fit fails, so that a refused fit does not discard its release."""
-    before = dict(vars(estimator))
-    try:
-        yield
-    except BaseException:
-        vars(estimator).clear()
-        vars(estimator).update(before)
-        raise
 
 
 def release_target(estimator: PrivateEstimator, rows: Store, request: ReleaseRequest) -> Store:
@@ -378,6 +371,12 @@ def set_release(estimator: PrivateEstimator, release: Release) -> None:
     """Set the release of an estimator, and its columns."""
     set_columns(estimator, len(release.names), user_names(release.names))
     estimator.release_ = release
+
+
+def require_matrix(request: ReleaseRequest, columns: int) -> None:
+    """Refuse a request whose release would give no matrix with a known noise distribution, before it is charged."""
+    noise = None if releases_subspace(request) else request.with_placeholders.calibrated(columns).noise
+    require_noise_distribution(request.mechanism, noise)
 
 
 def releases_subspace(request: ReleaseRequest) -> bool:

@@ -29,6 +29,10 @@ from dpdist.triangle import Band, Triangle
 Values = npt.NDArray[np.float64]
 _NARROWEST = 24
 """Narrower rows are multiplied in float64: the integer code takes time to load."""
+MISSING_CURE = (
+    "Fill such values by a public rule, or pass missing='centre' (with scale='private' or a public centre) to replace "
+    "such rows by the centre."
+)
 _ALIKE = 1e-6
 _ROUNDING = 1e-10
 """A mean this small relative to the root mean square indicates that the column mean was subtracted."""
@@ -187,10 +191,7 @@ def require_sound(total: ArraySum, bound: RowBound, *, missing: bool = False) ->
     if not total.rows:
         raise DataError("X has no rows, so there is nothing to release.")
     if not total.finite and not missing:
-        raise DataError(
-            "X contains NaN or infinity. Fill such values by a public rule, or pass missing='centre' (with "
-            "scale='private' or a public centre) to replace such rows by the centre. Nothing was released or charged."
-        )
+        raise DataError(f"X contains NaN or infinity. {MISSING_CURE} Nothing was released or charged.")
     if total.rows > bound.total_rows:
         raise DataError(
             f"X has more rows than 64-bit integers can sum at {bound.grid_bits} grid bits. Pass a smaller grid_bits."

@@ -30,7 +30,7 @@ from dpdist._util.frames import as_frame, is_a
 from dpdist._util.parallel import available_cores, threaded
 from dpdist._util.text import listed
 from dpdist.errors import DataError
-from dpdist.estimators.in_memory import ArraySum, BlockSum, RowSum, add_sums, count_block, dense
+from dpdist.estimators.in_memory import MISSING_CURE, ArraySum, BlockSum, RowSum, add_sums, count_block, dense
 from dpdist.ingest.collection import whole_rows
 from dpdist.ingest.labelled import is_labelled, laid_out
 from dpdist.ingest.readers.base import BEYOND, EXACT, UNNAMED, numbered
@@ -59,10 +59,6 @@ _CF = frozenset({
     "scale_factor", "add_offset", "_FillValue", "missing_value", "valid_range", "valid_min", "valid_max",
 })  # fmt: skip
 """Attributes of the CF conventions that mark packed or missing values."""
-_MISSING_CURE = (
-    "Fill such values by a public rule, or pass missing='centre' (with scale='private' or a public centre) to replace "
-    "such rows by the centre."
-)
 
 
 class RowsError(DataError, ValueError):
@@ -224,7 +220,7 @@ def rows_of(estimator: BaseEstimator, data: object, *, fitting: bool) -> Rows:
         rows = _validated(rows, partial(check_array, input_name="X", ensure_all_finite=finite))
     except RowsError as error:
         if fitting and str(error).startswith("Input X contains"):
-            raise RowsError(f"{error} {_MISSING_CURE}") from None
+            raise RowsError(f"{error} {MISSING_CURE}") from None
         raise
     if fitting:
         set_columns(estimator, rows.columns, rows.names)

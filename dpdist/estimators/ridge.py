@@ -16,7 +16,7 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dpdist._util.text import counted
-from dpdist.answers.block import beside, column_indices, require_noise_distribution
+from dpdist.answers.block import beside, column_indices
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import BelowNoiseError, BelowNoiseWarning, UsageError
 from dpdist.estimators import fit as fits
@@ -28,7 +28,6 @@ from dpdist.naming import ESTIMATORS, naming
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.advice import weightless
 from dpdist.release.artefact import Release
-from dpdist.release.request import ReleaseRequest
 
 Names = str | Sequence[str]
 AUTO = "auto"
@@ -213,14 +212,14 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             if (path := rows_at(X)) is None:
                 targets = targets_of(y, self)
                 join = partial(self._joined, targets)
-                release = fits.released(self, X, _require_matrix, targets=targets.names, join=join)
+                release = fits.released(self, X, fits.require_matrix, targets=targets.names, join=join)
                 target: Names = targets.names[0] if targets.flat else targets.names
                 on: Names | None = [name for name in release.names if name not in targets.names]
             else:
                 target, on = _named(y), None
                 table = open_rows(path)
                 indices = column_indices(table, _listed(target), "y")  # before anything is charged
-                release = fits.released(self, X, _require_matrix, targets=[table.names[i] for i in indices])
+                release = fits.released(self, X, fits.require_matrix, targets=[table.names[i] for i in indices])
             try:
                 self._learn(release, target, on, keep_weightless=on is not None)
             except (UsageError, BelowNoiseError) as error:
@@ -379,9 +378,3 @@ def _regularisation(ridge: object, components: object) -> tuple[float | None, in
     if not automatic:
         raise UsageError("Components above the noise need no ridge: leave out ridge or n_components.")
     return None, int(components)
-
-
-def _require_matrix(request: ReleaseRequest, columns: int) -> None:
-    """Refuse a request whose release would give no regression, before it is charged."""
-    noise = None if fits.releases_subspace(request) else request.with_placeholders.calibrated(columns).noise
-    require_noise_distribution(request.mechanism, noise)

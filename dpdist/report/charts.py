@@ -42,13 +42,13 @@ class Axis:
         return self.start + share * (self.stop - self.start)
 
 
-def chart(name: str, title: str, description: str, height: float, parts: Iterable[str], width: float = WIDTH) -> Markup:
+def chart(name: str, title: str, description: str, height: float, parts: Iterable[str]) -> Markup:
     """Return a chart."""
     body = Markup("").join(parts)
     return Markup(
         '<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-labelledby="{n}-title {n}-words">'
         '<title id="{n}-title">{title}</title><desc id="{n}-words">{words}</desc>{body}</svg>'
-    ).format(w=tenths(width), h=tenths(height), n=name, title=title, words=description, body=body)
+    ).format(w=tenths(WIDTH), h=tenths(height), n=name, title=title, words=description, body=body)
 
 
 def text(x: float, y: float, content: object, *, anchor: str = "start", kind: str = "") -> Markup:
@@ -144,7 +144,8 @@ def guesses(guarantee: Guarantee) -> Markup:
     description = (
         f"Of 100 guesses, 50 are right by chance. With the release at most {share_up(accuracy(guarantee))} are."
     )
-    legend = [("noise", "right by chance: 50"), ("seen", f"more with this release: {_more(right)} at most")]
+    more = f"{math.ceil(10 * (right - 50) - 1e-6) / 10:g}"
+    legend = [("noise", "right by chance: 50"), ("seen", f"more with this release: {more} at most")]
     if added < _GUESSES:
         legend.append(("open", "wrong nevertheless"))
     parts = [path("noise", cells[:50]), path("seen", cells[50:added]), path("open", cells[added:])]
@@ -152,10 +153,6 @@ def guesses(guarantee: Guarantee) -> Markup:
         top = below + 8 + 17 * i
         parts += [path(kind, [box(0, top, 11, 11)]), text(18, top + 10, label)]
     return chart("guesses", "100 guesses about one row", description, below + 8 + 17 * len(legend), parts)
-
-
-def _more(right: float) -> str:
-    return f"{math.ceil(10 * (right - 50) - 1e-6) / 10:g}"
 
 
 def tests(guarantee: Guarantee) -> Markup:
@@ -192,7 +189,8 @@ def spectrum(result: Alignment, per_row: bool, total: int) -> Markup:
     power = common_power([bottom, top])
     scale = 10.0**power
     count = len(values)
-    x = _component_axis(count)
+    few = count <= _FEW
+    x = Axis(0.5, count + 0.5, _LEFT, WIDTH - 8) if few else Axis(0.8, count, _LEFT, WIDTH - 12, math.log)
     y = Axis(bottom, top, 232, 20, warp)
     clear = np.arange(count) < result.counted
     parts = [
@@ -213,12 +211,6 @@ def spectrum(result: Alignment, per_row: bool, total: int) -> Markup:
         f"{digits(edge / scale)}{power_text(power)}. The largest is {digits(float(values[0]) / scale)}."
     )
     return chart("spectrum", "Eigenvalues over the noise", description, 272, parts)
-
-
-def _component_axis(count: int) -> Axis:
-    if count <= _FEW:
-        return Axis(0.5, count + 0.5, _LEFT, WIDTH - 8)
-    return Axis(0.8, count, _LEFT, WIDTH - 12, math.log)
 
 
 def _component_ticks(count: int) -> list[int]:

@@ -7,6 +7,7 @@ from dpdist.jobs.status import JobStatus, Preview
 from dpdist.jobs.totals import TotalReads
 from dpdist.privacy.guarantee import MICRO
 from dpdist.privacy.parallel import Charge
+from dpdist.report.text import amount
 
 
 def preview_message(preview: Preview) -> str:
@@ -50,14 +51,8 @@ def _reads(charge: Charge) -> str:
 
 
 def _opens(total: TotalReads) -> str:
-    size = "" if total.size is None else f" ({_size(total.size)})"
+    size = "" if total.size is None else f" ({amount(total.size)})"
     return f"{counted(total.releases, 'published release')}{size}"
-
-
-def _size(number: int) -> str:
-    """Return a number of bytes with three digits."""
-    power = min(3, (len(str(number)) - 1) // 3)
-    return f"{number / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB')[power]}"
 
 
 def status_message(status: JobStatus) -> str:

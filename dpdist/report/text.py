@@ -379,8 +379,8 @@ def costs(estimates: Sequence[ClusterCost]) -> str:
 def amount(count: int) -> str:
     """Return a number of bytes, rounded up to three digits.
 
-    >>> amount(999), amount(1_000_001), amount(4 * 10**12)
-    ('999 B', '1.01 MB', '4 TB')
+    >>> amount(999), amount(999_950), amount(1_000_001), amount(4 * 10**12)
+    ('999 B', '1 MB', '1.01 MB', '4 TB')
     """
     step = 10 ** max(0, len(str(count)) - 3)
     rounded = -(-count // step) * step
