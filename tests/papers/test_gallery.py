@@ -93,7 +93,7 @@ def claims() -> Iterator[tuple[str, tuple[float, ...]]]:
     yield r"is ([\d.]+) to ([\d.]+) times as accurate on projectors of d = 32 at epsilon 1 and 10", ends(as_accurate)
 
 
-@pytest.mark.parametrize(("claim", "values"), claims())
+@pytest.mark.parametrize(("claim", "values"), list(claims()))
 def test_a_number_of_the_gallery_is_that_of_the_results(claim: str, values: tuple[float, ...]) -> None:
     (found,) = re.findall(claim, PAGE)
     said = [found] if isinstance(found, str) else found
