@@ -55,6 +55,10 @@ def test_each_night_releases_the_new_period_and_reads_nothing_else(place: Place,
     place.run()
     names = [f"d{number}" for number in range(1, 7)]
     assert list(place.ledger.periods) == [r.parameters["period"] for r in place.ledger.records] == names
+    parts = [open_release(place.published / f"{name}.zarr") for name in names]
+    total = open_release(place.published / "total" / "d6.zarr")  # of that of d3 and what was published since
+    np.testing.assert_array_equal(total.lattice, sum(part.lattice for part in parts))
+    assert total.releases == tuple(sorted(part.release_id for part in parts))
 
 
 def test_late_changed_and_repeated_files_are_refused_and_new_periods_still_released(place: Place) -> None:

@@ -40,7 +40,6 @@ def nights(place: Place) -> Place:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note the id of each histogram that is drawn from now on."""
     seen: list[str] = []
     original = histograms.finalise
 

@@ -32,7 +32,6 @@ REQUEST = ReleaseRequest("gaussian", PrivacyLoss.parse("100000", "1e-6"), sentin
 
 
 def as_released(table: sentinel.Table) -> npt.NDArray[np.float64]:
-    """Return the integer rows of one attempt at the release."""
     bound = REQUEST.bound(sentinel.COLUMNS)
     return bound.apply(table, np.empty(table.shape), Dithers(DitherKey(draw_key()), 0))
 

@@ -25,7 +25,6 @@ LOSS = PrivacyLoss.parse("1", "1e-6")
 
 
 def dpdist(*arguments: str | Path, code: int = 0) -> Any:
-    """Run the command, check its exit code, and return the JSON object that it printed."""
     run = subprocess.run(
         [sys.executable, "-m", "dpdist", *map(str, arguments), "--json"],
         capture_output=True, text=True, check=False, timeout=SECONDS,

@@ -53,7 +53,6 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with rows, their ledger, a release and its model."""
     folder = tmp_path_factory.mktemp("kept")
     unpack(STORED / "laplace-0.1.0.tar.gz", folder)
     fit_components(folder / "release.zarr", folder / "model.zarr", 2)
