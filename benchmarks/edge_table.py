@@ -91,7 +91,7 @@ def nuclear_variance(size: int) -> float:
     from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss  # noqa: PLC0415
 
     none = Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"), None, Arithmetic.IDEAL_REAL, "none")
-    found = CalibratedNuclear(size, 1, none).noise.variance_off_diagonal
+    found = CalibratedNuclear(size, 1, guarantee=none).noise.variance_off_diagonal
     if found is None:
         raise AssertionError("nuclear-norm noise has a variance")
     return found

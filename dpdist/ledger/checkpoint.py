@@ -182,7 +182,7 @@ def _view(checkpoint: _Checkpoint) -> View:
 
         def account(of: _Account) -> Filter:
             charged = {key: prices[number] for key, number in of.charged.items()}
-            return Filter.resumed(budget, caps, charged, prices[of.rest])
+            return Filter(budget, caps, charged, prices[of.rest])
 
         closed = {period: account(filter_) for period, filter_ in checkpoint.accounts.closed.items()}
         accounts = PeriodFilters.resumed(account(checkpoint.accounts.to_come), closed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Concatenate, Protocol
 
@@ -101,6 +102,7 @@ def released(calibrated: Calibrated, moment: ExactMoment, entropy: Entropy, prog
     return calibrated.answer(moment, entropy)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Proved:
     """A calibrated mechanism whose claim equals its proved guarantee."""
 

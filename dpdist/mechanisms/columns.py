@@ -163,11 +163,7 @@ def calibrated(loss: PrivacyLoss, neighbours: Neighbours, columns: int, max_rows
     >>> calibrated(PrivacyLoss.parse("0.1", "1e-6"), Neighbours.REPLACE_ONE, 54).noise
     RoundedNormal(sigma=378)
     """
-    exchanged = 2 if neighbours is Neighbours.REPLACE_ONE else 1
-    return calibrated_histogram(
-        loss, neighbours, squared=exchanged * max_rows**2 * columns, absolute=exchanged * max_rows * columns,
-        proof=__name__,
-    )  # fmt: skip
+    return calibrated_histogram(loss, neighbours, columns, max_rows, __name__)
 
 
 def require_bins(bins: int, columns: int) -> None:

@@ -165,9 +165,11 @@ class CalibratedHistogram:
 
 
 def calibrated_histogram(
-    loss: PrivacyLoss, neighbours: Neighbours, *, squared: int, absolute: int, proof: str
+    loss: PrivacyLoss, neighbours: Neighbours, columns: int, max_rows: int, proof: str
 ) -> CalibratedHistogram:
     """Return noise of the least integer scale that keeps a loss: Gaussian with a delta, discrete Laplace without."""
+    absolute = (2 if neighbours is Neighbours.REPLACE_ONE else 1) * max_rows * columns
+    squared = absolute * max_rows
     noise: CountNoise
     if loss.delta_atto:
         # sqrt(Delta_2² sigma²), rounded up in integers

@@ -50,7 +50,7 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import bingham, successive
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials
-from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
 _MAX_SPREAD = 2.0**54
@@ -69,14 +69,12 @@ class CalibratedEigenpairs(Proved):
     concentration: float
     scale: float
     deflated: bool
-    guarantee: Guarantee
 
     @property
     def noise(self) -> Noise:
-        return Noise(
-            "deflated-bingham-laplace" if self.deflated else "successive-bingham-laplace",
-            details={"components": self.count, "concentration": self.concentration, "scale": self.scale},
-        )
+        law = "deflated-bingham-laplace" if self.deflated else "successive-bingham-laplace"
+        details = {"components": self.count, "concentration": self.concentration, "scale": self.scale}
+        return Noise(law, details=details)
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         return (self._deflated if self.deflated else self._separate)(moment.matrix(), entropy)
@@ -109,7 +107,8 @@ def _calibrated(
     query: LatticeQuery, loss: PrivacyLoss, count: int, concentration: float, scale: float, *, deflated: bool
 ) -> CalibratedEigenpairs:
     require_on_lattice(query, loss, count * scale, _MAX_SPREAD)
-    return CalibratedEigenpairs(count, concentration, scale, deflated, proved(query, loss, __name__))
+    guarantee = proved(query, loss, __name__)
+    return CalibratedEigenpairs(count, concentration, scale, deflated, guarantee=guarantee)
 
 
 class KapralovTalwar:

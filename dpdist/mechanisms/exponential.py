@@ -72,7 +72,6 @@ class CalibratedBingham(Proved):
 
     count: int
     concentration: float
-    guarantee: Guarantee
 
     @property
     def noise(self) -> Noise:
@@ -109,7 +108,8 @@ class Bingham:
         factor = 2 if query.neighbours is Neighbours.REPLACE_ONE else 1
         ranges = [Fraction(factor * loss.epsilon_micro, shares * MICRO)] * drawn
         concentration = successive_concentration(query, components, loss.epsilon)
-        return CalibratedBingham(components, concentration, proved(query, loss, __name__, bounded_ranges=ranges))
+        guarantee = proved(query, loss, __name__, bounded_ranges=ranges)
+        return CalibratedBingham(components, concentration, guarantee=guarantee)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SCALE, rounded_normal
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Arithmetic, PrivacyLoss
 from dpdist.triangle import Band, Triangle
 
 
@@ -74,8 +74,6 @@ class CalibratedGaussian(Proved, RoundedNormals):
 
     law: ClassVar[str] = "rounded-gaussian-orthogonal"
 
-    guarantee: Guarantee
-
 
 class Gaussian:
     """Symmetric, Frobenius-weighted, analytically calibrated Gaussian noise on the lattice."""
@@ -94,17 +92,16 @@ class Gaussian:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedGaussian:
-        epsilon = Fraction(loss.epsilon_micro, MICRO)
         # sqrt(Delta_F² sigma²), rounded up in integers: isqrt of a ceiling is at most one too small
         square = query.frobenius_squared * Fraction(gaussian_sigma(loss)) ** 2
         s = math.isqrt(math.ceil(square) - 1) + 1
         t = math.isqrt((s * s + 1) // 2 - 1) + 1
         require_on_lattice(query, loss, s, MAX_SCALE)
         mu_squared = query.frobenius_squared * max(Fraction(1, s * s), Fraction(1, 2 * t * t))
-        if gaussian_delta(epsilon, mu_squared) > loss.delta:
+        if gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared) > loss.delta:
             raise AssertionError("the rounded scales exceed the loss")
         guarantee = proved(query, loss, __name__, arithmetic=Arithmetic.INTEGER_EXACT, mu_squared=mu_squared)
-        return CalibratedGaussian(query.size, s, t, guarantee)
+        return CalibratedGaussian(query.size, s, t, guarantee=guarantee)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Gaussian(),)

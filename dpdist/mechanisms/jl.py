@@ -56,11 +56,8 @@ class CalibratedProjection:
 
     @property
     def noise(self) -> Noise:
-        return Noise(
-            "wishart-of-the-moment",
-            mean_diagonal=float(self.ridge),
-            details={"sketch": self.sketch, "ridge": self.ridge},
-        )
+        details = {"sketch": self.sketch, "ridge": self.ridge}
+        return Noise("wishart-of-the-moment", mean_diagonal=float(self.ridge), details=details)
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Triangle:
         factor = np.linalg.cholesky(moment.matrix() + float(self.ridge) * np.eye(self.size))

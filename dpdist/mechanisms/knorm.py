@@ -82,7 +82,6 @@ class _Calibrated(Proved, Additive):
 
     size: int
     scale: int
-    guarantee: Guarantee
 
     def _described_noise(self, kind: EdgeKind, on: float, off: float) -> Noise:
         """Return the noise from its variances on and off the diagonal for k = 1."""
@@ -158,7 +157,7 @@ class Nuclear:
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedNuclear:
         scale = -(-query.nuclear * MICRO // loss.epsilon_micro)
-        return CalibratedNuclear(query.size, scale, _guarantee(query, loss, scale))
+        return CalibratedNuclear(query.size, scale, guarantee=_guarantee(query, loss, scale))
 
 
 class Frobenius:
@@ -178,7 +177,7 @@ class Frobenius:
         # the root of an integer not below (Delta / epsilon)², rounded up in integers
         square = -(-query.frobenius_squared * MICRO**2 // loss.epsilon_micro**2)
         scale = math.isqrt(square - 1) + 1
-        return CalibratedFrobenius(query.size, scale, _guarantee(query, loss, scale))
+        return CalibratedFrobenius(query.size, scale, guarantee=_guarantee(query, loss, scale))
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Nuclear(), Frobenius())

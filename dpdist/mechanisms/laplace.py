@@ -36,7 +36,7 @@ from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SCALE, discrete_laplace
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Arithmetic, PrivacyLoss
 from dpdist.triangle import Band, Triangle
 
 
@@ -46,7 +46,6 @@ class CalibratedLaplace(Proved, IndependentEntries):
 
     size: int
     scale: int
-    guarantee: Guarantee
 
     @property
     def noise(self) -> Noise:
@@ -67,7 +66,7 @@ def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> Cal
     if query.triangle_l1 * MICRO > loss.epsilon_micro * scale:
         raise AssertionError("the rounded scale exceeds epsilon")
     guarantee = proved(query, loss, __name__, arithmetic=Arithmetic.INTEGER_EXACT)
-    return CalibratedLaplace(query.size, scale, guarantee)
+    return CalibratedLaplace(query.size, scale, guarantee=guarantee)
 
 
 class Laplace:

@@ -47,7 +47,7 @@ import numpy as np
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import Additive, LogRatio, Matrix, Mechanism, proved, require_on_lattice
+from dpdist.mechanisms.base import Additive, LogRatio, Matrix, Mechanism, proved_at_delta, require_on_lattice
 from dpdist.mechanisms.info import DeltaUse, Kind, MechanismInfo, Option
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
@@ -55,7 +55,7 @@ from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import normals
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
-from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
 _MAX_DEVIATION = 2.0**56
@@ -193,7 +193,7 @@ class CalibratedMatrixGaussian(Additive):
     eigenvalues: Matrix
     directions: Matrix | None
     two_sided: bool
-    guarantee: Guarantee
+    guarantee: Guarantee | None
     claim: PrivacyLoss
 
     @property
@@ -250,8 +250,7 @@ def _calibrated(
     )
     mu_squared = _mu_squared(query, eigenvalues, two_sided=two_sided)
     true_delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
-    true_loss = PrivacyLoss(loss.epsilon_micro, max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO)))
-    guarantee = proved(query, true_loss, __name__, mu_squared=mu_squared)
+    guarantee = proved_at_delta(query, loss, true_delta, __name__, mu_squared=mu_squared)
     return CalibratedMatrixGaussian(eigenvalues, directions, two_sided, guarantee, loss)
 
 
@@ -342,7 +341,7 @@ class Exact:
         sensitivity = math.sqrt(_mu_squared(query, shape, two_sided=True))
         scale = sensitivity * gaussian_sigma(loss) * (1 + 2.0**-29)  # the margin of mu² and the rounding of the scales
         calibrated = _calibrated(query, loss, scale * shape, directions, two_sided=True)
-        if calibrated.guarantee.loss != loss:
+        if calibrated.guarantee is None or calibrated.guarantee.loss != loss:
             raise AssertionError("the rounding of the scales exceeds the margin")
         return calibrated
 

@@ -69,7 +69,7 @@ from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials
 from dpdist.noise.orbit import hermitian
-from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
 _LARGEST = 2.0**59  # largest released eigenvalue, lattice units, which keeps all entries within the 64-bit lattice
@@ -97,14 +97,12 @@ class CalibratedOrbit(Proved, ReportsProgress):
     unit: int
     spectrum: tuple[float, ...]  # in units of C²
     rate: float  # the factor of the exponent for a spectrum of spread 1
-    guarantee: Guarantee
 
     @property
     def noise(self) -> Noise:
         spread = self.spectrum[0] - self.spectrum[-1]
-        return Noise(
-            "unitary-orbit", details={"spectrum": list(self.spectrum), "alpha": self.rate / spread if spread else 0.0}
-        )
+        details = {"spectrum": list(self.spectrum), "alpha": self.rate / spread if spread else 0.0}
+        return Noise("unitary-orbit", details=details)
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Triangle:
         values, vectors = np.linalg.eigh(moment.matrix())
@@ -125,7 +123,6 @@ class CalibratedLowRankOrbit(Proved, ReportsProgress):
     components: int
     scale: float
     rate: float
-    guarantee: Guarantee
 
     @property
     def noise(self) -> Noise:
@@ -191,7 +188,7 @@ class Orbit:
         padded = spectrum + (0.0,) * (query.size - len(spectrum))
         epsilon = Fraction(loss.epsilon_micro, MICRO)
         guarantee = proved(query, loss, __name__, bounded_ranges=[epsilon])
-        return CalibratedOrbit(query.bound, padded, float(epsilon / query.nuclear), guarantee)
+        return CalibratedOrbit(query.bound, padded, float(epsilon / query.nuclear), guarantee=guarantee)
 
 
 class LowRankOrbit:
@@ -217,7 +214,7 @@ class LowRankOrbit:
         scale = (query.bound if components == 1 else query.nuclear) / share
         require_on_lattice(query, loss, scale, _MAX_SCALE)
         rate = float(share / query.nuclear)
-        return CalibratedLowRankOrbit(components, float(scale), rate, proved(query, loss, __name__))
+        return CalibratedLowRankOrbit(components, float(scale), rate, guarantee=proved(query, loss, __name__))
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Orbit(), LowRankOrbit())

@@ -73,10 +73,7 @@ def calibrated(loss: PrivacyLoss, neighbours: Neighbours, max_rows: int = 1) -> 
     >>> calibrated(PrivacyLoss.parse("0.1", "1e-6"), Neighbours.REPLACE_ONE).noise
     RoundedNormal(sigma=52)
     """
-    exchanged = 2 if neighbours is Neighbours.REPLACE_ONE else 1
-    return calibrated_histogram(
-        loss, neighbours, squared=exchanged * max_rows**2, absolute=exchanged * max_rows, proof=__name__
-    )
+    return calibrated_histogram(loss, neighbours, 1, max_rows, __name__)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import normals
 from dpdist.noise.products import rounded_wishart
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Arithmetic, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
 ARITHMETIC = Option(
@@ -69,7 +69,6 @@ class CalibratedTwoSidedWishart(Proved, Additive):
 
     size: int
     scale: int
-    guarantee: Guarantee
 
     @property
     def noise(self) -> Noise:
@@ -116,7 +115,7 @@ class TwoSidedWishart:
         scale = -(-query.nuclear * MICRO // (2 * loss.epsilon_micro))
         require_on_lattice(query, loss, scale * query.size, _MAX_SPREAD)
         guarantee = proved(query, loss, __name__, arithmetic=Arithmetic(arithmetic))
-        return CalibratedTwoSidedWishart(query.size, scale, guarantee)
+        return CalibratedTwoSidedWishart(query.size, scale, guarantee=guarantee)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (TwoSidedWishart(),)

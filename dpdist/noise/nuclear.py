@@ -212,9 +212,8 @@ def quantile(others: Floats, low: Floats | float, high: Floats | float, u: Float
     ceiling = np.maximum(low, 0) + reach if np.isscalar(high) else high
     mirror = np.where(upper, -1.0, 1.0)
     others = others * mirror
-    with np.errstate(
-        divide="ignore", invalid="ignore"
-    ):  # a node may coincide with a site; an invalid first guess is replaced
+    # a node may coincide with a site; an invalid first guess is replaced
+    with np.errstate(divide="ignore", invalid="ignore"):
         grid = _grid(others, np.where(upper, -ceiling, floor), np.where(upper, -floor, ceiling), drop)
         inverted = _inverted(grid, others, tail)
     inverted *= mirror

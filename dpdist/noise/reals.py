@@ -283,11 +283,9 @@ def exact_normals(size: int, entropy: Entropy, parallel_map: ParallelMap[range, 
         extended = {}
         for batch, reals in draws(NORMAL, len(block), entropy):
             run = slice(block.start + batch.start, block.start + batch.stop)
-            normals.negative[run], normals.integral[run], normals.fraction[0, run] = (
-                reals.negative,
-                reals.integral,
-                reals.fraction,
-            )
+            normals.negative[run] = reals.negative
+            normals.integral[run] = reals.integral
+            normals.fraction[0, run] = reals.fraction[0]
             extended.update({run.start + index: bits for index, bits in reals.extended.items()})
         normals.fraction[1, block.start : block.stop] = entropy.words(len(block))
         return extended

@@ -18,8 +18,9 @@ Ullman & Vadhan 2016 (privacy filters).
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from typing import TypedDict
@@ -56,8 +57,7 @@ def gaussian_sigma(loss: PrivacyLoss) -> float:
         raise UsageError("Gaussian noise requires a positive delta; for delta = 0 use two-sided-wishart.")
 
     def private(sigma: float) -> bool:
-        mu_squared = 1 / Fraction(sigma) ** 2
-        return gaussian_delta(epsilon, mu_squared) <= loss.delta
+        return gaussian_delta(epsilon, 1 / Fraction(sigma) ** 2) <= loss.delta
 
     epsilon = Fraction(loss.epsilon_micro, MICRO)
     low, high = 0.5, 1.0
@@ -90,14 +90,8 @@ def share(loss: PrivacyLoss, count: int | Fraction, *, gaussian: bool) -> Privac
         )
     if not gaussian:
         return PrivacyLoss(low, delta)
-    square = 1 / (count * Fraction(gaussian_sigma(loss)) ** 2)
-    high = loss.epsilon_micro
-    while high - low > 1:  # the epsilon at which a release of this mu² has just this delta
-        middle = (low + high) // 2
-        low, high = (middle, high) if gaussian_delta(Fraction(middle, MICRO), square) >= loss.delta else (low, middle)
-    share = PrivacyLoss(low, delta)
-    together = count / Fraction(gaussian_sigma(share)) ** 2
-    if gaussian_delta(Fraction(loss.epsilon_micro, MICRO), together) > loss.delta:
+    share = largest_gaussian(1 / (count * Fraction(gaussian_sigma(loss)) ** 2), loss)
+    if share is None:
         raise UsageError(f"{loss} cannot be divided into {float(count):.4g} Gaussian shares: use a larger loss.")
     return share
 
@@ -119,26 +113,14 @@ class CapSet:
     delta_atto: int = 0
 
     def __add__(self, other: CapSet) -> CapSet:
-        return CapSet(
-            self.epsilon_micro + other.epsilon_micro,
-            self.mu_squared + other.mu_squared,
-            self.delta_atto + other.delta_atto,
-        )
+        return CapSet(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __sub__(self, other: CapSet) -> CapSet:
-        return CapSet(
-            self.epsilon_micro - other.epsilon_micro,
-            self.mu_squared - other.mu_squared,
-            self.delta_atto - other.delta_atto,
-        )
+        return CapSet(*map(operator.sub, vars(self).values(), vars(other).values()))
 
     def holds(self, price: CapSet) -> bool:
         """Whether a price is at most this, in each of the three."""
-        return (
-            self.epsilon_micro >= price.epsilon_micro
-            and self.delta_atto >= price.delta_atto
-            and self.mu_squared >= price.mu_squared
-        )
+        return all(map(operator.ge, vars(self).values(), vars(price).values()))
 
     def delta(self, epsilon: Fraction) -> Fraction:
         """Return ``D + H(epsilon)``, rounded up: the delta of every interaction within these caps."""
@@ -176,8 +158,7 @@ def caps_for(budget: PrivacyLoss, first: Guarantee | None = None) -> tuple[CapSe
         return (pure,)
     if isinstance(budget, MixedBudget):
         return pure, widest(budget, budget.pure_micro, budget.reserve_atto)
-    point = first is not None and first.mu_squared is None and first.loss.delta_atto > 0
-    if first is not None and point and first.loss.within(budget):
+    if first is not None and first.mu_squared is None and first.loss.delta_atto and first.loss.within(budget):
         return pure, widest(budget, first.loss.epsilon_micro, first.loss.delta_atto)
     return pure, widest(budget, 0, 0)
 
@@ -294,22 +275,15 @@ class Filter:
 
     budget: PrivacyLoss
     caps: tuple[CapSet, ...]
-    charged: dict[str, Price] = field(init=False, default_factory=dict)  # by the key of each release
-    rest: Price = field(init=False)  # of each cap set
+    charged: dict[str, Price] = field(default_factory=dict)  # by the key of each release
+    rest: Price = ()  # of each cap set; of an account without charges, the caps
 
     def __post_init__(self) -> None:
-        self.rest = self.caps
-
-    @classmethod
-    def resumed(cls, budget: PrivacyLoss, caps: tuple[CapSet, ...], charged: dict[str, Price], rest: Price) -> Filter:
-        """Return the account with these charges and this rest."""
-        account = cls(budget, caps)
-        account.charged, account.rest = charged, rest
-        return account
+        self.rest = self.rest or self.caps
 
     def copy(self) -> Filter:
         """Return an independent filter with the same charges."""
-        return Filter.resumed(self.budget, self.caps, dict(self.charged), self.rest)
+        return Filter(self.budget, self.caps, dict(self.charged), self.rest)
 
     def __len__(self) -> int:
         return len(self.charged)
@@ -360,7 +334,7 @@ class Filter:
 
 
 def _share(rest: CapSet, caps: CapSet) -> float:
-    parts = zip(astuple(rest), astuple(caps), strict=True)
+    parts = zip(vars(rest).values(), vars(caps).values(), strict=True)
     return max((1 - float(Fraction(amount) / of) for amount, of in parts if of), default=0.0)
 
 

@@ -34,9 +34,8 @@ from dpdist.privacy.guarantee import PrivacyLoss
 Sample = npt.NDArray[np.float64]
 _CANDIDATES = 8000  # largest number of thresholds, evenly spread over the draws
 _SPANS = (1.5, 3.0, 6.0)  # widths of the window of log weights in an event of weighted draws
-_SELECTION_FACTOR = (
-    0.01  # events are chosen by wider bounds than they are measured by, because other draws may see less
-)
+_SELECTION_FACTOR = 0.01
+"""Events are chosen by wider bounds than they are measured by, because other draws may see less."""
 _MAX_EXPONENT = 700.0  # largest exponent
 
 

@@ -61,6 +61,7 @@ Rogers, Roth, Ullman & Vadhan 2016 (privacy filters); Kairouz, Oh & Viswanath 20
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
@@ -163,9 +164,7 @@ def _kept(value: _Number, *, up: bool) -> Fraction:
     exact = _exact(value)
     shift = _MANTISSA - (exact.numerator.bit_length() - exact.denominator.bit_length())
     scaled = exact * Fraction(2) ** shift
-    return Fraction(-(-scaled.numerator // scaled.denominator) if up else scaled.numerator // scaled.denominator) / (
-        Fraction(2) ** shift
-    )
+    return (math.ceil(scaled) if up else math.floor(scaled)) / Fraction(2) ** shift
 
 
 @lru_cache(maxsize=256)

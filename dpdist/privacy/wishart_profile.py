@@ -99,14 +99,12 @@ def _excess(epsilon: _Floats, shift: _Floats, kappa: float, theta: float) -> _Fl
 
 def leaving_delta(epsilon: float, kappa: float, theta: float) -> float:
     """Return delta of the row's presence against its absence, seen in its absence, rounded up."""
-    value = _excess(np.array([epsilon + 1 / theta]), np.ones(1), kappa, theta)
-    return float(value[0]) + FLOOR
+    return float(_excess(np.array([epsilon + 1 / theta]), np.ones(1), kappa, theta)[0]) + FLOOR
 
 
 def joining_delta(epsilon: float, kappa: float, theta: float) -> float:
     """Return delta of the row's absence against its presence, seen in its presence, rounded up."""
-    value = _excess(np.array([epsilon - 1 / theta]), -np.ones(1), kappa, theta)
-    return float(value[0]) + FLOOR
+    return float(_excess(np.array([epsilon - 1 / theta]), -np.ones(1), kappa, theta)[0]) + FLOOR
 
 
 def add_remove_delta(epsilon: float, kappa: float, theta: float) -> float:

@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from faults.adaptive_analyst import (
     gaussian,
     halves,
@@ -24,7 +23,6 @@ from scipy import stats
 
 from dpdist.errors import DataError, UsageError
 from dpdist.privacy.accounting import (
-    CapSet,
     Filter,
     Left,
     caps_for,
@@ -39,7 +37,6 @@ from dpdist.privacy.accounting import (
     share,
 )
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
-from dpdist.privacy.profile import mu_of_pure
 
 # epsilon, delta and sigma at sensitivity 1, computed independently in 50 digits
 GOLDEN_SIGMA = [
@@ -65,14 +62,6 @@ def test_sigma_agrees_with_golden_numbers_and_is_on_the_safe_side(epsilon: str, 
     assert gaussian_delta(exact, 1 / Fraction(found * (1 - 1e-9)) ** 2) > loss.delta
     with pytest.raises(UsageError, match="two-sided-wishart"):
         gaussian_sigma(PrivacyLoss.parse(epsilon))
-
-
-@pytest.mark.parametrize("sigma", [0.5, 4.224679, 40.0])
-@pytest.mark.parametrize("epsilon", ["0.01", "1", "4"])
-def test_the_gaussian_profile_is_that_of_an_independent_library(sigma: float, epsilon: str) -> None:
-    theirs = GaussianPrivacyLoss(sigma).get_delta_for_epsilon(float(epsilon))
-    ours = gaussian_delta(Fraction(epsilon), 1 / Fraction(sigma) ** 2)
-    assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-15)
 
 
 def test_requests_fixed_beforehand_cost_the_least_epsilon_that_holds() -> None:
@@ -101,13 +90,16 @@ def test_epsilons_and_deltas_add_up_to_those_of_the_budget_and_no_further() -> N
     assert not fits([point("1", "5e-7")] * 3, PrivacyLoss.declared("3", "1e-6", "3", "1e-6"))
 
 
-@pytest.mark.parametrize("count", [1, 2, 365])
-@pytest.mark.parametrize(("epsilon", "delta"), [("1", "1e-6"), ("8", "1e-5")])
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "count"),
+    [("1", "1e-6", 1), ("1", "1e-6", 365), ("8", "1e-5", 2), ("8", "0.4", 2)],  # the last: less than half of epsilon
+)
 def test_equal_gaussian_shares_fit_the_budget_that_they_share_and_one_more_does_not(
     epsilon: str, delta: str, count: int
 ) -> None:
     budget = PrivacyLoss.parse(epsilon, delta)
     guarantee = gaussian_of(share(budget, count, gaussian=True))
+    assert gaussian_delta(Fraction(epsilon), count * (guarantee.mu_squared or Fraction(0))) <= budget.delta
     assert fits([guarantee] * count, budget)
     assert not fits([guarantee] * (count + 1), budget)
 
@@ -184,15 +176,6 @@ def test_what_is_said_to_be_left_can_be_had_and_a_little_more_cannot() -> None:
         assert filter_for(budget, []).left().gaussian_micro == budget.epsilon_micro
 
 
-def test_a_cap_set_holds_what_fills_it_to_the_last_unit_and_nothing_beyond() -> None:
-    caps = CapSet(5, Fraction(1, 3), 7)
-    assert caps.holds(caps)
-    for more in (CapSet(6), CapSet(mu_squared=Fraction(1, 3) + Fraction(1, 10**30)), CapSet(delta_atto=8)):
-        assert not caps.holds(more)
-    exactly = Filter(PrivacyLoss.parse("1", "1e-6"), (CapSet(mu_squared=mu_of_pure(Fraction(1, 2))),))
-    assert exactly.left().pure_micro == 500_000
-
-
 def test_what_is_left_is_told_in_four_digits_rounded_down() -> None:
     assert str(Left(1_092_999, 0, 10**12, 0.5)) == "one gaussian release of epsilon 1.092 at delta 1e-06"
     assert str(Left(0, 12_345_678, 0, 0.5)) == "one pure release of epsilon 12.34"
@@ -200,12 +183,6 @@ def test_what_is_left_is_told_in_four_digits_rounded_down() -> None:
     assert str(Left(0, 12, 0, 0.99999)) == "next to nothing"
     assert str(Left(0, 12, 0, 0.9998)) == "one pure release of epsilon 0.000012"
     assert str(Left(0, 0, 0, 1.0)) == "nothing"
-
-
-def test_a_guarantee_survives_json_exactly() -> None:
-    several = replace(pure("0.5"), bounded_ranges=(Fraction(1, 3), Fraction(1, 7)))
-    for guarantee in (gaussian("1", "1e-6"), pure("0.5"), several):
-        assert Guarantee.from_json(guarantee.to_json()) == guarantee
 
 
 def test_a_charge_depends_on_what_was_charged_before_it_and_not_on_what_comes_after() -> None:
