@@ -36,6 +36,7 @@ def test_the_scale_is_the_least_that_keeps_epsilon_and_delta(
     assert histogram.guarantee.loss == PrivacyLoss.parse(epsilon, delta)
     assert histogram.guarantee.neighbours is neighbours
     assert histogram.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+    assert histogram.guarantee.proof == "dpdist.mechanisms.quantile"  # stored: it never changes
 
 
 def test_the_noise_is_a_rounded_normal_of_its_scale_and_the_largest_can_be_drawn() -> None:

@@ -8,12 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import special, stats
+from support.registered import BOUND, calibrated
 from support.tallies import mean_passes
 
 from dpdist.errors import RefusedError, UsageError
-from dpdist.mechanisms import registry
-from dpdist.mechanisms.base import Calibrated, is_private_as_claimed
-from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.mechanisms.base import is_private_as_claimed
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
@@ -22,22 +21,7 @@ from dpdist.triangle import diagonal_positions, packed, unpacked
 
 Floats = npt.NDArray[np.float64]
 
-BOUND = 4**16
-BOTH = list(Neighbours)
-NAMES = ["ppca", "bingham", "kapralov-talwar", "amin"]
 REPLACE, ADD = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE
-
-
-def calibrated(
-    name: str, size: int, components: int, epsilon: str = "1", neighbours: Neighbours = REPLACE
-) -> Calibrated:
-    query = LatticeQuery(size, BOUND, neighbours)
-    return registry.calibrated(name, query, PrivacyLoss.parse(epsilon), {"components": components})
-
-
-def concentration(name: str, size: int, components: int, epsilon: str, neighbours: Neighbours) -> float:
-    """C per unit of the squared norm bound."""
-    return float(calibrated(name, size, components, epsilon, neighbours).noise["concentration"]) * BOUND
 
 
 def moment(matrix: Floats) -> MomentMatrix:
@@ -54,21 +38,21 @@ def test_concentrations_and_scales_are_the_stated_ones() -> None:
         ("amin", 10, REPLACE): 9 / 100,
     }  # fmt: skip
     for (name, components, neighbours), c in expected.items():
-        assert concentration(name, 10, components, "1", neighbours) == pytest.approx(c, rel=1e-12)
+        mechanism = calibrated(name, 10, neighbours=neighbours, components=components)
+        assert mechanism.concentration * BOUND == pytest.approx(c, rel=1e-12)
     scales = {("kapralov-talwar", REPLACE): 8, ("kapralov-talwar", ADD): 8, ("amin", REPLACE): 10, ("amin", ADD): 5}
     for (name, neighbours), scale in scales.items():
-        noise = calibrated(name, 10, 4, "1", neighbours).noise
-        assert noise["scale"] / BOUND == pytest.approx(scale, rel=1e-12)
+        mechanism = calibrated(name, 10, neighbours=neighbours, components=4)
+        assert mechanism.scale / BOUND == pytest.approx(scale, rel=1e-12)
     for components, steps in ((1, 1), (3, 3), (10, 9)):  # the loss of each step is charged
-        guarantee = calibrated("bingham", 10, components).guarantee
-        assert guarantee is not None
-        span = 2 * concentration("bingham", 10, components, "1", REPLACE)
-        assert [float(step) for step in guarantee.bounded_ranges] == pytest.approx([span] * steps)
+        mechanism = calibrated("bingham", 10, components=components)
+        span = 2 * mechanism.concentration * BOUND
+        assert [float(step) for step in mechanism.guarantee.bounded_ranges] == pytest.approx([span] * steps)
 
 
 def test_an_answer_has_the_stated_concentration_and_the_twin_fails() -> None:
     for name in ("bingham", "ppca"):
-        mechanism, kappa = calibrated(name, 2, 1, "2"), 3.0  # c = 1 per unit, the gap of the eigenvalues is 2 kappa
+        mechanism, kappa = calibrated(name, 2, loss="2"), 3.0  # c = 1 per unit, the gap of the eigenvalues is 2 kappa
         table = moment(np.array([[5.0, kappa], [kappa, 5.0]]))
         x = np.array([mechanism.answer(table, SYSTEM)[0] for _ in range(2000)], dtype=np.float64)
         cosine = 2 * x[:, 0] * x[:, 1]  # of twice the angle to the diagonal, von Mises
@@ -79,7 +63,7 @@ def test_an_answer_has_the_stated_concentration_and_the_twin_fails() -> None:
 def test_beyond_one_component_ppca_is_for_reproduction_only() -> None:
     request = ReleaseRequest("ppca", PrivacyLoss.parse("1"), 1.0, options={"components": 2})
     for components, proved in ((1, True), (2, False), (4, False), (5, True)):
-        mechanism = calibrated("ppca", 5, components)
+        mechanism = calibrated("ppca", 5, components=components)
         assert is_private_as_claimed(mechanism) is proved
         assert ("sweeps" in mechanism.noise) is not proved
         frame = mechanism.answer(moment(np.diag([50.0, 40, 3, 2, 1])), SYSTEM)
@@ -93,12 +77,12 @@ def test_beyond_one_component_ppca_is_for_reproduction_only() -> None:
 
 
 @pytest.mark.parametrize("name", ["kapralov-talwar", "amin"])
-@pytest.mark.parametrize("neighbours", BOTH)
+@pytest.mark.parametrize("neighbours", Neighbours)
 def test_at_a_huge_epsilon_the_matrix_of_rank_k_comes_back(name: str, neighbours: Neighbours) -> None:
     axes: Floats = stats.ortho_group.rvs(6, random_state=5)[:3]
     matrix = (axes.T * np.array([3e5, 2e5, 1e5])) @ axes
     for components, left in ((3, 0.0), (2, 1e5)):
-        mechanism = calibrated(name, 6, components, "1000000", neighbours)
+        mechanism = calibrated(name, 6, BOUND, neighbours, "1000000", components=components)
         released = unpacked(np.asarray(mechanism.answer(moment(matrix), SYSTEM)), 6) / BOUND
         assert np.linalg.norm(released - matrix, 2) == pytest.approx(left, rel=1e-2, abs=10)
         assert np.linalg.matrix_rank(released, tol=1e-3) == components
@@ -108,7 +92,7 @@ def test_at_a_huge_epsilon_the_matrix_of_rank_k_comes_back(name: str, neighbours
 def test_released_eigenvalues_carry_the_stated_noise(size: int) -> None:
     empty = moment(np.zeros((size, size)))
     for name in ("kapralov-talwar", "amin"):
-        mechanism = calibrated(name, size, 1)
+        mechanism = calibrated(name, size)
         diagonal = diagonal_positions(size)
         trace = (
             np.array([mechanism.answer(empty, SYSTEM)[diagonal].sum() for _ in range(2000)]) / mechanism.noise["scale"]

@@ -10,35 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from support.registered import BOUND, calibrated
 
-from dpdist.errors import RefusedError, UsageError
-from dpdist.mechanisms import registry
-from dpdist.mechanisms.analyze_gauss import CalibratedPublished
-from dpdist.mechanisms.base import Additive, is_private_as_claimed
-from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.errors import UsageError
+from dpdist.mechanisms.base import is_private_as_claimed
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
-from dpdist.release.request import ReleaseRequest
 
 NAMES = ["analyze-gauss", "sulq", "mod-sulq"]
 REPLACE, ADD = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE
-BOUND = 4**16
 TYPICAL = PrivacyLoss.parse("1", "0.01")
-
-
-def calibrated(
-    name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss, bound: int = BOUND
-) -> CalibratedPublished:
-    mechanism = registry.calibrated(name, LatticeQuery(size, bound, neighbours), loss)
-    assert isinstance(mechanism, CalibratedPublished)
-    assert mechanism.claim == loss
-    return mechanism
-
-
-def proved_delta(mechanism: CalibratedPublished) -> float:
-    assert mechanism.guarantee is not None
-    return mechanism.guarantee.loss.delta
 
 
 @pytest.mark.parametrize(
@@ -52,12 +34,10 @@ def proved_delta(mechanism: CalibratedPublished) -> float:
 )
 def test_the_scales_are_the_published_ones(name: str, size: int, loss: PrivacyLoss, scale: float) -> None:
     for neighbours in Neighbours:
-        mechanism = calibrated(name, size, neighbours, loss)
+        mechanism = calibrated(name, size, BOUND, neighbours, loss)
         assert mechanism.sigma_diagonal / BOUND == pytest.approx(scale, rel=1e-5)
         off = scale / math.sqrt(2) if name == "sulq" else scale
         assert mechanism.sigma_off_diagonal / BOUND == pytest.approx(off, rel=1e-5)
-        assert mechanism.noise["variance_diagonal"] == float(mechanism.sigma_diagonal) ** 2
-        assert mechanism.noise["variance_off_diagonal"] == float(mechanism.sigma_off_diagonal) ** 2
 
 
 @given(
@@ -71,9 +51,8 @@ def test_the_scales_are_the_published_ones(name: str, size: int, loss: PrivacyLo
 def test_the_guarantee_is_computed_from_the_integers_that_are_drawn(
     name: str, size: int, bound: int, micro: int, atto: int, neighbours: Neighbours
 ) -> None:
-    mechanism = calibrated(name, size, neighbours, PrivacyLoss(micro, atto), bound)
-    assert mechanism.guarantee is not None
-    s, t = mechanism.sigma_diagonal, mechanism.sigma_off_diagonal
+    mechanism = calibrated(name, size, bound, neighbours, PrivacyLoss(micro, atto))
+    s, t, proved = mechanism.sigma_diagonal, mechanism.sigma_off_diagonal, mechanism.guarantee.loss.delta
     assert mechanism.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
     assert mechanism.guarantee.mu_squared == Fraction(bound**2 * (2 if neighbours is REPLACE else 1), s * s)
     # that is D = S diag(1, -1), or S diag(1, 0); D with S off the diagonal, of rows e1 + e2 and e1 - e2, is no worse
@@ -81,49 +60,40 @@ def test_the_guarantee_is_computed_from_the_integers_that_are_drawn(
         assert Fraction(bound**2, t * t) <= mechanism.guarantee.mu_squared
     mu, epsilon = math.sqrt(mechanism.guarantee.mu_squared), micro / 1e6
     true = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu))
-    assert proved_delta(mechanism) >= true * (1 - 1e-9) - 1e-13
-    assert proved_delta(mechanism) <= max(true * (1 + 1e-9) + 1e-13, atto * 1e-18 * (1 + 1e-9))
-    assert is_private_as_claimed(mechanism) == (proved_delta(mechanism) == atto / 1e18)
+    assert true * (1 - 1e-9) - 1e-13 <= proved <= max(true * (1 + 1e-9) + 1e-13, atto * 1e-18 * (1 + 1e-9))
+    assert is_private_as_claimed(mechanism) == (proved == atto / 1e18)
 
 
 @pytest.mark.parametrize(
-    ("name", "epsilon", "delta", "neighbours", "true"),
+    ("epsilon", "delta", "neighbours", "true"),
     [
-        ("analyze-gauss", "1", "1e-5", REPLACE, 3.736e-5),
-        ("analyze-gauss", "0.5", "1e-6", REPLACE, 3.645e-6),
-        ("analyze-gauss", "8", "0.01", ADD, 1.78e-2),
-        ("analyze-gauss", "0.1", "0.01", REPLACE, None),  # private by chance: the true delta is 2.4e-4
-        ("analyze-gauss", "1", "1e-5", ADD, None),
-        ("analyze-gauss", "4", "0.01", ADD, None),
-        ("sulq", "1", "0.01", REPLACE, None),
-        ("mod-sulq", "1", "0.01", REPLACE, None),
+        ("1", "1e-5", REPLACE, 3.736e-5),
+        ("0.5", "1e-6", REPLACE, 3.645e-6),
+        ("8", "0.01", ADD, 1.78e-2),
+        ("0.1", "0.01", REPLACE, None),  # private by chance: the true delta is 2.4e-4
+        ("4", "0.01", ADD, None),
     ],
 )
 def test_the_guarantee_has_the_true_delta_if_the_claim_is_false(
-    name: str, epsilon: str, delta: str, neighbours: Neighbours, true: float | None
+    epsilon: str, delta: str, neighbours: Neighbours, true: float | None
 ) -> None:
     loss = PrivacyLoss.parse(epsilon, delta)
-    mechanism = calibrated(name, 5, neighbours, loss)
+    mechanism = calibrated("analyze-gauss", 5, BOUND, neighbours, loss)
     assert is_private_as_claimed(mechanism) is (true is None)
-    assert mechanism.guarantee is not None
     assert mechanism.guarantee.loss.epsilon_micro == loss.epsilon_micro
-    assert proved_delta(mechanism) == pytest.approx(true or loss.delta, rel=5e-3 if true else 0)
+    assert mechanism.guarantee.loss.delta == pytest.approx(true or loss.delta, rel=5e-3 if true else 0)
 
 
 def test_where_a_scale_is_undefined_or_proves_nothing_nothing_is_claimed() -> None:
     with pytest.raises(UsageError, match="undefined"):
-        calibrated("mod-sulq", 1, REPLACE, PrivacyLoss.parse("1", "0.4"))
-    assert calibrated("mod-sulq", 1, REPLACE, PrivacyLoss.parse("1", "0.39")).sigma_diagonal > BOUND
-    assert not is_private_as_claimed(calibrated("sulq", 2, REPLACE, PrivacyLoss.parse("1000", "0.01")))
-    assert calibrated("analyze-gauss", 3, REPLACE, PrivacyLoss.parse("1000000", "0.9")).guarantee is None
+        calibrated("mod-sulq", 1, loss=PrivacyLoss.parse("1", "0.4"))
+    assert calibrated("mod-sulq", 1, loss=PrivacyLoss.parse("1", "0.39")).sigma_diagonal > BOUND
+    assert not is_private_as_claimed(calibrated("sulq", 2, loss=PrivacyLoss.parse("1000", "0.01")))
+    assert calibrated("analyze-gauss", 3, loss=PrivacyLoss.parse("1000000", "0.9")).guarantee is None
 
 
-def test_the_baseline_is_exact_and_never_called_private() -> None:
-    with pytest.raises(RefusedError, match="never claimed"):
-        ReleaseRequest("none", PrivacyLoss.parse("1"), 1.0).calibrated(3)
-    mechanism = ReleaseRequest("none", PrivacyLoss.parse("1"), 1.0, for_reproduction=True).calibrated(3)
-    assert mechanism.guarantee is None
+def test_the_baseline_is_exact_and_claims_nothing() -> None:
+    mechanism = calibrated("none", 3)
     assert mechanism.claim is None
     assert mechanism.noise["variance_diagonal"] == mechanism.noise["variance_off_diagonal"] == 0
-    assert isinstance(mechanism, Additive)
     assert np.array_equal(mechanism.answer(MomentMatrix(np.arange(6, dtype=np.int64), 3), SYSTEM), np.arange(6))

@@ -13,41 +13,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from strategies import SEEDS
+from support.registered import calibrated
 from support.tallies import FALSE_ALARM, mean_passes, total_passes
 
-from dpdist.mechanisms import registry
-from dpdist.mechanisms.knorm import CalibratedFrobenius, CalibratedNuclear
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise import nuclear
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import Floats, uniforms
 from dpdist.noise.nuclear import extremes, nuclear_spectra, quantile, sweep
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Neighbours
 from dpdist.triangle import unpacked
-
-BITS = 16
-ONE = PrivacyLoss.parse("1")
-BOTH = list(Neighbours)
-
-
-def calibrated(
-    name: str, size: int, neighbours: Neighbours = Neighbours.REPLACE_ONE, loss: PrivacyLoss = ONE, bits: int = BITS
-) -> CalibratedNuclear | CalibratedFrobenius:
-    mechanism = registry.calibrated(name, LatticeQuery(size, 4**bits, neighbours), loss)
-    assert isinstance(mechanism, CalibratedNuclear | CalibratedFrobenius)
-    return mechanism
 
 
 @pytest.mark.parametrize("name", ["nuclear", "frobenius"])
-@pytest.mark.parametrize("neighbours", BOTH)
+@pytest.mark.parametrize("neighbours", Neighbours)
 def test_the_scale_is_sensitivity_over_epsilon_rounded_up(name: str, neighbours: Neighbours) -> None:
     # the loss of a symmetric distribution has a range of two epsilon
-    assert not calibrated(name, 5, neighbours).guarantee.bounded_ranges
+    assert not calibrated(name, 5).guarantee.bounded_ranges
     for epsilon in ("0.1", "0.7", "3.000001", "1000"):  # on a coarse grid rounding matters
-        loss = PrivacyLoss.parse(epsilon)
         query = LatticeQuery(5, 4**2, neighbours)
         squared = {"nuclear": query.nuclear**2, "frobenius": query.frobenius_squared}[name]
-        scale = calibrated(name, 5, neighbours, loss, bits=2).scale
+        scale = calibrated(name, 5, 4**2, neighbours, epsilon).scale
         assert Fraction(squared, scale**2) <= Fraction(epsilon) ** 2
         assert scale == 1 or Fraction(squared, (scale - 1) ** 2) > Fraction(epsilon) ** 2
 

@@ -12,33 +12,30 @@ from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.folders import STORED
+from support.registered import calibrated
 
 from dpdist.errors import DataError
 from dpdist.mechanisms.attack import KnownMoment, views
 from dpdist.mechanisms.noise_law import EdgeKind, Noise, Part
-from dpdist.mechanisms.registry import calibrated
-from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.alignment import require_alignment
 from dpdist.pca.components import components
 from dpdist.pca.noise_edge import NoiseLaw, law_of
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.archive import publish
 from dpdist.release.artefact import open_release
 from dpdist.release.attributes import Coverage
 from dpdist.release.combine import combined, write_sum
 
-DELTAS = {"gaussian": "1e-6", "wishart": "1e-6"}
 KNOWN = ("gaussian", "laplace", "frobenius", "nuclear", "wishart", "two-sided-wishart")
 
 
-def noise_of(name: str, epsilon: str = "1", size: int = 8) -> Noise:
-    query = LatticeQuery(size, 4**16, Neighbours.REPLACE_ONE)
-    return calibrated(name, query, PrivacyLoss.parse(epsilon, DELTAS.get(name, "0"))).noise
+def noise_of(name: str, epsilon: str = "1") -> Any:
+    return calibrated(name, 8, loss=epsilon).noise
 
 
 def known_law(noise: Noise, size: int = 8) -> NoiseLaw:
@@ -83,9 +80,7 @@ def test_sums_of_one_kind_have_its_distribution() -> None:
 def test_the_edge_of_a_sum_is_where_its_spectrum_ends(name: str) -> None:
     """Three draws of different scale at 60 columns, 8 times: the mean of the largest eigenvalue is near the edge."""
     size = 60
-    query = LatticeQuery(size, 4**16, Neighbours.REPLACE_ONE)
-    delta = DELTAS.get(name, "0")
-    drawn = [calibrated(name, query, PrivacyLoss.parse(epsilon, delta)) for epsilon in ("1", "1.5", "1")]
+    drawn = [calibrated(name, size, loss=epsilon) for epsilon in ("1", "1.5", "1")]
     total = reduce(add, (one.noise for one in drawn))
     law = known_law(total, size)
     zero = KnownMoment(np.zeros((size, size), dtype=np.int64))
@@ -120,11 +115,9 @@ def test_releases_of_version_0_1_0_are_read_and_have_their_edge(name: str, tmp_p
 def test_the_edge_of_a_stored_sum_is_not_below_that_of_what_was_added_up(name: str, tmp_path: Path) -> None:
     """Version 0.1.0 did not store the variance of each draw."""
     publish(io.BytesIO((STORED / f"{name}-sum.tar").read_bytes()), tmp_path / "r.zarr")
-    query = LatticeQuery(6, open_release(tmp_path / "r.zarr").bound.norm_bound, Neighbours.REPLACE_ONE)
-    parts = [
-        calibrated(name, query, PrivacyLoss.parse(epsilon, DELTAS.get(name, "0"))).noise for epsilon in ("1", "2", "1")
-    ]
-    total, stored = reduce(add, parts), open_release(tmp_path / "r.zarr").noise
+    release = open_release(tmp_path / "r.zarr")
+    bound, stored = release.bound.norm_bound, release.noise
+    total = reduce(add, (calibrated(name, 6, bound, loss=epsilon).noise for epsilon in ("1", "2", "1")))
     assert stored.variance_off_diagonal == pytest.approx(total.variance_off_diagonal, rel=0.1)  # the time of laplace
     assert known_law(stored, 6).edge >= known_law(total, 6).edge * math.sqrt(
         stored["variance_off_diagonal"] / total["variance_off_diagonal"]

@@ -1,10 +1,12 @@
-"""Rounding to the lattice, its rare branches, and the distribution of the exactly rounded normal."""
+"""Rounding to the lattice, its rare branches, and the distributions on it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +21,11 @@ from support.tallies import FALSE_ALARM
 import dpdist
 from dpdist._util.text import random_token
 from dpdist.noise import lattice
-from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.entropy import SYSTEM, Entropy
 from dpdist.noise.lattice import HALF, MAX_SCALE, discrete_laplace, rounded_normal
 from dpdist.noise.reals import Bits, Reals
+
+Draw = Callable[[int, int, Entropy], npt.NDArray[np.int64]]
 
 
 def known(x: int, source: Scripted, *, negative: bool) -> Reals:
@@ -84,31 +88,40 @@ def test_draws_use_the_bits_that_are_already_known() -> None:
     assert source.extended == 0
 
 
-def _counts(draws: npt.NDArray[np.int64], sigma: float) -> float:
-    """p-value of a chi-squared test of draws against the exact distribution of rounded N(0, sigma²)."""
-    reach = int(4 * sigma)
-    edges = np.arange(-reach, reach + 2) - 0.5
-    cdf = stats.norm.cdf(edges / sigma)
-    probability = np.concatenate([[cdf[0]], np.diff(cdf), [1 - cdf[-1]]])
-    observed = np.histogram(draws, bins=np.concatenate([[-np.inf], edges, [np.inf]]))[0]
-    return float(stats.chisquare(observed, probability * draws.size).pvalue)
+LAWS = pytest.mark.parametrize(
+    ("draw", "law"),
+    [
+        (rounded_normal, lambda scale: stats.norm(scale=scale)),
+        (discrete_laplace, lambda scale: stats.dlaplace(1 / scale)),
+    ],
+    ids=["normal", "laplace"],
+)
 
 
-@pytest.mark.parametrize("sigma", [1, 10])
-def test_small_scales_are_rounded_normals(sigma: int) -> None:
-    draws = rounded_normal(sigma, 400_000, SYSTEM)
-    assert _counts(draws, sigma) > FALSE_ALARM
-    # the twin: 2 % less noise is detected, with probability 1 - 1e-9
-    assert _counts(draws, 0.98 * sigma) < FALSE_ALARM
+def fits(drawn: npt.NDArray[np.int64], law: Any) -> bool:
+    """Chi-squared test of draws against the exact distribution of a rounded or discrete law."""
+    ends = np.arange(int(law.ppf(1e-4)), int(law.ppf(1 - 1e-4)) + 1)
+    probability = np.diff([0, *law.cdf(ends + 0.5), 1])
+    observed = np.bincount(np.searchsorted(ends, drawn), minlength=probability.size)
+    return bool(stats.chisquare(observed, probability * drawn.size).pvalue > FALSE_ALARM)
 
 
-def test_large_scales_are_normal_and_their_low_bits_uniform() -> None:
-    sigma = 2**40 + 12345
-    draws = rounded_normal(sigma, 400_000, SYSTEM)
-    assert stats.kstest(draws / sigma, "norm").pvalue > FALSE_ALARM
-    assert stats.kstest(draws / sigma * 1.05, "norm").pvalue < FALSE_ALARM
-    low = np.bincount((draws & 255).astype(np.intp), minlength=256)
-    assert stats.chisquare(low).pvalue > FALSE_ALARM
+@LAWS
+@pytest.mark.parametrize("scale", [1, 2, 10])
+def test_small_scales_have_their_exact_distribution(draw: Draw, law: Callable[[float], Any], scale: int) -> None:
+    drawn = draw(scale, 400_000, SYSTEM)
+    assert fits(drawn, law(scale))
+    # the twin: 3 % less noise is detected, with probability 1 - 1e-9
+    assert not fits(drawn, law(scale / 0.97))
+
+
+@pytest.mark.parametrize(("draw", "name"), [(rounded_normal, "norm"), (discrete_laplace, "laplace")])
+def test_large_scales_have_the_distribution_of_reals_and_uniform_low_bits(draw: Draw, name: str) -> None:
+    scale = 2**40 + 12345
+    drawn = draw(scale, 400_000, SYSTEM)
+    assert stats.kstest(drawn / scale, name).pvalue > FALSE_ALARM
+    assert stats.kstest(drawn / scale * 1.05, name).pvalue < FALSE_ALARM
+    assert stats.chisquare(np.bincount((drawn & 255).astype(np.intp), minlength=256)).pvalue > FALSE_ALARM
 
 
 def test_scales_outside_the_proof_are_refused() -> None:

@@ -202,15 +202,6 @@ def test_a_truncated_draw_is_made_of_all_its_words_and_further_bits_are_drawn_on
     assert source.extended == 150
 
 
-@pytest.mark.parametrize("size", [0, 1, 2**14, 40_000])
-def test_batches_have_exactly_the_requested_size(size: int) -> None:
-    positions: list[int] = []
-    for run, batch in draws(NORMAL, size, SYSTEM):
-        assert batch.integral.shape == batch.negative.shape == batch.fraction[0].shape == (run.stop - run.start,)
-        positions += range(run.start, run.stop)
-    assert positions == list(range(size))
-
-
 @LAWS
 def test_the_draws_have_their_distribution_and_a_twin_fails(law: Density) -> None:
     batches = [batch for _, batch in draws(law, 400_000, SYSTEM)]

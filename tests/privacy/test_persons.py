@@ -73,13 +73,6 @@ def test_a_tree_of_a_year_loses_little(most: int, factor: float) -> None:
     assert person_factor(most, levels) < factor < 1.04 * person_factor(most, levels)
 
 
-def test_what_is_counted_is_the_least_whole_number() -> None:
-    for most in range(1, 40):
-        for read in (1, 2, most, 2 * most):
-            count, square = rows_charged(most, read), most * min(most, read)
-            assert (count - 1) ** 2 < square <= count**2
-
-
 @pytest.mark.parametrize("form", ["tree", "square root"])
 def test_an_attack_by_all_that_is_published_contradicts_the_claim_only_of_rows_alone(form: str) -> None:
     audit = audited(PLANS[form], Unit("person", 1, max_periods=MOST), 3000, 1e-8)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dpdist.mechanisms import registry
-from dpdist.mechanisms.base import Calibrated
 from dpdist.mechanisms.info import DeltaUse, Kind, OptionValue
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
@@ -11,6 +12,8 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 NAMES = sorted(registry.MECHANISMS)
 LEAST: dict[Kind, OptionValue] = {Kind.INTEGER: 1, Kind.NUMBERS: (1.0,)}
 """One component, round, row, combination or eigenvalue: every table has it, so every mechanism takes it."""
+BOUND = 4**16
+"""The norm bound of a row, in units of the lattice."""
 
 
 def least_options(name: str) -> dict[str, OptionValue]:
@@ -23,7 +26,14 @@ def loss_for(name: str, epsilon: str = "1", delta: str = "1e-6") -> PrivacyLoss:
 
 
 def calibrated(
-    name: str, size: int, bound: int = 4**16, neighbours: Neighbours = Neighbours.REPLACE_ONE, epsilon: str = "1"
-) -> Calibrated:
+    name: str,
+    size: int,
+    bound: int = BOUND,
+    neighbours: Neighbours = Neighbours.REPLACE_ONE,
+    loss: PrivacyLoss | str = "1",
+    **options: Any,
+) -> Any:
+    """Return a calibrated mechanism, whose class only the test knows; the loss may be an epsilon."""
+    loss = loss if isinstance(loss, PrivacyLoss) else loss_for(name, loss)
     query = LatticeQuery(size, bound, neighbours)
-    return registry.calibrated(name, query, loss_for(name, epsilon), least_options(name))
+    return registry.calibrated(name, query, loss, {**least_options(name), **options})
