@@ -92,7 +92,7 @@ def test_epsilons_and_deltas_add_up_to_those_of_the_budget_and_no_further() -> N
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "count"),
-    [("1", "1e-6", 1), ("1", "1e-6", 365), ("8", "1e-5", 2), ("8", "0.4", 2)],  # the last where rounding decides
+    [("1", "1e-6", 1), ("1", "1e-6", 365), ("8", "1e-5", 2), ("8", "0.4", 2)],  # the last: less than half of epsilon
 )
 def test_equal_gaussian_shares_fit_the_budget_that_they_share_and_one_more_does_not(
     epsilon: str, delta: str, count: int
