@@ -121,6 +121,15 @@ def test_what_was_reserved_is_resumed_and_what_was_aborted_is_not(table: RowsTab
     assert [r.state for r in ledger_of(table).records] == [State.ABORTED, State.PUBLISHED]
 
 
+def test_over_budget_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = table_of(tmp_path / "rows.zarr", some_rows(), PrivacyLoss.parse("0.5", "1e-6"))
+    no_row_is_read(monkeypatch)
+    for loss in (PrivacyLoss.parse("0.6"), PrivacyLoss.parse("0.5", "1e-5")):
+        with pytest.raises(RefusedError, match="the budget of"):
+            chosen(made, replace(PURE, loss=loss))
+    assert ledger_of(made).records == []
+
+
 def test_the_trusted_worker_settles_the_delta(table: RowsTable) -> None:
     where = Cluster(trusted_worker=True)
     first = clip_norm.choose_clip_norm(table.path, PURE, HALF, cluster=where, budget_delta=True)

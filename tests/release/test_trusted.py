@@ -37,6 +37,7 @@ from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring
 from dpdist.release.trusted import MomentTransaction
+from dpdist.storage.store import store_at
 from dpdist.triangle import unpacked
 
 
@@ -76,6 +77,16 @@ def test_a_release_is_the_exact_moment_plus_one_draw_and_its_corner_is_exact_whe
     np.testing.assert_array_equal(released.lattice - noise, exact(transaction, values))
     assert (released.rows, released.attributes()["n"]) == ((ROWS, ROWS) if public else (None, None))
     assert released.guarantee == calibrated.guarantee
+
+
+def test_two_releases_carry_different_noise(transaction: MomentTransaction) -> None:
+    other = replace(asking(transaction, name="other"), target=store_at(target_of(transaction).with_name("other.zarr")))
+    for one, two in (
+        (published(transaction), published(other)),
+        (in_memory(transaction), in_memory(transaction)),
+    ):
+        assert one.release_id != two.release_id
+        assert (one.lattice != two.lattice).all()  # one partial noise in common would reveal a difference of rows
 
 
 def test_partials_that_do_not_cover_the_table_once_are_never_released(

@@ -7,7 +7,6 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -64,29 +63,6 @@ def test_publication_never_overwrites_something_else(transaction: MomentTransact
     elsewhere = replace(transaction, target=store_at(target.with_name("elsewhere.zarr")))
     trusted.publish(elsewhere)
     open_release(target_of(elsewhere))
-
-
-def test_a_publication_that_loses_the_race_to_the_same_bytes_is_content(
-    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transaction.reserve()
-    trusted.finalise(transaction, total_of(transaction))
-    content, holds = committed_bytes(transaction), archive.holds
-    looked = []
-
-    def overtaken(target: Path, files: IO[bytes]) -> bool:
-        identical = holds(target, files)
-        looked.append(identical)
-        if len(looked) == 1:
-            archive.publish(io.BytesIO(content), target)  # another process, between looking and writing
-        return identical
-
-    monkeypatch.setattr(archive, "holds", overtaken)
-    trusted.publish(transaction)
-    assert looked[0] is False
-    assert looked[-1] is True
-    assert [path.name for path in target_of(transaction).parent.iterdir() if path.name.endswith(".partial")] == []
-    open_release(target_of(transaction))
 
 
 def test_a_release_is_flushed_before_its_publication_is_recorded(
