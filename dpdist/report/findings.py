@@ -127,7 +127,7 @@ def _spectrum(release: Release, result: Components, aligned: Alignment | None) -
         edge=digits(aligned.edge / scale),
         clear=table_of(_CLEAR, clear[:_LISTED]),
         rest=table_of(_CLEAR, clear[_LISTED:]),
-        below_noise=table_of(("component", "eigenvalue", "exact one of clipped rows at most"), below_noise),
+        below_noise=table_of(("component", "eigenvalue", "true value at most"), below_noise),
         omitted=total - aligned.counted - len(below_noise),
     )
 
@@ -147,7 +147,7 @@ def _all_values(release: Release, first: Values) -> Values:
     return np.linalg.eigvalsh(matrix)[::-1].astype(np.float64)
 
 
-_CLEAR = ("component", "eigenvalue", "without the noise", "exact one of clipped rows in", "squared cosine", "between")
+_CLEAR = ("component", "eigenvalue", "without the noise", "true value, 95 %", "alignment", "between")
 
 
 def _clear_rows(aligned: Alignment, scale: float) -> list[Cells]:
@@ -176,7 +176,7 @@ def _loadings(
         if group is not None and len(group) > 1:
             about = f"cannot be distinguished from the others of {group.start + 1} to {group.stop}"
         elif group is not None:
-            about = f"squared cosine with the exact one: {ends_of(aligned.cosine_intervals[i])}"
+            about = f"alignment: {ends_of(aligned.cosine_intervals[i])}"
     reach = float(np.abs(vector).max())
     if shape is not None:
         picture = image(vector.reshape(shape), f"Component {i + 1} as an image", reach)

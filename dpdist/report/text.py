@@ -28,8 +28,7 @@ _SHOWN = 25
 _LOADINGS = 5
 _NARROWEST = 20
 ALIGNED = (
-    "The squared cosine measures the alignment of a component with the exact one: 1 is the same direction, 0 a right "
-    "angle."
+    "The alignment of a component is its squared cosine with the exact one: 1 is the same direction, 0 a right angle."
 )
 SURE = "It is between the two ends in at least nine of ten releases."
 _UNDISTINGUISHED = (
@@ -64,7 +63,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def alignment(result: Alignment) -> str:
     """Return a table of eigenvalues, and of the alignment of components with the exact ones."""
-    heads = ("no.", "eigenvalue", "without noise", "exact one of clipped rows", "squared cosine", "between")
+    heads = ("no.", "eigenvalue", "without noise", "true value, 95 %", "alignment", "between")
     rows: list[tuple[str, ...]] = []
     for i, value in enumerate(result.eigenvalues[:_SHOWN]):
         cells = ("-", "-", "unknown", "-")
@@ -79,6 +78,7 @@ def alignment(result: Alignment) -> str:
     narrow = [*heads[:2], *(max(head.split(), key=len) for head in heads[2:])]
     widths = [max(len(cell) for cell in column) for column in zip(narrow, *rows, strict=True)]
     legend = [
+        "True values are those of the clipped rows." if result.counted else "",
         "" if result.rounding is None else result.rounding.describe(),
         f"{ALIGNED} {SURE}" if result.counted else "",
         _UNDISTINGUISHED if result.counted < len(result.eigenvalues) else "",
@@ -106,7 +106,7 @@ def count_text(result: Alignment) -> str:
             if len(group) > 1 and group.start < len(result.eigenvalues):
                 cosine = result.squared_cosines[group.start]
                 text += (
-                    f" Components {group.start + 1} to {group.stop} cannot be distinguished: their squared cosine is "
+                    f" Components {group.start + 1} to {group.stop} cannot be distinguished: their alignment is "
                     f"that of the space they span, {cosine:.3f} on average."
                 )
         return text
@@ -169,7 +169,7 @@ def largest_loadings(vector: npt.NDArray[np.float64], ends: npt.NDArray[np.float
 def standardised(result: Correlation, names: Sequence[str]) -> str:
     """Return a table of components of a correlation matrix, with shares of variance and largest loadings."""
     heads, directions = (
-        ("no.", "share of variance", "between", "squared cosine", "largest loadings"),
+        ("no.", "share of variance", "between", "alignment", "largest loadings"),
         result.alignment,
     )
     rows: list[tuple[str, ...]] = [heads]
@@ -191,8 +191,8 @@ def standardised(result: Correlation, names: Sequence[str]) -> str:
     width = max(shutil.get_terminal_size().columns - sum(widths) - len(widths) * len(_GAP), _NARROWEST)
     lines = [_row(row, (*widths, width)) for row in rows]
     legend = (
-        "Components of the correlation matrix, with columns standardised by released variances. A share, a squared "
-        "cosine or a loading is between its two ends in about nine of ten releases or more, with respect to the noise."
+        "Components of the correlation matrix, with columns standardised by released variances. A share, an "
+        "alignment or a loading is between its ends in about nine of ten releases or more, with respect to the noise."
     )
     if directions is not None:
         legend += f" {count_text(directions)} {ALIGNED} {_without_loadings(directions)}".rstrip()
@@ -232,7 +232,7 @@ def forecast(result: Forecast) -> str:
         "",
     ]
     heads = ("component", "variance") if result.guessed else ("share of C²", "variance")
-    rows = [(*heads, "squared cosine", "rows needed", f"rows for {GOOD:g}")]
+    rows = [(*heads, "alignment", "rows needed", f"rows for {GOOD:g}")]
     for i, component in enumerate(result.expected):
         name = str(i + 1) if result.guessed else f"{100 * component.variance / result.largest:g} %"
         cosine = f"{component.squared_cosine:.3f}" if component.told else "unknown"
