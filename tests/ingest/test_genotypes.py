@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pgenlib
 import pytest
-import zarr
 from support.cli_scene import Call
-from support.ingest_scene import GENOTYPES, stored, write_bed, write_pgen
+from support.ingest_scene import GENOTYPES, stored, write_bed, write_pgen, write_vcf_arrays
 
 import dpdist
 from dpdist import DataError
@@ -112,7 +111,6 @@ CALLS = np.array([  # of SITES, variant by variant; -2: no allele
 
 def vcf_zarr(path: Path, calls: Any = CALLS, version: Any = 2, **others: Any) -> Path:
     """Write what bio2zarr makes of SITES."""
-    group = zarr.create_group(path, zarr_format=version, attributes={"vcf_zarr_version": "0.4"})
     arrays = {
         "call_genotype": calls,
         "call_DS": np.array([[0.9, 2, 0.05, np.nan], [0] * 4, [0] * 4, [1, 1, 0, 2], [0, np.nan, 1.5, 1]], np.float32),
@@ -123,10 +121,7 @@ def vcf_zarr(path: Path, calls: Any = CALLS, version: Any = 2, **others: Any) ->
         "variant_id": np.array(["rs1", ".", "rs3", "rs4", "rs5"], dtype="U4"),
         "variant_allele": np.array([["A", "G", ""], ["A", "C", "T"], ["A", "", ""], ["A", "G", ""], ["A", "G", ""]]),
     } | others
-    for name, values in arrays.items():
-        if values is not None:
-            chunks = (2, *values.shape[1:]) if values.ndim > 1 else values.shape
-            group.create_array(name, data=values, chunks=chunks)
+    write_vcf_arrays(path, {name: values for name, values in arrays.items() if values is not None}, version)
     return path
 
 
@@ -135,7 +130,6 @@ RULES = {"skip": {"multiallelic": "skip", "haploid": "single"}, "split": {"multi
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 def test_vcf_zarr_gives_the_rows_of_the_text_it_was_made_of(tmp_path: Path, rules: Any, version: int) -> None:
     store, source = vcf_zarr(tmp_path / "t.zarr", version=version), vcf(tmp_path / "t.vcf")
     text = read(source, tmp_path / "text.zarr", genotypes=rules, missing=1)
@@ -169,7 +163,6 @@ BAD_STORES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_STORES)
-@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 def test_vcf_zarr_that_is_no_such_store_is_refused(tmp_path: Path, bad: str) -> None:
     others, message = dict(BAD_STORES[bad][0]), BAD_STORES[bad][1]
     rules = {"multiallelic": "skip"} if others.pop("skip", False) else {}
@@ -290,19 +283,8 @@ def test_samples_that_are_wrong_are_refused(tmp_path: Path) -> None:
             read(files(tmp_path, samples), tmp_path / "no.zarr", genotypes={"multiallelic": "skip"})
 
 
-def test_a_person_may_own_several_samples(tmp_path: Path) -> None:
-    for unit, count in (("FID,IID", 4), ("FID", 2), ("IID", 3)):
-        more: Any = {"genotypes": {"multiallelic": "skip"}, "privacy_unit": unit, "max_rows": 1}
-        _, rows = read(files(tmp_path), tmp_path / f"{unit}.zarr", **more)
-        assert np.count_nonzero(rows.any(axis=1)) == count
-
-
-def test_missing_companion_files_are_named(tmp_path: Path) -> None:
+def test_a_companion_file_that_is_packed_is_named_with_what_unpacks_it(tmp_path: Path) -> None:
     source = files(tmp_path)
-    (tmp_path / "t.psam").rename(tmp_path / "aside")
-    with pytest.raises(DataError, match=r"needs t.psam in the same folder. Add it"):
-        read(source, tmp_path / "no.zarr")
-    (tmp_path / "aside").rename(tmp_path / "t.psam")
     (tmp_path / "t.pvar").rename(tmp_path / "t.pvar.zst")
     with pytest.raises(DataError, match=r"needs t.pvar in the same folder. Unpack t.pvar.zst \(zstd -d\)"):
         read(source, tmp_path / "no.zarr")

@@ -6,6 +6,7 @@ import pathlib
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,22 +57,18 @@ def test_a_first_line_without_any_name_of_the_schema_is_asked_for_and_not_repeat
 @pytest.mark.parametrize("text", ["secretword,Ann,unknown\nJones,Bob,5\n", "secretword,Ann\n", "who,age\nAnn,5\n"])
 def test_a_draft_of_text_never_guesses_that_a_first_line_holds_names(tmp_path: Path, call: Call, text: str) -> None:
     """It would be written into a public file."""
-    path, draft = tmp_path / "t.csv", tmp_path / "s.toml"
-    (tmp_path / "d").mkdir()
-    for source in (path, tmp_path / "d"):
-        (path if source == path else source / "t.csv").write_text(text)
-        refusal = call("schema", source, draft)
-        assert refusal.code == 4
-        assert f"dpdist schema {source} --header no (" in refusal.message
-        assert not {"secretword", "Ann", "who"} & set(re.findall(r"\w+", refusal.message))
-        assert not draft.exists()
-        drafted = call("schema", source, draft, "--header", "no", "--json").json
-        assert "--header no" in drafted["next"]
-        assert 'name = "c0"' in draft.read_text()
-        first = text[: text.index(",")]
-        assert f'"{first}"' not in draft.read_text()
-        draft.unlink()
-        assert f'name = "{first}"' in call("schema", source, "--header", "yes", "--json").json["draft"]
+    source, draft, first = tmp_path / "d", tmp_path / "s.toml", text[: text.index(",")]
+    source.mkdir()
+    (source / "t.csv").write_text(text)
+    refusal = call("schema", source, draft)
+    assert refusal.code == 4
+    assert f"dpdist schema {source} --header no (" in refusal.message
+    assert not {"secretword", "Ann", "who"} & set(re.findall(r"\w+", refusal.message))
+    assert not draft.exists()
+    assert "--header no" in call("schema", source, draft, "--header", "no", "--json").json["next"]
+    assert 'name = "c0"' in draft.read_text()
+    assert f'"{first}"' not in draft.read_text()
+    assert f'name = "{first}"' in call("schema", source, "--header", "yes", "--json").json["draft"]
 
 
 def test_the_commands_that_are_told_do_what_they_say(tmp_path: Path) -> None:
@@ -129,7 +126,6 @@ def test_csv_takes_true_and_false_as_parquet_does_in_columns_of_their_own(tmp_pa
         assert np.array_equal(stored(table.path), frame[columns or list(frame.columns)].astype(float))
     for content, needle in (
         ("a,b\ntrue,1\n73519.25,2\n", "line 3, column 'a': the cell is neither true nor false"),
-        ("a,b\ntrue,1\n1,2\n", "line 3, column 'a': the cell is neither true nor false"),
         ("a,b\n73519.25,1\ntrue,2\n", "line 3, column 'a': the cell is not a number"),
         ("a,b\ntrue,1\n,2\n", "line 3, column 'a': the value is missing"),
         ("a,b\nTRUE,1\ntrue,2\nyes,3\n", "line 4, column 'a': the cell is neither true nor false"),
@@ -156,35 +152,16 @@ def test_all_columns_that_hold_no_numbers_are_named_with_the_command_that_leaves
     assert "--columns 'age,\"height, cm\",smokes' (leaves" in message
 
 
-def test_files_of_other_kinds_are_refused_with_what_makes_them_readable(tmp_path: Path, call: Call) -> None:
-    frame = pd.DataFrame({"secretword": [4711, 2], "b": [3.5, 4]})
-    for mark, name in ((";", "semicolons"), ("\t", "tabs"), (" ", "spaces"), ("|", "bars")):
-        frame.to_csv(tmp_path / "t.csv", sep=mark, index=False)
-        for command in (("ingest", tmp_path / "t.csv", tmp_path / "rows.zarr"), ("schema", tmp_path / "t.csv")):
-            refusal = call(*command)
-            assert refusal.code == 4
-            assert f"seem to be separated by {name}. Save it with commas" in refusal.message
-            assert "secretword" not in refusal.message
-    frame.to_csv(tmp_path / "t.tsv", sep="\t", index=False)
-    tsv_refusal = call("ingest", tmp_path / "t.tsv", tmp_path / "rows.zarr")
-    for path, message in (("t.csv", refusal.message), ("t.tsv", tsv_refusal.message)):
-        names = {"FILE": tmp_path / path, "NEW": tmp_path / "new.csv", "pandas": pd}
-        exec(re.search(r"in Python: (.*)\.$", message)[1], names)  # type: ignore[index]  # noqa: S102 - the advice
-        pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "new.csv"), frame)
-
-
 # --- text of another dialect ---
 
 
-def cured(path: Path, header: str) -> list[list[float]]:
+def cured(path: Path, header: str) -> Any:
     """Run the Python of an error message, and return the rows of its output."""
     line = re.search(r"in Python(?:, if [^:]*)?: (.*\))\.", refused(path, "in Python", choices=Choices(header=header)))
     assert line is not None
     new = path.with_name("new.csv")
     eval(line[1], {"pandas": pd, "pathlib": pathlib}, {"FILE": path, "NEW": new})  # noqa: S307 - it is the product's
-    rows: list[list[float]] = stored(
-        ingest(new, path.with_name("new.zarr"), choices=Choices(header=header)).path
-    ).tolist()
+    rows: Any = stored(ingest(new, path.with_name("new.zarr"), choices=Choices(header=header)).path).tolist()
     return rows
 
 
@@ -214,6 +191,11 @@ def test_a_dialect_has_a_cure(tmp_path: Path, text: str, code: str, header: str,
     assert cured(tmp_path / "t.csv", header) == wanted
 
 
+def test_a_tsv_has_a_cure(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("a\tb\n1.5\t2\n")
+    assert cured(tmp_path / "t.tsv", "yes") == [[1.5, 2]]
+
+
 def test_numbers_with_commas_or_signs_are_told_as_that(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     for cell in ('"1,234"', '"1,5"', "12%", "$2"):
@@ -225,9 +207,8 @@ def test_numbers_with_commas_or_signs_are_told_as_that(tmp_path: Path) -> None:
     assert stored(ingest(path, tmp_path / "rows.zarr", columns=["a", "d"]).path).tolist() == [[1.5, 3], [2.5, 4]]
 
 
-def test_text_over_several_lines_is_one_cell(tmp_path: Path) -> None:
+def test_text_over_several_lines_is_one_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpdist.ingest.readers.text._LINE", 18)  # a block ends within a cell
     path = tmp_path / "t.csv"
-    path.write_text('a,note,b\n1,"two\nlines",3\n5,"x",y\n')
-    refused(path, "line 4, column 'b': the cell is not a number", columns=["a", "b"])
     path.write_text('a,note,b\n1,"two\nlines",3\n5,"say ""yes""\r\n,",6\n')
     assert stored(ingest(path, tmp_path / "rows.zarr", columns=["a", "b"]).path).tolist() == [[1, 3], [5, 6]]

@@ -28,18 +28,14 @@ pytestmark = [
 ]
 
 
-def misbehaving(path: Path) -> Any:
-    return Misbehaving(path)
-
-
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[Any]:
     with closing(ReaderProcess(tmp_path)) as reader:
         yield reader
 
 
-def test_a_crash_and_a_hang_are_told(process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = misbehaving(tmp_path / "t.h5ad")
+def test_a_crash_and_a_hang_are_told(process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Misbehaving(tmp_path / "t.h5ad")
     monkeypatch.setattr(isolated, "_PATIENCE", 1)
     for question, message in (
         ("crashing", r"t\.h5ad cannot be read: .* its library crashes"),
@@ -53,14 +49,16 @@ def test_a_crash_and_a_hang_are_told(process: ReaderProcess, tmp_path: Path, mon
 
 def test_libraries_print_nothing(process: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It may quote a row."""
-    assert process.ask(misbehaving(tmp_path), "talkative") == ("a", "b")
+    assert process.ask(Misbehaving(tmp_path), "talkative") == ("a", "b")
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_process_is_used_again_in_the_same_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source: Any = Misbehaving(tmp_path)
+
     def asked(question: str) -> Any:
         with closing(ReaderProcess(tmp_path)) as process:
-            return process.ask(misbehaving(tmp_path), question)
+            return process.ask(source, question)
 
     first = asked("process")
     assert asked("process") == first
@@ -86,7 +84,7 @@ def test_one_that_is_left_halfway_ends(process: Any, tmp_path: Path, monkeypatch
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    source = misbehaving(tmp_path)
+    source = Misbehaving(tmp_path)
     first = process.ask(source, "process")
     with monkeypatch.context() as patch:
         patch.setattr(Connection, "recv", interrupted)
@@ -97,13 +95,13 @@ def test_one_that_is_left_halfway_ends(process: Any, tmp_path: Path, monkeypatch
     assert process.ask(source, "process") != first
 
 
-def test_no_forked_process_uses_it(process: ReaderProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = process.ask(misbehaving(tmp_path), "process")
+def test_no_forked_process_uses_it(process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = process.ask(Misbehaving(tmp_path), "process")
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)  # as it is in a forked process
         parents = process._child
         process.close()
-        assert process.ask(misbehaving(tmp_path), "process") != first
+        assert process.ask(Misbehaving(tmp_path), "process") != first
         for child in (parents, process._child):
             assert child is not None
             child.end()
@@ -123,7 +121,7 @@ def test_one_that_cannot_start_is_told(process: Any, tmp_path: Path, monkeypatch
     monkeypatch.setattr(isolated, "_idle", [])
     monkeypatch.setattr(isolated, "_START", "raise SystemExit(3)")
     with pytest.raises(DpdistError, match=r"did not start: .* ended with code 3\. Run this command"):
-        process.ask(misbehaving(tmp_path), "names")
+        process.ask(Misbehaving(tmp_path), "names")
 
 
 def test_a_script_without_a_guard_is_not_run_a_second_time(tmp_path: Path) -> None:

@@ -47,9 +47,10 @@ def rows_of(path: Path, **choices: Any) -> Any:
     return np.asarray(zarr.open_array(ingest(path, target, columns=columns, choices=Choices(**choices)).path)[:])
 
 
-def refused(path: Path, match: str, **choices: Any) -> None:
-    with pytest.raises(DataError, match=match):
+def refused(path: Path, match: str, **choices: Any) -> str:
+    with pytest.raises(DataError, match=match) as caught:
         rows_of(path, **choices)
+    return str(caught.value).replace(str(path.parent), "")
 
 
 # --- one person several times -----------------------------------------------------------------------------------------
@@ -61,7 +62,8 @@ def test_a_sample_of_two_files_is_one_person_in_vcf_and_plink_too(tmp_path: Path
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.vcf").write_text(VCF + site)
     (tmp_path / "in" / "b.vcf").write_text(VCF.replace("s2", "s3") + site)
-    refused(tmp_path / "in", r"b\.vcf names 1 sample of .*a\.vcf again: one person would have several rows")
+    told = refused(tmp_path / "in", r"b\.vcf names 1 sample of .*a\.vcf again: one person would have several rows")
+    assert "s1" not in told
     (tmp_path / "in" / "b.vcf").write_text(VCF.replace("s1", "s4").replace("s2", "s3") + site)
     assert rows_of(tmp_path / "in").shape == (4, 2)
     for families in (["0", "0"], ["s1", "s2"]):
@@ -167,9 +169,9 @@ def test_whole_numbers_that_float64_does_not_hold_are_refused_by_their_place(tmp
         refused(text, r"line 2, column 'id': a whole number beyond 2\^53")
     text.write_text(f"a,b\n1.5e17,1.5\n9007199254740992,2.5\n{2**60}.0,3.5\n")
     assert rows_of(text)[:, 0].tolist() == [1.5e17, 2.0**53, 2.0**60]
-    for column in ([7, 2**53 + 1], pa.array([Decimal(7), Decimal(2**53 + 1)], pa.decimal128(20, 2))):
-        pq.write_table(pa.table({"id": column, "b": [1.5, 2.5]}), tmp_path / "t.parquet")
-        refused(tmp_path / "t.parquet", r"column 'id': a whole number beyond 2\^53")
+    column = pa.array([Decimal(7), Decimal(2**53 + 1)], pa.decimal128(20, 2))
+    pq.write_table(pa.table({"id": column, "b": [1.5, 2.5]}), tmp_path / "t.parquet")
+    refused(tmp_path / "t.parquet", r"column 'id': a whole number beyond 2\^53")
     (tmp_path / "in").mkdir()
     np.save(tmp_path / "in" / "0.npy", np.array([[2**53 + 1, 1]]))
     np.save(tmp_path / "in" / "1.npy", np.array([[0.5, 1]]))
@@ -193,17 +195,17 @@ def test_anndata_before_0_8_in_zarr_is_its_matrix_and_not_what_was_made_of_it(tm
     assert rows_of(path).tolist() == np.eye(4, 3).tolist()
 
 
-@pytest.mark.parametrize("name", ["t.nc", "t.zarr"])
-def test_packed_values_are_what_their_attributes_say(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "version", "kind"), [("t.nc", None, "i2"), ("t.zarr", 2, "i2"), ("t.zarr", 3, "f4")])
+def test_packed_values_are_what_their_attributes_say(tmp_path: Path, name: str, version: Any, kind: str) -> None:
     for last, path in ((8, tmp_path / name), (-9999, tmp_path / f"gap-{name}")):
-        data = xarray.Dataset({"t": (("person", "site"), np.array([[-4, 2], [6, last]], np.int16))})
+        data = xarray.Dataset({"t": (("person", "site"), np.array([[-4, 0], [6, last]], kind))})
         data["t"].attrs |= {"scale_factor": 0.5, "add_offset": 10.0}
-        data["t"].encoding["_FillValue"] = np.int16(-9999)
+        data["t"].encoding["_FillValue"] = np.asarray(-9999, kind)[()]
         if name == "t.nc":
             data.to_netcdf(path, engine="h5netcdf")
         else:
-            data.to_zarr(path, zarr_format=2, consolidated=False)
-    assert rows_of(tmp_path / name).tolist() == [[8, 11], [13, 14]]
+            data.to_zarr(path, zarr_format=version, consolidated=False)
+    assert rows_of(tmp_path / name).tolist() == [[8, 10], [13, 14]]
     refused(tmp_path / f"gap-{name}", r"row 1 \(counting from 0\), column 'c1': the value is")
 
 
@@ -232,14 +234,6 @@ def test_a_key_of_a_folder_may_be_in_the_file_too_and_says_the_same(tmp_path: Pa
     assert rows_of(_in_folder(tmp_path, f"year={key}", x=[1.5], year=[cell])).tolist() == [[1.5, float(cell)]]
     other = _in_folder(tmp_path / "other", f"year={key}", x=[1.5, 1.5], year=[cell, type(cell)(0)])
     refused(other, "a column named like its folder, with other values")
-
-
-def test_genotypes_as_newer_tools_write_them(tmp_path: Path) -> None:
-    site = "1\t100\trs1\tA\t{}\t.\t.\t.\tGT\t/0/1\t|1|1\n"
-    (tmp_path / "t.vcf").write_text(VCF + site.format("G") + site.format("T"))
-    table = ingest(tmp_path / "t.vcf", tmp_path / "found.zarr")
-    assert table.names == ("rs1:G", "rs1:T")
-    assert rows_of(tmp_path / "t.vcf").tolist() == [[1, 1], [2, 2]]
 
 
 def test_fields_of_plink_are_separated_by_spaces_too_and_a_fault_is_told_of_its_file(tmp_path: Path) -> None:
@@ -289,15 +283,11 @@ def test_no_advice_removes_foreign_files_and_swapped_paths_are_recognised(tmp_pa
 
 
 def test_variants_that_are_called_alike_and_count_other_alleles_are_refused(tmp_path: Path) -> None:
-    for folder in ("vcf", "plink"):
-        (tmp_path / folder).mkdir()
-    for name, (one, two), counts in (("a", "AG", [[0, 1], [2, 1]]), ("b", "GA", [[2, 1], [0, 1]])):
-        sites = "".join(f"1\t{at}\trs{at}\t{one}\t{two}\t.\t.\t.\tGT\t0/1\t1/1\n" for at in (1, 2))
-        (tmp_path / "vcf" / f"{name}.vcf").write_text(VCF.replace("s1\ts2", f"{name}1\t{name}2") + sites)
-        facts = {"iid": [f"{name}1", f"{name}2"], "sid": ["rs1", "rs2"], "allele_1": [one] * 2, "allele_2": [two] * 2}
-        to_bed(tmp_path / "plink" / f"{name}.bed", np.array(counts, float), properties=facts)
-    for folder in ("vcf", "plink"):
-        refused(tmp_path / folder, r"b\.\w+ has other columns than .*a\.\w+ under the same names")
+    (tmp_path / "in").mkdir()
+    for name, alleles in (("a", "A\tG"), ("b", "G\tA")):
+        sites = "".join(f"1\t{at}\trs{at}\t{alleles}\t.\t.\t.\tGT\t0/1\t1/1\n" for at in (1, 2))
+        (tmp_path / "in" / f"{name}.vcf").write_text(VCF.replace("s1\ts2", f"{name}1\t{name}2") + sites)
+    refused(tmp_path / "in", r"b\.vcf has other columns than .*a\.vcf under the same names")
 
 
 # --- cells and names --------------------------------------------------------------------------------------------------
@@ -346,9 +336,6 @@ def test_entries_of_a_sparse_matrix_are_added_up_or_refused(tmp_path: Path) -> N
         dense(wide)
 
 
-# --- the same table in another format is the same rows ----------------------------------------------------------------
-
-
 # --- arrays with named dimensions -------------------------------------------------------------------------------------
 
 
@@ -392,8 +379,6 @@ def test_rows_that_an_array_names_are_there_once(tmp_path: Path, kind: str) -> N
     )
     refused(twice, "1 sample of .* again")
     refused(written(tmp_path / "b", kind, a=dataset(np.eye(3, 2), sample=["s", "t", "s"])), "a sample twice")
-    with pytest.raises(DataError, match="have the same"):
-        ingest_rows(dataset(np.eye(3, 2), sample=["s", "t", "s"])["x"], tmp_path / "rows.zarr")
 
 
 @pytest.mark.parametrize("kind", [".nc", ".zarr"])
@@ -426,4 +411,5 @@ def test_names_and_arrays_of_an_npz(tmp_path: Path) -> None:
     refused(path, r"Choose with .*variable.*: train \(3, 2\); test \(3, 2\)")
     assert rows_of(path, variable="test").tolist() == (rows + 1).tolist()
     np.savez(path, X=rows, Z=np.ones((3, 4)), feature_names=np.array(["a", "b"]))
+    assert rows_of(path).tolist() == rows.tolist()
     assert ingest(path, tmp_path / "z.zarr", choices=Choices("Z")).names == ("c0", "c1", "c2", "c3")

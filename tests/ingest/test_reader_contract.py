@@ -6,21 +6,17 @@ hold. The reader is done when this file passes.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import importlib
-import io
 import os
 import pickle
 import pkgutil
-import random
 import shutil
 import subprocess
 import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from inspect import isabstract
 from pathlib import Path
@@ -43,6 +39,8 @@ from support.ingest_scene import (
     refused,
     write_anndata_zarr,
     write_bed,
+    write_csv,
+    write_parquet,
     write_pgen,
     write_vcf,
     write_vcf_zarr,
@@ -50,7 +48,6 @@ from support.ingest_scene import (
 
 from dpdist import ingest_rows
 from dpdist.cli import pipeline
-from dpdist.errors import DpdistError
 from dpdist.ingest import readers, sources
 from dpdist.ingest.readers.base import Choices, NoRowsError
 from dpdist.ingest.readers.source import Source
@@ -79,21 +76,12 @@ class Kind:
     ends: bool = True  # a file cut short is not another whole file
 
     @property
-    def apart(self) -> bool:
-        """Whether another process reads it, which takes time to start."""
-        suffix = next(
-            (ending for ending in sources.KINDS if self.file.endswith(ending)), ".parquet"
-        )  # a folder of parts
-        return sources.KINDS[suffix].fragile
-
-    @property
     def crashes(self) -> bool:
         """Whether bytes at the wrong place can end the process."""
         return self.file.endswith((".h5ad", ".pgen")) or self.file == "t.nc"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What its columns are called."""
         return NAMES if self.named else tuple(f"c{i}" for i in range(len(NAMES)))
 
     def table(self, rows: int = ROWS) -> Table:
@@ -103,7 +91,6 @@ class Kind:
         return rows_of_kind.astype(np.uint8) if self.genotypes else rows_of_kind * np.array([SECRET] * 4 + [1.0])
 
     def good(self, folder: Path) -> Path:
-        """Write a good file into a folder."""
         self.write(folder / self.file, self.table(), NAMES)
         return folder / self.file
 
@@ -119,17 +106,6 @@ def quietly(write: Callable[[], object]) -> None:
         write()
 
 
-def write_csv(path: Path, rows: Table, names: Sequence[str]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([names, *rows.tolist()])
-    content = text.getvalue().encode()
-    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-
-
-def write_parquet(path: Path, rows: Table, names: Sequence[str]) -> None:
-    pq.write_table(pa.table([pa.array(column) for column in rows.T], names=list(names)), path, row_group_size=9)
-
-
 def write_arrow(path: Path, rows: Table, names: Sequence[str]) -> None:
     columns = pa.table([pa.array(column) for column in rows.T], names=list(names))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, columns.schema) as writer:
@@ -141,7 +117,7 @@ def write_partitioned(path: Path, rows: Table, names: Sequence[str]) -> None:
     for key in np.unique(rows[:, -1]) if rows.size else [0.0]:
         folder = path / f"{names[-1]}={key}"
         folder.mkdir(parents=True, exist_ok=True)
-        write_parquet(folder / "part.parquet", rows[rows[:, -1] == key][:, :-1], names[:-1])
+        write_parquet(folder / "part.parquet", rows[rows[:, -1] == key][:, :-1], names[:-1], 9)
 
 
 def write_anndata(layout: str) -> Callable[[Path, Table, Sequence[str]], None]:
@@ -151,7 +127,7 @@ def write_anndata(layout: str) -> Callable[[Path, Table, Sequence[str]], None]:
         adata = anndata.AnnData(LAYOUTS[layout](rows))
         adata.var_names = list(names)
         if path.suffix == ".zarr":
-            quietly(lambda: write_anndata_zarr(path, adata, chunks=(4, 5)))
+            write_anndata_zarr(path, adata, chunks=(4, 5))
         else:
             quietly(lambda: adata.write_h5ad(path))
 
@@ -186,7 +162,7 @@ KINDS = [
     Kind("t.npz", lambda path, rows, names: np.savez_compressed(path, X=rows, feature_names=np.array(names))),
     Kind("t.csv", write_csv, where="line 5", ends=False),
     Kind("t.csv.gz", write_csv, where="line 5"),
-    Kind("t.parquet", write_parquet),
+    Kind("t.parquet", lambda path, rows, names: write_parquet(path, rows, names, 9)),
     Kind("t.arrow", write_arrow),
     Kind("t.feather", write_arrow),
     Kind("partitioned", write_partitioned, within=("*/part.parquet",), wordless=True),
@@ -319,7 +295,7 @@ def test_the_table_is_that_of_the_same_numbers_in_npy(kind: Kind, tmp_path: Path
 @those(numbers=True)
 def test_what_is_not_finite_is_refused_by_its_place(kind: Kind, tmp_path: Path) -> None:
     rows = kind.table()
-    rows[3, 1], rows[4, 0] = -np.inf if kind.apart else np.nan, np.inf
+    rows[3, 1], rows[4, 0] = np.nan if kind.named else -np.inf, np.inf
     kind.write(tmp_path / kind.file, rows, NAMES)
     refused(tmp_path / kind.file, kind.where, repr(kind.names[1]), never=("nan", "inf,"))
 
@@ -370,22 +346,6 @@ def test_damaged_and_truncated_files_are_refused(kind: Kind, tmp_path: Path, mon
             part.write_bytes(content)
             refused(path)
         part.write_bytes(intact)
-
-
-@pytest.mark.usefixtures("other_process")
-@those()
-def test_flipped_bytes_raise_nothing_else_and_leave_nothing(kind: Kind, tmp_path: Path) -> None:
-    path, draw = kind.good(tmp_path), random.Random(1)
-    parts = {part: part.read_bytes() for part in kind.parts(path)}
-    for number in range(2 if kind.apart else 20):  # benchmarks/fuzz.py has many more
-        part = draw.choice(list(parts))
-        content = bytearray(parts[part])
-        content[draw.randrange(min(len(content), 200) if number % 2 else len(content))] = draw.randrange(256)
-        part.write_bytes(content)
-        with suppress(DpdistError):
-            ingest(path, tmp_path / f"{number}.zarr")
-        part.write_bytes(parts[part])
-    assert not list(tmp_path.glob(".*"))
 
 
 MEMORY = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.ingest_scene import stored
+from support.ingest_scene import Others, stored
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest import survey
@@ -20,7 +19,6 @@ from dpdist.ingest.readers import text
 from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.remote import Remote
 from dpdist.ingest.write import ingest
-from dpdist.pipeline.sources import run_job_task
 
 NUMBERS = st.sampled_from(["0", "1", "-7", "2.5", "1e3", '"4"', "300", "9007199254740993"])
 WORDS = st.sampled_from(
@@ -45,15 +43,6 @@ def contents(draw: st.DrawFn) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-class Others:
-    """Sequential workers; each opens its own files."""
-
-    named = True
-
-    def connected(self, staging: Any, choices: Choices) -> Any:
-        return nullcontext(lambda job, units: [run_job_task(unit, (job, staging, choices)) for unit in units])
-
-
 def ingested(path: Path, header: str, elsewhere: Any = None) -> tuple[object, ...]:
     """Return the rows of a file, or that it is refused."""
     target, columns = path.with_name("rows.zarr"), ["a", "b"] if header == "yes" else ["c0", "c1"]
@@ -71,7 +60,6 @@ def in_fragments(patch: pytest.MonkeyPatch, size: int) -> None:
 
 
 def require_same(content: bytes, header: str, size: int, folder: Path) -> None:
-    """Hold a file that is read in fragments to the same file, read from its start."""
     (folder / "t.csv").write_bytes(content)
     expected = ingested(folder / "t.csv", header)
     with pytest.MonkeyPatch.context() as patch:

@@ -5,43 +5,38 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
-import re
 import shutil
 import signal
 import stat
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ingest_scene import SECRET, stored, write_csv, write_npz, write_parquet
+from support.ingest_scene import SECRET, Others, stored, write_csv, write_npz, write_parquet
 from support.memory_store import OBJECTS, MemoryStore
 
 from dpdist.errors import DataError, ResumableError
 from dpdist.ingest import survey, write
 from dpdist.ingest.readers import columnar, npy, text, zarr_store
-from dpdist.ingest.readers.base import Choices
-from dpdist.ingest.survey import Job, Run
+from dpdist.ingest.survey import Job
 from dpdist.ingest.write import Write, ingest
 from dpdist.pipeline.budget import ingest_rows
-from dpdist.pipeline.sources import run_job_task
+from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.units import Unit
 from dpdist.rows.writing import RowsWriter
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage import atomic
 from dpdist.storage import store as stores
-from dpdist.storage.store import Store, store_at
+from dpdist.storage.store import store_at
 
 ROWS = 97
 Before = Callable[[Job, int], object]
@@ -69,32 +64,6 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def values(rows: int = ROWS) -> Any:
     return np.random.default_rng(7).integers(0, 200, (rows, 3)) + 0.5
-
-
-@dataclass
-class Others:
-    """Workers that run tasks in any order, some twice, from their pickled state alone."""
-
-    seed: int = 0
-    before: Before = lambda _job, _unit: None
-    done: list[tuple[str, int]] = field(default_factory=list)
-    named: bool = True
-    again: bool = True
-
-    @contextmanager
-    def connected(self, staging: Store, choices: Choices) -> Iterator[Run]:
-        def run(job: Job, units: Sequence[Any]) -> list[Any]:
-            order, results = random.Random(self.seed), {}
-            numbers = [*range(len(units)), *range(0, len(units) if self.again else 0, 3)]
-            for number in order.sample(numbers, k=len(numbers)):
-                self.before(job, number)
-                self.done.append((job.name, number))
-                results[number] = run_job_task(
-                    *cloudpickle.loads(cloudpickle.dumps((units[number], (job, staging, choices))))
-                )
-            return [results[number] for number in range(len(units))]
-
-        yield run
 
 
 def objects(path: Any) -> dict[str, Any]:
@@ -226,20 +195,6 @@ def said_of(source: Path, target: Path, **options: Any) -> str:
     assert caught.value.__context__ is None
     assert not target.exists()
     return str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["t.npy", "mixed"])
-def test_the_first_fault_is_told_in_the_same_words_and_nothing_is_left(tmp_path: Path, name: str) -> None:
-    rows = values()
-    rows[5] = SECRET
-    rows[[96, 61, 62, 90], 1] = [np.inf, np.nan, np.inf, np.inf]
-    source = made(tmp_path, name, rows)
-    before = sorted(tmp_path.rglob("*"))
-    alone = said_of(source, tmp_path / "rows.zarr")
-    assert "row 61 " in alone or "line 30" in alone
-    remote = said_of(source, tmp_path / "rows.zarr", elsewhere=Others(3))
-    assert re.search("the value is not finite|is not a number|missing", remote)  # of the fault that was found first
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def remove(path: Path) -> None:
@@ -404,7 +359,13 @@ def test_one_killed_at_its_end_is_published(tmp_path: Path, monkeypatch: pytest.
     assert objects(tmp_path / "rows.zarr") == alone
 
 
-@pytest.mark.parametrize("change", [{"columns": ["c1", "c0"]}, {"compress": True}, "source", "put by somebody else"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"columns": ["c1", "c0"]}, {"compress": True}, {"budget": PrivacyLoss.parse(1, 1e-6)}, "source",
+        "put by somebody else",
+    ],
+)  # fmt: skip
 def test_another_source_or_another_question_begins_anew(tmp_path: Path, change: Any) -> None:
     source = made(tmp_path, "t.npy")
     with pytest.raises(ResumableError):

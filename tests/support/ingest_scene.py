@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
+import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import anndata
+import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import pgenlib
@@ -19,9 +25,12 @@ import zarr
 from bed_reader import to_bed
 from scipy import sparse
 
-from dpdist.errors import DataError
+from dpdist.errors import DataError, DpdistError
 from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.survey import Job, Run
 from dpdist.ingest.write import ingest
+from dpdist.pipeline.sources import run_job_task
+from dpdist.storage.store import Store
 
 Table = npt.NDArray[Any]
 SECRET = 73519.25
@@ -43,14 +52,15 @@ def write_npz(path: Path, rows: Table) -> None:
     np.savez_compressed(path, y=np.arange(len(rows)), X=rows, feature_names=np.array(NAMES))
 
 
-def write_csv(path: Path, rows: Table) -> None:
-    text = "\n".join([",".join(NAMES), *(",".join(str(v) for v in row) for row in rows.tolist())]) + "\n"
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix.lower() == ".gz" else text.encode())
+def write_csv(path: Path, rows: Table, names: Sequence[str] = NAMES) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([names, *rows.tolist()])
+    content = text.getvalue().encode()
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix.lower() == ".gz" else content)
 
 
-def write_parquet(path: Path, rows: Table) -> None:
-    columns = {name: pa.array(rows[:, place]) for place, name in enumerate(NAMES)}
-    pq.write_table(pa.table(columns), path, row_group_size=3)
+def write_parquet(path: Path, rows: Table, names: Sequence[str] = NAMES, group: int = 3) -> None:
+    pq.write_table(pa.table([pa.array(column) for column in rows.T], names=list(names)), path, row_group_size=group)
 
 
 WRITERS: dict[str, Callable[[Path, Table], None]] = {
@@ -68,18 +78,17 @@ def stored(target: Path) -> Table:
     return np.asarray(array[:])
 
 
-def refused(
-    source: Path,
+def refused_by(
+    make: Callable[[Path], object],
+    folder: Path,
     *needles: str,
-    columns: list[str] | None = None,
     never: tuple[str, ...] = (),
-    choices: Choices = Choices(),  # noqa: B008 - frozen
+    kind: type[DpdistError] = DataError,
 ) -> str:
-    """Ingest what must be refused; check the message, that no value is in it or behind it, and that nothing is left."""
-    target = source.parent / "rows.zarr"
-    before = sorted(source.parent.rglob("*"))
-    with pytest.raises(DataError) as caught:
-        ingest(source, target, columns=columns, choices=choices)
+    """Make rows that must be refused; check the message, that no value is in it or behind it, and what is left."""
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(kind) as caught:
+        make(folder / "rows.zarr")
     message = str(caught.value)
     for needle in needles:
         assert needle in message
@@ -87,8 +96,46 @@ def refused(
         assert value not in message
     assert caught.value.__context__ is None
     assert caught.value.__cause__ is None
-    assert sorted(source.parent.rglob("*")) == before
+    assert sorted(folder.rglob("*")) == before
     return message
+
+
+def refused(
+    source: Path,
+    *needles: str,
+    columns: list[str] | None = None,
+    never: tuple[str, ...] = (),
+    choices: Choices = Choices(),  # noqa: B008 - frozen
+) -> str:
+    """Ingest a file that must be refused, as :func:`refused_by`."""
+    return refused_by(
+        lambda target: ingest(source, target, columns=columns, choices=choices), source.parent, *needles, never=never
+    )
+
+
+@dataclass
+class Others:
+    """Workers that run tasks in any order, some twice, from their pickled state alone."""
+
+    seed: int = 0
+    before: Callable[[Job, int], object] = lambda _job, _unit: None
+    done: list[tuple[str, int]] = field(default_factory=list)
+    named: bool = True
+    again: bool = True
+
+    @contextmanager
+    def connected(self, staging: Store, choices: Choices) -> Iterator[Run]:
+        def run(job: Job, units: Sequence[Any]) -> list[Any]:
+            order, results = random.Random(self.seed), {}
+            numbers = [*range(len(units)), *range(0, len(units) if self.again else 0, 3)]
+            for number in order.sample(numbers, k=len(numbers)):
+                self.before(job, number)
+                self.done.append((job.name, number))
+                task = cloudpickle.loads(cloudpickle.dumps((units[number], (job, staging, choices))))
+                results[number] = run_job_task(*task)
+            return [results[number] for number in range(len(units))]
+
+        yield run
 
 
 def counts(rows: int = 40, seed: int = 0) -> Table:
@@ -101,10 +148,12 @@ def write_anndata_zarr(
     path: Path, made: anndata.AnnData, *, version: Literal[2, 3] = 3, chunks: tuple[int, int] | None = None
 ) -> None:
     """Write a store of AnnData in a version of Zarr, whichever anndata would take by itself."""
-    group = zarr.open_group(path, mode="w", zarr_format=version)
-    anndata.io.write_elem(group, "/", made)
-    if chunks is not None:
-        anndata.io.write_elem(group, "X", made.X, dataset_kwargs={"chunks": chunks})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # anndata about the formats of Zarr
+        group = zarr.open_group(path, mode="w", zarr_format=version)
+        anndata.io.write_elem(group, "/", made)
+        if chunks is not None:
+            anndata.io.write_elem(group, "X", made.X, dataset_kwargs={"chunks": chunks})
 
 
 def words_of(folder: Path) -> Path:
@@ -186,11 +235,16 @@ def write_vcf_zarr(path: Path, values: Table, names: list[str] | None = None) ->
         "variant_id": np.array(names or [f"rs{i}" for i in range(variants)]),
         "variant_allele": np.array([["A", "G"]] * variants),
     }  # fmt: skip
-    group = zarr.create_group(path, zarr_format=3, attributes={"vcf_zarr_version": "0.4"})
+    write_vcf_arrays(path, arrays)
+
+
+def write_vcf_arrays(path: Path, arrays: dict[str, Table], version: Literal[2, 3] = 3) -> None:
+    """Write a store of VCF Zarr, two variants in a chunk."""
+    group = zarr.create_group(path, zarr_format=version, attributes={"vcf_zarr_version": "0.4"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a type that the specification of Zarr does not have yet
         for name, found in arrays.items():
-            group.create_array(name, data=found, chunks=(2, *found.shape[1:]) if found.ndim > 2 else found.shape)
+            group.create_array(name, data=found, chunks=(2, *found.shape[1:]) if found.ndim > 1 else found.shape)
 
 
 GENOTYPES: dict[str, Callable[..., None]] = {
