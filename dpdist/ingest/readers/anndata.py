@@ -223,10 +223,8 @@ class H5ad(AnnData):
 
     needs_file = True
 
-    @contextmanager
-    def _root(self) -> Iterator[Any]:
-        with contained(self.path, required("h5py", "anndata", ".h5ad files")) as file:
-            yield file
+    def _root(self) -> AbstractContextManager[Any]:
+        return contained(self.path, required("h5py", "anndata", ".h5ad files"))
 
     def _is_stored(self, array: Any, path: str) -> bool:  # noqa: ARG002 - HDF5 needs no path
         return int(array.id.get_storage_size()) > 0
@@ -235,10 +233,8 @@ class H5ad(AnnData):
 class AnnDataStore(AnnData):
     """A Zarr store of AnnData."""
 
-    @contextmanager
-    def _root(self) -> Iterator[Any]:
-        with opened(self.path) as root:
-            yield root
+    def _root(self) -> AbstractContextManager[Any]:
+        return opened(self.path)
 
     @cached_property
     def _matrix_path(self) -> str:

@@ -109,7 +109,7 @@ class NoRowsError(DataError):
 
 
 class UncutError(Exception):
-    """A fragment of text has quotes that span lines: the file must be read from its start."""
+    """Quotes in text span lines, or do not enclose whole cells: a fragment must be read with its whole file."""
 
 
 def only_columns(names: Iterable[str], meaning: str) -> tuple[str, str, str]:

@@ -249,7 +249,7 @@ class Csv(Tabular):
                 batch = next(batches, None)
             except (pa.ArrowException, OSError):
                 break
-            except _QuoteError:  # quotes inside cells: Arrow may have merged lines
+            except UncutError:  # quotes inside cells: Arrow may have merged lines
                 if fragment is None and rows == attempt(self.path, lambda: sum(1 for _ in self._rows())):
                     return
                 break
@@ -282,7 +282,7 @@ class Csv(Tabular):
             with pacsv.open_csv(file, read_options=read, convert_options=convert, parse_options=parse) as reader:
                 yield from (batch for batch in reader if batch.num_rows)
             if not file.sound or (fragment is not None and file.over_lines):
-                raise _QuoteError
+                raise UncutError
 
     def number_survey(self, keep: Places, fragment: Fragment) -> Survey:
         rows, low, high, integral = 0, math.inf, -math.inf, True
@@ -370,10 +370,6 @@ def span_of(low: int, high: int) -> tuple[int, int]:
     """
     least = 0 if low >= 0 else -1 - next(bound for bound in _BOUNDS[::2] if -1 - low <= bound)
     return least, next(bound for bound in _BOUNDS if high <= bound)
-
-
-class _QuoteError(Exception):
-    """Quotes do not enclose whole cells, or span lines in a fragment."""
 
 
 class _Quotes:

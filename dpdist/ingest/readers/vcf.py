@@ -304,8 +304,7 @@ class VcfZarr(Calls):
                 start = sites[columns[0]].variant
                 block = np.asarray(values[start : sites[columns[-1]].variant + 1])
                 counted = [self._counts(block[sites[column].variant - start], sites[column]) for column in columns]
-                counts, absent = (np.stack(arrays, axis=1) for arrays in zip(*counted, strict=True))
-                yield counts, absent
+                yield _side_by_side(counted)
 
     def _counts(self, values: npt.NDArray[Any], site: Site) -> MaskedCounts:
         if self.rules.field == "DS":
