@@ -63,10 +63,6 @@ def _sums(_: Any, futures: list[Any], *__: Any, **___: Any) -> bool:
     return any(name in str(each.key) for each in futures for name in ("dpdist-add", "dpdist-noise"))
 
 
-def _at(end: str) -> Callable[..., bool]:
-    return lambda _, place, *__, **___: bool(place.endswith(end))
-
-
 def _second(_: Any, *arguments: Any, **__: Any) -> bool:
     return str(arguments[-1]) == "second stage"
 
@@ -91,7 +87,6 @@ def points() -> dict[str, Point]:
     from dpdist.rows.chunks import ChunkReader
     from dpdist.runtime import sums
     from dpdist.storage import atomic
-    from dpdist.storage.objects import ObjectStore
 
     return {
         "before sealing": Point(periods, "seal_rows", after=False),
@@ -127,9 +122,6 @@ def points() -> dict[str, Point]:
         "before publication": Point(trusted, "publish", after=False),
         "before the rename": Point(atomic, "sync_tree", after=True),
         "after the rename": Point(archive, "publish", after=True),
-        "with half of the objects": Point(ObjectStore, "put", after=True, which=_at("lattice/c/0/0")),
-        "before the root object": Point(ObjectStore, "_create", after=False, which=_at("/zarr.json")),
-        "after the root object": Point(ObjectStore, "_create", after=True, which=_at("/zarr.json")),
         "inside the record": Point(Transaction, "append", after=True, which=_appends("published")),
         "after publication": Point(trusted, "publish", after=True),
     }

