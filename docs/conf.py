@@ -23,10 +23,11 @@ version = release = __version__
 language = "en"
 
 extensions = [
-    "myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "sphinx_copybutton",
-    "docstrings", "generated",
+    "myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx_click",
+    "sphinx_copybutton", "docstrings", "generated",
 ]  # fmt: skip
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+templates_path = [str(ROOT / "docs" / "_templates")]  # of the pages of public names
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md", "docs/notebooks/*.ipynb", "*.md", "cluster/**.md", "papers/**.md", "benchmarks/**.md",

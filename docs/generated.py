@@ -20,6 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from dpdist import DpdistError, list_mechanisms
+from dpdist.cli import COMMANDS
 from dpdist.jobs.sections import Sections
 from dpdist.mechanisms.info import Output
 from dpdist.options import fields_of, meta_of
@@ -109,8 +110,20 @@ def _directive(lines: Callable[[], Iterator[str]]) -> type[SphinxDirective]:
     return Generated
 
 
+def _write_command_pages(app: Sphinx) -> None:
+    """Write a page for each command, as autosummary does for each public name."""
+    folder = Path(app.confdir) / "reference" / "commands"
+    folder.mkdir(exist_ok=True)
+    for name, (module, function, _) in COMMANDS.items():
+        directive = f".. click:: dpdist.cli.{module}:{function}\n   :prog: dpdist {name}\n   :nested: full"
+        page, path = f"# {name}\n\n```{{eval-rst}}\n{directive}\n```\n", folder / f"{name}.md"
+        if not path.exists() or path.read_text() != page:  # an unchanged page is not read again
+            path.write_text(page)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add the directives."""
+    app.connect("builder-inited", _write_command_pages)
     for name, lines in {
         "dpdist-exit-codes": exit_codes, "dpdist-job-file": job_file, "dpdist-mechanisms": mechanisms,
         "dpdist-messages": messages,

@@ -26,7 +26,7 @@ from dpdist.cli.output import BARS, VERBOSITY, complain
 from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
 from dpdist.naming import COMMAND_LINE, SPELLINGS, naming
 
-_COMMANDS = {
+COMMANDS = {
     "demo": ("jobs", "demo_command", "Run all steps on a bundled data set."),
     "release": ("pipeline", "release_command", "Publish a private second moment of a table: a file, or rows."),
     "report": ("inspect", "report_command", "Write an HTML report on a release, or a page for the privacy officer."),
@@ -69,13 +69,13 @@ class _Commands(Suggesting):
     """Imports a command only when it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as of click
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as of click
         cmd_name = SPELLINGS.get(cmd_name, cmd_name)
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        module, name, _ = _COMMANDS[cmd_name]
+        module, name, _ = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(f"dpdist.cli.{module}"), name)
         return command
 
@@ -85,14 +85,14 @@ class _Commands(Suggesting):
             return super().shell_complete(ctx, incomplete)
         return [
             CompletionItem(name, help=summary)
-            for name, (*_, summary) in _COMMANDS.items()
+            for name, (*_, summary) in COMMANDS.items()
             if name.startswith(incomplete)
         ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as of click
         """List the commands without importing any."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (*_, summary) in _COMMANDS.items()])
+            formatter.write_dl([(name, summary) for name, (*_, summary) in COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
