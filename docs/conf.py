@@ -49,6 +49,7 @@ napoleon_use_ivar = True
 napoleon_use_param = False  # types are sentences here, not names to look up
 
 html_theme = "pydata_sphinx_theme"
+html_context = {"default_mode": "auto"}  # else the theme complains in the console
 html_title = "dpdist"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -158,12 +158,19 @@ def failure(error: Exception, url: str, action: str) -> DpdistError:
     if kind_of(error) == "UnauthenticatedError" or mentions(error, *_NO_CREDENTIALS):
         return DataError(
             f"{url} cannot be {action}: there are no credentials, or the store does not accept them. Renew them "
-            f"{_credentials_source(scheme)}, then run the same command again."
+            f"{_credentials_source(scheme)}, then run the same command again.{_without_endpoint(scheme)}"
         )
     return ResumableError(
         f"{url} cannot be {action}: its store does not answer, or keeps closing connections. Run the same command "
-        "again when it is available."
+        f"again when it is available.{_without_endpoint(scheme)}"
     )
+
+
+def _without_endpoint(scheme: str) -> str:
+    """Return a hint, after a space, for an s3 address if no endpoint is set."""
+    if scheme != "s3" or any(name.upper() in _ENDPOINTS for name in os.environ):
+        return ""
+    return " No endpoint is set, so AWS was asked; for another store, set AWS_ENDPOINT_URL."
 
 
 def send_request(url: str, request: Callable[[], T], action: str = "read") -> T:
