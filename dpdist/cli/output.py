@@ -65,9 +65,9 @@ class Bars:
 BARS = Bars()
 
 
-def on_terminal() -> bool:
-    """Return whether standard error is a terminal."""
-    return sys.stderr.isatty()
+def on_terminal(*, err: bool) -> bool:
+    """Return whether standard error, or standard output, is a terminal."""
+    return (sys.stderr if err else sys.stdout).isatty()
 
 
 def say(text: str) -> None:
@@ -86,7 +86,7 @@ def complain(text: str) -> None:
 def _print(text: str, *, err: bool) -> None:
     """Print text: wrapped and with amber cautions on a terminal, else a line per paragraph."""
     text = printable(text)
-    if (sys.stderr if err else sys.stdout).isatty():
+    if on_terminal(err=err):
         text = fitted(text)
     click.echo(text.replace("CAUTION:", click.style("CAUTION:", fg="yellow", bold=True)), err=err)
 

@@ -39,8 +39,8 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.parse import norms_request_from, request_from
 from dpdist.report import text
-from dpdist.rows.automatic import Owner
 from dpdist.rows.dataset import RowsTable
+from dpdist.rows.units import Owner
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore, store_at
 
@@ -230,7 +230,7 @@ def release_command(
         else:
             value |= components.to_json()
             found = text.standardised(components, outcome.release.names)
-    answer(as_json, value, f"{wrapped(outcome.describe())}\n{found}".rstrip())
+    answer(as_json, value, f"{outcome.describe()}\n{found}".rstrip())
 
 
 @click.command()

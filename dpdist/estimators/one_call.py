@@ -15,9 +15,10 @@ from dpdist.ingest.readers.base import UNNAMED
 from dpdist.naming import ESTIMATORS, naming
 from dpdist.pipeline.table import rows_of_file
 from dpdist.privacy.guarantee import Number, PrivacyLoss
-from dpdist.rows.automatic import Owner, TextColumns, schema_of_numbers
+from dpdist.rows.automatic import TextColumns, schema_of_numbers
 from dpdist.rows.encoding import UnfitError, columns_of, is_text, types_of
 from dpdist.rows.schema import Schema
+from dpdist.rows.units import Owner
 
 
 def private_pca(
@@ -47,10 +48,14 @@ def private_pca(
         A file, such as .csv or .parquet; or a DataFrame or array in memory. The rows of a file are stored next to it,
         with a ledger: ``table.csv`` gets ``table.zarr`` and ``table.ledger``. Their budget is the loss of the first
         call, unless ``budget_epsilon`` and ``budget_delta`` are larger. Repeating a call is free.
-    epsilon, delta : str, int, float or Decimal
-        Privacy loss. Without a delta it is pure differential privacy.
-    n_components, correlation : default "auto" and True
+    epsilon : str, int, float or Decimal
+        Privacy loss epsilon.
+    delta : str, int, float or Decimal, default None
+        Privacy loss delta. None: pure differential privacy.
+    n_components : int, float or "auto", default "auto"
         See :class:`PrivatePCA`.
+    correlation : bool, default True
+        Whether to use the correlation matrix: see :class:`PrivatePCA`.
     person : str, default None
         Column of a file that identifies the person of each row. None: each row is protected as a person; refused if a
         column is named like an identifier, unless ``each_row_is_a_person``.
@@ -64,7 +69,7 @@ def private_pca(
         Whether the first line of a .csv is a header. None: an ambiguous file is refused.
     say : callable, default print
         Called with the decisions (str).
-    **parameters
+    parameters : keyword arguments
         Further parameters of :class:`PrivatePCA`.
 
     Returns

@@ -217,7 +217,7 @@ def _request(release: Release, files: _Files, number: float | None) -> ReleaseRe
         files.make(lambda: PrivacyLoss.parse(release.epsilon))
         files.make(lambda: PrivacyLoss.parse("1", release.delta or "0"))
         files.make(lambda: mechanism_named(release.mechanism) if release.mechanism else None)
-        files.make(lambda: isinstance(clip := clip_from(release.clip or "auto"), str) or RowBound(1, clip, 16))
+        files.make(lambda: isinstance(clip := clip_from(release.clip), str) or RowBound(1, clip, 16))
         files.make(lambda: share_from(release.scale_share or "0.1"))
         if (bits := release.grid_bits) is not None:
             files.make(lambda: RowBound(1, 1.0, bits))

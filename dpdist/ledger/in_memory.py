@@ -377,7 +377,7 @@ class Budget:
     >>> found = dpdist.PrivatePCA(2, **asked).fit(load_wine().data)
     >>> budget  # doctest: +NORMALIZE_WHITESPACE
     <Budget of epsilon 1.5, delta 1e-06; 1 fit charged;
-    left: one gaussian release of epsilon 1.061 at delta 1e-06 or one pure release of epsilon 0.1996>
+    left: one more release of epsilon 1.061 (gaussian, delta 1e-06) or 0.1996 (pure)>
     >>> found = dpdist.PrivateCovariance(**asked).fit(load_wine().data)
     >>> dpdist.PrivateCovariance(**asked).fit(load_wine().data + 1)  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):

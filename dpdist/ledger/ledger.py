@@ -139,7 +139,7 @@ class Ledger(Witnessed):
     >>> table = dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr", budget=budget)
     >>> ledger = dpdist.Ledger(f"{here.name}/rows.ledger")
     >>> ledger.records, str(ledger.balance())
-    ([], 'charged 0 releases; left: one pure release of epsilon 2')
+    ([], 'charged 0 releases; left: one more release of epsilon 2 (pure)')
     >>> here.cleanup()
     """
 

@@ -23,9 +23,10 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.naming import parameter, step
 from dpdist.pipeline.budget import create_ledger, default_ledger, ingest_rows
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.automatic import Owner, schema_of_numbers
+from dpdist.rows.automatic import schema_of_numbers
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.schema import Schema
+from dpdist.rows.units import Owner
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import set_attributes
 from dpdist.storage.store import AnyStore, store_at

@@ -48,7 +48,7 @@ def request_from(
     request = ReleaseRequest(
         mechanism=chosen,
         loss=loss,
-        clip_norm=clip_from(options.clip or "auto"),
+        clip_norm=clip_from(options.clip),
         neighbours=neighbours_of(options.neighbours),
         centring=Centring.PRIVATE if options.centre == Centring.PRIVATE else Centring.NONE,
         grid_bits=options.grid_bits,
@@ -91,8 +91,10 @@ def public_numbers(
     return {**shift, "scale": numbers["scale"]}
 
 
-def clip_from(text: str) -> float | Word:
-    """Parse a clip norm, or the word for how to choose it."""
+def clip_from(text: str | None) -> float | Word:
+    """Parse a clip norm, or the word for how to choose it; auto if it was not given."""
+    if text is None:
+        return "auto"
     if text in get_args(Word):
         return cast("Word", text)
     try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.compute as pc
@@ -23,24 +22,16 @@ from dpdist.naming import parameter, step
 from dpdist.rows.columns import Column
 from dpdist.rows.encoding import UnfitError, holds_numbers, is_text, kind_of, plain, values_of_text
 from dpdist.rows.schema import Schema
+from dpdist.rows.units import Owner
 
 _OWNERS = frozenset({
     "account", "applicant", "child", "citizen", "client", "customer", "donor", "employee", "family", "household",
     "individual", "member", "participant", "passenger", "patient", "person", "player", "pupil", "resident",
     "respondent", "ssn", "student", "subject", "taxpayer", "user", "visitor", "voter", "worker",
 })  # fmt: skip
-_NUMBERED = frozenset({"code", "hash", "id", "identifier", "key", "no", "nr", "num", "number", "uid", "uuid"})
-_ALONE = frozenset({"id", "identifier", "uid", "uuid"})
+_NUMBERED = frozenset({"code", "id", "identifier", "key", "no", "nr", "num", "number", "uid"})
+_ALONE = frozenset({"id", "identifier", "uid"})
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Whose row a row is: a column with ``max_rows`` rows of each person, or nobody's twice; None and False: unsaid."""
-
-    column: str | None = None
-    max_rows: int | None = None
-    each_row: bool = False
 
 
 def names_person(name: str) -> bool:

@@ -286,6 +286,15 @@ def _numbered(file: IO[bytes], kind: np.dtype[Any]) -> Iterator[tuple[Numbers, N
         before = np.insert(before, index[~old], counts[~old])
 
 
+@dataclass(frozen=True)
+class Owner:
+    """Whose row a row is: a column with ``max_rows`` rows of each person, or nobody's twice; None and False: unsaid."""
+
+    column: str | None = None
+    max_rows: int | None = None
+    each_row: bool = False
+
+
 def unit_from(
     column: str | None, max_rows: int | None, keep: Keep | None = None, max_periods: int | None = None
 ) -> Unit | None:

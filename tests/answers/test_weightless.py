@@ -120,13 +120,13 @@ def test_the_commands_leave_it_out_and_name_it(tmp_path: Path, monkeypatch: pyte
     commands = [["regress", "release.zarr", "--target", "income"], ["covariance", "release.zarr", "found.csv"]]
     commands += [["pca", "release.zarr", "model.zarr", "--components", "2", "--correlation"]]
     for command in commands:
-        assert said in " ".join(call(*command).err.split()), command
+        assert said in " ".join(call(*command).told.split()), command
         told = call(*command, "--json").json
         assert (told["no_variance_seen"], told["weigh_nothing"]) == (["rare"], ["stamp"])
-    assert said in " ".join(call("synthesise", "release.zarr", "drawn.csv", "--rows", "3").err.split())
+    assert said in " ".join(call("synthesise", "release.zarr", "drawn.csv", "--rows", "3").told.split())
     assert Path("drawn.csv").read_text().startswith("age,height,income,rare\n")
     told = call("regress", "release.zarr", "--target", "income", "--json").json
     assert list(told["coefficients"]) == ["age", "height", "rare"]
-    assert "They are omitted here." in " ".join(call(*commands[0]).err.split())
+    assert "They are omitted here." in " ".join(call(*commands[0]).told.split())
     refused = call("regress", "release.zarr", "--target", "income", "--on", "age,stamp")
-    assert (refused.code, "stamp: numbers beyond 2^20" in refused.err, "(--schema)" in refused.err) == (2, True, True)
+    assert (refused.code, "stamp: numbers beyond 2^20" in refused.told, "(--schema)" in refused.told) == (2, True, True)

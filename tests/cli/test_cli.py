@@ -40,9 +40,9 @@ def test_a_defect_in_a_worker_process_tells_its_type_and_place_but_not_its_text(
     arguments = ("release", "rows.zarr", "release.zarr", *LOSS, "--workers", "1")
     said = start(*arguments, folder=here, script=here.parent / "defect.py")
     assert said.code == 1
-    assert "sentinel" not in said.out + said.err
-    assert "Traceback" not in said.err  # which Dask's workers like to log of a failed task, on our standard error
-    assert re.search(r"RuntimeError at (defect\.py|<dynamic-code>):7 in broken:", said.err)
+    assert "sentinel" not in said.out + said.told
+    assert "Traceback" not in said.told  # which Dask's workers like to log of a failed task, on our standard error
+    assert re.search(r"RuntimeError at (defect\.py|<dynamic-code>):7 in broken:", said.told)
     assert not (here / "release.zarr").exists()
 
 
@@ -86,8 +86,8 @@ def test_a_job_run_again_changes_nothing_spends_nothing_and_makes_what_is_missin
     first = start("run", job, "--json", folder=tmp_path)
     assert first.code == 0
     for words in ("ingested, 3 columns", "released now", "2 components", "PRIVATE"):
-        assert words in first.err
-    assert len(set(re.findall(r"on 1 worker at (\S+?:\d+)", first.err))) == 1  # started once, for all steps
+        assert words in first.told
+    assert len(set(re.findall(r"on 1 worker at (\S+?:\d+)", first.told))) == 1  # started once, for all steps
     files = {name: tree(tmp_path / name) for name in OUTPUTS}
     head = Ledger(tmp_path / "rows.ledger").head
 
@@ -124,7 +124,7 @@ def test_an_unexpected_error_tells_its_type_and_place_but_not_its_text_and_an_in
     monkeypatch.setattr(release_steps, "open_rows", interrupted)
     said = call("release", "rows.zarr", "release.zarr", *LOSS)
     assert said.code == 5
-    assert said.err.splitlines() == [
+    assert said.told.splitlines() == [
         "dpdist: It never had a witness.",
         "",
         "dpdist: Interrupted: the same command resumes, and charges nothing twice.",
@@ -137,7 +137,7 @@ def test_mechanisms_are_told_with_claim_and_proof_the_recommended_first(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     said = call("mechanisms", "--all")
-    assert (said.code, said.err) == (0, "")
+    assert (said.code, said.told) == (0, "")
     words = " ".join(said.out.split())
     for mechanism in MECHANISMS.values():
         for text in (mechanism.info.name, mechanism.info.claimed, mechanism.info.proved):
@@ -159,14 +159,14 @@ def test_the_version_is_told_and_an_unknown_command_is_usage(call: Call) -> None
     assert __version__ in call("--version").out
     for asked in (("frobnicate",), ("ledger", "frobnicate"), ("--frobnicate",)):
         said = call(*asked)
-        assert (said.code, said.out, "frobnicate" in said.err) == (2, "", True)
+        assert (said.code, said.out, "frobnicate" in said.told) == (2, "", True)
 
 
 def test_an_unset_variable_of_a_shell_is_no_option_or_told_and_no_defect_as_a_path(here: Path, call: Call) -> None:
     given = ("forecast", "--d", "3", "--n", "1000", "--epsilon", "1", "--delta", "1e-6")
     assert call(*given, "--arithmetic", "").code == 0
     said = call(*given, "--clip", "")
-    assert (said.code, "must be a number, private or auto, not ''" in said.err) == (2, True)
+    assert (said.code, "must be a number, private or auto, not ''" in said.told) == (2, True)
     for command in (
         ("ingest", "rows.zarr", ".", "--budget-epsilon", "1"), ("release", "rows.zarr", "", *LOSS),
         ("release", ".", "release.zarr", *LOSS), ("ledger", "create", "", "--rows", "rows.zarr"), ("run", ""),
@@ -197,7 +197,7 @@ def test_a_command_run_again_changes_nothing_and_says_so_and_replaces_nothing_el
     commands |= {ingest: "delta 1e-05 in rows.ledger.", ledger: ", unchanged."}
     for command, words in commands.items():
         said = call(*command)
-        assert (said.code, words in said.err) == (0, True), said.err
+        assert (said.code, words in said.told) == (0, True), said.told
         assert call(*command, "--json").json["fresh"] is False
         assert tree(tmp_path) == before
     for refused in (
@@ -225,7 +225,7 @@ def test_a_command_refuses_an_address_that_holds_a_password_and_one_of_no_store(
             "ledger verify l --release AT", f"status {job}",
         ):  # fmt: skip
             said = call(*command.replace("AT", place).split())
-            told = " ".join(said.err.split())
+            told = " ".join(said.told.split())
             assert (said.code, said.out) == (2, "")
             assert words in told or "on this machine, not an address" in told, command
             assert "secretword" not in told

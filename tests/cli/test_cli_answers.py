@@ -71,8 +71,8 @@ def numbers(path: str) -> Any:
 def test_a_table_and_arrays_hold_what_the_estimator_does(call: Call) -> None:
     fitted = PrivateCovariance.from_release("release.zarr")
     said = call("covariance", "release.zarr", "found.csv")
-    assert ", shrinkage optimal. 4 of 4 directions above the noise." in said.err
-    assert "found.csv: covariance of 4 columns of rows clipped to norm" in said.err
+    assert ", shrinkage optimal. 4 of 4 directions above the noise." in said.told
+    assert "found.csv: covariance of 4 columns of rows clipped to norm" in said.told
     assert np.array_equal(numbers("found.csv"), fitted.covariance_)
     for kind in ("none", "trace"):  # existing files are replaced
         assert call("covariance", "release.zarr", "found.csv", "--shrinkage", kind).code == 0
@@ -99,24 +99,24 @@ def test_columns_that_drowned_are_named_in_every_face(
     call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "3", "--budget-delta", "1e-5")
     assert call("release", "rows.zarr", "release.zarr", *LOSS[:-1], "6", "--centre", "private").code == 0
     named = "The variance of 1 column is below the noise, so the results for it are mostly noise: still."
-    assert named in " ".join(call("covariance", "release.zarr", "found.npz").err.split())
+    assert named in " ".join(call("covariance", "release.zarr", "found.npz").told.split())
     with np.load("found.npz") as read:
         assert read["drowned"].tolist() == ["still"]
     assert call("covariance", "release.zarr", "found.csv", "--json").json["drowned"] == ["still"]
-    assert named in " ".join(call("synthesise", "release.zarr", "drawn.csv", "--rows", "9").err.split())
+    assert named in " ".join(call("synthesise", "release.zarr", "drawn.csv", "--rows", "9").told.split())
 
 
 @pytest.mark.usefixtures("table")
 def test_what_is_not_private_as_claimed_is_marked_and_kept_from_others(call: Call) -> None:
-    assert MARK in call("covariance", "sn.zarr", "sn.npz").err
+    assert MARK in call("covariance", "sn.zarr", "sn.npz").told
     with np.load("sn.npz") as stored:
         assert str(stored["status"]) == "not private as claimed"
     for name in ("drawn.npy", "drawn.zarr"):
-        assert MARK in call("synthesise", "mean.zarr", name, "--rows", "9").err
+        assert MARK in call("synthesise", "mean.zarr", name, "--rows", "9").told
     for name in ("sn.npz", "drawn.npy", "drawn.zarr"):
         assert Path(name).stat().st_mode & 0o077 == 0
     said = call("regress", "sn.zarr", "--target", "income")
-    assert (said.code, said.err.startswith(f"{MARK}\n")) == (0, True)
+    assert (said.code, said.told.startswith(f"{MARK}\n")) == (0, True)
     assert call("regress", "sn.zarr", "--target", "income", "--json").json["status"] == "not private as claimed"
     assert call("inspect", "sn.zarr", "--json").json["card"]["status"] == "not private as claimed"
     assert call("pca", "sn.zarr", "m.zarr", "--components", "1", "--table", "l.csv").code == 0
@@ -129,7 +129,7 @@ def test_a_card_with_a_ledger_says_what_was_charged(call: Call) -> None:
     assert budget["epsilon"] == 3.0
     assert [(each["epsilon"], each["state"]) for each in budget["charged"]] == [(1.0, "published")]
     wrong = call("inspect", "release.zarr", "--ledger", "nowhere", "--json")
-    assert (wrong.code, wrong.out) == (4, "")
+    assert (wrong.code, "There is no ledger at nowhere" in wrong.json["error"]) == (4, True)
 
 
 @pytest.mark.usefixtures("table")
@@ -144,8 +144,8 @@ def test_synthetic_rows_come_in_the_kinds_of_files_that_are_ingested(call: Call)
     asked = ("synthesise", "release.zarr")
     said = call(*asked, "drawn.csv", "--rows", "3000", "--seed", "7")
     assert said.code == 0
-    assert "drawn.csv: 3000 synthetic rows of 4 columns, by the moment of rows clipped to norm" in said.err
-    assert "The noise puts their covariance about" in said.err
+    assert "drawn.csv: 3000 synthetic rows of 4 columns, by the moment of rows clipped to norm" in said.told
+    assert "The noise puts their covariance about" in said.told
     rows = numbers("drawn.csv")
     told = PrivateCovariance.from_release("release.zarr").covariance_
     assert np.abs(np.cov(rows, rowvar=False) - told).max() < 0.3  # 4 entries of 16 have 7 deviations, of one seed
@@ -197,15 +197,15 @@ def test_words_fit_a_terminal_and_what_makes_no_sense_is_refused_in_a_sentence(
         said = call(*command)
         assert (said.code, words in said.message) == (code, True), said.message
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("dpdist.cli.output.on_terminal", lambda: True)
+    monkeypatch.setattr("dpdist.cli.output.on_terminal", lambda **_: True)
     said = call(*REGRESS)
-    assert (said.code, said.out) == (0, "")
-    assert max(map(len, said.err.splitlines())) <= 80
+    assert said.code == 0
+    assert max(map(len, said.told.splitlines())) <= 80
     for words in ("Regression of income on 3 columns", "a_name_that_is_long...", "R² 0.", "No ridge is needed",
                   "rows clipped to norm 3.9"):  # fmt: skip
-        assert words in said.err
-    assert "NOT PRIVATE" not in said.err
-    assert "2 released principal components of 3 columns" in " ".join(call(*REGRESS, "--components", "2").err.split())
+        assert words in said.told
+    assert "NOT PRIVATE" not in said.told
+    assert "2 released principal components of 3 columns" in " ".join(call(*REGRESS, "--components", "2").told.split())
 
 
 @pytest.mark.usefixtures("table")
@@ -222,7 +222,7 @@ def test_a_file_of_somebody_else_is_not_replaced(call: Call) -> None:
         for content in (Path("table.csv").read_bytes(), b"a,b,c\n1,2,3\n"):
             Path(name).write_bytes(content)
             said = call(*command, name)
-            assert (said.code, "exists already and is not a " in said.err) == (4, True)
+            assert (said.code, "exists already and is not a " in said.told) == (4, True)
             assert Path(name).read_bytes() == content
 
 
@@ -299,18 +299,4 @@ def test_sums_and_totals_are_answered_as_releases_are(
              ("synthesise", "drawn.csv", "--rows", "3")]  # fmt: skip
     for command, *rest in asked if thing == "sum" else asked[:4]:  # the total is of a few rows
         told = call(command, release, *rest)
-        assert told.code == 0, told.err
-
-
-def test_a_release_without_a_clip_norm_is_told_of_those_there_are(tmp_path: Path, call: Call) -> None:
-    (tmp_path / "t.csv").write_text("age,height\n" + "".join(f"{20 + i},{150 + i}\n" for i in range(30)))
-    number = '[[column]]\nkind = "number"\nrange = [0, 250]\nname = '
-    (tmp_path / "s.toml").write_text(f'scale = "range"\n{number}"age"\n{number}"height"\n')
-    asked = ("ingest", tmp_path / "t.csv", tmp_path / "rows.zarr")
-    assert call(*asked, "--schema", tmp_path / "s.toml", "--budget-epsilon", "1").code == 0
-    for rows, norm in (
-        ("rows.zarr", "such as --clip 1.415, above which the schema allows no row"),
-        ("no.zarr", "public knowledge; --clip private"),
-    ):
-        told = call("release", tmp_path / rows, tmp_path / "r.zarr", "--epsilon", "1")
-        assert (told.code, norm in told.message, "--clip private" in told.message) == (2, True, True), told.message
+        assert told.code == 0, told.told

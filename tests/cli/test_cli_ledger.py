@@ -55,7 +55,7 @@ def test_a_ledger_shows_exports_and_verifies_its_releases_and_an_altered_one_doe
     release_id = open_release(released / "release.zarr").release_id
     words = " ".join(call("ledger", "show", "rows.ledger").out.split())
     assert f"published {release_id} gaussian, epsilon 1, delta 1e-06, replace-one" in words
-    assert "charged 1 release left: one gaussian release of epsilon 1." in words
+    assert "charged 1 release left: one more release of epsilon 1." in words
     shown = call("ledger", "show", "rows.ledger", "--json").json
     assert [(entry["id"], entry["state"]) for entry in shown["releases"]] == [(release_id, "published")]
     assert (shown["charged"], len(shown["caps"])) == (1, 2)
@@ -63,7 +63,7 @@ def test_a_ledger_shows_exports_and_verifies_its_releases_and_an_altered_one_doe
     said = call("ledger", "verify", "rows.ledger", "--json").json
     assert (said["intact"], said["releases"]) == (True, 1)
     assert said.keys() == {"ledger", "intact", "head", "releases", "guarantee"}
-    assert "intact" in call("ledger", "verify", "rows.ledger").err
+    assert "intact" in call("ledger", "verify", "rows.ledger").told
     [blob] = (released / "rows.ledger" / "blobs").iterdir()
     content = bytearray(blob.read_bytes())
     content[len(content) // 2] ^= 1
@@ -116,7 +116,7 @@ def test_a_budget_with_parts_is_declared_and_shown_and_nothing_is_said_to_be_spe
     assert "spent" not in said.out  # the guarantee for an adaptive analyst is the budget, not less
     words = " ".join(said.out.split())
     assert "with epsilon 0.5 and delta 1e-07 reserved for other than Gaussian releases" in words
-    assert "charged 0 releases left: one gaussian release of epsilon 1.5" in words
+    assert "charged 0 releases left: one more release of epsilon 1.5" in words
     shown = call("ledger", "show", "new.ledger", "--json").json
     assert shown["dataset_id"] == open_rows(without_ledger / "rows.zarr").dataset_id
     assert (shown["budget"]["pure_micro"], shown["charged"], shown["releases"], shown["caps"]) == (500_000, 0, [], [])
@@ -155,4 +155,4 @@ def test_a_restored_backup_is_refused_until_it_has_adopted_what_it_misses(here: 
     assert call(*RELEASE, "--id", "census").code == 0
     assert tree(here / "release.zarr") == before
     said = call("ledger", "verify", "rows.ledger", "--release", "release.zarr")
-    assert (said.code, "Guarantee: all charges together keep the budget" in said.err) == (0, True)
+    assert (said.code, "Guarantee: all charges together keep the budget" in said.told) == (0, True)

@@ -42,7 +42,7 @@ def test_all_that_is_said_of_a_mechanism_or_forecast_fits_the_terminal(call: Cal
     forecast = ("forecast", *table, *cluster, "--norms", "0.000123456,1,1234567.8", "--neighbours", "add-remove")
     for command in (*(("mechanisms", name) for name in (*MECHANISMS, "--all")), forecast):
         said = call(*command)
-        assert (said.code, wide(said.out + said.err)) == (0, [])
+        assert (said.code, wide(said.out + said.told)) == (0, [])
 
 
 def test_what_things_are_refusals_and_answers_fit_a_terminal(
@@ -53,15 +53,15 @@ def test_what_things_are_refusals_and_answers_fit_a_terminal(
     refused = "release rows.zarr r2.zarr --epsilon 900 --clip 300"
     assert len(call(*refused.split()).message) > 80  # elsewhere it is one line
     assert call("inspect", "rows.zarr", "--json").out.count("\n") == 1
-    monkeypatch.setattr("dpdist.cli.output.on_terminal", lambda: True)
+    monkeypatch.setattr("dpdist.cli.output.on_terminal", lambda **_: True)
     for code, asked in (
         (0, "pca release.zarr model.zarr --components 2"), (0, "inspect rows.zarr --verify"),
         (0, "inspect release.zarr"), (0, "inspect model.zarr"), (0, "status job.toml"), (0, "ledger show rows.ledger"),
         (3, refused), (2, "release rows.zarr r2.zarr --epsilon 1 --clip 300 --mechanism nonsense"),
     ):  # fmt: skip
         said = call(*asked.split())
-        assert (said.code, wide(said.out + said.err)) == (code, [])
-        assert max(map(len, (said.out + said.err).splitlines())) > 40
+        assert (said.code, wide(said.told)) == (code, [])
+        assert max(map(len, said.told.splitlines())) > 40
 
 
 def test_a_command_to_copy_and_a_path_stay_whole() -> None:

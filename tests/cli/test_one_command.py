@@ -44,10 +44,10 @@ def test_one_command_publishes_prints_components_and_is_free_again(folder: Path,
         "t.csv: 4000 rows of 4 columns.", "Each row is protected as a person.", "epsilon 1, delta 1e-06, in t.ledger.",
         "Cells without a number count as the centre of their column.",
     ):  # fmt: skip
-        assert decision in said.err
+        assert decision in said.told
     before = tree(folder / "r.zarr")
     again = call("release", "t.csv", "again.zarr", *LOSS)
-    assert (again.code, "nothing spent" in again.err) == (0, True)
+    assert (again.code, "nothing spent" in again.told) == (0, True)
     assert tree(folder / "again.zarr") == before
     assert Ledger(folder / "t.ledger").balance().charged == 1
     assert {path.name for path in folder.iterdir()} >= {"t.zarr", "t.ledger", "r.zarr"}
@@ -57,7 +57,7 @@ def test_another_epsilon_on_the_file_or_on_a_copy_is_refused(folder: Path, call:
     table().to_parquet("t.parquet")
     assert call("release", "t.parquet", "r.zarr", *LOSS).code == 0
     said = call("release", "t.parquet", "r2.zarr", "--epsilon", "0.5", "--delta", "1e-6")
-    assert (said.code, "left: next to nothing" in said.err) == (3, True)
+    assert (said.code, "left: next to nothing" in said.told) == (3, True)
     (folder / "copy.parquet").write_bytes((folder / "t.parquet").read_bytes())
     said = call("release", "copy.parquet", "r2.zarr", *LOSS)
     assert (said.code, "is a copy of rows with the ledger" in said.message) == (3, True)
@@ -77,13 +77,13 @@ def test_a_column_named_like_a_person_needs_a_word_and_the_cures_work_as_typed(f
     cure = re.search(r"give (--person \S+ --max-rows) M", said.message)
     assert cure is not None
     said = call("release", "t.parquet", "r.zarr", *LOSS, *shlex.split(cure[1]), 2)
-    assert (said.code, "at most 2 rows of each are kept" in said.err) == (0, True)
+    assert (said.code, "at most 2 rows of each are kept" in said.told) == (0, True)
     release = dpdist.open_release("r.zarr")
     assert (release.rows, release.unit is not None, len(release.names)) == (ROWS // 2, True, 4)
     (folder / "u.parquet").write_bytes(b"")
     table(seed=3).assign(PatientId=np.arange(ROWS)).to_parquet("u.parquet")
     said = call("release", "u.parquet", "u.release.zarr", *LOSS, "--each-row-is-a-person")
-    assert (said.code, "4 columns, without PatientId." in said.err) == (0, True)
+    assert (said.code, "4 columns, without PatientId." in said.told) == (0, True)
 
 
 def test_words_need_a_schema_and_text_with_digits_is_not_taken_as_missing(folder: Path, call: Call) -> None:
@@ -101,7 +101,7 @@ def test_words_need_a_schema_and_text_with_digits_is_not_taken_as_missing(folder
     draft = re.sub(r"range = \[\].*", 'missing = "centre"', draft)
     (folder / "schema.toml").write_text(draft.replace('scale = "range"', 'scale = "none"'))
     said = call("release", "t.csv", "r.zarr", *LOSS, "--schema", "schema.toml")
-    assert said.code == 0, said.err
+    assert said.code == 0, said.told
     assert dpdist.open_release("r.zarr").names[-2:] == ("sex=male", "sex=female")
 
 

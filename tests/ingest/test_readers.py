@@ -364,7 +364,7 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
         raise ImportError
 
     monkeypatch.setattr(base, "import_module", without)
-    with pytest.raises(UsageError, match=r"needs bed_reader\. Install it with: pip install 'dpdist\[genomics\]'"):
+    with pytest.raises(UsageError, match=r"needs bed_reader\. .*: pip install '\.\[genomics\]'"):
         ingest(tmp_path / "t.bed", tmp_path / "rows.zarr")
 
 

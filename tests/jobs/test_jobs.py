@@ -113,7 +113,7 @@ def test_a_dry_run_of_a_plain_job_tells_when_it_would_be_refused(folder: Path, c
         (folder / other).rename(folder / "rows.ledger")
         for words in (("run", folder / "job.toml", "--dry-run"), ("status", folder / "job.toml")):
             told = call(*words)
-            assert (told.code, "ledger" in told.err, "left" in told.out) == (3, True, False)
+            assert (told.code, "ledger" in told.told, "left" in told.out) == (3, True, False)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -169,9 +169,9 @@ def test_of_a_ledger_behind_its_witness_it_is_told_that_the_run_would_be_refused
     (folder / "backup").rename(place)
     before = everything(folder)
     told = call("run", command, "--dry-run", "--json")
-    assert (told.code, told.out, "behind its witness" in told.err) == (3, "", True)
+    assert (told.code, "behind its witness" in told.json["error"]) == (3, True)
     told = call("status", command, "--textfile", str(folder / "dpdist.prom"))
-    assert (told.code, "behind its witness" in told.err) == (3, True)
+    assert (told.code, "behind its witness" in told.told) == (3, True)
     assert "NOTHING NEW CAN BE RELEASED" in told.out
     assert re.search(r"dpdist_refused\{[^}]*\} 1\n", (folder / "dpdist.prom").read_text())
     assert re.search(r"dpdist_left_pure_epsilon\{[^}]*\} 0\n", (folder / "dpdist.prom").read_text())

@@ -55,7 +55,7 @@ def test_fits_are_charged_whatever_their_rows_are_until_nothing_is_left(monkeypa
             pca(budget).fit(table(seed))
     assert draw.call_count == 3  # mu adds up as a root of squares: four fits would cost 2.08
     before = repr(budget)
-    assert "3 fits charged; left: one gaussian release of epsilon 0." in before
+    assert "3 fits charged; left: one more release of epsilon 0." in before
     with pytest.raises(RefusedError, match="costs epsilon 1, delta 1e-06; the budget is epsilon 2, delta 1e-06"):
         PrivateCovariance(**LOSS, budget=budget).fit(table()[:, :3])
     assert draw.call_count == 3
@@ -76,7 +76,7 @@ def test_the_limits_of_a_budget_are_fixed_before_the_first_answer() -> None:
     budget = Budget("0.5", "1e-6")
     with pytest.raises(RefusedError, match="Nothing was drawn or charged"):
         pca(budget).fit(table(2))
-    with pytest.raises(RefusedError, match=r"left: one gaussian release of epsilon 0\.5"):
+    with pytest.raises(RefusedError, match=r"left: one more release of epsilon 0\.5"):
         pca(budget, neighbours="add-remove").fit(table(2))
     pca(budget, neighbours="add-remove", epsilon="0.5").fit(table(2))
     with pytest.raises(RefusedError, match="neighbours='add-remove'"):

@@ -176,5 +176,5 @@ def test_who_holds_a_ledger_for_too_long_makes_others_give_up_for_now(
 
 def test_without_its_libraries_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, MODULE, None)
-    with pytest.raises(UsageError, match=r"dpdist\[postgres\]"):
+    with pytest.raises(UsageError, match=r"\.\[postgres\]"):
         Ledger(Address("postgresql+psycopg://host/db?ledger=books"))

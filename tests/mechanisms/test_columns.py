@@ -52,8 +52,8 @@ def test_any_row_adds_one_to_one_bin_of_each_column(dtype: str) -> None:
         rows = np.array(list(itertools.product(HOSTILE, HOSTILE[:6], HOSTILE[9:13]))).astype(dtype)
     for row in rows:
         alone = counting.of_columns(counts_of(counting, row[None]))
-        counts = int(np.isfinite(row).all())  # a row that a release replaces by the centre is in no bin
-        assert [(int(h.sum()), int(h.max()), int(h.min())) for h in alone] == [(counts, counts, 0)] * 3
+        counts = np.isfinite(row).astype(int).tolist()  # a cell that a release replaces by the centre is in no bin
+        assert [(int(h.sum()), int(h.max()), int(h.min())) for h in alone] == [(count, count, 0) for count in counts]
     # independently of the other rows and the chunks
     total = counts_of(counting, rows)
     assert (total == sum(counts_of(counting, part) for part in np.array_split(rows, 7))).all()

@@ -120,7 +120,7 @@ def test_the_command_says_it_for_several_numbers_of_workers(monkeypatch: pytest.
         assert each["bytes_to_trusted"] >= 8 * 20_000 * 20_001 // 2
         assert each["store_bandwidth"] is None
     assert many["seconds"] < one["seconds"]
-    cautions_message = CliRunner().invoke(cli, [*COMMAND, "--workers", "32", "--store-bandwidth", "1.5 GB"]).stderr
+    cautions_message = CliRunner().invoke(cli, [*COMMAND, "--workers", "32", "--store-bandwidth", "1.5 GB"]).output
     assert "between workers" in cautions_message
     assert "supplies 1.5 GB per second to all workers together" in cautions_message.replace("\n", " ")
 

@@ -296,8 +296,8 @@ def test_a_quantile_beyond_the_grid_is_not_claimed_and_what_would_help_is_said(t
     said = call(*asked)
     assert said.exit_code == 4
     for words in ("is beyond the grid, which ends at 4.", "A larger epsilon would not help.", "a longer grid"):
-        assert words in said.stderr
-    assert "Next:" not in said.stderr
+        assert words in said.output
+    assert "Next:" not in said.output
     told = json.loads(call(*asked, "--json").stdout)
     assert (told["clip"], told["up_to"], told["next"], told["fresh"]) == (None, None, None, False)
 

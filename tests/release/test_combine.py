@@ -153,14 +153,14 @@ def test_the_command_writes_a_release_that_opens_and_says_what_was_taken_on_trus
     for _ in range(2):  # again: the same bytes are there
         result = CliRunner().invoke(cli, command, catch_exceptions=False)
         assert result.exit_code == 0
-    assert "as you state" not in result.stderr
+    assert "as you state" not in result.output
     opened = open_release(tmp_path / "sum.zarr")
     assert json.loads(result.stdout)["release_id"] == opened.release_id
     assert (opened.releases, opened.rows) == (("r-1", "r-2"), 30)
     np.testing.assert_array_equal(opened.lattice, [[3, 4], [4, 6]])
     command = ["combine", str(tmp_path / "disjoint.zarr"), *command[2:4], "--disjoint"]
     result = CliRunner().invoke(cli, command, catch_exceptions=False)
-    assert f"if no {word} is in two of the tables, as you state" in result.stderr
+    assert f"if no {word} is in two of the tables, as you state" in result.output
 
 
 def test_inspect_says_what_a_guarantee_depends_on(tmp_path: Path) -> None:

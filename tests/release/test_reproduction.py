@@ -53,7 +53,7 @@ def test_what_is_not_private_as_claimed_or_makes_no_sense_is_refused_and_costs_n
     result = asked(call, "sn")
     assert result.code == 3
     for words in ("published as epsilon 1, delta 0", "delta 0.6321", "two-sided-wishart"):  # 1 - exp(-1)
-        assert words in result.err
+        assert words in result.told
     for words, options in (
         ("private as claimed", "two-sided-wishart --for-reproduction"),
         ("not charged to a ledger", "sn --for-reproduction --ledger rows.ledger"),
@@ -67,14 +67,14 @@ def test_what_is_not_private_as_claimed_or_makes_no_sense_is_refused_and_costs_n
         ("--trusted worker", f"power {TWO} --option route=products --trusted worker"),
     ):
         result = asked(call, *options.split())
-        assert (result.code, words in result.err) == (2, True), result.err
+        assert (result.code, words in result.told) == (2, True), result.told
     assert Ledger(here / "rows.ledger").head == head
     assert not (here / "release.zarr").exists()
 
 
 def test_a_reproduction_says_that_it_is_one(here: Path, call: Call) -> None:
     result = asked(call, "sn", "--for-reproduction", "--json", rows="plain.zarr", to="sn.zarr")
-    assert result.code == 0, result.err
+    assert result.code == 0, result.told
     assert result.json["status"] == "not private as claimed"
     attributes = json.loads((here / "sn.zarr" / "zarr.json").read_text())["attributes"]["dpdist"]
     assert attributes["status"] == "not private as claimed"
@@ -83,11 +83,11 @@ def test_a_reproduction_says_that_it_is_one(here: Path, call: Call) -> None:
     assert not open_release(here / "sn.zarr").private_as_claimed
     result = asked(call, "sn", "--for-reproduction", rows="plain.zarr", to="sn.zarr")  # again: it is there
     assert result.code == 0
-    assert "NOT PRIVATE AS CLAIMED" in result.err
+    assert "NOT PRIVATE AS CLAIMED" in result.told
     assert asked(call, "none", "--for-reproduction", rows="plain.zarr", to="none.zarr").code == 0
     release = open_release(here / "none.zarr")
     assert release.guarantee is None
-    assert "NOT PRIVATE AS CLAIMED" in call("pca", "none.zarr", "model.zarr", "--components", 2).err
+    assert "NOT PRIVATE AS CLAIMED" in call("pca", "none.zarr", "model.zarr", "--components", 2).told
     for path in ("none.zarr", "model.zarr"):
         assert "NOT PRIVATE AS CLAIMED: do not publish it" in " ".join(call("inspect", path).out.split())
     # 400 rows, each within four steps of 20/2^16 of its place
@@ -106,7 +106,7 @@ def test_a_subspace_goes_through_the_whole_pipeline(
             monkeypatch.setattr(kind, "add", formed)
     options = ("--option", "components=2", "--option", "iterations=8", "--option", f"route={route}", "--json")
     result = asked(call, "power", *options, epsilon=10000)
-    assert result.code == 0, result.err
+    assert result.code == 0, result.told
     assert result.json["status"] == "private"
     subspace = open_release(here / "release.zarr").subspace
     assert subspace is not None
@@ -123,7 +123,7 @@ def test_a_subspace_goes_through_the_whole_pipeline(
 def test_noise_with_a_mean_does_not_bias_the_number_of_rows(here: Path, call: Call) -> None:
     more = ("--delta", "1e-6", "--neighbours", "add-remove", "--centre", "private")
     result = asked(call, "wishart", *more, epsilon=1000)
-    assert result.code == 0, result.err
+    assert result.code == 0, result.told
     release = open_release(here / "release.zarr")
     assert release.row_count == pytest.approx(len(ROWS), abs=5)  # the mean of the noise alone is more than that
     assert release.noise["mean_diagonal"] / release.bound.constant**2 > 5
@@ -153,5 +153,5 @@ def test_directions_of_noise_come_from_a_release_that_was_paid_for(here: Path, c
                           ("rows", "There is no release at rows.zarr")):  # fmt: skip
         result = directed("third.zarr", f"{other}.zarr")
         assert result.code in {2, 4}
-        assert reason in result.err
+        assert reason in result.told
     assert Ledger(here / "rows.ledger").head == head

@@ -48,7 +48,7 @@ def test_a_release_of_an_older_version_is_published_again_and_not_drawn_with_the
     nowhere = ("--scheduler", "tcp://127.0.0.1:1")
     result = call("release", "rows.zarr", "release.zarr", *LAPLACE, "--epsilon", "1", *nowhere)
     assert result.code == 0
-    assert "nothing spent" in result.err
+    assert "nothing spent" in result.told
     assert tree(older / "release.zarr") == tree(older / "published.zarr")
     release = open_release(older / "release.zarr")
     assert release.noise["scale"] == 3 * 4**16  # as it was drawn, not what the same request would draw today
@@ -98,7 +98,7 @@ def test_a_command_of_before_rows_were_rounded_without_bias_publishes_what_it_pu
     bits = (*ASKED, "--grid-bits", "16")
     for name, options in (("release.zarr", ASKED), ("chosen.zarr", half), ("release.zarr", bits)):
         result = call("release", "rows.zarr", "again.zarr", *options, *NOWHERE)
-        assert (result.code, "nothing spent" in result.err) == (0, True), result.err
+        assert (result.code, "nothing spent" in result.told) == (0, True), result.told
         assert tree(truncated / "again.zarr") == tree(truncated / name)
         assert call("release", "rows.zarr", name, *options, *NOWHERE).code == 0
         shutil.rmtree(truncated / "again.zarr")
@@ -127,7 +127,7 @@ def test_a_job_of_before_goes_on_rounding_as_its_first_period_was_rounded(trunca
     (truncated / "2026-01-03.npy").rename(truncated / "nights" / "2026-01-03.npy")
     assert call("run", "job.toml", "--dry-run").code == 0
     result = call("run", "job.toml")
-    assert result.code == 0, result.err
+    assert result.code == 0, result.told
     assert shown.items() <= tree(truncated / "published").items()
     total = open_release(truncated / "published" / "total" / "2026-01-03.zarr")
     assert (len(total.releases), total.rows, total.bound.rule) == (3, 120, 1)
@@ -143,7 +143,7 @@ def test_a_stored_weighted_series_continues(tmp_path: Path, monkeypatch: pytest.
     assert [charge.weights for charge in charged] == [(64,), (32, 64)]
     assert open_release("published/d2.zarr").weights == (32, 64)
     result = call("run", "job.toml")
-    assert result.code == 0, result.err
+    assert result.code == 0, result.told
     assert tree(tmp_path / "published") == shown
     np.save("incoming/d3.npy", np.eye(3))
     assert call("run", "job.toml").code == 0
@@ -175,7 +175,7 @@ def test_a_release_of_before_is_known_at_its_place_where_its_ledger_is_lost(
     np.save(tmp_path / "rows.npy", np.random.default_rng(1).normal(size=(3000, 3)))
     rows, ledger, target = (tmp_path / f"rows.{kind}" for kind in ("zarr", "ledger", "release.zarr"))
     result = call("ingest", tmp_path / "rows.npy", rows, "--budget-epsilon", "9", "--budget-delta", "1e-4")
-    assert result.code == 0, result.err
+    assert result.code == 0, result.told
     request, table = ReleaseRequest("gaussian", PrivacyLoss.parse("8", "1e-5"), clip, name=name), open_rows(rows)
     older = request.older()[-1]
     release_rows(rows, target, older)
@@ -186,7 +186,7 @@ def test_a_release_of_before_is_known_at_its_place_where_its_ledger_is_lost(
     chosen = () if name is None else ("--id", name)
     result = call("release", rows, target, "--epsilon", "8", "--delta", "1e-5", "--clip", clip, *chosen)
     assert result.code != 0
-    assert str(ledger) in result.err  # it is the ledger that is missed
+    assert str(ledger) in result.told  # it is the ledger that is missed
     assert tree(target) == tree(tmp_path / "kept.zarr")
     other = replace(request, centring=Centring.PRIVATE)
     assert trusted.charged_request(other, table, None, store_at(target)).rule == 2

@@ -197,7 +197,7 @@ def test_the_budget_is_that_of_the_ledger_that_was_charged_and_a_sum_is_charged_
     ledger, other = (Ledger(budget.default_ledger(table)) for table in tables)
     release = open_release(places[0])
     text = page(tmp_path, release, ledger=ledger)
-    assert "So far: charged 1 release; left: one pure release of epsilon 3" in text
+    assert "So far: charged 1 release; left: one more release of epsilon 3" in text
     assert ledger.head in text
     assert str(release.ledger_head) in text
     assert f"<code>{release.release_id}</code> (this one)" in text

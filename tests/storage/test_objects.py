@@ -350,5 +350,5 @@ def test_a_missing_library_or_bucket_is_reported(scene: Scene, monkeypatch: pyte
         with pytest.raises(DataError, match="There is no bucket s3://absent"):
             use("s3://absent/rows.zarr")
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(UsageError, match=r"pip install 'dpdist\[stores\]'"):
+    with pytest.raises(UsageError, match=r"pip install '\.\[stores\]'"):
         store_at(scene.rows).exists()

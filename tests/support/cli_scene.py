@@ -36,9 +36,15 @@ class Said(NamedTuple):
         return value
 
     @property
+    def told(self) -> str:
+        """The result and the messages."""
+        return self.out + self.err
+
+    @property
     def message(self) -> str:
         """The one paragraph that says what went wrong; only labels of progress may stand before it."""
-        assert self.out == ""
+        if self.out:  # with --json
+            assert self.json == {"error": self.err.splitlines()[-1].removeprefix("dpdist: "), "exit_code": self.code}
         assert "Traceback" not in self.err
         *labels, message = self.err.splitlines()
         begun = {"Ingesting", "Registering rows", "Summing rows", "Projecting rows", "Waiting for workers"}

@@ -64,7 +64,7 @@ def test_a_stored_release_is_published_again_byte_for_byte_and_not_drawn(golden:
     for name, options in RELEASES.items():
         for place in (f"{name}-again.zarr", f"{name}.zarr"):
             done = call("release", "rows.zarr", place, *options, *NOWHERE)
-            assert (done.code, "nothing spent" in done.err) == (0, True), done.err
+            assert (done.code, "nothing spent" in done.told) == (0, True), done.told
             assert tree(golden / place) == tree(golden / f"{name}.zarr")
     assert Ledger("rows.ledger").charges == before
 
@@ -75,7 +75,7 @@ def test_a_stored_release_that_died_between_two_draws_goes_on_from_what_it_drew(
     assert len(staged) == len(DEAD)
     for name, options in DEAD.items():
         done = call("release", "rows.zarr", f"{name}.zarr", *options)
-        assert done.code == 0, done.err
+        assert done.code == 0, done.told
         release_id = open_release(golden / f"{name}.zarr").release_id
         (record,) = [each for each in Ledger("rows.ledger").records if each.release_id == release_id]
         assert (record.state, record.stages) == (State.PUBLISHED, staged.pop(release_id))
@@ -85,8 +85,8 @@ def test_a_stored_release_that_died_between_two_draws_goes_on_from_what_it_drew(
 @pytest.mark.usefixtures("golden")
 def test_an_older_release_that_knows_nothing_of_what_is_asked_says_so(call: Call) -> None:
     said = call("release", "rows.zarr", "dead-clip.zarr", *DEAD["dead-clip"], "--components", "2")
-    assert said.code == 0, said.err
-    assert "charged by an older version of dpdist, which had neither --components nor" in " ".join(said.err.split())
+    assert said.code == 0, said.told
+    assert "charged by an older version of dpdist, which had neither --components nor" in " ".join(said.told.split())
 
 
 def test_stored_ledgers_verify_beside_their_witness_and_stored_models_project(golden: Path, call: Call) -> None:
@@ -194,9 +194,9 @@ def test_refusals_keep_their_exit_codes_and_texts_change_on_purpose_only(
     codes, texts = {}, {}
     for line in promised:
         done = call(*line.split())
-        assert "Traceback" not in done.err, line
+        assert "Traceback" not in done.told, line
         codes[line] = done.code
-        texts[line] = done.err.replace(str(golden), "FOLDER")
+        texts[line] = done.told.replace(str(golden), "FOLDER")
     assert codes == promised
     assert 0 not in codes.values()
     assert Ledger("rows.ledger").charges == charges
