@@ -137,7 +137,7 @@ def test_mechanisms_are_told_with_claim_and_proof_the_recommended_first(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     said = call("mechanisms", "--all")
-    assert (said.code, said.told) == (0, "")
+    assert (said.code, said.err) == (0, "")
     words = " ".join(said.out.split())
     for mechanism in MECHANISMS.values():
         for text in (mechanism.info.name, mechanism.info.claimed, mechanism.info.proved):
