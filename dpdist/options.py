@@ -276,8 +276,8 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
     ledger: Annotated[
         str | None,
         option(
-            "Folder of the ledger, or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME without a password "
-            "[default: path of the rows with the suffix .ledger].",
+            "Folder of the ledger, or the address of a PostgreSQL database without a password [default: path of the "
+            "rows with the suffix .ledger].",
             "a path or an address in quotes",
             PRIVACY,
         ),

@@ -80,7 +80,7 @@ _TYPES = {"ledger": LEDGER, "schema": STORE, "tls_ca": LOCAL, "tls_cert": LOCAL,
 _FLAGS = {"options": "--option"}
 """Options whose name differs from that of their field."""
 _REQUIRED = "Required"
-_GROUPS = (_REQUIRED, "", PRIVACY, CLIP, READING, WHERE, EXPERT)
+_GROUPS = (_REQUIRED, PRIVACY, CLIP, READING, "", WHERE, EXPERT)
 
 
 def json_option(command: Command) -> Command:
@@ -123,7 +123,9 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in _GROUPS}
         for parameter in self.get_params(ctx):
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
-                groups[parameter.group if isinstance(parameter, Option) else ""].append(record)
+                name, words = record
+                group = parameter.group if isinstance(parameter, Option) else ""
+                groups[group].append((name, words.removesuffix("  [required]") if group == _REQUIRED else words))
         for name, rows in groups.items():
             if rows:
                 with formatter.section(name or "Options"):
